@@ -1,0 +1,50 @@
+# `make help` lists the targets. PYTHON chooses the Python, ARGS adds arguments to the command.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN = $(VENV)/bin
+INSTALL = $(BIN)/python gpu_vecenv/install.py --try sb3,supersuit
+
+.DEFAULT_GOAL = help
+.PHONY: help train test check gpu bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
+
+train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
+	$(BIN)/gpu-vecenv train tag_gridworld $(ARGS)
+
+test: $(VENV)/dev.stamp ## install, then run the tests
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/dev.stamp ## formatting, lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	find cuda -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+	$(BIN)/mypy
+
+gpu: $(VENV)/dev.stamp ## the tests that need an NVIDIA GPU; without one this fails
+	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch sees no GPU: ask $(BIN)/gpu-vecenv doctor")'
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+bench: $(VENV)/train.stamp ## throughput of the games, one JSON line per row
+	$(BIN)/python -m gpu_vecenv.bench $(ARGS)
+
+clean: ## remove the virtual environment and everything built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps make an installation happen again only when pyproject.toml changes.
+$(VENV)/train.stamp: pyproject.toml | $(BIN)/python
+	$(INSTALL) --extras train
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+	$(INSTALL) --extras dev
+	@touch $@ $(VENV)/train.stamp
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.10 or newer, or name one: make PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "$$($(PYTHON) --version 2>&1) is too old: 3.10 is the least. Name another: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) cannot make a virtual environment: install its venv module (Debian, Ubuntu: apt install python3-venv)"; exit 1; }

@@ -1,0 +1,1 @@
+"""Adapters to RL libraries, one file per library: import the one you need, nothing else."""

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// One 64-bit fingerprint per replica, fed tensor after tensor; the same on every device.
+#include "kernel.cuh"
+
+HD u64 mix(u64 h, u32 word) {
+    h = (h ^ word) * 0x9E3779B97F4A7C15ull;
+    return h ^ h >> 29;
+}
+
+// Every NaN counts as the same one: which bits a NaN has is the only thing that processors may disagree about.
+HD u32 canonical(u32 word, bool is_float) {
+    return is_float && (word & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : word;
+}
+
+// `size` bytes per element, `count` elements per replica. Replicas whose mask is false are passed over.
+KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, const bool* mask, i64 mask_stride, u64* out,
+       i64 replicas) {
+    FOR_ITEMS (e, replicas) {
+        if (mask && !mask[e * mask_stride]) continue;
+        u64 h = out[e];
+        for (i64 k = e * count; k < (e + 1) * count; ++k) {
+            if (size == 1) {
+                h = mix(h, ((const u8*)data)[k]);
+            } else if (size == 4) {
+                h = mix(h, canonical(((const u32*)data)[k], is_float));
+            } else {
+                h = mix(h, ((const u32*)data)[2 * k]);
+                h = mix(h, ((const u32*)data)[2 * k + 1]);
+            }
+        }
+        out[e] = h;
+    }
+}

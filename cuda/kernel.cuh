@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// One text, two compilers: the words that make a kernel the same source for nvcc/NVRTC and for a
+// host C++ compiler.
+#pragma once
+
+typedef unsigned char u8;
+typedef int i32;
+typedef unsigned int u32;
+typedef long long i64;
+typedef unsigned long long u64;
+
+#if defined(__CUDACC__)
+
+#define HD __device__ __forceinline__
+// A table that every lane of every replica reads.
+#define TABLE __constant__ const
+#define UNROLL _Pragma("unroll")
+// An entry point; its body visits its items with FOR_ITEMS.
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256) name(__VA_ARGS__)
+// Every k in [0, n), shared out over the whole grid.
+#define FOR_ITEMS(k, n) \
+    for (i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x, n_##k = (n); k < n_##k; k += (i64)gridDim.x * blockDim.x)
+
+#else
+
+#define HD inline
+#define TABLE static const
+#define UNROLL
+// The host launcher calls the function once per worker thread with that worker's index.
+#define KERNEL(name, ...)                                                                     \
+    extern "C" __attribute__((visibility("default"))) void name([[maybe_unused]] i64 worker_, \
+                                                                [[maybe_unused]] i64 workers_, __VA_ARGS__)
+#define FOR_ITEMS(k, n) \
+    for (i64 k = (i64)(n) * worker_ / workers_, n_##k = (i64)(n) * (worker_ + 1) / workers_; k < n_##k; ++k)
+
+#endif

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Counter-based randomness: every draw is a pure function of (seed, replica, stream, episode, step, item, draw).
+// No generator state: any tick of any episode of any replica can be drawn again alone.
+#pragma once
+#include "kernel.cuh"
+#include "math.cuh"
+
+struct Philox4 {
+    u32 word[4];
+};
+
+// Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+HD Philox4 philox(Philox4 counter, u32 key0, u32 key1) {
+    for (int round = 0; round < 10; ++round) {
+        u64 a = (u64)0xD2511F53u * counter.word[0], b = (u64)0xCD9E8D57u * counter.word[2];
+        counter = {{(u32)(b >> 32) ^ counter.word[1] ^ key0, (u32)b, (u32)(a >> 32) ^ counter.word[3] ^ key1, (u32)a}};
+        key0 += 0x9E3779B9u;  // golden ratio
+        key1 += 0xBB67AE85u;  // sqrt(3) - 1
+    }
+    return counter;
+}
+
+// Streams never share a draw. The top bits of the first counter word hold them.
+enum Stream : u32 { RESET_STREAM, STEP_STREAM, SAMPLER_STREAM, RANDOM_ACTION_STREAM };
+
+// The key of one replica; all its draws use it, so replicas with other numbers or seeds are other streams.
+HD void replica_key(u64 seed, u64 replica, u32 key[2]) {
+    Philox4 k = philox({{(u32)replica, (u32)(replica >> 32), 0, 0}}, (u32)seed, (u32)(seed >> 32));
+    key[0] = k.word[0];
+    key[1] = k.word[1];
+}
+
+struct Rng {
+    u32 key0, key1, stream, episode, step;
+
+    // One block of four random words. `item` is an agent or any other index, `draw` < 2^28 counts its draws.
+    HD Philox4 block(u32 item, u32 draw) const {
+        return philox({{stream << 29 | draw, item, step, episode}}, key0, key1);
+    }
+    HD u32 word(u32 item, u32 draw) const { return block(item, draw >> 2).word[draw & 3]; }
+
+    // Uniform in [0, 1): 24 bits, so 1 itself never comes.
+    HD float uniform(u32 item, u32 draw) const { return (float)(word(item, draw) >> 8) * 0x1p-24f; }
+
+    // Uniform in {0, …, n - 1}, n > 0. The bias is below n / 2^64: 64 random bits times n, upper half.
+    HD int below(u32 item, u32 draw, u32 n) const {
+        Philox4 b = block(item, 1u << 28 | draw);  // blocks that `word` never uses
+        u64 low = (u64)b.word[0] * n, high = (u64)b.word[1] * n;
+        return (int)((high + (low >> 32)) >> 32);
+    }
+
+    // Standard normal, by Box and Muller, "A note on the generation of random normal deviates", 1958.
+    HD float normal(u32 item, u32 draw) const {
+        Philox4 b = block(item, 1u << 28 | draw);
+        float u = (float)((b.word[2] >> 8) + 1) * 0x1p-24f;  // (0, 1]: its logarithm is finite
+        float angle = (float)(b.word[3] >> 8) * (0x1p-24f * 6.2831853f);
+        return math::sqrt(-2.0f * math::log(u)) * math::cos(angle);
+    }
+};

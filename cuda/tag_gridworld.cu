@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tag on a grid. Agents 0 .. NUM_TAGGERS - 1 tag, the last one runs. Declared in gpu_vecenv/envs/tag_gridworld.py.
+#include "vecenv.cuh"
+
+struct Scratch {};
+
+constexpr int RUNNER = NUM_TAGGERS;
+TABLE int MOVES[5][2] = {{0, 0}, {1, 0}, {-1, 0}, {0, 1}, {0, -1}};
+
+HD void reset(State s, Io io) {
+    FOR_AGENTS (i) {
+        for (int axis = 0; axis < 2; ++axis) {
+            if (RANDOM_START)
+                s.cell[i][axis] = io.rng.below(i, axis, GRID + 1);
+            else
+                s.cell[i][axis] = i == RUNNER ? 0 : GRID / 2;
+        }
+    }
+}
+
+HD void step(State s, Io io) {
+    FOR_AGENTS (i) {  // move; the walls stop an agent and cost it
+        int action = io.action(i);
+        bool hit = false;
+        for (int axis = 0; axis < 2; ++axis) {
+            int wanted = s.cell[i][axis] + MOVES[action][axis];
+            s.cell[i][axis] = math::clamp(wanted, 0, GRID);
+            hit |= s.cell[i][axis] != wanted;
+        }
+        io.rewards[i] = hit ? -WALL_PENALTY : 0.0f;
+    }
+    team_sync();
+
+    bool here = false;  // tag: some tagger stands on the runner's cell
+    FOR_RANGE (i, NUM_TAGGERS) {
+        here |= s.cell[i][0] == s.cell[RUNNER][0] && s.cell[i][1] == s.cell[RUNNER][1];
+    }
+    bool tag = team_any(here);
+    FOR_AGENTS (i) {
+        if (tag)
+            io.rewards[i] += i == RUNNER ? -RUNNER_PENALTY : TAGGER_REWARD;
+        else
+            io.rewards[i] += i == RUNNER ? STEP_COST : -STEP_COST;
+        io.terminations[i] = tag;
+        io.truncations[i] = !tag && io.time >= MAX_STEPS;
+    }
+}
+
+// All columns, all rows, all types (1: runner), one-hot self, time.
+HD float full_feature(State s, int i, int k, int time) {
+    int kind = k / NUM_AGENTS, j = k % NUM_AGENTS;
+    if (kind < 2) return (float)s.cell[j][kind] / (float)GRID;
+    if (kind == 2) return j == RUNNER;
+    if (kind == 3) return j == i;
+    return (float)time / (float)MAX_STEPS;
+}
+
+// Who agent i sees when it sees one other: a tagger the runner, the runner its nearest tagger, lowest number on ties.
+HD int opponent(State s, int i) {
+    if (i != RUNNER) return RUNNER;
+    int nearest = 0, least = 0x7fffffff;
+    for (int j = 0; j < NUM_TAGGERS; ++j) {
+        int dx = s.cell[j][0] - s.cell[i][0], dy = s.cell[j][1] - s.cell[i][1];
+        int square = dx * dx + dy * dy;
+        if (square < least) least = square, nearest = j;
+    }
+    return nearest;
+}
+
+HD void observe(State s, Io io) {
+    if (FULL_OBSERVATION) {
+        FOR_RANGE (k, NUM_AGENTS * OBS_SIZE) {
+            io.obs[k / OBS_SIZE][k % OBS_SIZE] = full_feature(s, k / OBS_SIZE, k % OBS_SIZE, io.time);
+        }
+        return;
+    }
+    FOR_AGENTS (i) {  // own cell, opponent's cell, own type, time
+        int j = opponent(s, i);
+        io.obs[i][0] = (float)s.cell[i][0] / (float)GRID;
+        io.obs[i][1] = (float)s.cell[i][1] / (float)GRID;
+        io.obs[i][2] = (float)s.cell[j][0] / (float)GRID;
+        io.obs[i][3] = (float)s.cell[j][1] / (float)GRID;
+        io.obs[i][4] = i == RUNNER;
+        io.obs[i][5] = (float)io.time / (float)MAX_STEPS;
+    }
+}

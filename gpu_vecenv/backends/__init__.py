@@ -1,0 +1,108 @@
+"""The only code that touches a compiler, a driver or a raw pointer: compile text to a binary, load it, launch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+# struct codes of kernel arguments: tensors are pointers, scalars say their width
+SCALAR_CODES: dict[type[np.generic], str] = {
+    np.int32: "i",
+    np.uint32: "I",
+    np.int64: "q",
+    np.uint64: "Q",
+    np.float32: "f",
+    np.float64: "d",
+}
+Argument = torch.Tensor | np.generic | None
+Launcher = Callable[[Sequence[Any]], None]
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How many items a kernel visits, and on a GPU with how many threads.
+
+    ``lanes`` threads share one item; blocks have ``block`` threads and ``shared_bytes`` of dynamic shared memory.
+    """
+
+    items: int
+    lanes: int = 1
+    block: int = 256
+    shared_bytes: int = 0
+    work: int | None = None  # items times their size: decides how many host threads are worth their start
+
+    @property
+    def grid(self) -> int:
+        """Blocks that hold every item."""
+        return max(1, -(-self.items * self.lanes // self.block))
+
+
+class Module(Protocol):
+    """A loaded binary."""
+
+    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        """A function that launches one kernel, given its raw arguments (pointers as ints, scalars as NumPy ones)."""
+
+
+class Backend(Protocol):
+    """One way to turn device text into something that runs on one device."""
+
+    device: torch.device
+    suffix: str
+
+    @property
+    def identity(self) -> str:
+        """All that decides the binary beside the text: compiler, version, flags, architecture."""
+
+    def prologue(self, team: int) -> str:
+        """Definitions that depend on the device, before a game's text."""
+
+    def team(self, num_agents: int) -> int:
+        """Lanes that run one replica by default."""
+
+    def compile(self, text: str, target: Path) -> None:
+        """Write the binary of ``text`` to ``target``, or raise KernelCompileError or CompilerError."""
+
+    def load(self, path: Path) -> Module:
+        """Load a compiled binary."""
+
+
+def code_of(kernel: str, place: int, argument: Argument) -> str:
+    """The struct code of one kernel argument, or TypeError."""
+    if argument is None or isinstance(argument, torch.Tensor):
+        return "P"
+    code = SCALAR_CODES.get(type(argument))
+    if code is None:
+        raise TypeError(
+            f"{kernel}: argument {place} is a {type(argument).__name__}; expected a tensor, None (a null pointer) or a "
+            f"NumPy scalar that says its width ({', '.join(t.__name__ for t in SCALAR_CODES)})"
+        )
+    return code
+
+
+def select(device: torch.device, driver: str | None = None) -> Backend:
+    """The backend of a device; ``driver`` is "pycuda" or "cuda_core" (CUDA only), by default the first that works."""
+    if device.type == "cpu":
+        if driver is not None:
+            raise ValueError(f"driver={driver!r} belongs to CUDA devices; the device is {device}")
+        from gpu_vecenv.backends.host import HostBackend
+
+        return HostBackend()
+    from gpu_vecenv.backends.cuda import CudaBackend
+
+    return CudaBackend(device, driver)
+
+
+def working_drivers() -> dict[str, str]:
+    """CUDA driver name -> "works", or the reason why it does not: each launches a kernel on the current GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    from gpu_vecenv.backends.cuda import DRIVERS, probe
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    return {name: probe(name, device) or "works" for name in DRIVERS}

@@ -1,0 +1,157 @@
+"""The CUDA backend: one compiler, and whichever driver works."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_vecenv.backends import Launcher, LaunchShape
+from gpu_vecenv.backends.cuda_compiler import FLAGS, compile_cubin, compiler
+from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
+
+DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
+MAX_TEAM = 1024
+SMALL_TEAMS_BLOCK = 128  # threads of a block that holds several replicas
+
+
+class CudaBackend:
+    """One GPU."""
+
+    suffix = ".cubin"
+
+    def __init__(self, device: torch.device, driver: str | None = None) -> None:
+        if driver is not None and driver not in DRIVERS:
+            raise ValueError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
+        self.device = device
+        properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack some of them
+        self.architecture = f"sm_{properties.major}{properties.minor}"
+        self.shared_limit = properties.shared_memory_per_block_optin
+        self.driver_name = driver or first_working_driver(device)
+        self.driver = load_driver(self.driver_name, device)
+
+    @property
+    def identity(self) -> str:
+        return "\n".join([compiler(), *FLAGS, self.architecture])
+
+    def prologue(self, team: int) -> str:
+        return cuda_prologue(team, self.shared_limit)
+
+    def team(self, num_agents: int) -> int:
+        return default_team(num_agents)
+
+    def compile(self, text: str, target: Path) -> None:
+        target.write_bytes(compile_cubin(text, self.architecture))
+
+    def load(self, path: Path) -> CudaModule:
+        with torch.cuda.device(self.device):
+            return CudaModule(self.driver, self.driver.load(path.read_bytes()))
+
+
+class CudaModule:
+    """A loaded cubin."""
+
+    def __init__(self, driver: Any, module: Any) -> None:
+        self.driver, self.module = driver, module
+
+    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        device = self.driver.device
+        with torch.cuda.device(device):
+            launch = self.driver.launcher(self.module, kernel, codes, shape)
+
+        def launch_there(arguments: Sequence[Any]) -> None:
+            _bind_thread(device)
+            try:
+                if torch.cuda.current_device() == device.index:
+                    launch(arguments)
+                else:
+                    with torch.cuda.device(device):
+                        launch(arguments)
+            except Exception as error:
+                raise DeviceFaultError(
+                    f"{kernel}: launch of {shape.grid} blocks of {shape.block} threads with {shape.shared_bytes} "
+                    f"bytes of shared memory on {device} failed: {error}"
+                ) from error
+
+        return launch_there
+
+
+def block_of(team: int) -> int:
+    """Threads of a block of teams."""
+    return max(team, SMALL_TEAMS_BLOCK) if team <= 32 else team
+
+
+def cuda_prologue(team: int, shared_limit: int) -> str:
+    """Definitions that depend on the GPU."""
+    block = block_of(team)
+    return (
+        f"constexpr int TEAM = {team}, TEAMS_PER_BLOCK = {block // team};\n"
+        f"constexpr unsigned long long SHARED_LIMIT = {shared_limit};\n"
+    )
+
+
+def default_team(num_agents: int) -> int:
+    """The power of two that holds the agents, up to a warp; beyond, warps, up to a block."""
+    if num_agents <= 32:
+        return 1 << (num_agents - 1).bit_length()
+    return min(MAX_TEAM, -(-num_agents // 32) * 32)
+
+
+@cache
+def load_driver(name: str, device: torch.device) -> Any:
+    """A driver on a device, or DeviceUnavailableError with the reason."""
+    try:
+        module = importlib.import_module(f"gpu_vecenv.backends.{name}_driver")
+        return getattr(module, DRIVERS[name])(device)
+    except Exception as error:
+        raise DeviceUnavailableError(f"driver {name!r} does not work: {type(error).__name__}: {error}") from error
+
+
+PROBE = """
+extern "C" __global__ void probe(int* x) { x[0] = 42; }
+"""
+
+
+@cache
+def probe(name: str, device: torch.device) -> str | None:
+    """None if the driver launches a kernel, else the reason why not."""
+    try:
+        driver = load_driver(name, device)
+        properties = torch.cuda.get_device_properties(device)
+        module = driver.load(compile_cubin(PROBE, f"sm_{properties.major}{properties.minor}"))
+        x = torch.zeros(1, dtype=torch.int32, device=device)
+        with torch.cuda.device(device):
+            driver.launcher(module, "probe", "P", LaunchShape(1, block=1))([x.data_ptr()])
+        return None if x.item() == 42 else "its launch had no effect"
+    except Exception as error:
+        return str(error)
+
+
+def first_working_driver(device: torch.device) -> str:
+    """PyCUDA if it launches, else cuda.core, else DeviceUnavailableError with both reasons."""
+    reasons = {}
+    for name in DRIVERS:
+        reasons[name] = probe(name, device)
+        if reasons[name] is None:
+            return name
+    raise DeviceUnavailableError(
+        f"no CUDA driver launches on {device}: "
+        + "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        + '. Install the extra that matches torch.version.cuda: pip install "gpu_vecenv[cuda13]" (or cuda12)'
+    )
+
+
+_bound = threading.local()
+
+
+def _bind_thread(device: torch.device) -> None:
+    # A thread that has not used CUDA yet has no current context; a first runtime call binds the primary one.
+    if not getattr(_bound, "done", False) and not torch.cuda.is_current_stream_capturing():
+        with torch.cuda.device(device):
+            torch.cuda.current_stream(device).query()
+        _bound.done = True

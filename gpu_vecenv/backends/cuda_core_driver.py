@@ -1,0 +1,45 @@
+"""Load and launch a cubin by NVIDIA's cuda.core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from cuda.bindings import driver as bindings
+from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
+
+from gpu_vecenv.backends import Launcher, LaunchShape
+from gpu_vecenv.errors import DeviceFaultError
+
+
+class CudaCoreDriver:
+    """cuda.core on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.zeros(1, device=device)  # torch makes the primary context, with its own flags
+        self.device = device
+        Device(device.index).set_current()
+        self.stream = lru_cache(maxsize=64)(Stream.from_handle)
+
+    def load(self, cubin: bytes) -> Any:
+        Device(self.device.index).set_current()
+        return ObjectCode.from_cubin(cubin)
+
+    def launcher(self, module: Any, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        function = module.get_kernel(kernel)
+        if shape.shared_bytes > 48 << 10:
+            attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (status,) = bindings.cuKernelSetAttribute(
+                attribute, shape.shared_bytes, function.handle, bindings.CUdevice(self.device.index)
+            )
+            if int(status) != 0:
+                raise DeviceFaultError(f"{kernel}: {shape.shared_bytes} bytes of shared memory refused: {status!r}")
+        config = LaunchConfig(grid=shape.grid, block=shape.block, shmem_size=shape.shared_bytes)
+
+        def launch_kernel(arguments: Sequence[Any]) -> None:
+            stream = self.stream(torch.cuda.current_stream(self.device).cuda_stream)
+            launch(stream, config, function, *arguments)
+
+        return launch_kernel

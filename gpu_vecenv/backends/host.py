@@ -1,0 +1,139 @@
+"""The host: C++ compiler -> shared library -> ctypes, replicas split over threads, the GIL released."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_vecenv.backends import Launcher, LaunchShape
+from gpu_vecenv.doctor import find_host_compiler
+from gpu_vecenv.errors import CompilerError, KernelCompileError
+
+C_ARGUMENTS: dict[str, Any] = {
+    "P": ctypes.c_void_p,
+    "i": ctypes.c_int,
+    "I": ctypes.c_uint,
+    "q": ctypes.c_longlong,
+    "Q": ctypes.c_ulonglong,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
+# Contraction off: a product and a sum are rounded apart, as on the GPU. No C++ library: kernels use none.
+FLAGS = (
+    "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti "
+    "-fvisibility=hidden -fPIC -shared"
+).split()
+NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
+WORK_PER_THREAD = 4096  # below this many agents a second thread costs more than it saves
+
+
+class HostBackend:
+    """Compiles device text for this machine's processor."""
+
+    device = torch.device("cpu")
+    suffix = ".so"
+
+    def __init__(self) -> None:
+        command = find_host_compiler()
+        if command is None:
+            raise CompilerError(
+                "no C++ compiler: looked for $CXX, c++, g++, clang++ and the Python package ziglang; "
+                "install one of them, for example: pip install ziglang"
+            )
+        self.command = [*command, *FLAGS, NATIVE]
+
+    @property
+    def identity(self) -> str:
+        return "\n".join([*self.command, _version(self.command[0], *self.command[1 : -len(FLAGS) - 1]), _processor()])
+
+    def prologue(self, team: int) -> str:
+        return ""
+
+    def team(self, num_agents: int) -> int:
+        return 1
+
+    def compile(self, text: str, target: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "kernel.cpp")
+            source.write_text(text)
+            command = [*self.command, "-o", str(target), str(source)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+            except OSError as error:
+                raise CompilerError(f"{command[0]} could not be run: {error}") from error
+        if done.returncode != 0:
+            raise KernelCompileError(f"{' '.join(self.command)}", done.stderr)
+
+    def load(self, path: Path) -> HostModule:
+        return HostModule(ctypes.CDLL(str(path)))
+
+
+class HostModule:
+    """A loaded shared library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        function = self.library[kernel]
+        function.restype = None
+        function.argtypes = [ctypes.c_longlong, ctypes.c_longlong, *(C_ARGUMENTS[code] for code in codes)]
+        work = shape.items if shape.work is None else shape.work
+        workers = max(1, min(_processors(), shape.items, work // WORK_PER_THREAD))
+
+        def launch(arguments: Sequence[Any]) -> None:
+            others = [_pool(os.getpid()).submit(function, w, workers, *arguments) for w in range(1, workers)]
+            function(0, workers, *arguments)
+            for other in others:
+                other.result()
+
+        return launch
+
+
+def workers() -> int:
+    """The most threads that one launch uses."""
+    return _processors()
+
+
+@cache
+def _pool(pid: int) -> ThreadPoolExecutor:
+    # One pool a process: threads do not survive a fork.
+    return ThreadPoolExecutor(max(1, _processors() - 1), thread_name_prefix="gpu_vecenv")
+
+
+@cache
+def _processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+@cache
+def _version(*command: str) -> str:
+    question = "version" if "ziglang" in command else "--version"
+    arguments = command[:-1] if question == "version" else command  # ziglang: drop its "c++"
+    try:
+        return subprocess.run([*arguments, question], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompilerError(f"{' '.join(command)} could not be run: {error}") from error
+
+
+@cache
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = next(line for line in lines if line.lower().startswith(("flags", "features")))
+    except (OSError, StopIteration):
+        features = platform.processor()
+    return f"{platform.platform()} {hashlib.sha256(features.encode()).hexdigest()}"

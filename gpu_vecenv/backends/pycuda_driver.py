@@ -1,0 +1,58 @@
+"""Load and launch a cubin by PyCUDA, in the context that torch uses too (the device's primary one)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pycuda.driver as cuda
+import torch
+
+from gpu_vecenv.backends import Launcher, LaunchShape
+
+
+class PyCudaDriver:
+    """PyCUDA on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda.init()
+        torch.zeros(1, device=device)  # torch makes the primary context, with its own flags
+        self.device = device
+        self.context = cuda.Device(device.index).retain_primary_context()
+        with self._current():
+            self.stream = cuda.Stream()
+        self.fork = torch.cuda.ExternalStream(self.stream.handle, device=device)
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        # PyCUDA keeps its own stack of contexts and aborts the process if one is left on it at exit.
+        self.context.push()
+        try:
+            yield
+        finally:
+            cuda.Context.pop()
+
+    def load(self, cubin: bytes) -> Any:
+        with self._current():
+            return cuda.module_from_buffer(cubin)
+
+    def launcher(self, module: Any, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        with self._current():
+            function = module.get_function(kernel)
+            if shape.shared_bytes > 48 << 10:
+                function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)
+            function.prepare(codes)
+        grid, block, shared = (shape.grid, 1), (shape.block, 1, 1), shape.shared_bytes
+
+        def launch(arguments: Sequence[Any]) -> None:
+            current = torch.cuda.current_stream(self.device)
+            if current.cuda_stream == 0:  # torch's default stream is PyCUDA's default stream too
+                function.prepared_async_call(grid, block, None, *arguments, shared_size=shared)
+                return
+            # PyCUDA cannot adopt a foreign stream: fork one of its own off torch's and join it again.
+            self.fork.wait_stream(current)
+            function.prepared_async_call(grid, block, self.stream, *arguments, shared_size=shared)
+            current.wait_stream(self.fork)
+
+        return launch

@@ -1,0 +1,97 @@
+"""DataManager: every tensor of an environment, by name, allocated once on one device and updated in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+TORCH_TYPES: dict[np.dtype[Any], torch.dtype] = {
+    np.dtype(np.float32): torch.float32,
+    np.dtype(np.float64): torch.float64,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.uint32): torch.uint32,
+    np.dtype(np.bool_): torch.bool,
+}
+ArrayLike = np.ndarray[Any, Any] | torch.Tensor
+
+
+class DataManager(Mapping[str, torch.Tensor]):
+    """Named tensors on one device. ``data[name]`` is the live tensor; kernels and torch write the same memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._tensors: dict[str, torch.Tensor] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.values())
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | torch.dtype) -> torch.Tensor:
+        """A new zeroed tensor under a new name.
+
+        Raises:
+            KeyError: The name is taken.
+        """
+        if name in self._tensors:
+            raise KeyError(f"{name!r} is already allocated; push() replaces its values")
+        kind = dtype if isinstance(dtype, torch.dtype) else TORCH_TYPES[dtype]
+        self._tensors[name] = torch.zeros(shape, dtype=kind, device=self.device)
+        return self._tensors[name]
+
+    def push(self, name: str, array: ArrayLike) -> torch.Tensor:
+        """Copy an array's values to the device; a new name is allocated first.
+
+        Raises:
+            ValueError: Shape or dtype differ from those of the tensor that has this name.
+        """
+        source = torch.as_tensor(array)
+        target = self._tensors.get(name)
+        if target is None:
+            target = self.allocate(name, tuple(source.shape), source.dtype)
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise ValueError(
+                f"push({name!r}): got {tuple(source.shape)} {source.dtype}; "
+                f"expected {tuple(target.shape)} {target.dtype}"
+            )
+        return target.copy_(source)
+
+    def pull(self, name: str) -> np.ndarray[Any, Any]:
+        """A copy of the values on the host. Waits for the device."""
+        array: np.ndarray[Any, Any] = self._tensors[name].cpu().numpy().copy()
+        return array
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """A copy of every tensor, on the device."""
+        return {name: tensor.clone() for name, tensor in self.items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Copy values back; all names, shapes and dtypes are checked before the first is written.
+
+        Raises:
+            ValueError: The names, a shape or a dtype differ.
+        """
+        if set(state) != set(self):
+            raise ValueError(f"state has {sorted(state)}; expected {sorted(self)}")
+        for name, tensor in self.items():
+            if state[name].shape != tensor.shape or state[name].dtype != tensor.dtype:
+                raise ValueError(
+                    f"{name!r} is {tuple(state[name].shape)} {state[name].dtype}; "
+                    f"expected {tuple(tensor.shape)} {tensor.dtype}"
+                )
+        for name, tensor in self.items():
+            tensor.copy_(state[name])

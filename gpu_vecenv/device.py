@@ -1,0 +1,46 @@
+"""Which device: None means cuda if usable, else cpu; an unusable GPU is never passed over in silence."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from gpu_vecenv.doctor import find_driver, find_torch, gpu_problem
+from gpu_vecenv.errors import DeviceUnavailableError
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device with its index, checked to be usable.
+
+    Raises:
+        DeviceUnavailableError: It does not exist here; the message says what was found. No CUDA context is made.
+    """
+    if device is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        problem = gpu_problem(find_driver(), find_torch())
+        if problem:
+            warnings.warn(f'{problem}\nRunning on the CPU; say device="cpu" to silence this.', stacklevel=3)
+        return torch.device("cpu")
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceUnavailableError(f'device is {device!r}; expected "cpu", "cuda" or "cuda:<number>"') from error
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    if resolved.type != "cuda":
+        raise DeviceUnavailableError(f'device is {device!r}; expected "cpu", "cuda" or "cuda:<number>"')
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
+        raise DeviceUnavailableError(
+            f"device is {device!r}, but torch {torch.__version__} (built for {built}) finds no usable GPU; "
+            'run "gpu-vecenv doctor" for the reason, or use device="cpu"'
+        )
+    index = torch.cuda.current_device() if resolved.index is None else resolved.index
+    if index >= torch.cuda.device_count():
+        raise DeviceUnavailableError(
+            f'device is {device!r}, but there are {torch.cuda.device_count()} GPUs: "cuda:0" to '
+            f'"cuda:{torch.cuda.device_count() - 1}"'
+        )
+    return torch.device("cuda", index)

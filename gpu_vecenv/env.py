@@ -1,0 +1,326 @@
+"""What a game declares: configuration, state fields, roles and spaces. Knows nothing of torch or of devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError
+
+f32, f64 = np.dtype(np.float32), np.dtype(np.float64)
+i32, i64 = np.dtype(np.int32), np.dtype(np.int64)
+u8, u32, boolean = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.bool_)
+
+C_TYPES = {
+    f32: "float",
+    f64: "double",
+    i32: "i32",
+    i64: "i64",
+    u8: "u8",
+    u32: "u32",
+    boolean: "bool",
+}
+FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+# What a field may not be called: words of C++ and of the device text itself.
+RESERVED = frozenset(
+    "alignas auto bool break case catch char class const continue default delete do double else enum explicit "
+    "export extern false float for friend goto if inline int long namespace new operator private protected public "
+    "register return short signed sizeof static struct switch template this throw true try typedef typename union "
+    "unsigned using virtual void volatile while i32 i64 u8 u32 u64 math".split()
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named array of a replica's state.
+
+    Args:
+        name: The C and Python name, ``[a-z][a-z0-9_]*``.
+        dtype: ``f32``, ``i32``, ``i64``, ``u8``, ``u32``, ``boolean`` or ``f64``.
+        shape: Sizes of one replica's array: integers, or names of the game's attributes.
+        shared: One read-only array for all replicas (a map, a table, a time series).
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int | str, ...] = ()
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if not FIELD_NAME.fullmatch(self.name) or self.name in RESERVED:
+            raise EnvDefinitionError(
+                f"Field name {self.name!r}: expected a C identifier [a-z][a-z0-9_]* that is no C++ keyword"
+            )
+        if np.dtype(self.dtype) not in C_TYPES:
+            raise EnvDefinitionError(
+                f"Field {self.name!r} has dtype {self.dtype}; expected one of {', '.join(map(str, C_TYPES))}"
+            )
+        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "shape", tuple(self.shape))
+
+
+def param(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
+    """A configuration value with a closed range, as in ``num_taggers: int = param(4, low=1)``."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Env:
+    """A game. Its dataclass fields are its configuration; everything else follows from them.
+
+    A subclass is a frozen, keyword-only dataclass that gives ``state``, ``roles``, ``obs_dim`` (or ``obs_shape``)
+    and ``action_space``, and lies beside a ``.cu`` file of the same stem with ``reset``, ``step`` and ``observe``.
+
+    Raises:
+        ConfigError: A configuration value has the wrong type or lies outside its range.
+        EnvDefinitionError: The declaration itself is inconsistent.
+    """
+
+    state: ClassVar[tuple[Field, ...]] = ()
+    derived: ClassVar[tuple[str, ...]] = ()  # further attributes that the device text sees as constants
+    host: ClassVar[bool] = True  # False: all of CUDA C++, no CPU, no promise of equal bits
+    source: ClassVar[Path | None] = None  # the .cu file, where it is not the declaration's neighbour
+    terminated_means: ClassVar[str] = "terminated"  # what an episode's end by termination says
+
+    @property
+    def roles(self) -> Mapping[str, int]:
+        """Role name -> number of agents. Agents are numbered role by role, in this order."""
+        return {"agent": 1}
+
+    @property
+    def obs_dim(self) -> int:
+        """Length of an agent's observation vector."""
+        raise EnvDefinitionError(f"{type(self).__name__} declares neither obs_dim nor obs_shape")
+
+    @property
+    def obs_shape(self) -> tuple[int, ...]:
+        """Shape of one agent's observation."""
+        return (self.obs_dim,)
+
+    @property
+    def obs_dtype(self) -> np.dtype[Any]:
+        """``f32`` or ``u8``."""
+        return f32
+
+    @property
+    def action_space(self) -> Space[Any] | Mapping[str, Space[Any]]:
+        """One agent's action space, or role name -> action space."""
+        raise EnvDefinitionError(f"{type(self).__name__} declares no action_space")
+
+    def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        """Values of shared fields that follow from the configuration; the others are given to ``make``."""
+        return {}
+
+    def validate(self) -> None:
+        """Hook: raise ConfigError where values contradict each other."""
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            value = _checked(type(self).__name__, field, hints[field.name], getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+        self.validate()
+        self._check_definition()
+
+    def _check_definition(self) -> None:
+        game = type(self).__name__
+        for role, count in self.roles.items():
+            if not FIELD_NAME.fullmatch(role):
+                raise EnvDefinitionError(f"{game}: role {role!r} is no identifier [a-z][a-z0-9_]*")
+            if type(count) is not int or count < 0:
+                raise EnvDefinitionError(f"{game}: role {role!r} has {count!r} agents; expected an int >= 0")
+        if self.num_agents < 1:
+            raise ConfigError(f"{game}: {dict(self.roles)} is no agent at all; at least 1 is needed")
+        names = [field.name for field in self.state]
+        if len(set(names)) < len(names):
+            raise EnvDefinitionError(f"{game}: state fields {names} are not all different")
+        for field in self.state:
+            self.shape(field)
+        if self.obs_dtype not in (f32, u8):
+            raise EnvDefinitionError(f"{game}: obs_dtype is {self.obs_dtype}; expected float32 or uint8")
+        if not self.obs_shape or any(type(n) is not int or n < 1 for n in self.obs_shape):
+            raise EnvDefinitionError(f"{game}: obs_shape is {self.obs_shape}; expected positive ints")
+        if self.num_agents * self.obs_size >= 2**31:
+            raise ConfigError(
+                f"{game}: num_agents x observation size = {self.num_agents} x {self.obs_size} is 2^31 or more; "
+                "one replica's observations must be addressable by a 32-bit index"
+            )
+        self.action  # noqa: B018  (derives and checks)
+
+    @classmethod
+    def name(cls) -> str:
+        """The game's registered name: the class name in snake case."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+    @classmethod
+    def source_path(cls) -> Path:
+        """The ``.cu`` file: ``source``, else beside the declaration, else the package's folder of device text."""
+        if cls.source is not None:
+            return Path(cls.source)
+        declaration = getattr(sys.modules[cls.__module__], "__file__", None)
+        beside = Path(declaration).with_suffix(".cu") if declaration else Path(f"{cls.name()}.cu")
+        return beside if beside.exists() else device_folder() / f"{cls.name()}.cu"
+
+    def shape(self, field: Field) -> tuple[int, ...]:
+        """A field's shape in numbers, one replica, names resolved."""
+        sizes = []
+        for size in field.shape:
+            value = getattr(self, size, None) if isinstance(size, str) else size
+            if type(value) is not int or value < 1:
+                raise EnvDefinitionError(
+                    f"{type(self).__name__}: state field {field.name!r} has size {size!r} = {value!r}; "
+                    "expected a positive int or the name of an int attribute"
+                )
+            sizes.append(value)
+        return tuple(sizes)
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of one replica, all roles."""
+        return sum(self.roles.values())
+
+    @property
+    def obs_size(self) -> int:
+        """Elements of one agent's observation."""
+        return math.prod(self.obs_shape)
+
+    @property
+    def agent_names(self) -> list[str]:
+        """``tagger_0``, ``tagger_1``, …, in agent order."""
+        return [f"{role}_{i}" for role, count in self.roles.items() for i in range(count)]
+
+    @property
+    def role_slices(self) -> dict[str, slice]:
+        """Role name -> its agents' places on the agent axis."""
+        slices, start = {}, 0
+        for role, count in self.roles.items():
+            slices[role] = slice(start, start + count)
+            start += count
+        return slices
+
+    @property
+    def observation_space(self) -> Box:
+        """One agent's observation space."""
+        if self.obs_dtype == u8:
+            return Box(0, 255, self.obs_shape, np.uint8)
+        return Box(-np.inf, np.inf, self.obs_shape, np.float32)
+
+    @property
+    def action(self) -> ActionLayout:
+        """How actions lie in the action tensor."""
+        return ActionLayout.of(self)
+
+    def constants(self) -> dict[str, int | float | bool]:
+        """Name -> value of every compile-time constant of the device text."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        named |= {size: getattr(self, size) for f in self.state for size in f.shape if isinstance(size, str)}
+        named |= {name: getattr(self, name) for name in self.derived}
+        named |= {"num_agents": self.num_agents, "obs_size": self.obs_size}
+        for role, where in self.role_slices.items():
+            named |= {f"first_{role}": where.start, f"end_{role}": where.stop}
+        return {name.upper(): value for name, value in named.items() if isinstance(value, int | float)}
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """The action tensor of a game: ``(num_envs, num_agents, *shape)``.
+
+    ``sizes[role][head]`` counts the choices of a discrete head; for continuous actions ``low`` and ``high`` are
+    ``(heads,)`` bounds. Roles with fewer heads or choices than the widest use the first ones.
+    """
+
+    continuous: bool
+    shape: tuple[int, ...]
+    sizes: Mapping[str, tuple[int, ...]]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def heads(self) -> int:
+        """Numbers per action."""
+        return math.prod(self.shape)
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """Choices of each discrete head, the widest role's."""
+        return tuple(max(s[h] for s in self.sizes.values() if h < len(s)) for h in range(self.heads))
+
+    @property
+    def num_logits(self) -> int:
+        """Logits per agent: the sum of the head sizes."""
+        return sum(self.head_sizes)
+
+    @staticmethod
+    def of(env: Env) -> ActionLayout:
+        """Read the layout off ``env.action_space``."""
+        game, given = type(env).__name__, env.action_space
+        spaces = given if isinstance(given, Mapping) else dict.fromkeys(env.roles, given)
+        if set(spaces) != set(env.roles):
+            raise EnvDefinitionError(
+                f"{game}: action spaces for {sorted(spaces)}, but the roles are {sorted(env.roles)}"
+            )
+        for role, space in spaces.items():
+            if not isinstance(space, Discrete | MultiDiscrete | Box):
+                raise EnvDefinitionError(
+                    f"{game}: action space of {role!r} is {space}; expected Discrete, MultiDiscrete or Box"
+                )
+            if np.any(getattr(space, "start", 0)):
+                raise EnvDefinitionError(f"{game}: action space {space} of {role!r} must start at 0")
+        kinds = {type(space) for space in spaces.values()}
+        if Box in kinds:
+            first = next(iter(spaces.values()))
+            if any(space != first for space in spaces.values()) or not isinstance(first, Box):
+                raise EnvDefinitionError(f"{game}: roles with Box actions must all have the same Box, got {spaces}")
+            if len(first.shape) != 1 or first.dtype != f32 or not first.is_bounded("both"):
+                raise EnvDefinitionError(f"{game}: action space {first}; expected a bounded Box of shape (n,), float32")
+            low, high = tuple(map(float, first.low)), tuple(map(float, first.high))
+            return ActionLayout(True, first.shape, dict.fromkeys(spaces, (0,) * len(low)), low, high)
+        sizes = {
+            role: tuple(int(n) for n in np.ravel(space.n if isinstance(space, Discrete) else space.nvec))
+            for role, space in spaces.items()
+            if isinstance(space, Discrete | MultiDiscrete)
+        }
+        shape = () if kinds == {Discrete} else (max(map(len, sizes.values())),)
+        return ActionLayout(False, shape, sizes)
+
+
+def device_folder() -> Path:
+    """The folder of the ``.cu`` and ``.cuh`` files: packaged as ``_cuda``, in a checkout beside the package."""
+    package = Path(__file__).parent
+    packaged = package / "_cuda"
+    return packaged if packaged.is_dir() else package.parent / "cuda"
+
+
+def _checked(game: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    """The value as a plain Python one of the declared type, or ConfigError."""
+    key = f"{game}.{field.name}"
+    alternatives = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    choices = [c for h in alternatives if typing.get_origin(h) is Literal for c in typing.get_args(h)]
+    kinds = [h for h in alternatives if isinstance(h, type)]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if float in kinds and int not in kinds and type(value) is int:
+        value = float(value)
+    if type(value) not in kinds and not (isinstance(value, str) and value in choices):
+        expected = [kind.__name__ for kind in kinds] + [repr(c) for c in choices]
+        raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {' or '.join(expected)}")
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+    if isinstance(value, float) and not abs(value) <= float(np.finfo(np.float32).max):
+        raise ConfigError(f"{key} is {value}; expected a finite float32")
+    if isinstance(value, int) and not -(2**31) <= value < 2**31:
+        raise ConfigError(f"{key} is {value}; expected a 32-bit integer")
+    if isinstance(value, int | float) and not low <= value <= high:
+        raise ConfigError(f"{key} is {value}; expected a value in [{low}, {high}]")
+    return value

@@ -1,0 +1,1 @@
+"""Declarations of the bundled games, one file each."""

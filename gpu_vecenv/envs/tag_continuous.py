@@ -1,0 +1,103 @@
+"""Tag on a square: many taggers chase many runners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium.spaces import MultiDiscrete
+
+from gpu_vecenv.env import Env, Field, boolean, f32, param
+from gpu_vecenv.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagContinuous(Env):
+    """Agents steer by acceleration and turn; a runner within reach of a tagger is tagged and leaves."""
+
+    num_taggers: int = param(10, low=1)  # agents that chase
+    num_runners: int = param(100, low=1)  # agents that flee
+    side: float = param(20.0, low=1e-3)  # of the square
+    max_steps: int = param(500, low=1)  # ticks until the episode is truncated
+    max_speed: float = param(1.0, low=1e-6)  # per tick, before the skill factor
+    tagger_skill: float = param(1.0, low=0)  # factor on max_speed
+    runner_skill: float = param(1.0, low=0)  # factor on max_speed
+    min_acceleration: float = -0.1  # per tick, lowest level
+    max_acceleration: float = 0.1  # per tick, highest level
+    acceleration_levels: int = param(20, low=1)  # besides "no change"
+    min_turn: float = param(-2.356, low=-6.283, high=6.283)  # rad per tick, lowest level
+    max_turn: float = param(2.356, low=-6.283, high=6.283)  # rad per tick, highest level
+    turn_levels: int = param(20, low=1)  # besides "no change"
+    num_neighbors: int | Literal["all"] = param(
+        10, low=1
+    )  # nearest agents in an observation, or "all" others by number
+    tagging_distance: float = param(0.02, low=0)  # as a fraction of side
+    tag_reward: float = 10.0  # to the nearest tagger, for each runner it tags
+    tag_penalty: float = -10.0  # to a tagged runner
+    tagger_step_reward: float = 0.0  # to every tagger, every tick
+    runner_step_reward: float = 0.0  # to every runner in game, every tick
+    edge_penalty: float = 0.0  # added when the edge stops an agent
+    survival_reward: float = 1.0  # to every runner still in game at the last tick
+    runner_leaves_when_tagged: bool = True  # False: tagged runners play on
+
+    state = (
+        Field("position", f32, ("num_agents", 2)),  # in [0, side]
+        Field("heading", f32, ("num_agents",)),  # rad, in [0, 2 pi)
+        Field("speed", f32, ("num_agents",)),  # per tick
+        Field("acceleration", f32, ("num_agents",)),  # per tick
+        Field("in_game", boolean, ("num_agents",)),  # False once tagged
+        Field("acceleration_level", f32, ("num_acceleration_actions",), shared=True),  # per tick
+        Field("turn_level", f32, ("num_turn_actions",), shared=True),  # rad
+    )
+    derived = ("num_seen", "see_all")
+    terminated_means = "every runner was tagged"
+
+    def validate(self) -> None:
+        for low, high in (("min_acceleration", "max_acceleration"), ("min_turn", "max_turn")):
+            if getattr(self, low) > getattr(self, high):
+                raise ConfigError(f"TagContinuous.{low} = {getattr(self, low)} exceeds {high} = {getattr(self, high)}")
+
+    @property
+    def roles(self) -> Mapping[str, int]:
+        return {"tagger": self.num_taggers, "runner": self.num_runners}
+
+    @property
+    def see_all(self) -> bool:
+        """Whether an observation lists every other agent."""
+        return self.num_neighbors == "all"
+
+    @property
+    def num_seen(self) -> int:
+        """Agents in one observation."""
+        return self.num_agents - 1 if self.num_neighbors == "all" else self.num_neighbors
+
+    @property
+    def obs_dim(self) -> int:
+        return 7 * self.num_seen + 1
+
+    @property
+    def num_acceleration_actions(self) -> int:
+        """Choices of the first action head; 0 is "no change"."""
+        return self.acceleration_levels + 1
+
+    @property
+    def num_turn_actions(self) -> int:
+        """Choices of the second action head; 0 is "no change"."""
+        return self.turn_levels + 1
+
+    @property
+    def action_space(self) -> MultiDiscrete:
+        return MultiDiscrete([self.num_acceleration_actions, self.num_turn_actions])
+
+    def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
+        return {
+            "acceleration_level": _levels(self.min_acceleration, self.max_acceleration, self.acceleration_levels),
+            "turn_level": _levels(self.min_turn, self.max_turn, self.turn_levels),
+        }
+
+
+def _levels(low: float, high: float, count: int) -> np.ndarray[Any, Any]:
+    """Index 0: no change; 1 … count: equally spaced, both ends included. float32, (count + 1,)."""
+    return np.concatenate([[0.0], np.linspace(low, high, count)]).astype(np.float32)

@@ -1,0 +1,67 @@
+"""Typed errors: each also is the builtin (and Gymnasium's own class, where it has one) that callers already catch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import gymnasium.error
+
+
+class ConfigError(ValueError):
+    """A configuration key is unknown, of the wrong type or out of range."""
+
+
+class EnvDefinitionError(ValueError):
+    """A game's declaration contradicts itself or its device text."""
+
+
+class UnknownGameError(gymnasium.error.NameNotFound, ValueError):
+    """No registered game has this name."""
+
+
+class CapacityError(ValueError):
+    """What was asked for does not fit in memory; the message names the bytes and a size that fits."""
+
+
+class DeviceUnavailableError(RuntimeError):
+    """The device does not exist or cannot be used; the message says what was found."""
+
+
+class CompilerError(RuntimeError):
+    """No usable compiler, or the compiler itself failed to run."""
+
+
+class KernelCompileError(RuntimeError):
+    """Device text did not compile. ``log`` holds everything the compiler said."""
+
+    def __init__(self, message: str, log: str = ""):
+        super().__init__(message)
+        self.log = log
+
+
+class DeviceFaultError(RuntimeError):
+    """A kernel failed on the device; the process has to be restarted."""
+
+
+class InvalidActionError(gymnasium.error.InvalidAction, ValueError):
+    """An action is not finite or outside its space."""
+
+
+class InvalidSeedError(gymnasium.error.Error, ValueError):
+    """A seed is not an integer in [0, 2**64 - 1]."""
+
+
+class ResetNeededError(gymnasium.error.ResetNeeded, RuntimeError):
+    """``step`` was called before ``reset``."""
+
+
+class ClosedEnvError(gymnasium.error.ClosedEnvironmentError, RuntimeError):
+    """The environment has been closed."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The sentence that ends an "unknown name" message: up to three near names, else all of them."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known) or 'none'}"

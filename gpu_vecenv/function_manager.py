@@ -1,0 +1,138 @@
+"""FunctionManager: compiles device text for one device and launches its kernels on any tensor there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_vecenv._version import __version__
+from gpu_vecenv.backends import Argument, Backend, LaunchShape, Module, code_of, select
+from gpu_vecenv.compile_cache import cached
+from gpu_vecenv.device import resolve_device
+from gpu_vecenv.env import Env
+from gpu_vecenv.errors import DeviceUnavailableError, KernelCompileError
+from gpu_vecenv.prologue import game_text, inline_includes
+
+DIAGNOSTIC = re.compile(r"error|undefined|unresolved", re.IGNORECASE)
+SHOWN_DIAGNOSTICS = 3
+
+
+class FunctionManager:
+    """Compiles and launches kernels on one device.
+
+    Args:
+        device: A torch device, or None for cuda if usable, else cpu.
+        driver: "pycuda" or "cuda_core"; None takes the first that works. CUDA only.
+
+    Raises:
+        DeviceUnavailableError: The device or the driver cannot be used.
+        CompilerError: No usable compiler.
+    """
+
+    def __init__(self, device: str | torch.device | None = None, driver: str | None = None) -> None:
+        self.device = resolve_device(device)
+        self.backend: Backend = select(self.device, driver)
+
+    def compile(self, source: str | Path, name: str | None = None) -> Program:
+        """Compile kernels of your own: text, or the path of a ``.cu`` file.
+
+        Kernels are written ``KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS(k, n) x[k] *= a; }`` after
+        ``#include "kernel.cuh"``.
+
+        Raises:
+            KernelCompileError: With file, line and the compiler's words.
+        """
+        if isinstance(source, Path):
+            text = inline_includes(source.read_text(), name or source.name, source.parent)
+        else:
+            text = inline_includes(source, name or "kernel.cu", None)
+        return self._build(text, name or "kernel.cu")
+
+    def compile_game(
+        self,
+        env: Env,
+        *,
+        team: int | None = None,
+        pooled: Iterable[str] = (),
+        lane_order: int = 0,
+        with_text: str = "",
+    ) -> Program:
+        """Compile a game with the machine around it.
+
+        Args:
+            env: The game.
+            team: Lanes per replica (CUDA); None chooses by the number of agents.
+            pooled: Names of the state fields that a start pool gives.
+            lane_order: On the host, 1 visits every range backwards, 2 shuffled: debug builds, equal bits.
+            with_text: Further kernels, compiled with the game's constants.
+        """
+        if self.device.type == "cpu" and not env.host:
+            raise DeviceUnavailableError(
+                f'{type(env).__name__} declares host = False: it is written for CUDA only; use device="cuda"'
+            )
+        team = team or self.backend.team(env.num_agents)
+        head = f"#define LANE_ORDER {lane_order}\n" if lane_order else ""
+        return self._build(
+            head + self.backend.prologue(team) + game_text(env, pooled) + with_text, env.source_path().name
+        )
+
+    def _build(self, text: str, name: str) -> Program:
+        key = "\n".join([__version__, self.backend.identity, text])
+        try:
+            path = cached(key, self.backend.suffix, lambda target: self.backend.compile(text, target))
+        except KernelCompileError as error:
+            said = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
+            shown = "\n  ".join(said[:SHOWN_DIAGNOSTICS])
+            raise KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log) from None
+        return Program(name, self.device, self.backend.load(path))
+
+
+class Program:
+    """Compiled kernels of one text."""
+
+    def __init__(self, name: str, device: torch.device, module: Module) -> None:
+        self.name, self.device, self.module = name, device, module
+
+    def prepare(self, kernel: str, shape: LaunchShape, arguments: Sequence[Argument]) -> Launch:
+        """A launch to be made again and again, its arguments replaceable one by one.
+
+        Raises:
+            TypeError: An argument is neither tensor, None nor NumPy scalar.
+            ValueError: A tensor lies on another device or is not contiguous.
+            AttributeError: There is no such kernel.
+        """
+        return Launch(self, kernel, shape, arguments)
+
+    def launch(self, kernel: str, items: int, *arguments: Argument) -> None:
+        """Run a kernel once over ``items`` items, on torch's current stream."""
+        self.prepare(kernel, LaunchShape(items), arguments)()
+
+
+class Launch:
+    """One kernel with its arguments, callable."""
+
+    def __init__(self, program: Program, kernel: str, shape: LaunchShape, arguments: Sequence[Argument]) -> None:
+        self.kernel, self.device = f"{program.name}: {kernel}", program.device
+        codes = "".join(code_of(self.kernel, place, argument) for place, argument in enumerate(arguments))
+        self.kept = [argument for argument in arguments if isinstance(argument, torch.Tensor)]  # alive while launchable
+        self.raw: list[Any] = [self._raw(argument) for argument in arguments]
+        self._launch = program.module.launcher(kernel, codes, replace(shape))
+
+    def _raw(self, argument: Argument) -> Any:
+        if not isinstance(argument, torch.Tensor):
+            return 0 if argument is None else argument
+        if argument.device != self.device or not argument.is_contiguous():
+            raise ValueError(
+                f"{self.kernel}: got a tensor on {argument.device}, strides {argument.stride()}; "
+                f"expected a contiguous one on {self.device}"
+            )
+        return argument.data_ptr()
+
+    def __call__(self) -> None:
+        """Run it, on torch's current stream."""
+        self._launch(self.raw)

@@ -1,0 +1,208 @@
+"""The text before a game's own: its configuration as constants, its state as a struct, all generated from the Env."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gpu_vecenv.env import C_TYPES, Env, Field, boolean, device_folder, f32, i32, i64, u32
+from gpu_vecenv.errors import EnvDefinitionError
+
+# What the machine keeps for every replica beside the game's own state.
+MACHINE_STATE = (
+    Field("key", u32, (2,)),  # of the replica's random streams
+    Field("episode", i64, (1,)),  # episodes begun since seeding, minus one
+    Field("time", i32, (1,)),  # ticks since reset
+    Field("active", boolean, ("num_agents",)),  # agents whose next action counts
+    Field("fault", i32, (1,)),  # fault bits since the last reset by hand
+    Field("returns", f32, ("num_agents",)),  # sum of rewards of the running episode
+    Field("completed_returns", f32, ("num_agents",)),  # sums over episodes that have ended
+    Field("completed_lengths", i64, (1,)),
+    Field("completed_episodes", i64, (1,)),
+    Field("completed_terminations", i64, (1,)),  # of those, ended by termination
+)
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+
+
+def kernel_fields(env: Env, pooled: Iterable[str] = ()) -> list[tuple[str, Field]]:
+    """(argument name, field) of every tensor in STATE_PARAMETERS, in order: machine, state, start pool."""
+    fields = [(f"machine_{field.name}", field) for field in MACHINE_STATE]
+    fields += [(f"state_{field.name}", field) for field in env.state]
+    return fields + [(f"pool_{field.name}", field) for field in env.state if field.name in set(pooled)]
+
+
+def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
+    """The generated text of one configuration; what depends on the device comes before it."""
+    pooled = set(pooled)
+    action, pool_fields = env.action, [field for field in env.state if field.name in pooled]
+    obs_type = C_TYPES[env.obs_dtype]
+    lines = [f"// Generated from {env!r}. Do not edit."]
+    lines += [_constant(name, value) for name, value in sorted(env.constants().items())]
+    lines += [
+        f"constexpr int ACTION_HEADS = {action.heads};",
+        f"#define CONTINUOUS_ACTIONS {int(action.continuous)}",
+        f"typedef {obs_type} Observation;",
+        f"typedef {'float' if action.continuous else 'i32'} Action;",
+        f"typedef {'float' if action.continuous else 'i64'} WideAction;",
+    ]
+    if action.continuous:
+        lines += [_table("ACTION_LOW", action.low), _table("ACTION_HIGH", action.high)]
+    lines += _action_sizes(env)
+    if not action.continuous:
+        lines += [f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {max(action.head_sizes)};"]
+        lines += [
+            "HD int logit_offset([[maybe_unused]] int head) {",
+            f"    return {_by_head(_offsets(action.head_sizes))};",
+            "}",
+        ]
+    lines += _struct("State", env, env.state) + _struct("Machine", env, MACHINE_STATE)
+    lines += [
+        "struct Pool {",
+        *(f"    {_declare(env, f, 'const ', stacked=True)};" for f in pool_fields),
+        "    i64 size;",
+        "};",
+    ]
+    parameters = [
+        f"{'const ' if name.startswith('pool_') or field.shared else ''}{C_TYPES[field.dtype]}* {name}"
+        for name, field in kernel_fields(env, pooled)
+    ]
+    lines += [
+        _macro("STATE_PARAMETERS", [*parameters, "i64 pool_size"]),
+        _macro("STATE_OF(e)", [_slice(env, f, f"state_{f.name}") for f in env.state], "State{", "}"),
+        _macro("MACHINE_OF(e)", [_slice(env, f, f"machine_{f.name}") for f in MACHINE_STATE], "Machine{", "}"),
+        _macro(
+            "POOL", [*(_cast(env, f, f"pool_{f.name}", stacked=True) for f in pool_fields), "pool_size"], "Pool{", "}"
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def epilogue(env: Env, pooled: Iterable[str] = ()) -> str:
+    """Copies a saved start into the state; placed after the words FOR_RANGE and HD are defined."""
+    pooled = set(pooled)
+    lines = ["HD void draw_start([[maybe_unused]] State s, [[maybe_unused]] Pool pool, [[maybe_unused]] i64 row) {"]
+    for field in env.state:
+        if field.name in pooled:
+            size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
+            source = f"((const {kind}*)pool.{field.name})[row * {size} + k]"
+            lines.append(f"    FOR_RANGE(k, {size}) (({kind}*)s.{field.name})[k] = {source};")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | None = None) -> str:
+    """``text`` with every ``#include "…"`` replaced by that file's text, each once, with #line marks.
+
+    Files are looked for in ``folder`` (the including file's own) and then among the package's device text.
+    The result is self-contained: it is what gets hashed, and the compiler needs no include path.
+    """
+    seen = set() if seen is None else seen
+    lines = [f'#line 1 "{name}"']
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = INCLUDE.match(line)
+        if match is None:
+            lines.append("" if line.strip() == "#pragma once" else line)
+            continue
+        wanted = match.group(1)
+        places = [place / wanted for place in (folder, device_folder()) if place is not None]
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            raise EnvDefinitionError(
+                f'{name}:{number}: #include "{wanted}": no such file in {", ".join(map(str, places))}'
+            )
+        key = str(path.resolve())
+        if key not in seen:
+            seen.add(key)
+            lines.append(inline_includes(path.read_text(), path.name, path.parent, seen))
+        lines.append(f'#line {number + 1} "{name}"')
+    return "\n".join(lines) + "\n"
+
+
+def game_text(env: Env, pooled: Iterable[str] = ()) -> str:
+    """Everything of one game after the device's own definitions: one self-contained translation unit."""
+    path, seen = env.source_path(), set[str]()
+    try:
+        source = path.read_text()
+    except OSError as error:
+        raise EnvDefinitionError(f"{type(env).__name__}: its device text {path} cannot be read: {error}") from error
+    words = inline_includes('#include "kernel.cuh"', "prologue", None, seen)
+    game = inline_includes('#include "vecenv.cuh"', "prologue", None, seen)
+    game += inline_includes(source, path.name, path.parent, seen)
+    machine = inline_includes('#include "machine.cuh"', "epilogue", None, seen)
+    return (
+        words
+        + '#line 1 "prologue"\n'
+        + prologue(env, pooled)
+        + game
+        + '#line 1 "epilogue"\n'
+        + epilogue(env, pooled)
+        + machine
+    )
+
+
+def _constant(name: str, value: int | float | bool) -> str:
+    if isinstance(value, bool):
+        return f"constexpr bool {name} = {str(value).lower()};"
+    if isinstance(value, int):
+        return f"constexpr int {name} = {value};"
+    return f"constexpr float {name} = {_float(value)};"
+
+
+def _float(value: float) -> str:
+    text = f"{np.float32(value):.9g}"  # nine digits give back the same float32
+    return text + ("f" if "." in text or "e" in text else ".0f")
+
+
+def _table(name: str, values: Iterable[float]) -> str:
+    return f"TABLE float {name}[] = {{{', '.join(map(_float, values))}}};"
+
+
+def _action_sizes(env: Env) -> list[str]:
+    """action_size(agent, head): choices of that agent's head, 0 if it has no such head."""
+    lines = ["HD int action_size([[maybe_unused]] int agent, [[maybe_unused]] int head) {"]
+    roles = [role for role, count in env.roles.items() if count]
+    for role in roles:
+        sizes = env.action.sizes[role]
+        guard = "" if role == roles[-1] else f"if (agent < {env.role_slices[role].stop}) "
+        lines.append(f"    {guard}return {_by_head([*sizes, *[0] * (env.action.heads - len(sizes))])};")
+    return [*lines, "}"]
+
+
+def _by_head(values: Sequence[int]) -> str:
+    """An expression in ``head``."""
+    choice = str(values[-1])
+    for head, value in reversed(list(enumerate(values[:-1]))):
+        choice = choice if choice == str(value) else f"head == {head} ? {value} : {choice}"
+    return choice
+
+
+def _offsets(sizes: Sequence[int]) -> list[int]:
+    return [sum(sizes[:head]) for head in range(len(sizes))]
+
+
+def _declare(env: Env, field: Field, const: str = "", stacked: bool = False) -> str:
+    inner = "".join(f"[{n}]" for n in env.shape(field)[0 if stacked else 1 :])
+    kind = f"{const}{C_TYPES[field.dtype]}"
+    return f"{kind} (*{field.name}){inner}" if inner else f"{kind}* {field.name}"
+
+
+def _struct(name: str, env: Env, fields: Iterable[Field]) -> list[str]:
+    return [f"struct {name} {{", *(f"    {_declare(env, f, 'const ' if f.shared else '')};" for f in fields), "};"]
+
+
+def _cast(env: Env, field: Field, argument: str, const: str = "const ", stacked: bool = False) -> str:
+    inner = "".join(f"[{n}]" for n in env.shape(field)[0 if stacked else 1 :])
+    return f"({const}{C_TYPES[field.dtype]} (*){inner})({argument})" if inner else f"({argument})"
+
+
+def _slice(env: Env, field: Field, argument: str) -> str:
+    if field.shared:
+        return _cast(env, field, argument)
+    return _cast(env, field, f"{argument} + (i64)(e) * {math.prod(env.shape(field))}", "")
+
+
+def _macro(name: str, items: list[str], left: str = "", right: str = "") -> str:
+    return f"#define {name} {left}" + ", ".join(f"\\\n    {item}" for item in items) + right

@@ -1,0 +1,461 @@
+"""VecEnv, the machine: replicas of one game on one device, reset, stepped and reset again without leaving it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from enum import IntFlag
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gpu_vecenv.backends import Argument, LaunchShape
+from gpu_vecenv.data_manager import TORCH_TYPES, ArrayLike, DataManager
+from gpu_vecenv.env import Env, Field
+from gpu_vecenv.errors import (
+    CapacityError,
+    ClosedEnvError,
+    ConfigError,
+    InvalidActionError,
+    InvalidSeedError,
+    ResetNeededError,
+)
+from gpu_vecenv.function_manager import FunctionManager, Launch, Program
+from gpu_vecenv.prologue import MACHINE_STATE, kernel_fields
+from gpu_vecenv.slab import Slab, SlabLayout
+
+AutoresetMode = Literal["same_step", "next_step", "disabled"]
+MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # machine.cuh, enum AutoresetMode
+Info = dict[str, torch.Tensor]
+
+
+class Fault(IntFlag):
+    """Bits of a replica's fault word (machine.cuh). A faulted tick does not step its replica: reward 0, flags False."""
+
+    INVALID_ACTION = 1
+    NON_FINITE_ACTION = 2
+    STEPPED_AFTER_END = 4
+
+
+class VecEnv:
+    """``num_envs`` replicas of a game. All tensors live on ``device``; replica is the first axis, agent the second.
+
+    Args:
+        game: The game and its configuration.
+        num_envs: Replicas, at least 1.
+        device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
+        autoreset_mode: When a replica whose agents have all ended begins anew: "same_step" (at once; its last
+            observation is in ``info["final_obs"]``), "next_step" (at the next tick, whose actions it ignores) or
+            "disabled" (by ``reset(mask=…)`` only).
+        driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
+        validate: "async": invalid actions set a replica's fault word, read by ``faults()``. "sync": ``step`` looks at
+            the actions before it runs and raises InvalidActionError; that waits for the device.
+        arrays: Values of shared state fields.
+        starts: A pool of saved starts: field name -> (number of starts, *field shape). After the game's own reset,
+            each new episode takes one start at random, the same for all these fields.
+        first_replica: Number of the first replica in the random streams; shards of one run start at different ones.
+        team: Lanes per replica on a GPU; None chooses. It changes speed only, never a bit.
+        lane_order: Host debug builds: 1 visits every range backwards, 2 shuffled. Bits must not change.
+
+    Raises:
+        TypeError, ValueError, ConfigError: An argument is wrong.
+        CapacityError: The replicas do not fit in memory.
+        DeviceUnavailableError, CompilerError, KernelCompileError: The device, a compiler or the game's text fails.
+    """
+
+    def __init__(
+        self,
+        game: Env,
+        num_envs: int,
+        device: str | torch.device | None = None,
+        *,
+        autoreset_mode: AutoresetMode = "same_step",
+        driver: str | None = None,
+        validate: Literal["async", "sync"] = "async",
+        arrays: Mapping[str, ArrayLike] | None = None,
+        starts: Mapping[str, ArrayLike] | None = None,
+        first_replica: int = 0,
+        team: int | None = None,
+        lane_order: int = 0,
+    ) -> None:
+        self.game = game
+        self.num_envs = _count("num_envs", num_envs, 1)
+        self.first_replica = _count("first_replica", first_replica, 0)
+        if autoreset_mode not in MODES:
+            raise ValueError(f"autoreset_mode is {autoreset_mode!r}; expected one of {', '.join(map(repr, MODES))}")
+        if validate not in ("async", "sync"):
+            raise ValueError(f'validate is {validate!r}; expected "async" or "sync"')
+        self.autoreset_mode, self.validate = autoreset_mode, validate
+        self.functions = FunctionManager(device, driver)
+        self.device = self.functions.device
+        self.data = DataManager(self.device)
+        self.layout = SlabLayout(
+            self.num_envs,
+            game.num_agents,
+            game.obs_shape,
+            TORCH_TYPES[game.obs_dtype],
+            autoreset_mode == "same_step",
+            self.device,
+        )
+        shared, pool = _shared_arrays(game, arrays or {}), _pool_arrays(game, starts or {})
+        self._check_capacity()
+        self._team = team or self.functions.backend.team(game.num_agents)
+        self.program = self.functions.compile_game(game, team=self._team, pooled=pool, lane_order=lane_order)
+        self._allocate(shared, pool)
+        self._prepare(self.program, len(next(iter(pool.values()))) if pool else 0)
+        self.seed: int | None = None  # of the last seeded reset
+        self.closed = False
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of one replica."""
+        return self.game.num_agents
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Field name -> live, writable tensor (num_envs, *shape); shared fields without the replica axis."""
+        return {field.name: self.data[f"state_{field.name}"] for field in self.game.state}
+
+    @property
+    def time(self) -> torch.Tensor:
+        """Ticks since reset, (num_envs,) int32, live."""
+        return self.data["machine_time"][:, 0]
+
+    @property
+    def active(self) -> torch.Tensor:
+        """Agents whose next action counts, (num_envs, num_agents) bool, live."""
+        return self.data["machine_active"]
+
+    def slab(self, **tensors: torch.Tensor) -> Slab:
+        """A new place for outputs: fresh memory, or the caller's own tensors under the slab's names.
+
+        Raises:
+            TypeError, ValueError: A tensor's name, shape, dtype, device or strides are wrong.
+        """
+        return Slab.allocate(self.layout, tensors)
+
+    def reset(
+        self, *, seed: int | None = None, mask: ArrayLike | None = None, out: Slab | None = None
+    ) -> tuple[torch.Tensor, Info]:
+        """Begin new episodes in all replicas, or in those where ``mask`` is True.
+
+        Args:
+            seed: 0 … 2**64 - 1. Starts the random streams of the reset replicas anew. Without a seed they go on; the
+                very first reset then draws one (``env.seed`` tells it).
+            mask: (num_envs,) bool, torch or NumPy.
+            out: Where to write; None allocates.
+
+        Returns:
+            ``obs`` of all replicas, and ``info`` with "active".
+
+        Raises:
+            InvalidSeedError, TypeError, ValueError: An argument is wrong; nothing has changed.
+            ClosedEnvError: After ``close``.
+        """
+        self._check_open("reset")
+        out = self._output(out)
+        rows = None if mask is None else self._checked_mask(mask)
+        if seed is None and self.seed is None:
+            seed = secrets.randbits(63)
+            if rows is not None:
+                raise ResetNeededError("reset(mask=…) before the first reset; call reset() for all replicas first")
+        if seed is not None:
+            seed = _checked_seed(seed)
+        launch = self._reset
+        launch.raw[self._mask] = 0 if rows is None else rows.data_ptr()
+        launch.raw[self._mask + 1 : self._mask + 3] = np.int32(seed is not None), np.uint64(seed or 0)
+        launch.raw[self._mask + 4 : self._mask + 6] = out.obs.data_ptr(), out.active.data_ptr()
+        launch()
+        self.seed = self.seed if seed is None else seed
+        return out.obs, {"active": out.active}
+
+    def step(
+        self, actions: torch.Tensor, out: Slab | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]:
+        """One tick of every replica.
+
+        Args:
+            actions: (num_envs, num_agents[, heads]) int32 or int64, or (num_envs, num_agents, n) float32.
+            out: Where to write; None allocates one fresh slab, so that earlier outputs stay as they are.
+
+        Returns:
+            ``obs``, ``rewards``, ``terminations``, ``truncations`` and ``info`` with "active" and, in "same_step" mode,
+            "final_obs" and "_final_obs" (which of its rows are meant).
+
+        Raises:
+            TypeError, ValueError: Dtype, shape or device of ``actions`` or ``out`` is wrong; nothing has changed.
+            InvalidActionError: With ``validate="sync"``, a value is outside the action space; nothing has changed.
+            ResetNeededError: Before the first ``reset``.
+            ClosedEnvError: After ``close``.
+        """
+        self._check_open("step")
+        if self.seed is None:
+            raise ResetNeededError("step before reset: call reset() first")
+        actions = self._checked_actions(actions)
+        out = self._output(out)
+        raw, first = self._step.raw, self._actions
+        raw[first] = actions.data_ptr()
+        raw[first + 1] = np.int32(actions.dtype == torch.int64)
+        raw[first + 3 : first + 10] = (
+            out.obs.data_ptr(),
+            out.rewards.data_ptr(),
+            out.terminations.data_ptr(),
+            out.truncations.data_ptr(),
+            out.active.data_ptr(),
+            0 if out.final_obs is None else out.final_obs.data_ptr(),
+            out.final_mask.data_ptr(),
+        )
+        self._step()
+        info = {"active": out.active}
+        if out.final_obs is not None:
+            info |= {"final_obs": out.final_obs, "_final_obs": out.final_mask}
+        return out.obs, out.rewards, out.terminations, out.truncations, info
+
+    def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Observations of the state as it is now, for instance after writing to ``state``."""
+        self._check_open("observe")
+        slab = self.slab() if out is None else self.slab(obs=out)
+        self._observe.raw[self._obs] = slab.obs.data_ptr()
+        self._observe()
+        return slab.obs
+
+    def sample_actions(self) -> torch.Tensor:
+        """Uniform valid actions for the coming tick, drawn on the device from the replicas' own random streams.
+
+        The same until the next tick: (num_envs, num_agents[, heads]) int32, or (…, n) float32.
+        """
+        self._check_open("sample_actions")
+        action = self.game.action
+        kind = torch.float32 if action.continuous else torch.int32
+        actions = torch.empty((self.num_envs, self.num_agents, *action.shape), dtype=kind, device=self.device)
+        self._random_actions.raw[self._obs] = actions.data_ptr()
+        self._random_actions()
+        return actions
+
+    def faults(self) -> torch.Tensor:
+        """(num_envs,) int32, bits of ``Fault`` since each replica's last reset by hand; live, on the device."""
+        return self.data["machine_fault"][:, 0]
+
+    def episode_statistics(self) -> dict[str, torch.Tensor]:
+        """Sums over the episodes completed since ``clear_episode_statistics``, live tensors on the device.
+
+        ``returns`` (num_envs, num_agents) f32, ``lengths``, ``episodes`` and ``terminations`` (num_envs,) int64:
+        the last counts episodes that ended by termination rather than by truncation.
+        """
+        return {
+            "returns": self.data["machine_completed_returns"],
+            "lengths": self.data["machine_completed_lengths"][:, 0],
+            "episodes": self.data["machine_completed_episodes"][:, 0],
+            "terminations": self.data["machine_completed_terminations"][:, 0],
+        }
+
+    def clear_episode_statistics(self) -> None:
+        """Start the sums of ``episode_statistics`` anew."""
+        for tensor in self.episode_statistics().values():
+            tensor.zero_()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All that the next tick depends on, copied: state, clocks, random streams, statistics."""
+        return self.data.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a ``state_dict`` of an environment of the same game and size."""
+        self._check_open("load_state_dict")
+        self.data.load_state_dict(state)
+        self.seed = self.seed or 0
+
+    def close(self) -> None:
+        """Let go of all memory. Calling it again does nothing."""
+        if not self.closed:
+            self.closed = True
+            del self.data, self.program, self._step, self._reset, self._observe, self._random_actions, self._scratch
+
+    def __repr__(self) -> str:
+        return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
+
+    def bytes_per_env(self) -> int:
+        """Device memory of one replica: state, machine and one slab."""
+        fields = [*self.game.state, *MACHINE_STATE]
+        own = sum(int(np.prod(self.game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
+        return own + self.layout.nbytes // self.num_envs + 1
+
+    def _check_capacity(self) -> None:
+        free, each = free_bytes(self.device), self.bytes_per_env()
+        if each * self.num_envs > free:
+            raise CapacityError(
+                f"num_envs = {self.num_envs:,} replicas of {type(self.game).__name__} need "
+                f"{each * self.num_envs:,} bytes ({each:,} each); {free:,} bytes are free on {self.device}: at most num_envs = {free // each:,} fit"
+            )
+
+    def _allocate(self, shared: Mapping[str, ArrayLike], pool: Mapping[str, ArrayLike]) -> None:
+        for name, field in kernel_fields(self.game, pool):
+            if name.startswith("pool_"):
+                self.data.push(name, pool[field.name])
+            elif field.shared:
+                self.data.push(name, shared[field.name])
+            else:
+                self.data.allocate(name, (self.num_envs, *self.game.shape(field)), field.dtype)
+
+    def _prepare(self, program: Program, pool_size: int) -> None:
+        layout = torch.zeros(2, dtype=torch.int64, device=self.device)
+        program.launch("vecenv_layout", 1, layout)
+        scratch_bytes, scratch_is_shared = layout.tolist()
+        shape, copies = self._shape(scratch_bytes if scratch_is_shared else 0), self.num_envs
+        if self.device.type == "cpu":
+            copies = os.cpu_count() or 1  # one for each thread
+        size = 1 if scratch_is_shared else scratch_bytes * copies
+        self._scratch = torch.empty(size, dtype=torch.uint8, device=self.device)
+        common: list[Argument] = [self.data[name] for name, _ in kernel_fields(self.game, self._pooled())]
+        common.append(np.int64(pool_size))
+        end: list[Argument] = [self._scratch, np.int64(self.num_envs)]
+        self._mask = self._actions = self._obs = len(common)  # places of the arguments that vary
+        mode = np.int32(MODES[self.autoreset_mode])
+        varying: dict[str, list[Argument]] = {
+            "vecenv_reset": [None, np.int32(0), np.uint64(0), np.uint64(self.first_replica), None, None, *end],
+            "vecenv_step": [None, np.int32(0), mode, *[None] * 7, *end],
+            "vecenv_observe": [None, *end],
+            "vecenv_random_actions": [None, np.int64(self.num_envs)],
+        }
+        launches: dict[str, Launch] = {
+            kernel: program.prepare(kernel, shape, [*common, *arguments]) for kernel, arguments in varying.items()
+        }
+        self._reset, self._step = launches["vecenv_reset"], launches["vecenv_step"]
+        self._observe, self._random_actions = launches["vecenv_observe"], launches["vecenv_random_actions"]
+
+    def _pooled(self) -> list[str]:
+        return [name.removeprefix("pool_") for name in self.data if name.startswith("pool_")]
+
+    def _shape(self, scratch_bytes: int) -> LaunchShape:
+        if self.device.type == "cpu":
+            return LaunchShape(self.num_envs, work=self.num_envs * self.num_agents)
+        from gpu_vecenv.backends.cuda import block_of
+
+        block = block_of(self._team)
+        return LaunchShape(self.num_envs, self._team, block, scratch_bytes * (block // self._team))
+
+    def _check_open(self, method: str) -> None:
+        if self.closed:
+            raise ClosedEnvError(f"{method} after close: make a new environment")
+
+    def _output(self, out: Slab | None) -> Slab:
+        if out is None:
+            return Slab.allocate(self.layout)
+        if not isinstance(out, Slab) or out.layout != self.layout:
+            raise ValueError(f"out is {type(out).__name__}; expected a Slab made by this environment's slab()")
+        return out
+
+    def _checked_actions(self, actions: torch.Tensor) -> torch.Tensor:
+        action = self.game.action
+        kinds = (torch.float32,) if action.continuous else (torch.int32, torch.int64)
+        shape = (self.num_envs, self.num_agents, *action.shape)
+        if not isinstance(actions, torch.Tensor):
+            raise TypeError(f"step: actions are a {type(actions).__name__}; expected a torch tensor on {self.device}")
+        if actions.dtype not in kinds:
+            raise TypeError(
+                f"step: actions have dtype {actions.dtype}; expected {' or '.join(map(str, kinds))}"
+                + ("" if action.continuous else " (use actions.long())")
+            )
+        if actions.shape != shape:
+            raise ValueError(f"step: actions have shape {tuple(actions.shape)}; expected {shape}, nothing is broadcast")
+        if actions.device != self.device:
+            raise ValueError(f"step: actions are on {actions.device}; expected {self.device}")
+        if actions.layout != torch.strided:
+            raise ValueError(f"step: actions are {actions.layout}; expected a dense tensor")
+        if self.validate == "sync":
+            self._check_action_values(actions)
+        return actions if actions.is_contiguous() else actions.contiguous()
+
+    def _check_action_values(self, actions: torch.Tensor) -> None:
+        action, rows = self.game.action, actions.view(self.num_envs, self.num_agents, -1)
+        if action.continuous:
+            low, high = (torch.tensor(bound, device=self.device) for bound in (action.low, action.high))
+            expected = f"[{list(action.low)}, {list(action.high)}]"
+            wrong = ~((rows >= low) & (rows <= high))
+        else:
+            sizes = [action.sizes[role] for role, n in self.game.roles.items() for _ in range(n)]
+            table = torch.tensor([(*s, *[2**62] * (action.heads - len(s))) for s in sizes], device=self.device)
+            expected = f"0 to size - 1, sizes {dict(action.sizes)}"
+            wrong = (rows < 0) & (table < 2**62) | (rows >= table)
+        wrong &= self.active[..., None]
+        places = wrong.nonzero()
+        if len(places):
+            replica, agent, head = places[0].tolist()
+            raise InvalidActionError(
+                f"step: {len(places)} invalid action values; the first: replica {replica}, agent "
+                f"{self.game.agent_names[agent]}, number {head}: {rows[replica, agent, head].item()}; "
+                f"expected {expected}"
+            )
+
+    def _checked_mask(self, mask: ArrayLike) -> torch.Tensor:
+        given = torch.as_tensor(mask) if isinstance(mask, np.ndarray) else mask
+        if not isinstance(given, torch.Tensor) or given.dtype != torch.bool:
+            raise TypeError(
+                f"reset: mask is {getattr(given, 'dtype', type(mask).__name__)}; expected bool, torch or NumPy"
+            )
+        if given.shape != (self.num_envs,):
+            raise ValueError(f"reset: mask has shape {tuple(given.shape)}; expected ({self.num_envs},)")
+        if isinstance(mask, torch.Tensor) and mask.device != self.device:
+            raise ValueError(f"reset: mask is on {mask.device}; expected {self.device}")
+        return given.to(self.device).contiguous()
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated: on a GPU with what torch's allocator holds unused, on the host free RAM."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**62
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); expected an int >= {least}")
+    if value < least:
+        raise ValueError(f"{name} is {value}; expected an int >= {least}")
+    return int(value)
+
+
+def _checked_seed(seed: Any) -> int:
+    if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
+        raise InvalidSeedError(f"reset: seed is {seed!r} ({type(seed).__name__}); expected an int in [0, 2**64 - 1]")
+    if not 0 <= seed < 2**64:
+        raise InvalidSeedError(f"reset: seed is {seed}; expected an int in [0, 2**64 - 1]")
+    return int(seed)
+
+
+def _checked_array(game: Env, what: str, field: Field, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
+    if not isinstance(array, np.ndarray | torch.Tensor):
+        raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array")
+    if tuple(array.shape) != shape or torch.as_tensor(array).dtype != TORCH_TYPES[field.dtype]:
+        raise ConfigError(
+            f"{type(game).__name__}, {what}: {field.name!r} is {tuple(array.shape)} {array.dtype}; "
+            f"expected {shape} {field.dtype}"
+        )
+    return array
+
+
+def _shared_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+    fields = {field.name: field for field in game.state if field.shared}
+    arrays = {**game.arrays(), **given}
+    if set(arrays) != set(fields):
+        missing, unknown = sorted(set(fields) - set(arrays)), sorted(set(arrays) - set(fields))
+        raise ConfigError(
+            f"{type(game).__name__}: arrays must give its shared fields {sorted(fields)}; "
+            f"missing {missing}, unknown {unknown}"
+        )
+    return {name: _checked_array(game, "arrays", f, arrays[name], game.shape(f)) for name, f in fields.items()}
+
+
+def _pool_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+    fields = {field.name: field for field in game.state if not field.shared}
+    if unknown := sorted(set(given) - set(fields)):
+        raise ConfigError(f"{type(game).__name__}, starts: unknown fields {unknown}; known: {sorted(fields)}")
+    sizes = {len(array) for array in given.values()}
+    if given and (len(sizes) > 1 or 0 in sizes):
+        raise ConfigError(f"{type(game).__name__}, starts: every field needs the same number of starts, got {sizes}")
+    return {
+        name: _checked_array(game, "starts", fields[name], array, (len(array), *game.shape(fields[name])))
+        for name, array in given.items()
+    }

@@ -1,0 +1,1 @@
+"""What only a GPU can show; every test here is marked gpu."""

@@ -1,0 +1,162 @@
+"""The same bits on CPU and GPU, whatever the driver, the number of replicas, the team, eager or in a graph."""
+
+import pytest
+import torch
+
+import gpu_vecenv
+from gpu_vecenv.digest import Digest, trajectory_digest
+from gpu_vecenv.vec_env import VecEnv
+
+pytestmark = pytest.mark.gpu
+
+DRIVERS = ("pycuda", "cuda_core")
+FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
+# game, configuration, replicas, ticks: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size
+LONG_RUNS = [
+    ("tag_gridworld", {}, 65_536, 153),
+    ("tag_continuous", {**FEW, "max_steps": 60}, 20_000, 100),
+    ("tag_continuous", {"max_steps": 30}, 2000, 46),
+    ("tag_continuous", {"num_taggers": 100, "num_runners": 900, "max_steps": 30}, 200, 50),
+    ("tag_continuous", {"num_taggers": 500, "num_runners": 9500, "max_steps": 30}, 20, 50),
+]
+VARIANTS = [
+    ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True, "grid": 5}),
+    ("tag_gridworld", {"num_taggers": 1, "grid": 1, "max_steps": 3}),
+    ("tag_continuous", {**FEW, "num_neighbors": "all", "max_steps": 50, "side": 3.0}),
+    ("tag_continuous", {"num_taggers": 3, "num_runners": 40, "side": 4.0, "max_steps": 50, "edge_penalty": -0.5}),
+    ("tag_continuous", {**FEW, "runner_leaves_when_tagged": False, "side": 2.0, "max_steps": 20}),
+]
+
+
+@pytest.fixture(scope="module")
+def host_digests():
+    return {}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("run", range(len(LONG_RUNS)))
+def test_long_runs_have_the_same_bits(run, driver, host_digests):
+    name, config, num_envs, steps = LONG_RUNS[run]
+    game = gpu_vecenv.configure(name, **config)
+    if run not in host_digests:
+        env = VecEnv(game, num_envs, "cpu")
+        host_digests[run] = trajectory_digest(env, 11, steps, state_every=10).words
+        assert env.episode_statistics()["episodes"].min() >= 1
+    there = trajectory_digest(VecEnv(game, num_envs, "cuda", driver=driver), 11, steps, state_every=10)
+    assert torch.equal(there.words.cpu(), host_digests[run])
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
+@pytest.mark.parametrize(("name", "config"), VARIANTS)
+def test_variants_have_the_same_bits_in_every_mode(name, config, mode):
+    game = gpu_vecenv.configure(name, **config)
+    digests = [
+        trajectory_digest(VecEnv(game, 333, device, autoreset_mode=mode), 2**63 + 5, 120).words.cpu()
+        for device in ("cpu", "cuda")
+    ]
+    assert torch.equal(*digests)
+
+
+@pytest.mark.parametrize(("name", "config"), [("tag_gridworld", {}), ("tag_continuous", FEW), *VARIANTS[:1]])
+def test_neither_num_envs_nor_team_matters(name, config):
+    game = gpu_vecenv.configure(name, **config)
+    whole = trajectory_digest(VecEnv(game, 4097, "cpu"), 3, 40).words
+    for num_envs in (1, 2, 31, 33, 1023, 4097):
+        there = trajectory_digest(VecEnv(game, num_envs, "cuda"), 3, 40).words.cpu()
+        assert torch.equal(there, whole[:num_envs]), num_envs
+    for team in (1, 2, 4, 8, 16, 32, 64, 96, 256, 1024):
+        there = trajectory_digest(VecEnv(game, 65, "cuda", team=team), 3, 40).words.cpu()
+        assert torch.equal(there, whole[:65]), team
+    shard = trajectory_digest(VecEnv(game, 100, "cuda", first_replica=1000), 3, 40).words.cpu()
+    assert torch.equal(shard, whole[1000:1100])
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("where", ["graph", "side stream"])
+def test_graphs_and_side_streams_have_the_same_bits(driver, where):
+    game = gpu_vecenv.configure("tag_continuous", **FEW)
+    expected = trajectory_digest(VecEnv(game, 500, "cpu"), 4, 60)
+    env = VecEnv(game, 500, "cuda", driver=driver)
+    env.reset(seed=4)
+    digest, slab = Digest(env.functions, 500), env.slab()
+    sampled = env.sample_actions()
+
+    def tick():
+        sampled.copy_(env.sample_actions())
+        *outputs, info = env.step(sampled, out=slab)
+        for tensor in (sampled, *outputs, info["active"]):
+            digest.add(tensor)
+        digest.add(slab.final_obs, slab.final_mask)
+        digest.add(slab.final_mask)
+        digest.add_state(env)
+
+    obs, info = env.reset(seed=4)
+    digest.add(obs)
+    digest.add(info["active"])
+    if where == "graph":
+        saved, words = env.state_dict(), digest.words.clone()
+        tick()  # warm-up outside the graph, then back to the start
+        env.load_state_dict(saved)
+        digest.words.copy_(words)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            tick()
+        for _ in range(60):
+            graph.replay()
+    else:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(60):
+                tick()
+        torch.cuda.current_stream().wait_stream(stream)
+    assert torch.equal(digest.words.cpu(), expected.words)
+
+
+def test_sampler_has_the_same_bits():
+    for name, config in (("tag_gridworld", {}), ("tag_continuous", FEW)):
+        samples = []
+        for device in ("cpu", "cuda"):
+            env = gpu_vecenv.make(name, 5000, device, **config)
+            env.reset(seed=9)
+            sampler = gpu_vecenv.Sampler(env)
+            generator = torch.Generator().manual_seed(1)
+            logits = 4 * torch.randn((5000, env.num_agents, sampler.num_logits), generator=generator)
+            for greedy in (False, True):
+                sample = sampler.sample(logits.to(device), greedy=greedy)
+                samples.append([t.cpu() for t in (sample.actions, sample.log_probs, sample.entropies)])
+        for host, there in zip(samples[:2], samples[2:], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(host, there, strict=True))
+
+
+def test_a_start_pool_has_the_same_bits():
+    game = gpu_vecenv.configure("tag_gridworld", max_steps=10)
+    cells = torch.randint(0, 21, (37, 5, 2), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+    digests = [
+        trajectory_digest(VecEnv(game, 200, device, starts={"cell": cells}), 8, 50).words.cpu()
+        for device in ("cpu", "cuda")
+    ]
+    assert torch.equal(*digests)
+
+
+def test_no_step_looks_at_values_from_the_host():
+    env = gpu_vecenv.make("tag_gridworld", 1000, "cuda")
+    env.reset(seed=1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            env.step(env.sample_actions())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_large_game_steps_within_two_gigabytes():
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()[0]
+    env = gpu_vecenv.make("tag_continuous", 2000, "cuda", num_taggers=100, num_runners=900)
+    slab = env.slab()
+    env.reset(seed=1, out=slab)
+    for _ in range(5):
+        env.step(env.sample_actions(), out=slab)
+    torch.cuda.synchronize()
+    assert before - torch.cuda.mem_get_info()[0] < 2 * 10**9

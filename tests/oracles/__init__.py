@@ -1,0 +1,1 @@
+"""Independent NumPy oracles of the bundled games, one replica at a time."""
