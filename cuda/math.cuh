@@ -54,8 +54,8 @@ HD float abs(float x) { return from_bits(bits(x) & ~SIGN); }
 HD i32 abs(i32 x) { return x < 0 ? (i32)(0u - (u32)x) : x; }
 
 // Exact. min and max: the second argument wins where neither is smaller: an equal one (zeros of
-// either sign) or a NaN on either side. Written as a comparison and a choice, which no compiler may
-// replace by an instruction that drops NaNs or orders zeros while fast-math is off.
+// either sign) or a NaN on either side. A comparison and a choice, for which no compiler may put
+// an instruction with other rules for NaNs or zeros while fast-math is off.
 HD float min(float a, float b) { return a < b ? a : b; }
 HD float max(float a, float b) { return a > b ? a : b; }
 HD i32 min(i32 a, i32 b) { return a < b ? a : b; }
@@ -74,6 +74,7 @@ HD i32 to_int(float x) {
 HD float floor(float x) {
     // From 2^23 on there is no fraction; a NaN becomes a bound here, so that the cast is defined.
     float part = min(max(x, -0x1p23f), 0x1p23f);
+    // A zero of either sign: GCC's -fno-trapping-math may fuse the two casts and keep the sign.
     float whole = (float)(i32)part;
     whole -= whole > part ? 1.0f : 0.0f;
     return abs(x) < 0x1p23f ? from_bits(bits(whole) | (bits(x) & SIGN)) : x;

@@ -7,7 +7,6 @@ import json
 import platform
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -176,9 +175,8 @@ def provenance(device: torch.device) -> dict[str, Any]:
     }
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the benchmark and print one JSON line per row."""
-    config = tyro.cli(BenchConfig, args=arguments, prog="python -m gpu_vecenv.bench")
+def run(config: BenchConfig) -> dict[str, Any]:
+    """Measure, print one JSON line per row, and return what was measured."""
     device = resolve_device(config.device)
     rows = [(config.game, config.num_envs, json.loads(config.config))] if config.game else SUITE
     bandwidth = copy_bandwidth(device)
@@ -192,7 +190,8 @@ def main(arguments: list[str] | None = None) -> None:
     print(json.dumps({key: value for key, value in results.items() if key != "rows"}))
     if config.json:
         config.json.write_text(json.dumps(results, indent=1) + "\n")
+    return results
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(tyro.cli(BenchConfig, prog="python -m gpu_vecenv.bench"))

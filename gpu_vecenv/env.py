@@ -71,7 +71,7 @@ class Field:
 
 
 def param(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
-    """A configuration value with a closed range, as in ``num_taggers: int = param(4, low=1)``."""
+    """A configuration value in the closed range [low, high]."""
     return dataclasses.field(default=default, metadata={"low": low, "high": high})
 
 

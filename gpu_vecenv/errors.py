@@ -60,6 +60,14 @@ class ClosedEnvError(gymnasium.error.ClosedEnvironmentError, RuntimeError):
     """The environment has been closed."""
 
 
+class CheckpointCorruptError(ValueError):
+    """A file is no checkpoint, or a damaged one."""
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient is NaN or infinite; nothing has been updated with it."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The sentence that ends an "unknown name" message: up to three near names, else all of them."""
     known = sorted(known)

@@ -80,6 +80,7 @@ class VecEnv:
         team: int | None = None,
         lane_order: int = 0,
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.game = game
         self.num_envs = _count("num_envs", num_envs, 1)
         self.first_replica = _count("first_replica", first_replica, 0)
@@ -107,6 +108,10 @@ class VecEnv:
         self._prepare(self.program, len(next(iter(pool.values()))) if pool else 0)
         self.seed: int | None = None  # of the last seeded reset
         self.closed = False
+
+    def like(self, **changes: Any) -> VecEnv:
+        """A new environment made with the same arguments, but for ``changes``."""
+        return VecEnv(**{**self._arguments, **changes})
 
     @property
     def num_agents(self) -> int:
@@ -286,7 +291,8 @@ class VecEnv:
         if each * self.num_envs > free:
             raise CapacityError(
                 f"num_envs = {self.num_envs:,} replicas of {type(self.game).__name__} need "
-                f"{each * self.num_envs:,} bytes ({each:,} each); {free:,} bytes are free on {self.device}: at most num_envs = {free // each:,} fit"
+                f"{each * self.num_envs:,} bytes ({each:,} each); {free:,} bytes are free on {self.device}: "
+                f"at most num_envs = {free // each:,} fit"
             )
 
     def _allocate(self, shared: Mapping[str, ArrayLike], pool: Mapping[str, ArrayLike]) -> None:
