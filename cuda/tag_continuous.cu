@@ -147,7 +147,5 @@ HD void observe(State s, Io io) {
         }
         team_sync();
     }
-    FOR_RANGE (k, NUM_AGENTS * OBS_SIZE) {
-        io.obs[k / OBS_SIZE][k % OBS_SIZE] = feature(s, io, k / OBS_SIZE, k % OBS_SIZE);
-    }
+    FOR_OBS (i, k) io.obs[i][k] = feature(s, io, i, k);
 }

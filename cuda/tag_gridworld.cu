@@ -2,7 +2,9 @@
 // Tag on a grid. Agents 0 .. NUM_TAGGERS - 1 tag, the last one runs. Declared in gpu_vecenv/envs/tag_gridworld.py.
 #include "vecenv.cuh"
 
-struct Scratch {};
+struct Scratch {
+    float row[OBS_SIZE];  // what all agents observe alike
+};
 
 constexpr int RUNNER = NUM_TAGGERS;
 TABLE int MOVES[5][2] = {{0, 0}, {1, 0}, {-1, 0}, {0, 1}, {0, -1}};
@@ -46,13 +48,13 @@ HD void step(State s, Io io) {
     }
 }
 
-// All columns, all rows, all types (1: runner), one-hot self, time.
-HD float full_feature(State s, int i, int k, int time) {
+// All columns, all rows, all types (1: runner), one-hot self (left 0 here), time.
+HD float common_feature(State s, Io io, int k) {
     int kind = k / NUM_AGENTS, j = k % NUM_AGENTS;
     if (kind < 2) return (float)s.cell[j][kind] / (float)GRID;
     if (kind == 2) return j == RUNNER;
-    if (kind == 3) return j == i;
-    return (float)time / (float)MAX_STEPS;
+    if (kind == 3) return 0;
+    return (float)io.time / (float)MAX_STEPS;
 }
 
 // Who agent i sees when it sees one other: a tagger the runner, the runner its nearest tagger, lowest number on ties.
@@ -69,9 +71,9 @@ HD int opponent(State s, int i) {
 
 HD void observe(State s, Io io) {
     if (FULL_OBSERVATION) {
-        FOR_RANGE (k, NUM_AGENTS * OBS_SIZE) {
-            io.obs[k / OBS_SIZE][k % OBS_SIZE] = full_feature(s, k / OBS_SIZE, k % OBS_SIZE, io.time);
-        }
+        FOR_RANGE (k, OBS_SIZE) io.scratch->row[k] = common_feature(s, io, k);
+        team_sync();
+        FOR_OBS (i, k) io.obs[i][k] = k == 3 * NUM_AGENTS + i ? 1.0f : io.scratch->row[k];
         return;
     }
     FOR_AGENTS (i) {  // own cell, opponent's cell, own type, time

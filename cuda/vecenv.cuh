@@ -5,6 +5,7 @@
 //   HD                marks a function of both sides
 //   FOR_AGENTS(i)     every agent of the replica, shared out over the lanes
 //   FOR_RANGE(i, n)   every i in [0, n), likewise; consecutive i fall to neighbouring lanes (coalesced writes)
+//   FOR_OBS(i, k)     every element k of every agent's observation, likewise
 //   ONCE              what follows is done by one lane of the team
 //   team_sync()       what lanes wrote before is seen by all lanes after; every lane must come here
 //   team_any(p)       whether p holds on any lane; every lane must come here
@@ -50,6 +51,9 @@ HD int team_sum(int n) {
     }
 }
 #define FOR_RANGE(i, n) for (int i = lane(), n_##i = (n); i < n_##i; i += TEAM)
+#define FOR_OBS(i, k)                                                                                           \
+    for (int at_ = lane(), i, k; at_ < NUM_AGENTS * OBS_SIZE && (i = at_ / OBS_SIZE, k = at_ % OBS_SIZE, true); \
+         at_ += TEAM)
 #define ONCE if (lane() == 0)
 
 #else
@@ -69,6 +73,9 @@ HD int in_order(int k, int n) {
 }
 #define FOR_RANGE(i, n) \
     for (int k_##i = 0, n_##i = (n), i = in_order(0, n_##i); k_##i < n_##i; i = in_order(++k_##i, n_##i))
+#define FOR_OBS(i, k) \
+    FOR_AGENTS (i)    \
+        FOR_RANGE (k, OBS_SIZE)
 #define ONCE
 
 #endif

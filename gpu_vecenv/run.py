@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from gpu_vecenv.ppo import Trainer
 
@@ -55,11 +55,10 @@ class RunLog:
 def train_with_progress(trainer: Trainer, log: RunLog, console: Console) -> None:
     """Train to the end; the bar shows agent-steps/s, returns and losses."""
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=10),
         MofNCompleteColumn(),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", table_column=Column(ratio=1)),
     )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=trainer.num_iterations, figures="")
@@ -70,8 +69,8 @@ def train_with_progress(trainer: Trainer, log: RunLog, console: Console) -> None
                 f"{k.removeprefix('return_')} {v:.2f}" for k, v in figures.items() if k.startswith("return_")
             )
             text = (
-                f"{figures['agent_steps_per_s']:,.0f} agent-steps/s | return {returns} | "
-                f"policy loss {figures['policy_loss']:.4f} value loss {figures['value_loss']:.3f}"
+                f"{figures['agent_steps_per_s'] / 1e3:,.0f}k agent-steps/s  return: {returns}  "
+                f"losses: policy {figures['policy_loss']:.3f} value {figures['value_loss']:.2f}"
             )
             progress.update(task, completed=figures["iteration"], figures=text)
 
@@ -85,21 +84,22 @@ def train_with_progress(trainer: Trainer, log: RunLog, console: Console) -> None
 def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
     """Every pairing of trained and random roles that tells something: all random, one role trained, all trained."""
     roles = list(trainer.env.game.roles)
-    pairings: dict[str, Sequence[str]] = {"all roles random": roles}
+    pairings: dict[str, Sequence[str]] = {"all random": roles}
     if len(roles) > 1:
         for role in roles:
             others = [other for other in roles if other != role]
-            pairings[f"{role} trained, {' and '.join(others)} random"] = others
-    pairings["all roles trained"] = []
+            pairings[f"{role} trained"] = others
+    pairings["all trained"] = []
     return {name: trainer.evaluate(episodes, random_roles=random) for name, random in pairings.items()}
 
 
 def evaluation_table(trainer: Trainer, results: Mapping[str, Mapping[str, float]]) -> Table:
     """The results side by side."""
     game, episodes = trainer.env.game, next(iter(results.values()))["episodes"]
-    table = Table(title=f"{game.name()}: {episodes:.0f} evaluation episodes each")
-    for heading in ("policy", game.terminated_means, "ticks", *(f"return per {role}" for role in game.roles)):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    table = Table(title=f"{game.name()}: {episodes:.0f} episodes each; who is not named as trained acts at random")
+    table.add_column("policies", no_wrap=True)
+    for heading in (game.terminated_means, "ticks", *(f"return, {role}" for role in game.roles)):
+        table.add_column(heading, justify="right")
     for name, figures in results.items():
         returns = [f"{figures[f'return_{role}']:.2f}" for role in game.roles]
         table.add_row(name, f"{figures['terminated_share']:.1%}", f"{figures['episode_length']:.1f}", *returns)

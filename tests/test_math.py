@@ -1,7 +1,7 @@
 """math.cuh against float64 references, and the same bits from both devices.
 
 GPU_VECENV_EXHAUSTIVE=1 pytest tests/test_math.py tries all 2^32 arguments of each function of one
-argument; it takes about half an hour.
+argument; it takes about an hour.
 """
 
 import os

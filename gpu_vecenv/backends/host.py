@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,9 +32,10 @@ C_ARGUMENTS: dict[str, Any] = {
 }
 # Contraction off: a product and a sum are rounded apart, as on the GPU. No C++ library: kernels use none.
 FLAGS = (
-    "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -fno-exceptions -fno-rtti "
-    "-fvisibility=hidden -fPIC -shared"
+    "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -fvisibility=hidden -fPIC -shared"
 ).split()
+if sys.platform == "linux":
+    FLAGS.append("-Wl,-z,defs")  # a missing function is an error of the build, not of the first call
 NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
 WORK_PER_THREAD = 4096  # below this many agents a second thread costs more than it saves
 
@@ -51,11 +53,14 @@ class HostBackend:
                 "no C++ compiler: looked for $CXX, c++, g++, clang++ and the Python package ziglang; "
                 "install one of them, for example: pip install ziglang"
             )
-        self.command = [*command, *FLAGS, NATIVE]
+        # Kernels use no C++ library; zig would build its own first, which takes minutes.
+        without_library = ["-nostdlib++"] if "ziglang" in command else []
+        self.version_of = command
+        self.command = [*command, *FLAGS, NATIVE, *without_library]
 
     @property
     def identity(self) -> str:
-        return "\n".join([*self.command, _version(self.command[0], *self.command[1 : -len(FLAGS) - 1]), _processor()])
+        return "\n".join([*self.command, _version(*self.version_of), _processor()])
 
     def prologue(self, team: int) -> str:
         return ""

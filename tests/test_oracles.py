@@ -1,0 +1,178 @@
+"""The bundled games against independent NumPy oracles, tick by tick and bit by bit, and their books, which add up."""
+
+import numpy as np
+import pytest
+import torch
+from oracles import tag_continuous, tag_gridworld
+
+import gpu_vecenv
+from gpu_vecenv import FunctionManager, Slab, VecEnv
+
+SINCOS = """#include "math.cuh"
+KERNEL(map_sincos, const float* x, float* s, float* c, i64 n) { FOR_ITEMS(k, n) math::sincos(x[k], &s[k], &c[k]); }
+"""
+GRIDWORLDS = {
+    "defaults": {},
+    "the end by time": {"max_steps": 20},
+    "tags": {"num_taggers": 3, "grid": 4, "max_steps": 30, "random_start": True},
+    "crowd": {"num_taggers": 40, "grid": 9, "max_steps": 25, "random_start": True},
+    "partial": {"num_taggers": 3, "grid": 3, "max_steps": 25, "random_start": True, "full_observation": False},
+    "partial, far": {"num_taggers": 9, "max_steps": 50, "random_start": True, "full_observation": False},
+    "odd numbers": {"grid": 7, "max_steps": 11, "wall_penalty": 0.37, "tagger_reward": 1e-3, "runner_penalty": 1 / 3},
+    "no numbers": {"grid": 2, "max_steps": 6, "wall_penalty": 0, "step_cost": 0, "tagger_reward": 0},
+    "one cell, one tick": {"num_taggers": 1, "grid": 1, "max_steps": 1},
+}
+FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 40}
+REWARDS = {"tagger_step_reward": -0.013, "runner_step_reward": 0.07, "edge_penalty": -0.3, "tag_reward": 0.1}
+CONTINUOUS = {
+    "the end by time": {"max_steps": 15, "num_taggers": 3, "num_runners": 9, "num_neighbors": 4},
+    "tags": {**FEW, "tagging_distance": 0.1},
+    "all neighbours": {**FEW, "tagging_distance": 0.1, "num_neighbors": "all"},
+    "more neighbours than agents": {**FEW, "tagging_distance": 0.1, "num_neighbors": 7},
+    "tagged runners stay": {**FEW, "tagging_distance": 0.2, "runner_leaves_when_tagged": False},
+    "rewards": {**FEW, **REWARDS, "tagging_distance": 0.15, "survival_reward": 0.7, "tag_penalty": -1 / 3},
+    "rewards, staying": {**FEW, **REWARDS, "runner_leaves_when_tagged": False, "tagging_distance": 0.3},
+    "skills": {**FEW, "tagger_skill": 1.3, "runner_skill": 0.45, "tagging_distance": 0.1, "max_speed": 0.7},
+    "runners that cannot run": {**FEW, "runner_skill": 0, "tagging_distance": 0.05},
+    "levels": {**FEW, "acceleration_levels": 3, "turn_levels": 1, "max_turn": -1.0, "min_acceleration": -0.3},
+    "many tags at once": {"num_taggers": 2, "num_runners": 30, "side": 2.0, "max_steps": 12, "tagging_distance": 0.4},
+}
+CASES = [("tag_gridworld", name, 6, 300) for name in GRIDWORLDS]
+CASES += [("tag_continuous", name, 6, 200) for name in CONTINUOUS]
+CASES += [("tag_continuous", "defaults", 2, 120)]
+ORACLES = {"tag_gridworld": tag_gridworld, "tag_continuous": tag_continuous}
+CONFIGS = {"tag_gridworld": GRIDWORLDS, "tag_continuous": {**CONTINUOUS, "defaults": {}}}
+
+
+def bits(array: torch.Tensor | np.ndarray) -> np.ndarray:
+    """Bit patterns: other than values they tell -0 from 0, and one NaN equals itself."""
+    array = array.cpu().numpy() if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
+    return array.view({1: np.uint8, 4: np.int32}[array.itemsize])
+
+
+def poisoned(env: VecEnv) -> Slab:
+    """Outputs full of garbage, so that an element which a kernel leaves out is seen."""
+    slab = env.slab()
+    for tensor in slab.tensors().values():
+        tensor.view(torch.uint8).fill_(0xFF)
+    return slab
+
+
+def oracle_of(name: str, config: dict, device: str):
+    """An oracle; its sine and cosine are those of the device text.
+
+    That is fair: which sine is right has a test of its own, against float64 over the whole range, and an oracle with
+    another sine would differ in the last bit and then drift away. What is compared here is everything else.
+    """
+    if name == "tag_gridworld":
+        return tag_gridworld.TagGridworldOracle(**config)
+    program = FunctionManager(device).compile(SINCOS)
+
+    def sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        angle = torch.tensor(x, device=device)
+        sine, cosine = torch.empty_like(angle), torch.empty_like(angle)
+        program.launch("map_sincos", len(x), angle, sine, cosine, np.int64(len(x)))
+        return sine.cpu().numpy(), cosine.cpu().numpy()
+
+    return tag_continuous.TagContinuousOracle(sin=lambda x: sincos(x)[0], cos=lambda x: sincos(x)[1], **config)
+
+
+@pytest.mark.parametrize(("name", "config", "num_envs", "steps"), CASES)
+def test_every_tick_has_the_bits_of_the_oracle(name, config, num_envs, steps, device):
+    config = CONFIGS[name][config]
+    env = VecEnv(gpu_vecenv.configure(name, **config), num_envs, device, autoreset_mode="disabled")
+    oracles = [oracle_of(name, config, device) for _ in range(num_envs)]
+    fields = [field.name for field in env.game.state if not field.shared]
+    choices = np.array(env.game.action.head_sizes)
+    random = np.random.default_rng(7)
+    ends = 0
+
+    def inject(replicas) -> None:
+        for e in replicas:
+            oracles[e].time, oracles[e].active = 0, np.ones(env.num_agents, bool)
+            for field in fields:
+                setattr(oracles[e], field, env.state[field][e].cpu().numpy().copy())
+            ORACLES[name].assert_valid_start(oracles[e])
+
+    def compare(what: str, tensor: torch.Tensor, expected: list[np.ndarray]) -> None:
+        expected = np.stack(expected)
+        assert expected.dtype == tensor.cpu().numpy().dtype, what
+        np.testing.assert_array_equal(bits(tensor), bits(expected), what)
+
+    obs, _ = env.reset(seed=2**40 + 3, out=poisoned(env))
+    inject(range(num_envs))
+    compare("first obs", obs, [oracle.observe() for oracle in oracles])
+    for tick in range(steps):
+        shape = (num_envs, env.num_agents, *env.game.action.shape)
+        actions = random.integers(0, choices if env.game.action.shape else choices[0], shape, np.int32)
+        outputs = env.step(torch.tensor(actions, device=device), out=poisoned(env))
+        results = [oracle.step(action) for oracle, action in zip(oracles, actions, strict=True)]
+        for place, what in enumerate(("rewards", "terminations", "truncations")):
+            compare(f"{what}, tick {tick}", outputs[place + 1], [result[place] for result in results])
+        compare(f"obs, tick {tick}", outputs[0], [oracle.observe() for oracle in oracles])
+        compare(f"active, tick {tick}", outputs[4]["active"], [oracle.active for oracle in oracles])
+        compare(f"env.active, tick {tick}", env.active, [oracle.active for oracle in oracles])
+        compare(f"time, tick {tick}", env.time, [np.int32(oracle.time) for oracle in oracles])
+        for field in fields:
+            compare(f"{field}, tick {tick}", env.state[field], [getattr(oracle, field) for oracle in oracles])
+        ended = ~env.active.any(1)
+        if ended.any():
+            ends += int(ended.sum())
+            obs, _ = env.reset(mask=ended, out=poisoned(env))
+            inject(np.flatnonzero(ended.cpu()))
+            compare(f"obs after reset, tick {tick}", obs, [oracle.observe() for oracle in oracles])
+    assert env.faults().sum() == 0
+    assert ends >= steps // env.game.max_steps * num_envs
+
+
+@pytest.mark.parametrize(
+    ("config", "all_caught"),
+    [
+        ({}, False),
+        ({"tagging_distance": 0.05, "side": 10.0, "max_steps": 70, "num_neighbors": 1}, True),
+    ],
+)
+def test_the_books_of_tag_continuous_add_up(config, all_caught, device):
+    """500 replicas x 110 agents x 300 ticks, in integers: every reward here is a whole number of at most 1000."""
+    env = gpu_vecenv.make("tag_continuous", 500, device, autoreset_mode="next_step", **config)
+    taggers, runners = (env.game.role_slices[role] for role in ("tagger", "runner"))
+    slab = env.slab()
+    env.reset(seed=19, out=slab)
+    left = torch.zeros(500, dtype=torch.int64, device=device)  # runners gone in this episode
+    ends = torch.zeros_like(left)
+    returns = torch.zeros((500, 110), device=device)
+    completed = torch.zeros_like(returns)
+    imbalance = {}
+    for _ in range(300):
+        begins = ~env.active.any(1)
+        _, rewards, terminations, truncations, info = env.step(env.sample_actions(), out=slab)
+        whole = rewards.long()
+        leaving = terminations[:, runners].sum(1)
+        left = torch.where(begins, 0, left + leaving)
+        ended = ~info["active"].any(1)
+        late = (env.time >= env.game.max_steps) & ~begins
+        over = left == 100
+        survivors = torch.where(late, 100 - left, 0)
+        in_game = env.state["in_game"]
+        returns = torch.where(begins[:, None], 0, returns + rewards)  # float32, reward after reward as they came
+        completed = torch.where(ended[:, None], completed + returns, completed)
+        ends += ended
+        books = {
+            "rewards are whole": (rewards != whole).sum(1),
+            "taggers' rewards": whole[:, taggers].sum(1) - 10 * leaving,
+            "runners' rewards": whole[:, runners].sum(1) + 10 * leaving - survivors,
+            "runners in game": in_game[:, runners].sum(1) - (100 - left),
+            "taggers in game": in_game[:, taggers].sum(1) - 10,
+            "runners truncated": truncations[:, runners].sum(1) - survivors,
+            "taggers terminated": terminations[:, taggers].sum(1) - 10 * (over & ~begins),
+            "taggers truncated": truncations[:, taggers].sum(1) - 10 * (late & ~over),
+            "ends": ended.long() - (over & ~begins | late).long(),
+            "running returns": (returns != env.data["machine_returns"]).sum(1),
+        }
+        for what, difference in books.items():
+            imbalance[what] = imbalance.get(what, 0) + difference.abs().sum()
+    assert {what: int(total) for what, total in imbalance.items()} == dict.fromkeys(imbalance, 0)
+    statistics = env.episode_statistics()
+    assert torch.equal(statistics["returns"], completed)
+    assert torch.equal(statistics["episodes"], ends)
+    assert (int(statistics["terminations"].sum()) > 0) == all_caught
