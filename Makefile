@@ -13,7 +13,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
 
 train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
-	$(BIN)/gpu-vecenv train tag_gridworld $(ARGS)
+	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 $(ARGS)
 
 test: $(VENV)/dev.stamp ## install, then run the tests
 	$(BIN)/python -m pytest $(ARGS)

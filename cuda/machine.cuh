@@ -78,8 +78,8 @@ HD void begin_episode(Machine m, State s, Io io, Pool pool) {
     team_sync();
     reset(s, io);
     team_sync();
-    if (pool.size > 0) {  // every pooled field from the same saved start
-        draw_start(s, pool, io.rng.below(0xffffffffu, 0, (u32)pool.size));
+    if (pool.NUM_STARTS > 0) {  // every pooled field from the same saved start
+        draw_start(s, pool, io.rng.below(0xffffffffu, 0, (u32)pool.NUM_STARTS));
         team_sync();
     }
 }

@@ -29,7 +29,7 @@ HD void step(State s, Io io) {
             s.cell[i][axis] = math::clamp(wanted, 0, GRID);
             hit |= s.cell[i][axis] != wanted;
         }
-        io.rewards[i] = hit ? -WALL_PENALTY : 0.0f;
+        io.rewards[i] = hit ? 0.0f - WALL_PENALTY : 0.0f;  // a penalty of 0 gives 0, not -0
     }
     team_sync();
 

@@ -91,7 +91,7 @@ def bytes_per_env_step(game: Env) -> int:
     fields = [*game.state, *(f for f in MACHINE_STATE if not f.name.startswith("completed"))]
     state = sum(int(np.prod(game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
     per_agent = (
-        game.obs_size * game.obs_dtype.itemsize + 4 + 4 + 4 * game.action.heads
+        game.obs_size * np.dtype(game.obs_dtype).itemsize + 4 + 4 + 4 * game.action.heads
     )  # obs, reward, four flags, action
     return 2 * state + game.num_agents * per_agent
 

@@ -51,7 +51,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
             metadata = file.metadata() or {}
             if metadata.get("format") != str(FORMAT):
                 raise CheckpointCorruptError(f"{path}: format {metadata.get('format')!r}; expected {FORMAT}")
-            manifest: dict[str, Any] = json.loads(metadata["manifest"])
+            manifest = json.loads(metadata["manifest"])
+            if not isinstance(manifest, dict):
+                raise CheckpointCorruptError(f"{path}: its manifest is {manifest!r:.80}; expected a JSON object")
             return {name: file.get_tensor(name) for name in file.keys()}, manifest  # noqa: SIM118  (no iterator)
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointCorruptError(f"{path} is no checkpoint of this library, or damaged: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 
 import torch
@@ -44,3 +45,11 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             f'"cuda:{torch.cuda.device_count() - 1}"'
         )
     return torch.device("cuda", index)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated: on a GPU with what torch's allocator holds unused, on the host free RAM."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**62

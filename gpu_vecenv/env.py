@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -34,11 +35,21 @@ C_TYPES = {
 FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 # What a field may not be called: words of C++ and of the device text itself.
 RESERVED = frozenset(
-    "alignas auto bool break case catch char class const continue default delete do double else enum explicit "
-    "export extern false float for friend goto if inline int long namespace new operator private protected public "
-    "register return short signed sizeof static struct switch template this throw true try typedef typename union "
-    "unsigned using virtual void volatile while i32 i64 u8 u32 u64 math".split()
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const "
+    "constexpr const_cast continue decltype default delete do double dynamic_cast else enum explicit export extern "
+    "false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or "
+    "or_eq private protected public register reinterpret_cast return short signed sizeof static static_assert "
+    "static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned using "
+    "virtual void volatile wchar_t while xor xor_eq i32 i64 u8 u32 u64 math".split()
 )
+# What a constant, a configuration key in capitals, may not be called: names that the device text gives itself.
+RESERVED_CONSTANTS = frozenset(
+    "HD TABLE KERNEL UNROLL TEAM TEAMS_PER_BLOCK SHARED_LIMIT ONCE POOL SCRATCH SCRATCH_IS_SHARED FOR_ITEMS FOR_RANGE "
+    "FOR_AGENTS FOR_OBS FOR_REPLICAS REPLICA_KERNEL LANE_ORDER STATE_PARAMETERS STATE_OF MACHINE_OF ACTION_HEADS "
+    "ACTION_LOW ACTION_HIGH CONTINUOUS_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
+    "NON_FINITE_ACTION STEPPED_AFTER_END RESET_STREAM STEP_STREAM SAMPLER_STREAM RANDOM_ACTION_STREAM".split()
+)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -126,10 +137,7 @@ class Env:
         """Hook: raise ConfigError where values contradict each other."""
 
     def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for field in dataclasses.fields(self):
-            value = _checked(type(self).__name__, field, hints[field.name], getattr(self, field.name))
-            object.__setattr__(self, field.name, value)
+        check_fields(self)
         self.validate()
         self._check_definition()
 
@@ -147,7 +155,7 @@ class Env:
             raise EnvDefinitionError(f"{game}: state fields {names} are not all different")
         for field in self.state:
             self.shape(field)
-        if self.obs_dtype not in (f32, u8):
+        if np.dtype(self.obs_dtype) not in (f32, u8):
             raise EnvDefinitionError(f"{game}: obs_dtype is {self.obs_dtype}; expected float32 or uint8")
         if not self.obs_shape or any(type(n) is not int or n < 1 for n in self.obs_shape):
             raise EnvDefinitionError(f"{game}: obs_shape is {self.obs_shape}; expected positive ints")
@@ -157,6 +165,7 @@ class Env:
                 "one replica's observations must be addressable by a 32-bit index"
             )
         self.action  # noqa: B018  (derives and checks)
+        self.constants()
 
     @classmethod
     def name(cls) -> str:
@@ -212,11 +221,11 @@ class Env:
     @property
     def observation_space(self) -> Box:
         """One agent's observation space."""
-        if self.obs_dtype == u8:
+        if np.dtype(self.obs_dtype) == u8:
             return Box(0, 255, self.obs_shape, np.uint8)
         return Box(-np.inf, np.inf, self.obs_shape, np.float32)
 
-    @property
+    @cached_property
     def action(self) -> ActionLayout:
         """How actions lie in the action tensor."""
         return ActionLayout.of(self)
@@ -224,12 +233,23 @@ class Env:
     def constants(self) -> dict[str, int | float | bool]:
         """Name -> value of every compile-time constant of the device text."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        # A configuration value may also be a word, or None; it is for Python alone.
+        named = {name: value for name, value in named.items() if isinstance(value, int | float)}
         named |= {size: getattr(self, size) for f in self.state for size in f.shape if isinstance(size, str)}
-        named |= {name: getattr(self, name) for name in self.derived}
+        for name in self.derived:
+            value = getattr(self, name, None)
+            named[name] = value.item() if isinstance(value, np.generic) else value
         named |= {"num_agents": self.num_agents, "obs_size": self.obs_size}
         for role, where in self.role_slices.items():
             named |= {f"first_{role}": where.start, f"end_{role}": where.stop}
-        return {name.upper(): value for name, value in named.items() if isinstance(value, int | float)}
+        constants = {name.upper(): value for name, value in named.items()}
+        for name, value in constants.items():
+            key = f"{type(self).__name__}.{name.lower()}"
+            if name in RESERVED_CONSTANTS:
+                raise EnvDefinitionError(f"{key}: {name} is a word of the device text")
+            if not isinstance(value, int | float) or not _fits(value):
+                raise EnvDefinitionError(f"{key} is {value!r}; expected a bool, a 32-bit int or a finite float32")
+        return constants
 
 
 @dataclass(frozen=True)
@@ -302,25 +322,44 @@ def device_folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "cuda"
 
 
-def _checked(game: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+def check_fields(config: Any) -> None:
+    """Check a dataclass's values against their declared types and ranges; NumPy scalars become Python's.
+
+    Raises:
+        ConfigError: Names the key, the value and what was expected.
+    """
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = _checked(f"{type(config).__name__}.{field.name}", field, hints[field.name], getattr(config, field.name))
+        object.__setattr__(config, field.name, value)
+
+
+def _fits(value: int | float) -> bool:
+    """Whether C++ can hold it as int or float."""
+    return abs(value) <= FLOAT32_MAX if isinstance(value, float) else -(2**31) <= value < 2**31
+
+
+def _checked(key: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     """The value as a plain Python one of the declared type, or ConfigError."""
-    key = f"{game}.{field.name}"
+    if typing.get_origin(hint) is tuple:
+        element = typing.get_args(hint)[0]
+        if not isinstance(value, tuple | list):
+            raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected a tuple of {element.__name__}")
+        return tuple(_checked(f"{key}[{place}]", field, element, item) for place, item in enumerate(value))
     alternatives = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     choices = [c for h in alternatives if typing.get_origin(h) is Literal for c in typing.get_args(h)]
     kinds = [h for h in alternatives if isinstance(h, type)]
     if isinstance(value, np.generic):
         value = value.item()
-    if float in kinds and int not in kinds and type(value) is int:
+    if float in kinds and int not in kinds and type(value) is int and abs(value) <= FLOAT32_MAX:
         value = float(value)
-    if type(value) not in kinds and not (isinstance(value, str) and value in choices):
+    if type(value) not in kinds and not any(type(value) is type(c) and value == c for c in choices):
         expected = [kind.__name__ for kind in kinds] + [repr(c) for c in choices]
         raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {' or '.join(expected)}")
     low, high = field.metadata.get("low"), field.metadata.get("high")
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
-    if isinstance(value, float) and not abs(value) <= float(np.finfo(np.float32).max):
-        raise ConfigError(f"{key} is {value}; expected a finite float32")
-    if isinstance(value, int) and not -(2**31) <= value < 2**31:
-        raise ConfigError(f"{key} is {value}; expected a 32-bit integer")
+    if isinstance(value, int | float) and not _fits(value):
+        raise ConfigError(f"{key} is {value}; expected a {'finite float32' if type(value) is float else '32-bit int'}")
     if isinstance(value, int | float) and not low <= value <= high:
         raise ConfigError(f"{key} is {value}; expected a value in [{low}, {high}]")
     return value

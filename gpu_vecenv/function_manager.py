@@ -15,9 +15,10 @@ from gpu_vecenv.backends import Argument, Backend, LaunchShape, Module, code_of,
 from gpu_vecenv.compile_cache import cached
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import DeviceUnavailableError, KernelCompileError
+from gpu_vecenv.errors import DeviceUnavailableError, KernelCompileError, nearest
 from gpu_vecenv.prologue import game_text, inline_includes
 
+KERNEL_NAME = re.compile(r"^\s*(?:REPLICA_)?KERNEL\(\s*(\w+)", re.MULTILINE)
 DIAGNOSTIC = re.compile(r"error|undefined|unresolved", re.IGNORECASE)
 SHOWN_DIAGNOSTICS = 3
 
@@ -48,10 +49,10 @@ class FunctionManager:
             KernelCompileError: With file, line and the compiler's words.
         """
         if isinstance(source, Path):
-            text = inline_includes(source.read_text(), name or source.name, source.parent)
-        else:
-            text = inline_includes(source, name or "kernel.cu", None)
-        return self._build(text, name or "kernel.cu")
+            name = name or source.name
+            return self._build(inline_includes(source.read_text(), name, source.parent), name)
+        name = name or "kernel.cu"
+        return self._build(inline_includes(source, name, None), name)
 
     def compile_game(
         self,
@@ -89,14 +90,14 @@ class FunctionManager:
             said = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
             shown = "\n  ".join(said[:SHOWN_DIAGNOSTICS])
             raise KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log) from None
-        return Program(name, self.device, self.backend.load(path))
+        return Program(name, self.device, self.backend.load(path), KERNEL_NAME.findall(text))
 
 
 class Program:
     """Compiled kernels of one text."""
 
-    def __init__(self, name: str, device: torch.device, module: Module) -> None:
-        self.name, self.device, self.module = name, device, module
+    def __init__(self, name: str, device: torch.device, module: Module, kernels: Sequence[str]) -> None:
+        self.name, self.device, self.module, self.kernels = name, device, module, tuple(kernels)
 
     def prepare(self, kernel: str, shape: LaunchShape, arguments: Sequence[Argument]) -> Launch:
         """A launch to be made again and again, its arguments replaceable one by one.
@@ -106,6 +107,8 @@ class Program:
             ValueError: A tensor lies on another device or is not contiguous.
             AttributeError: There is no such kernel.
         """
+        if kernel not in self.kernels:
+            raise AttributeError(f"{self.name} has no kernel {kernel!r}; {nearest(kernel, self.kernels)}")
         return Launch(self, kernel, shape, arguments)
 
     def launch(self, kernel: str, items: int, *arguments: Argument) -> None:

@@ -61,11 +61,12 @@ def log_probs_and_entropies(
     logits: torch.Tensor, actions: torch.Tensor, head_sizes: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of actions (B, heads) under logits (B, sum(head_sizes)), summed over the heads: two (B,) f32 tensors."""
+    actions = actions.clamp(min=0).long()  # -1 has no distribution: its logits are NaN, and so is its log-probability
     log_probs = logits.new_zeros(len(logits))
     entropies = logits.new_zeros(len(logits))
     for head, part in enumerate(logits.split(list(head_sizes), dim=-1)):
         all_log_probs = part.log_softmax(-1)
-        log_probs = log_probs + all_log_probs.gather(-1, actions[:, head, None].long()).squeeze(-1)
+        log_probs = log_probs + all_log_probs.gather(-1, actions[:, head, None]).squeeze(-1)
         entropies = entropies - (all_log_probs.exp() * all_log_probs).sum(-1)
     return log_probs, entropies
 

@@ -10,6 +10,7 @@ have left the game.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -22,11 +23,12 @@ from torch import nn
 
 from gpu_vecenv._version import __version__
 from gpu_vecenv.checkpoint import load_checkpoint, save_checkpoint
-from gpu_vecenv.env import param
+from gpu_vecenv.device import free_bytes
+from gpu_vecenv.env import check_fields, param
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
 from gpu_vecenv.policy import default_policy, log_probs_and_entropies
 from gpu_vecenv.sampler import Sample, Sampler
-from gpu_vecenv.vec_env import VecEnv, free_bytes
+from gpu_vecenv.vec_env import VecEnv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,18 +47,10 @@ class PPOConfig:
     value_coefficient: float = param(0.5, low=0)  # weight of the value loss
     entropy_coefficient: float = param(0.01, low=0)  # weight of the entropy bonus
     max_grad_norm: float = param(0.5, low=0)  # gradients are scaled down to this norm
-    hidden_sizes: tuple[int, ...] = (64, 64)  # units of the policy's hidden layers
+    hidden_sizes: tuple[int, ...] = param((64, 64), low=1)  # units of the policy's hidden layers
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, low, high = (getattr(self, field.name), *map(field.metadata.get, ("low", "high")))
-            outside = isinstance(value, int | float) and not (
-                (low is None or value >= low) and (high is None or value <= high) and abs(value) < float("inf")
-            )
-            if outside:
-                raise ConfigError(f"{field.name} is {value}; expected a value in [{low}, {high}]")
-        if not all(type(size) is int and size > 0 for size in self.hidden_sizes):
-            raise ConfigError(f"hidden_sizes is {self.hidden_sizes}; expected positive ints")
+        check_fields(self)
 
 
 def advantages(
@@ -149,7 +143,7 @@ class Rollout:
     @staticmethod
     def bytes_per_env(env: VecEnv, num_steps: int) -> int:
         """Memory of one replica's rows, with what the update makes of them."""
-        per_row = env.game.obs_size * env.game.obs_dtype.itemsize + 4 * env.game.action.heads + 40
+        per_row = env.game.obs_size * env.layout.obs_dtype.itemsize + 4 * env.game.action.heads + 40
         return (num_steps + 1) * env.num_agents * 2 * per_row
 
 
@@ -222,15 +216,21 @@ class Trainer:
         """One rollout and one update. Waits for the device once, to read the figures.
 
         Raises:
-            NonFiniteError: The loss became NaN or infinite.
+            NonFiniteError: The loss became NaN or infinite; weights and optimiser are as they were before the update.
         """
         start = time.perf_counter()
         share = 1 - self.iteration / self.num_iterations if self.config.anneal else 1.0
         for group in self.optimizer.param_groups:
             group["lr"] = share * self.config.learning_rate
         self._collect()
+        before = copy.deepcopy((self.policy.state_dict(), self.optimizer.state_dict()))
         losses, explained = self._update()
-        figures = self._read(losses, explained)
+        try:
+            figures = self._read(losses, explained)
+        except NonFiniteError:
+            self.policy.load_state_dict(before[0])
+            self.optimizer.load_state_dict(before[1])
+            raise
         self.iteration += 1
         seconds = time.perf_counter() - start
         env_steps = self.config.num_steps * self.env.num_envs

@@ -39,7 +39,7 @@ def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
     """The generated text of one configuration; what depends on the device comes before it."""
     pooled = set(pooled)
     action, pool_fields = env.action, [field for field in env.state if field.name in pooled]
-    obs_type = C_TYPES[env.obs_dtype]
+    obs_type = C_TYPES[np.dtype(env.obs_dtype)]
     lines = [f"// Generated from {env!r}. Do not edit."]
     lines += [_constant(name, value) for name, value in sorted(env.constants().items())]
     lines += [
@@ -63,7 +63,7 @@ def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
     lines += [
         "struct Pool {",
         *(f"    {_declare(env, f, 'const ', stacked=True)};" for f in pool_fields),
-        "    i64 size;",
+        "    i64 NUM_STARTS;",
         "};",
     ]
     parameters = [
@@ -71,11 +71,11 @@ def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
         for name, field in kernel_fields(env, pooled)
     ]
     lines += [
-        _macro("STATE_PARAMETERS", [*parameters, "i64 pool_size"]),
+        _macro("STATE_PARAMETERS", [*parameters, "i64 num_starts"]),
         _macro("STATE_OF(e)", [_slice(env, f, f"state_{f.name}") for f in env.state], "State{", "}"),
         _macro("MACHINE_OF(e)", [_slice(env, f, f"machine_{f.name}") for f in MACHINE_STATE], "Machine{", "}"),
         _macro(
-            "POOL", [*(_cast(env, f, f"pool_{f.name}", stacked=True) for f in pool_fields), "pool_size"], "Pool{", "}"
+            "POOL", [*(_cast(env, f, f"pool_{f.name}", stacked=True) for f in pool_fields), "num_starts"], "Pool{", "}"
         ),
     ]
     return "\n".join(lines) + "\n"

@@ -75,8 +75,26 @@ class Sampler:
             new = torch.empty((2, *rows), device=self.env.device)
             actions = torch.empty((*rows, *self.env.game.action.shape), dtype=torch.int32, device=self.env.device)
             out = Sample(actions, new[0], new[1])
+        else:
+            self._check_output(out)
         raw = self._launch.raw
         raw[0], raw[4] = logits.data_ptr(), np.int32(greedy)
         raw[5:8] = out.actions.data_ptr(), out.log_probs.data_ptr(), out.entropies.data_ptr()
         self._launch()
         return out
+
+    def _check_output(self, out: Sample) -> None:
+        rows = (self.env.num_envs, self.env.num_agents)
+        for name, shape, dtype in (
+            ("actions", (*rows, *self.env.game.action.shape), torch.int32),
+            ("log_probs", rows, torch.float32),
+            ("entropies", rows, torch.float32),
+        ):
+            tensor = getattr(out, name)
+            if tensor.dtype != dtype:
+                raise TypeError(f"sample: out.{name} has dtype {tensor.dtype}; expected {dtype}")
+            if tensor.shape != shape or tensor.device != self.env.device or not tensor.is_contiguous():
+                raise ValueError(
+                    f"sample: out.{name} is {tuple(tensor.shape)}, strides {tensor.stride()}, on {tensor.device}; "
+                    f"expected {shape}, contiguous, on {self.env.device}"
+                )

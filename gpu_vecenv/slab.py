@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 
@@ -21,7 +22,7 @@ class SlabLayout:
     has_final_obs: bool
     device: torch.device
 
-    @property
+    @cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Tensor name -> (shape, dtype), in the order of the buffer."""
         rows = (self.num_envs, self.num_agents)
@@ -37,10 +38,20 @@ class SlabLayout:
             specs["final_obs"] = specs["obs"]
         return specs
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of the buffer."""
         return sum(_padded(shape, dtype) for shape, dtype in self.specs.values())
+
+    @cached_property
+    def places(self) -> list[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
+        """Name, dtype, shape, strides and first element of every view of the buffer."""
+        places, start = [], 0
+        for name, (shape, dtype) in self.specs.items():
+            strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+            places.append((name, dtype, shape, strides, start // dtype.itemsize))
+            start += _padded(shape, dtype)
+        return places
 
 
 @dataclass(frozen=True)
@@ -61,18 +72,30 @@ class Slab:
     final_obs: torch.Tensor | None = None
 
     @staticmethod
-    def allocate(layout: SlabLayout, given: dict[str, torch.Tensor] | None = None) -> Slab:
-        """Views of one fresh buffer; tensors in ``given`` are used instead of a view.
+    def allocate(layout: SlabLayout) -> Slab:
+        """Views of one fresh buffer."""
+        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=layout.device)
+        typed = {dtype: buffer.view(dtype) for dtype in {place[1] for place in layout.places}}
+        return Slab(
+            layout,
+            **{n: typed[kind].as_strided(shape, strides, first) for n, kind, shape, strides, first in layout.places},
+        )
+
+    @staticmethod
+    def around(layout: SlabLayout, given: dict[str, torch.Tensor]) -> Slab:
+        """A slab of the caller's tensors; those not given are allocated.
 
         Raises:
             TypeError, ValueError: A given tensor has an unknown name, or another shape, dtype or device, or is not
                 contiguous.
         """
-        given, specs = given or {}, layout.specs
+        specs = layout.specs
         for name, tensor in given.items():
             if name not in specs:
                 raise TypeError(f"slab: unknown tensor {name!r}; expected some of {', '.join(specs)}")
             shape, dtype = specs[name]
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"slab: {name} is a {type(tensor).__name__}; expected a torch tensor")
             if tensor.shape != shape or tensor.dtype != dtype or tensor.device != layout.device:
                 raise ValueError(
                     f"slab: {name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
@@ -80,14 +103,12 @@ class Slab:
                 )
             if not tensor.is_contiguous():
                 raise ValueError(f"slab: {name} has strides {tensor.stride()}; expected a contiguous tensor")
-        rest = {name: spec for name, spec in specs.items() if name not in given}
-        buffer = torch.empty(sum(_padded(*s) for s in rest.values()), dtype=torch.uint8, device=layout.device)
-        views, start = dict(given), 0
-        for name, (shape, dtype) in rest.items():
-            size = math.prod(shape) * dtype.itemsize
-            views[name] = buffer[start : start + size].view(dtype).view(shape)
-            start += _padded(shape, dtype)
-        return Slab(layout, **views)
+        rest = {
+            name: torch.empty(shape, dtype=dtype, device=layout.device)
+            for name, (shape, dtype) in specs.items()
+            if name not in given
+        }
+        return Slab(layout, **given, **rest)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name -> tensor."""

@@ -11,15 +11,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from gpu_vecenv.arguments import checked_seed, count, pool_arrays, shared_arrays
 from gpu_vecenv.backends import Argument, LaunchShape
 from gpu_vecenv.data_manager import TORCH_TYPES, ArrayLike, DataManager
-from gpu_vecenv.env import Env, Field
+from gpu_vecenv.device import free_bytes
+from gpu_vecenv.env import Env
 from gpu_vecenv.errors import (
     CapacityError,
     ClosedEnvError,
-    ConfigError,
     InvalidActionError,
-    InvalidSeedError,
     ResetNeededError,
 )
 from gpu_vecenv.function_manager import FunctionManager, Launch, Program
@@ -82,8 +82,8 @@ class VecEnv:
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         self.game = game
-        self.num_envs = _count("num_envs", num_envs, 1)
-        self.first_replica = _count("first_replica", first_replica, 0)
+        self.num_envs = count("num_envs", num_envs, 1)
+        self.first_replica = count("first_replica", first_replica, 0, 2**63 - 1)
         if autoreset_mode not in MODES:
             raise ValueError(f"autoreset_mode is {autoreset_mode!r}; expected one of {', '.join(map(repr, MODES))}")
         if validate not in ("async", "sync"):
@@ -91,27 +91,37 @@ class VecEnv:
         self.autoreset_mode, self.validate = autoreset_mode, validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
-        self.data = DataManager(self.device)
+        self.closed = False
+        self._data = DataManager(self.device)
         self.layout = SlabLayout(
             self.num_envs,
             game.num_agents,
             game.obs_shape,
-            TORCH_TYPES[game.obs_dtype],
+            TORCH_TYPES[np.dtype(game.obs_dtype)],
             autoreset_mode == "same_step",
             self.device,
         )
-        shared, pool = _shared_arrays(game, arrays or {}), _pool_arrays(game, starts or {})
+        shared, pool = shared_arrays(game, arrays or {}), pool_arrays(game, starts or {})
         self._check_capacity()
         self._team = team or self.functions.backend.team(game.num_agents)
         self.program = self.functions.compile_game(game, team=self._team, pooled=pool, lane_order=lane_order)
         self._allocate(shared, pool)
         self._prepare(self.program, len(next(iter(pool.values()))) if pool else 0)
         self.seed: int | None = None  # of the last seeded reset
-        self.closed = False
 
     def like(self, **changes: Any) -> VecEnv:
         """A new environment made with the same arguments, but for ``changes``."""
         return VecEnv(**{**self._arguments, **changes})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled and copied as its constructor arguments: a device handle never travels, state does by state_dict().
+        return _made, (self._arguments,)
+
+    @property
+    def data(self) -> DataManager:
+        """Every tensor, by name."""
+        self._check_open("data")
+        return self._data
 
     @property
     def num_agents(self) -> int:
@@ -139,7 +149,8 @@ class VecEnv:
         Raises:
             TypeError, ValueError: A tensor's name, shape, dtype, device or strides are wrong.
         """
-        return Slab.allocate(self.layout, tensors)
+        self._check_open("slab")
+        return Slab.around(self.layout, tensors) if tensors else Slab.allocate(self.layout)
 
     def reset(
         self, *, seed: int | None = None, mask: ArrayLike | None = None, out: Slab | None = None
@@ -162,12 +173,12 @@ class VecEnv:
         self._check_open("reset")
         out = self._output(out)
         rows = None if mask is None else self._checked_mask(mask)
+        if rows is not None and self.seed is None:
+            raise ResetNeededError("reset(mask=…) before the first reset: call reset() for all replicas first")
         if seed is None and self.seed is None:
             seed = secrets.randbits(63)
-            if rows is not None:
-                raise ResetNeededError("reset(mask=…) before the first reset; call reset() for all replicas first")
         if seed is not None:
-            seed = _checked_seed(seed)
+            seed = checked_seed(seed)
         launch = self._reset
         launch.raw[self._mask] = 0 if rows is None else rows.data_ptr()
         launch.raw[self._mask + 1 : self._mask + 3] = np.int32(seed is not None), np.uint64(seed or 0)
@@ -275,7 +286,7 @@ class VecEnv:
         """Let go of all memory. Calling it again does nothing."""
         if not self.closed:
             self.closed = True
-            del self.data, self.program, self._step, self._reset, self._observe, self._random_actions, self._scratch
+            del self._data, self.program, self._step, self._reset, self._observe, self._random_actions, self._scratch
 
     def __repr__(self) -> str:
         return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
@@ -348,7 +359,7 @@ class VecEnv:
     def _output(self, out: Slab | None) -> Slab:
         if out is None:
             return Slab.allocate(self.layout)
-        if not isinstance(out, Slab) or out.layout != self.layout:
+        if not isinstance(out, Slab) or (out.layout is not self.layout and out.layout != self.layout):
             raise ValueError(f"out is {type(out).__name__}; expected a Slab made by this environment's slab()")
         return out
 
@@ -395,73 +406,16 @@ class VecEnv:
             )
 
     def _checked_mask(self, mask: ArrayLike) -> torch.Tensor:
-        given = torch.as_tensor(mask) if isinstance(mask, np.ndarray) else mask
-        if not isinstance(given, torch.Tensor) or given.dtype != torch.bool:
+        if not isinstance(mask, np.ndarray | torch.Tensor) or mask.dtype not in (torch.bool, np.bool_):
             raise TypeError(
-                f"reset: mask is {getattr(given, 'dtype', type(mask).__name__)}; expected bool, torch or NumPy"
+                f"reset: mask is {getattr(mask, 'dtype', type(mask).__name__)}; expected bool, torch or NumPy"
             )
-        if given.shape != (self.num_envs,):
-            raise ValueError(f"reset: mask has shape {tuple(given.shape)}; expected ({self.num_envs},)")
+        if mask.shape != (self.num_envs,):
+            raise ValueError(f"reset: mask has shape {tuple(mask.shape)}; expected ({self.num_envs},)")
         if isinstance(mask, torch.Tensor) and mask.device != self.device:
             raise ValueError(f"reset: mask is on {mask.device}; expected {self.device}")
-        return given.to(self.device).contiguous()
+        return torch.as_tensor(mask).to(self.device).contiguous()
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated: on a GPU with what torch's allocator holds unused, on the host free RAM."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**62
-
-
-def _count(name: str, value: Any, least: int) -> int:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r} ({type(value).__name__}); expected an int >= {least}")
-    if value < least:
-        raise ValueError(f"{name} is {value}; expected an int >= {least}")
-    return int(value)
-
-
-def _checked_seed(seed: Any) -> int:
-    if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
-        raise InvalidSeedError(f"reset: seed is {seed!r} ({type(seed).__name__}); expected an int in [0, 2**64 - 1]")
-    if not 0 <= seed < 2**64:
-        raise InvalidSeedError(f"reset: seed is {seed}; expected an int in [0, 2**64 - 1]")
-    return int(seed)
-
-
-def _checked_array(game: Env, what: str, field: Field, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
-    if not isinstance(array, np.ndarray | torch.Tensor):
-        raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array")
-    if tuple(array.shape) != shape or torch.as_tensor(array).dtype != TORCH_TYPES[field.dtype]:
-        raise ConfigError(
-            f"{type(game).__name__}, {what}: {field.name!r} is {tuple(array.shape)} {array.dtype}; "
-            f"expected {shape} {field.dtype}"
-        )
-    return array
-
-
-def _shared_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
-    fields = {field.name: field for field in game.state if field.shared}
-    arrays = {**game.arrays(), **given}
-    if set(arrays) != set(fields):
-        missing, unknown = sorted(set(fields) - set(arrays)), sorted(set(arrays) - set(fields))
-        raise ConfigError(
-            f"{type(game).__name__}: arrays must give its shared fields {sorted(fields)}; "
-            f"missing {missing}, unknown {unknown}"
-        )
-    return {name: _checked_array(game, "arrays", f, arrays[name], game.shape(f)) for name, f in fields.items()}
-
-
-def _pool_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
-    fields = {field.name: field for field in game.state if not field.shared}
-    if unknown := sorted(set(given) - set(fields)):
-        raise ConfigError(f"{type(game).__name__}, starts: unknown fields {unknown}; known: {sorted(fields)}")
-    sizes = {len(array) for array in given.values()}
-    if given and (len(sizes) > 1 or 0 in sizes):
-        raise ConfigError(f"{type(game).__name__}, starts: every field needs the same number of starts, got {sizes}")
-    return {
-        name: _checked_array(game, "starts", fields[name], array, (len(array), *game.shape(fields[name])))
-        for name, array in given.items()
-    }
+def _made(arguments: Mapping[str, Any]) -> VecEnv:
+    return VecEnv(**arguments)

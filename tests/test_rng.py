@@ -214,12 +214,9 @@ def test_normal_and_bounded_draws_share_no_words_with_each_other_or_with_uniform
 
 def test_a_million_streams_share_none_of_their_first_four_words(device):
     """10^6 tuples (seed, replica, stream, item): 128 bits that are all different, and evenly spread 32-bit words."""
-    seed, replica, item = (x.ravel() for x in np.meshgrid(np.arange(25), np.arange(100), np.arange(100)))
-    words = [
-        draws(device, "word", seed=seed[:, None], replica=replica[:, None], item=item[:, None], draw=np.arange(4), stream=s)
-        for s in STREAMS.values()
-    ]
-    blocks = np.concatenate(words)
+    seed, replica, item = np.meshgrid(np.arange(25), np.arange(100), np.arange(100))
+    where = {"seed": seed.reshape(-1, 1), "replica": replica.reshape(-1, 1), "item": item.reshape(-1, 1)}
+    blocks = np.concatenate([draws(device, "word", stream=s, draw=np.arange(4), **where) for s in STREAMS.values()])
     assert blocks.shape == (10**6, 4)
     assert len(np.unique(np.ascontiguousarray(blocks).view("V16"))) == 10**6
     # Birthdays: 4e6 words out of 2^32 have about 4e6^2 / 2^33 = 1862.6 equal pairs, Poisson.

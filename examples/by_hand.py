@@ -1,0 +1,82 @@
+"""WarpDrive's workflow by hand: declare, push once, compile, reset, sample, step, autoreset, pull for a plot."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+from gpu_vecenv import Sampler, VecEnv
+from gpu_vecenv.envs.tag_gridworld import TagGridworld
+
+# A kernel of one's own. Each item is one cell of the map, so that no two write the same number.
+COUNT_VISITS = """
+#include "kernel.cuh"
+
+KERNEL(count_visits, const i32* cell, i64* visits, i32 side, i32 agent, i32 num_agents, i64 num_envs) {
+    FOR_ITEMS (k, (i64)side * side) {
+        for (i64 e = 0; e < num_envs; ++e) {
+            const i32* at = cell + (e * num_agents + agent) * 2;
+            visits[k] += at[1] * side + at[0] == k;
+        }
+    }
+}
+"""
+
+
+def chase(cell: torch.Tensor) -> torch.Tensor:
+    """Logits (num_envs, num_agents, 5) that lead towards the last agent, the runner; its own are all equal."""
+    dx, dy = (cell[:, -1:] - cell).float().unbind(-1)
+    return torch.stack([torch.zeros_like(dx), dx, -dx, dy, -dy], -1)
+
+
+def plot(visits: np.ndarray, path: Path) -> str:
+    """Draw the map where matplotlib is installed; returns what became of it."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return "no plot: matplotlib is not installed"
+    axes = (figure := Figure(layout="constrained")).subplots()
+    figure.colorbar(axes.imshow(visits, origin="lower"), label="ticks, all replicas")
+    axes.set(title="where the runner was", xlabel="column", ylabel="row")
+    figure.savefig(path)
+    return f"plot: {path.resolve()}"
+
+
+def main(num_envs: int = 500, steps: int = 200, device: str | None = None, out: Path = Path("visits.png")) -> None:
+    """Chase a runner over a grid and count where it was.
+
+    Args:
+        num_envs: Replicas.
+        steps: Ticks.
+        device: cpu, cuda or cuda:1; by default cuda if usable, else cpu.
+        out: Where the plot goes.
+    """
+    game = TagGridworld(grid=20, random_start=True)  # declare
+    env = VecEnv(game, num_envs, device)  # env.data is its DataManager, env.functions its FunctionManager
+    side = game.grid + 1
+
+    env.data.push("visits", np.zeros((side, side), np.int64))  # push once; from now on it lives on the device
+    program = env.functions.compile(COUNT_VISITS)
+    sizes = np.int32(side), np.int32(game.num_taggers), np.int32(game.num_agents), np.int64(num_envs)
+    sampler = Sampler(env)
+
+    env.reset(seed=7)
+    for _ in range(steps):
+        actions = sampler.sample(chase(env.state["cell"])).actions
+        env.step(actions)  # replicas whose episode ends begin the next one at once
+        program.launch("count_visits", side * side, env.data["state_cell"], env.data["visits"], *sizes)
+    chosen = env.time > 10
+    env.reset(mask=chosen)  # and by hand those that one chooses
+
+    ended = {name: tensor.sum().item() for name, tensor in env.episode_statistics().items()}
+    share, length = ended["terminations"] / max(ended["episodes"], 1), ended["lengths"] / max(ended["episodes"], 1)
+    print(f"{num_envs} replicas x {steps} ticks on {env.device}: {ended['episodes']} episodes of {length:.1f} ticks")
+    print(f"runner caught in {share:.1%} of them; reset by hand: {chosen.count_nonzero().item()} replicas")
+    visits = env.data.pull("visits")  # to the host, as NumPy
+    print(f"runner positions counted: {visits.sum()}")
+    print(plot(visits, out))
+
+
+if __name__ == "__main__":
+    tyro.cli(main)
