@@ -15,8 +15,8 @@ typedef unsigned long long u64;
 // A table that every lane of every replica reads.
 #define TABLE __constant__ const
 #define UNROLL _Pragma("unroll")
-// An entry point; its body visits its items with FOR_ITEMS.
-#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256) name(__VA_ARGS__)
+// An entry point; its body visits its items with FOR_ITEMS. Its symbol is kernel_<name>: never one of the C library.
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256) kernel_##name(__VA_ARGS__)
 // Every k in [0, n), shared out over the whole grid.
 #define FOR_ITEMS(k, n) \
     for (i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x, n_##k = (n); k < n_##k; k += (i64)gridDim.x * blockDim.x)
@@ -27,9 +27,9 @@ typedef unsigned long long u64;
 #define TABLE static const
 #define UNROLL
 // The host launcher calls the function once per worker thread with that worker's index.
-#define KERNEL(name, ...)                                                                     \
-    extern "C" __attribute__((visibility("default"))) void name([[maybe_unused]] i64 worker_, \
-                                                                [[maybe_unused]] i64 workers_, __VA_ARGS__)
+#define KERNEL(name, ...)                                                                              \
+    extern "C" __attribute__((visibility("default"))) void kernel_##name([[maybe_unused]] i64 worker_, \
+                                                                         [[maybe_unused]] i64 workers_, __VA_ARGS__)
 #define FOR_ITEMS(k, n) \
     for (i64 k = (i64)(n) * worker_ / workers_, n_##k = (i64)(n) * (worker_ + 1) / workers_; k < n_##k; ++k)
 

@@ -22,7 +22,8 @@ HD Scratch* scratch_of(Scratch* everywhere, i64 replica) {
         return everywhere + replica;
 }
 #define SCRATCH(everywhere, e) scratch_of(everywhere, e)
-#define REPLICA_KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(TEAM* TEAMS_PER_BLOCK) name(__VA_ARGS__)
+#define REPLICA_KERNEL(name, ...) \
+    extern "C" __global__ void __launch_bounds__(TEAM* TEAMS_PER_BLOCK) kernel_##name(__VA_ARGS__)
 #define FOR_REPLICAS(e, n) if (i64 e = (i64)blockIdx.x * TEAMS_PER_BLOCK + threadIdx.x / TEAM; e < (n))
 #else
 constexpr bool SCRATCH_IS_SHARED = false;
@@ -174,15 +175,15 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
                 going_on |= m.active[i];
             }
             ends = !team_any(going_on);
-            bool terminated = false;
-            FOR_AGENTS (i) terminated |= io.terminations[i];
-            terminated = team_any(terminated);
+            bool truncated = false;
+            FOR_AGENTS (i) truncated |= io.truncations[i];
+            truncated = team_any(truncated);
             ONCE {
                 m.time[0] = io.time;
                 if (ends) {
                     m.completed_episodes[0] += 1;
                     m.completed_lengths[0] += io.time;
-                    m.completed_terminations[0] += terminated;
+                    m.completed_terminations[0] += !truncated;
                 }
             }
             if (ends)

@@ -35,12 +35,16 @@ def checked_seed(seed: Any) -> int:
 def _checked_array(game: Env, what: str, field: Field, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
     if not isinstance(array, np.ndarray | torch.Tensor):
         raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array")
-    if tuple(array.shape) != shape or torch.as_tensor(array).dtype != TORCH_TYPES[field.dtype]:
+    if tuple(array.shape) != shape or _torch_type(array) != TORCH_TYPES[field.dtype]:
         raise ConfigError(
             f"{type(game).__name__}, {what}: {field.name!r} is {tuple(array.shape)} {array.dtype}; "
             f"expected {shape} {field.dtype}"
         )
     return array
+
+
+def _torch_type(array: ArrayLike) -> torch.dtype | None:
+    return array.dtype if isinstance(array, torch.Tensor) else TORCH_TYPES.get(array.dtype)
 
 
 def shared_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:

@@ -20,6 +20,7 @@ import tyro
 from gpu_vecenv._version import __version__
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.prologue import MACHINE_STATE
 from gpu_vecenv.registry import configure
 from gpu_vecenv.sampler import Sampler
@@ -27,7 +28,7 @@ from gpu_vecenv.vec_env import VecEnv
 
 STEPS_PER_RUN = 20  # ticks timed together; on a GPU one captured graph
 RUNS = 5  # the median counts
-COPY_BYTES = {"cuda": 1 << 30, "cpu": 256 << 20}
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
 SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("tag_gridworld", 2000, {}),
     ("tag_gridworld", 100_000, {}),
@@ -178,13 +179,19 @@ def provenance(device: torch.device) -> dict[str, Any]:
 def run(config: BenchConfig) -> dict[str, Any]:
     """Measure, print one JSON line per row, and return what was measured."""
     device = resolve_device(config.device)
-    rows = [(config.game, config.num_envs, json.loads(config.config))] if config.game else SUITE
+    if config.game is None and config.config != "{}":
+        raise ConfigError(f"config is {config.config!r} without game; expected game as well")
+    settings = json.loads(config.config)
+    if not isinstance(settings, dict):
+        raise ConfigError(f"config is {config.config!r}; expected a JSON object")
+    suite = [(config.game, config.num_envs, settings)] if config.game else SUITE
+    rows = [(configure(name, **settings), num_envs) for name, num_envs, settings in suite]
     bandwidth = copy_bandwidth(device)
     results = {**provenance(device), "copy_bytes_per_s": round(bandwidth), "rows": []}
-    for name, num_envs, settings in rows:
+    for game, num_envs in rows:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
-        row = measure(configure(name, **settings), num_envs, device, bandwidth, config.driver, config.team)
+        row = measure(game, num_envs, device, bandwidth, config.driver, config.team)
         print(json.dumps(row), flush=True)
         results["rows"].append(row)
     print(json.dumps({key: value for key, value in results.items() if key != "rows"}))

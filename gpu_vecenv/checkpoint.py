@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -24,7 +25,8 @@ def save_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], manifest: M
     The file is written beside its name, flushed to disk and renamed: a crash leaves the former file intact.
     """
     host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = to_bytes(host, {"format": str(FORMAT), "manifest": json.dumps(manifest, sort_keys=True)})
+    text = json.dumps(manifest, sort_keys=True)
+    content = to_bytes(host, {"format": str(FORMAT), "manifest": text, "sha256": _digest(host, text)})
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
@@ -54,6 +56,17 @@ def load_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
             manifest = json.loads(metadata["manifest"])
             if not isinstance(manifest, dict):
                 raise CheckpointCorruptError(f"{path}: its manifest is {manifest!r:.80}; expected a JSON object")
-            return {name: file.get_tensor(name) for name in file.keys()}, manifest  # noqa: SIM118  (no iterator)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no iterator)
+            if _digest(tensors, metadata["manifest"]) != metadata["sha256"]:
+                raise CheckpointCorruptError(f"{path} is damaged: its content and its SHA-256 differ")
+            return tensors, manifest
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise CheckpointCorruptError(f"{path} is no checkpoint of this library, or damaged: {error}") from error
+
+
+def _digest(tensors: Mapping[str, torch.Tensor], manifest: str) -> str:
+    digest = hashlib.sha256(manifest.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
+import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +23,15 @@ from rich.table import Table
 from gpu_vecenv import bench, doctor
 from gpu_vecenv._version import __version__
 from gpu_vecenv.device import resolve_device
-from gpu_vecenv.env import Env
-from gpu_vecenv.errors import CompilerError, ConfigError, DeviceUnavailableError, KernelCompileError, nearest
+from gpu_vecenv.env import Env, check_fields, param
+from gpu_vecenv.errors import (
+    CompilerError,
+    ConfigError,
+    DeviceUnavailableError,
+    KernelCompileError,
+    NonFiniteError,
+    nearest,
+)
 from gpu_vecenv.ppo import PPOConfig, Trainer, fitting_num_envs
 from gpu_vecenv.prologue import prologue
 from gpu_vecenv.registry import GAMES, find_game
@@ -37,8 +47,10 @@ EXPECTED = (
     DeviceUnavailableError,
     CompilerError,
     KernelCompileError,
-    FileNotFoundError,
+    OSError,
+    NonFiniteError,
 )
+RULE = re.compile(r"[\s╭╮╰╯─+-]*")  # a line of a box that has no words
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # what "auto" asks for; it takes fewer where memory is short
 HELP = f"""\
 gpu_vecenv {__version__}: multi-agent environments and PPO on the GPU, or on the CPU from the same kernels.
@@ -68,7 +80,10 @@ class RunConfig:
     driver: str | None = None  # pycuda or cuda_core (CUDA only); by default the first that works
     seed: int = 0  # of the environment, the weights and the minibatches
     out: Path | None = None  # run folder; by default runs/<game>-<date>-<time>
-    episodes: int = 1000  # of each evaluation
+    episodes: int = param(1000, low=1)  # of each evaluation
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def list_games(arguments: Sequence[str]) -> None:
@@ -111,7 +126,8 @@ def train(arguments: Sequence[str]) -> None:
 
 def run_doctor(arguments: Sequence[str]) -> None:
     """Print what was found."""
-    sys.exit(doctor.main(list(arguments)))
+    _no_more("doctor", arguments)
+    sys.exit(doctor.main([]))
 
 
 def run_bench(arguments: Sequence[str]) -> None:
@@ -130,7 +146,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 2 for wrong arguments or a machine that lacks something."""
-    command, *rest = arguments or sys.argv[1:] or ["--help"]
+    command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command in ("-h", "--help", "help"):
         print(HELP, end="")
         return 0
@@ -141,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command not in COMMANDS:
             raise ConfigError(f"unknown command {command!r}; {nearest(command, COMMANDS)}; see {PROGRAM} --help")
         COMMANDS[command](rest)
+    except BrokenPipeError:  # the reader, head say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPECTED as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         return 2
@@ -172,9 +190,10 @@ def _parse(kind: Any, program: str, arguments: Sequence[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
-        lines = [line.strip("│╭╮╰╯─ ") for line in box.getvalue().splitlines()[1:]]
-        message = " ".join(lines[: lines.index("")] if "" in lines else lines).strip()
-        near = [line.split()[0] for line in lines if line.startswith("--")]
+        lines = [line.strip().strip("│|").strip() for line in box.getvalue().splitlines()[1:]]  # the first is a title
+        blocks = [list(block) for rule, block in itertools.groupby(lines, RULE.fullmatch) if not rule]
+        message = " ".join(blocks[0])
+        near = [line.split()[0] for line in lines if line.startswith("--") and not RULE.fullmatch(line)]
         hint = f"; nearest: {', '.join(near[:3])}" if message.startswith("Unrecognized") and near else ""
         raise ConfigError(f"{message}{hint}; see {program} --help") from None
 

@@ -24,6 +24,7 @@ def cached(key_text: str, suffix: str, build: Callable[[Path], None]) -> Path:
     path = folder() / (hashlib.sha256(key_text.encode()).hexdigest() + suffix)
     if _sound(path):
         return path
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been emptied meanwhile
     handle, name = tempfile.mkstemp(dir=path.parent, suffix=suffix)
     os.close(handle)
     draft = Path(name)
@@ -63,6 +64,6 @@ def folder() -> Path:
 def _sound(path: Path) -> bool:
     try:
         content = path.read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return False
     return len(content) > DIGEST_BYTES and hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]

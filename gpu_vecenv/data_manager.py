@@ -46,10 +46,15 @@ class DataManager(Mapping[str, torch.Tensor]):
 
         Raises:
             KeyError: The name is taken.
+            ValueError: Kernels have no type for this dtype.
         """
         if name in self._tensors:
             raise KeyError(f"{name!r} is already allocated; push() replaces its values")
-        kind = dtype if isinstance(dtype, torch.dtype) else TORCH_TYPES[dtype]
+        kind = dtype if isinstance(dtype, torch.dtype) else TORCH_TYPES.get(np.dtype(dtype))
+        if kind not in TORCH_TYPES.values():
+            raise ValueError(
+                f"allocate({name!r}): dtype is {dtype}; expected one of {', '.join(map(str, TORCH_TYPES))}"
+            )
         self._tensors[name] = torch.zeros(shape, dtype=kind, device=self.device)
         return self._tensors[name]
 
@@ -59,6 +64,8 @@ class DataManager(Mapping[str, torch.Tensor]):
         Raises:
             ValueError: Shape or dtype differ from those of the tensor that has this name.
         """
+        if isinstance(array, np.ndarray) and not array.flags.writeable:
+            array = array.copy()  # torch has no read-only tensors
         source = torch.as_tensor(array)
         target = self._tensors.get(name)
         if target is None:

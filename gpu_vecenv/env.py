@@ -73,11 +73,19 @@ class Field:
             raise EnvDefinitionError(
                 f"Field name {self.name!r}: expected a C identifier [a-z][a-z0-9_]* that is no C++ keyword"
             )
-        if np.dtype(self.dtype) not in C_TYPES:
+        try:
+            known = np.dtype(self.dtype) in C_TYPES
+        except TypeError:
+            known = False
+        if not known:
             raise EnvDefinitionError(
                 f"Field {self.name!r} has dtype {self.dtype}; expected one of {', '.join(map(str, C_TYPES))}"
             )
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        if isinstance(self.shape, str) or not isinstance(self.shape, tuple | list):
+            raise EnvDefinitionError(
+                f"Field {self.name!r} has shape {self.shape!r}; expected a tuple, ({self.shape!r},)"
+            )
         object.__setattr__(self, "shape", tuple(self.shape))
 
 
@@ -138,11 +146,20 @@ class Env:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name, value in vars(self).items():
+            if isinstance(value, int | float) and not _fits(value):
+                raise ConfigError(f"{type(self).__name__}.{name} is {value}; expected a 32-bit int or a finite float32")
         self.validate()
         self._check_definition()
 
     def _check_definition(self) -> None:
         game = type(self).__name__
+        own = vars(type(self))
+        values = [hint for hint in own.get("__annotations__", {}).values() if "ClassVar" not in str(hint)]
+        if values and "__dataclass_fields__" not in own:
+            raise EnvDefinitionError(
+                f"{game} has values of its own: write @dataclass(frozen=True, kw_only=True) above it"
+            )
         for role, count in self.roles.items():
             if not FIELD_NAME.fullmatch(role):
                 raise EnvDefinitionError(f"{game}: role {role!r} is no identifier [a-z][a-z0-9_]*")
@@ -297,8 +314,7 @@ class ActionLayout:
                 )
             if np.any(getattr(space, "start", 0)):
                 raise EnvDefinitionError(f"{game}: action space {space} of {role!r} must start at 0")
-        kinds = {type(space) for space in spaces.values()}
-        if Box in kinds:
+        if any(isinstance(space, Box) for space in spaces.values()):
             first = next(iter(spaces.values()))
             if any(space != first for space in spaces.values()) or not isinstance(first, Box):
                 raise EnvDefinitionError(f"{game}: roles with Box actions must all have the same Box, got {spaces}")
@@ -311,7 +327,8 @@ class ActionLayout:
             for role, space in spaces.items()
             if isinstance(space, Discrete | MultiDiscrete)
         }
-        shape = () if kinds == {Discrete} else (max(map(len, sizes.values())),)
+        simple = all(isinstance(space, Discrete) for space in spaces.values())
+        shape = () if simple else (max(map(len, sizes.values())),)
         return ActionLayout(False, shape, sizes)
 
 
@@ -353,13 +370,14 @@ def _checked(key: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
         value = value.item()
     if float in kinds and int not in kinds and type(value) is int and abs(value) <= FLOAT32_MAX:
         value = float(value)
-    if type(value) not in kinds and not any(type(value) is type(c) and value == c for c in choices):
+    plain = isinstance(value, tuple(kinds)) and not isinstance(value, int | float)  # a Path is some kind of path
+    if type(value) not in kinds and not plain and not any(type(value) is type(c) and value == c for c in choices):
         expected = [kind.__name__ for kind in kinds] + [repr(c) for c in choices]
         raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {' or '.join(expected)}")
     low, high = field.metadata.get("low"), field.metadata.get("high")
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
-    if isinstance(value, int | float) and not _fits(value):
-        raise ConfigError(f"{key} is {value}; expected a {'finite float32' if type(value) is float else '32-bit int'}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key} is {value}; expected a finite float32")
     if isinstance(value, int | float) and not low <= value <= high:
         raise ConfigError(f"{key} is {value}; expected a value in [{low}, {high}]")
     return value

@@ -50,7 +50,7 @@ class FunctionManager:
         """
         if isinstance(source, Path):
             name = name or source.name
-            return self._build(inline_includes(source.read_text(), name, source.parent), name)
+            return self._build(inline_includes(source.read_text(encoding="utf-8"), name, source.parent), name)
         name = name or "kernel.cu"
         return self._build(inline_includes(source, name, None), name)
 
@@ -107,9 +107,10 @@ class Program:
             ValueError: A tensor lies on another device or is not contiguous.
             AttributeError: There is no such kernel.
         """
-        if kernel not in self.kernels:
-            raise AttributeError(f"{self.name} has no kernel {kernel!r}; {nearest(kernel, self.kernels)}")
-        return Launch(self, kernel, shape, arguments)
+        try:
+            return Launch(self, kernel, shape, arguments)
+        except AttributeError as error:
+            raise AttributeError(f"{self.name} has no kernel {kernel!r}; {nearest(kernel, self.kernels)}") from error
 
     def launch(self, kernel: str, items: int, *arguments: Argument) -> None:
         """Run a kernel once over ``items`` items, on torch's current stream."""

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from gpu_vecenv._version import __version__
+from gpu_vecenv.arguments import checked_seed
 from gpu_vecenv.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.device import free_bytes
 from gpu_vecenv.env import check_fields, param
@@ -76,14 +77,19 @@ def advantages(
 
 
 class Batch(NamedTuple):
-    """Rows of a rollout: (rows, …). ``weights`` is 1 where the agent was active, else 0."""
+    """Rows of a rollout, (rows, …). Only those of ``active`` agents count."""
 
     obs: torch.Tensor
     actions: torch.Tensor
     log_probs: torch.Tensor
     advantages: torch.Tensor
     returns: torch.Tensor
-    weights: torch.Tensor
+    active: torch.Tensor
+
+
+def mean_of(x: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    """Mean over active rows; the others may hold anything, NaN too. Nothing is read on the host."""
+    return torch.where(active, x, 0).sum() / active.sum().clamp(min=1)
 
 
 def loss(
@@ -92,14 +98,13 @@ def loss(
     """The scalar to minimise, and (policy loss, value loss, entropy, approximate KL, clipped share) for the log."""
     logits, values = policy(batch.obs)
     log_probs, entropies = log_probs_and_entropies(logits, batch.actions, head_sizes)
-    count = batch.weights.sum().clamp(min=1)
 
     def mean(x: torch.Tensor) -> torch.Tensor:
-        return (x * batch.weights).sum() / count
+        return mean_of(x, batch.active)
 
     centred = batch.advantages - mean(batch.advantages)
     scaled = centred / (mean(centred.square()).sqrt() + 1e-8)
-    log_ratio = log_probs - batch.log_probs
+    log_ratio = torch.where(batch.active, log_probs - batch.log_probs, 0)
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
     policy_loss = mean(-torch.minimum(ratio * scaled, clipped * scaled))
@@ -173,7 +178,7 @@ class Trainer:
         on_iteration: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
         self.env = env if env.autoreset_mode == "next_step" else env.like(autoreset_mode="next_step")
-        self.config, self.seed, self.on_iteration = config or PPOConfig(), seed, on_iteration
+        self.config, self.seed, self.on_iteration = config or PPOConfig(), checked_seed(seed), on_iteration
         self.rows = self.config.num_steps * env.num_envs * env.num_agents  # per iteration
         if self.rows % self.config.num_minibatches:
             raise ConfigError(
@@ -183,7 +188,7 @@ class Trainer:
         self._check_capacity()
         self.generator = torch.Generator(env.device).manual_seed(seed)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)  # the host's alone: weights are drawn there
             self.policy = (policy or default_policy(env.game, self.config.hidden_sizes)).to(env.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.config.learning_rate, eps=1e-5)
         self.sampler = Sampler(self.env)
@@ -267,7 +272,7 @@ class Trainer:
             data.log_probs.flatten(),
             estimates.flatten(),
             returns.flatten(),
-            active.flatten().float(),
+            active.flatten(),
         )
         losses = torch.zeros(len(LOSS_NAMES), device=self.env.device)
         for _ in range(config.num_epochs):
@@ -281,15 +286,17 @@ class Trainer:
                 nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
                 self.optimizer.step()
                 losses += parts
-        seen = returns[active]
-        explained = 1 - (estimates[active].var() / seen.var().clamp(min=1e-8))
+        spread = mean_of((returns - mean_of(returns, active)).square(), active)
+        missed = mean_of((estimates - mean_of(estimates, active)).square(), active)
+        explained = 1 - missed / spread.clamp(min=1e-8)
         return losses / (config.num_epochs * config.num_minibatches), explained
 
     def _read(self, losses: torch.Tensor, explained: torch.Tensor) -> dict[str, float]:
         """The one look at the device."""
         statistics, roles = self.env.episode_statistics(), self.env.game.role_slices
         episodes = statistics["episodes"].sum()
-        returns = [statistics["returns"][:, where].mean(-1).sum() for where in roles.values()]
+        counts = self.env.game.roles
+        returns = [statistics["returns"][:, roles[role]].sum() / max(counts[role], 1) for role in roles]
         sums = [episodes, statistics["lengths"].sum(), statistics["terminations"].sum(), *returns]
         read = torch.stack([x.double() for x in (*losses, explained, *sums)]).tolist()
         self.env.clear_episode_statistics()
@@ -317,8 +324,8 @@ class Trainer:
             seed: Of the evaluation's random streams.
 
         Returns:
-            "episodes", "episode_length" (mean ticks), "terminated_share" (of the episodes, those that ended by
-            termination) and "return_<role>" (mean over episodes and the role's agents).
+            "episodes", "episode_length" (mean ticks), "terminated_share" (of the episodes, those whose last
+            tick truncated no agent) and "return_<role>" (mean over episodes and the role's agents).
         """
         game = self.env.game
         if unknown := set(random_roles) - set(game.roles):
@@ -344,7 +351,8 @@ class Trainer:
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
             sums = {"episode_length": statistics["lengths"], "terminated_share": statistics["terminations"]}
             sums |= {
-                f"return_{role}": statistics["returns"][:, where].mean(-1) for role, where in game.role_slices.items()
+                f"return_{role}": statistics["returns"][:, where].sum(-1) / max(game.roles[role], 1)
+                for role, where in game.role_slices.items()
             }
             for name, tensor in sums.items():
                 totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())

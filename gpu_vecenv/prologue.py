@@ -23,7 +23,7 @@ MACHINE_STATE = (
     Field("completed_returns", f32, ("num_agents",)),  # sums over episodes that have ended
     Field("completed_lengths", i64, (1,)),
     Field("completed_episodes", i64, (1,)),
-    Field("completed_terminations", i64, (1,)),  # of those, ended by termination
+    Field("completed_terminations", i64, (1,)),  # of those, the ones whose last tick truncated no agent
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
@@ -116,7 +116,7 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
         key = str(path.resolve())
         if key not in seen:
             seen.add(key)
-            lines.append(inline_includes(path.read_text(), path.name, path.parent, seen))
+            lines.append(inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, seen))
         lines.append(f'#line {number + 1} "{name}"')
     return "\n".join(lines) + "\n"
 
@@ -125,7 +125,7 @@ def game_text(env: Env, pooled: Iterable[str] = ()) -> str:
     """Everything of one game after the device's own definitions: one self-contained translation unit."""
     path, seen = env.source_path(), set[str]()
     try:
-        source = path.read_text()
+        source = path.read_text(encoding="utf-8")
     except OSError as error:
         raise EnvDefinitionError(f"{type(env).__name__}: its device text {path} cannot be read: {error}") from error
     words = inline_includes('#include "kernel.cuh"', "prologue", None, seen)

@@ -42,7 +42,7 @@ class Sampler:
             )
         self.env = env
         self.num_logits = env.game.action.num_logits
-        text = (device_folder() / "sampler.cu").read_text()
+        text = (device_folder() / "sampler.cu").read_text(encoding="utf-8")
         program = env.functions.compile_game(env.game, with_text=f'#line 1 "sampler.cu"\n{text}')
         rows = env.num_envs * env.num_agents
         clocks: list[Argument] = [env.data[f"machine_{name}"] for name in ("key", "episode", "time")]
@@ -60,8 +60,10 @@ class Sampler:
             out: Where to write.
 
         Raises:
-            TypeError, ValueError: Dtype, shape or device of ``logits`` is wrong.
+            TypeError, ValueError: Dtype, shape or device of ``logits`` or ``out`` is wrong.
+            ResetNeededError, ClosedEnvError: The environment has not been reset yet, or has been closed.
         """
+        self.env.check_ready("sample")
         rows = (self.env.num_envs, self.env.num_agents)
         expected = (*rows, self.num_logits)
         if logits.dtype != torch.float32:

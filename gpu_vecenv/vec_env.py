@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Mapping
 from enum import IntFlag
@@ -28,6 +27,7 @@ from gpu_vecenv.slab import Slab, SlabLayout
 
 AutoresetMode = Literal["same_step", "next_step", "disabled"]
 MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # machine.cuh, enum AutoresetMode
+TEAMS = (1, 2, 4, 8, 16, *range(32, 1025, 32))
 Info = dict[str, torch.Tensor]
 
 
@@ -88,6 +88,10 @@ class VecEnv:
             raise ValueError(f"autoreset_mode is {autoreset_mode!r}; expected one of {', '.join(map(repr, MODES))}")
         if validate not in ("async", "sync"):
             raise ValueError(f'validate is {validate!r}; expected "async" or "sync"')
+        if lane_order not in (0, 1, 2):
+            raise ValueError(f"lane_order is {lane_order!r}; expected 0, 1 or 2")
+        if team is not None and team not in TEAMS:
+            raise ValueError(f"team is {team!r}; expected None, 1, 2, 4, 8, 16 or a multiple of 32 up to 1024")
         self.autoreset_mode, self.validate = autoreset_mode, validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
@@ -206,9 +210,7 @@ class VecEnv:
             ResetNeededError: Before the first ``reset``.
             ClosedEnvError: After ``close``.
         """
-        self._check_open("step")
-        if self.seed is None:
-            raise ResetNeededError("step before reset: call reset() first")
+        self.check_ready("step")
         actions = self._checked_actions(actions)
         out = self._output(out)
         raw, first = self._step.raw, self._actions
@@ -258,7 +260,7 @@ class VecEnv:
         """Sums over the episodes completed since ``clear_episode_statistics``, live tensors on the device.
 
         ``returns`` (num_envs, num_agents) f32, ``lengths``, ``episodes`` and ``terminations`` (num_envs,) int64:
-        the last counts episodes that ended by termination rather than by truncation.
+        the last counts episodes whose last tick truncated no agent.
         """
         return {
             "returns": self.data["machine_completed_returns"],
@@ -321,7 +323,9 @@ class VecEnv:
         scratch_bytes, scratch_is_shared = layout.tolist()
         shape, copies = self._shape(scratch_bytes if scratch_is_shared else 0), self.num_envs
         if self.device.type == "cpu":
-            copies = os.cpu_count() or 1  # one for each thread
+            from gpu_vecenv.backends.host import workers
+
+            copies = workers()  # one for each thread
         size = 1 if scratch_is_shared else scratch_bytes * copies
         self._scratch = torch.empty(size, dtype=torch.uint8, device=self.device)
         common: list[Argument] = [self.data[name] for name, _ in kernel_fields(self.game, self._pooled())]
@@ -352,6 +356,12 @@ class VecEnv:
         block = block_of(self._team)
         return LaunchShape(self.num_envs, self._team, block, scratch_bytes * (block // self._team))
 
+    def check_ready(self, method: str) -> None:
+        """Raise ClosedEnvError after ``close``, ResetNeededError before the first ``reset``."""
+        self._check_open(method)
+        if self.seed is None:
+            raise ResetNeededError(f"{method} before reset: call reset() first")
+
     def _check_open(self, method: str) -> None:
         if self.closed:
             raise ClosedEnvError(f"{method} after close: make a new environment")
@@ -380,6 +390,8 @@ class VecEnv:
             raise ValueError(f"step: actions are on {actions.device}; expected {self.device}")
         if actions.layout != torch.strided:
             raise ValueError(f"step: actions are {actions.layout}; expected a dense tensor")
+        if actions.requires_grad:
+            raise TypeError("step: actions require a gradient, which no kernel passes on; use actions.detach()")
         if self.validate == "sync":
             self._check_action_values(actions)
         return actions if actions.is_contiguous() else actions.contiguous()

@@ -88,6 +88,17 @@ def test_scalars_of_every_width_and_null_pointers_arrive(device):
     assert floats.tolist() == [float(np.float32(0.1)), 0.1]
 
 
+def test_a_macro_may_write_kernels(device):
+    text = """#include "kernel.cuh"
+    #define FILL(name, value) KERNEL(name, float* x, i64 n) { FOR_ITEMS (k, n) x[k] = value; }
+    FILL(ones, 1)
+    FILL(twos, 2)
+    """
+    x = torch.zeros(3, device=device)
+    FunctionManager(device).compile(text).launch("twos", 3, x, np.int64(3))
+    assert x.tolist() == [2, 2, 2]
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 255, 256, 257, 4097, 100_003])
 def test_every_item_is_visited_once(device, n):
     text = '#include "kernel.cuh"\nKERNEL(count, i32* x, i64 n) { FOR_ITEMS (k, n) x[k] += 1; }\n'
@@ -467,7 +478,7 @@ def test_games_compile_for_gpus_that_are_not_there(name, architecture):
     cubin = compile_cubin(cuda_text(name), architecture)
     assert cubin.startswith(b"\x7fELF")
     for kernel in (b"vecenv_reset", b"vecenv_step", b"vecenv_observe", b"vecenv_random_actions", b"sample"):
-        assert b".text." + kernel + b"\0" in cubin
+        assert b".text.kernel_" + kernel + b"\0" in cubin
 
 
 def test_cuda_errors_name_file_and_line_too():

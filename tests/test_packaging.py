@@ -158,8 +158,9 @@ try:
 except CompilerError as error:
     print(error)
 """
-    # The cache is in a place where nothing can be: it must not matter before something is compiled.
-    output = run(script, HOME=None, PATH=str(nothing), GPU_VECENV_CACHE=os.devnull + "/x").stdout
+    # Home and cache are in a place where nothing can be: it must not matter before something is compiled.
+    nowhere = f"{os.devnull}/x"
+    output = run(script, HOME=nowhere, PATH=str(nothing), GPU_VECENV_CACHE=nowhere).stdout
     assert output.startswith("5\nno C++ compiler: looked for $CXX, c++, g++, clang++ and the Python package ziglang;")
     assert list(tmp_path.iterdir()) == [nothing]
 

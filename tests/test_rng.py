@@ -47,29 +47,28 @@ KERNEL(known_answers, const u32* counter, const u32* key, u32* out, i64 n) {
     }
 }
 
-#define DRAW(name, type, expression)                                                                      \\
-    KERNEL(name, const u64* seed, const u64* replica, u32 stream, const u32* episode, const u32* step,    \\
-           const u32* item, const u32* draw, u32 size, type* out, i64 n) {                                \\
-        FOR_ITEMS (k, n) {                                                                                \\
-            Rng rng = rng_of(seed, replica, stream, episode, step, k);                                    \\
-            out[k] = expression;                                                                          \\
-        }                                                                                                 \\
-    }
-DRAW(word, u32, rng.word(item[k], draw[k]))
-DRAW(uniform, float, rng.uniform(item[k], draw[k]))
-DRAW(below, i32, rng.below(item[k], draw[k], size))
-DRAW(normal, float, rng.normal(item[k], draw[k]))
-
 KERNEL(float_of_word, const u32* word, float* out, i64 n) {
     FOR_ITEMS (k, n) out[k] = (float)(word[k] >> 8) * 0x1p-24f;
 }
 """
-TYPES = {"word": torch.uint32, "uniform": torch.float32, "below": torch.int32, "normal": torch.float32}
+DRAW = """
+KERNEL(%s, const u64* seed, const u64* replica, u32 stream, const u32* episode, const u32* step, const u32* item,
+       const u32* draw, u32 size, %s* out, i64 n) {
+    FOR_ITEMS (k, n) out[k] = rng_of(seed, replica, stream, episode, step, k).%s;
+}
+"""
+KINDS = {
+    "word": ("u32", torch.uint32, "word(item[k], draw[k])"),
+    "uniform": ("float", torch.float32, "uniform(item[k], draw[k])"),
+    "below": ("i32", torch.int32, "below(item[k], draw[k], size)"),
+    "normal": ("float", torch.float32, "normal(item[k], draw[k])"),
+}
 
 
 @cache
 def program(device: str) -> Program:
-    return FunctionManager(device).compile(TEXT, name="rng_probe.cu")
+    text = TEXT + "".join(DRAW % (kind, c_type, call) for kind, (c_type, _, call) in KINDS.items())
+    return FunctionManager(device).compile(text, name="rng_probe.cu")
 
 
 def draws(device, kind, *, seed=1, replica=0, stream=STREAMS["step"], episode=0, step=0, item=0, draw=0, size=0):
@@ -79,7 +78,7 @@ def draws(device, kind, *, seed=1, replica=0, stream=STREAMS["step"], episode=0,
     arrays = np.broadcast_arrays(*wide, *narrow)
     shape, n = arrays[0].shape, arrays[0].size
     seeds, replicas, *rest = (torch.from_numpy(np.array(x.ravel())).to(device) for x in arrays)
-    out = torch.zeros(n, dtype=TYPES[kind], device=device)
+    out = torch.zeros(n, dtype=KINDS[kind][1], device=device)
     scalars = np.uint32(stream), np.uint32(size)
     program(device).launch(kind, n, seeds, replicas, scalars[0], *rest, scalars[1], out, np.int64(n))
     return out.cpu().numpy().reshape(shape)
@@ -263,7 +262,7 @@ def test_streams_of_reset_step_and_sampler_differ(device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_both_devices_draw_the_same_bits(kind):
     where = {"seed": 2**63 + 1, "replica": np.arange(1 << 12)[:, None], "draw": np.arange(1 << 8), "size": 5}
     assert draws("cpu", kind, **where).tobytes() == draws("cuda", kind, **where).tobytes()

@@ -228,6 +228,31 @@ def test_choices_too_unlikely_for_a_float_are_excluded_too(device, choosing):
         assert (sample.actions == 1).all() and (sample.log_probs == 0).all() and (sample.entropies == 0).all()
 
 
+# Keys of a replica whose first draw in tick 0 of episode 0 is the smallest uniform number, 0, or the largest,
+# 1 - 2^-24; found by trying the first 2^26.
+SMALLEST_DRAW, LARGEST_DRAW = [1434075, 2691185, 7211575], [7459937, 22810931, 30942505]
+
+
+def test_the_smallest_and_the_largest_draw_choose_possible_actions(device, choosing):
+    inf, rare = torch.inf, math.log(0.75 * EPSILON)
+    rows = {
+        # 0 takes the first possible choice, however unlikely.
+        "first": (SMALLEST_DRAW, [-inf, -inf, -100.0, 0.0] + [-inf] * 6, 2),
+        # The largest takes the last, however unlikely. Eight weights are each rounded up when added to 1, so that
+        # there are not enough of them to reach the total: the last possible choice is meant, not the last one.
+        "last": (LARGEST_DRAW, [0.0] + [rare] * 8 + [-inf], 8),
+        "last of two": (LARGEST_DRAW, [0.0, math.log(EPSILON)] + [-inf] * 8, 1),
+    }
+    for keys, row, expected in rows.values():
+        env = choosing(device, len(keys), Discrete(len(row)), cats=1, mice=0)
+        env.reset(seed=1)
+        env.data["machine_key"].copy_(torch.tensor([[key, 0] for key in keys], dtype=torch.int64))
+        logits = torch.tensor(row, device=device).expand(len(keys), 1, -1).contiguous()
+        sample = Sampler(env).sample(logits)
+        assert (sample.actions == expected).all()
+        assert torch.isfinite(sample.log_probs).all()
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 def test_logits_that_are_no_distribution_give_an_action_that_the_environment_refuses(device, choosing, greedy):
     inf, nan = torch.inf, torch.nan

@@ -495,14 +495,14 @@ def test_episode_statistics_equal_a_recount(game, mode, device):
         length, lengths, episodes, terminated = np.zeros((4, 12), np.int64)
         for _ in range(80):
             playing = env.active.any(1).cpu().numpy()
-            _, rewards, terminations, _, info = env.step(env.sample_actions())
+            _, rewards, _, truncations, info = env.step(env.sample_actions())
             running += rewards.cpu().numpy()
             length += playing
             ended = (info["_final_obs"] if mode == "same_step" else ~info["active"]).all(1).cpu().numpy() & playing
             returns[ended] += running[ended]
             lengths[ended] += length[ended]
             episodes += ended
-            terminated += ended & terminations.any(1).cpu().numpy()
+            terminated += ended & ~truncations.any(1).cpu().numpy()
             running[ended], length[ended] = 0, 0
             if mode == "disabled":
                 env.reset(mask=ended)

@@ -46,7 +46,11 @@ class Module(Protocol):
     """A loaded binary."""
 
     def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
-        """A function that launches one kernel, given its raw arguments (pointers as ints, scalars as NumPy ones)."""
+        """A function that launches one kernel, given its raw arguments (pointers as ints, scalars as NumPy ones).
+
+        Raises:
+            AttributeError: The binary has no such kernel.
+        """
 
 
 class Backend(Protocol):
@@ -83,6 +87,11 @@ def code_of(kernel: str, place: int, argument: Argument) -> str:
             f"NumPy scalar that says its width ({', '.join(t.__name__ for t in SCALAR_CODES)})"
         )
     return code
+
+
+def symbol(kernel: str) -> str:
+    """The name of a kernel in a binary; kernel.cuh gives it."""
+    return f"kernel_{kernel}"
 
 
 def select(device: torch.device, driver: str | None = None) -> Backend:

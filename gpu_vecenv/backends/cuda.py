@@ -113,7 +113,7 @@ def load_driver(name: str, device: torch.device) -> Any:
 
 
 PROBE = """
-extern "C" __global__ void probe(int* x) { x[0] = 42; }
+extern "C" __global__ void kernel_probe(int* x) { x[0] = 42; }
 """
 
 

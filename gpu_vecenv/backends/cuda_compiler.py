@@ -81,10 +81,10 @@ def _by_nvrtc(text: str, architecture: str) -> bytes:
 def _by_nvcc(text: str, architecture: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
-        source.write_text(text)
+        source.write_text(text, encoding="utf-8")
         command = ["nvcc", "-cubin", f"-arch={architecture}", *FLAGS, "-o", str(target), str(source)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         except OSError as error:
             raise CompilerError(f"nvcc could not be run: {error}") from error
         if done.returncode != 0:

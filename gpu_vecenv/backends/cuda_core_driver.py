@@ -10,7 +10,7 @@ import torch
 from cuda.bindings import driver as bindings
 from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
 
-from gpu_vecenv.backends import Launcher, LaunchShape
+from gpu_vecenv.backends import Launcher, LaunchShape, symbol
 from gpu_vecenv.errors import DeviceFaultError
 
 
@@ -28,7 +28,10 @@ class CudaCoreDriver:
         return ObjectCode.from_cubin(cubin)
 
     def launcher(self, module: Any, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
-        function = module.get_kernel(kernel)
+        try:
+            function = module.get_kernel(symbol(kernel))
+        except Exception as error:  # of a class that cuda.core keeps to itself
+            raise AttributeError(str(error)) from error
         if shape.shared_bytes > 48 << 10:
             attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             (status,) = bindings.cuKernelSetAttribute(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv.backends import Launcher, LaunchShape
+from gpu_vecenv.backends import Launcher, LaunchShape, symbol
 from gpu_vecenv.doctor import find_host_compiler
 from gpu_vecenv.errors import CompilerError, KernelCompileError
 
@@ -47,7 +47,10 @@ class HostBackend:
     suffix = ".so"
 
     def __init__(self) -> None:
-        command = find_host_compiler()
+        try:
+            command = find_host_compiler()
+        except ValueError as error:
+            raise CompilerError(f"$CXX is {os.environ.get('CXX')!r}: {error}") from error
         if command is None:
             raise CompilerError(
                 "no C++ compiler: looked for $CXX, c++, g++, clang++ and the Python package ziglang; "
@@ -71,10 +74,10 @@ class HostBackend:
     def compile(self, text: str, target: Path) -> None:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "kernel.cpp")
-            source.write_text(text)
+            source.write_text(text, encoding="utf-8")
             command = [*self.command, "-o", str(target), str(source)]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
             except OSError as error:
                 raise CompilerError(f"{command[0]} could not be run: {error}") from error
         if done.returncode != 0:
@@ -91,7 +94,7 @@ class HostModule:
         self.library = library
 
     def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
-        function = self.library[kernel]
+        function = self.library[symbol(kernel)]
         function.restype = None
         function.argtypes = [ctypes.c_longlong, ctypes.c_longlong, *(C_ARGUMENTS[code] for code in codes)]
         work = shape.items if shape.work is None else shape.work

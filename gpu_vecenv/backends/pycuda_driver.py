@@ -9,7 +9,7 @@ from typing import Any
 import pycuda.driver as cuda
 import torch
 
-from gpu_vecenv.backends import Launcher, LaunchShape
+from gpu_vecenv.backends import Launcher, LaunchShape, symbol
 
 
 class PyCudaDriver:
@@ -39,7 +39,10 @@ class PyCudaDriver:
 
     def launcher(self, module: Any, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
         with self._current():
-            function = module.get_function(kernel)
+            try:
+                function = module.get_function(symbol(kernel))
+            except cuda.LogicError as error:
+                raise AttributeError(str(error)) from error
             if shape.shared_bytes > 48 << 10:
                 function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)
             function.prepare(codes)

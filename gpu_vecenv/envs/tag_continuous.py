@@ -30,9 +30,7 @@ class TagContinuous(Env):
     min_turn: float = param(-2.356, low=-6.283, high=6.283)  # rad per tick, lowest level
     max_turn: float = param(2.356, low=-6.283, high=6.283)  # rad per tick, highest level
     turn_levels: int = param(20, low=1)  # besides "no change"
-    num_neighbors: int | Literal["all"] = param(
-        10, low=1
-    )  # nearest agents in an observation, or "all" others by number
+    num_neighbors: int | Literal["all"] = param(10, low=1)  # nearest agents that are seen, or "all" others
     tagging_distance: float = param(0.02, low=0)  # as a fraction of side
     tag_reward: float = 10.0  # to the nearest tagger, for each runner it tags
     tag_penalty: float = -10.0  # to a tagged runner
