@@ -33,7 +33,7 @@ constexpr bool SCRATCH_IS_SHARED = false;
 #endif
 
 HD Rng rng_of(Machine m, u32 stream, i64 episode, int step) {
-    return {m.key[0], m.key[1], stream, (u32)episode, (u32)step};
+    return {(u32)m.key[0], (u32)m.key[1], stream, (u32)episode, (u32)step};
 }
 
 HD bool none_active(Machine m) {
@@ -104,7 +104,7 @@ REPLICA_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64
             ONCE {
                 m.fault[0] = 0;
                 if (reseed) {
-                    replica_key(seed, first_replica + e, m.key);
+                    replica_key(seed, first_replica + e, (u32*)m.key);
                     m.episode[0] = -1;
                 }
             }

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_vecenv.env import C_TYPES, Env, Field, boolean, device_folder, f32, i32, i64, u32
+from gpu_vecenv.env import C_TYPES, Env, Field, boolean, device_folder, f32, i32, i64
 from gpu_vecenv.errors import EnvDefinitionError
 
 # What the machine keeps for every replica beside the game's own state.
 MACHINE_STATE = (
-    Field("key", u32, (2,)),  # of the replica's random streams
+    Field("key", i32, (2,)),  # of the replica's random streams; its bits are a u32 pair
     Field("episode", i64, (1,)),  # episodes begun since seeding, minus one
     Field("time", i32, (1,)),  # ticks since reset
     Field("active", boolean, ("num_agents",)),  # agents whose next action counts

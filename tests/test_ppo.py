@@ -260,8 +260,8 @@ def random_batch(rows, device, seed=0):
     obs = torch.randn(rows, 15, generator=generator)
     actions = torch.randint(4, (rows, 2), generator=generator, dtype=torch.int32)
     numbers = torch.randn(3, rows, generator=generator)
-    weight = (torch.rand(rows, generator=generator) < 0.6).float()
-    return Batch(*(x.to(device) for x in (obs, actions, numbers[0] - 3, numbers[1], numbers[2], weight)))
+    active = torch.rand(rows, generator=generator) < 0.6
+    return Batch(*(x.to(device) for x in (obs, actions, numbers[0] - 3, numbers[1], numbers[2], active)))
 
 
 def gradients(policy, batch):

@@ -246,7 +246,7 @@ def test_the_smallest_and_the_largest_draw_choose_possible_actions(device, choos
     for keys, row, expected in rows.values():
         env = choosing(device, len(keys), Discrete(len(row)), cats=1, mice=0)
         env.reset(seed=1)
-        env.data["machine_key"].copy_(torch.tensor([[key, 0] for key in keys], dtype=torch.int64))
+        env.data["machine_key"].copy_(torch.tensor([[key, 0] for key in keys], dtype=torch.int64).to(torch.int32))
         logits = torch.tensor(row, device=device).expand(len(keys), 1, -1).contiguous()
         sample = Sampler(env).sample(logits)
         assert (sample.actions == expected).all()
