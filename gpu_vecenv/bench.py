@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -19,7 +21,7 @@ import tyro
 
 from gpu_vecenv._version import __version__
 from gpu_vecenv.device import resolve_device
-from gpu_vecenv.env import Env
+from gpu_vecenv.env import Env, device_folder
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.prologue import MACHINE_STATE
 from gpu_vecenv.registry import configure
@@ -157,8 +159,12 @@ def _wait(device: torch.device) -> None:
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """What a figure needs beside it: commit, device, versions."""
-    commit = subprocess.run(
+    """What a figure needs beside it: commit, hash of the device text, device, versions.
+
+    Where the tree is no git checkout, $GPU_VECENV_COMMIT names the commit.
+    """
+    text = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(device_folder().glob("*.cu*"))))
+    described = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         capture_output=True,
         text=True,
@@ -168,7 +174,8 @@ def provenance(device: torch.device) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "gpu_vecenv": __version__,
-        "commit": commit or None,
+        "commit": described or os.environ.get("GPU_VECENV_COMMIT"),
+        "device_text_sha256": text.hexdigest(),
         "device": name,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,

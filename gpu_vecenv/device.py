@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -48,8 +49,13 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated: on a GPU with what torch's allocator holds unused, on the host free RAM."""
+    """Memory that can still be allocated: on a GPU with torch's unused cache, on the host available RAM."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**62
+    try:  # free pages alone would leave out what the page cache gives back
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # no Linux: half of the memory, where even its size is known
+        known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if known else 2**62

@@ -167,11 +167,14 @@ def main(arguments: Sequence[str] | None = None, pip: Sequence[str] = PIP) -> in
             return 1
         torch_cuda = torch.cuda
 
+    extras, tried = _names(options.extras), _names(options.tried)
+    if "dev" in extras and not gpu:
+        tried += ["compiler", "cuda13"]  # the tests compile with clang too, and CUDA text, which needs no GPU
     compiler = doctor.find_host_compiler()
-    if failure := run(project_step(_names(options.extras), torch_cuda, compiler is not None), pip):
+    if failure := run(project_step(extras, torch_cuda, compiler is not None), pip):
         print(failure)
         return 1
-    for step in optional_steps(_names(options.tried), gpu, doctor.find_nvcc()):
+    for step in optional_steps(tried, gpu, doctor.find_nvcc()):
         if failure := run(step, pip):
             print(f"  not installed, going on without it: {failure.splitlines()[-1]}")
     return 0
