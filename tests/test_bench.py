@@ -9,7 +9,7 @@ import torch
 
 import gpu_vecenv
 
-TOP = {"gpu_vecenv", "commit", "device", "torch", "cuda", "python", "copy_bytes_per_s", "rows"}
+TOP = {"gpu_vecenv", "commit", "device_text_sha256", "device", "torch", "cuda", "python", "copy_bytes_per_s", "rows"}
 STAGE = {"us", "env_steps_per_s", "agent_steps_per_s", "bytes", "share_of_copy_bandwidth"}
 ROW = {"game", "num_envs", "num_agents", "config", "first_step_s", "faults"}
 ROW |= {f"{stage}_{figure}" for stage in ("step", "tick") for figure in STAGE}
