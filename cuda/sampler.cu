@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Actions, log-probabilities and entropies from logits; compiled after a game's text, with its constants.
+// Actions, log-probabilities and entropies from logits; compiled after a game's declaration, with its constants.
+#include "kernel.cuh"
+#include "math.cuh"
+#include "rng.cuh"
 
 #if !CONTINUOUS_ACTIONS
 // One agent's action, head by head. Logits of one agent lie head after head, each padded to the widest role's size.

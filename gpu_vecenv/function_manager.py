@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from gpu_vecenv.compile_cache import cached
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env
 from gpu_vecenv.errors import DeviceUnavailableError, KernelCompileError, nearest
-from gpu_vecenv.prologue import game_text, inline_includes
+from gpu_vecenv.prologue import declared_text, game_text, inline_includes
 
 KERNEL_NAME = re.compile(r"^\s*(?:REPLICA_)?KERNEL\(\s*(\w+)", re.MULTILINE)
 DIAGNOSTIC = re.compile(r"error|undefined|unresolved", re.IGNORECASE)
@@ -39,20 +38,26 @@ class FunctionManager:
         self.device = resolve_device(device)
         self.backend: Backend = select(self.device, driver)
 
-    def compile(self, source: str | Path, name: str | None = None) -> Program:
+    def compile(self, source: str | Path, name: str | None = None, *, game: Env | None = None) -> Program:
         """Compile kernels of your own: text, or the path of a ``.cu`` file.
 
         Kernels are written ``KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS(k, n) x[k] *= a; }`` after
         ``#include "kernel.cuh"``.
 
+        Args:
+            source: The text, or its path.
+            name: What errors call it; by default the file's name.
+            game: Its constants and types, as ``gpu-vecenv show`` prints them, precede the text.
+
         Raises:
             KernelCompileError: With file, line and the compiler's words.
         """
-        if isinstance(source, Path):
-            name = name or source.name
-            return self._build(inline_includes(source.read_text(encoding="utf-8"), name, source.parent), name)
-        name = name or "kernel.cu"
-        return self._build(inline_includes(source, name, None), name)
+        text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
+        folder = None if isinstance(source, str) else source.parent
+        name = name or ("kernel.cu" if isinstance(source, str) else source.name)
+        seen = set[str]()
+        before = "" if game is None else declared_text(game, (), seen)
+        return self._build(before + inline_includes(text, name, folder, seen), name)
 
     def compile_game(
         self,
@@ -61,7 +66,6 @@ class FunctionManager:
         team: int | None = None,
         pooled: Iterable[str] = (),
         lane_order: int = 0,
-        with_text: str = "",
     ) -> Program:
         """Compile a game with the machine around it.
 
@@ -70,7 +74,6 @@ class FunctionManager:
             team: Lanes per replica (CUDA); None chooses by the number of agents.
             pooled: Names of the state fields that a start pool gives.
             lane_order: On the host, 1 visits every range backwards, 2 shuffled: debug builds, equal bits.
-            with_text: Further kernels, compiled with the game's constants.
         """
         if self.device.type == "cpu" and not env.host:
             raise DeviceUnavailableError(
@@ -78,9 +81,7 @@ class FunctionManager:
             )
         team = team or self.backend.team(env.num_agents)
         head = f"#define LANE_ORDER {lane_order}\n" if lane_order else ""
-        return self._build(
-            head + self.backend.prologue(team) + game_text(env, pooled) + with_text, env.source_path().name
-        )
+        return self._build(head + self.backend.prologue(team) + game_text(env, pooled), env.source_path().name)
 
     def _build(self, text: str, name: str) -> Program:
         key = "\n".join([__version__, self.backend.identity, text])
@@ -125,7 +126,7 @@ class Launch:
         codes = "".join(code_of(self.kernel, place, argument) for place, argument in enumerate(arguments))
         self.kept = [argument for argument in arguments if isinstance(argument, torch.Tensor)]  # alive while launchable
         self.raw: list[Any] = [self._raw(argument) for argument in arguments]
-        self._launch = program.module.launcher(kernel, codes, replace(shape))
+        self._launch = program.module.launcher(kernel, codes, shape)
 
     def _raw(self, argument: Argument) -> Any:
         if not isinstance(argument, torch.Tensor):

@@ -121,6 +121,12 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
     return "\n".join(lines) + "\n"
 
 
+def declared_text(env: Env, pooled: Iterable[str], seen: set[str]) -> str:
+    """The words of kernel.cuh and the prologue; ``seen`` collects the files that are in."""
+    words = inline_includes('#include "kernel.cuh"', "prologue", None, seen)
+    return words + '#line 1 "prologue"\n' + prologue(env, pooled)
+
+
 def game_text(env: Env, pooled: Iterable[str] = ()) -> str:
     """Everything of one game after the device's own definitions: one self-contained translation unit."""
     path, seen = env.source_path(), set[str]()
@@ -128,19 +134,11 @@ def game_text(env: Env, pooled: Iterable[str] = ()) -> str:
         source = path.read_text(encoding="utf-8")
     except OSError as error:
         raise EnvDefinitionError(f"{type(env).__name__}: its device text {path} cannot be read: {error}") from error
-    words = inline_includes('#include "kernel.cuh"', "prologue", None, seen)
+    declared = declared_text(env, pooled, seen)
     game = inline_includes('#include "vecenv.cuh"', "prologue", None, seen)
     game += inline_includes(source, path.name, path.parent, seen)
     machine = inline_includes('#include "machine.cuh"', "epilogue", None, seen)
-    return (
-        words
-        + '#line 1 "prologue"\n'
-        + prologue(env, pooled)
-        + game
-        + '#line 1 "epilogue"\n'
-        + epilogue(env, pooled)
-        + machine
-    )
+    return declared + game + '#line 1 "epilogue"\n' + epilogue(env, pooled) + machine
 
 
 def _constant(name: str, value: int | float | bool) -> str:

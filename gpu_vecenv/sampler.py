@@ -42,8 +42,7 @@ class Sampler:
             )
         self.env = env
         self.num_logits = env.game.action.num_logits
-        text = (device_folder() / "sampler.cu").read_text(encoding="utf-8")
-        program = env.functions.compile_game(env.game, with_text=f'#line 1 "sampler.cu"\n{text}')
+        program = env.functions.compile(device_folder() / "sampler.cu", game=env.game)
         rows = env.num_envs * env.num_agents
         clocks: list[Argument] = [env.data[f"machine_{name}"] for name in ("key", "episode", "time")]
         arguments = [None, *clocks, np.int32(0), None, None, None, np.int64(rows)]

@@ -232,8 +232,8 @@ def test_the_compiler_reads_every_float_constant_as_the_float32_meant(write):
     space = Box(low, np.full(len(low), FLOAT32_MAX, np.float32))
     game = bare_with(action_space=space)
     write(game, BARE_TEXT)
-    program = FunctionManager("cpu").compile_game(
-        game(), with_text="KERNEL(probe, float* out) { FOR_ITEMS (k, ACTION_HEADS) out[k] = ACTION_LOW[k]; }"
+    program = FunctionManager("cpu").compile(
+        "KERNEL(probe, float* out) { FOR_ITEMS (k, ACTION_HEADS) out[k] = ACTION_LOW[k]; }", game=game()
     )
     out = torch.zeros(len(low))
     program.launch("probe", len(low), out)
@@ -312,7 +312,7 @@ def test_discrete_layouts_are_the_same_in_python_and_in_the_device_text(
 
     sizes = torch.full((len(choices), len(head_sizes)), -7, dtype=torch.int32)
     offsets = torch.full((len(head_sizes),), -7, dtype=torch.int32)
-    program = FunctionManager("cpu").compile_game(game(), with_text=SIZES_PROBE)
+    program = FunctionManager("cpu").compile(SIZES_PROBE, game=game())
     program.launch("probe", 1, sizes, offsets)
     assert sizes.tolist() == choices
     assert offsets.tolist() == [sum(head_sizes[:head]) for head in range(len(head_sizes))]
