@@ -24,8 +24,10 @@ KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, const bool* 
             } else if (size == 4) {
                 h = mix(h, canonical(((const u32*)data)[k], is_float));
             } else {
-                h = mix(h, ((const u32*)data)[2 * k]);
-                h = mix(h, ((const u32*)data)[2 * k + 1]);
+                u64 word = ((const u64*)data)[k];
+                bool nan = is_float && (word & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;
+                if (nan) word = 0x7ff8000000000000ull;
+                h = mix(mix(h, (u32)word), (u32)(word >> 32));
             }
         }
         out[e] = h;

@@ -65,7 +65,7 @@ HD int tagger_in_reach(State s, int j) {
 
 HD void step(State s, Io io) {
     FOR_AGENTS (i) {
-        if (s.in_game[i])
+        if (io.active[i] && s.in_game[i])
             move(s, io, i);
         else
             s.acceleration[i] = s.heading[i] = s.speed[i] = 0;
@@ -75,7 +75,7 @@ HD void step(State s, Io io) {
     bool tags = false, runs = false;
     FOR_AGENTS (j) {  // a runner asks whether a tagger has it
         if (is_tagger(j)) continue;
-        int tagger = s.in_game[j] ? tagger_in_reach(s, j) : NO_TAGGER;
+        int tagger = io.active[j] && s.in_game[j] ? tagger_in_reach(s, j) : NO_TAGGER;
         io.scratch->tagger_of[j] = tagger;
         if (tagger != NO_TAGGER) {
             tags = true;
@@ -83,7 +83,6 @@ HD void step(State s, Io io) {
             if (RUNNER_LEAVES_WHEN_TAGGED) {
                 s.in_game[j] = false;
                 s.heading[j] = s.speed[j] = 0;
-                io.terminations[j] = true;
             }
         }
         runs |= s.in_game[j];
@@ -99,7 +98,9 @@ HD void step(State s, Io io) {
             }
             io.terminations[i] = over;
             io.truncations[i] = last_tick && !over;
-        } else if (s.in_game[i] && last_tick) {
+        } else if (!s.in_game[i]) {
+            io.terminations[i] = true;  // tagged now, or out of game from a saved start
+        } else if (last_tick) {
             io.rewards[i] += SURVIVAL_REWARD;
             io.truncations[i] = true;
         }

@@ -8,8 +8,7 @@
 //   FOR_OBS(i, k)     every element k of every agent's observation, likewise
 //   ONCE              what follows is done by one lane of the team
 //   team_sync()       what lanes wrote before is seen by all lanes after; every lane must come here
-//   team_any(p)       whether p holds on any lane; every lane must come here
-//   team_sum(n)       the sum of an int over the lanes; every lane must come here
+//   team_any(p)       whether p holds on any lane; every lane must come here (no substitute for team_sync)
 //
 // A float sum must run over items in their order, never over lanes: its bits must not depend on the team size.
 #pragma once
@@ -35,21 +34,6 @@ HD bool team_any(bool p) {
     else
         return __any_sync(team_mask(), p);
 }
-HD int team_sum(int n) {
-    if constexpr (TEAM > 32) {
-        __shared__ int total;
-        if (threadIdx.x == 0) total = 0;
-        __syncthreads();
-        atomicAdd(&total, n);  // integers: any order gives the same sum
-        __syncthreads();
-        n = total;
-        __syncthreads();
-        return n;
-    } else {
-        for (int width = 1; width < TEAM; width *= 2) n += __shfl_xor_sync(team_mask(), n, width);
-        return n;
-    }
-}
 #define FOR_RANGE(i, n) for (int i = lane(), n_##i = (n); i < n_##i; i += TEAM)
 #define FOR_OBS(i, k)                                                                                           \
     for (int at_ = lane(), i, k; at_ < NUM_AGENTS * OBS_SIZE && (i = at_ / OBS_SIZE, k = at_ % OBS_SIZE, true); \
@@ -60,7 +44,6 @@ HD int team_sum(int n) {
 
 HD void team_sync() {}
 HD bool team_any(bool p) { return p; }
-HD int team_sum(int n) { return n; }
 // The order in which a range is visited must not matter. A debug build visits it backwards (1) or shuffled (2).
 HD int in_order(int k, int n) {
 #if !defined(LANE_ORDER)

@@ -1,4 +1,4 @@
-"""GPU-resident multi-agent environments, their standard interfaces, and a trainer."""
+"""GPU-resident multi-agent environments and a trainer."""
 
 from gpu_vecenv._version import __version__
 from gpu_vecenv.data_manager import DataManager

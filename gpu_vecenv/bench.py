@@ -46,7 +46,7 @@ class BenchConfig:
     """Measure steps of games: fixed random actions ("step"), and sampling from logits plus step ("tick")."""
 
     game: str | None = None  # a game's name; without it a fixed suite is run
-    num_envs: int = 2000  # replicas (with --game)
+    num_envs: int | None = None  # replicas (with --game); by default 2000
     config: str = "{}"  # the game's configuration as JSON (with --game)
     device: str | None = None  # cpu, cuda, cuda:1; by default cuda if usable
     driver: str | None = None  # pycuda or cuda_core (CUDA only)
@@ -186,12 +186,12 @@ def provenance(device: torch.device) -> dict[str, Any]:
 def run(config: BenchConfig) -> dict[str, Any]:
     """Measure, print one JSON line per row, and return what was measured."""
     device = resolve_device(config.device)
-    if config.game is None and config.config != "{}":
-        raise ConfigError(f"config is {config.config!r} without game; expected game as well")
+    if config.game is None and (config.config != "{}" or config.num_envs is not None):
+        raise ConfigError("num_envs and config belong to one game; expected game as well")
     settings = json.loads(config.config)
     if not isinstance(settings, dict):
         raise ConfigError(f"config is {config.config!r}; expected a JSON object")
-    suite = [(config.game, config.num_envs, settings)] if config.game else SUITE
+    suite = [(config.game, config.num_envs or 2000, settings)] if config.game else SUITE
     rows = [(configure(name, **settings), num_envs) for name, num_envs, settings in suite]
     bandwidth = copy_bandwidth(device)
     results = {**provenance(device), "copy_bytes_per_s": round(bandwidth), "rows": []}

@@ -153,6 +153,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "--version":
         print(__version__)
         return 0
+    if command in ("train", "show") and rest in (["-h"], ["--help"]):
+        print(f"usage: {PROGRAM} {command} GAME [options]\n\ngames: {', '.join(sorted(GAMES))}")
+        print(f"{PROGRAM} {command} GAME --help tells all options, the game's own configuration among them")
+        return 0
     try:
         if command not in COMMANDS:
             raise ConfigError(f"unknown command {command!r}; {nearest(command, COMMANDS)}; see {PROGRAM} --help")

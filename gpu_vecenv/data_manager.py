@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,19 +86,20 @@ class DataManager(Mapping[str, torch.Tensor]):
         """A copy of every tensor, on the device."""
         return {name: tensor.clone() for name, tensor in self.items()}
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Copy values back; all names, shapes and dtypes are checked before the first is written.
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], names: Iterable[str] | None = None) -> None:
+        """Copy values back, of all tensors or of those named; everything is checked before the first is written.
 
         Raises:
             ValueError: The names, a shape or a dtype differ.
         """
-        if set(state) != set(self):
-            raise ValueError(f"state has {sorted(state)}; expected {sorted(self)}")
-        for name, tensor in self.items():
+        targets = {name: self[name] for name in (self if names is None else names)}
+        if set(state) != set(targets):
+            raise ValueError(f"state has {sorted(state)}; expected {sorted(targets)}")
+        for name, tensor in targets.items():
             if state[name].shape != tensor.shape or state[name].dtype != tensor.dtype:
                 raise ValueError(
                     f"{name!r} is {tuple(state[name].shape)} {state[name].dtype}; "
                     f"expected {tuple(tensor.shape)} {tensor.dtype}"
                 )
-        for name, tensor in self.items():
+        for name, tensor in targets.items():
             tensor.copy_(state[name])

@@ -24,6 +24,9 @@ class Digest:
     def add(self, tensor: torch.Tensor, mask: torch.Tensor | None = None) -> None:
         """Feed a tensor (num_envs, …); only replicas where ``mask`` (num_envs, …) begins with True."""
         replicas, count = len(self.words), math.prod(tensor.shape[1:])
+        for given in (tensor, tensor if mask is None else mask):
+            if given.ndim == 0 or given.shape[0] != replicas:
+                raise ValueError(f"digest: got {tuple(given.shape)}; expected ({replicas}, …), replicas first")
         stride = 0 if mask is None else math.prod(mask.shape[1:])
         self.program.prepare(
             "digest",
@@ -42,10 +45,8 @@ class Digest:
 
     def add_state(self, env: VecEnv) -> None:
         """Feed everything that an environment keeps per replica."""
-        shared = {f"state_{field.name}" for field in env.game.state if field.shared}
-        for name, tensor in env.data.items():
-            if name not in shared and not name.startswith("pool_"):
-                self.add(tensor)
+        for tensor in env.state_dict().values():
+            self.add(tensor)
 
     def hex(self) -> str:
         """One fingerprint of all replicas, as 16 hexadecimal digits. Waits for the device."""

@@ -18,6 +18,20 @@ from gpu_vecenv.errors import DeviceUnavailableError, KernelCompileError, neares
 from gpu_vecenv.prologue import declared_text, game_text, inline_includes
 
 KERNEL_NAME = re.compile(r"^\s*(?:REPLICA_)?KERNEL\(\s*(\w+)", re.MULTILINE)
+KERNEL_PARAMETERS = re.compile(r"\bKERNEL\(\s*(\w+)\s*,([^(){}]*)\)\s*\{")
+PARAMETER = re.compile(r"\s*(?:const\s+)?(\w+)\s*(\*?)\s*\w+\s*")
+SCALARS = {"int": "i", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "float": "f", "double": "d"}
+POINTEES: dict[str, set[torch.dtype]] = {
+    "float": {torch.float32},
+    "double": {torch.float64},
+    "int": {torch.int32},
+    "i32": {torch.int32},
+    "u32": {torch.int32, torch.uint32},
+    "i64": {torch.int64},
+    "u64": {torch.int64, torch.uint64},
+    "u8": {torch.uint8},
+    "bool": {torch.bool},
+}
 DIAGNOSTIC = re.compile(r"error|undefined|unresolved", re.IGNORECASE)
 SHOWN_DIAGNOSTICS = 3
 
@@ -91,20 +105,22 @@ class FunctionManager:
             said = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
             shown = "\n  ".join(said[:SHOWN_DIAGNOSTICS])
             raise KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log) from None
-        return Program(name, self.device, self.backend.load(path), KERNEL_NAME.findall(text))
+        return Program(name, self.device, self.backend.load(path), text)
 
 
 class Program:
     """Compiled kernels of one text."""
 
-    def __init__(self, name: str, device: torch.device, module: Module, kernels: Sequence[str]) -> None:
-        self.name, self.device, self.module, self.kernels = name, device, module, tuple(kernels)
+    def __init__(self, name: str, device: torch.device, module: Module, text: str) -> None:
+        self.name, self.device, self.module = name, device, module
+        self.kernels = tuple(KERNEL_NAME.findall(text))
+        self.parameters = dict(KERNEL_PARAMETERS.findall(text))  # kernel -> its parameter list, where it is plain text
 
     def prepare(self, kernel: str, shape: LaunchShape, arguments: Sequence[Argument]) -> Launch:
         """A launch to be made again and again, its arguments replaceable one by one.
 
         Raises:
-            TypeError: An argument is neither tensor, None nor NumPy scalar.
+            TypeError: An argument is neither tensor, None nor NumPy scalar, or not what the kernel declares.
             ValueError: A tensor lies on another device or is not contiguous.
             AttributeError: There is no such kernel.
         """
@@ -124,9 +140,26 @@ class Launch:
     def __init__(self, program: Program, kernel: str, shape: LaunchShape, arguments: Sequence[Argument]) -> None:
         self.kernel, self.device = f"{program.name}: {kernel}", program.device
         codes = "".join(code_of(self.kernel, place, argument) for place, argument in enumerate(arguments))
+        self._check_types(program.parameters.get(kernel, ""), codes, arguments)
         self.kept = [argument for argument in arguments if isinstance(argument, torch.Tensor)]  # alive while launchable
         self.raw: list[Any] = [self._raw(argument) for argument in arguments]
         self._launch = program.module.launcher(kernel, codes, shape)
+
+    def _check_types(self, declared: str, codes: str, arguments: Sequence[Argument]) -> None:
+        """Compare with the parameter list in the text; one that macros write cannot be read and is let pass."""
+        matches = [PARAMETER.fullmatch(part) for part in declared.split(",")]
+        known = [m.groups() for m in matches if m and (m[1] in SCALARS or m[2])]
+        if not declared or len(known) < len(matches):
+            return
+        if len(arguments) != len(known):
+            raise TypeError(f"{self.kernel} takes {len(known)} arguments ({declared.strip()}); got {len(arguments)}")
+        for place, ((kind, star), code, argument) in enumerate(zip(known, codes, arguments, strict=True)):
+            fits = code == ("P" if star else SCALARS[kind])
+            if fits and isinstance(argument, torch.Tensor) and kind in POINTEES:
+                fits = argument.dtype in POINTEES[kind]
+            if not fits:
+                got = argument.dtype if isinstance(argument, torch.Tensor) else type(argument).__name__
+                raise TypeError(f"{self.kernel}: argument {place} is {got}; the kernel declares {kind}{star}")
 
     def _raw(self, argument: Argument) -> Any:
         if not isinstance(argument, torch.Tensor):

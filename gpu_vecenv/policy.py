@@ -67,7 +67,8 @@ def log_probs_and_entropies(
     for head, part in enumerate(logits.split(list(head_sizes), dim=-1)):
         all_log_probs = part.log_softmax(-1)
         log_probs = log_probs + all_log_probs.gather(-1, actions[:, head, None]).squeeze(-1)
-        entropies = entropies - (all_log_probs.exp() * all_log_probs).sum(-1)
+        finite = all_log_probs.clamp(min=torch.finfo(all_log_probs.dtype).min)  # an excluded choice adds 0 * -inf
+        entropies = entropies - (all_log_probs.exp() * finite).sum(-1)
     return log_probs, entropies
 
 

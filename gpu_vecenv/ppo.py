@@ -29,7 +29,7 @@ from gpu_vecenv.env import check_fields, param
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
 from gpu_vecenv.policy import default_policy, log_probs_and_entropies
 from gpu_vecenv.sampler import Sample, Sampler
-from gpu_vecenv.vec_env import VecEnv
+from gpu_vecenv.vec_env import Fault, VecEnv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def loss(
         return total, torch.stack([policy_loss, value_loss, entropy, kl, clip_share])
 
 
-LOSS_NAMES = ("policy_loss", "value_loss", "entropy", "approximate_kl", "clip_share")
+LOSS_NAMES = ("policy_loss", "value_loss", "entropy", "approximate_kl", "clip_share", "gradient_norm")
 
 
 class Rollout:
@@ -186,15 +186,16 @@ class Trainer:
                 f"num_agents = {self.config.num_steps} x {env.num_envs} x {env.num_agents} = {self.rows}"
             )
         self._check_capacity()
-        self.generator = torch.Generator(env.device).manual_seed(seed)
+        self.generator = torch.Generator(env.device).manual_seed(self.seed)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)  # the host's alone: weights are drawn there
+            torch.default_generator.manual_seed(self.seed)  # the host's alone: weights are drawn there
             self.policy = (policy or default_policy(env.game, self.config.hidden_sizes)).to(env.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.config.learning_rate, eps=1e-5)
         self.sampler = Sampler(self.env)
         self.rollout = Rollout(self.env, self.config.num_steps)
-        self.env.reset(seed=seed, out=self.rollout.first)
+        self.env.reset(seed=self.seed, out=self.rollout.first)
         self.iteration = 0
+        self._collected = False  # whether the last row of the rollout is where the next one begins
 
     @property
     def num_iterations(self) -> int:
@@ -250,7 +251,7 @@ class Trainer:
     @torch.no_grad()
     def _collect(self) -> None:
         data = self.rollout
-        if self.iteration:
+        if self._collected:
             data.obs[0].copy_(data.obs[-1])
             data.active[0].copy_(data.active[-1])
         for t, (slab, sample) in enumerate(zip(data.slabs, data.samples, strict=True)):
@@ -258,6 +259,7 @@ class Trainer:
             self.sampler.sample(logits, out=sample)
             self.env.step(data.actions[t], out=slab)
         data.values[-1] = self.policy(data.obs[-1])[1]
+        self._collected = True
 
     def _update(self) -> tuple[torch.Tensor, torch.Tensor]:
         data, config = self.rollout, self.config
@@ -283,9 +285,9 @@ class Trainer:
                 )
                 self.optimizer.zero_grad()
                 total.backward()
-                nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+                norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
                 self.optimizer.step()
-                losses += parts
+                losses += torch.cat([parts, norm[None]])
         spread = mean_of((returns - mean_of(returns, active)).square(), active)
         missed = mean_of((estimates - mean_of(estimates, active)).square(), active)
         explained = 1 - missed / spread.clamp(min=1e-8)
@@ -330,7 +332,7 @@ class Trainer:
         game = self.env.game
         if unknown := set(random_roles) - set(game.roles):
             raise ConfigError(f"random_roles has {sorted(unknown)}; the roles are {list(game.roles)}")
-        if episodes < 1:
+        if type(episodes) is not int or episodes < 1:
             raise ConfigError(f"episodes is {episodes}; at least 1 is needed")
         rounds = -(-episodes // self.env.num_envs)
         num_envs = -(-episodes // rounds)
@@ -344,6 +346,8 @@ class Trainer:
             obs, _ = env.reset(seed=seed if played == 0 else None, out=slab)
             env.clear_episode_statistics()
             while bool(env.active.any()):
+                if bool((env.faults() & Fault.INVALID_ACTION).any()):
+                    raise NonFiniteError("evaluate: the policy's logits are NaN, or exclude every choice")
                 for _ in range(16):
                     actions = sampler.sample(self.policy(obs)[0], greedy=greedy).actions
                     env.step(torch.where(at_random, env.sample_actions(), actions), out=slab)

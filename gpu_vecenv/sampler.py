@@ -65,6 +65,8 @@ class Sampler:
         self.env.check_ready("sample")
         rows = (self.env.num_envs, self.env.num_agents)
         expected = (*rows, self.num_logits)
+        if not isinstance(logits, torch.Tensor):
+            raise TypeError(f"sample: logits are a {type(logits).__name__}; expected a torch tensor")
         if logits.dtype != torch.float32:
             raise TypeError(f"sample: logits have dtype {logits.dtype}; expected torch.float32 (use logits.float())")
         if logits.shape != expected or logits.device != self.env.device:

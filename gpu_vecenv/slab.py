@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 
@@ -103,6 +104,10 @@ class Slab:
                 )
             if not tensor.is_contiguous():
                 raise ValueError(f"slab: {name} has strides {tensor.stride()}; expected a contiguous tensor")
+        spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, name) for name, t in given.items())
+        for (_, end, name), (start, _, other) in pairwise(spans):
+            if start < end:
+                raise ValueError(f"slab: {name} and {other} share memory; expected tensors apart from each other")
         rest = {
             name: torch.empty(shape, dtype=dtype, device=layout.device)
             for name, (shape, dtype) in specs.items()

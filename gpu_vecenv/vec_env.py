@@ -112,6 +112,7 @@ class VecEnv:
         self._allocate(shared, pool)
         self._prepare(self.program, len(next(iter(pool.values()))) if pool else 0)
         self.seed: int | None = None  # of the last seeded reset
+        self._begun = False
 
     def like(self, **changes: Any) -> VecEnv:
         """A new environment made with the same arguments, but for ``changes``."""
@@ -177,9 +178,9 @@ class VecEnv:
         self._check_open("reset")
         out = self._output(out)
         rows = None if mask is None else self._checked_mask(mask)
-        if rows is not None and self.seed is None:
+        if rows is not None and not self._begun:
             raise ResetNeededError("reset(mask=…) before the first reset: call reset() for all replicas first")
-        if seed is None and self.seed is None:
+        if seed is None and not self._begun:
             seed = secrets.randbits(63)
         if seed is not None:
             seed = checked_seed(seed)
@@ -189,6 +190,7 @@ class VecEnv:
         launch.raw[self._mask + 4 : self._mask + 6] = out.obs.data_ptr(), out.active.data_ptr()
         launch()
         self.seed = self.seed if seed is None else seed
+        self._begun = True
         return out.obs, {"active": out.active}
 
     def step(
@@ -276,13 +278,13 @@ class VecEnv:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All that the next tick depends on, copied: state, clocks, random streams, statistics."""
-        return self.data.state_dict()
+        return {name: self.data[name].clone() for name in self._own}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Go on from a ``state_dict`` of an environment of the same game and size."""
         self._check_open("load_state_dict")
-        self.data.load_state_dict(state)
-        self.seed = self.seed or 0
+        self.data.load_state_dict(state, self._own)
+        self._begun = True
 
     def close(self) -> None:
         """Let go of all memory. Calling it again does nothing."""
@@ -307,6 +309,12 @@ class VecEnv:
                 f"{each * self.num_envs:,} bytes ({each:,} each); {free:,} bytes are free on {self.device}: "
                 f"at most num_envs = {free // each:,} fit"
             )
+
+    @property
+    def _own(self) -> list[str]:
+        """Names of the tensors that hold the replicas: neither shared fields nor what users pushed."""
+        fields = [("machine", MACHINE_STATE), ("state", self.game.state)]
+        return [f"{kind}_{field.name}" for kind, group in fields for field in group if not field.shared]
 
     def _allocate(self, shared: Mapping[str, ArrayLike], pool: Mapping[str, ArrayLike]) -> None:
         for name, field in kernel_fields(self.game, pool):
@@ -359,7 +367,7 @@ class VecEnv:
     def check_ready(self, method: str) -> None:
         """Raise ClosedEnvError after ``close``, ResetNeededError before the first ``reset``."""
         self._check_open(method)
-        if self.seed is None:
+        if not self._begun:
             raise ResetNeededError(f"{method} before reset: call reset() first")
 
     def _check_open(self, method: str) -> None:

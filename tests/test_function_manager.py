@@ -558,3 +558,28 @@ def test_the_host_fuses_only_what_is_written(tmp_path):
     if not FUSED_ON_THE_HOST.search(fused):
         pytest.skip("this processor has no fused multiply-add")
     assert FUSED_ON_THE_HOST.findall(assembly) == []
+
+
+SCALE = """#include "kernel.cuh"
+KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS (k, n) x[k] *= a; }
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (torch.ones(3), np.float32(2)),
+        (torch.ones(3), np.float32(2), np.int64(3), np.int64(3)),
+        (torch.ones(3), np.float64(2), np.int64(3)),
+        (torch.ones(3), np.float32(2), np.int32(3)),
+        (torch.ones(3, dtype=torch.float64), np.float32(2), np.int64(3)),
+        (np.float32(1), np.float32(2), np.int64(3)),
+    ],
+)
+def test_arguments_that_the_kernel_does_not_declare_are_refused(arguments):
+    program = FunctionManager("cpu").compile(SCALE)
+    with pytest.raises(TypeError, match=r"scale.*(takes 3 arguments|the kernel declares)"):
+        program.launch("scale", 3, *arguments)
+    x = torch.ones(3)
+    program.launch("scale", 3, x, np.float32(2), np.int64(3))
+    assert x.tolist() == [2, 2, 2]

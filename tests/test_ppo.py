@@ -218,7 +218,7 @@ def test_an_update_is_that_of_a_textbook_on_the_active_rows_alone(device):
     gains = torch.tensor(estimates, dtype=torch.float32, device=device)[kept]
     targets = gains + data.values[:-1][kept]
     scaled = (gains - gains.mean()) / gains.std(correction=0)
-    sums = torch.zeros(5, device=device)
+    sums = torch.zeros(6, device=device)
     for _ in range(4):
         logits, values = policy(data.obs[:-1][kept])
         heads = [torch.distributions.Categorical(logits=part) for part in logits.split([4, 5], -1)]
@@ -229,11 +229,11 @@ def test_an_update_is_that_of_a_textbook_on_the_active_rows_alone(device):
         value_loss = (values - targets).square().mean() / 2
         optimizer.zero_grad()
         (-objective + 0.5 * value_loss - 0.01 * entropy).backward()
-        nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+        norm = nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
         optimizer.step()
         outside = ((ratio - 1).abs() > 0.1).float().mean()
         kl = ((ratio - 1) - ratio.log()).mean()
-        sums += torch.stack([-objective, value_loss, entropy, kl, outside]).detach()
+        sums += torch.stack([-objective, value_loss, entropy, kl, outside, norm]).detach()
     assert sums[4] > 0.2  # the clip mattered
     found = torch.tensor([figures[name] for name in LOSS_NAMES])
     # The same sums in another order, carried through 4 steps of Adam: measured 1e-6, a wrong row or sign gives 1e-2.
@@ -811,3 +811,54 @@ def test_a_checkpoint_is_plain_data(trainer, tmp_path):
     assert {name: tuple(entry["shape"]) for name, entry in header.items()} == {
         name: tuple(tensor.shape) for name, tensor in trainer.policy.state_dict().items()
     }
+
+
+class Masking(torch.nn.Module):
+    """Never chooses the last action."""
+
+    def __init__(self, obs_size, num_logits):
+        super().__init__()
+        self.actor, self.critic = torch.nn.Linear(obs_size, num_logits), torch.nn.Linear(obs_size, 1)
+
+    def forward(self, obs):
+        logits = self.actor(obs)
+        excluded = torch.arange(logits.shape[-1], device=obs.device) == logits.shape[-1] - 1
+        return logits.masked_fill(excluded, float("-inf")), self.critic(obs).squeeze(-1)
+
+
+def test_a_policy_may_exclude_choices(device):
+    env = gpu_vecenv.make("tag_gridworld", 16, device, grid=4)
+    trainer = Trainer(env, PPOConfig(total_steps=1, num_steps=8), policy=Masking(env.game.obs_size, 5))
+    assert trainer.train()["entropy"] > 0
+    assert int(trainer.rollout.actions.max()) == 3
+
+
+def test_an_evaluation_with_nan_logits_ends(device):
+    env = gpu_vecenv.make("tag_gridworld", 16, device, grid=4)
+    trainer = Trainer(env, PPOConfig(total_steps=1, num_steps=8))
+    with torch.no_grad():
+        trainer.policy.actor.bias.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="logits"):
+        trainer.evaluate(10)
+
+
+class Cliff(torch.nn.Module):
+    """Its value is finite, its gradient is not."""
+
+    def __init__(self, obs_size, num_logits):
+        super().__init__()
+        self.actor, self.critic = torch.nn.Linear(obs_size, num_logits), torch.nn.Linear(obs_size, 1)
+
+    def forward(self, obs):
+        value = self.critic(obs).squeeze(-1)
+        return self.actor(obs), value + torch.sqrt((value * 0).abs())
+
+
+def test_a_gradient_that_is_not_finite_stops_training_and_changes_nothing(device):
+    env = gpu_vecenv.make("tag_gridworld", 16, device, grid=4)
+    config = PPOConfig(total_steps=1, num_steps=8, num_epochs=1, num_minibatches=1)
+    trainer = Trainer(env, config, policy=Cliff(env.game.obs_size, 5))
+    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+    with pytest.raises(NonFiniteError, match="gradient_norm"):
+        trainer.train()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.policy.state_dict().items())

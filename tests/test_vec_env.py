@@ -651,3 +651,39 @@ def test_closing_lets_go_of_all_tensors(game, device):
         env.close()
         assert env.closed and [tensor for tensor in tensors if tensor() is not None] == []
         assert obs.isfinite().all()  # outputs outlive their environment
+
+
+def test_a_runner_that_starts_out_of_game_ends_at_once(device):
+    starts = {"in_game": torch.tensor([[True, True, False]])}
+    game = gpu_vecenv.configure("tag_continuous", num_taggers=1, num_runners=2, max_steps=5, side=1000.0)
+    env = VecEnv(game, 20, device, starts=starts)
+    env.reset(seed=1)
+    _, _, terminations, _, _ = env.step(env.sample_actions())
+    assert terminations[:, 2].all()
+    for _ in range(4):
+        env.step(env.sample_actions())
+    assert env.episode_statistics()["episodes"].tolist() == [1] * 20
+
+
+def test_an_agent_that_has_ended_does_not_act_even_if_put_back_in_game(device):
+    game = gpu_vecenv.configure("tag_continuous", num_taggers=1, num_runners=4, side=3.0, tagging_distance=0.3)
+    env = VecEnv(game, 64, device, autoreset_mode="next_step")
+    env.reset(seed=1)
+    for _ in range(3):
+        env.step(env.sample_actions())
+    out = ~env.active & env.active.any(1, keepdim=True)
+    assert out.any()
+    env.state["in_game"].fill_(True)
+    before = env.state["position"].clone()
+    env.step(torch.where(out[..., None], 500_000_000, env.sample_actions()))  # far outside every table
+    assert not env.faults().any()
+    assert torch.equal(env.state["position"][out], before[out])
+
+
+def test_tensors_of_the_user_are_no_part_of_a_saved_state(device):
+    env = gpu_vecenv.make("tag_gridworld", 4, device)
+    env.reset(seed=7)
+    saved = env.state_dict()
+    env.data.push("mine", torch.zeros(9, device=device))
+    env.load_state_dict(saved)
+    assert set(env.state_dict()) == set(saved) and "mine" in env.data

@@ -107,7 +107,8 @@ def load_driver(name: str, device: torch.device) -> Any:
     """A driver on a device, or DeviceUnavailableError with the reason."""
     try:
         module = importlib.import_module(f"gpu_vecenv.backends.{name}_driver")
-        return getattr(module, DRIVERS[name])(device)
+        with torch.cuda.device(device):  # the thread's own device is as it was afterwards
+            return getattr(module, DRIVERS[name])(device)
     except Exception as error:
         raise DeviceUnavailableError(f"driver {name!r} does not work: {type(error).__name__}: {error}") from error
 

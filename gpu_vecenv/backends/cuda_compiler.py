@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpu_vecenv.doctor import find_nvcc
 from gpu_vecenv.errors import CompilerError, KernelCompileError
 
 # Fusion off: a product and a sum are rounded apart, as on the host. Division and square root are IEEE, denormals live.
@@ -27,7 +27,7 @@ def compiler() -> str:
         return "nvrtc {}.{}".format(*_call(nvrtc.nvrtcVersion()))
     except Exception as error:  # the wheel may be absent, or its library may fail to load: both leave nvcc
         missing = error
-    nvcc = shutil.which("nvcc")
+    nvcc = find_nvcc()
     if nvcc is None:
         raise CompilerError(
             f"no CUDA compiler: NVRTC is not usable ({type(missing).__name__}: {missing}) and nvcc is not on PATH; "
@@ -82,7 +82,7 @@ def _by_nvcc(text: str, architecture: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
         source.write_text(text, encoding="utf-8")
-        command = ["nvcc", "-cubin", f"-arch={architecture}", *FLAGS, "-o", str(target), str(source)]
+        command = [find_nvcc() or "nvcc", "-cubin", f"-arch={architecture}", *FLAGS, "-o", str(target), str(source)]
         try:
             done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
         except OSError as error:

@@ -102,9 +102,11 @@ class HostModule:
 
         def launch(arguments: Sequence[Any]) -> None:
             others = [_pool(os.getpid()).submit(function, w, workers, *arguments) for w in range(1, workers)]
-            function(0, workers, *arguments)
-            for other in others:
-                other.result()
+            try:
+                function(0, workers, *arguments)
+            finally:  # also when interrupted: they write to memory that the caller may let go of
+                for other in others:
+                    other.result()
 
         return launch
 

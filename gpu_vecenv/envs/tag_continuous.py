@@ -19,7 +19,7 @@ class TagContinuous(Env):
 
     num_taggers: int = param(10, low=1)  # agents that chase
     num_runners: int = param(100, low=1)  # agents that flee
-    side: float = param(20.0, low=1e-3)  # of the square
+    side: float = param(20.0, low=1e-3, high=1e9)  # of the square
     max_steps: int = param(500, low=1)  # ticks until the episode is truncated
     max_speed: float = param(1.0, low=1e-6)  # per tick, before the skill factor
     tagger_skill: float = param(1.0, low=0)  # factor on max_speed
@@ -31,7 +31,7 @@ class TagContinuous(Env):
     max_turn: float = param(2.356, low=-6.283, high=6.283)  # rad per tick, highest level
     turn_levels: int = param(20, low=1)  # besides "no change"
     num_neighbors: int | Literal["all"] = param(10, low=1)  # nearest agents that are seen, or "all" others
-    tagging_distance: float = param(0.02, low=0)  # as a fraction of side
+    tagging_distance: float = param(0.02, low=0, high=1e3)  # as a fraction of side
     tag_reward: float = 10.0  # to the nearest tagger, for each runner it tags
     tag_penalty: float = -10.0  # to a tagged runner
     tagger_step_reward: float = 0.0  # to every tagger, every tick
