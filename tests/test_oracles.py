@@ -37,11 +37,12 @@ CONTINUOUS = {
     "levels": {**FEW, "acceleration_levels": 3, "turn_levels": 1, "max_turn": -1.0, "min_acceleration": -0.3},
     "many tags at once": {"num_taggers": 2, "num_runners": 30, "side": 2.0, "max_steps": 12, "tagging_distance": 0.4},
 }
+LARGE = {"defaults": {}, "ten thousand agents": {"num_taggers": 500, "num_runners": 9500}}
 CASES = [("tag_gridworld", name, 6, 300) for name in GRIDWORLDS]
 CASES += [("tag_continuous", name, 6, 200) for name in CONTINUOUS]
-CASES += [("tag_continuous", "defaults", 2, 120)]
+CASES += [("tag_continuous", "defaults", 2, 120), ("tag_continuous", "ten thousand agents", 1, 3)]
 ORACLES = {"tag_gridworld": tag_gridworld, "tag_continuous": tag_continuous}
-CONFIGS = {"tag_gridworld": GRIDWORLDS, "tag_continuous": {**CONTINUOUS, "defaults": {}}}
+CONFIGS = {"tag_gridworld": GRIDWORLDS, "tag_continuous": {**CONTINUOUS, **LARGE}}
 
 
 def bits(array: torch.Tensor | np.ndarray) -> np.ndarray:
