@@ -38,7 +38,7 @@ class Step:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-def torch_steps(installed: str, gpu: bool, pinned: bool, platform: str) -> list[Step]:
+def torch_steps(installed: str, gpu: bool, pinned: bool, platform: str, driver_cuda: str = "") -> list[Step]:
     """Ways to get torch, best first; one that succeeds is enough. All obey pip's constraints.
 
     Without a GPU, PyPI's Linux wheels would bring gigabytes of CUDA: they come last, and only for a
@@ -47,7 +47,12 @@ def torch_steps(installed: str, gpu: bool, pinned: bool, platform: str) -> list[
     if doctor.numbers(installed) >= doctor.numbers(TORCH.partition(">=")[2]):
         return []
     if gpu:
-        return [Step("torch with CUDA, since a GPU is there; large, takes minutes", (TORCH,))]
+        plain = Step("torch with CUDA, since a GPU is there; large, takes minutes", (TORCH,))
+        older = doctor.cuda_wheels(driver_cuda) if doctor.numbers(driver_cuda) < (13, 0) else None
+        if pinned or older is None:  # PyPI's own wheels are built for CUDA 13
+            return [plain]
+        index = {"PIP_INDEX_URL": older, "PIP_EXTRA_INDEX_URL": older}
+        return [Step(f"torch for the driver's CUDA {driver_cuda}; large, takes minutes", (TORCH,), index)]
     if platform == "darwin":
         return [Step("torch (its macOS wheels are CPU builds)", (TORCH,))]
     # Through the environment, because --index-url leaves configured extra indexes in force, and a
@@ -151,7 +156,7 @@ def main(arguments: Sequence[str] | None = None, pip: Sequence[str] = PIP) -> in
     reason = "GPU_VECENV_DEVICE=cpu" if cpu_asked else driver.problem
     print(f"GPU: {driver.gpus[0]}" if gpu else f"No NVIDIA GPU is used ({reason})")
 
-    failure = run_first(torch_steps(installed_torch(), gpu, torch_is_pinned(pip), sys.platform), pip)
+    failure = run_first(torch_steps(installed_torch(), gpu, torch_is_pinned(pip), sys.platform, driver.cuda), pip)
     if failure:
         index = (doctor.cuda_wheels(driver.cuda) if gpu else None) or CPU_WHEELS
         print(f"{failure}\n\ntorch could not be installed. Install it by hand, then repeat:")

@@ -226,3 +226,11 @@ def test_unusable_gpu_stops_the_installation_unless_the_cpu_is_asked_for(program
     monkeypatch.setenv("GPU_VECENV_DEVICE", "cpu")
     assert install.main([], pip) == 0
     assert "--editable" in log.read_text()
+
+
+def test_a_driver_for_an_older_cuda_gets_the_torch_that_it_can_run():
+    (step,) = install.torch_steps("", gpu=True, pinned=False, platform="linux", driver_cuda="12.8")
+    assert step.environment["PIP_INDEX_URL"].endswith("/cu128")
+    (newest,) = install.torch_steps("", gpu=True, pinned=False, platform="linux", driver_cuda="13.0")
+    (pinned,) = install.torch_steps("", gpu=True, pinned=True, platform="linux", driver_cuda="12.8")
+    assert not newest.environment and not pinned.environment
