@@ -16,12 +16,12 @@ train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
 	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 $(ARGS)
 
 test: $(VENV)/dev.stamp ## install, then run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
 
 check: $(VENV)/dev.stamp ## formatting, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	find cuda -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
+	find cuda examples tests -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
 
 gpu: $(VENV)/dev.stamp ## the tests that need an NVIDIA GPU; without one this fails

@@ -12,11 +12,9 @@ HD u32 canonical(u32 word, bool is_float) {
     return is_float && (word & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : word;
 }
 
-// `size` bytes per element, `count` elements per replica. Replicas whose mask is false are passed over.
-KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, const bool* mask, i64 mask_stride, u64* out,
-       i64 replicas) {
+// `size` bytes per element, `count` elements per replica.
+KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, u64* out, i64 replicas) {
     FOR_ITEMS (e, replicas) {
-        if (mask && !mask[e * mask_stride]) continue;
         u64 h = out[e];
         for (i64 k = e * count; k < (e + 1) * count; ++k) {
             if (size == 1) {

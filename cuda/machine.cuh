@@ -2,13 +2,7 @@
 // The machine around a game: entry kernels, autoreset, final observations, episode statistics, fault words.
 // Compiled after the game's own text.
 #pragma once
-
-// Bits of a replica's fault word; gpu_vecenv/vec_env.py names them too.
-enum Fault : i32 {
-    INVALID_ACTION = 1,     // a discrete action, or a continuous one, outside its space
-    NON_FINITE_ACTION = 2,  // NaN or infinite
-    STEPPED_AFTER_END = 4,  // without autoreset: the episode had ended
-};
+#include "actions.cuh"
 
 enum AutoresetMode : i32 { NEXT_STEP, SAME_STEP, DISABLED };
 
@@ -42,26 +36,6 @@ HD bool none_active(Machine m) {
     return !team_any(any);
 }
 
-HD int action_fault(Machine m, const Io& io) {
-    int outside = 0, non_finite = 0;
-    FOR_AGENTS (i) {
-        if (!m.active[i]) continue;
-        for (int head = 0; head < ACTION_HEADS; ++head) {
-            i64 k = (i64)i * ACTION_HEADS + head;
-#if CONTINUOUS_ACTIONS
-            float a = ((const float*)io.actions)[k];
-            non_finite |= !math::is_finite(a);
-            outside |= math::is_finite(a) && !(a >= ACTION_LOW[head] && a <= ACTION_HIGH[head]);
-#else
-            i64 a = io.wide ? ((const i64*)io.actions)[k] : ((const i32*)io.actions)[k];
-            int n = action_size(i, head);
-            outside |= n > 0 && (a < 0 || a >= n);  // a head that this role lacks may hold anything
-#endif
-        }
-    }
-    return (team_any(outside) ? INVALID_ACTION : 0) | (team_any(non_finite) ? NON_FINITE_ACTION : 0);
-}
-
 // A new episode: clocks, returns, activity, state.
 HD void begin_episode(Machine m, State s, Io io, Pool pool) {
     i64 episode = m.episode[0] + 1;
@@ -85,6 +59,49 @@ HD void begin_episode(Machine m, State s, Io io, Pool pool) {
     }
 }
 
+// What the agents see of the state as it is: their rows of the observation tensor, where what a smaller role lacks is
+// 0, and the choices they have.
+HD void observe_rows(Machine m, State s, Io io, Observation* rows) {
+    io.obs = (Observation(*)[OBS_SIZE])rows;
+#if ACTION_MASKS
+    io.action_mask = m.action_mask;
+#endif
+    observe(s, io);
+    if (OBS_PADDED || ACTION_MASKS) team_sync();
+    if (OBS_PADDED)
+        FOR_OBS (i, k)
+            if (!observed(i, k)) io.obs[i][k] = 0;
+#if ACTION_MASKS
+    FOR_AGENTS (i)
+        for (int head = 0; head < ACTION_HEADS; ++head)
+            for (int k = logit_offset(head); k < logit_offset(head + 1); ++k) {
+                if (!m.active[i]) io.action_mask[i][k] = true;  // its choice does not matter
+                if (k - logit_offset(head) >= action_size(i, head)) io.action_mask[i][k] = false;
+            }
+    team_sync();
+#endif
+}
+
+// Where agents are rows, the row of one that has left (`stays[i]` false) is 0 as long as its replica goes on.
+HD void blank_rows(Machine m, i32 rows, const bool* stays, Observation* obs) {
+    if (NUM_AGENTS == 1 || !rows) return;
+    bool left = false;
+    FOR_AGENTS (i) left |= !stays[i];
+    if (!team_any(left) || none_active(m)) return;
+    team_sync();
+    FOR_OBS (i, k)
+        if (!stays[i]) obs[i * OBS_SIZE + k] = 0;
+}
+
+// Copies of what the machine keeps, in the tensors of a tick.
+HD void report(Machine m, i64 e, bool* active, [[maybe_unused]] bool* action_mask) {
+    FOR_AGENTS (i) active[e * NUM_AGENTS + i] = m.active[i];
+#if ACTION_MASKS
+    const int n = NUM_AGENTS * NUM_LOGITS;
+    FOR_RANGE (k, n) action_mask[e * n + k] = ((const bool*)m.action_mask)[k];
+#endif
+}
+
 KERNEL(vecenv_layout, i64* out) {
     FOR_ITEMS (k, 1) {
         out[0] = sizeof(Scratch);
@@ -92,8 +109,8 @@ KERNEL(vecenv_layout, i64* out) {
     }
 }
 
-REPLICA_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64 seed, u64 first_replica,
-               Observation* obs, bool* active, Scratch* scratch, i64 num_envs) {
+REPLICA_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64 seed, u64 first_replica, i32 rows,
+               Observation* obs, bool* active, bool* action_mask, Scratch* scratch, i64 num_envs) {
     FOR_REPLICAS(e, num_envs) {
         Machine m = MACHINE_OF(e);
         State s = STATE_OF(e);
@@ -112,27 +129,29 @@ REPLICA_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64
             begin_episode(m, s, io, POOL);
         }
         io.time = m.time[0];
-        io.obs = (Observation(*)[OBS_SIZE])(obs + e * NUM_AGENTS * OBS_SIZE);
-        observe(s, io);
-        FOR_AGENTS (i) active[e * NUM_AGENTS + i] = m.active[i];
+        observe_rows(m, s, io, obs + e * NUM_AGENTS * OBS_SIZE);
+        blank_rows(m, rows, m.active, obs + e * NUM_AGENTS * OBS_SIZE);
+        report(m, e, active, action_mask);
     }
 }
 
-REPLICA_KERNEL(vecenv_observe, STATE_PARAMETERS, Observation* obs, Scratch* scratch, i64 num_envs) {
+REPLICA_KERNEL(vecenv_observe, STATE_PARAMETERS, i32 rows, Observation* obs, Scratch* scratch, i64 num_envs) {
     FOR_REPLICAS(e, num_envs) {
         Machine m = MACHINE_OF(e);
         Io io = {};
         io.active = m.active;
         io.scratch = SCRATCH(scratch, e);
         io.time = m.time[0];
-        io.obs = (Observation(*)[OBS_SIZE])(obs + e * NUM_AGENTS * OBS_SIZE);
-        observe(STATE_OF(e), io);
+        observe_rows(m, STATE_OF(e), io, obs + e * NUM_AGENTS * OBS_SIZE);
+        blank_rows(m, rows, m.active, obs + e * NUM_AGENTS * OBS_SIZE);
     }
 }
 
-REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32 mode, Observation* obs, float* rewards,
-               bool* terminations, bool* truncations, bool* active, Observation* final_obs, bool* final_mask,
-               Scratch* scratch, i64 num_envs) {
+// With `rows`, agents are rows with episodes of their own. One that leaves early ends there, with final_obs; rows of
+// zeros follow, and where its replica ends it terminates once more, so that nobody bootstraps across the new start.
+REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32 mode, i32 rows, Observation* obs,
+               float* rewards, bool* terminations, bool* truncations, bool* active, bool* final_mask, bool* action_mask,
+               Observation* final_obs, Scratch* scratch, i64 num_envs) {
     FOR_REPLICAS(e, num_envs) {
         Machine m = MACHINE_OF(e);
         State s = STATE_OF(e);
@@ -150,6 +169,7 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         FOR_AGENTS (i) {
             io.rewards[i] = 0;
             io.terminations[i] = io.truncations[i] = false;
+            active[row + i] = m.active[i];  // before the tick; at its end, report() writes those after it
         }
 
         bool over = none_active(m);
@@ -188,12 +208,19 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             }
             if (ends)
                 FOR_AGENTS (i) m.completed_returns[i] += m.returns[i];
+            if (ends && rows)
+                FOR_AGENTS (i) io.terminations[i] |= !io.truncations[i];
         }
 
         // Observe the state that the tick led to. Where an episode ends and the next begins at once, observe twice:
         // its last state into final_obs, then the new start.
         bool last = ends && mode == SAME_STEP;
-        FOR_AGENTS (i) final_mask[row + i] = last;
+        bool leaves = false;
+        FOR_AGENTS (i) {
+            bool ended = io.terminations[i] || io.truncations[i];
+            leaves |= final_mask[row + i] = last || (rows && mode == SAME_STEP && ended);
+        }
+        leaves = rows && team_any(leaves) && !last;
         begins |= last;
         for (;;) {
             if (begins && !last) {
@@ -201,13 +228,19 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
                 begin_episode(m, s, io, POOL);
                 io.time = 0;
             }
-            io.obs = (Observation(*)[OBS_SIZE])((last ? final_obs : obs) + row * OBS_SIZE);
             team_sync();
-            observe(s, io);
+            Observation* seen = (last ? final_obs : obs) + row * OBS_SIZE;
+            observe_rows(m, s, io, seen);
+            if (!begins) blank_rows(m, rows, active + row, seen);
             if (!last) break;
             last = false;
         }
-        FOR_AGENTS (i) active[row + i] = m.active[i];
+        if (leaves) {
+            team_sync();
+            FOR_OBS (i, k)
+                if (final_mask[row + i]) final_obs[(row + i) * OBS_SIZE + k] = obs[(row + i) * OBS_SIZE + k];
+        }
+        report(m, e, active, action_mask);
     }
 }
 
@@ -218,14 +251,13 @@ REPLICA_KERNEL(vecenv_random_actions, STATE_PARAMETERS, Action* actions, i64 num
         Rng rng = rng_of(m, RANDOM_ACTION_STREAM, m.episode[0], m.time[0]);
         FOR_RANGE (k, NUM_AGENTS * ACTION_HEADS) {
             int i = k / ACTION_HEADS, head = k % ACTION_HEADS;
-#if CONTINUOUS_ACTIONS
+#if BOX_ACTIONS
             float u = rng.uniform(i, head);
             actions[e * NUM_AGENTS * ACTION_HEADS + k] =
                 math::clamp(math::fma(u, ACTION_HIGH[head] - ACTION_LOW[head], ACTION_LOW[head]), ACTION_LOW[head],
                             ACTION_HIGH[head]);
 #else
-            int n = action_size(i, head);
-            actions[e * NUM_AGENTS * ACTION_HEADS + k] = n > 0 ? rng.below(i, head, n) : 0;
+            actions[e * NUM_AGENTS * ACTION_HEADS + k] = random_choice(m, rng, i, head);
 #endif
         }
     }

@@ -4,7 +4,7 @@
 #include "math.cuh"
 #include "rng.cuh"
 
-#if !CONTINUOUS_ACTIONS
+#if !BOX_ACTIONS
 // One agent's action, head by head. Logits of one agent lie head after head, each padded to the widest role's size.
 // A choice is made by inverting the cumulative distribution; sums run in the order of the choices.
 HD void sample_row(const float* logits, Rng rng, int agent, bool greedy, i32* action, float* log_prob, float* entropy) {

@@ -75,7 +75,10 @@ struct Io {
     float* rewards;                // [NUM_AGENTS] 0 at first
     bool* terminations;            // [NUM_AGENTS] false at first
     bool* truncations;             // [NUM_AGENTS] false at first
-    Observation (*obs)[OBS_SIZE];  // [NUM_AGENTS]; observe writes all of it
+    Observation (*obs)[OBS_SIZE];  // [NUM_AGENTS]; observe writes each role's own part of its rows
+#if ACTION_MASKS
+    bool (*action_mask)[NUM_LOGITS];  // [NUM_AGENTS]; observe writes for each choice of each head: allowed or not
+#endif
     Scratch* scratch;
     const void* actions;  // [NUM_AGENTS][ACTION_HEADS], read through action()
     bool wide;            // 64-bit actions

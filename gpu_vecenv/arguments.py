@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import torch
 
 from gpu_vecenv.data_manager import TORCH_TYPES, ArrayLike
 from gpu_vecenv.env import Env, Field
-from gpu_vecenv.errors import ConfigError, InvalidSeedError
+from gpu_vecenv.errors import ConfigError, InvalidActionError, InvalidSeedError
+
+ANY = 2**62  # choices of a head that a role lacks: it may hold anything
 
 
 def count(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -75,3 +79,137 @@ def pool_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLik
         name: _checked_array(game, "starts", fields[name], array, (len(array), *game.shape(fields[name])))
         for name, array in given.items()
     }
+
+
+def checked_mask(mask: Any, num_envs: int, device: torch.device) -> torch.Tensor:
+    """A reset mask on the device, (num_envs,) bool, or TypeError, ValueError."""
+    if not isinstance(mask, np.ndarray | torch.Tensor) or mask.dtype not in (torch.bool, np.bool_):
+        raise TypeError(f"reset: mask is {getattr(mask, 'dtype', type(mask).__name__)}; expected bool, torch or NumPy")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"reset: mask has shape {tuple(mask.shape)}; expected ({num_envs},)")
+    if isinstance(mask, torch.Tensor) and mask.device != device:
+        raise ValueError(f"reset: mask is on {mask.device}; expected {device}")
+    return torch.as_tensor(mask).to(device).contiguous()
+
+
+class ActionCheck:
+    """Whether action tensors fit one environment.
+
+    Args:
+        game: The game.
+        batch: Leading axes of the actions, (num_envs, num_agents) or (num_envs * num_agents,).
+        device: Where the actions must be.
+    """
+
+    def __init__(self, game: Env, batch: tuple[int, ...], device: torch.device) -> None:
+        self.game, self.device = game, device
+        self.shape = (*batch, *game.action.shape)
+        self._tables: dict[torch.device, torch.Tensor] = {}
+        self.kinds = (torch.float32,) if game.action.continuous else (torch.int32, torch.int64)
+
+    def __call__(self, actions: Any) -> torch.Tensor:
+        """The actions, contiguous; or TypeError, ValueError for a wrong dtype, shape or device."""
+        if not isinstance(actions, torch.Tensor):
+            raise TypeError(f"step: actions are a {type(actions).__name__}; expected a torch tensor on {self.device}")
+        if actions.dtype not in self.kinds:
+            raise TypeError(
+                f"step: actions have dtype {actions.dtype}; expected {' or '.join(map(str, self.kinds))}"
+                + ("" if self.game.action.continuous else " (use actions.long())")
+            )
+        if actions.shape != self.shape:
+            raise ValueError(
+                f"step: actions have shape {tuple(actions.shape)}; expected {self.shape}, nothing is broadcast"
+            )
+        if actions.device != self.device:
+            raise ValueError(f"step: actions are on {actions.device}; expected {self.device}")
+        if actions.layout != torch.strided:
+            raise ValueError(f"step: actions are {actions.layout}; expected a dense tensor")
+        if actions.requires_grad:
+            raise TypeError("step: actions require a gradient, which no kernel passes on; use actions.detach()")
+        return actions if actions.is_contiguous() else actions.contiguous()
+
+    def array(self, actions: Any, shape: tuple[int, ...] | None = None) -> np.ndarray[Any, Any]:
+        """Actions from the host, int32, int64 or float32, of ``shape`` (by default the tensor's own).
+
+        Raises:
+            TypeError, ValueError: They have another dtype or shape.
+        """
+        array, shape = np.asarray(actions), self.shape if shape is None else shape
+        names = [str(kind).removeprefix("torch.") for kind in self.kinds]
+        if isinstance(actions, int) and not -(2**63) <= actions < 2**63:
+            raise InvalidActionError(f"step: action {actions} is no 64-bit integer; expected one of the action space")
+        if array.dtype.name not in names and not (isinstance(actions, int) and not isinstance(actions, bool)):
+            raise TypeError(f"step: actions have dtype {array.dtype}; expected {' or '.join(names)}")
+        if array.shape != shape:
+            raise ValueError(f"step: actions have shape {array.shape}; expected {shape}, nothing is broadcast")
+        return array
+
+    def plainly_valid(self, array: np.ndarray[Any, Any]) -> bool:
+        """Whether every value is in the range of every role; masks of choices are not looked at.
+
+        One or two passes over host memory: what ``values`` finds out agent by agent is mostly known after these.
+        """
+        action = self.game.action
+        columns = array.reshape(-1, action.heads).T
+        if action.continuous:
+            bounds = zip(columns, action.low, action.high, strict=True)
+            return all(low <= column.min() and column.max() <= high for column, low, high in bounds)
+        least = (min(sizes) for sizes in zip(*self._sizes, strict=True))
+        # What is negative becomes too large.
+        return all(
+            bool((column.view(f"u{column.itemsize}") < size).all()) for column, size in zip(columns, least, strict=True)
+        )
+
+    def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        """A copy on the device, of this environment's shape; on a GPU by way of pinned memory, without waiting."""
+        if self.device.type == "cpu":
+            return torch.tensor(array, device="cpu").view(self.shape)
+        staged = torch.empty(
+            self.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True, device="cpu"
+        )
+        staged.numpy()[...] = array.reshape(self.shape)
+        return staged.to(self.device, non_blocking=True)
+
+    def values(self, actions: torch.Tensor, active: torch.Tensor, action_mask: torch.Tensor | None) -> None:
+        """Look at the values, which waits for their device; or InvalidActionError.
+
+        ``active`` is (num_envs, num_agents) bool; what inactive agents are to do does not matter. ``action_mask`` is
+        (num_envs, num_agents, num_logits) bool, the choices that are allowed. All on one device.
+        """
+        action, game = self.game.action, self.game
+        rows = actions.view(-1, game.num_agents, action.heads)
+        if action.continuous:
+            low, high = self._table((action.low, action.high), actions.device)
+            expected = f"[{list(action.low)}, {list(action.high)}]"
+            wrong = ~((rows >= low) & (rows <= high))
+        else:
+            sizes = self._table(self._sizes, actions.device)
+            expected = f"0 to size - 1, sizes {dict(action.sizes)}"
+            wrong = (rows < 0) & (sizes < ANY) | (rows >= sizes)
+            if action_mask is not None:
+                first = torch.tensor([0, *accumulate(action.head_sizes[:-1])], device=actions.device)
+                largest = torch.tensor(action.head_sizes, device=actions.device) - 1
+                mask = action_mask.view(-1, game.num_agents, action.num_logits)
+                expected += ", and allowed by info['action_mask']"
+                wrong |= ~mask.gather(-1, first + torch.minimum(rows.clamp(min=0), largest)) & (sizes < ANY)
+        wrong &= active.view(-1, game.num_agents, 1)
+        if not bool(wrong.any()):
+            return
+        places = wrong.nonzero()
+        replica, agent, head = places[0].tolist()
+        raise InvalidActionError(
+            f"step: {len(places)} invalid action values; the first: replica {replica}, agent "
+            f"{game.agent_names[agent]}, number {head}: {rows[replica, agent, head].item()}; "
+            f"expected {expected}"
+        )
+
+    @cached_property
+    def _sizes(self) -> tuple[tuple[int, ...], ...]:
+        action = self.game.action
+        sizes = [action.sizes[role] for role, n in self.game.roles.items() for _ in range(n)]
+        return tuple((*s, *[ANY] * (action.heads - len(s))) for s in sizes)
+
+    def _table(self, values: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
+        if device not in self._tables:
+            self._tables[device] = torch.tensor(values, device=device)
+        return self._tables[device]

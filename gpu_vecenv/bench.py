@@ -23,7 +23,7 @@ from gpu_vecenv._version import __version__
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env, device_folder
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.prologue import MACHINE_STATE
+from gpu_vecenv.prologue import machine_fields
 from gpu_vecenv.registry import configure
 from gpu_vecenv.sampler import Sampler
 from gpu_vecenv.vec_env import VecEnv
@@ -38,6 +38,12 @@ SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("tag_continuous", 100, {}),
     ("tag_continuous", 2000, {}),
     ("tag_continuous", 2000, {"num_taggers": 100, "num_runners": 900}),
+    ("cartpole", 100_000, {}),
+    ("cartpole", 1_000_000, {}),
+    ("acrobot", 100_000, {}),
+    ("pendulum", 100_000, {}),
+    ("simple_spread", 100_000, {}),
+    ("simple_tag", 100_000, {}),
 )
 
 
@@ -91,10 +97,10 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def bytes_per_env_step(game: Env) -> int:
     """The fewest bytes that one tick of one replica moves: state in and out, actions in, outputs out."""
-    fields = [*game.state, *(f for f in MACHINE_STATE if not f.name.startswith("completed"))]
+    fields = [*game.state, *(f for f in machine_fields(game) if not f.name.startswith("completed"))]
     state = sum(int(np.prod(game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
     per_agent = (
-        game.obs_size * np.dtype(game.obs_dtype).itemsize + 4 + 4 + 4 * game.action.heads
+        game.obs_size * game.observation.dtype.itemsize + 4 + 4 + 4 * game.action.heads
     )  # obs, reward, four flags, action
     return 2 * state + game.num_agents * per_agent
 

@@ -1,4 +1,4 @@
-"""The command line, a shell around the Python interface: ``gpu-vecenv list | show | train | bench | doctor``."""
+"""The command line, a shell around the Python interface: ``gpu-vecenv list | show | new | check | train | …``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import io
 import itertools
+import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,13 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import gymnasium
 import tyro
 from gymnasium.error import Error as GymnasiumError
+from gymnasium.vector import VectorEnv
 from rich.console import Console
 from rich.table import Table
 
 from gpu_vecenv import bench, doctor
 from gpu_vecenv._version import __version__
+from gpu_vecenv.check import check_vector_env
+from gpu_vecenv.check_game import check_game
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env, check_fields, param
 from gpu_vecenv.errors import (
@@ -32,9 +38,10 @@ from gpu_vecenv.errors import (
     NonFiniteError,
     nearest,
 )
+from gpu_vecenv.new_game import new_game
 from gpu_vecenv.ppo import PPOConfig, Trainer, fitting_num_envs
 from gpu_vecenv.prologue import prologue
-from gpu_vecenv.registry import GAMES, find_game
+from gpu_vecenv.registry import GAME_FILE, GAMES, find_game, load_game
 from gpu_vecenv.run import run
 from gpu_vecenv.vec_env import VecEnv
 
@@ -51,6 +58,8 @@ EXPECTED = (
     NonFiniteError,
 )
 RULE = re.compile(r"[\s╭╮╰╯─+-]*")  # a line of a box that has no words
+GAME_COMMANDS = ("show", "check", "train")  # those whose first argument is a game
+GYMNASIUM_ID = re.compile(r"/|-v\d+$")
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # what "auto" asks for; it takes fewer where memory is short
 HELP = f"""\
 gpu_vecenv {__version__}: multi-agent environments and PPO on the GPU, or on the CPU from the same kernels.
@@ -59,13 +68,18 @@ usage: {PROGRAM} COMMAND [options]
 
   list                    the games, with one line each
   show GAME [options]     the device text generated from a game's declaration
+  new NAME [options]      write a small game of your own, with its test, to be changed
+  check GAME [options]    check what a game, or any vector environment of Gymnasium, promises
   train GAME [options]    train a policy; leaves curve, checkpoint and evaluation in a run folder
   bench [options]         measure steps per second against the memory bandwidth
   doctor                  what this machine has: torch, GPU, compilers, drivers; and what to do
 
-Every option of a game is its configuration: {PROGRAM} train tag_gridworld --help
+GAME is a name, or the path of a Python file that declares one: my_game.py, or my_game.py:MyGame where it has several.
+That file is run. Every option of a game is its configuration: {PROGRAM} train tag_gridworld --help
 For example:
 
+  {PROGRAM} new my_game
+  {PROGRAM} check CartPole-v1
   {PROGRAM} train tag_gridworld --total-steps 2000000 --num-taggers 6
   {PROGRAM} train tag_continuous --num-envs 2000 --device cuda --num-neighbors all
 """
@@ -86,6 +100,40 @@ class RunConfig:
         check_fields(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class NewConfig:
+    """Write the declaration, the rules and the test of a small game, to be changed."""
+
+    folder: Path = Path()  # where to; it is made if need be, and no file in it is overwritten
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckConfig:
+    """What to check."""
+
+    steps: int = param(300, low=10)  # ticks of most runs; what happens later stays unseen
+    seed: int = param(17, low=0)  # the first of the seeds
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckIdConfig(CheckConfig):
+    """What to check, and how it is made."""
+
+    config: str = "{}"  # further arguments of gymnasium.make_vec as JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckGameConfig(CheckConfig):
+    """What to check, and where."""
+
+    num_envs: int = param(100, low=2)  # replicas whose bits are compared however the game is run
+    device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
+    driver: str | None = None  # pycuda or cuda_core (CUDA only); by default the first that works
+
+
 def list_games(arguments: Sequence[str]) -> None:
     """Print the games."""
     _no_more("list", arguments)
@@ -99,17 +147,51 @@ def list_games(arguments: Sequence[str]) -> None:
 def show(arguments: Sequence[str]) -> None:
     """Print a game's generated prologue."""
     game, rest = _game("show", arguments)
-    print(prologue(_parse(game, f"{PROGRAM} show {game.name()}", rest)), end="")
+    print(prologue(_parse(game, f"{PROGRAM} show {arguments[0]}", rest)), end="")
+
+
+def new(arguments: Sequence[str]) -> None:
+    """Write a game of one's own."""
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
+        raise ConfigError(f"new needs a name first, {PROGRAM} new my_game; see {PROGRAM} new --help")
+    helps = arguments[0].startswith("-")
+    config = _parse(NewConfig, f"{PROGRAM} new NAME", arguments if helps else arguments[1:])
+    declaration, rules, test = new_game(arguments[0], config.folder)
+    print(f"wrote {declaration}, {rules} and {test}; now")
+    print(f"  edit {rules}, the rules, and {declaration}, what is declared")
+    print(f"  {PROGRAM} check {shlex.quote(str(declaration))}")
+    print(f"  {PROGRAM} train {shlex.quote(str(declaration))} --total-steps 400000")
+
+
+def check(arguments: Sequence[str]) -> int:
+    """Check a game in every autoreset mode, or a registered environment of Gymnasium; 1 if it fails."""
+    if arguments and not GAME_FILE.fullmatch(arguments[0]) and GYMNASIUM_ID.search(arguments[0]):
+        name, rest = arguments[0], arguments[1:]
+        settings = _parse(CheckIdConfig, f"{PROGRAM} check {name}", rest)
+        config = json.loads(settings.config)
+        if not isinstance(config, dict):
+            raise ConfigError(f"config is {settings.config!r}; expected a JSON object")
+        if name.startswith("gpu_vecenv/"):  # by default bad actions are marked on the device, where no error is raised
+            config.setdefault("validate", "sync")
+
+        def make(num_envs: int) -> VectorEnv[Any, Any, Any]:
+            return gymnasium.make_vec(name, num_envs=num_envs, **config)
+
+        report = check_vector_env(make, steps=settings.steps, seed=settings.seed)
+        Console().print(report)
+        return int(bool(report.failures))
+    game, rest = _game("check", arguments)
+    parsed = _parse(_parts("Check", check=CheckGameConfig, game=game), f"{PROGRAM} check {arguments[0]}", rest)
+    found = check_game(parsed.game, **vars(parsed.check))
+    Console().print(found)
+    return int(bool(found.failures))
 
 
 def train(arguments: Sequence[str]) -> None:
     """Train a game."""
     game, rest = _game("train", arguments)
-    parts: list[tuple[str, Any, Any]] = [
-        (name, kind, dataclasses.field(default_factory=kind))
-        for name, kind in (("run", RunConfig), ("ppo", PPOConfig), ("game", game))
-    ]
-    parsed = _parse(dataclasses.make_dataclass("Train", parts), f"{PROGRAM} train {game.name()}", rest)
+    parts = _parts("Train", run=RunConfig, ppo=PPOConfig, game=game)
+    parsed = _parse(parts, f"{PROGRAM} train {arguments[0]}", rest)
     settings: RunConfig = parsed.run
     device = resolve_device(settings.device)
 
@@ -132,12 +214,17 @@ def run_doctor(arguments: Sequence[str]) -> None:
 
 def run_bench(arguments: Sequence[str]) -> None:
     """Measure."""
-    bench.run(_parse(bench.BenchConfig, f"{PROGRAM} bench", arguments))
+    config = _parse(bench.BenchConfig, f"{PROGRAM} bench", arguments)
+    if config.game is not None and GAME_FILE.fullmatch(config.game):
+        config = dataclasses.replace(config, game=load_game(config.game).name())
+    bench.run(config)
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "list": list_games,
     "show": show,
+    "new": new,
+    "check": check,
     "train": train,
     "bench": run_bench,
     "doctor": run_doctor,
@@ -145,7 +232,10 @@ COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, or 2 for wrong arguments or a machine that lacks something."""
+    """Run one command; returns the exit code.
+
+    0; 1 where ``check`` finds a failure; 2 for wrong arguments or a machine that lacks something.
+    """
     command, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command in ("-h", "--help", "help"):
         print(HELP, end="")
@@ -153,14 +243,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if command == "--version":
         print(__version__)
         return 0
-    if command in ("train", "show") and rest in (["-h"], ["--help"]):
+    if command in GAME_COMMANDS and rest in (["-h"], ["--help"]):
         print(f"usage: {PROGRAM} {command} GAME [options]\n\ngames: {', '.join(sorted(GAMES))}")
         print(f"{PROGRAM} {command} GAME --help tells all options, the game's own configuration among them")
         return 0
     try:
         if command not in COMMANDS:
             raise ConfigError(f"unknown command {command!r}; {nearest(command, COMMANDS)}; see {PROGRAM} --help")
-        COMMANDS[command](rest)
+        return COMMANDS[command](rest) or 0
     except BrokenPipeError:  # the reader, head say, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPECTED as error:
@@ -182,7 +272,14 @@ def _game(command: str, arguments: Sequence[str]) -> tuple[type[Env], Sequence[s
         raise ConfigError(
             f"{command} needs a game's name first: {', '.join(sorted(GAMES))}; see {PROGRAM} {command} GAME --help"
         )
-    return find_game(arguments[0]), arguments[1:]
+    find = load_game if GAME_FILE.fullmatch(arguments[0]) else find_game
+    return find(arguments[0]), arguments[1:]
+
+
+def _parts(name: str, **kinds: Any) -> Any:
+    """A dataclass of dataclasses, whose options stand side by side."""
+    fields = [(part, kind, dataclasses.field(default_factory=kind)) for part, kind in kinds.items()]
+    return dataclasses.make_dataclass(name, fields)
 
 
 def _parse(kind: Any, program: str, arguments: Sequence[str]) -> Any:

@@ -59,3 +59,13 @@ def free_bytes(device: torch.device) -> int:
     except (OSError, StopIteration):  # no Linux: half of the memory, where even its size is known
         known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if known else 2**62
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of torch's current stream on a GPU.
+
+    ``torch.cuda.current_stream`` makes an object each time, which takes longer than the rest of a launch; where torch
+    still has it, the function that its own compiled code calls is used.
+    """
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(raw(device.index) if raw else torch.cuda.current_stream(device).cuda_stream)

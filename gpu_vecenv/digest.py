@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -21,13 +20,11 @@ class Digest:
         self.program = functions.compile(device_folder() / "digest.cu")
         self.words = torch.zeros(num_envs, dtype=torch.int64, device=functions.device)
 
-    def add(self, tensor: torch.Tensor, mask: torch.Tensor | None = None) -> None:
-        """Feed a tensor (num_envs, …); only replicas where ``mask`` (num_envs, …) begins with True."""
+    def add(self, tensor: torch.Tensor) -> None:
+        """Feed a tensor (num_envs, …)."""
         replicas, count = len(self.words), math.prod(tensor.shape[1:])
-        for given in (tensor, tensor if mask is None else mask):
-            if given.ndim == 0 or given.shape[0] != replicas:
-                raise ValueError(f"digest: got {tuple(given.shape)}; expected ({replicas}, …), replicas first")
-        stride = 0 if mask is None else math.prod(mask.shape[1:])
+        if tensor.ndim == 0 or tensor.shape[0] != replicas:
+            raise ValueError(f"digest: got {tuple(tensor.shape)}; expected ({replicas}, …), replicas first")
         self.program.prepare(
             "digest",
             LaunchShape(replicas, work=tensor.numel()),
@@ -36,12 +33,20 @@ class Digest:
                 np.int32(tensor.element_size()),
                 np.int32(tensor.is_floating_point()),
                 np.int64(count),
-                mask,
-                np.int64(stride),
                 self.words,
                 np.int64(replicas),
             ],
         )()
+
+    def add_outputs(self, *tensors: torch.Tensor) -> None:
+        """Feed what a tick takes or gives; a row, where agents are rows, counts as its replica's."""
+        for tensor in tensors:
+            self.add(tensor.view(len(self.words), -1))
+
+    def add_final_obs(self, final_obs: torch.Tensor, mask: torch.Tensor) -> None:
+        """Feed last observations and their mask; what is not meant counts as 0."""
+        rows = final_obs.view(mask.numel(), -1)
+        self.add_outputs(mask, rows.masked_fill(~mask.view(-1, 1), 0))
 
     def add_state(self, env: VecEnv) -> None:
         """Feed everything that an environment keeps per replica."""
@@ -57,23 +62,20 @@ class Digest:
 
 
 def trajectory_digest(env: VecEnv, seed: int, steps: int, state_every: int = 1) -> Digest:
-    """Reset, then step with random actions; every output and, every so many steps, all state is fed."""
+    """Reset, then step with random actions; every output and, every so many steps, all state is fed.
+
+    Where agents are rows, each output counts as its replica's.
+    """
     digest = Digest(env.functions, env.num_envs)
     obs, info = env.reset(seed=seed)
-    _feed(digest, [obs, info["active"]])
+    digest.add_outputs(obs, info["active"])
     slab = env.slab()
     for step in range(steps):
         actions = env.sample_actions()
         *outputs, info = env.step(actions, out=slab)
-        _feed(digest, [actions, *outputs, info["active"]])
+        digest.add_outputs(actions, *outputs, info["active"])
         if "final_obs" in info:
-            digest.add(info["final_obs"], info["_final_obs"])
-            digest.add(info["_final_obs"])
+            digest.add_final_obs(info["final_obs"], info["_final_obs"])
         if (step + 1) % state_every == 0 or step + 1 == steps:
             digest.add_state(env)
     return digest
-
-
-def _feed(digest: Digest, tensors: Iterable[torch.Tensor]) -> None:
-    for tensor in tensors:
-        digest.add(tensor)

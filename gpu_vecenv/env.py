@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Space
 
+from gpu_vecenv.drawing import Drawing
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
+from gpu_vecenv.spaces import ActionLayout, ObservationLayout, unbounded
 
 f32, f64 = np.dtype(np.float32), np.dtype(np.float64)
 i32, i64 = np.dtype(np.int32), np.dtype(np.int64)
@@ -46,8 +48,9 @@ RESERVED = frozenset(
 RESERVED_CONSTANTS = frozenset(
     "HD TABLE KERNEL UNROLL TEAM TEAMS_PER_BLOCK SHARED_LIMIT ONCE POOL SCRATCH SCRATCH_IS_SHARED FOR_ITEMS FOR_RANGE "
     "FOR_AGENTS FOR_OBS FOR_REPLICAS REPLICA_KERNEL LANE_ORDER STATE_PARAMETERS STATE_OF MACHINE_OF ACTION_HEADS "
-    "ACTION_LOW ACTION_HIGH CONTINUOUS_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
-    "NON_FINITE_ACTION STEPPED_AFTER_END RESET_STREAM STEP_STREAM SAMPLER_STREAM RANDOM_ACTION_STREAM".split()
+    "ACTION_LOW ACTION_HIGH BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
+    "NON_FINITE_ACTION STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
+    "RANDOM_ACTION_STREAM".split()
 )
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -111,6 +114,10 @@ class Env:
     host: ClassVar[bool] = True  # False: all of CUDA C++, no CPU, no promise of equal bits
     source: ClassVar[Path | None] = None  # the .cu file, where it is not the declaration's neighbour
     terminated_means: ClassVar[str] = "terminated"  # what an episode's end by termination says
+    masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the choices that are allowed
+    title: ClassVar[str] = ""  # the name in Gymnasium's ids, gpu_vecenv/<title>-v<version>; empty: the class name
+    render_fps: ClassVar[int] = 30  # ticks a second, of a film of the game
+    version: ClassVar[int] = 0  # rises when the rules change: results of two versions do not compare
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -118,19 +125,28 @@ class Env:
         return {"agent": 1}
 
     @property
-    def obs_dim(self) -> int:
-        """Length of an agent's observation vector."""
-        raise EnvDefinitionError(f"{type(self).__name__} declares neither obs_dim nor obs_shape")
+    def obs_dim(self) -> int | Mapping[str, int]:
+        """Length of an agent's observation vector, or role name -> length."""
+        raise EnvDefinitionError(f"{type(self).__name__} declares no obs_dim, obs_shape or observation_space")
 
     @property
-    def obs_shape(self) -> tuple[int, ...]:
-        """Shape of one agent's observation."""
-        return (self.obs_dim,)
+    def obs_shape(self) -> tuple[int, ...] | Mapping[str, tuple[int, ...]]:
+        """Shape of one agent's observation, or role name -> shape."""
+        length = self.obs_dim
+        return {role: (n,) for role, n in length.items()} if isinstance(length, Mapping) else (length,)
 
     @property
     def obs_dtype(self) -> np.dtype[Any]:
         """``f32`` or ``u8``."""
         return f32
+
+    @property
+    def observation_space(self) -> Space[Any] | Mapping[str, Space[Any]]:
+        """One agent's observation space, or role name -> space. A game with known bounds gives it itself."""
+        shape, game = self.obs_shape, type(self).__name__
+        if isinstance(shape, Mapping):
+            return {role: unbounded(game, own, self.obs_dtype) for role, own in shape.items()}
+        return unbounded(game, shape, self.obs_dtype)
 
     @property
     def action_space(self) -> Space[Any] | Mapping[str, Space[Any]]:
@@ -140,6 +156,15 @@ class Env:
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """Values of shared fields that follow from the configuration; the others are given to ``make``."""
         return {}
+
+    def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
+        """Hook: how one replica looks; a game that has it can be rendered.
+
+        Args:
+            state: Field name -> the replica's values, without a replica axis; shared fields too. Besides ``time``,
+                () int32, ticks since reset, and ``active``, (num_agents,) bool, unless fields have these names.
+        """
+        raise EnvDefinitionError(f"{type(self).__name__} is not drawn: it has no method draw")
 
     def validate(self) -> None:
         """Hook: raise ConfigError where values contradict each other."""
@@ -160,28 +185,39 @@ class Env:
             raise EnvDefinitionError(
                 f"{game} has values of its own: write @dataclass(frozen=True, kw_only=True) above it"
             )
+        if not isinstance(self.roles, Mapping):
+            raise EnvDefinitionError(
+                f"{game}: roles is {self.roles!r}; expected a mapping, role name -> number of agents (a method needs "
+                "@property above it)"
+            )
         for role, count in self.roles.items():
-            if not FIELD_NAME.fullmatch(role):
+            if not isinstance(role, str) or not FIELD_NAME.fullmatch(role):
                 raise EnvDefinitionError(f"{game}: role {role!r} is no identifier [a-z][a-z0-9_]*")
             if type(count) is not int or count < 0:
                 raise EnvDefinitionError(f"{game}: role {role!r} has {count!r} agents; expected an int >= 0")
         if self.num_agents < 1:
             raise ConfigError(f"{game}: {dict(self.roles)} is no agent at all; at least 1 is needed")
+        if not isinstance(self.state, tuple | list) or not all(isinstance(field, Field) for field in self.state):
+            raise EnvDefinitionError(f"{game}: state is {self.state!r}; expected a tuple of Field, (Field(…),) if one")
         names = [field.name for field in self.state]
         if len(set(names)) < len(names):
             raise EnvDefinitionError(f"{game}: state fields {names} are not all different")
         for field in self.state:
             self.shape(field)
-        if np.dtype(self.obs_dtype) not in (f32, u8):
-            raise EnvDefinitionError(f"{game}: obs_dtype is {self.obs_dtype}; expected float32 or uint8")
-        if not self.obs_shape or any(type(n) is not int or n < 1 for n in self.obs_shape):
-            raise EnvDefinitionError(f"{game}: obs_shape is {self.obs_shape}; expected positive ints")
         if self.num_agents * self.obs_size >= 2**31:
             raise ConfigError(
                 f"{game}: num_agents x observation size = {self.num_agents} x {self.obs_size} is 2^31 or more; "
                 "one replica's observations must be addressable by a 32-bit index"
             )
-        self.action  # noqa: B018  (derives and checks)
+        if self.action.continuous and self.masks_actions:
+            raise EnvDefinitionError(
+                f"{game}: masks_actions is True, but its actions {self.action_space} are no choices"
+            )
+        if self.masks_actions and self.num_agents * self.action.num_logits >= 2**31:
+            raise ConfigError(
+                f"{game}: num_agents x logits = {self.num_agents} x {self.action.num_logits} is 2^31 or more; "
+                "one replica's action masks must be addressable by a 32-bit index"
+            )
         self.constants()
 
     @classmethod
@@ -191,12 +227,13 @@ class Env:
 
     @classmethod
     def source_path(cls) -> Path:
-        """The ``.cu`` file: ``source``, else beside the declaration, else the package's folder of device text."""
+        """The ``.cu`` file: ``source``, else beside the declaration; the bundled games' lie in the package's folder."""
         if cls.source is not None:
             return Path(cls.source)
         declaration = getattr(sys.modules[cls.__module__], "__file__", None)
         beside = Path(declaration).with_suffix(".cu") if declaration else Path(f"{cls.name()}.cu")
-        return beside if beside.exists() else device_folder() / f"{cls.name()}.cu"
+        bundled = device_folder() / f"{cls.name()}.cu"
+        return bundled if bundled.exists() and not beside.exists() else beside
 
     def shape(self, field: Field) -> tuple[int, ...]:
         """A field's shape in numbers, one replica, names resolved."""
@@ -218,8 +255,8 @@ class Env:
 
     @property
     def obs_size(self) -> int:
-        """Elements of one agent's observation."""
-        return math.prod(self.obs_shape)
+        """Elements of one agent's row of the observation tensor, the widest role's."""
+        return math.prod(self.observation.shape)
 
     @property
     def agent_names(self) -> list[str]:
@@ -235,17 +272,15 @@ class Env:
             start += count
         return slices
 
-    @property
-    def observation_space(self) -> Box:
-        """One agent's observation space."""
-        if np.dtype(self.obs_dtype) == u8:
-            return Box(0, 255, self.obs_shape, np.uint8)
-        return Box(-np.inf, np.inf, self.obs_shape, np.float32)
+    @cached_property
+    def observation(self) -> ObservationLayout:
+        """How observations lie in the observation tensor."""
+        return ObservationLayout.of(type(self).__name__, list(self.roles), self.observation_space)
 
     @cached_property
     def action(self) -> ActionLayout:
         """How actions lie in the action tensor."""
-        return ActionLayout.of(self)
+        return ActionLayout.of(type(self).__name__, list(self.roles), self.action_space)
 
     def constants(self) -> dict[str, int | float | bool]:
         """Name -> value of every compile-time constant of the device text."""
@@ -259,6 +294,7 @@ class Env:
         named |= {"num_agents": self.num_agents, "obs_size": self.obs_size}
         for role, where in self.role_slices.items():
             named |= {f"first_{role}": where.start, f"end_{role}": where.stop}
+            named[f"obs_size_{role}"] = math.prod(self.observation.shapes[role])
         constants = {name.upper(): value for name, value in named.items()}
         for name, value in constants.items():
             key = f"{type(self).__name__}.{name.lower()}"
@@ -267,69 +303,6 @@ class Env:
             if not isinstance(value, int | float) or not _fits(value):
                 raise EnvDefinitionError(f"{key} is {value!r}; expected a bool, a 32-bit int or a finite float32")
         return constants
-
-
-@dataclass(frozen=True)
-class ActionLayout:
-    """The action tensor of a game: ``(num_envs, num_agents, *shape)``.
-
-    ``sizes[role][head]`` counts the choices of a discrete head; for continuous actions ``low`` and ``high`` are
-    ``(heads,)`` bounds. Roles with fewer heads or choices than the widest use the first ones.
-    """
-
-    continuous: bool
-    shape: tuple[int, ...]
-    sizes: Mapping[str, tuple[int, ...]]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
-
-    @property
-    def heads(self) -> int:
-        """Numbers per action."""
-        return math.prod(self.shape)
-
-    @property
-    def head_sizes(self) -> tuple[int, ...]:
-        """Choices of each discrete head, the widest role's."""
-        return tuple(max(s[h] for s in self.sizes.values() if h < len(s)) for h in range(self.heads))
-
-    @property
-    def num_logits(self) -> int:
-        """Logits per agent: the sum of the head sizes."""
-        return sum(self.head_sizes)
-
-    @staticmethod
-    def of(env: Env) -> ActionLayout:
-        """Read the layout off ``env.action_space``."""
-        game, given = type(env).__name__, env.action_space
-        spaces = given if isinstance(given, Mapping) else dict.fromkeys(env.roles, given)
-        if set(spaces) != set(env.roles):
-            raise EnvDefinitionError(
-                f"{game}: action spaces for {sorted(spaces)}, but the roles are {sorted(env.roles)}"
-            )
-        for role, space in spaces.items():
-            if not isinstance(space, Discrete | MultiDiscrete | Box):
-                raise EnvDefinitionError(
-                    f"{game}: action space of {role!r} is {space}; expected Discrete, MultiDiscrete or Box"
-                )
-            if np.any(getattr(space, "start", 0)):
-                raise EnvDefinitionError(f"{game}: action space {space} of {role!r} must start at 0")
-        if any(isinstance(space, Box) for space in spaces.values()):
-            first = next(iter(spaces.values()))
-            if any(space != first for space in spaces.values()) or not isinstance(first, Box):
-                raise EnvDefinitionError(f"{game}: roles with Box actions must all have the same Box, got {spaces}")
-            if len(first.shape) != 1 or first.dtype != f32 or not first.is_bounded("both"):
-                raise EnvDefinitionError(f"{game}: action space {first}; expected a bounded Box of shape (n,), float32")
-            low, high = tuple(map(float, first.low)), tuple(map(float, first.high))
-            return ActionLayout(True, first.shape, dict.fromkeys(spaces, (0,) * len(low)), low, high)
-        sizes = {
-            role: tuple(int(n) for n in np.ravel(space.n if isinstance(space, Discrete) else space.nvec))
-            for role, space in spaces.items()
-            if isinstance(space, Discrete | MultiDiscrete)
-        }
-        simple = all(isinstance(space, Discrete) for space in spaces.values())
-        shape = () if simple else (max(map(len, sizes.values())),)
-        return ActionLayout(False, shape, sizes)
 
 
 def device_folder() -> Path:

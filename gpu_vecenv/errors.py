@@ -73,3 +73,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known) or 'none'}"
+
+
+class AgentKeyError(KeyError):
+    """A dictionary's keys are not the agents (or roles) that it must name; the message has both."""
+
+    def __str__(self) -> str:  # KeyError's own is the repr
+        return str(self.args[0]) if self.args else ""
+
+
+class PettingZooResetNeededError(ResetNeededError, AssertionError, AttributeError):
+    """ResetNeededError where PettingZoo raises AssertionError, of methods, or AttributeError, of attributes."""
+
+
+class UnknownModuleError(UnknownGameError, AttributeError):
+    """No registered game has this name and version; raised where PettingZoo has a module for each game."""

@@ -14,8 +14,8 @@ from gpu_vecenv.backends import Argument, Backend, LaunchShape, Module, code_of,
 from gpu_vecenv.compile_cache import cached
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import DeviceUnavailableError, KernelCompileError, nearest
-from gpu_vecenv.prologue import declared_text, game_text, inline_includes
+from gpu_vecenv.errors import DeviceUnavailableError, EnvDefinitionError, KernelCompileError, nearest
+from gpu_vecenv.prologue import declared_text, game_text, inline_includes, missing_definitions
 
 KERNEL_NAME = re.compile(r"^\s*(?:REPLICA_)?KERNEL\(\s*(\w+)", re.MULTILINE)
 KERNEL_PARAMETERS = re.compile(r"\bKERNEL\(\s*(\w+)\s*,([^(){}]*)\)\s*\{")
@@ -34,6 +34,7 @@ POINTEES: dict[str, set[torch.dtype]] = {
 }
 DIAGNOSTIC = re.compile(r"error|undefined|unresolved", re.IGNORECASE)
 SHOWN_DIAGNOSTICS = 3
+OWN_ERROR = re.compile(r"[^:(]+(:\d+(:\d+)?:|\(\d+\):) (fatal |catastrophic )?error")  # file.cu:3:8: or file.cu(3):
 
 
 class FunctionManager:
@@ -88,6 +89,11 @@ class FunctionManager:
             team: Lanes per replica (CUDA); None chooses by the number of agents.
             pooled: Names of the state fields that a start pool gives.
             lane_order: On the host, 1 visits every range backwards, 2 shuffled: debug builds, equal bits.
+
+        Raises:
+            DeviceUnavailableError: The game is written for CUDA only.
+            EnvDefinitionError: Its text cannot be read, or does not define what a game defines.
+            KernelCompileError: With file, line and the compiler's words.
         """
         if self.device.type == "cpu" and not env.host:
             raise DeviceUnavailableError(
@@ -95,7 +101,19 @@ class FunctionManager:
             )
         team = team or self.backend.team(env.num_agents)
         head = f"#define LANE_ORDER {lane_order}\n" if lane_order else ""
-        return self._build(head + self.backend.prologue(team) + game_text(env, pooled), env.source_path().name)
+        path = env.source_path()
+        try:
+            return self._build(head + self.backend.prologue(team) + game_text(env, pooled), path.name)
+        except KernelCompileError as error:
+            # An error in the file itself tells more than what is missing because of it.
+            own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())
+            missing = [] if own else missing_definitions(env)
+            if not missing:
+                raise
+            said = str(error).splitlines()[1].strip()
+            raise EnvDefinitionError(
+                f"{type(env).__name__}: {path} does not define {', nor '.join(missing)}; the compiler says: {said}"
+            ) from error
 
     def _build(self, text: str, name: str) -> Program:
         key = "\n".join([__version__, self.backend.identity, text])

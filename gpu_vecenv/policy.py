@@ -54,21 +54,35 @@ def default_policy(game: Env, hidden_sizes: Sequence[int]) -> ActorCritic:
             f"{type(game).__name__} has actions {game.action_space}; one shared policy needs the same discrete "
             "actions for all roles"
         )
-    return ActorCritic(game.obs_shape, game.action.num_logits, hidden_sizes)
+    return ActorCritic(game.observation.shape, game.action.num_logits, hidden_sizes)
+
+
+def masked(logits: torch.Tensor, action_mask: torch.Tensor | None) -> torch.Tensor:
+    """Logits in which choices that ``action_mask`` (same shape, bool) forbids have probability 0."""
+    # Not -inf: a row without any choice, as of an agent without some head, would become NaN and its gradient too.
+    return logits if action_mask is None else logits.masked_fill(~action_mask, torch.finfo(logits.dtype).min)
 
 
 def log_probs_and_entropies(
-    logits: torch.Tensor, actions: torch.Tensor, head_sizes: Sequence[int]
+    logits: torch.Tensor, actions: torch.Tensor, head_sizes: Sequence[int], action_mask: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of actions (B, heads) under logits (B, sum(head_sizes)), summed over the heads: two (B,) f32 tensors."""
+    """Of actions (B, heads) under logits (B, sum(head_sizes)), summed over the heads: two (B,) f32 tensors.
+
+    A head that a row lacks, one without a choice that ``action_mask`` (same shape as the logits) allows, adds nothing.
+    """
     actions = actions.clamp(min=0).long()  # -1 has no distribution: its logits are NaN, and so is its log-probability
     log_probs = logits.new_zeros(len(logits))
     entropies = logits.new_zeros(len(logits))
-    for head, part in enumerate(logits.split(list(head_sizes), dim=-1)):
-        all_log_probs = part.log_softmax(-1)
-        log_probs = log_probs + all_log_probs.gather(-1, actions[:, head, None]).squeeze(-1)
+    masks = [None] * len(head_sizes) if action_mask is None else action_mask.split(list(head_sizes), dim=-1)
+    for head, (part, mask) in enumerate(zip(logits.split(list(head_sizes), dim=-1), masks, strict=True)):
+        all_log_probs = masked(part, mask).log_softmax(-1)
+        log_prob = all_log_probs.gather(-1, actions[:, head, None]).squeeze(-1)
         finite = all_log_probs.clamp(min=torch.finfo(all_log_probs.dtype).min)  # an excluded choice adds 0 * -inf
-        entropies = entropies - (all_log_probs.exp() * finite).sum(-1)
+        entropy = -(all_log_probs.exp() * finite).sum(-1)
+        if mask is not None:
+            exists = mask.any(-1)
+            log_prob, entropy = torch.where(exists, log_prob, 0), torch.where(exists, entropy, 0)
+        log_probs, entropies = log_probs + log_prob, entropies + entropy
     return log_probs, entropies
 
 

@@ -27,7 +27,7 @@ from gpu_vecenv.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.device import free_bytes
 from gpu_vecenv.env import check_fields, param
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
-from gpu_vecenv.policy import default_policy, log_probs_and_entropies
+from gpu_vecenv.policy import default_policy, log_probs_and_entropies, masked
 from gpu_vecenv.sampler import Sample, Sampler
 from gpu_vecenv.vec_env import Fault, VecEnv
 
@@ -85,6 +85,11 @@ class Batch(NamedTuple):
     advantages: torch.Tensor
     returns: torch.Tensor
     active: torch.Tensor
+    action_mask: torch.Tensor | None = None
+
+    def at(self, places: torch.Tensor) -> Batch:
+        """Some of the rows, (places,) int64."""
+        return Batch._make(None if tensor is None else tensor[places] for tensor in self)
 
 
 def mean_of(x: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
@@ -97,7 +102,7 @@ def loss(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The scalar to minimise, and (policy loss, value loss, entropy, approximate KL, clipped share) for the log."""
     logits, values = policy(batch.obs)
-    log_probs, entropies = log_probs_and_entropies(logits, batch.actions, head_sizes)
+    log_probs, entropies = log_probs_and_entropies(logits, batch.actions, head_sizes, batch.action_mask)
 
     def mean(x: torch.Tensor) -> torch.Tensor:
         return mean_of(x, batch.active)
@@ -126,16 +131,17 @@ class Rollout:
     def __init__(self, env: VecEnv, num_steps: int) -> None:
         rows, device = (num_steps, env.num_envs, env.num_agents), env.device
         after = (num_steps + 1, *rows[1:])
-        self.obs = torch.empty((*after, *env.game.obs_shape), dtype=env.layout.obs_dtype, device=device)
+        self.obs = torch.empty((*after, *env.game.observation.shape), dtype=env.layout.obs_dtype, device=device)
         self.active = torch.empty(after, dtype=torch.bool, device=device)
         self.values = torch.empty(after, device=device)
+        choices = (env.layout.num_choices,) if env.layout.num_choices else ()
+        self.action_mask = torch.empty((*after, *choices), dtype=torch.bool, device=device) if choices else None
         self.actions = torch.empty((*rows, *env.game.action.shape), dtype=torch.int32, device=device)
         self.log_probs, self.entropies, self.rewards = (torch.empty(rows, device=device) for _ in range(3))
         self.terminations, self.truncations = (torch.empty(rows, dtype=torch.bool, device=device) for _ in range(2))
         self.slabs = [
             env.slab(
-                obs=self.obs[t + 1],
-                active=self.active[t + 1],
+                **self._before(t + 1),
                 rewards=self.rewards[t],
                 terminations=self.terminations[t],
                 truncations=self.truncations[t],
@@ -143,12 +149,27 @@ class Rollout:
             for t in range(num_steps)
         ]
         self.samples = [Sample(self.actions[t], self.log_probs[t], self.entropies[t]) for t in range(num_steps)]
-        self.first = env.slab(obs=self.obs[0], active=self.active[0])
+        self.first = env.slab(**self._before(0))
+
+    def _before(self, t: int) -> dict[str, torch.Tensor]:
+        """What tick t begins with, and tick t - 1 has written."""
+        rows = {"obs": self.obs[t], "active": self.active[t]}
+        return rows if self.action_mask is None else rows | {"action_mask": self.action_mask[t]}
+
+    def masked(self, t: int, logits: torch.Tensor) -> torch.Tensor:
+        """Logits of tick t without the choices that it forbids."""
+        return masked(logits, None if self.action_mask is None else self.action_mask[t])
+
+    def go_on(self) -> None:
+        """The end of the last iteration is the beginning of the next."""
+        for name, first in self._before(0).items():
+            first.copy_(self._before(-1)[name])
 
     @staticmethod
     def bytes_per_env(env: VecEnv, num_steps: int) -> int:
         """Memory of one replica's rows, with what the update makes of them."""
         per_row = env.game.obs_size * env.layout.obs_dtype.itemsize + 4 * env.game.action.heads + 40
+        per_row += env.layout.num_choices
         return (num_steps + 1) * env.num_agents * 2 * per_row
 
 
@@ -156,8 +177,8 @@ class Trainer:
     """Trains one shared policy on an environment.
 
     Args:
-        env: The environment. One that is not in "next_step" mode serves as a pattern: the trainer steps its own,
-            made with the same arguments in that mode.
+        env: The environment. One that is not in "next_step" mode, or has agents as rows, serves as a pattern: the
+            trainer steps its own, made with the same arguments otherwise.
         config: Hyper-parameters.
         seed: Of the environment, the weights and the minibatches.
         policy: A module mapping observations to (logits, values), see ``ActorCritic``; None makes one.
@@ -177,7 +198,8 @@ class Trainer:
         policy: nn.Module | None = None,
         on_iteration: Callable[[dict[str, float]], None] | None = None,
     ) -> None:
-        self.env = env if env.autoreset_mode == "next_step" else env.like(autoreset_mode="next_step")
+        fits = env.autoreset_mode == "next_step" and not env.rows
+        self.env = env if fits else env.like(autoreset_mode="next_step", rows=False)
         self.config, self.seed, self.on_iteration = config or PPOConfig(), checked_seed(seed), on_iteration
         self.rows = self.config.num_steps * env.num_envs * env.num_agents  # per iteration
         if self.rows % self.config.num_minibatches:
@@ -252,11 +274,10 @@ class Trainer:
     def _collect(self) -> None:
         data = self.rollout
         if self._collected:
-            data.obs[0].copy_(data.obs[-1])
-            data.active[0].copy_(data.active[-1])
+            data.go_on()
         for t, (slab, sample) in enumerate(zip(data.slabs, data.samples, strict=True)):
             logits, data.values[t] = self.policy(data.obs[t])
-            self.sampler.sample(logits, out=sample)
+            self.sampler.sample(data.masked(t, logits), out=sample)
             self.env.step(data.actions[t], out=slab)
         data.values[-1] = self.policy(data.obs[-1])[1]
         self._collected = True
@@ -275,14 +296,14 @@ class Trainer:
             estimates.flatten(),
             returns.flatten(),
             active.flatten(),
+            None if data.action_mask is None else data.action_mask[:-1].flatten(0, 2),
         )
         losses = torch.zeros(len(LOSS_NAMES), device=self.env.device)
         for _ in range(config.num_epochs):
             order = torch.randperm(self.rows, generator=self.generator, device=self.env.device)
             for places in order.view(config.num_minibatches, -1):
-                total, parts = loss(
-                    self.policy, Batch(*(x[places] for x in rows)), self.env.game.action.head_sizes, config
-                )
+                batch = rows.at(places)
+                total, parts = loss(self.policy, batch, self.env.game.action.head_sizes, config)
                 self.optimizer.zero_grad()
                 total.backward()
                 norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
@@ -349,7 +370,8 @@ class Trainer:
                 if bool((env.faults() & Fault.INVALID_ACTION).any()):
                     raise NonFiniteError("evaluate: the policy's logits are NaN, or exclude every choice")
                 for _ in range(16):
-                    actions = sampler.sample(self.policy(obs)[0], greedy=greedy).actions
+                    logits = masked(self.policy(obs)[0], slab.action_mask)
+                    actions = sampler.sample(logits, greedy=greedy).actions
                     env.step(torch.where(at_random, env.sample_actions(), actions), out=slab)
             counted = slice(0, min(num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,7 @@ import numpy as np
 from gpu_vecenv.env import C_TYPES, Env, Field, boolean, device_folder, f32, i32, i64
 from gpu_vecenv.errors import EnvDefinitionError
 
-# What the machine keeps for every replica beside the game's own state.
-MACHINE_STATE = (
+_MACHINE_STATE = (
     Field("key", i32, (2,)),  # of the replica's random streams; its bits are a u32 pair
     Field("episode", i64, (1,)),  # episodes begun since seeding, minus one
     Field("time", i32, (1,)),  # ticks since reset
@@ -25,12 +25,23 @@ MACHINE_STATE = (
     Field("completed_episodes", i64, (1,)),
     Field("completed_terminations", i64, (1,)),  # of those, the ones whose last tick truncated no agent
 )
+FUNCTIONS = ("reset", "step", "observe")
+PARAMETERS = r"\s*\((const\s+|\[\[\w+\]\]\s*)*State(\s+\w+)?\s*,\s*(const\s+|\[\[\w+\]\]\s*)*Io(\s+\w+)?\s*\)"
+SCRATCH = re.compile(r"\bstruct\s[^;{}]*\bScratch\b[^;{}]*\{")
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+
+
+def machine_fields(env: Env) -> tuple[Field, ...]:
+    """What the machine keeps for every replica beside the game's own state."""
+    if not env.masks_actions:
+        return _MACHINE_STATE
+    return (*_MACHINE_STATE, Field("action_mask", boolean, ("num_agents", env.action.num_logits)))
 
 
 def kernel_fields(env: Env, pooled: Iterable[str] = ()) -> list[tuple[str, Field]]:
     """(argument name, field) of every tensor in STATE_PARAMETERS, in order: machine, state, start pool."""
-    fields = [(f"machine_{field.name}", field) for field in MACHINE_STATE]
+    fields = [(f"machine_{field.name}", field) for field in machine_fields(env)]
     fields += [(f"state_{field.name}", field) for field in env.state]
     return fields + [(f"pool_{field.name}", field) for field in env.state if field.name in set(pooled)]
 
@@ -39,27 +50,29 @@ def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
     """The generated text of one configuration; what depends on the device comes before it."""
     pooled = set(pooled)
     action, pool_fields = env.action, [field for field in env.state if field.name in pooled]
-    obs_type = C_TYPES[np.dtype(env.obs_dtype)]
+    obs_type = C_TYPES[env.observation.dtype]
     lines = [f"// Generated from {env!r}. Do not edit."]
     lines += [_constant(name, value) for name, value in sorted(env.constants().items())]
     lines += [
         f"constexpr int ACTION_HEADS = {action.heads};",
-        f"#define CONTINUOUS_ACTIONS {int(action.continuous)}",
+        f"#define BOX_ACTIONS {int(action.continuous)}",
+        f"#define ACTION_MASKS {int(env.masks_actions)}",
         f"typedef {obs_type} Observation;",
         f"typedef {'float' if action.continuous else 'i32'} Action;",
         f"typedef {'float' if action.continuous else 'i64'} WideAction;",
     ]
     if action.continuous:
         lines += [_table("ACTION_LOW", action.low), _table("ACTION_HIGH", action.high)]
-    lines += _action_sizes(env)
+    lines += _action_sizes(env) + _observed(env)
+    largest = 0 if action.continuous else max(action.head_sizes)
+    lines += [f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {largest};"]
     if not action.continuous:
-        lines += [f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {max(action.head_sizes)};"]
         lines += [
             "HD int logit_offset([[maybe_unused]] int head) {",
-            f"    return {_by_head(_offsets(action.head_sizes))};",
+            f"    return {_by_head([*accumulate(action.head_sizes, initial=0)])};",
             "}",
         ]
-    lines += _struct("State", env, env.state) + _struct("Machine", env, MACHINE_STATE)
+    lines += _struct("State", env, env.state) + _struct("Machine", env, machine_fields(env))
     lines += [
         "struct Pool {",
         *(f"    {_declare(env, f, 'const ', stacked=True)};" for f in pool_fields),
@@ -73,7 +86,7 @@ def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
     lines += [
         _macro("STATE_PARAMETERS", [*parameters, "i64 num_starts"]),
         _macro("STATE_OF(e)", [_slice(env, f, f"state_{f.name}") for f in env.state], "State{", "}"),
-        _macro("MACHINE_OF(e)", [_slice(env, f, f"machine_{f.name}") for f in MACHINE_STATE], "Machine{", "}"),
+        _macro("MACHINE_OF(e)", [_slice(env, f, f"machine_{f.name}") for f in machine_fields(env)], "Machine{", "}"),
         _macro(
             "POOL", [*(_cast(env, f, f"pool_{f.name}", stacked=True) for f in pool_fields), "num_starts"], "Pool{", "}"
         ),
@@ -141,6 +154,19 @@ def game_text(env: Env, pooled: Iterable[str] = ()) -> str:
     return declared + game + '#line 1 "epilogue"\n' + epilogue(env, pooled) + machine
 
 
+def missing_definitions(env: Env) -> list[str]:
+    """What a game's text, or a file that it includes, should define but does not seem to; and what it has instead."""
+    path = env.source_path()
+    text = COMMENT.sub("", inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent))
+    missing = [] if SCRATCH.search(text) else ["struct Scratch { … }"]
+    for function in FUNCTIONS:
+        heads = re.findall(rf"[^;{{}}\n]*\b{function}\s*\([^;{{}}]*\)(?=\s*\{{)", text)
+        if not any(re.search(rf"\bvoid\s+{function}{PARAMETERS}", head) for head in heads):
+            instead = f" (it has {'; '.join(' '.join(head.split()) for head in heads)})" if heads else ""
+            missing.append(f"HD void {function}(State s, Io io) {{ … }}{instead}")
+    return missing
+
+
 def _constant(name: str, value: int | float | bool) -> str:
     if isinstance(value, bool):
         return f"constexpr bool {name} = {str(value).lower()};"
@@ -169,16 +195,31 @@ def _action_sizes(env: Env) -> list[str]:
     return [*lines, "}"]
 
 
+def _observed(env: Env) -> list[str]:
+    """observed(agent, k): whether the k-th number of a row of the observation tensor belongs to that agent's role."""
+    layout = env.observation
+    lines = [
+        f"constexpr bool OBS_PADDED = {str(layout.padded).lower()};",
+        "HD bool observed([[maybe_unused]] int agent, [[maybe_unused]] int k) {",
+    ]
+    roles = [role for role, count in env.roles.items() if count]
+    for role in roles:
+        inside, stride = [], env.obs_size
+        for own, widest in zip(layout.shapes[role], layout.shape, strict=True):
+            stride //= widest
+            if own < widest:
+                inside.append(f"k / {stride} % {widest} < {own}")
+        guard = "" if role == roles[-1] else f"if (agent < {env.role_slices[role].stop}) "
+        lines.append(f"    {guard}return {' && '.join(inside) or 'true'};")
+    return [*lines, "}"]
+
+
 def _by_head(values: Sequence[int]) -> str:
     """An expression in ``head``."""
     choice = str(values[-1])
     for head, value in reversed(list(enumerate(values[:-1]))):
         choice = choice if choice == str(value) else f"head == {head} ? {value} : {choice}"
     return choice
-
-
-def _offsets(sizes: Sequence[int]) -> list[int]:
-    return [sum(sizes[:head]) for head in range(len(sizes))]
 
 
 def _declare(env: Env, field: Field, const: str = "", stacked: bool = False) -> str:

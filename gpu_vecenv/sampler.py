@@ -17,6 +17,8 @@ from gpu_vecenv.vec_env import VecEnv
 class Sample:
     """One draw: ``actions`` (num_envs, num_agents[, heads]) int32; the others (num_envs, num_agents) f32.
 
+    Where the environment has agents as rows, one axis of num_envs * num_agents takes the place of the first two.
+
     With several heads, ``log_probs`` and ``entropies`` are sums over the heads.
     """
 
@@ -63,7 +65,7 @@ class Sampler:
             ResetNeededError, ClosedEnvError: The environment has not been reset yet, or has been closed.
         """
         self.env.check_ready("sample")
-        rows = (self.env.num_envs, self.env.num_agents)
+        rows = self.env.layout.batch
         expected = (*rows, self.num_logits)
         if not isinstance(logits, torch.Tensor):
             raise TypeError(f"sample: logits are a {type(logits).__name__}; expected a torch tensor")
@@ -87,7 +89,7 @@ class Sampler:
         return out
 
     def _check_output(self, out: Sample) -> None:
-        rows = (self.env.num_envs, self.env.num_agents)
+        rows = self.env.layout.batch
         for name, shape, dtype in (
             ("actions", (*rows, *self.env.game.action.shape), torch.int32),
             ("log_probs", rows, torch.float32),

@@ -10,20 +10,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gpu_vecenv.arguments import checked_seed, count, pool_arrays, shared_arrays
+from gpu_vecenv.arguments import ActionCheck, checked_mask, checked_seed, count, pool_arrays, shared_arrays
 from gpu_vecenv.backends import Argument, LaunchShape
 from gpu_vecenv.data_manager import TORCH_TYPES, ArrayLike, DataManager
 from gpu_vecenv.device import free_bytes
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import (
-    CapacityError,
-    ClosedEnvError,
-    InvalidActionError,
-    ResetNeededError,
-)
+from gpu_vecenv.errors import CapacityError, ClosedEnvError, ResetNeededError
 from gpu_vecenv.function_manager import FunctionManager, Launch, Program
-from gpu_vecenv.prologue import MACHINE_STATE, kernel_fields
-from gpu_vecenv.slab import Slab, SlabLayout
+from gpu_vecenv.prologue import kernel_fields, machine_fields
+from gpu_vecenv.slab import Slab, SlabLayout, SlabStock
 
 AutoresetMode = Literal["same_step", "next_step", "disabled"]
 MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # machine.cuh, enum AutoresetMode
@@ -53,6 +48,9 @@ class VecEnv:
         validate: "async": invalid actions set a replica's fault word, read by ``faults()``. "sync": ``step`` looks at
             the actions before it runs and raises InvalidActionError; that waits for the device.
         arrays: Values of shared state fields.
+        rows: Agents as rows: observations, actions and the other outputs have one axis of num_envs * num_agents in
+            place of two, and each row has episodes of its own. An agent that leaves early ends there ("same_step" gives
+            its "final_obs"), is a row of zeros until its replica ends, and then terminates once more.
         starts: A pool of saved starts: field name -> (number of starts, *field shape). After the game's own reset,
             each new episode takes one start at random, the same for all these fields.
         first_replica: Number of the first replica in the random streams; shards of one run start at different ones.
@@ -72,6 +70,7 @@ class VecEnv:
         device: str | torch.device | None = None,
         *,
         autoreset_mode: AutoresetMode = "same_step",
+        rows: bool = False,
         driver: str | None = None,
         validate: Literal["async", "sync"] = "async",
         arrays: Mapping[str, ArrayLike] | None = None,
@@ -88,6 +87,8 @@ class VecEnv:
             raise ValueError(f"autoreset_mode is {autoreset_mode!r}; expected one of {', '.join(map(repr, MODES))}")
         if validate not in ("async", "sync"):
             raise ValueError(f'validate is {validate!r}; expected "async" or "sync"')
+        if not isinstance(rows, bool):
+            raise TypeError(f"rows is {rows!r} ({type(rows).__name__}); expected True or False")
         if lane_order not in (0, 1, 2):
             raise ValueError(f"lane_order is {lane_order!r}; expected 0, 1 or 2")
         if team is not None and team not in TEAMS:
@@ -97,14 +98,17 @@ class VecEnv:
         self.device = self.functions.device
         self.closed = False
         self._data = DataManager(self.device)
+        self.rows = rows
         self.layout = SlabLayout(
-            self.num_envs,
-            game.num_agents,
-            game.obs_shape,
-            TORCH_TYPES[np.dtype(game.obs_dtype)],
+            (self.num_envs * game.num_agents,) if rows else (self.num_envs, game.num_agents),
+            game.observation.shape,
+            TORCH_TYPES[game.observation.dtype],
             autoreset_mode == "same_step",
+            game.action.num_logits if game.masks_actions else 0,
             self.device,
         )
+        self._stock = SlabStock(self.layout)
+        self._action_check = ActionCheck(game, self.layout.batch, self.device)
         shared, pool = shared_arrays(game, arrays or {}), pool_arrays(game, starts or {})
         self._check_capacity()
         self._team = team or self.functions.backend.team(game.num_agents)
@@ -113,6 +117,7 @@ class VecEnv:
         self._prepare(self.program, len(next(iter(pool.values()))) if pool else 0)
         self.seed: int | None = None  # of the last seeded reset
         self._begun = False
+        self.loads = 0  # of state_dicts: who keeps what a tick gave knows by it that it is no longer so
 
     def like(self, **changes: Any) -> VecEnv:
         """A new environment made with the same arguments, but for ``changes``."""
@@ -144,6 +149,15 @@ class VecEnv:
         return self.data["machine_time"][:, 0]
 
     @property
+    def action_mask(self) -> torch.Tensor:
+        """Choices that are allowed in the coming tick, (num_envs, num_agents, num_logits) bool, live.
+
+        Raises:
+            KeyError: The game declares no action masks.
+        """
+        return self.data["machine_action_mask"]
+
+    @property
     def active(self) -> torch.Tensor:
         """Agents whose next action counts, (num_envs, num_agents) bool, live."""
         return self.data["machine_active"]
@@ -169,7 +183,7 @@ class VecEnv:
             out: Where to write; None allocates.
 
         Returns:
-            ``obs`` of all replicas, and ``info`` with "active".
+            ``obs`` of all replicas, and ``info`` with "active" and, if the game declares it, "action_mask".
 
         Raises:
             InvalidSeedError, TypeError, ValueError: An argument is wrong; nothing has changed.
@@ -177,21 +191,22 @@ class VecEnv:
         """
         self._check_open("reset")
         out = self._output(out)
-        rows = None if mask is None else self._checked_mask(mask)
-        if rows is not None and not self._begun:
+        begins = None if mask is None else checked_mask(mask, self.num_envs, self.device)
+        if begins is not None and not self._begun:
             raise ResetNeededError("reset(mask=…) before the first reset: call reset() for all replicas first")
         if seed is None and not self._begun:
             seed = secrets.randbits(63)
         if seed is not None:
             seed = checked_seed(seed)
         launch = self._reset
-        launch.raw[self._mask] = 0 if rows is None else rows.data_ptr()
+        launch.raw[self._mask] = 0 if begins is None else begins.data_ptr()
         launch.raw[self._mask + 1 : self._mask + 3] = np.int32(seed is not None), np.uint64(seed or 0)
-        launch.raw[self._mask + 4 : self._mask + 6] = out.obs.data_ptr(), out.active.data_ptr()
+        obs, _, _, _, active, _, action_mask, _ = out.pointers
+        launch.raw[self._mask + 5 : self._mask + 8] = obs, active, action_mask
         launch()
         self.seed = self.seed if seed is None else seed
         self._begun = True
-        return out.obs, {"active": out.active}
+        return out.obs, _info(out)
 
     def step(
         self, actions: torch.Tensor, out: Slab | None = None
@@ -199,12 +214,13 @@ class VecEnv:
         """One tick of every replica.
 
         Args:
-            actions: (num_envs, num_agents[, heads]) int32 or int64, or (num_envs, num_agents, n) float32.
+            actions: (num_envs, num_agents[, heads]) int32 or int64, or (num_envs, num_agents, n) float32; with
+                ``rows``, (num_envs * num_agents, …).
             out: Where to write; None allocates one fresh slab, so that earlier outputs stay as they are.
 
         Returns:
             ``obs``, ``rewards``, ``terminations``, ``truncations`` and ``info`` with "active" and, in "same_step" mode,
-            "final_obs" and "_final_obs" (which of its rows are meant).
+            "final_obs" and "_final_obs" (which of its rows are meant); and "action_mask" if the game declares it.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of ``actions`` or ``out`` is wrong; nothing has changed.
@@ -213,43 +229,42 @@ class VecEnv:
             ClosedEnvError: After ``close``.
         """
         self.check_ready("step")
-        actions = self._checked_actions(actions)
+        actions = self._action_check(actions)
+        if self.validate == "sync":
+            self._action_check.values(actions, self.active, self.action_mask if self.game.masks_actions else None)
         out = self._output(out)
         raw, first = self._step.raw, self._actions
         raw[first] = actions.data_ptr()
         raw[first + 1] = np.int32(actions.dtype == torch.int64)
-        raw[first + 3 : first + 10] = (
-            out.obs.data_ptr(),
-            out.rewards.data_ptr(),
-            out.terminations.data_ptr(),
-            out.truncations.data_ptr(),
-            out.active.data_ptr(),
-            0 if out.final_obs is None else out.final_obs.data_ptr(),
-            out.final_mask.data_ptr(),
-        )
+        raw[first + 4 : first + 12] = out.pointers  # in the order of the kernel's parameters
         self._step()
-        info = {"active": out.active}
+        info = _info(out)
         if out.final_obs is not None:
             info |= {"final_obs": out.final_obs, "_final_obs": out.final_mask}
         return out.obs, out.rewards, out.terminations, out.truncations, info
+
+    def repeat_step(self) -> None:
+        """The last ``step`` once more: the launch alone, with the tensors that it had, which must still be there."""
+        self._step()
 
     def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Observations of the state as it is now, for instance after writing to ``state``."""
         self._check_open("observe")
         slab = self.slab() if out is None else self.slab(obs=out)
-        self._observe.raw[self._obs] = slab.obs.data_ptr()
+        self._observe.raw[self._obs + 1] = slab.obs.data_ptr()
         self._observe()
         return slab.obs
 
     def sample_actions(self) -> torch.Tensor:
         """Uniform valid actions for the coming tick, drawn on the device from the replicas' own random streams.
 
-        The same until the next tick: (num_envs, num_agents[, heads]) int32, or (…, n) float32.
+        The same until the next tick: (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``rows``,
+        (num_envs * num_agents, …). Where choices are masked, uniform among the allowed ones.
         """
         self._check_open("sample_actions")
         action = self.game.action
         kind = torch.float32 if action.continuous else torch.int32
-        actions = torch.empty((self.num_envs, self.num_agents, *action.shape), dtype=kind, device=self.device)
+        actions = torch.empty((*self.layout.batch, *action.shape), dtype=kind, device=self.device)
         self._random_actions.raw[self._obs] = actions.data_ptr()
         self._random_actions()
         return actions
@@ -285,19 +300,29 @@ class VecEnv:
         self._check_open("load_state_dict")
         self.data.load_state_dict(state, self._own)
         self._begun = True
+        self.loads += 1
 
     def close(self) -> None:
         """Let go of all memory. Calling it again does nothing."""
         if not self.closed:
             self.closed = True
-            del self._data, self.program, self._step, self._reset, self._observe, self._random_actions, self._scratch
+            del (
+                self._data,
+                self._stock,
+                self.program,
+                self._step,
+                self._reset,
+                self._observe,
+                self._random_actions,
+                self._scratch,
+            )
 
     def __repr__(self) -> str:
         return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
 
     def bytes_per_env(self) -> int:
         """Device memory of one replica: state, machine and one slab."""
-        fields = [*self.game.state, *MACHINE_STATE]
+        fields = [*self.game.state, *machine_fields(self.game)]
         own = sum(int(np.prod(self.game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
         return own + self.layout.nbytes // self.num_envs + 1
 
@@ -313,7 +338,7 @@ class VecEnv:
     @property
     def _own(self) -> list[str]:
         """Names of the tensors that hold the replicas: neither shared fields nor what users pushed."""
-        fields = [("machine", MACHINE_STATE), ("state", self.game.state)]
+        fields = [("machine", machine_fields(self.game)), ("state", self.game.state)]
         return [f"{kind}_{field.name}" for kind, group in fields for field in group if not field.shared]
 
     def _allocate(self, shared: Mapping[str, ArrayLike], pool: Mapping[str, ArrayLike]) -> None:
@@ -340,11 +365,11 @@ class VecEnv:
         common.append(np.int64(pool_size))
         end: list[Argument] = [self._scratch, np.int64(self.num_envs)]
         self._mask = self._actions = self._obs = len(common)  # places of the arguments that vary
-        mode = np.int32(MODES[self.autoreset_mode])
+        mode, rows = np.int32(MODES[self.autoreset_mode]), np.int32(self.rows)
         varying: dict[str, list[Argument]] = {
-            "vecenv_reset": [None, np.int32(0), np.uint64(0), np.uint64(self.first_replica), None, None, *end],
-            "vecenv_step": [None, np.int32(0), mode, *[None] * 7, *end],
-            "vecenv_observe": [None, *end],
+            "vecenv_reset": [None, np.int32(0), np.uint64(0), np.uint64(self.first_replica), rows, *[None] * 3, *end],
+            "vecenv_step": [None, np.int32(0), mode, rows, *[None] * 8, *end],
+            "vecenv_observe": [rows, None, *end],
             "vecenv_random_actions": [None, np.int64(self.num_envs)],
         }
         launches: dict[str, Launch] = {
@@ -376,66 +401,19 @@ class VecEnv:
 
     def _output(self, out: Slab | None) -> Slab:
         if out is None:
-            return Slab.allocate(self.layout)
+            return self._stock.take()
         if not isinstance(out, Slab) or (out.layout is not self.layout and out.layout != self.layout):
             raise ValueError(f"out is {type(out).__name__}; expected a Slab made by this environment's slab()")
         return out
 
-    def _checked_actions(self, actions: torch.Tensor) -> torch.Tensor:
-        action = self.game.action
-        kinds = (torch.float32,) if action.continuous else (torch.int32, torch.int64)
-        shape = (self.num_envs, self.num_agents, *action.shape)
-        if not isinstance(actions, torch.Tensor):
-            raise TypeError(f"step: actions are a {type(actions).__name__}; expected a torch tensor on {self.device}")
-        if actions.dtype not in kinds:
-            raise TypeError(
-                f"step: actions have dtype {actions.dtype}; expected {' or '.join(map(str, kinds))}"
-                + ("" if action.continuous else " (use actions.long())")
-            )
-        if actions.shape != shape:
-            raise ValueError(f"step: actions have shape {tuple(actions.shape)}; expected {shape}, nothing is broadcast")
-        if actions.device != self.device:
-            raise ValueError(f"step: actions are on {actions.device}; expected {self.device}")
-        if actions.layout != torch.strided:
-            raise ValueError(f"step: actions are {actions.layout}; expected a dense tensor")
-        if actions.requires_grad:
-            raise TypeError("step: actions require a gradient, which no kernel passes on; use actions.detach()")
-        if self.validate == "sync":
-            self._check_action_values(actions)
-        return actions if actions.is_contiguous() else actions.contiguous()
-
-    def _check_action_values(self, actions: torch.Tensor) -> None:
-        action, rows = self.game.action, actions.view(self.num_envs, self.num_agents, -1)
-        if action.continuous:
-            low, high = (torch.tensor(bound, device=self.device) for bound in (action.low, action.high))
-            expected = f"[{list(action.low)}, {list(action.high)}]"
-            wrong = ~((rows >= low) & (rows <= high))
-        else:
-            sizes = [action.sizes[role] for role, n in self.game.roles.items() for _ in range(n)]
-            table = torch.tensor([(*s, *[2**62] * (action.heads - len(s))) for s in sizes], device=self.device)
-            expected = f"0 to size - 1, sizes {dict(action.sizes)}"
-            wrong = (rows < 0) & (table < 2**62) | (rows >= table)
-        wrong &= self.active[..., None]
-        places = wrong.nonzero()
-        if len(places):
-            replica, agent, head = places[0].tolist()
-            raise InvalidActionError(
-                f"step: {len(places)} invalid action values; the first: replica {replica}, agent "
-                f"{self.game.agent_names[agent]}, number {head}: {rows[replica, agent, head].item()}; "
-                f"expected {expected}"
-            )
-
-    def _checked_mask(self, mask: ArrayLike) -> torch.Tensor:
-        if not isinstance(mask, np.ndarray | torch.Tensor) or mask.dtype not in (torch.bool, np.bool_):
-            raise TypeError(
-                f"reset: mask is {getattr(mask, 'dtype', type(mask).__name__)}; expected bool, torch or NumPy"
-            )
-        if mask.shape != (self.num_envs,):
-            raise ValueError(f"reset: mask has shape {tuple(mask.shape)}; expected ({self.num_envs},)")
-        if isinstance(mask, torch.Tensor) and mask.device != self.device:
-            raise ValueError(f"reset: mask is on {mask.device}; expected {self.device}")
-        return torch.as_tensor(mask).to(self.device).contiguous()
-
 
 def _made(arguments: Mapping[str, Any]) -> VecEnv:
     return VecEnv(**arguments)
+
+
+def _info(slab: Slab) -> Info:
+    return (
+        {"active": slab.active}
+        if slab.action_mask is None
+        else {"active": slab.active, "action_mask": slab.action_mask}
+    )

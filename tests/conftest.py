@@ -1,5 +1,17 @@
+import importlib
+import os
+
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    """Libraries named in the environment must be there: their tests are not to be skipped."""
+    for library in os.environ.get("GPU_VECENV_REQUIRED", "").split():
+        try:
+            importlib.import_module(library)
+        except ImportError as error:
+            pytest.exit(f"$GPU_VECENV_REQUIRED names {library}: {error}", returncode=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
 import csv
 import dataclasses
+import inspect
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ from gpu_vecenv.checkpoint import load_checkpoint
 from gpu_vecenv.cli import COMMANDS, RunConfig, main
 from gpu_vecenv.ppo import PPOConfig
 from gpu_vecenv.prologue import prologue
-from gpu_vecenv.registry import GAMES, configure
+from gpu_vecenv.registry import GAMES, configure, gymnasium_id
 
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8 --device cpu".split()
 GRID = "train tag_gridworld --max-steps 11".split()
@@ -108,11 +110,12 @@ def test_help_mentions_every_field(verb, name, command):
     code, output, errors = command(verb, name, "--help")
     assert (code, errors) == (0, [])
     kinds = [GAMES[name]] if verb == "show" else [GAMES[name], PPOConfig, RunConfig]
-    mentioned = set(re.findall(r"--[a-z][a-z-]*", output))
+    mentioned = set(re.findall(r"--[a-z][a-z0-9-]*", output))
     for field in (field for kind in kinds for field in dataclasses.fields(kind)):
         assert f"--{field.name.replace('_', '-')}" in mentioned
     assert f"gpu-vecenv {verb} {name}" in output
-    comments = ["agents that chase", "until the episode is truncated"]
+    comments = re.findall(r"^    \w+: .*?  # (.{12})", Path(inspect.getfile(GAMES[name])).read_text(), re.MULTILINE)
+    assert comments
     assert all(words in output for words in comments + ["per epoch", "of each evaluation"] * (verb == "train"))
 
 
@@ -201,11 +204,36 @@ def test_the_same_seed_trains_the_same_policy_in_another_process(command, tmp_pa
 
 REFUSED = {
     "unknown command": ("trian tag_gridworld", "unknown command 'trian'; nearest: train"),
-    "nothing like a command": ("xyzzy", "unknown command 'xyzzy'; known: bench, doctor, list, show, train"),
+    "nothing like a command": ("xyzzy", "unknown command 'xyzzy'; known: bench, check, doctor, list, new, show, train"),
     "list with arguments": ("list all", "list takes no arguments; got all"),
     "doctor with arguments": ("doctor all", "all"),
-    "show without a game": ("show", "show needs a game's name first: tag_continuous, tag_gridworld"),
-    "train without a game": ("train --seed 3", "train needs a game's name first: tag_continuous, tag_gridworld"),
+    "show without a game": (
+        "show",
+        "show needs a game's name first: .*tag_continuous, tag_gridworld; see gpu-vecenv show GAME --help",
+    ),
+    "train without a game": ("train --seed 3", "train needs a game's name first: .*tag_continuous, tag_gridworld; see"),
+    "check without a game": ("check --steps 30", "check needs a game's name first: .*tag_gridworld; see"),
+    "new without a name": ("new", "new needs a name first, gpu-vecenv new my_game; see gpu-vecenv new --help"),
+    "new with an option for a name": ("new --folder here", "new needs a name first"),
+    "a name that is no identifier": ("new MyGame", r"'MyGame' is no name of a game; expected an identifier \[a-z\]"),
+    "a name that is a keyword": ("new class --folder here", "'class' is a word that Python"),
+    "a name that is taken": ("new tag_gridworld", "'tag_gridworld' is a game already: TagGridworld"),
+    "an unknown option to new": ("new my_game --foldr here", "--foldr.*nearest: --folder"),
+    "a path to nowhere to show": ("show ./nowhere.py", 'no file nowhere.py; "gpu-vecenv new my_game" writes one'),
+    "a path to nowhere to train": ("train nowhere.py:Game", "no file nowhere.py"),
+    "a path to nowhere to check": ("check folder/nowhere.py", "no file folder/nowhere.py"),
+    "a path to nowhere to measure": ("bench --game nowhere.py --device cpu", "no file nowhere.py"),
+    "a path that is no Python file": ("train ./my_game.cu", "no game is called './my_game.cu'"),
+    "unknown game to check": ("check tag_gridwrld", "no game is called 'tag_gridwrld'; nearest: tag_gridworld"),
+    "unknown id to check": ("check Nonsuch-v3", "Nonsuch"),
+    "arguments that are no JSON": ("check CartPole-v1 --config {", "line 1 column 2"),
+    "arguments that are no object": ("check CartPole-v1 --config 3", "config is '3'; expected a JSON object"),
+    "an argument that an id does not take": ('check CartPole-v1 --config {"nonsuch":1}', "nonsuch"),
+    "an option of ours for an id": ("check CartPole-v1 --num-envs 3", "--num-envs"),
+    "too few ticks to check": ("check tag_gridworld --steps 9", r"steps is 9; expected a value in \[10, inf\]"),
+    "too few replicas to check": ("check tag_gridworld --num-envs 1", r"num_envs is 1; expected a value in \[2"),
+    "an unknown device to check": ("check tag_gridworld --device tpu", "device is 'tpu'"),
+    "a game's field to check": ("check tag_gridworld --grid 0", r"grid is 0; expected a value in \[1, 32767\]"),
     "unknown game to show": ("show tag_gridwrld", "no game is called 'tag_gridwrld'; nearest: tag_gridworld"),
     "unknown game to train": ("train tag_continous", "no game is called 'tag_continous'; nearest: tag_continuous"),
     "unknown game to measure": (
@@ -281,6 +309,104 @@ def test_a_wrong_argument_gives_one_line_and_exit_code_2(what, command, tmp_path
     assert re.search(message, errors[0]), errors
     assert "---" not in errors[0]  # words, not pieces of a frame
     assert os.listdir(tmp_path) == []  # refused before anything was done
+
+
+@pytest.fixture
+def own(command, tmp_path):
+    """A new game called acorn, whose module is forgotten afterwards."""
+    games, modules = dict(GAMES), set(sys.modules)
+    assert command("new", "acorn")[0] == 0
+    yield tmp_path / "acorn.py"
+    GAMES.clear()
+    GAMES.update(games)
+    gymnasium.registry.pop("gpu_vecenv/Acorn-v0", None)
+    for name in {"acorn"} - modules:
+        sys.modules.pop(name, None)
+
+
+def test_new_writes_a_game_and_says_what_comes_next(command, tmp_path):
+    code, output, errors = command("new", "acorn", "--folder", "my own/games")
+    assert (code, errors) == (0, [])
+    assert sorted(os.listdir(tmp_path / "my own" / "games")) == ["acorn.cu", "acorn.py", "test_acorn.py"]
+    lines = [line.strip() for line in output.splitlines()]
+    assert lines[1].startswith("edit my own/games/acorn.cu")
+    assert lines[2] == "gpu-vecenv check 'my own/games/acorn.py'"
+    assert lines[3].startswith("gpu-vecenv train 'my own/games/acorn.py'")
+
+
+def test_new_overwrites_nothing(own, command, tmp_path):
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    own.unlink()
+    code, output, errors = command("new", "acorn")
+    assert (code, output) == (2, "")
+    assert errors == ["gpu-vecenv: error: acorn.cu is there already; choose another name or --folder"]
+    del before["acorn.py"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("spelling", ["acorn.py", "./acorn.py", "acorn.py:Acorn", "{}"])
+def test_a_path_is_as_good_as_a_name(spelling, own, command):
+    code, output, errors = command("show", spelling.format(own), "--length", "7")
+    assert (code, errors) == (0, [])
+    assert output.startswith("// Generated from Acorn(") and "constexpr int LENGTH = 7;" in output
+    code, output, _ = command("train", spelling.format(own), "--help")
+    assert code == 0 and "--num-sprinters" in output and f"gpu-vecenv train {spelling.format(own)}" in output
+
+
+def test_train_and_bench_take_a_path(own, command, tmp_path):
+    options = "--total-steps 16 --episodes 2 --out run --length 9".split()
+    code, _, errors = command("train", "acorn.py", *TINY, *options)
+    assert (code, errors) == (0, [])
+    _, manifest = load_checkpoint(tmp_path / "run" / "policy.safetensors")
+    assert manifest["game"] == "acorn" and manifest["game_config"]["length"] == 9
+    code, output, errors = command("bench", "--game", "acorn.py", "--num-envs", "2", "--device", "cpu")
+    assert (code, errors) == (0, [])
+    assert json.loads(output.splitlines()[0])["game"] == "acorn"
+
+
+def test_check_tells_that_a_game_keeps_its_promises(own, command):
+    code, output, errors = command("check", "acorn.py", "--steps", "30", "--max-steps", "9", "--device", "cpu")
+    assert (code, errors) == (0, [])
+    for mode in ("same_step", "next_step", "disabled"):
+        assert re.search(rf"acorn, {mode}: 1?\d passed, 0 failed", output), output
+    assert all(f"{way} │ equal" in re.sub(" +", " ", output) for way in ("50 of 100 replicas", "ranges shuffled"))
+
+
+WRONG_RULES = {
+    "an episode that is a tick too long": (
+        "io.time >= MAX_STEPS",
+        "io.time > MAX_STEPS",
+        "K10.*episodes end as declared",
+    ),
+    "an order of the lanes that matters": (
+        "s.left[0] = NUM_BERRIES;",
+        "s.left[0] = NUM_BERRIES;\n        FOR_AGENTS (i) s.berry[0] = i;",
+        "ranges backwards.*replicas 0, 1, 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_RULES)
+def test_check_ends_with_1_where_a_promise_is_broken(what, own, command):
+    right, wrong, message = WRONG_RULES[what]
+    rules = own.with_suffix(".cu")
+    assert right in rules.read_text()
+    rules.write_text(rules.read_text().replace(right, wrong))
+    code, output, errors = command("check", "acorn.py", "--steps", "30", "--max-steps", "9", "--device", "cpu")
+    assert (code, errors) == (1, [])
+    assert re.search(message, output), output
+
+
+def test_check_takes_any_vector_environment_of_gymnasium(command):
+    code, output, errors = command("check", "CartPole-v1", "--steps", "10")
+    assert errors == []
+    failed = int(re.search(r"(\d+) failed", output)[1])
+    assert code == int(failed > 0) and "episodes end as declared" in output
+    ours = ["check", gymnasium_id(GAMES["cartpole"]), "--steps", "10"]
+    code, output, errors = command(*ours, "--config", '{"device": "cpu"}')
+    assert (code, errors) == (0, []) and " 0 failed" in output
+    code, output, errors = command(*ours, "--config", '{"device": "cpu", "validate": "async"}')
+    assert (code, errors) == (1, []) and "bad actions are refused" in output and " 1 failed" in output
 
 
 def test_the_size_that_is_said_to_fit_is_the_free_memory_by_the_bytes_of_one(command):

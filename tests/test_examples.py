@@ -1,15 +1,50 @@
 """Each example in a process of its own, in another folder, small."""
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from oracles.predator_prey import PredatorPreyOracle
 
 import gpu_vecenv
+from gpu_vecenv import Slab, VecEnv
+from gpu_vecenv.registry import load_game
 
+THIRDS = ("lightest", "middle", "heaviest")
+PREDATOR_PREY = [  # name, configuration, what must have happened for the comparison to say something
+    ("as it is", {}, {"eaten", "starved", "over"}),
+    ("the end by time", {"hunger": 60, "max_steps": 20}, {"eaten", "truncated"}),
+    ("prey that stay away", {"rebirth": 0, "grid": 5, "num_prey": 6, "hunger": 40}, {"leaves", "over"}),
+    (
+        "crowd",
+        {"num_predators": 9, "num_prey": 40, "grid": 7, "sight": 3, "rebirth": 1, "hunger": 5, "max_steps": 60},
+        {"eaten", "starved", "truncated"},
+    ),
+    (
+        "one of each, blind",
+        {"num_predators": 1, "num_prey": 1, "grid": 3, "sight": 0, "rebirth": 2, "hunger": 9},
+        {"eaten", "over"},
+    ),
+    (
+        "odd rewards",
+        {
+            "meal_reward": 1 / 3,
+            "starving_penalty": 0.1,
+            "eaten_penalty": 0,
+            "living_reward": -0.7,
+            "grid": 6,
+            "meal": 0,
+        },
+        {"eaten", "over"},
+    ),
+]
 EXAMPLES = Path(__file__).parent.parent / "examples"
 # Whichever gpu_vecenv this process tests, a checkout's or an installed one, its children use as well.
 ENVIRONMENT = {
@@ -77,6 +112,101 @@ def test_train_tag(device: str, tmp_path: Path) -> None:
     game = gpu_vecenv.make("tag_gridworld", num_envs=2, device="cpu")
     manifest = gpu_vecenv.Trainer(game, gpu_vecenv.PPOConfig(num_steps=2)).load(tmp_path / "p.safetensors")
     assert manifest["ppo_config"]["total_steps"] == 512
+
+
+def test_domain_randomisation(device: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "domain_randomisation.py", "--num-envs", "300", "--device", device)
+    lightest, heaviest, mean = numbers(r"([\d.]+) to ([\d.]+) kg, mean return ([-\d.]+)", said)
+    assert 0.5 <= lightest < 0.7 and 4.8 < heaviest <= 5  # 300 draws from [0.5, 5)
+    thirds = [numbers(rf"{name} third, [\d.]+ kg on average: ([-\d.]+)", said)[0] for name in THIRDS]
+    assert thirds == sorted(thirds, reverse=True) and thirds[0] > mean > thirds[2]
+    # The pinned masses are the ends of the range: returns lie beyond those of the lightest and the heaviest third.
+    assert numbers(r"pinned to \[0\.5\] kg: ([-\d.]+)", said)[0] > thirds[0]
+    assert numbers(r"pinned to \[5\.0\] kg: ([-\d.]+)", said)[0] < thirds[2]
+
+
+def test_predator_prey_steps_by_itself(tmp_path: Path) -> None:
+    said = run(tmp_path, "own_env/predator_prey.py")
+    episodes, ticks = numbers(r"(\d+) episodes of ([\d.]+) ticks", said)
+    assert episodes > 100 and 25 <= ticks <= 200  # nobody starves in the first 24 ticks
+
+
+def test_predator_prey_trains_by_its_path(tmp_path: Path) -> None:
+    options = "--total-steps 64 --num-steps 4 --num-envs 4 --episodes 4 --device cpu --out run --max-steps 30"
+    path = EXAMPLES / "own_env" / "predator_prey.py"
+    done = subprocess.run(
+        [sys.executable, "-m", "gpu_vecenv.cli", "train", str(path), *options.split()],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "policy.safetensors").is_file()
+    results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert list(results) == ["all random", "predator trained", "prey trained", "all trained"]
+
+
+def predator_prey(device: str, num_envs: int, **config: Any) -> tuple[VecEnv, list[PredatorPreyOracle]]:
+    """Replicas and their oracles, begun with the same seed."""
+    game = load_game(EXAMPLES / "own_env" / "predator_prey.py")(**config)
+    env = VecEnv(game, num_envs, device, autoreset_mode="disabled", first_replica=5)
+    return env, [PredatorPreyOracle(game, 2**40 + 11, 5 + e) for e in range(num_envs)]
+
+
+@pytest.mark.parametrize(
+    ("config", "happens"), [pytest.param(config, happens, id=name) for name, config, happens in PREDATOR_PREY]
+)
+def test_every_tick_of_predator_prey_has_the_bits_of_the_oracle(
+    config: dict[str, Any], happens: set[str], device: str
+) -> None:
+    env, oracles = predator_prey(device, 4, **config)
+    game, slab, seen = env.game, env.slab(), set[str]()
+
+    def compare(what: str, tensor: torch.Tensor, expected: list[Any]) -> None:
+        got, expected = tensor.cpu().numpy(), np.stack(expected)
+        assert got.dtype == expected.dtype, what
+        np.testing.assert_array_equal(got.view(f"u{got.itemsize}"), expected.view(f"u{got.itemsize}"), what)
+
+    def garbage() -> Slab:
+        for tensor in slab.tensors().values():
+            tensor.view(torch.uint8).fill_(0xFF)
+        return slab
+
+    def compare_state(tick: int) -> None:
+        for field in ("cell", "alive", "energy", "unborn"):
+            compare(f"{field}, tick {tick}", env.state[field], [getattr(oracle, field) for oracle in oracles])
+
+    obs, _ = env.reset(seed=2**40 + 11, out=garbage())
+    for tick in range(150):
+        compare(f"obs, tick {tick}", obs, [oracle.observe() for oracle in oracles])
+        compare_state(tick)
+        actions = env.sample_actions()
+        obs, *outputs, info = env.step(actions, out=garbage())
+        results = [oracle.step(action) for oracle, action in zip(oracles, actions.cpu().numpy(), strict=True)]
+        for place, what in enumerate(("rewards", "terminations", "truncations")):
+            compare(f"{what}, tick {tick}", outputs[place], [result[place] for result in results])
+        compare(f"active, tick {tick}", info["active"], [oracle.active for oracle in oracles])
+        for oracle, (_, terminations, truncations) in zip(oracles, results, strict=True):
+            hunters = slice(game.num_predators)
+            seen |= {"eaten"} if (oracle.unborn == game.rebirth).any() and game.rebirth else set()
+            seen |= {"starved"} if terminations[hunters].any() and oracle.active[hunters].any() else set()
+            seen |= {"leaves"} if terminations[game.num_predators :].any() and oracle.active.any() else set()
+            seen |= {"over"} if terminations.any() and not oracle.active.any() else set()
+            seen |= {"truncated"} if truncations.any() else set()
+        ended = ~info["active"].any(1)
+        if ended.any():
+            obs, _ = env.reset(mask=ended, out=garbage())
+            for e in np.flatnonzero(ended.cpu()):
+                oracles[e].begin()
+    assert seen >= happens
+    assert env.faults().sum() == 0
+
+
+def test_predator_prey_refuses_a_window_wider_than_the_torus() -> None:
+    with pytest.raises(ValueError, match="sight = 2 sees 5 cells of 4"):
+        predator_prey("cpu", 1, grid=4)
 
 
 @pytest.mark.parametrize(("game", "num_agents"), [("tag_gridworld", 5), ("tag_continuous", 110)])

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from games.crew import Crew
 
 import gpu_vecenv
 from gpu_vecenv import function_manager
@@ -25,7 +26,7 @@ FILE_NAME = re.compile(r"\A(?:#|//) (\w+\.\w+)$", re.MULTILINE)  # a first line 
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"\w[\w.-]*(/[\w.-]+)*(/|\.(py|cu|cuh|md|toml|yml|cff))")
-NOT_HERE = {"walk.py", "walk.cu"}  # made by the reader
+NOT_HERE = {"walk.py", "walk.cu", "my_game.py", "my_game.cu", "test_my_game.py"}  # made by the reader
 SMALL = ["--total-steps", "64", "--num-steps", "4", "--num-envs", "4", "--episodes", "4", "--device", "cpu"]
 ENVIRONMENT = {
     **os.environ,
@@ -52,7 +53,7 @@ def commands() -> list[str]:
     """Every gpu-vecenv command of the documents, once; not those named without the game that they need."""
     lines = [line for _, body in blocks("sh") for line in body.splitlines()]
     spans = [span for text in TEXTS.values() for span in inline(text)]
-    found = [line for line in [*lines, *spans] if re.match(r"gpu-vecenv (?!(train|show|bench)$)", line)]
+    found = [line for line in [*lines, *spans] if re.match(r"gpu-vecenv (?!(train|show|bench|check|new)$)", line)]
     return list(dict.fromkeys(found))
 
 
@@ -70,7 +71,15 @@ def test_the_documents_have_what_is_tested_here() -> None:
 
 def test_only_the_predecessors_code_is_skipped() -> None:
     kinds = {(name, kind) for name, text in TEXTS.items() for kind, _ in FENCE.findall(text)}
-    assert {kind for _, kind in kinds} <= {"python", "python skip", "sh", "cuda"}
+    # A diff is of a file that gpu-vecenv new writes; tests/test_own_game.py applies it.
+    assert {kind.partition("my_game")[0] for _, kind in kinds} <= {
+        "python",
+        "python skip",
+        "sh",
+        "cuda",
+        "diff ",
+        "diff test_",
+    }
     assert {name for name, kind in kinds if "skip" in kind} <= {"docs/coming_from_warpdrive.md"}
 
 
@@ -96,6 +105,11 @@ def test_commands_run(command: str, tmp_path: Path) -> None:
     assert verb in COMMANDS
     if verb == "train" and "--help" not in arguments:
         arguments += [*SMALL, "--out", "run"]
+    if verb == "check" and "--help" not in arguments:
+        arguments += ["--steps", "30"]
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    if any(argument.startswith("my_game.py") for argument in arguments):  # an earlier command has written it
+        assert run(tmp_path, "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
     done = run(tmp_path, "-m", "gpu_vecenv.cli", verb, *arguments)
     assert "Traceback" not in done.stderr
     assert done.stdout.strip()
@@ -139,6 +153,13 @@ def test_every_module_is_in_the_reading_order() -> None:
 
 def test_names_exist() -> None:
     public = SimpleNamespace(**vars(gpu_vecenv), Program=function_manager.Program)
+    views = [
+        gpu_vecenv.make("tag_gridworld", 1, "cpu"),
+        gpu_vecenv.make(Crew, 1, "cpu"),
+        gpu_vecenv.GymnasiumVectorEnv("tag_gridworld", 1, "cpu"),
+        gpu_vecenv.parallel_env("tag_gridworld", "cpu"),
+        gpu_vecenv.batched_parallel_env("tag_gridworld", 1, "cpu"),
+    ]
     unknown = []
     for document, text in TEXTS.items():
         for span in re.findall(r"`[^`\n]+`", text):
@@ -153,7 +174,7 @@ def test_names_exist() -> None:
                     except ImportError:
                         unknown.append(f"{document}: gpu_vecenv.{name}")
             for name in re.findall(r"(?<![\w/])env\.(\w+)", span):
-                if not hasattr(gpu_vecenv.VecEnv, name) and name not in ("data", "functions", "device", "seed"):
+                if not any(hasattr(env, name) for env in views):
                     unknown.append(f"{document}: env.{name}")
     assert not unknown
 

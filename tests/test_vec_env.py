@@ -687,3 +687,46 @@ def test_tensors_of_the_user_are_no_part_of_a_saved_state(device):
     env.data.push("mine", torch.zeros(9, device=device))
     env.load_state_dict(saved)
     assert set(env.state_dict()) == set(saved) and "mine" in env.data
+
+
+# ---------------------------------------------------------------------- slabs and autograd
+
+
+def test_outputs_of_one_mode_do_not_shape_those_of_another(device):
+    env = gpu_vecenv.make("tag_gridworld", 3, device)
+    with torch.inference_mode():
+        env.reset(seed=1)
+    obs, *_ = env.step(env.sample_actions())
+    weight = torch.ones(21, requires_grad=True, device=device)
+    (obs * weight).sum().backward()
+    assert torch.equal(weight.grad, obs.sum((0, 1)))
+
+
+def test_writing_into_one_output_leaves_a_graph_through_another_alone(device):
+    env = gpu_vecenv.make("tag_gridworld", 3, device)
+    env.reset(seed=1)
+    first, rewards, *_ = env.step(env.sample_actions())
+    weight = torch.ones(21, requires_grad=True, device=device)
+    loss = (first * weight).sum()
+    rewards.mul_(0.1)
+    second, later, *_ = env.step(env.sample_actions())
+    later.mul_(0.1)
+    second.zero_()
+    loss.backward()
+    scale = torch.ones((), requires_grad=True, device=device)
+    _, third, *_ = env.step(env.sample_actions())
+    third.mul_(scale)
+
+
+def test_a_closed_environment_holds_no_memory():
+    env = gpu_vecenv.make("tag_gridworld", 3, "cpu")
+    env.reset(seed=1)
+    stock = weakref.ref(env._stock)
+    env.close()
+    assert stock() is None
+
+
+@pytest.mark.parametrize("rows", ["no", 2, [1], None])
+def test_rows_is_yes_or_no(rows):
+    with pytest.raises(TypeError, match="rows is"):
+        gpu_vecenv.make("tag_gridworld", 3, "cpu", rows=rows)

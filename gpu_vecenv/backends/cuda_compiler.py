@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 from functools import cache
@@ -13,6 +14,11 @@ from gpu_vecenv.errors import CompilerError, KernelCompileError
 
 # Fusion off: a product and a sum are rounded apart, as on the host. Division and square root are IEEE, denormals live.
 FLAGS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+# Games with host = False may use CUDA's own headers. A text that includes none is compiled without looking for them.
+NO_HEADERS = (
+    '; CUDA\'s headers are in no wheel and no toolkit here: pip install "cuda-toolkit[cudart,cccl]==13.*" (or 12.*)'
+)
+HEADER = re.compile(r"^\s*#\s*include\s*<", re.MULTILINE)
 
 
 @cache
@@ -46,6 +52,17 @@ def compile_cubin(text: str, architecture: str) -> bytes:
     return _by_nvrtc(text, architecture) if compiler().startswith("nvrtc") else _by_nvcc(text, architecture)
 
 
+@cache
+def header_folders() -> tuple[str, ...]:
+    """Where <cooperative_groups.h>, <cuda/std/…> and the like lie: in wheels, else in a toolkit; empty if nowhere."""
+    try:
+        from cuda.pathfinder import find_nvidia_header_directory
+    except ImportError:  # older bindings; nvcc, which has its own headers, does not ask
+        return ()
+    found = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
+    return tuple(folder for folder in found if folder is not None)
+
+
 def _nvrtc() -> Any:
     from cuda.bindings import nvrtc
 
@@ -61,15 +78,20 @@ def _call(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _by_nvrtc(text: str, architecture: str) -> bytes:
     nvrtc = _nvrtc()
+    folders = header_folders() if HEADER.search(text) else ()
     (program,) = _call(nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], []))
     try:
-        options = [option.encode() for option in (*FLAGS, f"--gpu-architecture={architecture}")]
+        headers = [f"--include-path={folder}" for folder in folders]
+        options = [option.encode() for option in (*FLAGS, *headers, f"--gpu-architecture={architecture}")]
         status = nvrtc.nvrtcCompileProgram(program, len(options), options)[0]
         if int(status) != 0:
             (size,) = _call(nvrtc.nvrtcGetProgramLogSize(program))
             log = b" " * size
             _call(nvrtc.nvrtcGetProgramLog(program, log))
-            raise KernelCompileError(f"{compiler()} for {architecture}", log.rstrip(b"\0 \n").decode(errors="replace"))
+            words = f"{compiler()} for {architecture}"
+            if HEADER.search(text):
+                words += f"; headers are in {' and '.join(folders)}" if folders else NO_HEADERS
+            raise KernelCompileError(words, log.rstrip(b"\0 \n").decode(errors="replace"))
         (size,) = _call(nvrtc.nvrtcGetCUBINSize(program))
         cubin = bytes(size)
         _call(nvrtc.nvrtcGetCUBIN(program, cubin))  # writes into the object it is given

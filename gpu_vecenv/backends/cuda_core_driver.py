@@ -11,6 +11,7 @@ from cuda.bindings import driver as bindings
 from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
 
 from gpu_vecenv.backends import Launcher, LaunchShape, symbol
+from gpu_vecenv.device import current_stream
 from gpu_vecenv.errors import DeviceFaultError
 
 
@@ -42,7 +43,7 @@ class CudaCoreDriver:
         config = LaunchConfig(grid=shape.grid, block=shape.block, shmem_size=shape.shared_bytes)
 
         def launch_kernel(arguments: Sequence[Any]) -> None:
-            stream = self.stream(torch.cuda.current_stream(self.device).cuda_stream)
+            stream = self.stream(current_stream(self.device))
             launch(stream, config, function, *arguments)
 
         return launch_kernel

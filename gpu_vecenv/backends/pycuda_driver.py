@@ -10,6 +10,7 @@ import pycuda.driver as cuda
 import torch
 
 from gpu_vecenv.backends import Launcher, LaunchShape, symbol
+from gpu_vecenv.device import current_stream
 
 
 class PyCudaDriver:
@@ -49,11 +50,11 @@ class PyCudaDriver:
         grid, block, shared = (shape.grid, 1), (shape.block, 1, 1), shape.shared_bytes
 
         def launch(arguments: Sequence[Any]) -> None:
-            current = torch.cuda.current_stream(self.device)
-            if current.cuda_stream == 0:  # torch's default stream is PyCUDA's default stream too
+            if current_stream(self.device) == 0:  # torch's default stream is PyCUDA's default stream too
                 function.prepared_async_call(grid, block, None, *arguments, shared_size=shared)
                 return
             # PyCUDA cannot adopt a foreign stream: fork one of its own off torch's and join it again.
+            current = torch.cuda.current_stream(self.device)
             self.fork.wait_stream(current)
             function.prepared_async_call(grid, block, self.stream, *arguments, shared_size=shared)
             current.wait_stream(self.fork)

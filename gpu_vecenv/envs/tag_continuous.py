@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.spaces import MultiDiscrete
 
+from gpu_vecenv.drawing import BLACK, BLUE, GREY, RED, WHITE, Circle, Drawing, Line, blend, discs
 from gpu_vecenv.env import Env, Field, boolean, f32, param
 from gpu_vecenv.errors import ConfigError
 
@@ -94,6 +95,21 @@ class TagContinuous(Env):
             "acceleration_level": _levels(self.min_acceleration, self.max_acceleration, self.acceleration_levels),
             "turn_level": _levels(self.min_turn, self.max_turn, self.turn_levels),
         }
+
+    def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
+        side, size = self.side, self.side / 90  # an agent's radius says nothing; the pale discs are what taggers reach
+        position, heading, in_game = state["position"], state["heading"], state["in_game"]
+        edge = Line([(0, 0), (side, 0), (side, side), (0, side), (0, 0)], side / 300, GREY)
+        taggers = np.arange(self.num_agents) < self.num_taggers
+        reach = discs(position[taggers], min(self.tagging_distance, 2.0) * side, blend(RED, WHITE, 0.85))
+        tagged = discs(position[~in_game], size, blend(BLUE, WHITE, 0.75))
+        agents: list[Circle | Line] = []
+        for i in np.flatnonzero(in_game)[::-1]:  # taggers last
+            x, y = position[i]
+            ahead = x + 1.8 * size * np.cos(heading[i]), y + 1.8 * size * np.sin(heading[i])
+            agents += [Line([(x, y), ahead], side / 200, BLACK), Circle(x, y, size, RED if taggers[i] else BLUE)]
+        margin = 2.2 * size
+        return Drawing((-margin, side + margin, -margin, side + margin), [*reach, edge, *tagged, *agents])
 
 
 def _levels(low: float, high: float, count: int) -> np.ndarray[Any, Any]:

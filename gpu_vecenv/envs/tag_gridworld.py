@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from gymnasium.spaces import Discrete
+import numpy as np
+from gymnasium.spaces import Box, Discrete
 
+from gpu_vecenv.drawing import BLUE, PALE, RED, Circle, Drawing, Line, discs
 from gpu_vecenv.env import Env, Field, i32, param
 
 
@@ -28,6 +31,7 @@ class TagGridworld(Env):
         Field("cell", i32, ("num_agents", 2)),  # column, row, in [0, grid]
     )
     terminated_means = "the runner was caught"
+    render_fps = 10
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -38,5 +42,25 @@ class TagGridworld(Env):
         return 4 * self.num_agents + 1 if self.full_observation else 6
 
     @property
+    def observation_space(self) -> Box:
+        return Box(0.0, 1.0, (self.obs_dim,), np.float32)
+
+    @property
     def action_space(self) -> Discrete:
         return Discrete(5)  # stay, column + 1, column - 1, row + 1, row - 1
+
+    def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
+        cells = self.grid + 1
+        every = -(-cells // 50)  # more lines than that would hide the agents
+        ends = [((k, 0), (k, cells)) for k in sorted({*range(0, cells, every), cells})]
+        lines = [Line(pair, cells / 600, PALE) for a, b in ends for pair in ((a, b), (a[::-1], b[::-1]))]
+        size = max(1.0, cells / 40)  # of an agent, in cells
+        # Taggers stand around the middle of their cell, so that one sees how many are on it.
+        around = (np.arange(self.num_taggers) / self.num_taggers + 1 / 8) * 2 * np.pi
+        middle = state["cell"] + 0.5
+        x, y = middle[-1]
+        taggers = middle[:-1] + 0.25 * size * np.stack([np.cos(around), np.sin(around)], 1)
+        runner = Circle(x, y, 0.3 * size, BLUE)
+        margin = cells / 100
+        bounds = (-margin, cells + margin, -margin, cells + margin)
+        return Drawing(bounds, [*lines, *discs(taggers, 0.24 * size, RED), runner])

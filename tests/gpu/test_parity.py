@@ -11,13 +11,22 @@ pytestmark = pytest.mark.gpu
 
 DRIVERS = ("pycuda", "cuda_core")
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
-# game, configuration, replicas, ticks: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size
+# game, configuration, replicas, ticks: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size, 20 M of
+# each of the others; shorter episodes where chance seldom ends one
 LONG_RUNS = [
     ("tag_gridworld", {}, 65_536, 153),
     ("tag_continuous", {**FEW, "max_steps": 60}, 20_000, 100),
     ("tag_continuous", {"max_steps": 30}, 2000, 46),
     ("tag_continuous", {"num_taggers": 100, "num_runners": 900, "max_steps": 30}, 200, 50),
     ("tag_continuous", {"num_taggers": 500, "num_runners": 9500, "max_steps": 30}, 20, 50),
+    ("cartpole", {}, 65_536, 306),
+    ("mountain_car", {"max_steps": 100}, 65_536, 306),
+    ("continuous_mountain_car", {"max_steps": 100}, 65_536, 306),
+    ("acrobot", {"max_steps": 100}, 65_536, 306),
+    ("pendulum", {}, 65_536, 306),
+    ("simple_spread", {}, 32_768, 204),
+    ("simple_tag", {}, 32_768, 153),
+    ("simple_adversary", {}, 32_768, 204),
 ]
 VARIANTS = [
     ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True, "grid": 5}),
@@ -25,6 +34,9 @@ VARIANTS = [
     ("tag_continuous", {**FEW, "num_neighbors": "all", "max_steps": 50, "side": 3.0}),
     ("tag_continuous", {"num_taggers": 3, "num_runners": 40, "side": 4.0, "max_steps": 50, "edge_penalty": -0.5}),
     ("tag_continuous", {**FEW, "runner_leaves_when_tagged": False, "side": 2.0, "max_steps": 20}),
+    ("simple_spread", {"num_agents": 40, "continuous_actions": True, "local_ratio": 0.3}),
+    ("simple_tag", {"num_good": 3, "num_adversaries": 5, "num_obstacles": 0, "continuous_actions": True}),
+    ("simple_adversary", {"num_good": 4, "continuous_actions": True}),
 ]
 
 
@@ -47,17 +59,21 @@ def test_long_runs_have_the_same_bits(run, driver, host_digests):
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
+@pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(("name", "config"), VARIANTS)
-def test_variants_have_the_same_bits_in_every_mode(name, config, mode):
+def test_variants_have_the_same_bits_in_every_mode(name, config, rows, mode):
     game = gpu_vecenv.configure(name, **config)
     digests = [
-        trajectory_digest(VecEnv(game, 333, device, autoreset_mode=mode), 2**63 + 5, 120).words.cpu()
+        trajectory_digest(VecEnv(game, 333, device, autoreset_mode=mode, rows=rows), 2**63 + 5, 120).words.cpu()
         for device in ("cpu", "cuda")
     ]
     assert torch.equal(*digests)
 
 
-@pytest.mark.parametrize(("name", "config"), [("tag_gridworld", {}), ("tag_continuous", FEW), *VARIANTS[:1]])
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("tag_gridworld", {}), ("tag_continuous", FEW), ("acrobot", {}), ("simple_tag", {}), *VARIANTS[:1]],
+)
 def test_neither_num_envs_nor_team_matters(name, config):
     game = gpu_vecenv.configure(name, **config)
     whole = trajectory_digest(VecEnv(game, 4097, "cpu"), 3, 40).words
@@ -84,15 +100,12 @@ def test_graphs_and_side_streams_have_the_same_bits(driver, where):
     def tick():
         sampled.copy_(env.sample_actions())
         *outputs, info = env.step(sampled, out=slab)
-        for tensor in (sampled, *outputs, info["active"]):
-            digest.add(tensor)
-        digest.add(slab.final_obs, slab.final_mask)
-        digest.add(slab.final_mask)
+        digest.add_outputs(sampled, *outputs, info["active"])
+        digest.add_final_obs(slab.final_obs, slab.final_mask)
         digest.add_state(env)
 
     obs, info = env.reset(seed=4)
-    digest.add(obs)
-    digest.add(info["active"])
+    digest.add_outputs(obs, info["active"])
     if where == "graph":
         saved, words = env.state_dict(), digest.words.clone()
         tick()  # warm-up outside the graph, then back to the start

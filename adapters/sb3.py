@@ -1,0 +1,148 @@
+"""Stable-Baselines3: every agent of every replica is one row of its VecEnv.
+
+SB3 keeps its rollouts in NumPy, so each step costs one copy of the outputs to pinned memory and one synchronisation;
+actions go the other way. Its VecEnv resets in the same step and reads the last observation from the info of a row
+that is done: this adapter fixes "same_step".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
+
+from gpu_vecenv import GymnasiumVectorEnv
+
+FRAMES = 16  # of these replicas at most get_images shows; SB3 tiles all it is given
+
+
+class Infos(Sequence[dict[str, Any]]):
+    """One dictionary a row, made when it is looked at: SB3 looks into those of the rows that are done.
+
+    Args:
+        num_rows: How many.
+        make_info: Row -> its dictionary.
+    """
+
+    def __init__(self, num_rows: int, make_info: Callable[[int], dict[str, Any]]) -> None:
+        self._num_rows, self._make_info = num_rows, make_info
+        self._made: dict[int, dict[str, Any]] = {}
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return [self[place] for place in range(self._num_rows)[row]]
+        place = range(self._num_rows)[row]
+        if place not in self._made:
+            self._made[place] = self._make_info(place)
+        return self._made[place]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(self.__getitem__, range(self._num_rows))
+
+
+class SB3VecEnv(VecEnv):
+    """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``.
+
+    The info of a done row has "terminal_observation", "TimeLimit.truncated" and, if its agent was still playing,
+    "episode" with return "r", length "l" and seconds "t": VecMonitor is not needed. It would also count the rows of
+    zeros between an agent's early end and its replica's.
+
+    Raises:
+        TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="numpy"``.
+    """
+
+    def __init__(self, env: GymnasiumVectorEnv) -> None:
+        if not isinstance(env, GymnasiumVectorEnv):
+            raise TypeError(f"env is a {type(env).__name__}; expected a gpu_vecenv.GymnasiumVectorEnv")
+        if env.output != "numpy" or env.autoreset_mode.name != "SAME_STEP":
+            raise ValueError(
+                f'env has output="{env.output}" and {env.autoreset_mode}; expected output="numpy" and "same_step"'
+            )
+        self.env, self.metadata = env, env.metadata
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
+        self._active, self._start = np.ones(self.num_envs, bool), time.time()
+
+    def reset(self) -> Any:
+        """Observations of new episodes, (rows, …); begins with the seed given to ``seed``."""
+        if any(self._options):
+            raise ValueError(f"reset: options are {self._options[0]}; expected none")
+        obs, _ = self.env.reset(seed=self._seeds[0])
+        self.reset_infos = Infos(self.num_envs, lambda row: {})  # type: ignore[assignment]
+        self._reset_seeds()
+        self._begin()
+        return obs
+
+    def step_async(self, actions: Any) -> None:
+        """Keep the actions for ``step_wait``."""
+        self._actions = np.asarray(actions)
+
+    def step_wait(self) -> Any:
+        """Observations, rewards, dones (rows,) and infos."""
+        obs, rewards, terminations, truncations, info = self.env.step(self._actions)
+        dones = terminations | truncations
+        played, returns, lengths = self._active, self._returns + rewards, self._lengths + 1
+        self._active, final_obs, seconds = info["active"], info["final_obs"], round(time.time() - self._start, 6)
+        self._returns, self._lengths = np.where(dones, 0, returns), np.where(dones, 0, lengths)
+
+        def make_info(row: int) -> dict[str, Any]:
+            if not dones[row]:
+                return {}
+            truncated = bool(truncations[row] and not terminations[row])
+            made: dict[str, Any] = {"terminal_observation": final_obs[row], "TimeLimit.truncated": truncated}
+            if played[row]:
+                made["episode"] = {"r": float(returns[row]), "l": int(lengths[row]), "t": seconds}
+            return made
+
+        return obs, rewards, dones, Infos(self.num_envs, make_info)
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self.env.close()
+
+    def action_masks(self) -> Any:
+        """Choices that are allowed, (rows, num_logits) bool; sb3-contrib's MaskablePPO asks for it."""
+        return self.env.action_masks()
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """The environment's attribute, the same for every row."""
+        return [getattr(self.env, attr_name)] * len(list(self._get_indices(indices)))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Set the environment's attribute; one environment serves all rows, so ``indices`` must be None."""
+        if indices is not None:
+            raise ValueError(f"set_attr: indices are {indices}; one environment serves all rows: expected None")
+        setattr(self.env, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Call the environment's method once; its result for every row, for "action_masks" each row's own."""
+        result, rows = getattr(self.env, method_name)(*args, **kwargs), self._get_indices(indices)
+        return [result[row] if method_name == "action_masks" else result for row in rows]
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        """False for every row: no Gymnasium wrapper is inside."""
+        return [False] * len(list(self._get_indices(indices)))
+
+    def get_images(self) -> Sequence[Any]:
+        """Frames of the first replicas."""
+        frames = self.env.render()
+        return [] if frames is None else frames[: FRAMES * self.env.num_agents : self.env.num_agents]
+
+
+def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> SB3VecEnv:
+    """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config))
+
+
+def wrap(env: GymnasiumVectorEnv) -> SB3VecEnv:
+    """A Gymnasium view with ``output="numpy"`` as SB3's VecEnv."""
+    return SB3VecEnv(env)

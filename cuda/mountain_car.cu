@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// A car in a valley, as in Gymnasium's MountainCar: A. W. Moore, "Efficient memory-based learning for robot control",
+// 1990. Declared in gpu_vecenv/envs/mountain_car.py.
+#include "vecenv.cuh"
+
+struct Scratch {};
+
+HD void reset(State s, Io io) {
+    ONCE {
+        s.position[0] = START_LOW + io.rng.uniform(0, 0) * (START_HIGH - START_LOW);
+        s.velocity[0] = 0;
+    }
+}
+
+HD void step(State s, Io io) {
+    ONCE {
+        float motor = (float)(io.action(0) - 1) * FORCE;
+        float v = s.velocity[0] + (motor - GRAVITY * math::cos(3 * s.position[0]));
+        v = math::clamp(v, -MAX_SPEED, MAX_SPEED);
+        float x = math::clamp(s.position[0] + v, MIN_POSITION, MAX_POSITION);
+        if (x == MIN_POSITION && v < 0) v = 0;  // the wall
+        s.position[0] = x;
+        s.velocity[0] = v;
+
+        bool goal = x >= GOAL_POSITION && v >= GOAL_VELOCITY;
+        io.rewards[0] = -1;
+        io.terminations[0] = goal;
+        io.truncations[0] = !goal && io.time >= MAX_STEPS;
+    }
+}
+
+HD void observe(State s, Io io) {
+    ONCE {
+        io.obs[0][0] = s.position[0];
+        io.obs[0][1] = s.velocity[0];
+    }
+}

@@ -1,0 +1,284 @@
+"""The environment under test: driven in any autoreset mode, with a clock of its own; and the table of checks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from copy import deepcopy
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import gymnasium.error
+import numpy as np
+import torch
+from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+
+from gpu_vecenv.check.trace import Array, Bools, Finding, Record, Tree, difference
+
+Make = Callable[[int], Any]  # number of replicas -> VectorEnv
+RowActions = Sequence[Tree]  # one action for each row
+OUTPUTS = ("obs", "rewards", "terminations", "truncations", "info")
+SEEN = (*OUTPUTS[:4], "after_reset.obs")  # what an agent sees, in every mode
+Findings = Iterator[Finding]
+Rule = Callable[["Subject"], Findings]
+# What a refusal may be: the builtins that say so, Gymnasium's errors, and the assertions of its spaces.
+REFUSALS = (TypeError, ValueError, gymnasium.error.Error, AssertionError)
+
+
+class Inapplicable(Exception):
+    """A check has nothing to check here; the message says why."""
+
+
+class Check(NamedTuple):
+    """One check: what it is called, and the function that yields what it finds."""
+
+    id: str
+    title: str
+    rule: Rule
+
+
+CHECKS: dict[str, Check] = {}
+
+
+def check(name: str, title: str) -> Callable[[Rule], Rule]:
+    """Enter a function into ``CHECKS``."""
+
+    def enter(rule: Rule) -> Rule:
+        CHECKS[name] = Check(name, title, rule)
+        return rule
+
+    return enter
+
+
+def differing(what: str, got: Sequence[Record], expected: Sequence[Record], chosen: Bools | None = None) -> Findings:
+    """What ``difference`` finds, introduced."""
+    finding = difference(got, expected, chosen)
+    if finding is not None:
+        yield replace(finding, got=f"{what}: {finding.got}")
+
+
+class Clock:
+    """An independent count of each replica's steps in its episode, kept from the flags alone.
+
+    A replica is a block of rows, one for each agent. Its episode ends when all of its rows have ended.
+    """
+
+    def __init__(self, mode: AutoresetMode | None, replicas: int, block: int):
+        self.mode, self.shape = mode, (replicas, block)
+        self.age = np.zeros(replicas, np.int64)
+        self.finished = np.zeros(replicas, np.bool_)  # ended with the last tick
+        self.resetting = np.zeros(replicas, np.bool_)  # the last tick was the reset that follows in NEXT_STEP
+        self.ended = np.zeros(self.shape, np.bool_)  # rows that have ended in this episode
+        self.before = self.ended  # the same, before the last tick
+
+    def restart(self, replicas: Bools) -> None:
+        """New episodes by hand."""
+        self.age[replicas], self.ended[replicas], self.finished[replicas] = 0, False, False
+
+    def tick(self, terminations: Array, truncations: Array) -> None:
+        """Count one step by its flags."""
+        self.age[self.finished], self.ended[self.finished] = 0, False
+        self.resetting = self.finished & (self.mode is AutoresetMode.NEXT_STEP)
+        self.age += ~self.resetting
+        self.before = self.ended.copy()
+        flags = (terminations.astype(np.bool_) | truncations.astype(np.bool_)).reshape(self.shape)
+        self.ended |= flags & ~self.resetting[:, None]
+        self.finished = self.ended.all(1) & ~self.resetting
+
+
+class Session:
+    """One environment under test, with its clock. Ended replicas are reset by mask where the mode asks for that."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], replicas: int, device: torch.device | None):
+        self.env, self.replicas, self.device = env, replicas, device
+        self.mode = declared_mode(env)
+        self.rows: int = env.num_envs
+        self.block = self.rows // replicas
+        self.clock = Clock(self.mode, replicas, self.block)
+        self._allowed: Array | None = None
+
+    def rows_of(self, replica: int) -> slice:
+        """A replica's rows."""
+        return slice(replica * self.block, (replica + 1) * self.block)
+
+    def over_rows(self, replicas: Bools) -> Bools:
+        """A value for each replica, as one for each row."""
+        return np.repeat(replicas, self.block)
+
+    def reset(self, seed: int | None = None, mask: Bools | None = None) -> Record:
+        """Reset all replicas, or those where ``mask`` (replicas,) is True."""
+        rows = None if mask is None else self.over_rows(mask)
+        record = self._reset(rows, seed)
+        self.clock.restart(np.ones(self.replicas, np.bool_) if mask is None else mask)
+        return record
+
+    def batch(self, actions: RowActions) -> Tree:
+        """The first ``rows`` actions as the environment takes them, fresh memory."""
+        allowed = self._allowed
+        if allowed is not None:
+            actions = [_allowed(self.env.single_action_space, *pair) for pair in zip(actions, allowed, strict=False)]
+        space = self.env.single_action_space
+        empty: Any = create_empty_array(space, n=self.rows, fn=np.zeros)
+        return self.send(concatenate(space, actions[: self.rows], empty))
+
+    def send(self, tree: Tree) -> Tree:
+        """NumPy arrays as the environment wants them: torch tensors on its device where it returns such."""
+        if isinstance(tree, Mapping):
+            return {key: self.send(value) for key, value in tree.items()}
+        if isinstance(tree, tuple):
+            return tuple(map(self.send, tree))
+        numeric = isinstance(tree, np.ndarray) and tree.dtype.kind in "biufc"
+        return torch.as_tensor(tree, device=self.device) if self.device is not None and numeric else tree
+
+    def step(self, actions: RowActions) -> Record:
+        """One tick; the record has ``after_reset.obs`` and ``after_reset.info`` where replicas were reset by mask."""
+        return self.raw_step(self.batch(actions))
+
+    def raw_step(self, batch: Tree) -> Record:
+        """One tick with actions as the environment takes them."""
+        outputs = self.env.step(batch)
+        record = Record(dict(zip(OUTPUTS, outputs, strict=True)), self.rows)
+        self.follow(record)
+        return record
+
+    def follow(self, record: Record) -> None:
+        """Take note of what a tick returned, and reset what has to be reset by mask."""
+        flags = record.values("terminations"), record.values("truncations")
+        for name, flag in zip(OUTPUTS[2:4], flags, strict=True):
+            if flag.shape != (self.rows,):
+                raise ValueError(f"{name} have shape {flag.shape}; expected ({self.rows},)")
+        self.clock.tick(*flags)
+        self._see_action_mask(record, None)
+        finished = self.clock.finished
+        if self.mode is AutoresetMode.DISABLED and finished.any():
+            rows = self.over_rows(finished)
+            record.add(self._reset(rows), "after_reset", rows)
+
+    def run(self, actions: Sequence[RowActions], seed: int | None = None) -> list[Record]:
+        """A reset and a step for each of these actions."""
+        return [self.reset(seed), *map(self.step, actions)]
+
+    def course(self, records: Sequence[Record], replica: int) -> bytes:
+        """A digest of all that one replica's agents saw."""
+        digest = hashlib.blake2b()
+        for record in records:
+            digest.update(record.bits(record.named(*SEEN), self.rows_of(replica)))
+        return digest.digest()
+
+    def _reset(self, rows: Bools | None, seed: int | None = None) -> Record:
+        obs, info = self.env.reset(seed=seed, options=None if rows is None else {"reset_mask": rows.copy()})
+        record = Record({"obs": obs, "info": info}, self.rows)
+        self._see_action_mask(record, rows)
+        return record
+
+    def _see_action_mask(self, record: Record, rows: Bools | None) -> None:
+        leaf = record.leaves.get("info.action_mask")
+        if leaf is not None and leaf.values.ndim == 2 and len(leaf.values) == self.rows:
+            new = leaf.values.astype(np.bool_)
+            old = self._allowed
+            self._allowed = new if rows is None or old is None else np.where(rows[:, None], new, old)
+
+
+class Subject:
+    """Makes the environments that a check needs, and actions for them; closes them after each check."""
+
+    FEW, MORE = 4, 7  # replicas; 7 is no multiple of anything
+
+    def __init__(self, make: Make, seed: int, steps: int, max_steps: int | None):
+        self.make, self.steps = make, steps
+        self.seeds = [seed, seed + 1, seed + 2, seed + 3]
+        self.notes: list[str] = []
+        self._open = ExitStack()
+        self.device: torch.device | None = None
+        with self._open:
+            session = self.session(self.MORE)
+            env, self.block = session.env, session.block
+            self.name = str(env)
+            self.action_space = deepcopy(env.action_space)
+            self.max_steps = max_steps or getattr(env.spec, "max_episode_steps", None)
+            obs, _ = env.reset(seed=seed)
+            while isinstance(obs, Mapping | tuple):
+                obs = next(iter(obs.values() if isinstance(obs, Mapping) else obs))
+            self.device = obs.device if isinstance(obs, torch.Tensor) else None
+
+    def session(self, replicas: int = FEW) -> Session:
+        """A new environment. The first replicas of a larger one are to behave like those of a smaller one."""
+        env = self.make(replicas)
+        if not isinstance(env, VectorEnv):
+            raise TypeError(f"make({replicas}) gave a {type(env).__name__}; expected a gymnasium.vector.VectorEnv")
+        self._open.callback(env.close)
+        if env.num_envs < replicas or env.num_envs % replicas:
+            raise ValueError(f"make({replicas}) gave num_envs = {env.num_envs}; expected as many rows for each replica")
+        return Session(env, replicas, self.device)
+
+    def close(self) -> None:
+        """Close what has been opened."""
+        self._open.close()
+
+    def actions(self, salt: int, steps: int | None = None) -> list[RowActions]:
+        """For each step a valid random action for each row of the larger environment."""
+        self.action_space.seed(salt)
+        samples = (self.action_space.sample() for _ in range(steps or self.steps))
+        return [list(iterate(self.action_space, sample)) for sample in samples]
+
+    def like_the_first(self, actions: Sequence[RowActions], session: Session) -> list[RowActions]:
+        """The same actions, all replicas doing what the first one does."""
+        return [[step[row % session.block] for row in range(session.rows)] for step in actions]
+
+    @cached_property
+    def courses(self) -> dict[tuple[int, int], bytes]:
+        """(seed, replica) -> digest of what it saw, all replicas having acted alike."""
+        return {key: course for key, (course, _) in self._equal_runs.items()}
+
+    @cached_property
+    def starts(self) -> set[bytes]:
+        """The different first observations of all these."""
+        return {start for _, start in self._equal_runs.values()}
+
+    @property
+    def random(self) -> bool:
+        """Whether seeds or replicas make any difference."""
+        return len(set(self.courses.values())) > 1
+
+    def need_randomness(self) -> None:
+        """Raise Inapplicable where the environment shows none."""
+        if not self.random:
+            raise Inapplicable(f"{len(self.courses)} pairs of seed and replica saw the same: nothing in it is random")
+
+    @cached_property
+    def _equal_runs(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
+        runs = {}
+        for seed in self.seeds:
+            session = self.session()
+            records = session.run(self.like_the_first(self.actions(self.seeds[0]), session), seed)
+            for replica in range(session.replicas):
+                runs[seed, replica] = session.course(records, replica), session.course(records[:1], replica)
+        return runs
+
+
+def declared_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode | None:
+    """The autoreset mode in the environment's metadata, None where there is none."""
+    try:
+        return AutoresetMode(env.metadata.get("autoreset_mode"))
+    except ValueError:
+        return None
+
+
+def _allowed(space: Any, action: Tree, allowed: Bools) -> Tree:
+    """The action, or where info["action_mask"] forbids a choice another one, picked by the action itself."""
+    if not isinstance(space, Discrete | MultiDiscrete):
+        return action
+    sizes = np.reshape(space.n if isinstance(space, Discrete) else space.nvec, -1)
+    if sizes.sum() != len(allowed):
+        return action
+    values, starts, end = np.array(action).reshape(-1), np.reshape(space.start, -1), 0
+    for head, size in enumerate(sizes):
+        choices = np.flatnonzero(allowed[end : end + size])
+        end += size
+        if len(choices) and values[head] - starts[head] not in choices:
+            values[head] = choices[int(values[head]) % len(choices)] + starts[head]
+    return values.reshape(np.shape(action))[()]

@@ -1,0 +1,203 @@
+"""What any Gymnasium vector environment returned, tick by tick, kept so that it can be compared bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Bools = NDArray[np.bool_]
+LONG = 100  # characters of a value's text
+Tree = Any  # an array, or dicts and tuples of trees
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One broken promise: what came, what should have come, where and when (``step`` 0 is the reset)."""
+
+    got: str
+    expected: str
+    row: int | None = None
+    step: int | None = None
+
+
+class Leaf(NamedTuple):
+    """An array on the host, and which of its rows mean something (None: all)."""
+
+    values: Array
+    mask: Bools | None
+
+    def bits(self, rows: int) -> NDArray[np.uint8]:
+        """(rows, bytes) of the first rows, a byte for the mask last; what the mask hides is 0."""
+        values = self.values[:rows]
+        if values.dtype == object:
+            digests = [hashlib.blake2b(canonical(value), digest_size=16).digest() for value in values]
+            bits = np.frombuffer(b"".join(digests), np.uint8).reshape(rows, -1)
+        else:
+            bits = np.ascontiguousarray(values).reshape(rows, -1).view(np.uint8)
+        shown = np.ones(rows, np.bool_) if self.mask is None else self.mask[:rows]
+        return np.concatenate([bits * shown[:, None], shown[:, None].view(np.uint8)], axis=1)
+
+    def same(self, other: Leaf) -> bool:
+        """Whether it is bitwise the same, also where masks hide it: the quick way to see that nothing differs."""
+        kinds = [(leaf.values.dtype, leaf.values.shape) for leaf in (self, other)]
+        if kinds[0] != kinds[1] or self.values.dtype == object:
+            return False
+        masks = [None if leaf.mask is None else leaf.mask.tobytes() for leaf in (self, other)]
+        return masks[0] == masks[1] and self.values.tobytes() == other.values.tobytes()
+
+    def text(self, row: int | None) -> str:
+        """A row, or all."""
+        if row is not None and self.mask is not None and not self.mask[row]:
+            return "nothing"
+        return show(self.values[()] if row is None else self.values[row])
+
+
+class Record:
+    """The outputs of one reset or step: copied (``leaves``, by dotted name) and as they came (``raw``)."""
+
+    def __init__(self, raw: Mapping[str, Tree], rows: int):
+        self.raw, self.rows = dict(raw), rows
+        self.leaves: dict[str, Leaf] = dict(leaf for name, value in raw.items() for leaf in _leaves(name, value, None))
+        self._added: list[tuple[Record, str, Bools]] = []
+
+    def add(self, other: Record, prefix: str, rows: Bools) -> None:
+        """Take in what another call returned, of which only some rows count."""
+        self._added.append((other, prefix, rows))
+        for name, leaf in other.leaves.items():
+            if other.by_row(leaf):
+                self.leaves[f"{prefix}.{name}"] = Leaf(leaf.values, rows if leaf.mask is None else rows & leaf.mask)
+
+    def copied_again(self) -> Record:
+        """The same from the outputs as they are by now."""
+        record = Record(self.raw, self.rows)
+        for other, prefix, rows in self._added:
+            record.add(other.copied_again(), prefix, rows)
+        return record
+
+    def by_row(self, leaf: Leaf) -> bool:
+        """Whether an output has one entry for each row."""
+        return leaf.values.ndim > 0 and len(leaf.values) == self.rows
+
+    def values(self, name: str) -> Array:
+        """One output on the host."""
+        return self.leaves[name].values
+
+    def named(self, *prefixes: str) -> list[str]:
+        """Names of the outputs at or below these names, in a fixed order."""
+        return sorted(n for n in self.leaves if any(n == p or n.startswith(f"{p}.") for p in prefixes))
+
+    def bits(self, names: Sequence[str], chosen: slice) -> bytes:
+        """The bits of some rows of some outputs."""
+        leaves = [self.leaves[name] for name in names]
+        return b"".join(leaf.bits(self.rows)[chosen].tobytes() for leaf in leaves if self.by_row(leaf))
+
+    def row(self, name: str, row: int) -> list[bytes]:
+        """One row of an output, part by part, however the environment arranged it."""
+        values = [self.leaves[leaf].values[row] for leaf in self.named(name)]
+        return [canonical(leaf.values) for value in values for _, leaf in sorted(_leaves("", value, None))]
+
+
+def host(value: Any) -> Array:
+    """A copy as a NumPy array; what is no array becomes one of dtype object."""
+    if isinstance(value, torch.Tensor):
+        return np.array(value.detach().cpu().numpy())
+    if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
+        array = np.array(value)
+        return deepcopy(array) if array.dtype == object else array
+    array = np.empty((), object)
+    array[()] = deepcopy(value)
+    return array
+
+
+def canonical(value: Any) -> bytes:
+    """Bytes that are equal where two values are bitwise equal."""
+    if isinstance(value, Mapping):
+        return b"{" + b",".join(canonical(key) + b":" + canonical(value[key]) for key in sorted(value, key=str)) + b"}"
+    if isinstance(value, list | tuple):
+        return b"[" + b",".join(map(canonical, value)) + b"]"
+    if value is None or isinstance(value, str):
+        return repr(value).encode()
+    array = host(value)
+    if array.dtype == object and array.ndim:
+        return b"".join(map(canonical, array.ravel()))
+    if array.dtype == object:  # the plain repr of an object tells its address, which nobody promises
+        plain = vars(object)["__repr__"] is getattr(type(value), "__repr__", None)
+        return (type(value).__qualname__ if plain else repr(value)).encode()
+    return f"{array.dtype.str}{array.shape}".encode() + array.tobytes()
+
+
+def show(value: Any) -> str:
+    """A short text of a value, every digit of its numbers."""
+    if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
+        text = np.array2string(np.asarray(value), threshold=8, edgeitems=3, floatmode="unique")
+        return f"{' '.join(text.split())} {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= LONG else text[: LONG - 3] + "..."
+
+
+def difference(
+    got: Sequence[Record], expected: Sequence[Record], chosen: Bools | None = None, name: str = ""
+) -> Finding | None:
+    """The first place where two courses of events differ.
+
+    Args:
+        got: One course; its first record is a reset.
+        expected: The other. Where one has more rows, they are left out.
+        chosen: (rows,) which rows; None compares all, and outputs that have no rows as well.
+        name: Only outputs at or below this name.
+    """
+    for step, (new, old) in enumerate(zip(got, expected, strict=True)):
+        names = sorted({*new.leaves, *old.leaves}) if not name else sorted({*new.named(name), *old.named(name)})
+        for leaf in names:
+            finding = _leaf_difference(leaf, step, new, old, chosen)
+            if finding is not None:
+                return finding
+    return None
+
+
+def _leaf_difference(name: str, step: int, new: Record, old: Record, chosen: Bools | None) -> Finding | None:
+    sides = [(record, record.leaves.get(name)) for record in (new, old)]
+    if sides[0][1] is not None and sides[1][1] is not None and sides[0][1].same(sides[1][1]):
+        return None
+    present = [leaf for _, leaf in sides if leaf is not None]
+    row, rows = None, min(new.rows, old.rows)
+    if all(leaf is None or record.by_row(leaf) for record, leaf in sides):
+        if len({(leaf.values.dtype, leaf.values.shape[1:]) for leaf in present}) == 1:
+            # An output that is missing says nothing of any row, like one that its mask hides.
+            bits = [leaf.bits(rows) if leaf else np.zeros_like(present[0].bits(rows)) for _, leaf in sides]
+            unequal = (bits[0] != bits[1]).any(1) & (True if chosen is None else chosen)
+            if not unequal.any():
+                return None
+            row = int(unequal.argmax())
+    elif chosen is not None or (len(present) == 2 and canonical(present[0].values) == canonical(present[1].values)):
+        return None
+    texts = ["nothing" if leaf is None else leaf.text(row) for _, leaf in sides]
+    return Finding(f"{name} = {texts[0]}", f"{name} = {texts[1]}", row, step)
+
+
+def _leaves(name: str, value: Tree, mask: Bools | None) -> Iterator[tuple[str, Leaf]]:
+    masked = name.split(".")[0] == "info"  # only there does "_key" tell which rows of "key" mean something
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if masked and str(key).startswith("_") and str(key)[1:] in value:
+                continue
+            own = value.get(f"_{key}") if masked else None
+            if own is not None:
+                own = host(own).astype(np.bool_)
+                own = own if mask is None or mask.shape != own.shape else own & mask
+            yield from _leaves(f"{name}.{key}", inner, mask if own is None else own)
+    elif isinstance(value, tuple) and not masked:
+        for place, inner in enumerate(value):
+            yield from _leaves(f"{name}.{place}", inner, mask)
+    else:
+        values = host(value)
+        fits = mask is not None and values.ndim > 0 and mask.shape == values.shape[:1]
+        yield name, Leaf(values, mask if fits else None)

@@ -1,0 +1,184 @@
+"""What a replica looks like, as plain data: shapes in the game's own units, which any canvas can draw."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpu_vecenv.errors import EnvDefinitionError
+
+Colour = tuple[int, int, int]  # red, green, blue, 0 … 255
+Points = Sequence[tuple[float, float]] | np.ndarray[Any, Any]
+
+WHITE: Colour = (255, 255, 255)
+BLACK: Colour = (30, 30, 30)
+GREY: Colour = (140, 140, 140)
+PALE: Colour = (225, 225, 225)
+RED: Colour = (214, 69, 65)
+GREEN: Colour = (60, 170, 90)
+BLUE: Colour = (58, 110, 200)
+GOLD: Colour = (235, 180, 40)
+BROWN: Colour = (200, 152, 104)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a drawing consists of: plain numbers and tuples, whatever arrays they are given as.
+
+    Raises:
+        EnvDefinitionError: A number is not finite, a size is negative, points are not (n, 2), a colour is none.
+    """
+
+    least: ClassVar[int] = 0  # points
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        for field in dataclasses.fields(self):
+            name, value = f"{kind}.{field.name}", getattr(self, field.name)
+            if field.name == "colour":
+                value = _colour(name, value)
+            elif field.name == "points":
+                value = _points(name, value, self.least)
+            else:
+                value = _number(name, value)
+                if value < 0 and field.name in ("radius", "width"):
+                    raise EnvDefinitionError(f"{name} is {value}; expected a number >= 0")
+            object.__setattr__(self, field.name, value)
+
+
+@dataclass(frozen=True)
+class Circle(Shape):
+    """A filled disc; at least a pixel of it is drawn."""
+
+    x: float
+    y: float
+    radius: float
+    colour: Colour
+
+
+@dataclass(frozen=True)
+class Line(Shape):
+    """Straight pieces from point to point, with round ends and joints, at least a pixel wide."""
+
+    points: Points  # at least 2
+    width: float  # in the drawing's units
+    colour: Colour
+
+    least = 2
+
+
+@dataclass(frozen=True)
+class Polygon(Shape):
+    """A filled area; the last point is joined to the first."""
+
+    points: Points  # at least 3
+    colour: Colour
+
+    least = 3
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of one replica. x grows to the right, y upwards.
+
+    Args:
+        bounds: Left, right, bottom, top of what must be seen, in the game's units. It is shown as large as the picture
+            allows, in its middle, with the same scale on both axes.
+        shapes: In the order of drawing: later ones lie on earlier ones. What is outside the picture is cut off.
+        width: Pixels, 1 … 4096.
+        height: Pixels, 1 … 4096.
+        background: The colour of what no shape covers.
+
+    Raises:
+        EnvDefinitionError: A number is not finite or out of range, a colour is none, points are not (n, 2).
+    """
+
+    bounds: tuple[float, float, float, float]
+    shapes: Sequence[Shape]
+    width: int = 600
+    height: int = 600
+    background: Colour = WHITE
+
+    def __post_init__(self) -> None:
+        bounds = tuple(_number("Drawing.bounds", value) for value in self.bounds)
+        if len(bounds) != 4 or not (bounds[0] < bounds[1] and bounds[2] < bounds[3]):
+            raise EnvDefinitionError(
+                f"Drawing.bounds is {bounds}; expected (left, right, bottom, top), left < right and bottom < top"
+            )
+        object.__setattr__(self, "bounds", bounds)
+        object.__setattr__(self, "shapes", tuple(self.shapes))
+        for shape in self.shapes:
+            if not isinstance(shape, Shape):
+                raise EnvDefinitionError(f"Drawing.shapes has {shape!r}; expected Circle, Line or Polygon")
+        for name in ("width", "height"):
+            pixels = getattr(self, name)
+            if type(pixels) is not int or not 1 <= pixels <= 4096:
+                raise EnvDefinitionError(f"Drawing.{name} is {pixels!r}; expected an int, 1 … 4096 pixels")
+        object.__setattr__(self, "background", _colour("Drawing.background", self.background))
+
+    @property
+    def scale(self) -> float:
+        """Pixels of one unit."""
+        left, right, bottom, top = self.bounds
+        return min(self.width / (right - left), self.height / (top - bottom))
+
+    def pixels(self, points: Any) -> np.ndarray[Any, Any]:
+        """Places in the picture, in pixels from its upper left corner: (…, 2) -> (…, 2) float64."""
+        left, right, bottom, top = self.bounds
+        middle = np.array([(left + right) / 2, (bottom + top) / 2])
+        centre = np.array([self.width / 2, self.height / 2])
+        return np.asarray(centre + (np.asarray(points, np.float64) - middle) * (self.scale, -self.scale))
+
+
+def discs(places: Any, radius: float, colour: Colour) -> list[Circle]:
+    """Discs of one kind at places (n, 2)."""
+    return [Circle(x, y, radius, colour) for x, y in np.asarray(places).tolist()]
+
+
+def square_around(circles: Iterable[Circle], half: float = 0.0) -> tuple[float, float, float, float]:
+    """Bounds of a square around (0, 0) in which all circles lie with room to spare, of at least this half side."""
+    for circle in circles:
+        half = max(half, 1.05 * (max(abs(circle.x), abs(circle.y)) + circle.radius))
+    return -half, half, -half, half
+
+
+def blend(colour: Colour, other: Colour, share: float) -> Colour:
+    """The colour with this share of another one, 0 … 1."""
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(colour, other, strict=True))
+    return red, green, blue
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise EnvDefinitionError(f"{name} is {value!r}; expected a finite number: is the replica's state finite?")
+    return number
+
+
+def _points(name: str, value: Any, least: int) -> tuple[tuple[float, float], ...]:
+    try:
+        points = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        points = np.empty(0)
+    if points.ndim != 2 or points.shape[1] != 2 or len(points) < least:
+        raise EnvDefinitionError(f"{name} is {value!r}; expected at least {least} points (x, y)")
+    return tuple((_number(name, x), _number(name, y)) for x, y in points.tolist())
+
+
+def _colour(name: str, value: Any) -> Colour:
+    if not (
+        isinstance(value, tuple | list)
+        and len(value) == 3
+        and all(type(part) is int and 0 <= part <= 255 for part in value)
+    ):
+        raise EnvDefinitionError(f"{name} is {value!r}; expected (red, green, blue), ints 0 … 255")
+    red, green, blue = value
+    return red, green, blue

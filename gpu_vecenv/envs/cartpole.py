@@ -1,0 +1,71 @@
+"""A pole on a cart, kept upright by pushing the cart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from gpu_vecenv.drawing import BLACK, BROWN, GREY, Circle, Drawing, Line, Polygon
+from gpu_vecenv.env import Env, Field, f32, param
+from gpu_vecenv.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cartpole(Env):
+    """Pushes to the left and right keep the pole upright. Rules and defaults of Gymnasium's CartPole-v1."""
+
+    gravity: float = param(9.8, low=0, high=1e6)  # m/s^2
+    cart_mass: float = param(1.0, low=1e-3, high=1e6)  # kg
+    pole_mass: float = param(0.1, low=1e-3, high=1e6)  # kg
+    half_length: float = param(0.5, low=1e-3, high=1e6)  # m, from the joint to the pole's centre of mass
+    force: float = param(10.0, low=0, high=1e6)  # N, of a push
+    dt: float = param(0.02, low=1e-6, high=1e3)  # s, of a tick
+    semi_implicit: bool = False  # True: positions move by the new speeds; False: by the old ones (Euler)
+    max_position: float = param(2.4, low=0, high=1e6)  # m, either way, beyond which the episode ends
+    max_angle: float = param(math.radians(12), low=0, high=1e6)  # rad, either way, beyond which the pole has fallen
+    start_low: float = param(-0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: the least of any number of a start
+    start_high: float = param(0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: the largest of any number of a start
+    sutton_barto_reward: bool = False  # True: -1 at the fall, else 0; False: 1 at every tick, that of the fall too
+    max_steps: int = param(500, low=1)  # ticks until the episode is truncated
+
+    state = (
+        Field("position", f32),  # m, of the cart
+        Field("velocity", f32),  # m/s
+        Field("angle", f32),  # rad, 0 is upright
+        Field("angular_velocity", f32),  # rad/s
+    )
+    terminated_means = "the pole fell or the cart left the track"
+    render_fps = 50
+    title = "CartPole"
+    version = 1
+
+    def validate(self) -> None:
+        if self.start_low > self.start_high:
+            raise ConfigError(f"Cartpole.start_low = {self.start_low} exceeds start_high = {self.start_high}")
+
+    @property
+    def observation_space(self) -> Box:
+        high = np.array([2 * self.max_position, np.inf, 2 * self.max_angle, np.inf], np.float32)
+        return Box(-high, high, dtype=np.float32)
+
+    @property
+    def action_space(self) -> Discrete:
+        return Discrete(2)  # push to the left, to the right
+
+    def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
+        x, angle, pole = float(state["position"]), float(state["angle"]), 2 * self.half_length
+        left, right, bottom, top = x - 0.2 * pole, x + 0.2 * pole, -0.2 * pole, 0.04 * pole
+        end = self.max_position
+        shapes = [
+            Line([(-end, bottom), (end, bottom)], 0.02 * pole, GREY),
+            Polygon([(left, bottom), (left, top), (right, top), (right, bottom)], BLACK),
+            Line([(x, 0), (x + pole * math.sin(angle), pole * math.cos(angle))], 0.08 * pole, BROWN),
+            Circle(x, 0, 0.03 * pole, GREY),
+        ]
+        half = end + 0.5 * pole
+        return Drawing((-half, half, -1.1 * pole, 1.1 * pole), shapes, height=400)

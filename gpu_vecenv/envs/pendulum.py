@@ -1,0 +1,53 @@
+"""A pendulum that a weak motor must swing up and hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from gpu_vecenv.drawing import BLACK, RED, Circle, Drawing, Line
+from gpu_vecenv.env import Env, Field, f32, param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pendulum(Env):
+    """The torque is to bring it upright and keep it there. Rules and defaults of Gymnasium's Pendulum-v1."""
+
+    gravity: float = param(10.0, low=0, high=1e6)  # m/s^2
+    mass: float = param(1.0, low=1e-3, high=1e6)  # kg
+    length: float = param(1.0, low=1e-3, high=1e6)  # m
+    max_torque: float = param(2.0, low=0, high=1e6)  # N m
+    max_speed: float = param(8.0, low=0, high=1e6)  # rad/s
+    dt: float = param(0.05, low=1e-6, high=1e3)  # s, of a tick
+    start_angle: float = param(math.pi, low=0, high=1e6)  # rad, the largest at the start, either way
+    start_speed: float = param(1.0, low=0, high=1e6)  # rad/s, the largest at the start, either way
+    max_steps: int = param(200, low=1)  # ticks until the episode is truncated
+
+    state = (
+        Field("angle", f32),  # rad, 0 is upright; up to one tick's turn beyond [-pi, pi]
+        Field("velocity", f32),  # rad/s
+    )
+    render_fps = 20
+    title = "Pendulum"
+    version = 1
+
+    @property
+    def observation_space(self) -> Box:
+        high = np.array([1.0, 1.0, self.max_speed], np.float32)
+        return Box(-high, high, dtype=np.float32)
+
+    @property
+    def action_space(self) -> Box:
+        return Box(-self.max_torque, self.max_torque, (1,), np.float32)  # N m
+
+    def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
+        angle, size = float(state["angle"]), self.length
+        end = -size * math.sin(angle), size * math.cos(angle)  # counter-clockwise from upright
+        half = 1.3 * size
+        shapes = [Line([(0, 0), end], 0.2 * size, RED), Circle(0, 0, 0.05 * size, BLACK)]
+        return Drawing((-half, half, -half, half), shapes, 500, 500)

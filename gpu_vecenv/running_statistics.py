@@ -1,0 +1,121 @@
+"""Statistics that grow on the device: mean and variance of all rows seen, and the figures of the latest episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class RunningMeanStd:
+    """Mean and variance of all rows shown, weighted equally; twin of ``gymnasium.wrappers.utils.RunningMeanStd``.
+
+    ``mean`` and ``var`` (*shape) and ``count`` () are float64: after 10^9 rows a batch of 64 moves a mean by less than
+    float32 can show. They are replaced, never written to.
+
+    Args:
+        epsilon: Weight of the initial values, mean 0 and variance 1, in rows.
+        shape: Of one row.
+    """
+
+    def __init__(self, epsilon: float = 1e-4, shape: tuple[int, ...] = ()) -> None:
+        self.mean = torch.zeros(shape, dtype=torch.float64)
+        self.var = torch.ones(shape, dtype=torch.float64)
+        self.count = torch.tensor(epsilon, dtype=torch.float64)
+
+    def to(self, device: torch.device) -> None:
+        """Go on on this device."""
+        self.mean, self.var, self.count = self.mean.to(device), self.var.to(device), self.count.to(device)
+
+    def update(self, rows: Tensor, counted: Tensor | None = None) -> None:
+        """Take in a batch: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm", 1979, equation 2.1.
+
+        Args:
+            rows: (n, *shape), any dtype.
+            counted: (n,) bool, the rows that count; the others may hold anything, NaN too. None counts all. Where no
+                row counts, nothing changes.
+        """
+        if counted is None:
+            counted = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        size = counted.sum()
+        counted = counted.view(-1, *[1] * self.mean.ndim)
+        # Differences to the running mean, so that a mean far from 0 costs no digits.
+        apart = torch.where(counted, rows - self.mean, 0)
+        delta = apart.sum(0) / size.clamp(min=1)
+        var = torch.where(counted, (apart - delta).square(), 0).sum(0) / size.clamp(min=1)
+        total = self.count + size
+        share = size / total  # written with the batch's share of the total, an empty batch leaves the very same bits
+        self.mean = self.mean + delta * share
+        self.var = self.var + (var - self.var) * share + delta.square() * share * (1 - share)
+        self.count = total
+
+    def std(self, epsilon: float) -> Tensor:
+        """Square root of variance plus epsilon, (*shape) float64."""
+        return (self.var + epsilon).sqrt()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Copies of ``mean``, ``var`` and ``count``."""
+        return {"mean": self.mean.clone(), "var": self.var.clone(), "count": self.count.clone()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a ``state_dict``.
+
+        Raises:
+            ValueError: A name, shape or dtype is wrong; nothing has changed.
+        """
+        loaded = checked_state(state, self.state_dict())
+        self.mean, self.var, self.count = loaded["mean"], loaded["var"], loaded["count"]
+
+
+def checked_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of a saved state on the devices of one's own, which it must resemble; or ValueError."""
+
+    def described(state: Mapping[str, Any]) -> dict[str, str]:
+        return {
+            name: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+            for name, value in sorted(state.items())
+        }
+
+    if described(state) != described(own):
+        raise ValueError(f"load_state_dict: the state is {described(state)}; expected {described(own)}")
+    return {name: tensor.detach().to(own[name].device, copy=True) for name, tensor in state.items()}
+
+
+class LatestEpisodes:
+    """The figures of the latest ``size`` episodes, in a ring on the device.
+
+    Args:
+        size: Episodes that are kept, at least 1.
+        width: Figures per episode.
+    """
+
+    def __init__(self, size: int, width: int) -> None:
+        self.size = size
+        # Row ``size`` takes what is not kept, so that the number of writes does not depend on values.
+        self._ring = torch.zeros((size + 1, width), dtype=torch.float64)
+        self._count = torch.zeros((), dtype=torch.int64)
+
+    def to(self, device: torch.device) -> None:
+        """Go on on this device."""
+        self._ring, self._count = self._ring.to(device), self._count.to(device)
+
+    def add(self, ended: Tensor, figures: Tensor) -> None:
+        """Take in the rows of ``figures`` (n, width) float64 where ``ended`` (n,) bool is True, in their order."""
+        rank = ended.cumsum(0)  # 1 for the first of them
+        kept = ended & (rank > rank[-1] - self.size)  # of more than fit, the last
+        places = torch.where(kept, (self._count + rank - 1) % self.size, self.size)
+        self._ring = self._ring.index_put((places,), figures)
+        self._count = self._count + rank[-1]
+
+    def count(self) -> int:
+        """Episodes taken in so far. Waits for the device."""
+        return int(self._count)
+
+    def read(self) -> list[list[float]]:
+        """Each figure of the kept episodes, oldest first. Waits for the device."""
+        count = self.count()
+        places = [place % self.size for place in range(max(0, count - self.size), count)]
+        figures: list[list[float]] = self._ring.cpu()[places].T.tolist()
+        return figures

@@ -1,0 +1,183 @@
+"""How the observations and actions of a game's roles lie in its tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+
+from gpu_vecenv.errors import EnvDefinitionError
+
+OBS_TYPES = (np.dtype(np.float32), np.dtype(np.uint8))
+PerRole = Space[Any] | Mapping[str, Space[Any]]
+
+
+@dataclass(frozen=True)
+class ObservationLayout:
+    """The observation tensor of a game: ``(num_envs, num_agents, *shape)``, as wide as its widest role.
+
+    ``spaces[role]`` is a role's own space; its agents' rows hold their observation at ``own(role)`` and 0 elsewhere.
+    """
+
+    shape: tuple[int, ...]
+    spaces: Mapping[str, Box]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or uint8, the same for all roles."""
+        return next(iter(self.spaces.values())).dtype
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Role name -> shape of its own observation."""
+        return {role: space.shape for role, space in self.spaces.items()}
+
+    @property
+    def padded(self) -> bool:
+        """Whether some role's observation is smaller than the widest."""
+        return any(shape != self.shape for shape in self.shapes.values())
+
+    def own(self, role: str) -> tuple[slice, ...]:
+        """Where in a row, axis by axis, the observation of this role's agents lies."""
+        return tuple(slice(0, n) for n in self.spaces[role].shape)
+
+    @property
+    def widest(self) -> Box:
+        """A space that holds every row, padding included."""
+        if not self.padded and len({_bounds(space) for space in self.spaces.values()}) == 1:
+            return next(iter(self.spaces.values()))
+        low, high = np.zeros((2, *self.shape), self.dtype)
+        for role, space in self.spaces.items():
+            low[self.own(role)] = np.minimum(low[self.own(role)], space.low)
+            high[self.own(role)] = np.maximum(high[self.own(role)], space.high)
+        return Box(low, high, dtype=self.dtype.type)
+
+    @staticmethod
+    def of(game: str, roles: Sequence[str], given: PerRole) -> ObservationLayout:
+        """Read the layout off the declared observation spaces.
+
+        Raises:
+            EnvDefinitionError: They are no boxes, or do not fit in one tensor.
+        """
+        spaces = {}
+        for role, space in _by_role(game, roles, "observation", given).items():
+            if not isinstance(space, Box) or space.dtype not in OBS_TYPES:
+                raise EnvDefinitionError(
+                    f"{game}: observation space of {role!r} is {space}; expected a Box of float32 or uint8"
+                )
+            _check_shape(game, space.shape)
+            spaces[role] = space
+        if len({space.dtype for space in spaces.values()}) > 1 or len({len(s.shape) for s in spaces.values()}) > 1:
+            raise EnvDefinitionError(
+                f"{game}: observation spaces {spaces} must have one dtype and one number of axes to share a tensor"
+            )
+        widest = tuple(map(max, zip(*(space.shape for space in spaces.values()), strict=True)))
+        return ObservationLayout(widest, spaces)
+
+
+@dataclass(frozen=True)
+class ActionLayout:
+    """The action tensor of a game: ``(num_envs, num_agents, *shape)``.
+
+    ``sizes[role][head]`` counts the choices of a discrete head; for continuous actions ``low`` and ``high`` are
+    ``(heads,)`` bounds. Roles with fewer heads or choices than the widest use the first ones. ``spaces[role]`` is the
+    space as declared.
+    """
+
+    continuous: bool
+    shape: tuple[int, ...]
+    sizes: Mapping[str, tuple[int, ...]]
+    spaces: Mapping[str, Space[Any]]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+
+    @property
+    def heads(self) -> int:
+        """Numbers per action."""
+        return math.prod(self.shape)
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """Choices of each discrete head, the widest role's."""
+        return tuple(max(s[h] for s in self.sizes.values() if h < len(s)) for h in range(self.heads))
+
+    @property
+    def num_logits(self) -> int:
+        """Logits per agent: the sum of the head sizes."""
+        return sum(self.head_sizes)
+
+    @property
+    def widest(self) -> Space[Any]:
+        """The space of the action tensor's last axis: the widest role's, head by head."""
+        if self.continuous:
+            return next(iter(self.spaces.values()))
+        return MultiDiscrete(list(self.head_sizes)) if self.shape else Discrete(self.head_sizes[0])
+
+    @staticmethod
+    def of(game: str, roles: Sequence[str], given: PerRole) -> ActionLayout:
+        """Read the layout off the declared action spaces.
+
+        Raises:
+            EnvDefinitionError: They are of other kinds, or do not fit in one tensor.
+        """
+        spaces = _by_role(game, roles, "action", given)
+        for role, space in spaces.items():
+            if not isinstance(space, Discrete | MultiDiscrete | Box):
+                raise EnvDefinitionError(
+                    f"{game}: action space of {role!r} is {space}; expected Discrete, MultiDiscrete or Box"
+                )
+            if np.any(getattr(space, "start", 0)):
+                raise EnvDefinitionError(f"{game}: action space {space} of {role!r} must start at 0")
+        if any(isinstance(space, Box) for space in spaces.values()):
+            first = next(iter(spaces.values()))
+            if any(space != first for space in spaces.values()) or not isinstance(first, Box):
+                raise EnvDefinitionError(f"{game}: roles with Box actions must all have the same Box, got {spaces}")
+            if len(first.shape) != 1 or first.dtype != np.float32 or not first.is_bounded("both"):
+                raise EnvDefinitionError(f"{game}: action space {first}; expected a bounded Box of shape (n,), float32")
+            low, high = tuple(map(float, first.low)), tuple(map(float, first.high))
+            return ActionLayout(True, first.shape, dict.fromkeys(spaces, (0,) * len(low)), spaces, low, high)
+        sizes = {
+            role: tuple(int(n) for n in np.ravel(space.n if isinstance(space, Discrete) else space.nvec))
+            for role, space in spaces.items()
+            if isinstance(space, Discrete | MultiDiscrete)
+        }
+        simple = all(isinstance(space, Discrete) for space in spaces.values())
+        shape = () if simple else (max(map(len, sizes.values())),)
+        return ActionLayout(False, shape, sizes, spaces)
+
+
+def with_zero(space: Box) -> Box:
+    """The space, made wider where it does not hold 0."""
+    if (space.low <= 0).all() and (space.high >= 0).all():
+        return space
+    return Box(np.minimum(space.low, 0), np.maximum(space.high, 0), dtype=space.dtype.type)
+
+
+def unbounded(game: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Box:
+    """The space of all float32 or uint8 arrays of this shape, or EnvDefinitionError."""
+    if np.dtype(dtype) not in OBS_TYPES:
+        raise EnvDefinitionError(f"{game}: obs_dtype is {dtype}; expected float32 or uint8")
+    _check_shape(game, shape)
+    if np.dtype(dtype) == np.uint8:
+        return Box(0, 255, shape, np.uint8)
+    return Box(-np.inf, np.inf, shape, np.float32)
+
+
+def _check_shape(game: str, shape: tuple[int, ...]) -> None:
+    if not shape or any(type(n) is not int or n < 1 for n in shape):
+        raise EnvDefinitionError(f"{game}: obs_shape is {shape}; expected positive ints")
+
+
+def _by_role(game: str, roles: Sequence[str], what: str, given: PerRole) -> dict[str, Space[Any]]:
+    spaces = dict(given) if isinstance(given, Mapping) else dict.fromkeys(roles, given)
+    if set(spaces) != set(roles):
+        raise EnvDefinitionError(f"{game}: {what} spaces for {sorted(spaces)}, but the roles are {sorted(roles)}")
+    return {role: spaces[role] for role in roles}
+
+
+def _bounds(space: Box) -> tuple[bytes, bytes]:
+    return space.low.tobytes(), space.high.tobytes()

@@ -1,0 +1,111 @@
+"""Oracle of examples/own_env/predator_prey for one replica, written from its rules alone, its random numbers included.
+
+Everything but rewards and observations is an integer. Rewards are float32, each operation rounded: meals times
+meal_reward, then minus starving_penalty. Order of a tick: all who live move; the lowest-numbered living predator in a
+living prey's cell eats it; predators lose one tick of energy and gain their meals; who has none left starves; prey
+that wait come nearer to their birth, those eaten in this tick begin to wait.
+"""
+
+import numpy as np
+
+F = np.float32
+ONES = 2**32 - 1
+MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
+RESET, STEP = 0, 1  # streams
+
+
+def philox(counter, key):
+    """Philox4x32-10 in Python's integers."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(b >> 32) ^ c[1] ^ k[0], b & ONES, (a >> 32) ^ c[3] ^ k[1], a & ONES]
+        k = [(k[0] + 0x9E3779B9) & ONES, (k[1] + 0xBB67AE85) & ONES]
+    return c
+
+
+class PredatorPreyOracle:
+    """One replica of ``game``, numbered ``replica``, after a reset with ``seed``."""
+
+    def __init__(self, game, seed, replica):
+        self.game = game
+        self.key = philox([replica & ONES, replica >> 32, 0, 0], [seed & ONES, seed >> 32])[:2]
+        self.episode = -1
+        self.begin()
+
+    def begin(self):
+        """A new episode."""
+        game, self.time = self.game, 0
+        self.episode += 1
+        self.active = np.ones(game.num_agents, bool)
+        self.alive = np.ones(game.num_agents, bool)
+        self.cell = np.array([self.anywhere(RESET, i) for i in range(game.num_agents)], np.int32)
+        self.energy = np.full(game.num_predators, game.hunger, np.int32)
+        self.unborn = np.zeros(game.num_prey, np.int32)
+
+    def anywhere(self, stream, agent):
+        """A cell drawn for an agent."""
+        cell = []
+        for axis in range(2):
+            word = philox([stream << 29 | 1 << 28 | axis, agent, self.time, self.episode], self.key)
+            cell.append((word[1] << 32 | word[0]) * self.game.grid >> 64)
+        return cell
+
+    def step(self, actions):
+        """Play one tick; (rewards, terminations, truncations)."""
+        game, hunters = self.game, range(self.game.num_predators)
+        self.time += 1
+        rewards = np.zeros(game.num_agents, F)
+        terminations = np.zeros(game.num_agents, bool)
+        self.cell[self.alive] = (self.cell + MOVES[actions])[self.alive] % game.grid
+
+        meals, eaten = [0] * game.num_predators, []
+        for prey in range(game.num_predators, game.num_agents):
+            there = [j for j in hunters if self.alive[j] and (self.cell[j] == self.cell[prey]).all()]
+            if self.alive[prey] and there:
+                meals[there[0]] += 1
+                eaten.append(prey)
+        for j in hunters:
+            if not self.alive[j]:
+                continue
+            self.energy[j] = min(self.energy[j] - 1 + meals[j] * game.meal, game.hunger)
+            rewards[j] = F(meals[j]) * F(game.meal_reward)
+            if self.energy[j] <= 0:
+                rewards[j] -= F(game.starving_penalty)
+                self.alive[j], terminations[j] = False, True
+        for k in range(game.num_prey):
+            prey = game.num_predators + k
+            if prey in eaten:
+                self.alive[prey], self.unborn[k] = False, game.rebirth
+                rewards[prey] = F(0) - F(game.eaten_penalty)
+                terminations[prey] = game.rebirth == 0
+            elif self.alive[prey]:
+                rewards[prey] = F(game.living_reward)
+            elif self.unborn[k] > 0:
+                self.unborn[k] -= 1
+                if self.unborn[k] == 0:
+                    self.alive[prey], self.cell[prey] = True, self.anywhere(STEP, prey)
+
+        nobody_hunts = not self.alive[: game.num_predators].any()
+        nobody_flees = not (self.alive[game.num_predators :] | (self.unborn > 0)).any()
+        terminations |= nobody_hunts or nobody_flees
+        terminations &= self.active
+        truncations = self.active & ~terminations & (self.time >= game.max_steps)
+        rewards[~self.active] = 0
+        self.active = self.active & ~terminations & ~truncations
+        return rewards, terminations, truncations
+
+    def observe(self):
+        """(num_agents, 2 * view + 1) float32; the last number of a prey is padding."""
+        game, sight = self.game, self.game.sight
+        obs = np.zeros((game.num_agents, 2 * game.view + 1), F)
+        predator = np.arange(game.num_agents) < game.num_predators
+        for i in np.flatnonzero(self.alive):
+            others = np.flatnonzero(self.alive & (np.arange(game.num_agents) != i))
+            offset = (self.cell[others] - self.cell[i] + sight) % game.grid
+            near = (offset <= 2 * sight).all(1)
+            place = offset[:, 0] * (2 * sight + 1) + offset[:, 1] + np.where(predator[others], 0, game.view)
+            np.add.at(obs[i], place[near], F(1))
+            if predator[i]:
+                obs[i, -1] = F(self.energy[i]) / F(game.hunger)
+        return obs
