@@ -71,14 +71,14 @@ def time_per_step(run: Callable[[], None], device: torch.device, *, graph: bool 
     run()
     seconds = []
     for _ in range(RUNS):
-        _wait(device)
+        wait(device)
         start, repeats = time.perf_counter(), 0
         while repeats < 3 or time.perf_counter() - start < 0.05:
             run()
             repeats += 1
             if device.type == "cuda" and repeats % 20 == 0:
-                _wait(device)
-        _wait(device)
+                wait(device)
+        wait(device)
         seconds.append((time.perf_counter() - start) / repeats / STEPS_PER_RUN)
     return statistics.median(seconds)
 
@@ -118,7 +118,7 @@ def measure(
         actions.append(env.sample_actions())
         env.step(actions[-1], out=slab)
         if len(actions) == 1:
-            _wait(device)
+            wait(device)
             first_step = time.perf_counter() - start
     row: dict[str, Any] = {"game": game.name(), "num_envs": num_envs, "num_agents": game.num_agents}
     row["config"] = {
@@ -159,7 +159,8 @@ def _rates(stage: str, seconds: float, game: Env, num_envs: int, bandwidth: floa
     }
 
 
-def _wait(device: torch.device) -> None:
+def wait(device: torch.device) -> None:
+    """For all that a GPU has been given to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

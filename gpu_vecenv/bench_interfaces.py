@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gpu_vecenv.bench import provenance
+from gpu_vecenv.bench import provenance, wait
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.gymnasium_env import GymnasiumVectorEnv
 
@@ -46,12 +46,12 @@ def microseconds(step: Callable[[], Any], device: torch.device) -> float:
         step()
     times = []
     for _ in range(RUNS):
-        _wait(device)
+        wait(device)
         start, calls = time.perf_counter(), 0
         while calls < 20 or time.perf_counter() - start < 0.2:
             step()
             calls += 1
-        _wait(device)
+        wait(device)
         times.append((time.perf_counter() - start) / calls * 1e6)
     return round(min(times), 2)
 
@@ -123,11 +123,6 @@ def run(config: InterfaceBenchConfig) -> dict[str, Any]:
     if config.json:
         config.json.write_text(json.dumps(results, indent=1) + "\n")
     return results
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

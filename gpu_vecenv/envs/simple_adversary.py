@@ -7,21 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv.drawing import BLUE, GREEN, GREY, RED, Drawing, discs, square_around
-from gpu_vecenv.env import Env, Field, f32, i32, param
+from gpu_vecenv.env import Field, f32, i32, param
+from gpu_vecenv.envs.particles import Particles
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimpleAdversary(Env):
+class SimpleAdversary(Particles):
     """The rules and defaults of MPE2's simple_adversary_v3."""
 
     num_good: int = param(2, low=1)  # agents that know the goal, and as many landmarks
-    max_steps: int = param(25, low=1)  # ticks until the episode is truncated
-    continuous_actions: bool = False  # actions: True, five forces in [0, 1]; False, one of five choices
-    num_agent_neighbors: int | None = param(None, low=1)  # nearest other agents that are seen; None: all
-    num_landmark_neighbors: int | None = param(None, low=1)  # nearest landmarks that are seen; None: all
 
     state = (
         Field("position", f32, ("num_agents", 2)),
@@ -29,9 +25,6 @@ class SimpleAdversary(Env):
         Field("landmark", f32, ("num_landmarks", 2)),
         Field("goal", i32),  # number of the landmark that is the goal
     )
-    derived = ("see_all_agents", "see_all_landmarks", "num_seen_agents", "num_seen_landmarks")
-    render_fps = 10
-    version = 3
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -43,33 +36,9 @@ class SimpleAdversary(Env):
         return self.num_good
 
     @property
-    def see_all_agents(self) -> bool:
-        """Whether an observation lists every other agent."""
-        return self.num_agent_neighbors is None
-
-    @property
-    def see_all_landmarks(self) -> bool:
-        """Whether an observation lists every landmark."""
-        return self.num_landmark_neighbors is None
-
-    @property
-    def num_seen_agents(self) -> int:
-        """Places for other agents in one observation."""
-        return self.num_agents - 1 if self.num_agent_neighbors is None else self.num_agent_neighbors
-
-    @property
-    def num_seen_landmarks(self) -> int:
-        """Places for landmarks in one observation."""
-        return self.num_landmarks if self.num_landmark_neighbors is None else self.num_landmark_neighbors
-
-    @property
     def obs_dim(self) -> Mapping[str, int]:
         places = 2 * self.num_seen_landmarks + 2 * self.num_seen_agents
         return {"adversary": places, "agent": places + 2}
-
-    @property
-    def action_space(self) -> Box | Discrete:
-        return Box(0, 1, (5,)) if self.continuous_actions else Discrete(5)  # nothing, left, right, down, up
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         adversary, agents = np.split(state["position"], [1])

@@ -1,0 +1,59 @@
+"""What the particle games have in common; their device text shares particles.cuh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gymnasium.spaces import Box, Discrete
+
+from gpu_vecenv.env import Env, param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Particles(Env):
+    """Agents among landmarks on an endless plane. No game by itself: a subclass says who and what there is."""
+
+    max_steps: int = param(25, low=1)  # ticks until the episode is truncated
+    continuous_actions: bool = False  # actions: True, five forces in [0, 1]; False, one of five choices
+    num_agent_neighbors: int | None = param(None, low=1)  # nearest other agents that are seen; None: all
+    num_landmark_neighbors: int | None = param(None, low=1)  # nearest landmarks that are seen; None: all
+
+    derived: ClassVar[tuple[str, ...]] = (
+        "num_landmarks",
+        "see_all_agents",
+        "see_all_landmarks",
+        "num_seen_agents",
+        "num_seen_landmarks",
+    )
+    render_fps: ClassVar[int] = 10
+    version: ClassVar[int] = 3
+
+    @property
+    def num_landmarks(self) -> int:
+        """Landmarks of one replica."""
+        raise NotImplementedError
+
+    @property
+    def see_all_agents(self) -> bool:
+        """Whether an observation lists every other agent."""
+        return self.num_agent_neighbors is None
+
+    @property
+    def see_all_landmarks(self) -> bool:
+        """Whether an observation lists every landmark."""
+        return self.num_landmark_neighbors is None
+
+    @property
+    def num_seen_agents(self) -> int:
+        """Places for other agents in one observation."""
+        return self.num_agents - 1 if self.num_agent_neighbors is None else self.num_agent_neighbors
+
+    @property
+    def num_seen_landmarks(self) -> int:
+        """Places for landmarks in one observation."""
+        return self.num_landmarks if self.num_landmark_neighbors is None else self.num_landmark_neighbors
+
+    @property
+    def action_space(self) -> Box | Discrete:
+        return Box(0, 1, (5,)) if self.continuous_actions else Discrete(5)  # nothing, left, right, down, up
