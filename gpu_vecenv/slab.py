@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,8 +14,8 @@ import torch
 from gpu_vecenv.device import current_stream
 
 ALIGNMENT = 256  # bytes; every view starts on such a boundary
-STOCK = 8  # slabs made at a time at most
-STOCK_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}  # and their bytes
+STOCK = 16  # slabs made at a time at most
+STOCK_BYTES = {"cuda": 128 << 20, "cpu": 1 << 20}  # and their bytes
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ class Slab(NamedTuple):
         """Views of one buffer of ``layout.nbytes`` bytes, a fresh one unless given."""
         if buffer is None:
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=layout.device)
-        return _views(layout, buffer, 1)[0]
+        typed = {dtype: buffer.view(dtype) for dtype in {place[1] for place in layout.places}}
+        named = {n: typed[kind].as_strided(shape, strides, at) for n, kind, shape, strides, at in layout.places}
+        return Slab._of(layout, named)
 
     @staticmethod
     def around(layout: SlabLayout, given: dict[str, torch.Tensor]) -> Slab:
@@ -129,9 +131,12 @@ class Slab(NamedTuple):
             for name, (shape, dtype) in specs.items()
             if name not in given
         }
-        named = {name: {**given, **rest}.get(name) for name in Slab._fields[2:]}
-        pointers = tuple(0 if tensor is None else tensor.data_ptr() for tensor in named.values())
-        return Slab(layout, pointers, **named)  # type: ignore[arg-type]  # around() has what is never None
+        return Slab._of(layout, given | rest)
+
+    @staticmethod
+    def _of(layout: SlabLayout, named: Mapping[str, torch.Tensor]) -> Slab:
+        tensors: list[Any] = [named.get(name) for name in Slab._fields[2:]]
+        return Slab(layout, tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors), *tensors)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name -> tensor."""
@@ -139,10 +144,10 @@ class Slab(NamedTuple):
 
 
 class SlabStock:
-    """Fresh slabs for one environment. Small ones are made several at a time, as parts of one buffer.
+    """Fresh slabs for one environment; small ones are made several at a time.
 
-    To make a tensor costs a microsecond or more on the host, and a slab has eight; split off in one call they cost a
-    fraction. What a slab shows keeps its whole buffer alive, at most STOCK_BYTES.
+    To make a tensor costs a microsecond or more on the host, and a slab has eight; many chunks of one tensor in one
+    call cost a fraction each. A tensor of a slab keeps its neighbours' memory alive, STOCK_BYTES at most.
     """
 
     def __init__(self, layout: SlabLayout) -> None:
@@ -159,43 +164,26 @@ class SlabStock:
             stream = current_stream(self._layout.device)
         stock = self._stocks.get(stream)
         if not stock:
-            # Whatever mode the first taker is in, later ones may want gradients of what they compute from a slab.
-            with torch.inference_mode(False):
-                size, device = self._many * self._layout.nbytes, self._layout.device
-                buffer = torch.empty(size, dtype=torch.uint8, device=device)
-                stock = self._stocks[stream] = _views(self._layout, buffer, self._many)
+            stock = self._stocks[stream] = self._new()
         return stock.pop()
 
-
-def _views(layout: SlabLayout, buffer: torch.Tensor, many: int) -> list[Slab]:
-    """``many`` slabs, one after the other in one buffer.
-
-    ``unsafe_split_with_sizes`` gives tensors that autograd takes for unrelated, each with a version of its own: to
-    write into one does not spoil another that some graph has saved. They do not overlap.
-    """
-    offsets: dict[str, int] = {}
-    tensors: dict[str, list[torch.Tensor]] = {}
-    for dtype in dict.fromkeys(place[1] for place in layout.places):
-        sizes, names, end = [], [], 0  # of pieces, in elements; a gap has no name
-        for name, kind, shape, _, first in layout.places:
-            if kind == dtype:
-                sizes += [first - end, math.prod(shape)]
-                names += ["", name]
-                end = first + math.prod(shape)
-                offsets[name] = first * dtype.itemsize
-        sizes.append(layout.nbytes // dtype.itemsize - end)
-        names.append("")
-        pieces = buffer.view(dtype).unsafe_split_with_sizes(sizes * many)
-        for place, name in enumerate(names):
-            if name:
-                shape = layout.specs[name][0]
-                own = pieces[place :: len(names)]
-                tensors[name] = [piece.view(shape) for piece in own] if len(shape) > 1 else list(own)
-    fields = Slab._fields[2:]
-    columns: list[Sequence[Any]] = [tensors.get(name, [None] * many) for name in fields]
-    starts = range(buffer.data_ptr(), buffer.data_ptr() + many * layout.nbytes, layout.nbytes)
-    pointers = [tuple(start + offsets[name] if name in offsets else 0 for name in fields) for start in starts]
-    return [Slab(layout, *parts) for parts in zip(pointers, *columns, strict=True)]
+    def _new(self) -> list[Slab]:
+        layout, many = self._layout, self._many
+        chunks: dict[str, Sequence[Any]] = {}
+        starts: dict[str, Sequence[int]] = {}
+        # Whatever mode the first taker is in, later ones may want gradients of what they compute from a slab. Unsafe
+        # chunks are unrelated to autograd: to write into one does not spoil another that some graph has saved. They do
+        # not overlap.
+        with torch.inference_mode(False):
+            for name, (shape, dtype) in layout.specs.items():
+                whole = torch.empty((many * shape[0], *shape[1:]), dtype=dtype, device=layout.device)
+                chunks[name] = whole.unsafe_chunk(many)
+                size, first = math.prod(shape) * dtype.itemsize, whole.data_ptr()
+                starts[name] = range(first, first + many * size, size)
+        fields = Slab._fields[2:]
+        pointers = zip(*(starts.get(name, [0] * many) for name in fields), strict=True)
+        tensors = (chunks.get(name, [None] * many) for name in fields)
+        return [Slab(layout, *parts) for parts in zip(pointers, *tensors, strict=True)]
 
 
 def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
