@@ -169,7 +169,7 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         FOR_AGENTS (i) {
             io.rewards[i] = 0;
             io.terminations[i] = io.truncations[i] = false;
-            active[row + i] = m.active[i];  // before the tick; at its end, report() writes those after it
+            if (rows) active[row + i] = m.active[i];  // before the tick; at its end, report() writes those after it
         }
 
         bool over = none_active(m);

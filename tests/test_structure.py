@@ -191,7 +191,7 @@ def test_every_declaration_is_registered_and_has_its_device_text():
         assert GAMES[stem] is games[0]
         assert games[0].source_path() == device_folder() / f"{stem}.cu"
         assert games[0].source_path().is_file()
-    assert set(GAMES) == stems
+    assert {name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")} == stems
     assert {path.stem for path in device_folder().glob("*.cu")} - stems == {"digest", "sampler"}
 
 
