@@ -217,6 +217,12 @@ def test_random_rollout(game: str, num_agents: int, device: str, tmp_path: Path)
     assert agent_steps == pytest.approx(env_steps * num_agents, rel=0.01)
 
 
+def test_sb3_cartpole(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
+    before, after = numbers(r"before training (\d+), after (\d+)", run(tmp_path, "sb3_cartpole.py"))
+    assert after > 5 * before
+
+
 def test_a_bad_argument_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="nearest: tag_gridworld"):
         run(tmp_path, "random_rollout.py", "--game", "tag_gridword", "--device", "cpu")
