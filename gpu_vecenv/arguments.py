@@ -12,7 +12,7 @@ import torch
 
 from gpu_vecenv.data_manager import TORCH_TYPES, ArrayLike
 from gpu_vecenv.env import Env, Field
-from gpu_vecenv.errors import ConfigError, InvalidActionError, InvalidSeedError
+from gpu_vecenv.errors import ConfigError, InvalidActionError, InvalidSeedError, nearest
 
 ANY = 2**62  # choices of a head that a role lacks: it may hold anything
 
@@ -25,6 +25,11 @@ def count(name: str, value: Any, least: int, most: int | None = None) -> int:
     if value < least or (most is not None and value > most):
         raise ValueError(f"{name} is {value}; expected {expected}")
     return int(value)
+
+
+def made(kind: type[Any], arguments: Mapping[str, Any]) -> Any:
+    """An environment from its constructor's arguments; what ``pickle`` and ``copy`` call, so module-level."""
+    return kind(**arguments)
 
 
 def checked_seed(seed: Any) -> int:
@@ -92,6 +97,22 @@ def checked_mask(mask: Any, num_envs: int, device: torch.device) -> torch.Tensor
     return torch.as_tensor(mask).to(device).contiguous()
 
 
+def reset_mask(options: Any) -> Any:
+    """The one option that ``reset`` knows, ``{"reset_mask": mask}``; None without it.
+
+    Raises:
+        TypeError, ConfigError: ``options`` is no dictionary, or has another key.
+    """
+    if options is None:
+        return None
+    if not isinstance(options, Mapping):
+        raise TypeError(f"reset: options is a {type(options).__name__}; expected a dict")
+    unknown = sorted(set(options) - {"reset_mask"}, key=str)
+    if unknown:
+        raise ConfigError(f"reset: options has {unknown}; {nearest(str(unknown[0]), ['reset_mask'])}")
+    return options.get("reset_mask")
+
+
 class ActionCheck:
     """Whether action tensors fit one environment.
 
@@ -104,8 +125,9 @@ class ActionCheck:
     def __init__(self, game: Env, batch: tuple[int, ...], device: torch.device) -> None:
         self.game, self.device = game, device
         self.shape = (*batch, *game.action.shape)
-        self._tables: dict[torch.device, torch.Tensor] = {}
+        self._tables: dict[tuple[str, torch.device], torch.Tensor] = {}
         self.kinds = (torch.float32,) if game.action.continuous else (torch.int32, torch.int64)
+        self.names = [str(kind).removeprefix("torch.") for kind in self.kinds]  # NumPy's words for them too
 
     def __call__(self, actions: Any) -> torch.Tensor:
         """The actions, contiguous; or TypeError, ValueError for a wrong dtype, shape or device."""
@@ -135,11 +157,10 @@ class ActionCheck:
             TypeError, ValueError: They have another dtype or shape.
         """
         array, shape = np.asarray(actions), self.shape if shape is None else shape
-        names = [str(kind).removeprefix("torch.") for kind in self.kinds]
         if isinstance(actions, int) and not -(2**63) <= actions < 2**63:
             raise InvalidActionError(f"step: action {actions} is no 64-bit integer; expected one of the action space")
-        if array.dtype.name not in names and not (isinstance(actions, int) and not isinstance(actions, bool)):
-            raise TypeError(f"step: actions have dtype {array.dtype}; expected {' or '.join(names)}")
+        if array.dtype.name not in self.names and not (isinstance(actions, int) and not isinstance(actions, bool)):
+            raise TypeError(f"step: actions have dtype {array.dtype}; expected {' or '.join(self.names)}")
         if array.shape != shape:
             raise ValueError(f"step: actions have shape {array.shape}; expected {shape}, nothing is broadcast")
         return array
@@ -179,16 +200,16 @@ class ActionCheck:
         action, game = self.game.action, self.game
         rows = actions.view(-1, game.num_agents, action.heads)
         if action.continuous:
-            low, high = self._table((action.low, action.high), actions.device)
+            low, high = self._table("bounds", (action.low, action.high), actions.device)
             expected = f"[{list(action.low)}, {list(action.high)}]"
             wrong = ~((rows >= low) & (rows <= high))
         else:
-            sizes = self._table(self._sizes, actions.device)
+            sizes = self._table("sizes", self._sizes, actions.device)
             expected = f"0 to size - 1, sizes {dict(action.sizes)}"
             wrong = (rows < 0) & (sizes < ANY) | (rows >= sizes)
             if action_mask is not None:
-                first = torch.tensor([0, *accumulate(action.head_sizes[:-1])], device=actions.device)
-                largest = torch.tensor(action.head_sizes, device=actions.device) - 1
+                first = self._table("first", [*accumulate(action.head_sizes[:-1], initial=0)], actions.device)
+                largest = self._table("largest", [size - 1 for size in action.head_sizes], actions.device)
                 mask = action_mask.view(-1, game.num_agents, action.num_logits)
                 expected += ", and allowed by info['action_mask']"
                 wrong |= ~mask.gather(-1, first + torch.minimum(rows.clamp(min=0), largest)) & (sizes < ANY)
@@ -209,7 +230,7 @@ class ActionCheck:
         sizes = [action.sizes[role] for role, n in self.game.roles.items() for _ in range(n)]
         return tuple((*s, *[ANY] * (action.heads - len(s))) for s in sizes)
 
-    def _table(self, values: Sequence[Sequence[float]], device: torch.device) -> torch.Tensor:
-        if device not in self._tables:
-            self._tables[device] = torch.tensor(values, device=device)
-        return self._tables[device]
+    def _table(self, name: str, values: Sequence[Any], device: torch.device) -> torch.Tensor:
+        if (name, device) not in self._tables:
+            self._tables[name, device] = torch.tensor(values, device=device)
+        return self._tables[name, device]

@@ -21,15 +21,13 @@ from gpu_vecenv.agents import (
     space_of,
     versioned_name,
 )
-from gpu_vecenv.arguments import ActionCheck
-from gpu_vecenv.env import Env
-from gpu_vecenv.errors import ConfigError, ResetNeededError, nearest
-from gpu_vecenv.registry import limited, make
+from gpu_vecenv.arguments import ActionCheck, made, reset_mask
+from gpu_vecenv.errors import ResetNeededError
+from gpu_vecenv.registry import Game, limited, make
 from gpu_vecenv.render import Frames, checked_render_mode, render_metadata
 from gpu_vecenv.slab import Slab
 from gpu_vecenv.vec_env import AutoresetMode
 
-Game = str | type[Env] | Env
 Tensors = dict[str, torch.Tensor]
 Extras = dict[str, dict[str, Any]]
 
@@ -154,10 +152,7 @@ class BatchedParallelEnv:
         Raises:
             InvalidSeedError, ConfigError, TypeError, ValueError: An argument is wrong; nothing has changed.
         """
-        options = options or {}
-        if unknown := sorted(set(options) - {"reset_mask"}, key=str):
-            raise ConfigError(f"reset: options has {unknown}; {nearest(str(unknown[0]), ['reset_mask'])}")
-        self._obs, info = self.vec_env.reset(seed=seed, mask=options.get("reset_mask"), out=out)
+        self._obs, info = self.vec_env.reset(seed=seed, mask=reset_mask(options), out=out)
         return self._own(self._obs), self._extras(info)
 
     def step(
@@ -218,7 +213,7 @@ class BatchedParallelEnv:
         self.vec_env.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), self._arguments)
+        return made, (type(self), self._arguments)
 
     def __repr__(self) -> str:
         device = str(self.device)
@@ -273,7 +268,3 @@ class BatchedParallelEnv:
 
 
 batched_parallel_env = BatchedParallelEnv  # PettingZoo's way of naming what makes an environment
-
-
-def _made(kind: type[Any], arguments: Mapping[str, Any]) -> Any:
-    return kind(**arguments)

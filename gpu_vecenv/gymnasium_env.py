@@ -13,18 +13,17 @@ from gymnasium.spaces import MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from gpu_vecenv.arguments import ActionCheck, checked_mask, checked_seed
+from gpu_vecenv.arguments import ActionCheck, checked_mask, checked_seed, made, reset_mask
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import ConfigError, ResetNeededError, nearest
+from gpu_vecenv.errors import ConfigError, ResetNeededError
 from gpu_vecenv.host_copy import HostCopy
-from gpu_vecenv.registry import limited, make
+from gpu_vecenv.registry import Game, limited, make
 from gpu_vecenv.render import Frames, checked_render_mode, render_metadata
 from gpu_vecenv.slab import Slab
 from gpu_vecenv.spaces import with_zero
 from gpu_vecenv.vec_env import VecEnv
 
 Output = Literal["torch", "numpy"]
-Game = str | type[Env] | Env
 Step = tuple[Any, Any, Any, Any, dict[str, Any]]
 
 
@@ -114,7 +113,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """
         if seed is not None:
             seed = checked_seed(seed)
-        mask = self._replicas(_reset_mask(options))
+        mask = self._replicas(reset_mask(options))
         slab = None if self._host is None else self._host.slab()
         obs, info = self.vec_env.reset(seed=seed, mask=mask, out=slab)
         super().reset(seed=seed)
@@ -177,7 +176,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._host = self._seen = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), self._arguments), {"spec": self.spec}
+        return made, (type(self), self._arguments), {"spec": self.spec}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.game!r}, num_replicas={self.num_replicas}, device={str(self.device)!r})"
@@ -295,7 +294,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self.vec_env.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), self._arguments), {"spec": self.spec}
+        return made, (type(self), self._arguments), {"spec": self.spec}
 
     def _part(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The replica's; without the agent axis where there is one agent."""
@@ -339,16 +338,3 @@ def _rows_of_actions(game: Env, num_envs: int) -> Space[Any]:
         (*action.sizes[role], *[1] * action.heads)[: action.heads] for role, n in game.roles.items() for _ in range(n)
     ]
     return MultiDiscrete(np.tile(np.array(own), (num_envs, 1)).reshape(rows, *action.shape))
-
-
-def _reset_mask(options: Mapping[str, Any] | None) -> Any:
-    if options is not None and not isinstance(options, Mapping):
-        raise TypeError(f"reset: options is a {type(options).__name__}; expected a dict")
-    unknown = sorted(set(options or ()) - {"reset_mask"}, key=str)
-    if unknown:
-        raise ConfigError(f"reset: options has {unknown}; {nearest(str(unknown[0]), ['reset_mask'])}")
-    return None if options is None else options.get("reset_mask")
-
-
-def _made(kind: type[Any], arguments: Mapping[str, Any]) -> Any:
-    return kind(**arguments)

@@ -31,15 +31,13 @@ from gpu_vecenv.agents import (
     space_of,
     versioned_name,
 )
-from gpu_vecenv.arguments import ActionCheck, checked_seed
-from gpu_vecenv.env import Env
+from gpu_vecenv.arguments import ActionCheck, checked_seed, made
 from gpu_vecenv.errors import InvalidActionError, PettingZooResetNeededError, UnknownModuleError, nearest
 from gpu_vecenv.host_copy import Arrays, HostCopy
-from gpu_vecenv.registry import GAMES, limited, make
+from gpu_vecenv.registry import GAMES, Game, limited, make
 from gpu_vecenv.render import Frames, checked_render_mode, render_metadata
 from gpu_vecenv.slab import Slab, SlabLayout
 
-Game = str | type[Env] | Env
 Infos = dict[str, dict[str, Any]]
 
 
@@ -212,7 +210,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self.vec_env.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), self._arguments)
+        return made, (type(self), self._arguments)
 
     def __repr__(self) -> str:
         return f"ParallelEnv({self.game!r}, device={str(self.device)!r})"
@@ -247,7 +245,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     def _checked(self, agent: str, action: Any) -> torch.Tensor | np.ndarray[Any, Any]:
         """An agent's action: a tensor if it lies on the device, else an array."""
         given = action if isinstance(action, torch.Tensor) else np.asarray(action)
-        names, space = [str(kind).removeprefix("torch.") for kind in self._check.kinds], self.action_spaces[agent]
+        names, space = self._check.names, self.action_spaces[agent]
         if str(given.dtype).removeprefix("torch.") not in names:
             if type(action) is int:
                 raise InvalidActionError(f"step: {agent}'s action is {action}; expected a member of {space}")
@@ -344,7 +342,3 @@ class _PartialCopy:
         host[self._first :] = self._buffer[self._first :]
         tensors = Slab.allocate(self._on_host, host).tensors()
         return {name: tensor.numpy() for name, tensor in tensors.items() if name != "obs"}
-
-
-def _made(kind: type[Any], arguments: Mapping[str, Any]) -> Any:
-    return kind(**arguments)

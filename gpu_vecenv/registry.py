@@ -44,6 +44,7 @@ GAMES: dict[str, type[Env]] = {
         SimpleAdversary,
     )
 }
+Game = str | type[Env] | Env  # a registered name, a class or a configured game
 GAME_FILE = re.compile(r"(.+\.py)(?::(\w+))?")  # my_game.py, my_game.py:MyGame
 
 
@@ -180,7 +181,7 @@ def _module_of(path: Path) -> ModuleType:
     return module
 
 
-def configure(game: str | type[Env] | Env, **config: Any) -> Env:
+def configure(game: Game, **config: Any) -> Env:
     """A game with its configuration: a registered name, an Env class, or an Env changed in ``config``.
 
     Raises:
@@ -200,7 +201,7 @@ def configure(game: str | type[Env] | Env, **config: Any) -> Env:
 
 
 def make(
-    game: str | type[Env] | Env,
+    game: Game,
     num_envs: int,
     device: str | torch.device | None = None,
     *,

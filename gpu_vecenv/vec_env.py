@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gpu_vecenv.arguments import ActionCheck, checked_mask, checked_seed, count, pool_arrays, shared_arrays
+from gpu_vecenv.arguments import ActionCheck, checked_mask, checked_seed, count, made, pool_arrays, shared_arrays
 from gpu_vecenv.backends import Argument, LaunchShape
 from gpu_vecenv.data_manager import TORCH_TYPES, ArrayLike, DataManager
 from gpu_vecenv.device import free_bytes
@@ -125,7 +125,7 @@ class VecEnv:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled and copied as its constructor arguments: a device handle never travels, state does by state_dict().
-        return _made, (self._arguments,)
+        return made, (type(self), self._arguments)
 
     @property
     def data(self) -> DataManager:
@@ -405,10 +405,6 @@ class VecEnv:
         if not isinstance(out, Slab) or (out.layout is not self.layout and out.layout != self.layout):
             raise ValueError(f"out is {type(out).__name__}; expected a Slab made by this environment's slab()")
         return out
-
-
-def _made(arguments: Mapping[str, Any]) -> VecEnv:
-    return VecEnv(**arguments)
 
 
 def _info(slab: Slab) -> Info:

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from oracles.philox import ONES, philox
 
 from gpu_vecenv.function_manager import FunctionManager, Program
 
@@ -96,7 +97,6 @@ def assert_uncorrelated(x: np.ndarray, y: np.ndarray) -> None:
 
 
 # Random123, tests/kat_vectors: philox4x32, 10 rounds.
-ONES = 0xFFFFFFFF
 KNOWN = [
     ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
     ((ONES, ONES, ONES, ONES), (ONES, ONES), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
@@ -114,16 +114,6 @@ def test_philox_gives_the_published_answers(device):
     inputs = [torch.from_numpy(x).to(device) for x in (counter, key)]
     program(device).launch("known_answers", len(KNOWN), *inputs, out, np.int64(len(KNOWN)))
     assert out.cpu().numpy().tolist() == expected.tolist()
-
-
-def philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox4x32-10 in Python's integers, from the paper."""
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k[0], b & ONES, (a >> 32) ^ c[3] ^ k[1], a & ONES]
-        k = [(k[0] + 0x9E3779B9) & ONES, (k[1] + 0xBB67AE85) & ONES]
-    return c
 
 
 def test_the_python_form_gives_the_published_answers():

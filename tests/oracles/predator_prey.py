@@ -8,20 +8,11 @@ that wait come nearer to their birth, those eaten in this tick begin to wait.
 
 import numpy as np
 
+from oracles.philox import ONES, philox
+
 F = np.float32
-ONES = 2**32 - 1
 MOVES = np.array([[0, 0], [1, 0], [-1, 0], [0, 1], [0, -1]])
 RESET, STEP = 0, 1  # streams
-
-
-def philox(counter, key):
-    """Philox4x32-10 in Python's integers."""
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [(b >> 32) ^ c[1] ^ k[0], b & ONES, (a >> 32) ^ c[3] ^ k[1], a & ONES]
-        k = [(k[0] + 0x9E3779B9) & ONES, (k[1] + 0xBB67AE85) & ONES]
-    return c
 
 
 class PredatorPreyOracle:

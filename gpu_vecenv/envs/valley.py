@@ -1,0 +1,72 @@
+"""What the two mountain cars have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium.spaces import Box
+
+from gpu_vecenv.drawing import BLACK, GOLD, GREY, PALE, Drawing, Line, Polygon, discs
+from gpu_vecenv.env import Env, Field, f32, param
+from gpu_vecenv.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Valley(Env):
+    """A car in a valley, too weak for its hill. No game by itself: a subclass says where the flag is and who drives."""
+
+    min_position: float = param(-1.2, low=-1e6, high=1e6)  # where a wall stops the car
+    max_position: float = param(0.6, low=-1e6, high=1e6)  # which the car does not pass
+    max_speed: float = param(0.07, low=0, high=1e6)  # per tick
+    goal_position: float = param(0.5, low=-1e6, high=1e6)  # of the flag, at or beyond which the episode ends
+    goal_velocity: float = param(0.0, low=-1e6, high=1e6)  # per tick, with which at least the flag must be reached
+    gravity: float = param(0.0025, low=0, high=1e6)  # per tick^2, on the steepest slope
+    start_low: float = param(-0.6, low=-1e6, high=1e6)  # least position at the start
+    start_high: float = param(-0.4, low=-1e6, high=1e6)  # largest position at the start
+
+    state: ClassVar[tuple[Field, ...]] = (
+        Field("position", f32),  # in [min_position, max_position]
+        Field("velocity", f32),  # per tick, in [-max_speed, max_speed]
+    )
+    terminated_means: ClassVar[str] = "the car reached the flag"
+
+    def validate(self) -> None:
+        for low, high in (("min_position", "max_position"), ("start_low", "start_high")):
+            if getattr(self, low) > getattr(self, high):
+                raise ConfigError(
+                    f"{type(self).__name__}.{low} = {getattr(self, low)} exceeds {high} = {getattr(self, high)}"
+                )
+
+    @property
+    def observation_space(self) -> Box:
+        low = np.array([self.min_position, -self.max_speed], np.float32)
+        high = np.array([self.max_position, self.max_speed], np.float32)
+        return Box(low, high, dtype=np.float32)
+
+    def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
+        low, high, goal, car = self.min_position, self.max_position, self.goal_position, float(state["position"])
+        xs = np.linspace(low, high, 200)
+        ground = np.stack([xs, _height(xs)], 1)
+        foot = _height(goal)
+        slope = math.atan(3 * 0.45 * math.cos(3 * car))
+        turn = np.array([[math.cos(slope), math.sin(slope)], [-math.sin(slope), math.cos(slope)]])
+        body = np.array([(-0.06, 0.02), (-0.06, 0.06), (-0.03, 0.08), (0.03, 0.08), (0.06, 0.06), (0.06, 0.02)])
+        wheels = np.array([(-0.035, 0.02), (0.035, 0.02)])
+        place = np.array([car, _height(car)])
+        shapes = [
+            Polygon([*ground, (high, -1), (low, -1)], PALE),
+            Line(ground, 0.008, GREY),
+            Line([(goal, foot), (goal, foot + 0.16)], 0.006, BLACK),
+            Polygon([(goal, foot + 0.16), (goal, foot + 0.1), (goal + 0.08, foot + 0.13)], GOLD),
+            Polygon(body @ turn + place, BLACK),
+            *discs(wheels @ turn + place, 0.02, GREY),
+        ]
+        return Drawing((low - 0.1, high + 0.1, 0, 1.25), shapes, height=400)
+
+
+def _height(x: Any) -> Any:
+    return 0.55 + 0.45 * np.sin(3 * x)
