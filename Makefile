@@ -4,19 +4,25 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN = $(VENV)/bin
-INSTALL = $(BIN)/python gpu_vecenv/install.py --try sb3,supersuit
+INSTALL = $(BIN)/python gpu_vecenv/install.py
+CLIENTS_APART = benchmarl rllib
+CLIENTS = $(filter-out $(CLIENTS_APART),$(patsubst tests/adapters/test_%.py,%,$(wildcard tests/adapters/test_*.py)))
 
 .DEFAULT_GOAL = help
-.PHONY: help train test check gpu bench clean
+.PHONY: help train test test-adapters check gpu bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 
 train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
 	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 $(ARGS)
 
-test: $(VENV)/dev.stamp ## install, then run the tests
+test: $(VENV)/dev.stamp ## install, then run the tests, those of each RL library in processes of its own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
+	for client in $(CLIENTS); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/adapters/test_$$client.py || exit 1; done
+
+test-adapters: $(CLIENTS_APART:%=$(VENV)-%/stamp) ## the same for RL libraries that need an environment of their own
+	for client in $(CLIENTS_APART); do OMP_NUM_THREADS=1 $(VENV)-$$client/bin/python -m pytest $(ARGS) tests/adapters/test_$$client.py || exit 1; done
 
 check: $(VENV)/dev.stamp ## formatting, lint and types
 	$(BIN)/ruff check .
@@ -27,22 +33,28 @@ check: $(VENV)/dev.stamp ## formatting, lint and types
 gpu: $(VENV)/dev.stamp ## the tests that need an NVIDIA GPU; without one this fails
 	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch sees no GPU: ask $(BIN)/gpu-vecenv doctor")'
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+	for client in $(CLIENTS); do $(BIN)/python -m pytest -m gpu tests/adapters/test_$$client.py || exit 1; done
 
 bench: $(VENV)/train.stamp ## throughput of the games, one JSON line per row
 	$(BIN)/python -m gpu_vecenv.bench $(ARGS)
 
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps make an installation happen again only when pyproject.toml changes.
 $(VENV)/train.stamp: pyproject.toml | $(BIN)/python
-	$(INSTALL) --extras train
+	$(INSTALL) --extras train --try sb3,supersuit
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
-	$(INSTALL) --extras dev
+	$(INSTALL) --extras dev --try sb3,supersuit,torchrl,skrl,rsl-rl,rl-games,tianshou
 	@touch $@ $(VENV)/train.stamp
+
+$(VENV)-%/stamp: pyproject.toml
+	$(MAKE) VENV=$(VENV)-$* $(VENV)-$*/bin/python
+	$(VENV)-$*/bin/python gpu_vecenv/install.py --extras render,test,$*
+	@touch $@
 
 $(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) not found: install Python 3.10 or newer, or name one: make PYTHON=..."; exit 1; }

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv
 
 from gpu_vecenv import GymnasiumVectorEnv
+from gpu_vecenv.adapters import checked_rows, needs
+
+with needs("sb3"):
+    from stable_baselines3.common.vec_env import VecEnv
 
 FRAMES = 16  # of these replicas at most get_images shows; SB3 tiles all it is given
 
@@ -55,16 +58,13 @@ class SB3VecEnv(VecEnv):
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="numpy"``.
+        UnsupportedGameError: Roles have actions of their own sizes.
     """
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
-        if not isinstance(env, GymnasiumVectorEnv):
-            raise TypeError(f"env is a {type(env).__name__}; expected a gpu_vecenv.GymnasiumVectorEnv")
-        if env.output != "numpy" or env.autoreset_mode.name != "SAME_STEP":
-            raise ValueError(
-                f'env has output="{env.output}" and {env.autoreset_mode}; expected output="numpy" and "same_step"'
-            )
-        self.env, self.metadata = env, env.metadata
+        # Plain SB3 has no masks, sb3-contrib's MaskablePPO has; which of them will learn is not known here.
+        self.env = checked_rows(env, "Stable-Baselines3", output="numpy", masks=True)
+        self.metadata = env.metadata
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._begin()
 

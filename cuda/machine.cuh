@@ -217,8 +217,8 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         bool last = ends && mode == SAME_STEP;
         bool leaves = false;
         FOR_AGENTS (i) {
-            bool ended = io.terminations[i] || io.truncations[i];
-            leaves |= final_mask[row + i] = last || (rows && mode == SAME_STEP && ended);
+            bool left = rows && mode == SAME_STEP && (io.terminations[i] || io.truncations[i]);
+            leaves |= final_mask[row + i] = last || left;
         }
         leaves = rows && team_any(leaves) && !last;
         begins |= last;
@@ -231,7 +231,6 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             team_sync();
             Observation* seen = (last ? final_obs : obs) + row * OBS_SIZE;
             observe_rows(m, s, io, seen);
-            if (!begins) blank_rows(m, rows, active + row, seen);
             if (!last) break;
             last = false;
         }
@@ -240,6 +239,8 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             FOR_OBS (i, k)
                 if (final_mask[row + i]) final_obs[(row + i) * OBS_SIZE + k] = obs[(row + i) * OBS_SIZE + k];
         }
+        // Who has a final_obs sees the zeros at once, others first their last state.
+        if (!begins) blank_rows(m, rows, mode == SAME_STEP ? m.active : active + row, obs + row * OBS_SIZE);
         report(m, e, active, action_mask);
     }
 }

@@ -5,6 +5,7 @@ from gpu_vecenv.batched_env import BatchedParallelEnv, batched_parallel_env
 from gpu_vecenv.check import check_vector_env
 from gpu_vecenv.data_manager import DataManager
 from gpu_vecenv.env import Env, Field, param
+from gpu_vecenv.episode_log import EpisodeLog
 from gpu_vecenv.function_manager import FunctionManager
 from gpu_vecenv.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.pettingzoo_env import ParallelEnv, aec_env, parallel_env
@@ -18,6 +19,7 @@ __all__ = [
     "BatchedParallelEnv",
     "DataManager",
     "Env",
+    "EpisodeLog",
     "Fault",
     "Field",
     "FunctionManager",

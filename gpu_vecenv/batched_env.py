@@ -41,7 +41,8 @@ class BatchedParallelEnv:
 
     With ``group_by="agent"`` keys are agents (``tagger_0``) and values have the shape ``(num_envs, …)``; with "role"
     keys are roles (``tagger``) and values have ``(num_envs, agents of the role, …)``. Spaces are those of one agent.
-    ``agents`` never shrinks: who plays on differs from replica to replica, ``extras["active"]`` says it.
+    ``agents`` never shrinks: who plays on differs from replica to replica, ``extras["active"]`` says it. A learner that
+    does not look there takes ``rows=True``: each agent then has episodes of its own, see ``VecEnv``.
 
     Args:
         game: A registered name, an Env class or an Env.
@@ -49,6 +50,8 @@ class BatchedParallelEnv:
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         group_by: "agent" or "role".
         autoreset_mode: "same_step" (default, as in Isaac Lab), "next_step" or "disabled"; see ``VecEnv``.
+        rows: Each agent has episodes of its own: where it leaves early it gives its "final_obs", is zeros until its
+            replica ends, and then terminates once more.
         render_mode: "rgb_array" or None.
         max_cycles: PettingZoo's word for the game's ``max_steps``.
         **arguments: Of ``gpu_vecenv.make``.
@@ -65,17 +68,18 @@ class BatchedParallelEnv:
         *,
         group_by: Literal["agent", "role"] = "agent",
         autoreset_mode: AutoresetMode = "same_step",
+        rows: bool = False,
         render_mode: str | None = None,
         max_cycles: int | None = None,
         **arguments: Any,
     ) -> None:
         self._arguments: dict[str, Any] = {"game": game, "num_envs": num_envs, "device": device, "group_by": group_by}
-        self._arguments |= {"autoreset_mode": autoreset_mode, "render_mode": render_mode, "max_cycles": max_cycles}
-        self._arguments |= arguments
+        self._arguments |= {"autoreset_mode": autoreset_mode, "rows": rows, "render_mode": render_mode}
+        self._arguments |= {"max_cycles": max_cycles, **arguments}
         if group_by not in ("agent", "role"):
             raise ValueError(f'group_by is {group_by!r}; expected "agent" or "role"')
         config = limited(arguments, "max_cycles", max_cycles)
-        self.vec_env = make(game, num_envs, device, autoreset_mode=autoreset_mode, rows=False, **config)
+        self.vec_env = make(game, num_envs, device, autoreset_mode=autoreset_mode, rows=rows, **config)
         self.game, self.device, self.num_envs = self.vec_env.game, self.vec_env.device, self.vec_env.num_envs
         self.group_by = group_by
         self.render_mode = checked_render_mode(self.game, render_mode)
@@ -88,6 +92,7 @@ class BatchedParallelEnv:
         self.state_space = joint_space(self.game)
         self._masks = choices(self.game)
         self._check = ActionCheck(self.game, self.vec_env.layout.batch, self.device)
+        self._batch = (self.num_envs, self.game.num_agents)
         self._obs: torch.Tensor | None = None
 
     @property
@@ -164,7 +169,7 @@ class BatchedParallelEnv:
             actions: For every agent (num_envs, *shape of its space), or for every role (num_envs, agents, *shape), on
                 the device, int32 or int64, or float32; a Discrete action may have a last axis of length 1, as
                 DirectMARLEnv has it. They are joined by one copy. Or, without any, the action tensor of ``VecEnv``
-                itself, (num_envs, num_agents[, heads]).
+                itself, (num_envs, num_agents[, heads]), with ``rows`` (num_envs * num_agents[, heads]).
             out: Where to write (``vec_env.slab()``); None allocates.
 
         Returns:
@@ -180,6 +185,7 @@ class BatchedParallelEnv:
         if not isinstance(actions, torch.Tensor):
             self.vec_env.check_ready("step")
             actions = self._joined(actions)
+            actions = actions.flatten(0, 1) if self.vec_env.rows else actions
         self._obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
         return (
             self._own(self._obs),
@@ -198,7 +204,7 @@ class BatchedParallelEnv:
         self.vec_env.check_ready("state")
         if self._obs is None:  # a state_dict has been loaded
             raise ResetNeededError("state before reset: call reset() or step() first")
-        return joint_obs(self.game, self._obs)
+        return joint_obs(self.game, self._by_agent(self._obs))
 
     def sample_actions(self) -> torch.Tensor:
         """Uniform valid actions drawn on the device, one tensor for all agents, see ``VecEnv.sample_actions``."""
@@ -221,9 +227,13 @@ class BatchedParallelEnv:
 
     def _split(self, tensor: torch.Tensor) -> Tensors:
         """Views along the agent axis."""
-        by_role = self.group_by == "role"
+        tensor, by_role = self._by_agent(tensor), self.group_by == "role"
         views = tensor.split(list(self._counts.values()), 1) if by_role else tensor.unbind(1)
         return dict(zip(self._roles, views, strict=True))
+
+    def _by_agent(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the machine's as (num_envs, num_agents, …); a view."""
+        return tensor.unflatten(0, self._batch) if self.vec_env.rows else tensor
 
     def _own(self, obs: torch.Tensor) -> Tensors:
         rows = self._split(obs)
@@ -245,7 +255,8 @@ class BatchedParallelEnv:
 
     def _joined(self, actions: Any) -> torch.Tensor:
         check_keys(actions, self._roles, self._roles)
-        return torch.cat([self._columns(key, role, actions[key]) for key, role in self._roles.items()], 1)
+        columns = [self._columns(key, role, actions[key]) for key, role in self._roles.items()]
+        return columns[0] if len(columns) == 1 else torch.cat(columns, 1)
 
     def _columns(self, key: str, role: str, given: Any) -> torch.Tensor:
         """What one key's agents do, (num_envs, agents of the key[, heads]), heads that their role lacks added."""

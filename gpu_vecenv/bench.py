@@ -1,14 +1,9 @@
-"""Throughput against the memory roofline, one JSON line per row: ``python -m gpu_vecenv.bench --help``."""
+"""Throughput of games, and cost of interfaces, one JSON line per row: ``python -m gpu_vecenv.bench --help``."""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
-import platform
-import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,17 +14,17 @@ import numpy as np
 import torch
 import tyro
 
-from gpu_vecenv._version import __version__
+from gpu_vecenv import bench_interfaces
 from gpu_vecenv.device import resolve_device
-from gpu_vecenv.env import Env, device_folder
+from gpu_vecenv.env import Env
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.measurement import captured, provenance, seconds, wait
 from gpu_vecenv.prologue import machine_fields
 from gpu_vecenv.registry import configure
 from gpu_vecenv.sampler import Sampler
 from gpu_vecenv.vec_env import VecEnv
 
 STEPS_PER_RUN = 20  # ticks timed together; on a GPU one captured graph
-RUNS = 5  # the median counts
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
 SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("tag_gridworld", 2000, {}),
@@ -49,38 +44,19 @@ SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Measure steps of games: fixed random actions ("step"), and sampling from logits plus step ("tick")."""
+    """Measure steps of games: fixed random actions ("step"), and sampling from logits plus step ("tick").
+
+    Or, by --through, what a step costs through interfaces and adapters, the host's work included, beside the machine's.
+    """
 
     game: str | None = None  # a game's name; without it a fixed suite is run
     num_envs: int | None = None  # replicas (with --game); by default 2000
     config: str = "{}"  # the game's configuration as JSON (with --game)
+    through: tuple[str, ...] = ()  # gymnasium, or adapters: sb3, torchrl, … ; measured on games of their own
     device: str | None = None  # cpu, cuda, cuda:1; by default cuda if usable
     driver: str | None = None  # pycuda or cuda_core (CUDA only)
     team: int | None = None  # lanes per replica (CUDA only)
     json: Path | None = None  # where to write the rows as well
-
-
-def time_per_step(run: Callable[[], None], device: torch.device, *, graph: bool = True) -> float:
-    """Median seconds of one tick; ``run`` does STEPS_PER_RUN of them. On a GPU it becomes a graph, if so wanted."""
-    if device.type == "cuda" and graph:
-        run()
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            run()
-        run = captured.replay
-    run()
-    seconds = []
-    for _ in range(RUNS):
-        wait(device)
-        start, repeats = time.perf_counter(), 0
-        while repeats < 3 or time.perf_counter() - start < 0.05:
-            run()
-            repeats += 1
-            if device.type == "cuda" and repeats % 20 == 0:
-                wait(device)
-        wait(device)
-        seconds.append((time.perf_counter() - start) / repeats / STEPS_PER_RUN)
-    return statistics.median(seconds)
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -92,7 +68,7 @@ def copy_bandwidth(device: torch.device) -> float:
         for _ in range(STEPS_PER_RUN):
             target.copy_(source)
 
-    return 2 * source.nbytes / time_per_step(run, device, graph=False)
+    return 2 * source.nbytes * STEPS_PER_RUN / seconds(run, device)
 
 
 def bytes_per_env_step(game: Env) -> int:
@@ -130,7 +106,7 @@ def measure(
         for action in actions:
             env.step(action, out=slab)
 
-    row |= _rates("step", time_per_step(step, device), game, num_envs, bandwidth)
+    row |= _rates("step", _per_step(step, device), game, num_envs, bandwidth)
     if not game.action.continuous:
         sampler = Sampler(env)
         logits = torch.zeros((num_envs, game.num_agents, sampler.num_logits), device=device)
@@ -140,7 +116,7 @@ def measure(
             for _ in range(STEPS_PER_RUN):
                 env.step(sampler.sample(logits, out=sample).actions, out=slab)
 
-        row |= _rates("tick", time_per_step(tick, device), game, num_envs, bandwidth)
+        row |= _rates("tick", _per_step(tick, device), game, num_envs, bandwidth)
     if device.type == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     row["faults"] = int(env.faults().count_nonzero())
@@ -148,51 +124,42 @@ def measure(
     return row
 
 
-def _rates(stage: str, seconds: float, game: Env, num_envs: int, bandwidth: float) -> dict[str, Any]:
+def _per_step(run: Callable[[], None], device: torch.device) -> float:
+    return seconds(captured(run, device), device) / STEPS_PER_RUN
+
+
+def _rates(stage: str, duration: float, game: Env, num_envs: int, bandwidth: float) -> dict[str, Any]:
     moved = num_envs * bytes_per_env_step(game)
     return {
-        f"{stage}_us": round(seconds * 1e6, 2),
-        f"{stage}_env_steps_per_s": round(num_envs / seconds),
-        f"{stage}_agent_steps_per_s": round(num_envs * game.num_agents / seconds),
+        f"{stage}_us": round(duration * 1e6, 2),
+        f"{stage}_env_steps_per_s": round(num_envs / duration),
+        f"{stage}_agent_steps_per_s": round(num_envs * game.num_agents / duration),
         f"{stage}_bytes": moved,
-        f"{stage}_share_of_copy_bandwidth": round(moved / seconds / bandwidth, 4),
-    }
-
-
-def wait(device: torch.device) -> None:
-    """For all that a GPU has been given to do."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def provenance(device: torch.device) -> dict[str, Any]:
-    """What a figure needs beside it: commit, hash of the device text, device, versions.
-
-    Where the tree is no git checkout, $GPU_VECENV_COMMIT names the commit.
-    """
-    text = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(device_folder().glob("*.cu*"))))
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "gpu_vecenv": __version__,
-        "commit": described or os.environ.get("GPU_VECENV_COMMIT"),
-        "device_text_sha256": text.hexdigest(),
-        "device": name,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
+        f"{stage}_share_of_copy_bandwidth": round(moved / duration / bandwidth, 4),
     }
 
 
 def run(config: BenchConfig) -> dict[str, Any]:
     """Measure, print one JSON line per row, and return what was measured."""
     device = resolve_device(config.device)
+    results = _through(config, device) if config.through else _games(config, device)
+    print(json.dumps({key: value for key, value in results.items() if key != "rows"}))
+    if config.json:
+        config.json.write_text(json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def _through(config: BenchConfig, device: torch.device) -> dict[str, Any]:
+    if (config.game, config.num_envs, config.config, config.driver, config.team) != (None, None, "{}", None, None):
+        raise ConfigError("through measures its own games; expected no game, num_envs, config, driver and team")
+    bench_interfaces.check_known(config.through)
+    results = {**provenance(device), "rows": []}
+    for name in config.through:
+        results["rows"] += bench_interfaces.measure(name, device)
+    return results
+
+
+def _games(config: BenchConfig, device: torch.device) -> dict[str, Any]:
     if config.game is None and (config.config != "{}" or config.num_envs is not None):
         raise ConfigError("num_envs and config belong to one game; expected game as well")
     settings = json.loads(config.config)
@@ -208,9 +175,6 @@ def run(config: BenchConfig) -> dict[str, Any]:
         row = measure(game, num_envs, device, bandwidth, config.driver, config.team)
         print(json.dumps(row), flush=True)
         results["rows"].append(row)
-    print(json.dumps({key: value for key, value in results.items() if key != "rows"}))
-    if config.json:
-        config.json.write_text(json.dumps(results, indent=1) + "\n")
     return results
 
 

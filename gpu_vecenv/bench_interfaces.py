@@ -1,83 +1,190 @@
-"""What the interfaces cost on the host: Gymnasium's step beside the bare launch, SB3's beside a naive adapter."""
+"""What a step costs through an interface or an adapter, host included, beside the machine's own step."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
 import json
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 
-from gpu_vecenv.bench import provenance, wait
-from gpu_vecenv.device import resolve_device
+from gpu_vecenv.batched_env import BatchedParallelEnv
+from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.gymnasium_env import GymnasiumVectorEnv
+from gpu_vecenv.measurement import seconds
+from gpu_vecenv.registry import make
 
-RUNS = 7  # the least counts
-# game, replicas, configuration: 4,096 and 65,536 rows
-SIZES: tuple[tuple[str, int, dict[str, Any]], ...] = (
+Games = tuple[tuple[str, int, dict[str, Any]], ...]
+Prepare = Callable[[Any, list[torch.Tensor]], Callable[[], Any]]  # env, actions of rows -> what is measured
+ACTIONS = 16  # ticks' worth, drawn beforehand and taken in turn
+# 4,096 and 65,536 rows: game, replicas, configuration
+DISCRETE: Games = (
     ("cartpole", 4096, {}),
     ("cartpole", 65_536, {}),
     ("tag_gridworld", 1024, {"num_taggers": 3}),
     ("tag_gridworld", 16_384, {"num_taggers": 3}),
 )
+FEW: Games = (("cartpole", 64, {}), ("tag_gridworld", 64, {"num_taggers": 3}))  # an object for each replica
+CONTINUOUS: Games = (
+    ("pendulum", 4096, {}),
+    ("pendulum", 65_536, {}),
+    ("simple_spread", 1024, {"num_agents": 4, "continuous_actions": True}),
+    ("simple_spread", 16_384, {"num_agents": 4, "continuous_actions": True}),
+)
 
 
-@dataclass(frozen=True)
-class InterfaceBenchConfig:
-    """Measure what a step costs through an interface, host included, eagerly."""
-
-    through: tuple[Literal["gymnasium", "sb3"], ...] = ("gymnasium", "sb3")  # interfaces
-    device: str | None = None  # cpu, cuda, cuda:1; by default cuda if usable
-    json: Path | None = None  # where to write the rows as well
+def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
+    """A row for each size; every one is printed as JSON when it is there."""
+    games, prepare = INTERFACES[name]
+    rows = []
+    for game, num_envs, config in games:
+        machine = make(game, num_envs, device, rows=True, **config)
+        machine.reset(seed=1)
+        actions = []
+        for _ in range(ACTIONS):
+            actions.append(machine.sample_actions())
+            machine.step(actions[-1])
+        given, slab = itertools.cycle(actions), machine.slab()
+        step_us = microseconds(lambda: machine.step(next(given)), device)  # noqa: B023
+        machine.step(actions[0], out=slab)  # the launch alone goes on writing into this slab
+        launch_us = microseconds(machine.repeat_step, device)
+        machine.close()
+        env = _made(name, game, num_envs, device, config)
+        through_us = microseconds(prepare(env, actions), device)
+        row = {"through": name, "game": game, "num_envs": num_envs, "config": config, "through_us": through_us}
+        row |= {"vec_env_step_us": step_us, "launch_us": launch_us, "overhead_us": round(through_us - step_us, 2)}
+        if name == "sb3":
+            row |= _naive(game, num_envs, device, config, actions)
+        print(json.dumps(row), flush=True)
+        rows.append(row)
+    return rows
 
 
 def microseconds(step: Callable[[], Any], device: torch.device) -> float:
-    """Least wall time of one call over some runs; the device is waited for at the end of each run.
-
-    The least, not the median: what is measured is work on the host, to which other processes only add.
-    """
+    """Least wall time of one call."""
     for _ in range(20):
         step()
-    times = []
-    for _ in range(RUNS):
-        wait(device)
-        start, calls = time.perf_counter(), 0
-        while calls < 20 or time.perf_counter() - start < 0.2:
-            step()
-            calls += 1
-        wait(device)
-        times.append((time.perf_counter() - start) / calls * 1e6)
-    return round(min(times), 2)
+    return round(seconds(step, device, of=min) * 1e6, 2)
 
 
-def through_gymnasium(game: str, num_envs: int, device: torch.device, config: dict[str, Any]) -> dict[str, Any]:
-    """``VectorEnv.step`` and ``VecEnv.step`` beside the launch of the same kernel alone."""
+def check_known(names: tuple[str, ...]) -> None:
+    """Raise ConfigError unless all are interfaces that can be measured."""
+    for name in names:
+        if name not in INTERFACES:
+            raise ConfigError(f"through is {name!r}; {nearest(name, INTERFACES)}")
+
+
+def _made(name: str, game: str, num_envs: int, device: torch.device, config: dict[str, Any]) -> Any:
+    if name == "gymnasium":
+        return GymnasiumVectorEnv(game, num_envs, device, **config)
+    if name == "batched":
+        return BatchedParallelEnv(game, num_envs, device, **config)
+    return importlib.import_module(f"gpu_vecenv.adapters.{name}").make(game, num_envs, device, **config)
+
+
+def _rows(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """Tensors of rows."""
+    env.reset()
+    given = itertools.cycle(actions)
+    return lambda: env.step(next(given))
+
+
+def _columns(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """A dictionary of agents; every Discrete action with a last axis of length 1."""
+    env.reset()
+    agents = list(env.possible_agents)
+    return _rows(env, [_split(action, agents) for action in actions])
+
+
+def _split(action: torch.Tensor, agents: list[str]) -> Any:
+    parts = action.unflatten(0, (-1, len(agents))).unbind(1)
+    return {agent: part if part.dim() > 1 else part[:, None] for agent, part in zip(agents, parts, strict=True)}
+
+
+def _skrl(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    if getattr(env, "num_agents", 1) > 1:
+        return _columns(env, actions)
+    return _rows(env, [action if action.dim() > 1 else action[:, None] for action in actions])
+
+
+def _arrays(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """NumPy rows; what is told of rows that are done is looked at, as the libraries do."""
+    env.reset()
+    given = itertools.cycle([action.cpu().numpy() for action in actions])
+
+    def step() -> None:
+        _, _, dones, infos = env.step(next(given))
+        for row in np.flatnonzero(dones):
+            infos[row]
+
+    return step
+
+
+def _numpy_view(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    env.reset()
+    given = itertools.cycle([action.cpu().numpy() for action in actions])
+    return lambda: env.step(next(given))
+
+
+def _tianshou(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """With the reset of the rows that are done, which its collector asks for."""
+    env.reset()
+    given = itertools.cycle([action.cpu().numpy() for action in actions])
+
+    def step() -> None:
+        _, _, terminated, truncated, _ = env.step(next(given))
+        done = np.flatnonzero(terminated | truncated)
+        if len(done):
+            env.reset(done)
+
+    return step
+
+
+def _torchrl(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """With the partial reset, as its collectors step."""
+    data = env.reset()
+    counts = [len(agents) for agents in env.group_map.values()]
+    parts = [action.unflatten(0, (-1, sum(counts))).split(counts, 1) for action in actions]
+    given = itertools.cycle([dict(zip(env.group_map, part, strict=True)) for part in parts])
+
+    def step() -> None:
+        nonlocal data
+        for group, action in next(given).items():
+            data[group, "action"] = action
+        _, data = env.step_and_maybe_reset(data)
+
+    return step
+
+
+INTERFACES: dict[str, tuple[Games, Prepare]] = {
+    "gymnasium": (DISCRETE, _rows),
+    "batched": (DISCRETE, _columns),
+    "sb3": (DISCRETE, _arrays),
+    "torchrl": (DISCRETE, _torchrl),
+    "benchmarl": (DISCRETE, _torchrl),
+    "skrl": (DISCRETE, _skrl),
+    "rsl_rl": (CONTINUOUS, _rows),
+    "rl_games": (DISCRETE, _rows),
+    "tianshou": (DISCRETE, _tianshou),
+    "rllib": (DISCRETE, _numpy_view),
+    "cleanrl": (CONTINUOUS, _rows),
+    "supersuit": (FEW, _numpy_view),
+}
+
+
+def _naive(
+    game: str, num_envs: int, device: torch.device, config: dict[str, Any], actions: list[torch.Tensor]
+) -> dict[str, Any]:
+    """What SB3's adapter is to be compared with: four ``.cpu()`` calls and a dictionary for every row."""
     env = GymnasiumVectorEnv(game, num_envs, device, **config)
     env.reset(seed=1)
-    actions, slab = env.sample_actions(), env.vec_env.slab()
-    view = microseconds(lambda: env.step(actions), device)
-    machine = microseconds(lambda: env.vec_env.step(actions), device)
-    env.vec_env.step(actions, out=slab)  # the launch alone goes on writing into this slab
-    launch = microseconds(env.vec_env.repeat_step, device)
-    return {"step_us": view, "vec_env_step_us": machine, "launch_us": launch, "overhead_us": round(view - launch, 2)}
-
-
-def through_sb3(game: str, num_envs: int, device: torch.device, config: dict[str, Any]) -> dict[str, Any]:
-    """The adapter's step beside four ``.cpu()`` calls, with and without what SB3 demands beside the arrays."""
-    adapter = importlib.import_module("gpu_vecenv.adapters.sb3").make(game, num_envs, device, **config)
-    adapter.reset()
-    env = GymnasiumVectorEnv(game, num_envs, device, **config)
-    env.reset(seed=1)
-    actions = itertools.cycle([env.action_space.sample() for _ in range(16)])
+    given = itertools.cycle([action.cpu().numpy() for action in actions])
 
     def four_copies() -> tuple[list[np.ndarray[Any, Any]], dict[str, Any]]:
-        *outputs, info = env.step(torch.from_numpy(next(actions)).to(device))
+        *outputs, info = env.step(torch.from_numpy(next(given)).to(device))
         return [tensor.cpu().numpy() for tensor in outputs], info
 
     def naive() -> None:
@@ -89,43 +196,9 @@ def through_sb3(game: str, num_envs: int, device: torch.device, config: dict[str
             assert final is not None
             infos[row] = {"terminal_observation": final[row], "TimeLimit.truncated": truncations[row]}
 
-    def adapted_and_read() -> None:
-        _, _, dones, infos = adapter.step(next(actions))
-        for row in np.flatnonzero(dones):
-            infos[row]
-
     face = GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config)
-    face.reset(seed=1)
-    row: dict[str, float] = {
+    return {
         "naive_us": microseconds(naive, device),
-        "adapter_us": microseconds(lambda: adapter.step(next(actions)), device),
-        "adapter_and_infos_us": microseconds(adapted_and_read, device),
         "four_copies_us": microseconds(four_copies, device),
-        "numpy_face_us": microseconds(lambda: face.step(next(actions)), device),
+        "numpy_face_us": microseconds(_numpy_view(face, actions), device),
     }
-    for name, plain in (("adapter", "naive"), ("adapter_and_infos", "naive"), ("numpy_face", "four_copies")):
-        row[f"{name}_times_faster"] = round(row[f"{plain}_us"] / row[f"{name}_us"], 2)
-    return row
-
-
-def run(config: InterfaceBenchConfig) -> dict[str, Any]:
-    """Measure, print one JSON line per row, and return what was measured."""
-    device = resolve_device(config.device)
-    measured = {"gymnasium": through_gymnasium, "sb3": through_sb3}
-    rows: list[dict[str, Any]] = []
-    results = {**provenance(device), "rows": rows}
-    for interface in config.through:
-        for game, num_envs, settings in SIZES:
-            row = {"through": interface, "game": game, "num_envs": num_envs, "config": settings}
-            row |= measured[interface](game, num_envs, device, settings)
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-    if config.json:
-        config.json.write_text(json.dumps(results, indent=1) + "\n")
-    return results
-
-
-if __name__ == "__main__":
-    import tyro
-
-    run(tyro.cli(InterfaceBenchConfig, prog="python -m gpu_vecenv.bench_interfaces"))

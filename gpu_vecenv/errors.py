@@ -20,6 +20,10 @@ class UnknownGameError(gymnasium.error.NameNotFound, ValueError):
     """No registered game has this name."""
 
 
+class UnsupportedGameError(ConfigError):
+    """Another library has no word for what this game does; the message names adapters that do."""
+
+
 class CapacityError(ValueError):
     """What was asked for does not fit in memory; the message names the bytes and a size that fits."""
 

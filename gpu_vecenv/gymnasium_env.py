@@ -172,8 +172,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let go of all memory."""
-        self.vec_env.close()
-        self._host = self._seen = None
+        if hasattr(self, "vec_env"):  # Gymnasium closes what a constructor has refused, too
+            self.vec_env.close()
+            self._host = self._seen = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return made, (type(self), self._arguments), {"spec": self.spec}

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import gymnasium.wrappers.vector
 import numpy as np
 import torch
 from gymnasium import Space
@@ -68,9 +69,11 @@ class TensorWrapper(_Wrapper):
         obs, info = self.env.reset(seed=seed, options=options)
         name = type(self).__name__
         if not isinstance(obs, Tensor):
+            places = (gymnasium.wrappers.vector, gymnasium.wrappers)
+            theirs = next((f"{place.__name__}.{name}" for place in places if hasattr(place, name)), None)
+            advice = f". For environments that return NumPy arrays there is {theirs}" if theirs else ""
             raise TypeError(
-                f"{name}: reset returned observations of type {type(obs).__name__}; expected a torch tensor. "
-                f"For environments that return NumPy arrays there is gymnasium.wrappers.vector.{name}"
+                f"{name}: reset returned observations of type {type(obs).__name__}; expected a torch tensor{advice}"
             )
         if not isinstance(info, dict):
             raise TypeError(

@@ -1,5 +1,6 @@
 """Torch twins of those of Gymnasium's vector wrappers that fail on tensors, or take them off the device.
 
+Those that remember rows, and more for images and agents, stand in modules beside this one and are imported from here.
 Each has the name, the arguments and the meaning of its namesake in ``gymnasium.wrappers.vector``, 1.4; differences are
 told in its docstring. All work in the three autoreset modes, compute where ``reset`` returned the observations, never
 wait for the device in ``step``, and write into no tensor of the environment's. They serve every
@@ -31,6 +32,10 @@ from torch import Tensor
 
 from gpu_vecenv.arguments import count
 from gpu_vecenv.running_statistics import LatestEpisodes, RunningMeanStd
+from gpu_vecenv.stateful_wrappers import DelayObservation as DelayObservation
+from gpu_vecenv.stateful_wrappers import FrameStackObservation as FrameStackObservation
+from gpu_vecenv.stateful_wrappers import MaxObservation as MaxObservation
+from gpu_vecenv.stateful_wrappers import StickyAction as StickyAction
 from gpu_vecenv.tensor_wrapper import (
     ActionWrapper,
     Bound,
@@ -43,6 +48,9 @@ from gpu_vecenv.tensor_wrapper import (
     TensorEnv,
     TensorWrapper,
 )
+from gpu_vecenv.transform_wrappers import AgentIndicator as AgentIndicator
+from gpu_vecenv.transform_wrappers import GrayscaleObservation as GrayscaleObservation
+from gpu_vecenv.transform_wrappers import ResizeObservation as ResizeObservation
 
 
 class TransformObservation(ObservationWrapper):
@@ -186,12 +194,16 @@ class RescaleAction(ActionWrapper):
         box = self._affine("action", env.single_action_space, min_action, max_action)
         if np.any(box.low == box.high):
             raise InvalidBound(f"min_action is {min_action}, max_action {max_action}; expected min_action < max_action")
+        inner = self._box("action", env.single_action_space)
+        bounds = [torch.tensor(bound) for bound in (box.low, box.high, inner.low, inner.high)]
+        self._constants = [*self._constants, *bounds]
         self.single_action_space = box
 
     def actions(self, actions: Tensor) -> Tensor:
-        """Moved."""
-        scale, offset = self._constants
-        return (actions - offset) / scale
+        """Moved. What fits still fits: in Gymnasium's, rounding may carry it out of the environment's Box."""
+        scale, offset, least, most, low, high = self._constants
+        moved = (actions - offset) / scale
+        return torch.where((actions >= least) & (actions <= most), moved.clamp(low, high), moved)
 
 
 class ClipReward(TensorWrapper):

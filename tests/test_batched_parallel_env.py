@@ -1,7 +1,6 @@
 """Dictionaries of replicas: they are VecEnv's tensors, looked at agent by agent or role by role."""
 
 import copy
-import importlib.util
 import pickle
 
 import numpy as np
@@ -15,6 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_vecenv
+from gpu_vecenv.agents import joint_obs
 from gpu_vecenv.batched_env import BatchedParallelEnv, batched_parallel_env
 from gpu_vecenv.errors import (
     AgentKeyError,
@@ -140,6 +140,37 @@ def test_every_value_is_a_view_of_what_the_machine_wrote(game, config, mode, gro
     assert env.vec_env.faults().tolist() == twin.faults().tolist() == [0] * 5
 
 
+@pytest.mark.parametrize("group_by", GROUPS)
+@each(EVERY)
+def test_with_rows_values_are_views_of_the_rows(game, config, group_by, device):
+    env = batched_parallel_env(game, 5, device, group_by=group_by, rows=True, **config)
+    twin = gpu_vecenv.make(game, 5, device, rows=True, **config)
+    where, layout, batch = places(env.game, group_by), env.game.observation, (5, env.game.num_agents)
+    obs, _ = env.reset(seed=6)
+    expected, _ = twin.reset(seed=6)
+    left_early = 0
+    for tick in range(30):
+        for key, (role, agents) in where.items():
+            assert same_bits(obs[key], expected.unflatten(0, batch)[:, agents][(..., *layout.own(role))])
+        actions = twin.sample_actions()
+        given = actions if tick % 2 else own_actions(env.game, actions.unflatten(0, batch), group_by)
+        slab = env.vec_env.slab()
+        obs, *outputs, extras = env.step(given, out=slab)
+        expected, *results, info = twin.step(actions)
+        written = [slab.rewards, slab.terminations, slab.truncations]
+        for values, tensor, result in zip(outputs, written, results, strict=True):
+            assert all(is_view(values[key], tensor.unflatten(0, batch), agents) for key, (_, agents) in where.items())
+            assert same_bits(tensor, result)
+        for key, (role, agents) in where.items():
+            assert is_view(extras["final_obs"][key], slab.final_obs.unflatten(0, batch), agents, layout.own(role))
+        assert same_bits(slab.final_obs[slab.final_mask], info["final_obs"][info["_final_obs"]])
+        over = info["_final_obs"].unflatten(0, batch)
+        left_early += int((over.any(1) != over.all(1)).sum())
+        assert same_bits(env.state(), joint_obs(env.game, expected.unflatten(0, batch)))
+    assert left_early or game not in (Crew, Scouts, "tag_continuous") or config.get("num_scouts") == 0
+    assert env.vec_env.faults().tolist() == [0] * 5
+
+
 def test_values_have_the_shapes_of_directmarlenv(device):
     env = batched_parallel_env(Scouts, 4, device)
     obs, extras = env.reset(seed=1)
@@ -213,7 +244,8 @@ def test_a_step_copies_nothing_but_a_dictionary_of_actions_once(game, config, gr
         actions = own_actions(env.game, whole, group_by) if taken_apart else whole
         with Recorded() as recorded:
             env.step(actions)
-        assert recorded.views and recorded.others == ["cat"] * taken_apart
+        joined = taken_apart and len(env.agents) > 1
+        assert recorded.views and recorded.others == ["cat"] * joined
 
 
 def test_heads_that_a_role_lacks_are_added(device):
@@ -404,8 +436,8 @@ def test_wrong_arguments_are_refused():
         batched_parallel_env("tag_gridworld", 0, "cpu")
     with pytest.raises(ConfigError, match="max_cycles is 3 and max_steps is 4"):
         batched_parallel_env("tag_gridworld", 3, "cpu", max_cycles=3, max_steps=4)
-    with pytest.raises(TypeError, match="rows"):
-        batched_parallel_env("tag_gridworld", 3, "cpu", rows=True)
+    with pytest.raises(TypeError, match="rows is 1"):
+        batched_parallel_env("tag_gridworld", 3, "cpu", rows=1)
     with pytest.raises(UnsupportedMode, match="render_mode is 'nothing'"):
         batched_parallel_env("tag_gridworld", 3, "cpu", render_mode="nothing")
 
@@ -419,27 +451,3 @@ def test_a_copy_is_made_with_the_same_arguments(copied, device):
     assert (twin.game, twin.group_by, twin.vec_env.autoreset_mode) == (env.game, "role", "next_step")
     for ours, theirs in ((env.reset(seed=5), twin.reset(seed=5)), (env.step(env.sample_actions()),) * 2):
         assert all(same_bits(ours[0][key], theirs[0][key]) for key in ours[0])
-
-
-# ---------------------------------------------------------------------- skrl
-
-
-@pytest.mark.skipif(importlib.util.find_spec("skrl") is None, reason="skrl is not installed")
-@pytest.mark.parametrize("game", ["tag_gridworld", "tag_continuous", "simple_tag"])
-def test_skrls_wrapper_for_isaac_lab_takes_it(game, device):
-    from skrl.envs.wrappers.torch import wrap_env
-
-    env, twin = (batched_parallel_env(game, 4, device, **SMALL.get(game, {})) for _ in range(2))
-    wrapped = wrap_env(env, wrapper="isaaclab-multi-agent", verbose=False)
-    assert wrapped.device == env.device and wrapped.num_envs == 4 and wrapped.possible_agents == env.agents
-    assert wrapped.state_space(env.agents[0]) is env.state_space
-    wrapped.reset()
-    twin.reset(seed=env.vec_env.seed)
-    for _ in range(5):
-        whole = twin.sample_actions()
-        actions = {key: part.reshape(4, -1) for key, part in own_actions(env.game, whole, "agent").items()}
-        obs, rewards, *_ = wrapped.step(actions)
-        expected, expected_rewards, *_ = twin.step(whole)
-        for key in env.agents:
-            assert same_bits(obs[key], expected[key]) and same_bits(rewards[key][:, 0], expected_rewards[key])
-        assert same_bits(wrapped.state()[env.agents[0]], twin.state())

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import gpu_vecenv
+import gpu_vecenv.adapters
+from gpu_vecenv import bench, bench_interfaces
+from gpu_vecenv.errors import ConfigError
 
 TOP = {"gpu_vecenv", "commit", "device_text_sha256", "device", "torch", "cuda", "python", "copy_bytes_per_s", "rows"}
 STAGE = {"us", "env_steps_per_s", "agent_steps_per_s", "bytes", "share_of_copy_bandwidth"}
@@ -15,15 +17,10 @@ ROW = {"game", "num_envs", "num_agents", "config", "first_step_s", "faults"}
 ROW |= {f"{stage}_{figure}" for stage in ("step", "tick") for figure in STAGE}
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def run_bench(folder, *arguments):
     """What one run printed and what it wrote."""
-    folder = tmp_path_factory.mktemp("bench")
     done = subprocess.run(
-        [
-            *[sys.executable, "-m", "gpu_vecenv.bench", "--game", "tag_gridworld", "--num-envs", "64"],
-            *["--device", "cpu", "--config", '{"num_taggers": 6}', "--json", "rows.json"],
-        ],
+        [sys.executable, "-m", "gpu_vecenv.bench", "--device", "cpu", "--json", "rows.json", *arguments],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -31,6 +28,12 @@ def measured(tmp_path_factory):
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout, json.loads((folder / "rows.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    settings = ["--game", "tag_gridworld", "--num-envs", "64", "--config", '{"num_taggers": 6}']
+    return run_bench(tmp_path_factory.mktemp("bench"), *settings)
 
 
 def test_one_json_line_per_row_is_printed_and_the_same_is_written(measured):
@@ -75,3 +78,38 @@ def test_the_bytes_of_a_step_are_those_of_state_and_outputs(measured):
     obs, reward, flags, action = (4 * agents + 1) * 4, 4, 4, 4
     expected = 64 * (2 * (state + machine) + agents * (obs + reward + flags + action))
     assert row["step_bytes"] == row["tick_bytes"] == expected
+
+
+def test_interfaces_are_measured_beside_the_machine(tmp_path):
+    printed, written = run_bench(tmp_path, "--through", "gymnasium")
+    *rows, rest = map(json.loads, printed.splitlines())
+    assert rows == written["rows"] and set(rest) == TOP - {"copy_bytes_per_s", "rows"}
+    assert [(row["game"], row["num_envs"]) for row in rows] == [
+        ("cartpole", 4096),
+        ("cartpole", 65_536),
+        ("tag_gridworld", 1024),
+        ("tag_gridworld", 16_384),
+    ]
+    for row in rows:
+        assert row["through"] == "gymnasium" and row["launch_us"] > 0
+        # Both are rounded to 0.01.
+        assert row["overhead_us"] == pytest.approx(row["through_us"] - row["vec_env_step_us"], abs=0.011)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"through": ("gymnasum",)}, r"through is 'gymnasum'; nearest: gymnasium"),
+        ({"through": ("gymnasium",), "game": "cartpole"}, "through measures its own games; expected no game"),
+        ({"through": ("gymnasium",), "num_envs": 5}, "through measures its own games"),
+        ({"num_envs": 5}, "num_envs and config belong to one game"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        bench.run(bench.BenchConfig(device="cpu", **given))
+
+
+def test_every_adapter_can_be_measured():
+    adapters = {path.stem for path in Path(gpu_vecenv.adapters.__file__).parent.glob("*.py")}
+    assert set(bench_interfaces.INTERFACES) == adapters - {"__init__"} | {"gymnasium", "batched"}

@@ -2,8 +2,10 @@
 
 import builtins
 import copy
+import gc
 import pickle
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -95,6 +97,15 @@ def test_other_words_and_modes_reach_the_machine():
         GymnasiumVectorEnv("tag_gridworld", 2, "cpu", autoreset_mode="sometimes")
     with pytest.raises(ValueError, match="output"):
         GymnasiumVectorEnv("tag_gridworld", 2, "cpu", output="jax")
+
+
+def test_what_the_constructor_refuses_is_closed_without_a_word(monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    with pytest.raises(ValueError, match="num_envs is 0"):
+        GymnasiumVectorEnv("cartpole", 0, "cpu")
+    gc.collect()
+    assert not unraisable
 
 
 def test_ids_are_refused_with_near_names():

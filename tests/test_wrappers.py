@@ -8,13 +8,16 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.error import InvalidBound
+from games.painter import Painter
+from games.script import Script
+from gymnasium.error import InvalidBound, InvalidProbability
 from gymnasium.spaces import Box, Dict
 from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import vector as theirs
 from gymnasium.wrappers.utils import RunningMeanStd as TheirRunningMeanStd
 
+from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv import wrappers as ours
 from gpu_vecenv.errors import ResetNeededError
 from gpu_vecenv.running_statistics import LatestEpisodes, RunningMeanStd
@@ -221,6 +224,8 @@ OBSERVATION_WRAPPERS = {
     "rescale by arrays": (ours.RescaleObservation, {"min_obs": BOUNDS[0], "max_obs": BOUNDS[1]}, {}),
     "double": (ours.DtypeObservation, {"dtype": np.float64}, {}),
     "half": (ours.DtypeObservation, {"dtype": np.float16}, {}),
+    "grey image": (ours.GrayscaleObservation, {}, IMAGE),
+    "grey image with channel": (ours.GrayscaleObservation, {"keep_dim": True}, IMAGE),
     "float image": (ours.DtypeObservation, {"dtype": np.float32}, IMAGE),
     "transform": (ours.TransformObservation, {"func": doubled, "single_observation_space": Box(-8, 24, (3,))}, {}),
     "transform image": (
@@ -241,7 +246,19 @@ WRAPPERS = {
     "rescale action": (ours.RescaleAction, {"min_action": -2.0, "max_action": 2.0}, {}),
     "list": (ours.DictInfoToList, {}, {"tells": True}),
 }
-every_wrapper = pytest.mark.parametrize(("wrapper", "arguments", "toy"), WRAPPERS.values(), ids=WRAPPERS)
+STICKY = (ours.StickyAction, {"repeat_action_probability": 0.4, "repeat_action_duration": (1, 3)}, {})
+MORE = {  # Gymnasium has them for single environments only, or not at all; or needs OpenCV
+    "stack": (ours.FrameStackObservation, {"stack_size": 3}, {}),
+    "stack images": (ours.FrameStackObservation, {"stack_size": 2, "padding_type": "zero"}, IMAGE),
+    "delay": (ours.DelayObservation, {"delay": 2}, {}),
+    "max": (ours.MaxObservation, {"memory": 2}, {}),
+    "small image": (ours.ResizeObservation, {"shape": (3, 2)}, IMAGE),
+    "sticky": STICKY,
+}
+every_twin = pytest.mark.parametrize(("wrapper", "arguments", "toy"), WRAPPERS.values(), ids=WRAPPERS)
+every_wrapper = pytest.mark.parametrize(
+    ("wrapper", "arguments", "toy"), (WRAPPERS | MORE).values(), ids=WRAPPERS | MORE
+)
 every_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
 
 
@@ -252,7 +269,7 @@ def twin(wrapper):
 # ---------------------------------------------------------------------- why there are twins
 
 
-@every_wrapper
+@every_twin
 def test_gymnasiums_wrapper_does_not_serve_tensors_in_some_mode(wrapper, arguments, toy):
     toy = {"tells": True, **toy}
     for mode in MODES:
@@ -395,6 +412,24 @@ def test_an_action_wrapper_gives_gymnasiums_bits(wrapper, arguments):
         if toy.given is not None:
             assert toy.given.numpy().tobytes() == other.given.numpy().tobytes()
             assert not torch.equal(toy.given, actions_of(toy.number - 1))
+
+
+def test_rescaled_actions_that_fit_still_fit():
+    """The machine refuses what is outside by a single rounding. What does not fit stays outside: nothing is clipped."""
+    generator, outside = np.random.default_rng(0), 0
+    for _ in range(200):
+        toy = Toy(SAME)
+        box = toy.single_action_space
+        env = ours.RescaleAction(toy, -generator.uniform(0.1, 5), generator.uniform(0.1, 5))
+        env.reset()
+        least, most = (torch.tensor(bound) for bound in (env.single_action_space.low, env.single_action_space.high))
+        env.step(torch.stack([least, most, least.nextafter(most), most.nextafter(least), (least + most) / 2]))
+        assert all(box.contains(action) for action in toy.given.numpy())
+        _, offset, *_ = env._constants
+        outside += any(not box.contains((a - offset).div(env._constants[0]).numpy()) for a in (least, most))
+        env.step(torch.stack([least - 1, most + 1, least - 1, most + 1, most + 1]))
+        assert not any(box.contains(action) for action in toy.given.numpy())
+    assert outside > 10, "by itself the formula leaves the Box"
 
 
 @compares
@@ -634,6 +669,344 @@ def test_live_flags_of_an_environment_do_no_harm():
     assert list(env.length_queue) == [length for *_, length in episodes_of(NEXT)]
 
 
+# ---------------------------------------------------------------------- what rows remember, row by row
+
+
+class Fed(gymnasium.Env):
+    """A single environment that shows what it is told to, for wrappers of single environments."""
+
+    action_space = Box(-np.inf, np.inf, (HEADS,))
+
+    def __init__(self, space):
+        self.observation_space, self.coming, self.given = space, None, None
+
+    def reset(self, *, seed=None, options=None):
+        return self.coming, {}
+
+    def step(self, action):
+        self.given = action
+        return self.coming, 0.0, False, False, {}
+
+
+class Highest(gymnasium.Wrapper):
+    """The highest of the latest ``memory`` observations, by a list."""
+
+    def __init__(self, env, memory):
+        super().__init__(env)
+        self.memory, self.seen = memory, []
+
+    def reset(self, **arguments):
+        self.seen = [super().reset(**arguments)[0]]
+        return self.seen[0], {}
+
+    def step(self, action):
+        obs, *others = super().step(action)
+        self.seen = [*self.seen, obs][-self.memory :]
+        return np.maximum.reduce(self.seen), *others
+
+
+CUSTOM = np.float32([-1, 0, 12])
+MEMORIES = {
+    "stack of 1": (ours.FrameStackObservation, {"stack_size": 1}, {}),
+    "stack": (ours.FrameStackObservation, {"stack_size": 3}, {}),
+    "stack of more than an episode": (ours.FrameStackObservation, {"stack_size": 9}, {}),
+    "stack on zeros": (ours.FrameStackObservation, {"stack_size": 3, "padding_type": "zero"}, {}),
+    "stack on one's own": (ours.FrameStackObservation, {"stack_size": 3, "padding_type": CUSTOM}, {}),
+    "stack of images": (ours.FrameStackObservation, {"stack_size": 2}, IMAGE),
+    "stack of numbers": (ours.FrameStackObservation, {"stack_size": 2, "padding_type": "zero"}, {"shape": ()}),
+    "no delay": (ours.DelayObservation, {"delay": 0}, {}),
+    "delay": (ours.DelayObservation, {"delay": 2}, {}),
+    "delay of images": (ours.DelayObservation, {"delay": 1}, IMAGE),
+    "max of 1": (ours.MaxObservation, {"memory": 1}, {}),
+    "max": (ours.MaxObservation, {"memory": 2}, {}),
+    "max of images": (ours.MaxObservation, {"memory": 3}, IMAGE),
+}
+
+
+@every_mode
+@pytest.mark.parametrize("partners", [False, True], ids=["alone", "partners"])
+@pytest.mark.parametrize(("wrapper", "arguments", "toy"), MEMORIES.values(), ids=MEMORIES)
+def test_a_row_sees_what_gymnasiums_wrapper_shows_of_its_episodes(wrapper, arguments, toy, partners, mode):
+    """A row's episode, from its first observation to its last, through the wrapper of a single environment."""
+    single = Highest if wrapper is ours.MaxObservation else getattr(gymnasium.wrappers, wrapper.__name__)
+    for tells in {True, partners}:  # without partners nobody need be told who is active
+        env = wrapper(Toy(mode, partners=partners, tells=tells, **toy), **arguments)
+        rows = [single(Fed(env.env.single_observation_space), **arguments) for _ in range(ROWS)]
+        assert env.single_observation_space == rows[0].observation_space
+        assert env.observation_space == batch_space(rows[0].observation_space, ROWS)
+        active, shown, seen = np.ones(ROWS, bool), [None] * ROWS, 0
+        raw_ticks = ticks(Toy(mode, partners=partners, tells=True, **toy))
+        for raw, wrapped in zip(map(on_host, raw_ticks), map(on_host, ticks(env)), strict=True):
+            obs, rewards, terminations, truncations, info = raw
+            for row, one in enumerate(rows):
+                one.unwrapped.coming = obs[row]
+                if rewards is None:  # a reset, of all rows or of those that had ended
+                    begins = shown[row] is None or (info["active"] & ~active)[row]
+                else:
+                    begins = not active[row]
+                    if mode is SAME and active[row] and (terminations | truncations)[row]:
+                        one.unwrapped.coming = info["final_obs"][row]
+                        final, seen = one.step(None)[0], seen + 1
+                        np.testing.assert_array_equal(wrapped[4]["final_obs"][row], final)
+                        one.unwrapped.coming, begins = obs[row], True
+                if begins:
+                    shown[row] = one.reset()[0]
+                elif rewards is not None:
+                    shown[row] = one.step(None)[0]
+                assert wrapped[0].dtype == shown[row].dtype == env.single_observation_space.dtype
+                np.testing.assert_array_equal(wrapped[0][row], shown[row])
+            active = info["active"]
+        assert (seen > 5) == (mode is SAME)
+
+
+class Drawn:
+    """A stream of random numbers that gives what it is told to."""
+
+    def uniform(self):
+        return self.number
+
+    def integers(self, low, high):
+        assert low <= self.steps < high
+        return self.steps
+
+
+@every_mode
+@pytest.mark.parametrize("duration", [1, 2, (1, 3)], ids=str)
+@pytest.mark.parametrize("partners", [False, True], ids=["alone", "partners"])
+def test_actions_stick_as_gymnasiums_do(partners, duration, mode):
+    """Row by row, Gymnasium's wrapper with the random numbers that ours draws."""
+    toy = Toy(mode, partners=partners, tells=True)
+    env = ours.StickyAction(toy, 0.4, duration)
+    rows = [gymnasium.wrappers.StickyAction(Fed(toy.single_observation_space), 0.4, duration) for _ in range(ROWS)]
+    low, high = env.repeat_action_duration_range
+    generator, active, number, repeated = torch.Generator(), np.ones(ROWS, bool), 0, 0
+    for _, rewards, terminations, truncations, info in ticks(env, 80):
+        if rewards is None:
+            if not number:
+                generator.set_state(env._generator.get_state())
+            begins = info["active"].numpy() & ~active if number else active
+            for row in np.flatnonzero(begins):
+                rows[row].reset()
+            active = info["active"].numpy()
+            continue
+        drawn = torch.rand(ROWS, generator=generator)
+        steps = torch.full((ROWS,), low)
+        if low < high:
+            steps.random_(low, high + 1, generator=generator)
+        actions = actions_of(number)
+        for row, one in enumerate(rows):
+            one.unwrapped.np_random = source = Drawn()
+            source.number, source.steps = drawn[row].item(), steps[row].item()
+            if active[row]:
+                one.step(actions[row].numpy())
+                np.testing.assert_array_equal(toy.given[row], one.unwrapped.given)
+                repeated += not torch.equal(toy.given[row], actions[row])
+            else:
+                assert torch.equal(toy.given[row], actions[row])
+            if not active[row] or terminations[row] or truncations[row]:
+                one.reset()
+        active, number = info["active"].numpy(), number + 1
+    assert repeated > 40
+
+
+def given_actions(env, seed, steps=40):
+    env.reset(seed=seed)
+    given = []
+    for number in range(steps):
+        env.step(actions_of(number, env.num_envs))
+        given.append(env.unwrapped.given)
+    return torch.stack(given)
+
+
+def test_the_seed_decides_which_actions_stick():
+    env = ours.StickyAction(Toy(SAME), 0.5)
+    first, goes_on, other = given_actions(env, 2**64 - 1), given_actions(env, None), given_actions(env, 1)
+    assert torch.equal(first, given_actions(ours.StickyAction(Toy(SAME), 0.5), 2**64 - 1))
+    assert not torch.equal(first, goes_on) and not torch.equal(first, other)
+    unseeded = [given_actions(ours.StickyAction(Toy(SAME), 0.5), None) for _ in range(2)]
+    assert not torch.equal(*unseeded)
+
+
+def test_a_policy_with_the_same_seed_draws_other_numbers():
+    env = ours.StickyAction(Toy(SAME), 0.5)
+    env.reset(seed=7)
+    drawn = torch.rand(4, generator=torch.Generator().manual_seed(7))
+    assert not torch.equal(torch.rand(4, generator=env._generator), drawn)
+
+
+def test_actions_stick_as_often_as_they_should():
+    env = ours.StickyAction(Toy(DISABLED, rows=40_000), 0.3)
+    given = given_actions(env, 3, 2)
+    stuck = (given[1] == given[0]).all(1).double()
+    # 40,000 rows with a deviation of sqrt(0.21) each: 0.0023 in the mean, of which five are allowed.
+    assert abs(stuck.mean().item() - 0.3) < 5 * 0.0023
+
+
+def test_an_action_that_the_environment_refuses_does_not_stick():
+    class Refusing(VectorWrapper):
+        def step(self, actions):
+            if actions.dtype != torch.float32:
+                raise TypeError("float32 only")
+            return super().step(actions)
+
+    env = ours.StickyAction(Refusing(Toy(DISABLED)), 0.99)
+    env.reset(seed=1)
+    env.step(actions_of(0))
+    with pytest.raises(TypeError, match="float32 only"):
+        env.step(actions_of(1).double())
+    env.step(actions_of(2))
+    assert torch.equal(env.unwrapped.given[env._left == 0], actions_of(0)[env._left == 0])
+
+
+@every_mode
+@pytest.mark.parametrize("name", ["stack", "stack of 1", "no delay", "delay", "max of 1", "max"])
+def test_who_writes_into_observations_changes_no_memory(name, mode):
+    wrapper, arguments, _ = MEMORIES[name]
+    for (obs, *_), (expected, *_) in zip(
+        ticks(wrapper(Toy(mode), **arguments)), ticks(wrapper(Toy(mode), **arguments)), strict=True
+    ):
+        assert torch.equal(obs, expected)
+        obs.fill_(77)
+
+
+@pytest.mark.parametrize("duration", [1, 9])
+def test_no_action_sticks_beyond_a_reset_by_hand(duration):
+    env = ours.StickyAction(Toy(DISABLED), 0.999, duration)
+    env.reset(seed=1)
+    for number in range(2):
+        env.step(actions_of(number))
+    assert torch.equal(env.unwrapped.given, actions_of(0))
+    mask = torch.tensor([True, False, False, True, True])  # rows 0 and 4 have ended
+    env.reset(options={"reset_mask": mask})
+    env.step(actions_of(2))
+    assert (env.unwrapped.given == actions_of(2)).all(1).equal(mask)
+    env.reset()
+    env.step(actions_of(3))
+    assert torch.equal(env.unwrapped.given, actions_of(3))
+
+
+def test_a_new_run_over_the_same_wrapper_begins_anew():
+    env = ours.FrameStackObservation(Toy(SAME), 3, padding_type="zero")
+    first = [results[0] for results in ticks(env, 4)]
+    assert all(torch.equal(a, results[0]) for a, results in zip(first, ticks(env, 4), strict=True))
+
+
+SCRIPT = {"num_leads": 1, "num_others": 2, "leave": 2, "max_steps": 7}
+
+
+@every_mode
+def test_a_stack_never_mixes_episodes_of_the_machine(mode, device):
+    """The game's observations tell who sees, when, and in which episode."""
+    env = ours.FrameStackObservation(
+        GymnasiumVectorEnv(Script, 30, device, autoreset_mode=mode, **SCRIPT), 3, padding_type="zero"
+    )
+    obs, info = env.reset(seed=2)
+    active, stacks = info["active"], [(obs, info["active"])]
+    for _ in range(40):
+        obs, _, terminations, truncations, info = env.step(env.unwrapped.sample_actions())
+        played, active = active, info["active"]
+        stacks.append((obs, active if mode is SAME else active | played))
+        waiting = ~active & (mode is SAME or ~played) & (obs[:, -1, 0] == 0)
+        assert (obs[waiting] == 0).all()
+        if mode is SAME:
+            stacks.append((info["final_obs"], played & (terminations | truncations)))
+        elif mode is DISABLED:
+            over = ~active.view(30, 3).any(1)
+            obs, info = env.reset(options={"reset_mask": over.repeat_interleave(3)})
+            active = info["active"]
+            stacks.append((obs, active))
+    rows = torch.arange(90, device=obs.device) % 3 + 1
+    long = 0
+    for obs, counted in stacks:
+        agent, tick, mark = obs[..., 0], obs[..., 1], obs[..., 4]
+        there, newest = agent != 0, tick[:, -1:]
+        assert (torch.where(there, agent, rows[:, None]) == rows[:, None])[counted].all()
+        back = torch.arange(-2, 1, device=obs.device)
+        assert (there == (newest + back >= 0))[counted].all()
+        assert torch.where(there, tick - newest == back, True)[counted].all()
+        assert torch.where(there, mark == mark[:, -1:], True)[counted].all()
+        long += int((counted & (newest[:, 0] >= 2)).sum())
+    assert long > 100
+
+
+# ---------------------------------------------------------------------- whose rows, and images
+
+
+@pytest.mark.parametrize("type_only", [False, True])
+def test_rows_say_whose_they_are(type_only, device):
+    config = {"num_leads": 2, "num_others": 1}
+    env = ours.AgentIndicator(GymnasiumVectorEnv(Script, 4, device, **config), type_only)
+    plain = GymnasiumVectorEnv(Script, 4, device, **config)
+    marks = [[1, 0], [1, 0], [0, 1]] if type_only else np.eye(3).tolist()
+    obs, wanted = env.reset(seed=1)[0], plain.reset(seed=1)[0]
+    for _ in range(9):
+        assert torch.equal(obs[:, :6], wanted) and obs[:, 6:].tolist() == marks * 4
+        actions = plain.sample_actions()
+        obs, *_, info = env.step(actions)
+        wanted, *_, plain_info = plain.step(actions)
+        over = plain_info["_final_obs"]
+        assert torch.equal(info["final_obs"][over][:, :6], plain_info["final_obs"][over])
+        assert info["final_obs"][:, 6:].tolist() == marks * 4
+    space = env.single_observation_space
+    assert space.shape == (6 + len(marks[0]),) and space.low[6:].max() == 0 and space.high[6:].min() == 1
+
+
+def test_images_get_a_channel_for_each_agent(device):
+    env = ours.AgentIndicator(GymnasiumVectorEnv(Painter, 3, device))
+    obs, _ = env.reset(seed=1)
+    assert obs.shape == (3, 4, 5, 4) and obs.dtype == torch.uint8 and (obs[..., 3] == 255).all()
+    assert env.single_observation_space == Box(0, 255, (4, 5, 4), np.uint8)
+    grey = ours.AgentIndicator(ours.GrayscaleObservation(GymnasiumVectorEnv(Painter, 3, device)))
+    assert grey.reset(seed=1)[0].shape == (3, 4, 5, 2)
+    assert grey.single_observation_space == Box(0, 255, (4, 5, 2), np.uint8)
+
+
+def test_rows_of_another_environment_have_no_agents():
+    with pytest.raises(TypeError, match=r"env is a Toy; expected a gpu_vecenv\.GymnasiumVectorEnv"):
+        ours.AgentIndicator(Toy(SAME))
+    inner = GymnasiumVectorEnv(Script, 2, "cpu")
+    with pytest.raises(ValueError, match=r"shape \(6, 1, 1, 1\); expected 1 to 3 axes"):
+        ours.AgentIndicator(ours.ReshapeObservation(inner, (6, 1, 1, 1)))
+
+
+def test_grey_is_gymnasiums_to_the_last_level():
+    images = np.random.default_rng(0).integers(0, 256, (ROWS, 40, 50, 3), np.uint8)
+    toy = {"shape": (40, 50, 3), "kind": np.uint8}
+    expected = theirs.GrayscaleObservation(NumpyFace(Toy(NEXT, **toy))).observations(images)
+    np.testing.assert_array_equal(
+        ours.GrayscaleObservation(Toy(SAME, **toy)).observations(torch.from_numpy(images)), expected
+    )
+
+
+def area_mean(image, shape):
+    """Each new pixel by a loop over the old ones that it covers, wholly or in part."""
+    height, width = image.shape[:2]
+    small = np.zeros((*shape, *image.shape[2:]))
+    tall, wide = height / shape[0], width / shape[1]
+    for y, x in np.ndindex(*shape):
+        for v, u in np.ndindex(height, width):
+            high = max(0, min((y + 1) * tall, v + 1) - max(y * tall, v))
+            broad = max(0, min((x + 1) * wide, u + 1) - max(x * wide, u))
+            small[y, x] += high * broad * image[v, u] / (tall * wide)
+    return small
+
+
+@every_mode
+@pytest.mark.parametrize("image", [(4, 4, 3), (7, 5), (9, 6, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2), (3, 4), (4, 1)], ids=str)
+def test_a_small_image_is_the_mean_of_areas(image, shape, mode):
+    env = ours.ResizeObservation(Toy(mode, shape=image, kind=np.uint8), shape)
+    assert env.single_observation_space == Box(0, 255, shape + image[2:], np.uint8)
+    for raw, wrapped in zip(ticks(Toy(mode, shape=image, kind=np.uint8)), ticks(env), strict=True):
+        pairs = list(zip(raw[0], wrapped[0], strict=True))
+        if mode is SAME and raw[1] is not None:
+            rows = raw[4]["_final_obs"]
+            pairs += zip(raw[4]["final_obs"][rows], wrapped[4]["final_obs"][rows], strict=True)
+        for before, after in pairs:
+            # Half a level by rounding to a byte; sums of at most 63 float32 products below 255, of 2^-24 * 255 each.
+            assert np.abs(area_mean(before.numpy(), shape) - after.numpy()).max() < 0.5 + 63 * 255 * 2**-24
+
+
 # ---------------------------------------------------------------------- running statistics
 
 
@@ -799,8 +1172,10 @@ def test_wrappers_stack(mode, toy):
 @every_wrapper
 def test_an_environment_of_arrays_is_refused_at_reset(wrapper, arguments, toy):
     env = wrapper(NumpyFace(Toy(NEXT, **toy)), **arguments)
-    name = f"gymnasium.wrappers.vector.{wrapper.__name__}"
-    with pytest.raises(TypeError, match=f"{wrapper.__name__}: reset returned observations of type ndarray.*{name}"):
+    name = wrapper.__name__
+    place = next((place.__name__ for place in (theirs, gymnasium.wrappers) if hasattr(place, name)), None)
+    advice = f"there is {place}.{name}$" if place else "expected a torch tensor$"
+    with pytest.raises(TypeError, match=f"{name}: reset returned observations of type ndarray.*{advice}"):
         env.reset()
 
 
@@ -838,6 +1213,45 @@ WRONG = [
     (ours.RescaleObservation, {"min_obs": "0", "max_obs": 1.0}, {}, (TypeError, AssertionError), None),
     (ours.RescaleObservation, {"min_obs": -np.inf, "max_obs": 1.0}, {}, (ValueError, AssertionError), None),
     (ours.RescaleAction, {"min_action": 1.0, "max_action": 1.0}, {}, InvalidBound, "min_action < max_action"),
+    (ours.FrameStackObservation, {"stack_size": 0}, {}, ValueError, "stack_size is 0"),
+    (ours.FrameStackObservation, {"stack_size": 2.0}, {}, TypeError, "stack_size is 2.0"),
+    (
+        ours.FrameStackObservation,
+        {"stack_size": 2, "padding_type": "repeat"},
+        {},
+        ValueError,
+        "padding_type is 'repeat'",
+    ),
+    (
+        ours.FrameStackObservation,
+        {"stack_size": 2, "padding_type": np.zeros(2)},
+        {},
+        ValueError,
+        "padding_type is array",
+    ),
+    (ours.FrameStackObservation, {"stack_size": 2, "padding_type": None}, {}, ValueError, "padding_type is None"),
+    (ours.DelayObservation, {"delay": -1}, {}, ValueError, "delay is -1"),
+    (ours.DelayObservation, {"delay": 1.0}, {}, TypeError, "delay is 1.0"),
+    (ours.MaxObservation, {"memory": 0}, {}, ValueError, "memory is 0"),
+    (ours.StickyAction, {"repeat_action_probability": 1}, {}, InvalidProbability, "is 1; expected"),
+    (ours.StickyAction, {"repeat_action_probability": np.nan}, {}, InvalidProbability, "is nan; expected"),
+    (ours.StickyAction, {"repeat_action_probability": 0.1, "repeat_action_duration": 0}, {}, ValueError, "is 0"),
+    (
+        ours.StickyAction,
+        {"repeat_action_probability": 0.1, "repeat_action_duration": (3, 2)},
+        {},
+        InvalidBound,
+        "first",
+    ),
+    (ours.StickyAction, {"repeat_action_probability": 0.1, "repeat_action_duration": (1,)}, {}, ValueError, "or two"),
+    (ours.StickyAction, {"repeat_action_probability": 0.1, "repeat_action_duration": 1.5}, {}, TypeError, "is 1.5"),
+    (ours.GrayscaleObservation, {}, {}, ValueError, "expected images"),
+    (ours.GrayscaleObservation, {}, {"shape": (4, 4, 1), "kind": np.uint8}, ValueError, "expected 3 channels"),
+    (ours.ResizeObservation, {"shape": (1, 1)}, {}, ValueError, "expected images"),
+    (ours.ResizeObservation, {"shape": (5, 2)}, IMAGE, ValueError, "shape is 5; expected an int >= 1 and <= 4"),
+    (ours.ResizeObservation, {"shape": (2, 0)}, IMAGE, ValueError, "shape is 0"),
+    (ours.ResizeObservation, {"shape": (2, 1.5)}, IMAGE, TypeError, "shape is 1.5"),
+    (ours.ResizeObservation, {"shape": 2}, IMAGE, TypeError, "tuple of height and width"),
     (ours.DtypeObservation, {"dtype": torch.bfloat16}, {}, TypeError, "BFloat16"),
     (ours.DtypeObservation, {"dtype": "many"}, {}, TypeError, "many"),
     (ours.DtypeObservation, {"dtype": object}, {}, TypeError, "object"),
@@ -854,7 +1268,8 @@ def test_a_space_that_is_no_box_is_refused():
     toy = Toy(SAME)
     toy.single_observation_space = Dict({"a": Box(0, 1)})
     toy.single_action_space = gymnasium.spaces.Discrete(3)
-    for wrapper, arguments in [*[w[:2] for w in OBSERVATION_WRAPPERS.values()], *ACTION_WRAPPERS.values()]:
+    observing = [w[:2] for w in [*OBSERVATION_WRAPPERS.values(), *MEMORIES.values(), MORE["small image"]]]
+    for wrapper, arguments in [*observing, *ACTION_WRAPPERS.values()]:
         if wrapper is not ours.TransformObservation:
             with pytest.raises(TypeError, match=f"{wrapper.__name__}: the .* space is .*; expected a Box"):
                 wrapper(toy, **arguments)
@@ -949,9 +1364,9 @@ def without_waiting(env):
 
 @pytest.mark.gpu
 @every_mode
-@pytest.mark.parametrize("name", [*WRAPPERS, "tower"])
+@pytest.mark.parametrize("name", [*WRAPPERS, *(name for name in MORE if name != "sticky"), "tower"])
 def test_the_gpu_computes_the_same_and_nobody_waits_for_it(name, mode):
-    wrapper, arguments, toy = WRAPPERS.get(name, (tower, {}, {}))
+    wrapper, arguments, toy = (WRAPPERS | MORE).get(name, (tower, {}, {}))
     env = wrapper(Toy(mode, "cuda", **toy), **arguments)
     found = list(without_waiting(env))
     for mine, expected in zip(found, ticks(wrapper(Toy(mode, **toy), **arguments)), strict=True):
@@ -961,6 +1376,14 @@ def test_the_gpu_computes_the_same_and_nobody_waits_for_it(name, mode):
             assert tensor.device == torch.device("cuda", 0) and tensor.dtype == wanted.dtype
             # Sums over rows run in another order; what follows from them is rounded to float32.
             close(tensor.cpu(), wanted, FLOAT32_STATISTICS)
+
+
+@pytest.mark.gpu
+@every_mode
+def test_nobody_waits_for_the_gpu_to_draw(mode):
+    wrapper, arguments, toy = STICKY
+    env = wrapper(Toy(mode, "cuda", **toy), **arguments)
+    assert all(tensor.is_cuda for results in without_waiting(env) for tensor in plain(results))
 
 
 def plain(results):

@@ -1,0 +1,149 @@
+"""BenchMARL: a game as a task, ``Experiment(task=benchmarl.task("simple_spread"), …)``.
+
+BenchMARL makes its environments itself, as many replicas as its own configuration says
+(``on_policy_n_envs_per_worker``, ``evaluation_episodes``), on its ``sampling_device``. So what it wants is a task.
+``make`` and ``wrap`` give one environment as the task makes them: those of ``gpu_vecenv.adapters.torchrl``, whose
+autoreset mode ("disabled", TorchRL resets by itself) and whose views (nothing but the actions is copied) are described
+there. Roles are BenchMARL's groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gymnasium.spaces import Box, Discrete
+
+from gpu_vecenv import BatchedParallelEnv, Env, configure
+from gpu_vecenv.adapters import check_actions, needs
+from gpu_vecenv.errors import UnsupportedGameError
+
+with needs("benchmarl"):
+    from benchmarl.environments import TaskClass
+    from torchrl.data import Composite
+    from torchrl.envs import ActionMask, EnvBase, Transform
+
+    from gpu_vecenv.adapters import torchrl as torchrl_adapter
+
+
+class GameTask(TaskClass):
+    """A game as a task of BenchMARL.
+
+    Args:
+        game: A registered name, an Env class or an Env.
+        config: The game's configuration, and other arguments of ``gpu_vecenv.adapters.torchrl.make``: with
+            ``return_state=True`` the critics see all observations of a replica instead of those of their group, with
+            ``render_mode="rgb_array"`` evaluations are filmed.
+
+    Raises:
+        ConfigError, UnknownGameError: As ``gpu_vecenv.configure``.
+        UnsupportedGameError: Actions are MultiDiscrete, or the game has no ``max_steps``.
+    """
+
+    def __init__(self, game: Any, config: dict[str, Any]) -> None:
+        own = {field.name for field in dataclasses.fields(configure(game))}
+        self.game = checked(configure(game, **{key: value for key, value in config.items() if key in own}))
+        self.arguments = {key: value for key, value in config.items() if key not in own}
+        super().__init__(self.game.name(), config)
+
+    def get_env_fun(self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any) -> Callable[[], Any]:
+        """A function that makes ``num_envs`` replicas, whose first reset begins with the seed."""
+        return partial(_seeded, seed, self.game, num_envs, device, **self.arguments)
+
+    def supports_continuous_actions(self) -> bool:
+        """Whether they are a Box."""
+        return self.game.action.continuous
+
+    def supports_discrete_actions(self) -> bool:
+        """Whether they are Discrete."""
+        return not self.game.action.continuous
+
+    def max_steps(self, env: EnvBase) -> int:
+        """The game's limit of an episode."""
+        return int(self.game.max_steps)  # type: ignore[attr-defined]
+
+    def has_render(self, env: EnvBase) -> bool:
+        """Whether ``render_mode`` was given."""
+        return self.arguments.get("render_mode") is not None
+
+    @staticmethod
+    def render_callback(experiment: Any, env: EnvBase, data: Any) -> Any:
+        """A frame of the first replica."""
+        return env.env.render()[0]
+
+    def group_map(self, env: EnvBase) -> dict[str, list[str]]:
+        """Role -> its agents' names."""
+        return dict(env.group_map)
+
+    def observation_spec(self, env: EnvBase) -> Composite:
+        """What each group observes, without the axis of replicas."""
+        return _of_groups(env, "observation")
+
+    def action_mask_spec(self, env: EnvBase) -> Composite | None:
+        """Choices that are allowed, if the game masks them."""
+        return _of_groups(env, "action_mask") if self.game.masks_actions else None
+
+    def action_spec(self, env: EnvBase) -> Composite:
+        """What each group can do."""
+        return env.full_action_spec_unbatched
+
+    def state_spec(self, env: EnvBase) -> Composite | None:
+        """All observations of a replica, with ``return_state``."""
+        spec = env.full_observation_spec_unbatched
+        return Composite({"state": spec["state"]}) if "state" in spec else None
+
+    def info_spec(self, env: EnvBase) -> Composite | None:
+        """None."""
+        return None
+
+    def get_env_transforms(self, env: EnvBase) -> list[Transform]:
+        """ActionMask where choices are masked, for random actions."""
+        groups = env.group_map if self.game.masks_actions else ()
+        return [ActionMask((group, "action"), (group, "action_mask")) for group in groups]
+
+    @staticmethod
+    def env_name() -> str:
+        """The first part of BenchMARL's name of the task."""
+        return "gpu_vecenv"
+
+
+def checked(game: Env) -> Env:
+    """The game, if BenchMARL has words for its actions and its end.
+
+    Raises:
+        UnsupportedGameError: It has not.
+    """
+    for space in game.action.spaces.values():
+        check_actions("BenchMARL", space, (Discrete, Box))
+    if getattr(game, "max_steps", None) is None:
+        raise UnsupportedGameError(f"BenchMARL evaluates episodes of a known length; {game.name()} has no max_steps")
+    return game
+
+
+def _of_groups(env: EnvBase, key: str) -> Composite:
+    spec = env.full_observation_spec_unbatched
+    return Composite({group: Composite({key: spec[group, key]}, shape=spec[group].shape) for group in env.group_map})
+
+
+def _seeded(seed: int | None, *args: Any, **arguments: Any) -> torchrl_adapter.TorchRLEnv:
+    env = torchrl_adapter.make(*args, **arguments)
+    env.set_seed(seed)
+    return env
+
+
+def task(game: Any, **config: Any) -> GameTask:
+    """A game as a task of BenchMARL; ``config`` as for ``gpu_vecenv.adapters.torchrl.make``."""
+    return GameTask(game, config)
+
+
+def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> torchrl_adapter.TorchRLEnv:
+    """``num_envs`` replicas as ``task(game, **config)`` makes them."""
+    return task(game, **config).get_env_fun(num_envs, False, None, device)()
+
+
+def wrap(env: BatchedParallelEnv, *, return_state: bool = False) -> torchrl_adapter.TorchRLEnv:
+    """A BatchedParallelEnv as for ``gpu_vecenv.adapters.torchrl``, if BenchMARL can train on its game."""
+    checked(env.game)
+    return torchrl_adapter.wrap(env, return_state=return_state)

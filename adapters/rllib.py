@@ -1,0 +1,150 @@
+"""RLlib: agents as rows of a vector env that share one policy (``rows``), or a policy for each role (``roles``).
+
+RLlib works in NumPy. With ``rows`` an env runner steps all its replicas at once, for one copy of the outputs to pinned
+memory and one synchronisation. It takes what follows a done row for the next start: this adapter fixes "next_step".
+With ``roles`` each replica is an object of its own, by default on the CPU: RLlib has no other way for several policies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from gymnasium.vector import VectorEnv, VectorWrapper
+
+from gpu_vecenv import Env, GymnasiumVectorEnv, configure, parallel_env
+from gpu_vecenv.adapters import checked_rows, needs, unsupported
+from gpu_vecenv.errors import ConfigError
+
+with needs("rllib"):
+    from ray.rllib.env.multi_agent_env import MultiAgentEnv
+
+VIEW: Any = {"output": "numpy", "autoreset_mode": "next_step"}
+
+
+class RLlibVectorEnv(VectorWrapper):
+    """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``; all rows of a replica end together.
+
+    Where an agent ends before its replica, RLlib would begin an episode in which nobody plays, and might go on with it
+    into the replica's next one. Here its row sees zeros from that tick on, has reward 0, and terminates with its
+    replica. So its return is right, its length the replica's, and an early truncation counts as a termination.
+
+    Args:
+        env: A Gymnasium view with ``output="numpy"`` and "next_step". Or RLlib's env_config: "game", "num_envs", which
+            counts rows and comes from ``num_envs_per_env_runner``, and arguments of ``GymnasiumVectorEnv``.
+
+    Raises:
+        TypeError, ValueError: ``env`` is another env, or in another mode, or "num_envs" no multiple of the agents.
+        UnsupportedGameError: The game masks actions, or its roles have actions of their own sizes.
+    """
+
+    def __init__(self, env: VectorEnv[Any, Any, Any] | Mapping[str, Any]) -> None:
+        if isinstance(env, Mapping):
+            env = _view(**env)
+        super().__init__(checked_rows(env, "RLlib's single-agent runner", output="numpy", mode="NEXT_STEP"))
+        self._by_replica = (-1, env.unwrapped.num_agents)  # type: ignore[attr-defined]
+
+    def step(self, actions: Any) -> Any:
+        """One tick, see ``GymnasiumVectorEnv.step``."""
+        obs, rewards, terminations, truncations, info = self.env.step(actions)
+        dones = (terminations | truncations).reshape(self._by_replica)
+        left = (dones & ~dones.all(1, keepdims=True)).ravel()
+        obs[left], terminations[left], truncations[left] = 0, False, False
+        return obs, rewards, terminations, truncations, info
+
+
+class RLlibParallelEnv(MultiAgentEnv):
+    """One replica. An agent that ends is in that tick's dictionaries for the last time; so is it in ``agents``.
+
+    Where the last agents are truncated, "__all__" alone says so: RLlib takes an episode in which each agent has a flag
+    of its own for terminated, and would not bootstrap.
+
+    Args:
+        config: RLlib's env_config: "game", and arguments of ``gpu_vecenv.parallel_env``.
+
+    Raises:
+        UnsupportedGameError: The game masks actions.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__()
+        # RLlib's seeds are those of the next env runner's, one replica later: the runners' streams keep them apart.
+        stream = getattr(config, "worker_index", None) or 0
+        self.env = parallel_env(**{"device": "cpu", "first_replica": stream, **config, "output": "numpy"})
+        if self.env.game.masks_actions:
+            raise unsupported("RLlib", "action masks", "them")
+        self.possible_agents, self.agents = self.env.possible_agents, list(self.env.possible_agents)
+        self.observation_spaces, self.action_spaces = self.env.observation_spaces, self.env.action_spaces
+        self.metadata, self.render_mode = self.env.metadata, self.env.render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Observations and infos of all agents."""
+        self.agents = list(self.possible_agents)
+        return self.env.reset(seed, options)
+
+    def step(self, action_dict: Mapping[str, Any]) -> Any:
+        """Observations, rewards, terminateds, truncateds and infos of the agents that played this tick."""
+        obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
+        self.agents = list(obs)
+        over, truncated = not self.env.agents, any(truncateds.values())
+        if over:
+            truncateds = dict.fromkeys(truncateds, False)
+        terminateds["__all__"], truncateds["__all__"] = over and not truncated, over and truncated
+        return obs, rewards, terminateds, truncateds, infos
+
+    def render(self) -> Any:
+        """A frame, or None without a render mode."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self.env.close()
+
+
+def rows(config: Any, game: Any, num_envs: int, device: Any = None, **arguments: Any) -> Any:
+    """``config``, an AlgorithmConfig, set to train one policy on agents as rows; other arguments as for ``make``.
+
+    Each env runner has ``num_envs`` replicas; ``device`` None takes cuda if Ray gave the runner a GPU, else cpu.
+    """
+    game = _configured(game, arguments)
+    config.environment(RLlibVectorEnv, env_config={"game": game, "device": device, **arguments})
+    count = num_envs * game.num_agents
+    return config.env_runners(num_envs_per_env_runner=count, gym_env_vectorize_mode="vector_entry_point")
+
+
+def roles(config: Any, game: Any, num_envs: int = 1, device: Any = "cpu", **arguments: Any) -> Any:
+    """``config`` set to train a policy for each role, named like it; ``arguments`` of ``gpu_vecenv.parallel_env``."""
+    game = _configured(game, arguments)
+    config.environment(RLlibParallelEnv, env_config={"game": game, "device": device, **arguments})
+    # The check seeds each env with 42: without a seed of the run, all would then play the same episodes.
+    config.environment(disable_env_checking=True)
+    config.env_runners(num_envs_per_env_runner=num_envs, gym_env_vectorize_mode="sync")
+    policies = {role for role, agents in game.roles.items() if agents}
+    return config.multi_agent(policies=policies, policy_mapping_fn=lambda agent, *_, **__: agent.rpartition("_")[0])
+
+
+def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> RLlibVectorEnv:
+    """What ``rows`` lets env runners step: ``num_envs`` replicas; ``config`` as for ``GymnasiumVectorEnv``."""
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, **VIEW, **config))
+
+
+def wrap(env: VectorEnv[Any, Any, Any]) -> RLlibVectorEnv:
+    """A Gymnasium view with ``output="numpy"`` and "next_step" for RLlib's single-agent runner."""
+    return RLlibVectorEnv(env)
+
+
+def _view(game: Any, num_envs: int = 0, **arguments: Any) -> GymnasiumVectorEnv:
+    num_agents = _configured(game, arguments).num_agents
+    if num_envs < 1 or num_envs % num_agents:
+        raise ConfigError(
+            f'RLlib asks for {num_envs} rows; expected gym_env_vectorize_mode="vector_entry_point" and '
+            f"num_envs_per_env_runner a multiple of {num_agents}: each agent of a replica is a row"
+        )
+    return GymnasiumVectorEnv(game, num_envs // num_agents, **VIEW, **arguments)
+
+
+def _configured(game: Any, arguments: Mapping[str, Any]) -> Env:
+    """The game itself, of a class that other processes import, where they would not know a name."""
+    names = {field.name for field in dataclasses.fields(configure(game))}
+    return configure(game, **{key: value for key, value in arguments.items() if key in names})

@@ -1,0 +1,129 @@
+"""rsl_rl: every agent of every replica is one row of its VecEnv, trained by one policy.
+
+Observations, rewards and flags stay where the tick wrote them; nothing is copied and no step waits for the device.
+(rsl_rl itself waits: for ``check_for_nan``, and for its logger.) Its VecEnv has no reset and reads next to the dones
+which of them are time-outs: this adapter fixes "same_step".
+
+rsl_rl's policies are Gaussians without bounds, and its environments clip: actions are clipped to the game's Box here,
+on the device. Its PPO bootstraps a time-out with the value of the observation before the tick, not of the last one, so
+it has no use for ``final_obs``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium.spaces import Box
+
+from gpu_vecenv import EpisodeLog, GymnasiumVectorEnv
+from gpu_vecenv.adapters import checked_rows, needs
+from gpu_vecenv.errors import UnsupportedGameError
+
+with needs("rsl-rl"):
+    from rsl_rl.env import VecEnv
+    from tensordict import TensorDict
+
+LOG_EVERY = 8  # ticks from one "log" to the next: rollouts are seldom shorter, and the sums cost several launches
+
+
+class RslRlVecEnv(VecEnv):
+    """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``; ``num_envs`` counts rows, as rsl_rl does.
+
+    The rows of an agent that left early are zeros until its replica ends, and end once more there; rsl_rl learns from
+    them as from others. With ``step_dt`` 1 the weight of random network distillation is per tick, as rewards are.
+
+    Raises:
+        TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.
+        UnsupportedGameError: Actions are no Box, for rsl_rl has no distribution over choices; or they are masked.
+    """
+
+    step_dt = 1.0
+
+    def __init__(self, env: GymnasiumVectorEnv) -> None:
+        self.env = checked_rows(env, "rsl_rl", kinds=(Box,))
+        self.vec_env = env.unwrapped.vec_env  # env may be inside wrappers
+        self.num_envs, self.device, self.cfg = env.num_envs, self.vec_env.device, self.vec_env.game
+        box: Any = env.single_action_space
+        self.num_actions = box.shape[0]
+        self._bounds = [torch.tensor(bound, device=self.device) for bound in (box.low, box.high)]
+        self._episodes, self._ticks = EpisodeLog(self.vec_env), 0
+        self.reset()
+
+    @property
+    def unwrapped(self) -> RslRlVecEnv:
+        """The environment itself."""
+        return self
+
+    @property
+    def max_episode_length(self) -> int:
+        """The game's ``max_steps``."""
+        limit: int | None = getattr(self.cfg, "max_steps", None)
+        if limit is None:
+            raise UnsupportedGameError(
+                f"{type(self.cfg).__name__} has no max_steps, which rsl_rl calls max_episode_length; "
+                "learn with init_at_random_ep_len=False"
+            )
+        return limit
+
+    @property
+    def episode_length_buf(self) -> torch.Tensor:
+        """Ticks since each row's replica was reset, (rows,) int64, a copy.
+
+        To assign a tensor of this shape sets the clocks on the device, and what is observed of them. A replica has one
+        clock: it takes the value of its first row, and the others' are left out.
+        """
+        return self.vec_env.time.long().repeat_interleave(self.vec_env.num_agents)
+
+    @episode_length_buf.setter
+    def episode_length_buf(self, lengths: torch.Tensor) -> None:
+        if lengths.shape != (self.num_envs,):
+            raise ValueError(f"episode_length_buf: shape is {tuple(lengths.shape)}; expected ({self.num_envs},)")
+        self.vec_env.time.copy_(lengths[:: self.vec_env.num_agents])
+        nobody = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self._obs, _ = self.env.reset(options={"reset_mask": nobody})  # so that wrappers see the new clocks too
+
+    def get_observations(self) -> TensorDict:
+        """The current observations, group "policy": (rows, *shape)."""
+        return TensorDict({"policy": self._obs}, batch_size=[self.num_envs], device=self.device)
+
+    def reset(self, seed: int | None = None) -> tuple[TensorDict, dict[str, Any]]:
+        """Begin new episodes everywhere. rsl_rl never does; call it to seed, or to evaluate.
+
+        Raises:
+            InvalidSeedError: ``seed`` is no int in [0, 2**64 - 1].
+        """
+        self._obs, _ = self.env.reset(seed=seed)
+        return self.get_observations(), {}
+
+    def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, Any]]:
+        """One tick.
+
+        Args:
+            actions: (rows, num_actions) float32 on the device.
+
+        Returns:
+            Observations, rewards (rows,) float32, dones (rows,) int64 and extras: "time_outs" (rows,) bool; and at
+            every eighth tick "log", of the episodes completed since the last one (of those before where there are none,
+            NaN before the first): each role's returns, the length in ticks, the share that no time limit ended.
+        """
+        self._obs, rewards, terminations, truncations, _ = self.env.step(actions.clamp(*self._bounds))
+        extras: dict[str, Any] = {"time_outs": truncations & ~terminations}
+        self._ticks += 1
+        if self._ticks % LOG_EVERY == 0:
+            extras["log"] = {f"Episode/{name}": mean for name, mean in self._episodes.means().items()}
+        return self.get_observations(), rewards, (terminations | truncations).long(), extras
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self.env.close()
+
+
+def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> RslRlVecEnv:
+    """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
+
+
+def wrap(env: GymnasiumVectorEnv) -> RslRlVecEnv:
+    """A Gymnasium view with ``output="torch"`` as rsl_rl's VecEnv; it is reset."""
+    return RslRlVecEnv(env)

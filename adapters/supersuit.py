@@ -1,0 +1,150 @@
+"""SuperSuit, in two ways.
+
+``make`` is what its users do: PettingZoo environments in NumPy, copied and joined by SuperSuit, which resets in the
+same step. Every replica is a Python object with dictionaries of agents, so a step costs Python's time for each of
+them. It is there for code that wants those very objects.
+
+``NATIVE`` needs no SuperSuit: by its names, which are this module's as well, and with its arguments it has wrappers
+for a Gymnasium view of tensors, in any autoreset mode: ``supersuit.frame_stack_v2(env, 4)``. Nothing leaves the device;
+functions of one's own are given the tensors of all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pettingzoo
+import torch
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from gymnasium.wrappers.vector import TransformAction, TransformReward
+
+from gpu_vecenv import GymnasiumVectorEnv, ParallelEnv, wrappers
+from gpu_vecenv.adapters import check_actions, needs
+
+
+def _observations(env: Any, change: Callable[..., Any], change_space: Callable[..., Any] | None = None) -> Any:
+    space = env.single_observation_space
+    if change_space is not None:
+        return wrappers.TransformObservation(env, change, None, change_space(space))
+    low, high = (change(torch.from_numpy(bound)[None])[0].numpy() for bound in (space.low, space.high))
+    return wrappers.TransformObservation(env, change, None, Box(low, high, dtype=low.dtype.type))
+
+
+def _actions(env: Any, change: Callable[..., Any], change_space: Callable[..., Any]) -> Any:
+    space = change_space(env.single_action_space)
+    return TransformAction(env, change, None, None if space == env.single_action_space else space)
+
+
+def _stack(padding_type: str, env: Any, stack_size: int = 4, stack_dim: int = -1) -> Any:
+    axes = len(env.single_observation_space.shape)
+    if stack_dim not in (0, -1) or not 1 <= axes <= 3:
+        raise ValueError(f"frame_stack: stack_dim is {stack_dim}, {axes} axes; expected 0 or -1, and 1 to 3 axes")
+    stack = wrappers.FrameStackObservation(env, stack_size, padding_type=padding_type)
+    if stack_dim == 0:
+        return stack if axes == 2 else _observations(stack, lambda obs: obs.flatten(1, 2))
+    return _observations(stack, lambda obs: obs.movedim(1, -1) if axes == 2 else obs.movedim(1, -2).flatten(-2))
+
+
+def _one_color(env: Any, mode: str = "full") -> Any:
+    if mode not in ("full", *"RGB"):
+        raise ValueError(f'color_reduction: mode is {mode!r}; expected "full", "R", "G" or "B"')
+
+    def reduced(obs: torch.Tensor) -> torch.Tensor:
+        if mode != "full":
+            return obs[..., "RGB".index(mode)]
+        red, green, blue = obs.float().unbind(-1)
+        return (0.299 * red + 0.587 * green + 0.114 * blue).to(torch.uint8)
+
+    return _observations(env, reduced)
+
+
+def _as_it_is(env: Any) -> Any:
+    if not isinstance(getattr(env, "unwrapped", None), GymnasiumVectorEnv):
+        raise TypeError(f"env is a {type(env).__name__}; expected a gpu_vecenv.GymnasiumVectorEnv")
+    return env
+
+
+NATIVE: dict[str, Callable[..., Any]] = {
+    "action_lambda_v1": _actions,
+    "agent_indicator_v0": wrappers.AgentIndicator,
+    "black_death_v3": _as_it_is,  # rows of agents that have left are zeros
+    "clip_actions_v0": wrappers.ClipAction,
+    "clip_reward_v0": lambda env, lower_bound=-1, upper_bound=1: wrappers.ClipReward(env, lower_bound, upper_bound),
+    "color_reduction_v0": _one_color,
+    "delay_observations_v0": wrappers.DelayObservation,
+    "dtype_v0": wrappers.DtypeObservation,
+    "flatten_v0": wrappers.FlattenObservation,
+    "frame_stack_v1": partial(_stack, "zero"),
+    "frame_stack_v2": partial(_stack, "reset"),
+    "max_observation_v0": wrappers.MaxObservation,
+    "normalize_obs_v0": lambda env, env_min=0.0, env_max=1.0: wrappers.RescaleObservation(env, env_min, env_max),
+    "observation_lambda_v0": _observations,
+    "pad_action_space_v0": _as_it_is,  # the machine pads, and knows each role's own choices
+    "pad_observations_v0": _as_it_is,
+    "reshape_v0": wrappers.ReshapeObservation,
+    "resize_v1": lambda env, x_size, y_size: wrappers.ResizeObservation(env, (y_size, x_size)),
+    "reward_lambda_v0": TransformReward,
+    "sticky_actions_v0": wrappers.StickyAction,
+}
+_VECTORS = "concat_vec_envs_v1 gym_vec_env_v0 pettingzoo_env_to_vec_env_v1"
+_SB3 = "stable_baselines_vec_env_v0 stable_baselines3_vec_env_v0"
+NOT_NATIVE = {
+    **dict.fromkeys(_VECTORS.split(), "all agents of all replicas are rows already"),
+    **dict.fromkeys(_SB3.split(), "gpu_vecenv.adapters.sb3 has all agents of all replicas as rows"),
+    **dict.fromkeys("nan_noop_v0 nan_random_v0 nan_zeros_v0".split(), "action_lambda_v1 can replace such actions"),
+    "frame_skip_v0": "a row that ends among the skipped ticks would play on in its next episode; repeat in the game",
+    "scale_actions_v0": "its space is not that of what fits; wrappers.RescaleAction takes the bounds that you want",
+    "vectorize_aec_env_v0": "agents that act one by one make no batch",
+}
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """A wrapper by SuperSuit's name; AttributeError says why there is none."""
+    if name in NATIVE:
+        return NATIVE[name]
+    raise AttributeError(f"no {name} here: {NOT_NATIVE.get(name, 'SuperSuit has none')}")
+
+
+def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gymnasium", **config: Any) -> Any:
+    """``num_envs`` replicas by ``concat_vec_envs_v1``; row ``e * num_agents + a`` is agent ``a`` of replica ``e``.
+
+    Without a device, on the CPU. ``base_class="stable_baselines3"`` takes SB3's seeds, on which SuperSuit's own fails.
+    ``config`` is that of ``gpu_vecenv.ParallelEnv``, with ``black_death`` as for ``wrap``.
+    """
+    black_death = config.pop("black_death", False)
+    one = wrap(ParallelEnv(game, device or "cpu", output="numpy", **config), black_death)
+    import supersuit
+
+    with needs("sb3"):
+        vector = supersuit.concat_vec_envs_v1(one, num_envs, base_class=base_class)
+    if base_class == "stable_baselines3":
+        seeds: list[int | None] = []
+        begin, vector.venv.seed = vector.venv.reset, seeds.append
+        vector.venv.reset = lambda: begin(seed=seeds.pop() if seeds else None)
+    return vector
+
+
+def wrap(env: Any, black_death: bool = False) -> Any:
+    """A ``gpu_vecenv.ParallelEnv`` with ``output="numpy"``, or wrapped, as SuperSuit's vector of its agents.
+
+    Where roles differ it is padded. SuperSuit stops where an agent leaves early, unless ``black_death``: then the end
+    of an episode is told one step late, without the last observations, as terminated and truncated alike.
+
+    Raises:
+        TypeError, UnsupportedGameError: Another environment; masked actions, or roles with others than Discrete ones.
+    """
+    with needs("supersuit"):
+        import supersuit
+    inner = env.unwrapped if isinstance(env, pettingzoo.ParallelEnv) else env
+    if not isinstance(inner, ParallelEnv) or inner.output != "numpy":
+        raise TypeError(f'env is a {type(env).__name__}; expected a gpu_vecenv.ParallelEnv with output="numpy"')
+    seen, choices = ([space(a) for a in env.possible_agents] for space in (env.observation_space, env.action_space))
+    check_actions("SuperSuit", choices[0], (Discrete, MultiDiscrete, Box), env.unwrapped.game.masks_actions)
+    if any(space != choices[0] for space in choices):
+        check_actions("SuperSuit's pad_action_space_v0", choices[0], (Discrete,))
+        env = supersuit.pad_action_space_v0(env)
+    if any(space != seen[0] for space in seen):
+        env = supersuit.pad_observations_v0(env)
+    return supersuit.pettingzoo_env_to_vec_env_v1(supersuit.black_death_v3(env) if black_death else env)

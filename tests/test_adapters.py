@@ -1,0 +1,83 @@
+"""What adapters share: the line about a missing library, and games that a library has no word for."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from games.crew import Crew
+from games.script import Script
+from gymnasium.spaces import Box, Discrete
+
+import gpu_vecenv
+from gpu_vecenv import GymnasiumVectorEnv, adapters
+from gpu_vecenv.errors import ConfigError, UnsupportedGameError
+from gpu_vecenv.wrappers import FlattenObservation
+
+FOLDER = Path(adapters.__file__).parent
+ADAPTERS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+
+
+@pytest.mark.parametrize("name", [name for name in ADAPTERS if name != "cleanrl"])
+def test_a_missing_library_is_one_line(name):
+    libraries = {"sb3": "stable_baselines3", "rllib": "ray"}
+    missing = libraries.get(name, name)
+    code = f"import sys; sys.modules[{missing!r}] = None\nimport gpu_vecenv.adapters.{name} as adapter"
+    code += "; adapter.make('cartpole', 1)"  # SuperSuit's native wrappers need no SuperSuit
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    extra = re.search(r"ModuleNotFoundError: .* is not installed: pip install 'gpu-vecenv\[([\w-]+)\]'$", said)
+    assert extra and extra[1] == name.replace("_", "-")
+    assert "During handling" not in said and "direct cause" not in said
+    assert f"\n{extra[1]} = [" in (FOLDER.parent / "pyproject.toml").read_text(), "an extra of that name"
+
+
+def test_other_errors_of_imports_pass():
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"), adapters.needs("x"):
+        importlib.import_module("torch")
+        from torch import nothing  # noqa: F401
+
+
+def test_views_are_told_apart():
+    rows = GymnasiumVectorEnv("pendulum", 2, "cpu")
+    assert adapters.checked_rows(rows, "Some library", kinds=(Box,)) is rows
+    wrapped = FlattenObservation(rows)
+    assert adapters.checked_rows(wrapped, "Some library") is wrapped
+    for other in (gpu_vecenv.make("pendulum", 2, "cpu"), gpu_vecenv.parallel_env("pendulum", "cpu"), None):
+        with pytest.raises(TypeError, match=r"expected a gpu_vecenv\.GymnasiumVectorEnv"):
+            adapters.checked_rows(other, "Some library")
+    with pytest.raises(ValueError, match=r'env has output="torch" .*; expected output="numpy" and "next_step"'):
+        adapters.checked_rows(rows, "Some library", output="numpy", mode="NEXT_STEP")
+
+
+@pytest.mark.parametrize(
+    ("game", "config", "allowed", "reason"),
+    [
+        (
+            "cartpole",
+            {},
+            {"kinds": (Box,)},
+            r"Some library has no Discrete; the game has actions Discrete\(2\)\. .*for it: sb3",
+        ),
+        ("pendulum", {}, {"kinds": (Discrete,)}, r"no Box; the game has actions Box\(.* for it: .*rsl_rl"),
+        ("tag_continuous", {}, {"kinds": (Discrete, Box)}, "no MultiDiscrete; .* for it: .*torchrl"),
+        (Crew, {}, {}, "has no action masks; .* for it: torchrl"),
+    ],
+)
+def test_a_game_beyond_a_library_is_refused_with_what_to_take(game, config, allowed, reason):
+    env = GymnasiumVectorEnv(game, 2, "cpu", **config)
+    with pytest.raises(UnsupportedGameError, match=reason) as caught:
+        adapters.checked_rows(env, "Some library", **allowed)
+    assert isinstance(caught.value, ConfigError)
+
+
+def test_what_is_named_instead_exists():
+    assert {name for names in adapters.ELSEWHERE.values() for name in names} <= set(ADAPTERS)
+
+
+def test_roles_of_their_own_sizes_need_masks_or_a_library_that_knows_roles():
+    adapters.checked_rows(GymnasiumVectorEnv(Crew, 2, "cpu"), "Some library", masks=True)
+    adapters.checked_rows(GymnasiumVectorEnv(Script, 2, "cpu", num_others=2), "Some library")
+    with pytest.raises(UnsupportedGameError, match=r"of their own; .*\{'lead': \(4,\), 'other': \(2,\)\}.*skrl"):
+        adapters.checked_rows(GymnasiumVectorEnv(Script, 2, "cpu", num_others=2, choices_of_others=2), "Some library")

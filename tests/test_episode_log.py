@@ -1,0 +1,64 @@
+"""What trainers log of episodes: the same means as those of the episodes, taken down one by one."""
+
+import math
+
+import pytest
+import torch
+from games.script import Script
+
+import gpu_vecenv
+from gpu_vecenv import EpisodeLog
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_means_are_those_of_the_episodes_since_the_last_look(mode, rows, device):
+    env = gpu_vecenv.make(Script, 7, device, autoreset_mode=mode, rows=rows, num_leads=2, num_others=3, leave=2)
+    env.reset(seed=3)
+    log, shape = EpisodeLog(env), (7, 5)
+    assert log.names == ("return_lead", "return_other", "length", "terminated")
+    assert all(math.isnan(value) for value in log.means().values())
+    returns, lengths, ended, expected = torch.zeros(shape), torch.zeros(7), [], None
+    compared = 0
+    for tick in range(60):
+        playing = env.time.cpu() < env.state["ends"].cpu()
+        ends, truncates = (env.state[name].clone().cpu() for name in ("ends", "truncates"))
+        _, rewards, *_ = env.step(env.sample_actions())
+        returns += rewards.cpu().reshape(shape)
+        lengths += playing
+        for e in torch.nonzero(playing & (lengths == ends)).flatten().tolist():
+            row = [returns[e, :2].mean(), returns[e, 2:].mean(), lengths[e], 1.0 - truncates[e]]
+            ended.append(torch.tensor(row, dtype=torch.float64))
+            returns[e], lengths[e] = 0, 0
+        if tick % 5 == 4 or tick == 45:  # once nothing can have ended between two looks
+            if ended:
+                expected, ended = torch.stack(ended).mean(0), []
+            if expected is not None:
+                torch.testing.assert_close(torch.stack(list(log.means().values())).cpu(), expected, rtol=1e-6, atol=0)
+                compared += 1
+    assert compared >= 10
+
+
+def test_it_is_what_it_was_where_no_episode_ended():
+    env = gpu_vecenv.make("cartpole", 3, "cpu")
+    env.reset(seed=1)
+    log = EpisodeLog(env)
+    while env.episode_statistics()["episodes"].sum() == 0:
+        env.step(env.sample_actions())
+    first, second = log.means(), log.means()
+    assert first == second and first["length"] > 5 and first["terminated"] == 1
+    assert first["return_agent"] == first["length"]
+
+
+@pytest.mark.gpu
+def test_a_look_waits_for_nothing():
+    env = gpu_vecenv.make("tag_gridworld", 50, "cuda")
+    env.reset(seed=1)
+    log = EpisodeLog(env)
+    log.means()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        env.step(env.sample_actions())
+        log.means()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
