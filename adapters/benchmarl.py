@@ -16,8 +16,8 @@ from typing import Any
 
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv import BatchedParallelEnv, Env, configure
-from gpu_vecenv.adapters import check_actions, needs
+from gpu_vecenv import BatchedParallelEnv, Env
+from gpu_vecenv.adapters import check_actions, configured, needs
 from gpu_vecenv.errors import UnsupportedGameError
 
 with needs("benchmarl"):
@@ -43,10 +43,12 @@ class GameTask(TaskClass):
     """
 
     def __init__(self, game: Any, config: dict[str, Any]) -> None:
-        own = {field.name for field in dataclasses.fields(configure(game))}
-        self.game = checked(configure(game, **{key: value for key, value in config.items() if key in own}))
-        self.arguments = {key: value for key, value in config.items() if key not in own}
-        super().__init__(self.game.name(), config)
+        self.game: Env
+        by_experiment = dict.fromkeys(("num_envs", "device", "seed"), "by the Experiment's configuration")
+        self.game, arguments = configured(game, config, **by_experiment)
+        self.arguments = {key: value for key, value in arguments.items() if key not in by_experiment}
+        checked(self.game)
+        super().__init__(self.game.name(), {**dataclasses.asdict(self.game), **self.arguments})
 
     def get_env_fun(self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any) -> Callable[[], Any]:
         """A function that makes ``num_envs`` replicas, whose first reset begins with the seed."""
@@ -145,5 +147,6 @@ def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> torchrl
 
 def wrap(env: BatchedParallelEnv, *, return_state: bool = False) -> torchrl_adapter.TorchRLEnv:
     """A BatchedParallelEnv as for ``gpu_vecenv.adapters.torchrl``, if BenchMARL can train on its game."""
+    wrapped = torchrl_adapter.wrap(env, return_state=return_state)
     checked(env.game)
-    return torchrl_adapter.wrap(env, return_state=return_state)
+    return wrapped

@@ -23,7 +23,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import VectorEnv
 
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv, configure
-from gpu_vecenv.adapters import checked_rows, needs
+from gpu_vecenv.adapters import ActionClip, checked_rows, needs
 from gpu_vecenv.errors import ConfigError
 
 
@@ -80,8 +80,8 @@ class IsaacGymEnv(GymEnv):
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
         super().__init__(checked_rows(env, "CleanRL's GPU script", kinds=(Box,)))
-        self.num_envs, self.device, box = env.num_envs, env.unwrapped.device, self.action_space
-        self._bounds = [torch.tensor(bound, device=self.device) for bound in (box.low, box.high)]
+        self.num_envs, self.device = env.num_envs, env.unwrapped.device
+        self._clip = ActionClip(env.single_action_space, self.device)
 
     def reset(self, seed: int | None = None) -> dict[str, torch.Tensor]:
         """Begin new episodes: {"obs": (rows, *shape)}."""
@@ -94,7 +94,7 @@ class IsaacGymEnv(GymEnv):
             {"obs": (rows, *shape)}, rewards (rows,) float32, dones (rows,) int64, which the script subtracts from 1,
             and infos: "time_outs" (rows,) bool, and what the Gymnasium view has, "final_obs" for instance.
         """
-        obs, rewards, terminations, truncations, info = self.env.step(actions.clamp(*self._bounds))
+        obs, rewards, terminations, truncations, info = self.env.step(self._clip(actions))
         infos = {**info, "time_outs": truncations & ~terminations}
         return {"obs": obs}, rewards, (terminations | truncations).long(), infos
 
@@ -117,8 +117,8 @@ def wrap(env: GymnasiumVectorEnv) -> IsaacGymEnv:
     return IsaacGymEnv(env)
 
 
-def run(script: str, *arguments: str, **config: Any) -> dict[str, Any]:
-    """Run a script with its command line, in a process of its own; its globals, ``agent`` among them.
+def run(script: str, *arguments: Any, **config: Any) -> dict[str, Any]:
+    """Run a script with its command line; returns its globals, ``agent`` among them. Give it a process of its own.
 
     What it imports as ``isaacgymenvs`` finds games by name and counts rows: ConfigError if ``--num-envs`` is no
     multiple of the game's agents. ``gym.make`` knows the ids that Gymnasium knows. ``config`` is the game's.
@@ -142,9 +142,11 @@ def run(script: str, *arguments: str, **config: Any) -> dict[str, Any]:
     isaacgymenvs: Any = ModuleType("isaacgymenvs")
     isaacgymenvs.make = make_rows
     sys.modules |= {"isaacgym": ModuleType("isaacgym"), "isaacgymenvs": isaacgymenvs}
-    sys.argv = [script, *arguments]
+    sys.argv = [script, *map(str, arguments)]
     return runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit("expected a script of CleanRL 1.2.0, github.com/vwxyzjn/cleanrl/tree/v1.2.0/cleanrl, and its options")
     run(*sys.argv[1:])

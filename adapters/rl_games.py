@@ -18,7 +18,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple, flatten_space
 from gymnasium.vector.utils import batch_space
 
 from gpu_vecenv import GymnasiumVectorEnv
-from gpu_vecenv.adapters import checked_rows, needs
+from gpu_vecenv.adapters import ActionClip, checked_rows, needs
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 
 with needs("rl-games"):
@@ -46,8 +46,9 @@ class RLGamesVecEnv(IVecEnv):
         self._seed: int | None = None
         space = env.single_action_space
         self._shape = (env.num_envs, *(space.shape or ()))
-        bounds = (space.low, space.high) if isinstance(space, Box) else ()
-        self._bounds = [torch.as_tensor(bound, device=self.rows.device) for bound in bounds]
+        self._clip = ActionClip(space, self.rows.device)
+        if isinstance(space, Box) and not space.is_bounded("both"):
+            raise ValueError(f"env has actions {space}, which rl_games cannot scale to; expected finite bounds")
         sizes = space.nvec.tolist() if isinstance(space, MultiDiscrete) else []
         if len(set(sizes)) > 1 and self.has_action_masks():
             raise UnsupportedGameError(
@@ -67,9 +68,7 @@ class RLGamesVecEnv(IVecEnv):
 
     def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """As ``reset``, rewards (rows,) float32, dones (rows,) bool, and {"time_outs": (rows,) bool}."""
-        actions = actions.reshape(self._shape)  # rl_games' players squeeze
-        if self._bounds:
-            actions = actions.clamp(*self._bounds)
+        actions = self._clip(actions.reshape(self._shape))  # rl_games' players squeeze
         obs, rewards, terminations, truncations, _ = self.env.step(actions)
         return self._named(obs), rewards, terminations | truncations, {"time_outs": truncations & ~terminations}
 

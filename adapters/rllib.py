@@ -7,17 +7,17 @@ With ``roles`` each replica is an object of its own, by default on the CPU: RLli
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from gymnasium.vector import VectorEnv, VectorWrapper
 
-from gpu_vecenv import Env, GymnasiumVectorEnv, configure, parallel_env
-from gpu_vecenv.adapters import checked_rows, needs, unsupported
+from gpu_vecenv import Env, GymnasiumVectorEnv, parallel_env
+from gpu_vecenv.adapters import checked_rows, configured, needs, unsupported
 from gpu_vecenv.errors import ConfigError
 
 with needs("rllib"):
+    from ray.rllib.algorithms import AlgorithmConfig
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
 VIEW: Any = {"output": "numpy", "autoreset_mode": "next_step"}
@@ -27,8 +27,8 @@ class RLlibVectorEnv(VectorWrapper):
     """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``; all rows of a replica end together.
 
     Where an agent ends before its replica, RLlib would begin an episode in which nobody plays, and might go on with it
-    into the replica's next one. Here its row sees zeros from that tick on, has reward 0, and terminates with its
-    replica. So its return is right, its length the replica's, and an early truncation counts as a termination.
+    into the replica's next one. Here its row sees zeros until its replica's last tick, has reward 0, and terminates
+    with it. So its return is right, its length the replica's, and an early truncation counts as a termination.
 
     Args:
         env: A Gymnasium view with ``output="numpy"`` and "next_step". Or RLlib's env_config: "game", "num_envs", which
@@ -107,7 +107,7 @@ def rows(config: Any, game: Any, num_envs: int, device: Any = None, **arguments:
 
     Each env runner has ``num_envs`` replicas; ``device`` None takes cuda if Ray gave the runner a GPU, else cpu.
     """
-    game = _configured(game, arguments)
+    game, arguments = _checked(config, game, arguments)
     config.environment(RLlibVectorEnv, env_config={"game": game, "device": device, **arguments})
     count = num_envs * game.num_agents
     return config.env_runners(num_envs_per_env_runner=count, gym_env_vectorize_mode="vector_entry_point")
@@ -115,7 +115,7 @@ def rows(config: Any, game: Any, num_envs: int, device: Any = None, **arguments:
 
 def roles(config: Any, game: Any, num_envs: int = 1, device: Any = "cpu", **arguments: Any) -> Any:
     """``config`` set to train a policy for each role, named like it; ``arguments`` of ``gpu_vecenv.parallel_env``."""
-    game = _configured(game, arguments)
+    game, arguments = _checked(config, game, arguments)
     config.environment(RLlibParallelEnv, env_config={"game": game, "device": device, **arguments})
     # The check seeds each env with 42: without a seed of the run, all would then play the same episodes.
     config.environment(disable_env_checking=True)
@@ -126,7 +126,8 @@ def roles(config: Any, game: Any, num_envs: int = 1, device: Any = "cpu", **argu
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> RLlibVectorEnv:
     """What ``rows`` lets env runners step: ``num_envs`` replicas; ``config`` as for ``GymnasiumVectorEnv``."""
-    return wrap(GymnasiumVectorEnv(game, num_envs, device, **VIEW, **config))
+    game, config = configured(game, config, **VIEW)
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
 def wrap(env: VectorEnv[Any, Any, Any]) -> RLlibVectorEnv:
@@ -135,16 +136,21 @@ def wrap(env: VectorEnv[Any, Any, Any]) -> RLlibVectorEnv:
 
 
 def _view(game: Any, num_envs: int = 0, **arguments: Any) -> GymnasiumVectorEnv:
-    num_agents = _configured(game, arguments).num_agents
+    game, arguments = configured(game, arguments, **VIEW)
+    num_agents = game.num_agents
     if num_envs < 1 or num_envs % num_agents:
         raise ConfigError(
             f'RLlib asks for {num_envs} rows; expected gym_env_vectorize_mode="vector_entry_point" and '
             f"num_envs_per_env_runner a multiple of {num_agents}: each agent of a replica is a row"
         )
-    return GymnasiumVectorEnv(game, num_envs // num_agents, **VIEW, **arguments)
+    return GymnasiumVectorEnv(game, num_envs // num_agents, **arguments)
 
 
-def _configured(game: Any, arguments: Mapping[str, Any]) -> Env:
-    """The game itself, of a class that other processes import, where they would not know a name."""
-    names = {field.name for field in dataclasses.fields(configure(game))}
-    return configure(game, **{key: value for key, value in arguments.items() if key in names})
+def _checked(config: Any, game: Any, arguments: Mapping[str, Any]) -> tuple[Env, dict[str, Any]]:
+    """The game itself, of a class that other processes import, where they would not know a name; what is left."""
+    if not isinstance(config, AlgorithmConfig):
+        raise TypeError(f"config is {config!r}; expected an AlgorithmConfig, PPOConfig() for instance")
+    known, rest = configured(game, arguments)
+    if known.masks_actions:
+        raise unsupported("RLlib", "action masks", "them")
+    return known, rest

@@ -17,7 +17,7 @@ import torch
 from gymnasium.spaces import Box
 
 from gpu_vecenv import EpisodeLog, GymnasiumVectorEnv
-from gpu_vecenv.adapters import checked_rows, needs
+from gpu_vecenv.adapters import ActionClip, checked_rows, needs
 from gpu_vecenv.errors import UnsupportedGameError
 
 with needs("rsl-rl"):
@@ -46,7 +46,7 @@ class RslRlVecEnv(VecEnv):
         self.num_envs, self.device, self.cfg = env.num_envs, self.vec_env.device, self.vec_env.game
         box: Any = env.single_action_space
         self.num_actions = box.shape[0]
-        self._bounds = [torch.tensor(bound, device=self.device) for bound in (box.low, box.high)]
+        self._clip = ActionClip(box, self.device)
         self._episodes, self._ticks = EpisodeLog(self.vec_env), 0
         self.reset()
 
@@ -107,7 +107,7 @@ class RslRlVecEnv(VecEnv):
             every eighth tick "log", of the episodes completed since the last one (of those before where there are none,
             NaN before the first): each role's returns, the length in ticks, the share that no time limit ended.
         """
-        self._obs, rewards, terminations, truncations, _ = self.env.step(actions.clamp(*self._bounds))
+        self._obs, rewards, terminations, truncations, _ = self.env.step(self._clip(actions))
         extras: dict[str, Any] = {"time_outs": truncations & ~terminations}
         self._ticks += 1
         if self._ticks % LOG_EVERY == 0:

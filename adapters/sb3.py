@@ -14,25 +14,26 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv import GymnasiumVectorEnv
-from gpu_vecenv.adapters import checked_rows, needs
+from gpu_vecenv.adapters import checked_rows, configured, needs
 
 with needs("sb3"):
+    from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
 
 FRAMES = 16  # of these replicas at most get_images shows; SB3 tiles all it is given
 
 
 class Infos(Sequence[dict[str, Any]]):
-    """One dictionary a row, made when it is looked at: SB3 looks into those of the rows that are done.
+    """One dictionary a row, made when somebody looks: SB3 looks into those of the rows that are done.
 
     Args:
         num_rows: How many.
-        make_info: Row -> its dictionary.
+        make: Makes those with something in them, row -> dictionary, all at once.
     """
 
-    def __init__(self, num_rows: int, make_info: Callable[[int], dict[str, Any]]) -> None:
-        self._num_rows, self._make_info = num_rows, make_info
-        self._made: dict[int, dict[str, Any]] = {}
+    def __init__(self, num_rows: int, make: Callable[[], dict[int, dict[str, Any]]] = dict) -> None:
+        self._num_rows, self._make = num_rows, make
+        self._made: dict[int, dict[str, Any]] | None = None
 
     def __len__(self) -> int:
         return self._num_rows
@@ -40,10 +41,9 @@ class Infos(Sequence[dict[str, Any]]):
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
             return [self[place] for place in range(self._num_rows)[row]]
-        place = range(self._num_rows)[row]
-        if place not in self._made:
-            self._made[place] = self._make_info(place)
-        return self._made[place]
+        if self._made is None:
+            self._made = self._make()
+        return self._made.setdefault(range(self._num_rows)[row], {})
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(self._num_rows))
@@ -63,7 +63,7 @@ class SB3VecEnv(VecEnv):
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
         # Plain SB3 has no masks, sb3-contrib's MaskablePPO has; which of them will learn is not known here.
-        self.env = checked_rows(env, "Stable-Baselines3", output="numpy", masks=True)
+        self.env = checked_rows(env, "Stable-Baselines3", output="numpy", masks=True, wrapped=False)
         self.metadata = env.metadata
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._begin()
@@ -77,7 +77,7 @@ class SB3VecEnv(VecEnv):
         if any(self._options):
             raise ValueError(f"reset: options are {self._options[0]}; expected none")
         obs, _ = self.env.reset(seed=self._seeds[0])
-        self.reset_infos = Infos(self.num_envs, lambda row: {})  # type: ignore[assignment]
+        self.reset_infos = Infos(self.num_envs)  # type: ignore[assignment]
         self._reset_seeds()
         self._begin()
         return obs
@@ -94,16 +94,17 @@ class SB3VecEnv(VecEnv):
         self._active, final_obs, seconds = info["active"], info["final_obs"], round(time.time() - self._start, 6)
         self._returns, self._lengths = np.where(dones, 0, returns), np.where(dones, 0, lengths)
 
-        def make_info(row: int) -> dict[str, Any]:
-            if not dones[row]:
-                return {}
-            truncated = bool(truncations[row] and not terminations[row])
-            made: dict[str, Any] = {"terminal_observation": final_obs[row], "TimeLimit.truncated": truncated}
-            if played[row]:
-                made["episode"] = {"r": float(returns[row]), "l": int(lengths[row]), "t": seconds}
-            return made
+        def make_infos() -> dict[int, dict[str, Any]]:
+            rows, infos = np.flatnonzero(dones), {}
+            told = (truncations & ~terminations, played, returns, lengths)
+            columns = [rows.tolist(), final_obs[rows], *(array[rows].tolist() for array in told)]
+            for row, last, truncated, counts, total, length in zip(*columns, strict=True):
+                infos[row] = {"terminal_observation": last, "TimeLimit.truncated": truncated}
+                if counts:
+                    infos[row]["episode"] = {"r": total, "l": length, "t": seconds}
+            return infos
 
-        return obs, rewards, dones, Infos(self.num_envs, make_info)
+        return obs, rewards, dones, Infos(self.num_envs, make_infos)
 
     def close(self) -> None:
         """Let go of all memory."""
@@ -129,8 +130,8 @@ class SB3VecEnv(VecEnv):
         return [result[row] if method_name == "action_masks" else result for row in rows]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """False for every row: no Gymnasium wrapper is inside."""
-        return [False] * len(list(self._get_indices(indices)))
+        """For every row True for SB3's Monitor, whose "episode" the infos have, and else False."""
+        return [wrapper_class is Monitor] * len(list(self._get_indices(indices)))
 
     def get_images(self) -> Sequence[Any]:
         """Frames of the first replicas."""
@@ -140,7 +141,8 @@ class SB3VecEnv(VecEnv):
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> SB3VecEnv:
     """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
-    return wrap(GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config))
+    game, config = configured(game, config, output="numpy")
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
 def wrap(env: GymnasiumVectorEnv) -> SB3VecEnv:

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
-from gpu_vecenv import BatchedParallelEnv, EpisodeLog, GymnasiumVectorEnv, configure
-from gpu_vecenv.adapters import check_actions, checked_rows, needs
+from gpu_vecenv import BatchedParallelEnv, EpisodeLog, GymnasiumVectorEnv
+from gpu_vecenv.adapters import ActionClip, check_actions, checked_rows, configured, needs
 
 with needs("skrl"):
     from skrl.envs.wrappers.torch import MultiAgentEnvWrapper, Wrapper, wrap_env
@@ -51,8 +51,7 @@ class AgentsEnv:
 
     def __init__(self, env: Any, action_space: Space[Any]) -> None:
         self.env, self._episode = env, Means(EpisodeLog(env.unwrapped.vec_env))
-        bounds = (action_space.low, action_space.high) if isinstance(action_space, Box) else ()
-        self._bounds = [torch.tensor(bound, device=self.device) for bound in bounds]  # the same for all roles
+        self._clip = ActionClip(action_space, self.device)  # a Box is the same for all roles
 
     @property
     def unwrapped(self) -> AgentsEnv:
@@ -60,15 +59,14 @@ class AgentsEnv:
         return self
 
     def __getattr__(self, name: str) -> Any:
+        if name == "env":  # not there yet: somebody copies
+            raise AttributeError(name)
         return getattr(self.env.unwrapped, name)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         """As ``BatchedParallelEnv.step``, with "episode" in extras."""
-        *outputs, extras = self.env.step({agent: self._clipped(given) for agent, given in actions.items()})
+        *outputs, extras = self.env.step({agent: self._clip(given) for agent, given in actions.items()})
         return *outputs, {**extras, "episode": self._episode}
-
-    def _clipped(self, actions: torch.Tensor) -> torch.Tensor:
-        return actions.clamp(*self._bounds) if self._bounds else actions
 
 
 class RowsEnv(AgentsEnv):
@@ -86,7 +84,7 @@ class RowsEnv(AgentsEnv):
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         """As ``GymnasiumVectorEnv.step``; Discrete actions have a last axis of length 1."""
-        actions = actions.squeeze(-1) if isinstance(self.single_action_space, Discrete) else self._clipped(actions)
+        actions = actions.squeeze(-1) if isinstance(self.single_action_space, Discrete) else self._clip(actions)
         obs, *outputs, info = self.env.step(actions)
         return {"policy": obs}, *outputs, {**info, "episode": self._episode}
 
@@ -97,13 +95,18 @@ def with_final_obs(agent: Any) -> Any:
     Each tick then copies the observations, once more for the state.
     """
     record = agent.record_transition
+    acting: dict[str, torch.Tensor] | None = None  # in the tick, by the infos of the one before
 
     def seen(ended: torch.Tensor, final_obs: torch.Tensor, next_obs: torch.Tensor) -> torch.Tensor:
         return torch.where(ended[:, None], final_obs.flatten(1), next_obs)
 
     def record_transition(*, next_observations: Any, next_states: Any, infos: dict[str, Any], **others: Any) -> None:
+        nonlocal acting
         ended, final_obs = infos["_final_obs"], infos["final_obs"]
         if isinstance(next_observations, dict):
+            if acting is not None:  # agents that had left are zeros at the end, too, as critics know them
+                final_obs = {key: torch.where(acting[key][:, None], final_obs[key].flatten(1), 0) for key in acting}
+            acting = infos["active"]
             next_observations = {key: seen(ended[key], final_obs[key], obs) for key, obs in next_observations.items()}
             joint = torch.cat(list(next_observations.values()), 1)
             next_states = {key: torch.where(ended[key][:, None], joint, state) for key, state in next_states.items()}
@@ -117,10 +120,11 @@ def with_final_obs(agent: Any) -> Any:
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> Wrapper | MultiAgentEnvWrapper:
     """``num_envs`` replicas of a game, for multi-agent learners if it has several agents; ``config`` as for a view."""
-    known = {key: value for key, value in config.items() if key in configure(game).__dataclass_fields__}
-    if configure(game, **known).num_agents == 1:
-        return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
-    return wrap(BatchedParallelEnv(game, num_envs, device, rows=True, **config))
+    game, config = configured(game, config, rows=True)
+    if game.num_agents > 1:
+        return wrap(BatchedParallelEnv(game, num_envs, device, **config))
+    del config["rows"]  # the other view always has them
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
 def wrap(env: BatchedParallelEnv | GymnasiumVectorEnv) -> Wrapper | MultiAgentEnvWrapper:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pettingzoo
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
@@ -28,8 +29,9 @@ def _observations(env: Any, change: Callable[..., Any], change_space: Callable[.
     space = env.single_observation_space
     if change_space is not None:
         return wrappers.TransformObservation(env, change, None, change_space(space))
-    low, high = (change(torch.from_numpy(bound)[None])[0].numpy() for bound in (space.low, space.high))
-    return wrappers.TransformObservation(env, change, None, Box(low, high, dtype=low.dtype.type))
+    ends = [change(torch.from_numpy(bound)[None])[0].numpy() for bound in (space.low, space.high)]
+    box = Box(np.minimum(*ends), np.maximum(*ends), dtype=ends[0].dtype.type)
+    return wrappers.TransformObservation(env, change, None, box)
 
 
 def _actions(env: Any, change: Callable[..., Any], change_space: Callable[..., Any]) -> Any:
@@ -50,6 +52,8 @@ def _stack(padding_type: str, env: Any, stack_size: int = 4, stack_dim: int = -1
 def _one_color(env: Any, mode: str = "full") -> Any:
     if mode not in ("full", *"RGB"):
         raise ValueError(f'color_reduction: mode is {mode!r}; expected "full", "R", "G" or "B"')
+    if (shape := env.single_observation_space.shape)[2:] != (3,):
+        raise ValueError(f"color_reduction: observations have shape {shape}; expected (height, width, 3)")
 
     def reduced(obs: torch.Tensor) -> torch.Tensor:
         if mode != "full":

@@ -14,7 +14,7 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from gpu_vecenv import GymnasiumVectorEnv
-from gpu_vecenv.adapters import checked_rows, needs
+from gpu_vecenv.adapters import checked_rows, configured, needs
 
 with needs("tianshou"):
     from tianshou.data import Batch
@@ -25,21 +25,19 @@ class TianshouVectorEnv(BaseVectorEnv):
     """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``.
 
     Rows that ``collect(n_episode=…)`` leaves out stand still: their replicas are put back after the tick. An agent that
-    still plays cannot be left out of a replica that moves: let ``n_episode`` be a multiple of the agents and, if some
-    leave early, at most the rows. With more, or ``n_step``, their rest until the replica's end counts as an episode.
+    still plays cannot be left out of a replica that moves (ValueError): let ``n_episode`` be a multiple of the agents
+    and, if some leave early, at most the rows. With ``n_step`` the rest until a replica's end counts as their episode.
 
     In games that mask actions, observations are a Batch of "obs" and "mask", (rows, num_logits) bool; where a row ends,
     "mask" is the next start's. ``collect(random=True)`` knows no masks. Box actions that Tianshou's scaling puts beyond
     a bound by rounding are put on it. Infos are empty, because Tianshou takes them apart row by row.
 
     Raises:
-        TypeError, ValueError, UnsupportedGameError: As ``checked_rows``, and where ``env`` is in a wrapper.
+        TypeError, ValueError, UnsupportedGameError: As ``checked_rows``; a wrapper would see rows move that stand.
     """
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
-        self.env = checked_rows(env, "Tianshou", output="numpy", masks=True)
-        if env is not env.unwrapped:
-            raise ValueError(f"env is in a {type(env).__name__}, which would see rows move that stand; expected none")
+        self.env = checked_rows(env, "Tianshou", output="numpy", masks=True, wrapped=False)
         self.env_num, self.is_async, self.is_closed = env.num_envs, False, False
         self._infos = np.array([{} for _ in range(env.num_envs)])
         self._now = Batch(ended=np.zeros(env.num_envs, bool), active=np.ones(env.num_envs, bool))
@@ -68,7 +66,10 @@ class TianshouVectorEnv(BaseVectorEnv):
         rows, named = self._named(id)
         moves, vec_env, last = self._replicas_of(named), self.env.vec_env, self._now
         if (moves & last.active & ~named).any():
-            raise ValueError("step: id has some agents of a replica only; expected all that play, see n_episode")
+            raise ValueError(
+                "step: id has some agents of a replica only; expected all that play. Let n_episode be a multiple of "
+                f"the {self.env.num_agents} agents and, if some leave early, at most {self.env_num}; or take n_step"
+            )
         actions, before = self._actions(action, rows), None if moves.all() else vec_env.state_dict()
         obs, rewards, terminations, truncations, info = self.env.step(actions)
         self._now = _batch(obs, info, terminations | truncations)
@@ -94,9 +95,9 @@ class TianshouVectorEnv(BaseVectorEnv):
         setattr(self.env, key, value)
 
     def seed(self, seed: Any = None) -> Any:
-        """Begin new episodes, all rows from one seed; returns it for each row."""
+        """Begin new episodes, all rows from one seed (no list of them); returns it for each row."""
         self.reset(seed=seed)
-        return [[self.env.vec_env.seed]] * self.env_num
+        return [[seed]] * self.env_num
 
     def render(self, **kwargs: Any) -> Any:
         """One frame per row, drawn when it is looked at; None for each without a ``render_mode``."""
@@ -142,7 +143,8 @@ def _batch(obs: Any, info: Any, ended: Any) -> Any:
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> TianshouVectorEnv:
     """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
-    return wrap(GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config))
+    game, config = configured(game, config, output="numpy")
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
 def wrap(env: GymnasiumVectorEnv) -> TianshouVectorEnv:

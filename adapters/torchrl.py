@@ -17,7 +17,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv import BatchedParallelEnv
-from gpu_vecenv.adapters import needs
+from gpu_vecenv.adapters import configured, needs
 from gpu_vecenv.errors import UnsupportedGameError
 
 with needs("torchrl"):
@@ -141,8 +141,8 @@ def _spec(space: Any) -> Any:
 
 def make(game: Any, num_envs: int, device: Any = None, *, return_state: bool = False, **config: Any) -> TorchRLEnv:
     """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.BatchedParallelEnv``."""
-    modes: dict[str, Any] = {"group_by": "role", "autoreset_mode": "disabled"}
-    return wrap(BatchedParallelEnv(game, num_envs, device, **modes, **config), return_state=return_state)
+    game, config = configured(game, config, group_by="role", autoreset_mode="disabled")
+    return wrap(BatchedParallelEnv(game, num_envs, device, **config), return_state=return_state)
 
 
 def wrap(env: BatchedParallelEnv, *, return_state: bool = False) -> TorchRLEnv:

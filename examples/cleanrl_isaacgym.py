@@ -1,4 +1,7 @@
-"""CleanRL's ppo_continuous_action_isaacgym.py, unchanged, on 32 pendulums; its file (release 1.2.0) is the argument."""
+"""CleanRL's ppo_continuous_action_isaacgym.py, unchanged, on 32 pendulums; its file is the argument.
+
+github.com/vwxyzjn/cleanrl/blob/v1.2.0/cleanrl/ppo_continuous_action_isaacgym/ppo_continuous_action_isaacgym.py
+"""
 
 import sys
 import time
@@ -7,6 +10,8 @@ import torch
 
 from gpu_vecenv.adapters import cleanrl
 
+if not sys.argv[1:]:
+    sys.exit(__doc__)
 options = "--env-id pendulum --num-envs 32 --num-steps 33 --total-timesteps 60000 --learning-rate 1e-3 --gamma 0.95"
 options += " --num-minibatches 4 --update-epochs 8 --vf-coef 0.02"
 start = time.perf_counter()

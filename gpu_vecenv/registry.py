@@ -101,7 +101,9 @@ def find_game(name: str) -> type[Env]:
         UnknownGameError: There is none; the message has the nearest names.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a game's name is {name!r} ({type(name).__name__}); expected a string")
+        raise TypeError(
+            f"a game is {name!r} ({type(name).__name__}); expected a registered name, an Env class or an Env"
+        )
     if name not in GAMES:
         raise UnknownGameError(
             f"no game is called {name[:128]!r}; {nearest(name, GAMES)}. "
@@ -193,6 +195,8 @@ def configure(game: Game, **config: Any) -> Env:
         kind = find_game(kind)
     keys = [field.name for field in dataclasses.fields(kind)]
     for key in config:
+        if key == "seed" and key not in keys:
+            raise ConfigError(f"seed is {config[key]!r}; it is no part of a configuration: give it to reset(seed=…)")
         if key not in keys:
             raise ConfigError(
                 f"{kind.name()} has no configuration key {key!r} (= {config[key]!r}); {nearest(key, keys)}"

@@ -19,6 +19,7 @@ from gymnasium.wrappers.utils import create_zero_array
 from torch import Tensor
 
 from gpu_vecenv.arguments import count
+from gpu_vecenv.errors import UnsupportedGameError
 from gpu_vecenv.tensor_wrapper import ActionWrapper, EpisodeWrapper, Info, Options, Step, TensorEnv
 
 Array = np.ndarray[Any, Any]
@@ -55,7 +56,8 @@ class WindowWrapper(EpisodeWrapper):
     def _begin(self, rows: Tensor, obs: Tensor) -> Tensor:
         if self._window is None:
             self._window = obs.unsqueeze(1).expand(-1, self._size, *obs.shape[1:])
-        self._window = torch.where(_beside(rows, self._window), self._pushed(rows, obs), self._window)
+        renewed = torch.cat([self._window[:, :-1], obs.unsqueeze(1)], 1)  # rows that go on may have been written to
+        self._window = torch.where(_beside(rows, self._window), self._pushed(rows, obs), renewed)
         return self.windowed(self._window)
 
     def _passed(self, counted: Tensor, *step: Any) -> Step:
@@ -171,6 +173,8 @@ class StickyAction(ActionWrapper, EpisodeWrapper):
         repeat_action_duration: int | tuple[int, int] = 1,
     ) -> None:
         super().__init__(env)
+        if getattr(getattr(env.unwrapped, "game", None), "masks_actions", False):
+            raise UnsupportedGameError("StickyAction: the game masks actions, a repeated one may not be allowed now")
         if not 0 <= repeat_action_probability < 1:
             raise InvalidProbability(
                 f"repeat_action_probability is {repeat_action_probability}; expected a number in [0, 1)"

@@ -186,6 +186,11 @@ class EpisodeWrapper(TensorWrapper):
     def step(self, actions: Tensor) -> Step:
         """Step the environment and take the statistics of the rows that had a transition."""
         obs, rewards, terminations, truncations, info = super().step(actions)
+        if obs.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{type(self).__name__}: a CUDA graph would replay what is remembered now, again and again; "
+                "capture the environment without this wrapper"
+            )
         before, done = self._active, terminations | truncations
         if self._mode is AutoresetMode.SAME_STEP:
             after = torch.ones_like(done)

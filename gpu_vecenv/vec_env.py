@@ -117,7 +117,8 @@ class VecEnv:
         self._prepare(self.program, len(next(iter(pool.values()))) if pool else 0)
         self.seed: int | None = None  # of the last seeded reset
         self._begun = False
-        self.loads = 0  # of state_dicts: who keeps what a tick gave knows by it that it is no longer so
+        # Of state_dicts, and by clear_episode_statistics: who keeps what was so knows by them that it is no longer so.
+        self.loads = self.clears = 0
 
     def like(self, **changes: Any) -> VecEnv:
         """A new environment made with the same arguments, but for ``changes``."""
@@ -290,6 +291,7 @@ class VecEnv:
         """Start the sums of ``episode_statistics`` anew."""
         for tensor in self.episode_statistics().values():
             tensor.zero_()
+        self.clears += 1
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """All that the next tick depends on, copied: state, clocks, random streams, statistics."""

@@ -1,11 +1,14 @@
 """Torch twins of those of Gymnasium's vector wrappers that fail on tensors, or take them off the device.
 
 Those that remember rows, and more for images and agents, stand in modules beside this one and are imported from here.
-Each has the name, the arguments and the meaning of its namesake in ``gymnasium.wrappers.vector``, 1.4; differences are
-told in its docstring. All work in the three autoreset modes, compute where ``reset`` returned the observations, never
-wait for the device in ``step``, and write into no tensor of the environment's. They serve every
-``gymnasium.vector.VectorEnv`` of tensors: observations (num_envs, *shape), rewards, terminations and truncations
-(num_envs,), ``info`` a dict. Gymnasium's own TransformReward, TransformAction and ArrayConversion do that as well.
+Each has the name, the arguments and the meaning of its namesake in ``gymnasium.wrappers.vector``, 1.4, or where that
+has none, in ``gymnasium.wrappers``; differences are told in its docstring, also where it follows SuperSuit.
+
+All work in the three autoreset modes, compute where ``reset`` returned the observations, never wait for the device in
+``step``, and write into no tensor of the environment's; those with statistics or a memory cannot be captured in a CUDA
+graph. They serve every ``gymnasium.vector.VectorEnv`` of tensors: observations (num_envs, *shape), rewards,
+terminations and truncations (num_envs,), ``info`` a dict. Gymnasium's own TransformReward, TransformAction and
+ArrayConversion do that as well.
 
 ``info`` may hold two things that matter here. ``final_obs`` (num_envs, *shape), in SAME_STEP mode, are the last
 observations of ended episodes, in the rows where ``_final_obs`` (num_envs,) bool is True; observation wrappers

@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from games.crew import Crew
 from games.script import Script
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumVectorEnv, adapters
@@ -62,7 +64,7 @@ def test_views_are_told_apart():
         ),
         ("pendulum", {}, {"kinds": (Discrete,)}, r"no Box; the game has actions Box\(.* for it: .*rsl_rl"),
         ("tag_continuous", {}, {"kinds": (Discrete, Box)}, "no MultiDiscrete; .* for it: .*torchrl"),
-        (Crew, {}, {}, "has no action masks; .* for it: torchrl"),
+        (Crew, {}, {}, "has no action masks; .* for it: sb3, torchrl"),
     ],
 )
 def test_a_game_beyond_a_library_is_refused_with_what_to_take(game, config, allowed, reason):
@@ -70,6 +72,38 @@ def test_a_game_beyond_a_library_is_refused_with_what_to_take(game, config, allo
     with pytest.raises(UnsupportedGameError, match=reason) as caught:
         adapters.checked_rows(env, "Some library", **allowed)
     assert isinstance(caught.value, ConfigError)
+
+
+def test_only_adapters_that_take_the_whole_game_are_named():
+    with pytest.raises(UnsupportedGameError, match=r"for it: sb3, torchrl, rl_games, tianshou$"):
+        adapters.check_actions("Some library", MultiDiscrete([2, 3]), (Box,), masks_actions=True)
+    with pytest.raises(UnsupportedGameError, match="make the game with continuous_actions=True"):
+        adapters.checked_rows(GymnasiumVectorEnv("simple_tag", 2, "cpu"), "Some library", kinds=(Box,))
+
+
+def test_what_an_adapter_sets_is_not_taken():
+    game, rest = adapters.configured("cartpole", {"max_steps": 7, "validate": "sync"}, output="numpy")
+    assert game.max_steps == 7 and rest == {"validate": "sync", "output": "numpy"}
+    with pytest.raises(ConfigError, match=r"output is 'torch'; the adapter sets it \('numpy'\): leave it out"):
+        adapters.configured("cartpole", {"output": "torch"}, output="numpy")
+    with pytest.raises(ConfigError, match=r"seed is 3; .*give it to reset\(seed=…\)"):
+        gpu_vecenv.make("cartpole", 2, "cpu", seed=3)
+
+
+def test_only_floats_are_clipped():
+    clip = adapters.ActionClip(Box(-1, 2, (2,)), torch.device("cpu"))
+    assert clip(torch.tensor([[-3.0, 5.0], [0.5, 1.5]])).tolist() == [[-1, 2], [0.5, 1.5]]
+    for wrong in (torch.zeros(2, 2, dtype=torch.int64), np.zeros((2, 2), np.float32)):
+        with pytest.raises(TypeError, match=r"step: actions are .*; expected a tensor of torch\.float32"):
+            clip(wrong)
+    choices = torch.tensor([1, 2])
+    assert adapters.ActionClip(Discrete(3), torch.device("cpu"))(choices) is choices
+
+
+def test_wrappers_are_refused_where_they_cannot_be():
+    env = FlattenObservation(GymnasiumVectorEnv("pendulum", 2, "cpu"))
+    with pytest.raises(TypeError, match="expected a GymnasiumVectorEnv without wrappers for Some library"):
+        adapters.checked_rows(env, "Some library", wrapped=False)
 
 
 def test_what_is_named_instead_exists():

@@ -97,7 +97,7 @@ def test_a_very_long_name_does_not_flood_the_message():
 
 @pytest.mark.parametrize("name", [None, 7, b"tag_gridworld", ["tag_gridworld"]])
 def test_a_name_that_is_no_string_is_refused(name):
-    with pytest.raises(TypeError, match=r"name is .* expected a string"):
+    with pytest.raises(TypeError, match=r"game is .* expected a registered name, an Env class or an Env"):
         gpu_vecenv.make(name, 4)
 
 

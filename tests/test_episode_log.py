@@ -50,6 +50,30 @@ def test_it_is_what_it_was_where_no_episode_ended():
     assert first["return_agent"] == first["length"]
 
 
+def test_it_follows_when_statistics_are_cleared_or_loaded():
+    env = gpu_vecenv.make(Script, 5, "cpu")
+    env.reset(seed=1)
+    log = EpisodeLog(env)
+    for _ in range(12):
+        env.step(env.sample_actions())
+    saved = env.state_dict()
+    log.means()
+    env.clear_episode_statistics()
+    for _ in range(30):  # more episodes than there were before
+        env.step(env.sample_actions())
+    statistics = env.episode_statistics()
+    assert log.means()["length"] == statistics["lengths"].sum() / statistics["episodes"].sum().double()
+    last = log.means()
+    env.load_state_dict(saved)
+    assert log.means() == last  # fewer episodes than before: none has ended
+    for _ in range(12):
+        env.step(env.sample_actions())
+    statistics = env.episode_statistics()
+    lengths = statistics["lengths"].sum() - saved["machine_completed_lengths"].sum()
+    episodes = statistics["episodes"].sum() - saved["machine_completed_episodes"].sum()
+    assert log.means()["length"] == lengths / episodes.double()
+
+
 @pytest.mark.gpu
 def test_a_look_waits_for_nothing():
     env = gpu_vecenv.make("tag_gridworld", 50, "cuda")

@@ -112,7 +112,7 @@ def test_the_wheel_says_what_it_needs_and_under_which_licence(wheel):
     assert "License-Expression: Apache-2.0" in lines
     assert "Requires-Python: >=3.10" in lines
     required = [line for line in lines if line.startswith("Requires-Dist:")]
-    assert required and all(">=" in line or "gpu-vecenv[" in line for line in required)
+    assert required and all(">=" in line or "==" in line or "gpu-vecenv[" in line for line in required)
     assert "gpu-vecenv = gpu_vecenv.cli:main" in entry_points
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from games.crew import Crew
@@ -177,6 +179,30 @@ def test_names_exist() -> None:
                 if not any(hasattr(env, name) for env in views):
                     unknown.append(f"{document}: env.{name}")
     assert not unknown
+
+
+def figures(file: str) -> list[dict[str, Any]]:
+    return json.loads((ROOT / "docs" / "performance" / file).read_text())["rows"]
+
+
+def test_the_costs_of_interfaces_are_those_measured() -> None:
+    section = TEXTS["docs/adapters.md"].partition("## What they cost")[2].partition("\n## ")[0]
+    told = {name: cells.split(" | ") for name, cells in re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)}
+    measured: dict[str, list[str]] = {}
+    for row in figures("h200-interfaces.json"):
+        if row["num_envs"] > 64:
+            measured.setdefault(row["through"], []).append(f"{row['overhead_us']:,.0f}")
+    assert told == measured and len(told) >= 9
+
+
+def test_what_the_libraries_reach_is_what_was_measured() -> None:
+    section = TEXTS["docs/adapters.md"].partition("## What they reach")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| `(\w+)` \| (.*) \| ([\d.]+) M \|$", section, re.MULTILINE)
+    measured = [
+        (row["example"], row["said"], f"{row['agent_steps_per_s'] / 1e6:.2f}")
+        for row in figures("h200-train-examples.json")
+    ]
+    assert told == measured and len(told) >= 6
 
 
 @pytest.mark.parametrize("game", GAMES)

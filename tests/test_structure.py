@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "gpu_vecenv"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 EVERYTHING = [path for top in ("gpu_vecenv", "adapters", "examples") for path in sorted((ROOT / top).rglob("*.py"))]
-PYTHON_LINES, DEVICE_LINES, ADAPTER_LINES = 450, 300, 150
+PYTHON_LINES, DEVICE_LINES, ADAPTER_LINES = 450, 300, 160
 
 # A module imports only from earlier groups; backends and envs count as one module each.
 GROUPS = (

@@ -8,6 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from games.crew import Crew
 from games.painter import Painter
 from games.script import Script
 from gymnasium.error import InvalidBound, InvalidProbability
@@ -19,7 +20,7 @@ from gymnasium.wrappers.utils import RunningMeanStd as TheirRunningMeanStd
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv import wrappers as ours
-from gpu_vecenv.errors import ResetNeededError
+from gpu_vecenv.errors import ResetNeededError, UnsupportedGameError
 from gpu_vecenv.running_statistics import LatestEpisodes, RunningMeanStd
 
 SAME, NEXT, DISABLED = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED
@@ -1348,6 +1349,22 @@ def test_spaces_that_contradict_each_other_are_told():
     assert env.observation_space == batch_space(single_space, ROWS)
 
 
+def test_actions_do_not_stick_where_some_are_masked():
+    with pytest.raises(UnsupportedGameError, match="masks actions"):
+        ours.StickyAction(GymnasiumVectorEnv(Crew, 2, "cpu"), 0.2)
+
+
+def test_what_a_reset_shows_of_rows_that_go_on_is_remembered():
+    """Somebody has written to the state, and resets nobody to see it."""
+    env = ours.FrameStackObservation(GymnasiumVectorEnv("pendulum", 3, "cpu"), 2)
+    env.reset(seed=1)
+    env.step(torch.zeros(3, 1))
+    env.unwrapped.vec_env.state["angle"][1] = 0.0
+    obs, _ = env.reset(options={"reset_mask": torch.tensor([True, False, False])})
+    assert torch.equal(obs[1, 1], env.unwrapped.vec_env.observe()[1]) and not torch.equal(obs[1, 0], obs[1, 1])
+    assert torch.equal(obs[0, 0], obs[0, 1])
+
+
 # ---------------------------------------------------------------------- on the GPU
 
 
@@ -1383,7 +1400,8 @@ def test_the_gpu_computes_the_same_and_nobody_waits_for_it(name, mode):
 def test_nobody_waits_for_the_gpu_to_draw(mode):
     wrapper, arguments, toy = STICKY
     env = wrapper(Toy(mode, "cuda", **toy), **arguments)
-    assert all(tensor.is_cuda for results in without_waiting(env) for tensor in plain(results))
+    found = list(without_waiting(env))
+    assert all(tensor.is_cuda for results in found for tensor in plain(results))
 
 
 def plain(results):
@@ -1447,3 +1465,15 @@ def test_an_agent_that_leaves_early_has_one_episode(mode, device):
     completed = inner.vec_env.episode_statistics()["episodes"].repeat_interleave(7)
     assert torch.equal(episodes, completed + waiting)
     assert sum(env.env.length_queue) + int(env.env.episode_lengths.sum()) == steps
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("wrapper", [ours.NormalizeReward, ours.RecordEpisodeStatistics, ours.MaxObservation])
+def test_a_graph_cannot_hold_what_is_remembered(wrapper):
+    env = wrapper(GymnasiumVectorEnv("cartpole", 4, "cuda"))
+    env.reset(seed=1)
+    actions = env.unwrapped.sample_actions()
+    env.step(actions)
+    with pytest.raises(RuntimeError, match="a CUDA graph would replay"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        env.step(actions)
+    env.step(actions)

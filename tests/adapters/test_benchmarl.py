@@ -151,7 +151,11 @@ def test_returns_are_those_of_the_episodes(tmp_path):
 def test_tasks_travel(tmp_path):
     task = benchmarl.task(Script, **LEAVE)
     assert pickle.loads(pickle.dumps(task)) == task != benchmarl.task(Script)
-    assert (task.name, task.config) == ("script", LEAVE)
+    assert task.name == "script" and task.config.items() >= LEAVE.items()
+    assert benchmarl.task(Script(max_steps=8)) != benchmarl.task(Script(max_steps=9))
+    for word in ("num_envs", "device", "seed"):
+        with pytest.raises(ConfigError, match=f"{word} is 3; the adapter sets it"):
+            benchmarl.task(Script, **{word: 3})
     experiment, _ = run(task, IppoConfig, MLP, tmp_path, checkpoint_at_end=True, max_n_iters=1)
     (checkpoint,) = Path(experiment.folder_name).rglob("checkpoint_*.pt")
     assert Experiment.reload_from_file(str(checkpoint)).task == task

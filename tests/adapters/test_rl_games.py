@@ -25,6 +25,7 @@ from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import rl_games
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 from gpu_vecenv.registry import GAMES
+from gpu_vecenv.wrappers import ClipAction
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rl_games_ppo.py"
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
@@ -136,6 +137,11 @@ def test_rl_games_counts_the_episodes_of_first_agents(tmp_path):
     # rl_games averages float32 step by step.
     assert agent.game_rewards.get_mean()[0] == pytest.approx(float(sums["returns"][:, 0].sum()) / episodes, rel=1e-5)
     assert agent.game_lengths.get_mean() == pytest.approx(int(sums["lengths"].sum()) / episodes, rel=1e-5)
+
+
+def test_bounds_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="expected finite bounds"):
+        rl_games.wrap(ClipAction(GymnasiumVectorEnv("pendulum", 2, "cpu")))
 
 
 def test_seeds_count_once_and_come_with_the_config(tmp_path):

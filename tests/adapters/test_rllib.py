@@ -253,6 +253,11 @@ def test_masks_are_refused():
         rllib.make(Crew, 2, "cpu")
     with pytest.raises(UnsupportedGameError, match="no action masks"):
         rllib.RLlibParallelEnv({"game": Crew})
+    for setting in (rllib.rows, rllib.roles):
+        with pytest.raises(UnsupportedGameError, match="no action masks"):
+            setting(PPOConfig(), Crew, 2)
+        with pytest.raises(TypeError, match=r"expected an AlgorithmConfig, PPOConfig\(\) for instance"):
+            setting(PPOConfig, "cartpole", 2)
 
 
 def test_only_the_right_views_are_wrapped():

@@ -63,7 +63,7 @@ def test_steps_are_those_of_the_gymnasium_view(name, device):
 
 
 def test_infos_are_a_sequence_of_dictionaries_of_their_own():
-    infos = sb3.Infos(4, lambda row: {"a": 1} if row == 2 else {})
+    infos = sb3.Infos(4, lambda: {2: {"a": 1}})
     assert len(infos) == 4 and infos[2] == {"a": 1} == infos[-2]
     infos[0]["b"] = 2  # wrappers write into them
     assert list(infos) == [{"b": 2}, {}, {"a": 1}, {}] == infos[:]
@@ -87,7 +87,7 @@ def test_seeds_repeat_and_attributes_are_found():
     with pytest.raises(ValueError, match="one environment serves all rows"):
         env.set_attr("note", "other", 1)
     assert [t.tolist() for t in env.env_method("sample_actions", indices=[0])] == [env.env.sample_actions().tolist()]
-    assert env.env_is_wrapped(Monitor) == [False] * 3
+    assert env.env_is_wrapped(Monitor) == [True] * 3 and env.env_is_wrapped(VecMonitor) == [False] * 3
     env.set_options({"low": 1})
     with pytest.raises(ValueError, match="expected none"):
         env.reset()

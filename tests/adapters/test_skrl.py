@@ -319,7 +319,7 @@ def test_what_skrl_cannot_have_is_refused(view, error, message):
 
 def test_masked_games_are_refused_whatever_the_number_of_agents():
     for config in ({}, {"num_scouts": 0}):
-        with pytest.raises(UnsupportedGameError, match=r"gpu_vecenv\.adapters for it: torchrl"):
+        with pytest.raises(UnsupportedGameError, match=r"gpu_vecenv\.adapters for it: sb3, torchrl"):
             skrl.make(Scouts, 2, "cpu", **config)
 
 
@@ -440,11 +440,12 @@ def test_truncated_agents_are_bootstrapped_from_the_last_state(final, device):
     env = skrl.make(Script, 32, device, **LEAVING)
     agent = scripted(env, 20)
     kept = collected(skrl.with_final_obs(agent) if final else agent, env, 20)
-    count = 0
+    count, acting = 0, torch.ones(32, 4, dtype=torch.bool, device=device)
     for tick, outputs in enumerate(kept):
         obs, rewards, terminations, truncations = (tensor.unflatten(0, (32, 4)) for tensor in outputs[:4])
         ended, final_obs = (outputs[4][name].unflatten(0, (32, 4)) for name in ("_final_obs", "final_obs"))
-        last = torch.where(ended[..., None], final_obs, obs).flatten(1)
+        last = torch.where(ended[..., None], torch.where(acting[..., None], final_obs, 0), obs).flatten(1)
+        acting = outputs[4]["active"].unflatten(0, (32, 4))
         for i, key in enumerate(env.agents):
             follows = torch.where(ended[:, i, None], last, obs.flatten(1)) if final else obs.flatten(1)
             bootstrap = 0.5 * weighted(follows) * truncations[:, i, None]
@@ -463,6 +464,7 @@ def test_states_of_agents_who_play_on_are_those_that_follow(device):
     env.reset()
     others = 0
     for _ in range(12):
+        gone = (env.state()["lead_0"][:, 12:] == 0).all(1)
         obs, _, _, _, infos = env.step(whole(env, env.sample_actions()))
         state, ended = env.state()["lead_0"], infos["_final_obs"]
         for key in env.agents:
@@ -472,6 +474,9 @@ def test_states_of_agents_who_play_on_are_those_that_follow(device):
             assert same_bits(kept[-1]["next_states"][key][~ended[key]], state[~ended[key]])
             assert same_bits(kept[-1]["next_observations"][key][~ended[key]], obs[key][~ended[key]])
             assert kept[-1]["next_states"][key].isfinite().all()
+            # Where the replica ends, those that had left are zeros: the last two of four, six numbers each.
+            over = ended["lead_0"]
+            assert key[:4] != "lead" or (kept[-1]["next_states"][key][over & gone, 12:] == 0).all()
         others += int((ended["other_0"] & ~ended["lead_0"]).sum())
     assert others > 0
 

@@ -165,6 +165,18 @@ def test_a_wrapper_sees_the_observations_of_the_replica(wrap, game, config, expe
             history[agent].append(obs)
 
 
+def test_bounds_follow_a_function_that_turns_them_around():
+    env = ours.observation_lambda_v0(GymnasiumVectorEnv("pendulum", 3, "cpu"), lambda obs: -2 * obs)
+    assert env.single_observation_space == Box(np.float32([-2, -2, -16]), np.float32([2, 2, 16]))
+    assert env.single_observation_space.contains(env.reset(seed=1)[0][0].numpy())
+
+
+@pytest.mark.parametrize("mode", ["full", "R", "G", "B"])
+def test_only_images_lose_their_colour(mode):
+    with pytest.raises(ValueError, match=r"observations have shape \(3,\); expected \(height, width, 3\)"):
+        ours.color_reduction_v0(GymnasiumVectorEnv("pendulum", 3, "cpu"), mode)
+
+
 def test_rewards_are_clipped():
     env, twin = supersuit.clip_reward_v0(one("tag_gridworld", **GRID), -0.005, 0.005), one("tag_gridworld", **GRID)
     env.reset(seed=SEED), twin.reset(seed=SEED)

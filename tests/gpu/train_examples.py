@@ -3,6 +3,7 @@
 usage: python tests/gpu/train_examples.py RESULTS.json [EXAMPLE…]
 
 Each runs in a process of its own, as it is written but for the sizes in SIZES; it measures its seconds itself.
+$CLEANRL_SCRIPT is the file that CleanRL's example takes; without it, that example is left out.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from gpu_vecenv.measurement import provenance
 
+CLEANRL_SCRIPT = os.environ.get("CLEANRL_SCRIPT", "")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Example -> agent-steps of its training, and what is replaced in its text.
 SIZES: dict[str, tuple[int, dict[str, str]]] = {
@@ -36,6 +38,10 @@ SIZES: dict[str, tuple[int, dict[str, str]]] = {
             '"cpu"': '"cuda"',
             '"minibatch_size": 512': '"minibatch_size": 32768',
         },
+    ),
+    "cleanrl_isaacgym": (
+        4096 * 33 * 57,
+        {"--num-envs 32": "--num-envs 4096", "--total-timesteps 60000": f"--total-timesteps {4096 * 33 * 57}"},
     ),
     "benchmarl_mappo": (
         4096 * 3 * 25 * 30,
@@ -58,7 +64,9 @@ def train(name: str) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / f"{name}.py"
         script.write_text(text)
-        done = subprocess.run([sys.executable, "-W", "ignore", script], cwd=folder, capture_output=True, text=True)
+        command = [sys.executable, "-W", "ignore", str(script)]
+        command += [CLEANRL_SCRIPT] if name.startswith("cleanrl") else []
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         return {"example": name, "error": done.stderr[-2000:]}
     said = done.stdout.strip().splitlines()[-1]
@@ -70,7 +78,7 @@ def train(name: str) -> dict[str, object]:
 def main(results: str, *names: str) -> None:
     """Run them, print and write the figures."""
     rows = []
-    for name in names or SIZES:
+    for name in names or [name for name in SIZES if CLEANRL_SCRIPT or not name.startswith("cleanrl")]:
         rows.append(train(name))
         print(json.dumps(rows[-1]), flush=True)
     figures = {**provenance(torch.device("cuda")), "rows": rows}
