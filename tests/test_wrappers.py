@@ -1468,7 +1468,7 @@ def test_an_agent_that_leaves_early_has_one_episode(mode, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("wrapper", [ours.NormalizeReward, ours.RecordEpisodeStatistics, ours.MaxObservation])
+@pytest.mark.parametrize("wrapper", [ours.NormalizeReward, ours.RecordEpisodeStatistics, ours.NormalizeObservation])
 def test_a_graph_cannot_hold_what_is_remembered(wrapper):
     env = wrapper(GymnasiumVectorEnv("cartpole", 4, "cuda"))
     env.reset(seed=1)
