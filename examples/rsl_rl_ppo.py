@@ -7,7 +7,9 @@ from rsl_rl.runners import OnPolicyRunner
 
 from gpu_vecenv.adapters import rsl_rl
 
+torch.manual_seed(1)
 env = rsl_rl.make("pendulum", num_envs=128)
+env.reset(seed=1)
 net = {"class_name": "MLPModel", "hidden_dims": [64, 64]}
 actor, groups = net | {"distribution_cfg": {"class_name": "GaussianDistribution"}}, {"actor": ["policy"]}
 ppo = {"class_name": "PPO", "gamma": 0.95, "entropy_coef": 0.0}

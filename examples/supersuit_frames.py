@@ -9,7 +9,9 @@ from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import rsl_rl, supersuit
 
 env = supersuit.observation_lambda_v0(GymnasiumVectorEnv("pendulum", num_envs=128), lambda obs: 10 * obs[:, :2])
+torch.manual_seed(1)
 env = rsl_rl.wrap(supersuit.frame_stack_v2(env, 3))
+env.reset(seed=1)
 net = {"class_name": "MLPModel", "hidden_dims": [64, 64]}
 actor, groups = net | {"distribution_cfg": {"class_name": "GaussianDistribution"}}, {"actor": ["policy"]}
 ppo = {"class_name": "PPO", "gamma": 0.95, "entropy_coef": 0.0}

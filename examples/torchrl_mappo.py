@@ -16,6 +16,7 @@ from gpu_vecenv.adapters import torchrl
 
 torch.manual_seed(1)
 env = torchrl.make("simple_spread", num_envs=64)
+env.set_seed(1)
 test_env = torchrl.make("simple_spread", num_envs=256)
 see, score, act, value, log_prob = (("agent", key) for key in ("observation", "logits", "action", "value", "log_prob"))
 like = {"n_agents": 3, "share_params": True, "num_cells": [64, 64], "device": env.device}
