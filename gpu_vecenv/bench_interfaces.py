@@ -85,8 +85,8 @@ def _made(name: str, game: str, num_envs: int, device: torch.device, config: dic
     return importlib.import_module(f"gpu_vecenv.adapters.{name}").make(game, num_envs, device, **config)
 
 
-def _rows(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
-    """Tensors of rows."""
+def _rows(env: Any, actions: list[Any]) -> Callable[[], Any]:
+    """Actions as they are."""
     env.reset()
     given = itertools.cycle(actions)
     return lambda: env.step(next(given))
@@ -94,7 +94,6 @@ def _rows(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
 
 def _columns(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
     """A dictionary of agents; every Discrete action with a last axis of length 1."""
-    env.reset()
     agents = list(env.possible_agents)
     return _rows(env, [_split(action, agents) for action in actions])
 
@@ -110,10 +109,14 @@ def _skrl(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
     return _rows(env, [action if action.dim() > 1 else action[:, None] for action in actions])
 
 
+def _on_host(actions: list[torch.Tensor]) -> list[Any]:
+    return [action.cpu().numpy() for action in actions]
+
+
 def _arrays(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
     """NumPy rows; what is told of rows that are done is looked at, as the libraries do."""
     env.reset()
-    given = itertools.cycle([action.cpu().numpy() for action in actions])
+    given = itertools.cycle(_on_host(actions))
 
     def step() -> None:
         _, _, dones, infos = env.step(next(given))
@@ -124,15 +127,14 @@ def _arrays(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
 
 
 def _numpy_view(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
-    env.reset()
-    given = itertools.cycle([action.cpu().numpy() for action in actions])
-    return lambda: env.step(next(given))
+    """NumPy rows."""
+    return _rows(env, _on_host(actions))
 
 
 def _tianshou(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
     """With the reset of the rows that are done, which its collector asks for."""
     env.reset()
-    given = itertools.cycle([action.cpu().numpy() for action in actions])
+    given = itertools.cycle(_on_host(actions))
 
     def step() -> None:
         _, _, terminated, truncated, _ = env.step(next(given))
@@ -181,7 +183,7 @@ def _naive(
     """What SB3's adapter is to be compared with: four ``.cpu()`` calls and a dictionary for every row."""
     env = GymnasiumVectorEnv(game, num_envs, device, **config)
     env.reset(seed=1)
-    given = itertools.cycle([action.cpu().numpy() for action in actions])
+    given = itertools.cycle(_on_host(actions))
 
     def four_copies() -> tuple[list[np.ndarray[Any, Any]], dict[str, Any]]:
         *outputs, info = env.step(torch.from_numpy(next(given)).to(device))

@@ -93,8 +93,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self._masks = choices(self.game)
         layout = self.vec_env.layout
         self._check = ActionCheck(self.game, layout.batch, self.device)
-        self.output = output
-        self._host: HostCopy | _PartialCopy = HostCopy(layout) if (self.output == "numpy") else _PartialCopy(layout)
+        self.output, self._numpy = output, output == "numpy"
+        self._host: HostCopy | _PartialCopy = HostCopy(layout) if self._numpy else _PartialCopy(layout)
         self._live: dict[str, int] | None = None  # agent -> its place, of those whose next action counts
 
     @property
@@ -194,7 +194,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         """
         self._ready("state")
         state = joint_obs(self.game, self._obs)[0]
-        return state.numpy() if (self.output == "numpy") else state
+        return state.numpy() if self._numpy else state
 
     def render(self) -> np.ndarray[Any, Any] | None:
         """A frame, (height, width, 3) uint8; None without a render mode.
@@ -226,17 +226,17 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     def _outputs(self, slab: Slab, agents: Mapping[str, int]) -> tuple[dict[str, Any], Infos, Arrays]:
         """Observations and infos of these agents, and the arrays of what has been written into the slab."""
         arrays = self._host.arrays()
-        self._obs = torch.from_numpy(arrays["obs"]) if (self.output == "numpy") else slab.obs
+        self._obs = torch.from_numpy(arrays["obs"]) if self._numpy else slab.obs
         self._active, masks = arrays["active"], arrays.get("action_mask")
         self._mask = None if masks is None else torch.from_numpy(masks)
         active = self._active[0].tolist()
         self._live = {agent: i for agent, i in self._places.items() if active[i]}
-        rows: Any = arrays["obs"][0] if (self.output == "numpy") else slab.obs[0].unbind()
+        rows: Any = arrays["obs"][0] if self._numpy else slab.obs[0].unbind()
         observations = {agent: own_obs(self.game, self._roles[agent], rows[i]) for agent, i in agents.items()}
         infos: Infos = {agent: {} for agent in agents}
         if masks is not None:
             # Copied: whoever writes into an info does not change what the next step checks.
-            own: Any = masks[0].astype(np.int8) if (self.output == "numpy") else slab.action_mask[0].unbind()  # type: ignore[index]
+            own: Any = masks[0].astype(np.int8) if self._numpy else slab.action_mask[0].unbind()  # type: ignore[index]
             for agent, i in agents.items():
                 places = self._masks[self._roles[agent]]
                 infos[agent]["action_mask"] = own_choices(own[i], places, self.action_spaces[agent])
