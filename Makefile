@@ -48,7 +48,7 @@ $(VENV)/train.stamp: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
-	$(INSTALL) --extras dev --try sb3,supersuit,torchrl,skrl,rsl-rl,rl-games,tianshou
+	$(INSTALL) --extras dev --try sb3,supersuit,torchrl,skrl,rsl-rl,rl-games,tianshou,lightning
 	@touch $@ $(VENV)/train.stamp
 
 $(VENV)-%/stamp: pyproject.toml

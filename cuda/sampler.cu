@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Actions, log-probabilities and entropies from logits; compiled after a game's declaration, with its constants.
+// Actions, log-probabilities and entropies from logits, or from means and log standard deviations; compiled after a
+// game's declaration, with its constants.
 #include "kernel.cuh"
 #include "math.cuh"
 #include "rng.cuh"
@@ -58,6 +59,53 @@ KERNEL(sample, const float* logits, const u32* key, const i64* episode, const i3
         Rng rng = {key[2 * e], key[2 * e + 1], SAMPLER_STREAM, (u32)episode[e], (u32)time[e]};
         sample_row(logits + row * NUM_LOGITS, rng, agent, greedy, actions + row * ACTION_HEADS, log_probs + row,
                    entropies + row);
+    }
+}
+#else
+// From [-1, 1] to the Box, ends to ends. Halves are taken first: the sum or difference of two bounds may overflow.
+HD float box_action(float s, int head) {
+    float low = ACTION_LOW[head], high = ACTION_HIGH[head];
+    float a = math::clamp((0.5f * high + 0.5f * low) + (0.5f * high - 0.5f * low) * s, low, high);
+    return s >= 1 ? high : s <= -1 ? low : a;
+}
+
+// One agent's action, head by head: a Gaussian draw, squashed. All means come before all log standard deviations.
+HD void sample_row(const float* parameters, Rng rng, int agent, bool greedy, bool squash_by_tanh, float* action,
+                   float* draw, float* log_prob, float* entropy) {
+    float sum_log_prob = 0, sum_entropy = 0;
+    for (int head = 0; head < ACTION_HEADS; ++head) {
+        float mean = parameters[head], log_std = parameters[ACTION_HEADS + head], std = math::exp(log_std);
+        float u = greedy ? mean : mean + std * rng.normal(agent, head);
+        // No distribution, or a draw too large for a float. The environment refuses NaN.
+        if (!math::is_finite(mean) || !math::is_finite(log_std) || !math::is_finite(u)) {
+            action[head] = draw[head] = sum_log_prob = sum_entropy = math::from_bits(math::NAN_BITS);
+            continue;
+        }
+        // The density is that of the draw as it is stored, rounded. Where it is the mean, std may be 0.
+        float distance = u - mean, z = distance == 0 ? 0 : distance / std;
+        float density = -0.5f * z * z - log_std - 0.9189385f;  // log(2 pi) / 2
+        if (squash_by_tanh) {
+            // Less log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), where nothing overflows or is lost.
+            float a = math::abs(u);
+            density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
+        }
+        action[head] = box_action(squash_by_tanh ? math::tanh(u) : math::clamp(u, -1.0f, 1.0f), head);
+        draw[head] = u;
+        sum_log_prob += density;
+        sum_entropy += 1.4189385f + log_std;  // log(2 pi e) / 2
+    }
+    *log_prob = sum_log_prob;
+    *entropy = sum_entropy;
+}
+
+KERNEL(sample_box, const float* parameters, const u32* key, const i64* episode, const i32* time, i32 greedy,
+       float* actions, float* log_probs, float* entropies, i64 rows, float* draws, i32 squash_by_tanh) {
+    FOR_ITEMS (row, rows) {
+        i64 e = row / NUM_AGENTS;
+        int agent = (int)(row % NUM_AGENTS);
+        Rng rng = {key[2 * e], key[2 * e + 1], SAMPLER_STREAM, (u32)episode[e], (u32)time[e]};
+        sample_row(parameters + row * 2 * ACTION_HEADS, rng, agent, greedy, squash_by_tanh,
+                   actions + row * ACTION_HEADS, draws + row * ACTION_HEADS, log_probs + row, entropies + row);
     }
 }
 #endif

@@ -10,13 +10,13 @@ import gpu_vecenv
 
 @dataclass
 class Options:
-    """Train taggers and runner with one shared policy; evaluate the taggers against a runner that acts at random."""
+    """Train a policy for the taggers and one for the runner; evaluate the taggers against a runner acting at random."""
 
     total_steps: int = 200_000  # env-steps, all replicas together
     num_envs: int = 512  # replicas
     episodes: int = 1000  # of each evaluation
     device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
-    out: Path = Path("policy.safetensors")  # checkpoint
+    out: Path = Path("tag.safetensors")  # checkpoint, for gpu_vecenv.load_policy or to go on from
 
 
 if __name__ == "__main__":

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 import tyro
 
-from gpu_vecenv import bench_interfaces
+from gpu_vecenv import bench_interfaces, bench_training
 from gpu_vecenv.device import resolve_device
+from gpu_vecenv.distributed import World, joined
 from gpu_vecenv.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.measurement import captured, provenance, seconds, wait
+from gpu_vecenv.policy import Precision
 from gpu_vecenv.prologue import machine_fields
 from gpu_vecenv.registry import configure
 from gpu_vecenv.sampler import Sampler
@@ -47,12 +49,15 @@ class BenchConfig:
     """Measure steps of games: fixed random actions ("step"), and sampling from logits plus step ("tick").
 
     Or, by --through, what a step costs through interfaces and adapters, the host's work included, beside the machine's.
+    Or, by --training, rollouts and updates end to end; under torchrun by all processes together.
     """
 
     game: str | None = None  # a game's name; without it a fixed suite is run
     num_envs: int | None = None  # replicas (with --game); by default 2000
     config: str = "{}"  # the game's configuration as JSON (with --game)
     through: tuple[str, ...] = ()  # gymnasium, or adapters: sb3, torchrl, … ; measured on games of their own
+    training: bool = False  # WarpDrive's configurations, trained end to end
+    precision: tuple[Precision, ...] = ("float32",)  # of matrix products (with --training): float32, tf32, bfloat16
     device: str | None = None  # cpu, cuda, cuda:1; by default cuda if usable
     driver: str | None = None  # pycuda or cuda_core (CUDA only)
     team: int | None = None  # lanes per replica (CUDA only)
@@ -107,16 +112,15 @@ def measure(
             env.step(action, out=slab)
 
     row |= _rates("step", _per_step(step, device), game, num_envs, bandwidth)
-    if not game.action.continuous:
-        sampler = Sampler(env)
-        logits = torch.zeros((num_envs, game.num_agents, sampler.num_logits), device=device)
-        sample = sampler.sample(logits)
+    sampler = Sampler(env)
+    parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=device)
+    sample = sampler.sample(parameters)
 
-        def tick() -> None:
-            for _ in range(STEPS_PER_RUN):
-                env.step(sampler.sample(logits, out=sample).actions, out=slab)
+    def tick() -> None:
+        for _ in range(STEPS_PER_RUN):
+            env.step(sampler.sample(parameters, out=sample).actions, out=slab)
 
-        row |= _rates("tick", _per_step(tick, device), game, num_envs, bandwidth)
+    row |= _rates("tick", _per_step(tick, device), game, num_envs, bandwidth)
     if device.type == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     row["faults"] = int(env.faults().count_nonzero())
@@ -141,11 +145,29 @@ def _rates(stage: str, duration: float, game: Env, num_envs: int, bandwidth: flo
 
 def run(config: BenchConfig) -> dict[str, Any]:
     """Measure, print one JSON line per row, and return what was measured."""
-    device = resolve_device(config.device)
-    results = _through(config, device) if config.through else _games(config, device)
-    print(json.dumps({key: value for key, value in results.items() if key != "rows"}))
-    if config.json:
-        config.json.write_text(json.dumps(results, indent=1) + "\n")
+    if config.training:
+        results = _training(config)
+    else:
+        device = resolve_device(config.device)
+        results = _through(config, device) if config.through else _games(config, device)
+    if World.current().rank == 0:
+        print(json.dumps({key: value for key, value in results.items() if key != "rows"}))
+        if config.json:
+            config.json.write_text(json.dumps(results, indent=1) + "\n")
+    return results
+
+
+def _training(config: BenchConfig) -> dict[str, Any]:
+    given = (config.game, config.num_envs, config.config, config.through, config.driver, config.team)
+    if given != (None, None, "{}", (), None, None):
+        raise ConfigError("training measures its own games; expected no game, num_envs, config, through, driver, team")
+    with joined(config.device) as (world, own):
+        device = resolve_device(own)
+        results = {**provenance(device), "processes": world.size, "rows": []}
+        for row in bench_training.measure(device, config.precision):
+            results["rows"].append(row)
+            if world.rank == 0:
+                print(json.dumps(row), flush=True)
     return results
 
 

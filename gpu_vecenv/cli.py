@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import io
-import itertools
 import json
 import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium
-import tyro
 from gymnasium.error import Error as GymnasiumError
 from gymnasium.vector import VectorEnv
 from rich.console import Console
@@ -28,24 +23,22 @@ from gpu_vecenv import bench, doctor
 from gpu_vecenv._version import __version__
 from gpu_vecenv.check import check_vector_env
 from gpu_vecenv.check_game import check_game
-from gpu_vecenv.device import resolve_device
-from gpu_vecenv.env import Env, check_fields, param
+from gpu_vecenv.env import check_fields, param
 from gpu_vecenv.errors import (
     CompilerError,
     ConfigError,
     DeviceUnavailableError,
     KernelCompileError,
     NonFiniteError,
+    RankLostError,
     nearest,
 )
 from gpu_vecenv.new_game import new_game
-from gpu_vecenv.ppo import PPOConfig, Trainer, fitting_num_envs
+from gpu_vecenv.options import PROGRAM, named_game, no_more, parse, parts
 from gpu_vecenv.prologue import prologue
-from gpu_vecenv.registry import GAME_FILE, GAMES, find_game, load_game
-from gpu_vecenv.run import run
-from gpu_vecenv.vec_env import VecEnv
+from gpu_vecenv.registry import GAME_FILE, GAMES, load_game
+from gpu_vecenv.train_command import evaluate, plot, train
 
-PROGRAM = "gpu-vecenv"
 # What wrong arguments or an incomplete machine raise: one line and exit code 2, no traceback.
 EXPECTED = (
     ValueError,
@@ -56,11 +49,10 @@ EXPECTED = (
     KernelCompileError,
     OSError,
     NonFiniteError,
+    RankLostError,
 )
-RULE = re.compile(r"[\s╭╮╰╯─+-]*")  # a line of a box that has no words
 GAME_COMMANDS = ("show", "check", "train")  # those whose first argument is a game
 GYMNASIUM_ID = re.compile(r"/|-v\d+$")
-AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # what "auto" asks for; it takes fewer where memory is short
 HELP = f"""\
 gpu_vecenv {__version__}: multi-agent environments and PPO on the GPU, or on the CPU from the same kernels.
 
@@ -70,7 +62,10 @@ usage: {PROGRAM} COMMAND [options]
   show GAME [options]     the device text generated from a game's declaration
   new NAME [options]      write a small game of your own, with its test, to be changed
   check GAME [options]    check what a game, or any vector environment of Gymnasium, promises
-  train GAME [options]    train a policy; leaves curve, checkpoint and evaluation in a run folder
+  train GAME [options]    train a policy for each role; leaves curve, checkpoints and evaluation in a run folder
+  train --resume RUN      go on with a run that was interrupted, as if it had not been
+  evaluate RUN [options]  play episodes with a run's policies
+  plot RUN... [options]   draw the curves of runs
   bench [options]         measure steps per second against the memory bandwidth
   doctor                  what this machine has: torch, GPU, compilers, drivers; and what to do
 
@@ -83,21 +78,6 @@ For example:
   {PROGRAM} train tag_gridworld --total-steps 2000000 --num-taggers 6
   {PROGRAM} train tag_continuous --num-envs 2000 --device cuda --num-neighbors all
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Where and how to run."""
-
-    num_envs: int | Literal["auto"] = "auto"  # replicas; "auto" takes what suits the device and fits its memory
-    device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
-    driver: str | None = None  # pycuda or cuda_core (CUDA only); by default the first that works
-    seed: int = 0  # of the environment, the weights and the minibatches
-    out: Path | None = None  # run folder; by default runs/<game>-<date>-<time>
-    episodes: int = param(1000, low=1)  # of each evaluation
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +116,7 @@ class CheckGameConfig(CheckConfig):
 
 def list_games(arguments: Sequence[str]) -> None:
     """Print the games."""
-    _no_more("list", arguments)
+    no_more("list", arguments)
     table = Table("game", "roles", "what it is")
     for name, game in sorted(GAMES.items()):
         roles = ", ".join(f"{count} {role}{'s' * (count != 1)}" for role, count in game().roles.items())
@@ -146,8 +126,8 @@ def list_games(arguments: Sequence[str]) -> None:
 
 def show(arguments: Sequence[str]) -> None:
     """Print a game's generated prologue."""
-    game, rest = _game("show", arguments)
-    print(prologue(_parse(game, f"{PROGRAM} show {arguments[0]}", rest)), end="")
+    game, rest = named_game("show", arguments)
+    print(prologue(parse(game, f"{PROGRAM} show {arguments[0]}", rest)), end="")
 
 
 def new(arguments: Sequence[str]) -> None:
@@ -155,7 +135,7 @@ def new(arguments: Sequence[str]) -> None:
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help")):
         raise ConfigError(f"new needs a name first, {PROGRAM} new my_game; see {PROGRAM} new --help")
     helps = arguments[0].startswith("-")
-    config = _parse(NewConfig, f"{PROGRAM} new NAME", arguments if helps else arguments[1:])
+    config = parse(NewConfig, f"{PROGRAM} new NAME", arguments if helps else arguments[1:])
     declaration, rules, test = new_game(arguments[0], config.folder)
     print(f"wrote {declaration}, {rules} and {test}; now")
     print(f"  edit {rules}, the rules, and {declaration}, what is declared")
@@ -167,7 +147,7 @@ def check(arguments: Sequence[str]) -> int:
     """Check a game in every autoreset mode, or a registered environment of Gymnasium; 1 if it fails."""
     if arguments and not GAME_FILE.fullmatch(arguments[0]) and GYMNASIUM_ID.search(arguments[0]):
         name, rest = arguments[0], arguments[1:]
-        settings = _parse(CheckIdConfig, f"{PROGRAM} check {name}", rest)
+        settings = parse(CheckIdConfig, f"{PROGRAM} check {name}", rest)
         config = json.loads(settings.config)
         if not isinstance(config, dict):
             raise ConfigError(f"config is {settings.config!r}; expected a JSON object")
@@ -180,41 +160,22 @@ def check(arguments: Sequence[str]) -> int:
         report = check_vector_env(make, steps=settings.steps, seed=settings.seed)
         Console().print(report)
         return int(bool(report.failures))
-    game, rest = _game("check", arguments)
-    parsed = _parse(_parts("Check", check=CheckGameConfig, game=game), f"{PROGRAM} check {arguments[0]}", rest)
+    game, rest = named_game("check", arguments)
+    parsed = parse(parts("Check", check=CheckGameConfig, game=game), f"{PROGRAM} check {arguments[0]}", rest)
     found = check_game(parsed.game, **vars(parsed.check))
     Console().print(found)
     return int(bool(found.failures))
 
 
-def train(arguments: Sequence[str]) -> None:
-    """Train a game."""
-    game, rest = _game("train", arguments)
-    parts = _parts("Train", run=RunConfig, ppo=PPOConfig, game=game)
-    parsed = _parse(parts, f"{PROGRAM} train {arguments[0]}", rest)
-    settings: RunConfig = parsed.run
-    device = resolve_device(settings.device)
-
-    def make(num_envs: int) -> VecEnv:
-        return VecEnv(parsed.game, num_envs, device, autoreset_mode="next_step", driver=settings.driver)
-
-    num_envs = settings.num_envs
-    if num_envs == "auto":
-        num_envs = fitting_num_envs(make, parsed.ppo.num_steps, AUTO_NUM_ENVS[device.type])
-    folder = settings.out or Path("runs", f"{game.name()}-{time.strftime('%Y%m%d-%H%M%S')}")
-    trainer = Trainer(make(num_envs), parsed.ppo, seed=settings.seed)
-    run(trainer, folder, episodes=settings.episodes)
-
-
 def run_doctor(arguments: Sequence[str]) -> None:
     """Print what was found."""
-    _no_more("doctor", arguments)
+    no_more("doctor", arguments)
     sys.exit(doctor.main([]))
 
 
 def run_bench(arguments: Sequence[str]) -> None:
     """Measure."""
-    config = _parse(bench.BenchConfig, f"{PROGRAM} bench", arguments)
+    config = parse(bench.BenchConfig, f"{PROGRAM} bench", arguments)
     if config.game is not None and GAME_FILE.fullmatch(config.game):
         config = dataclasses.replace(config, game=load_game(config.game).name())
     bench.run(config)
@@ -226,6 +187,8 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "new": new,
     "check": check,
     "train": train,
+    "evaluate": evaluate,
+    "plot": plot,
     "bench": run_bench,
     "doctor": run_doctor,
 }
@@ -260,43 +223,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return 130
     return 0
-
-
-def _no_more(command: str, arguments: Sequence[str]) -> None:
-    if arguments:
-        raise ConfigError(f"{command} takes no arguments; got {' '.join(arguments)}")
-
-
-def _game(command: str, arguments: Sequence[str]) -> tuple[type[Env], Sequence[str]]:
-    if not arguments or arguments[0].startswith("-"):
-        raise ConfigError(
-            f"{command} needs a game's name first: {', '.join(sorted(GAMES))}; see {PROGRAM} {command} GAME --help"
-        )
-    find = load_game if GAME_FILE.fullmatch(arguments[0]) else find_game
-    return find(arguments[0]), arguments[1:]
-
-
-def _parts(name: str, **kinds: Any) -> Any:
-    """A dataclass of dataclasses, whose options stand side by side."""
-    fields = [(part, kind, dataclasses.field(default_factory=kind)) for part, kind in kinds.items()]
-    return dataclasses.make_dataclass(name, fields)
-
-
-def _parse(kind: Any, program: str, arguments: Sequence[str]) -> Any:
-    """The dataclass from its options. tyro explains an error in a box; here it becomes one line."""
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(kind, args=list(arguments), prog=program, config=(tyro.conf.OmitArgPrefixes,))
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        lines = [line.strip().strip("│|").strip() for line in box.getvalue().splitlines()[1:]]  # the first is a title
-        blocks = [list(block) for rule, block in itertools.groupby(lines, RULE.fullmatch) if not rule]
-        message = " ".join(blocks[0])
-        near = [line.split()[0] for line in lines if line.startswith("--") and not RULE.fullmatch(line)]
-        hint = f"; nearest: {', '.join(near[:3])}" if message.startswith("Unrecognized") and near else ""
-        raise ConfigError(f"{message}{hint}; see {program} --help") from None
 
 
 if __name__ == "__main__":

@@ -114,6 +114,7 @@ class Env:
     host: ClassVar[bool] = True  # False: all of CUDA C++, no CPU, no promise of equal bits
     source: ClassVar[Path | None] = None  # the .cu file, where it is not the declaration's neighbour
     terminated_means: ClassVar[str] = "terminated"  # what an episode's end by termination says
+    preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})  # of PPOConfig, and num_envs: what learns it well
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the choices that are allowed
     title: ClassVar[str] = ""  # the name in Gymnasium's ids, gpu_vecenv/<title>-v<version>; empty: the class name
     render_fps: ClassVar[int] = 30  # ticks a second, of a film of the game

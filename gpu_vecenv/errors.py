@@ -72,6 +72,10 @@ class NonFiniteError(RuntimeError):
     """A loss or gradient is NaN or infinite; nothing has been updated with it."""
 
 
+class RankLostError(RuntimeError):
+    """One of the processes that train together is gone; the others cannot go on."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The sentence that ends an "unknown name" message: up to three near names, else all of them."""
     known = sorted(known)

@@ -1,84 +1,199 @@
-"""A training run in a folder: curves, checkpoint, evaluation. What ``gpu-vecenv train`` does, callable."""
+"""A training run in a folder: figures, checkpoints, curve, evaluation. What ``gpu-vecenv train`` does, callable."""
 
 from __future__ import annotations
 
-import csv
+import contextlib
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
-from gpu_vecenv.ppo import Trainer
+from gpu_vecenv.checkpoint import CheckpointFolder
+from gpu_vecenv.env import check_fields, param
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.plot import plot_runs
+from gpu_vecenv.run_log import METRICS, RunLog
+from gpu_vecenv.trainer import Trainer
 
-CURVE = "learning_curve.png"
-
-
-class RunLog:
-    """Writes each iteration's figures to ``metrics.csv`` and, where tensorboard is installed, as its events."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.rows = folder, list[dict[str, float]]()
-        self._file = (folder / "metrics.csv").open("w", newline="")
-        self._csv: csv.DictWriter[str] | None = None
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events: Any = SummaryWriter(str(folder / "tensorboard"))
-        except ImportError:
-            self._events = None
-
-    def __call__(self, figures: Mapping[str, float]) -> None:
-        """Add one iteration."""
-        self.rows.append(dict(figures))
-        if self._csv is None:
-            self._csv = csv.DictWriter(self._file, list(figures))
-            self._csv.writeheader()
-        self._csv.writerow(figures)
-        self._file.flush()
-        if self._events is not None:
-            for name, value in figures.items():
-                group = "losses" if "loss" in name or name in ("entropy", "approximate_kl", "clip_share") else "charts"
-                self._events.add_scalar(f"{group}/{name}", value, int(figures["env_steps"]))
-
-    def close(self) -> None:
-        """Finish the files."""
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
+CURVE, EVALUATION, CHECKPOINTS = "learning_curve.png", "evaluation.json", "checkpoints"
 
 
-def train_with_progress(trainer: Trainer, log: RunLog, console: Console) -> None:
-    """Train to the end; the bar shows agent-steps/s, returns and losses."""
-    columns = (
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[figures]}", table_column=Column(ratio=1)),
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What a run leaves behind."""
+
+    episodes: int = param(1000, low=1)  # of each evaluation at the end
+    checkpoint_seconds: float = param(60.0, low=0)  # between checkpoints; 0 writes one after each iteration
+    keep: int = param(3, low=1)  # checkpoints kept, besides the best
+    best_by: str | None = None  # figure whose largest mean between checkpoints is the best; by default a return
+    wandb: str | None = None  # project of Weights & Biases to log to as well
+    digests: bool = False  # log a fingerprint of all weights with each iteration, to compare runs bit by bit
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass
+class Progress:
+    """What a run knows beside the trainer's state; saved with each checkpoint."""
+
+    seconds: float = 0.0  # of training, all sittings together
+    best: float | None = None  # of the figure that decides
+    total: float = 0.0  # of that figure since the last checkpoint, weighted by episodes
+    episodes: float = 0.0
+
+
+def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resume: bool = False) -> int:
+    """Train to the end, evaluate, and leave curve, figures, checkpoints and evaluation in ``folder``.
+
+    Under torchrun every process calls it; the first one writes. SIGTERM and SIGINT end it after the iteration at hand,
+    with a checkpoint.
+
+    Args:
+        trainer: As it was made: with ``resume`` it takes up the newest checkpoint of the folder.
+        folder: Of the run; a new one, or with ``resume`` an old one.
+        config: What to leave behind.
+        resume: Go on.
+
+    Returns:
+        0, or 128 plus the number of the signal that ended it.
+
+    Raises:
+        ConfigError: The folder already holds a run, or ``best_by`` is no figure of this one.
+        CheckpointCorruptError, FileNotFoundError: There is nothing to go on from.
+    """
+    config, world, console = config or RunConfig(), trainer.world, Console(quiet=trainer.world.rank > 0)
+    checkpoints = CheckpointFolder(folder / CHECKPOINTS, keep=config.keep, rank=world.rank, world_size=world.size)
+    decisive = decisive_figure(trainer, config)
+    progress = Progress()
+    if resume:
+        tensors, manifest = checkpoints.load()
+        trainer.load_state(tensors, manifest, str(folder))
+        progress = Progress(**manifest.get("progress", {}))
+    elif checkpoints.iterations():
+        raise ConfigError(f"{folder} already holds a run; take another folder, or go on with: --resume {folder}")
+    world.wait()
+    checkpoints.clean()
+    env = trainer.env
+    console.print(
+        f"{env.game!r}\n{env.num_envs * world.size} replicas x {env.num_agents} agents on {env.device}"
+        f"{f' and {world.size - 1} more' * (world.size > 1)}, iterations {trainer.iteration} to "
+        f"{trainer.num_iterations} of {trainer.config.num_steps} ticks, run folder {folder}",
+        highlight=False,
     )
-    with Progress(*columns, console=console) as progress:
-        task = progress.add_task("training", total=trainer.num_iterations, figures="")
 
-        def show(figures: dict[str, float]) -> None:
-            log(figures)
-            returns = " ".join(
-                f"{k.removeprefix('return_')} {v:.2f}" for k, v in figures.items() if k.startswith("return_")
-            )
-            text = (
-                f"{figures['agent_steps_per_s'] / 1e3:,.0f}k agent-steps/s  return: {returns}  "
-                f"losses: policy {figures['policy_loss']:.3f} value {figures['value_loss']:.2f}"
-            )
-            progress.update(task, completed=figures["iteration"], figures=text)
+    def save() -> Path:
+        score = progress.total / progress.episodes if progress.episodes else None
+        is_best = score is not None and (progress.best is None or score > progress.best)
+        if is_best:
+            progress.best = score
+        progress.total = progress.episodes = 0.0
+        tensors, manifest = trainer.state()
+        path = checkpoints.save(trainer.iteration, tensors, {**manifest, "progress": vars(progress)}, best=is_best)
+        world.wait()
+        return path
 
-        before, trainer.on_iteration = trainer.on_iteration, show
-        try:
-            trainer.train()
-        finally:
-            trainer.on_iteration = before
+    with _stopping() as stopped, _log(trainer, folder, config, console) as log:
+        start, saved = time.perf_counter() - progress.seconds, time.perf_counter()
+        ended, due = world.agree(stopped() != 0, False)
+        while trainer.iteration < trainer.num_iterations and not ended:
+            figures: dict[str, Any] = trainer.train_iteration()
+            progress.seconds = time.perf_counter() - start
+            progress.total += figures[decisive] * figures["episodes"]
+            progress.episodes += figures["episodes"]
+            if config.digests:
+                figures["weights"] = weights_digest(trainer)
+            log({"iteration": figures.pop("iteration"), "seconds": progress.seconds, **figures})
+            ended, due = world.agree(stopped() != 0, time.perf_counter() - saved >= config.checkpoint_seconds)
+            if due and not ended and trainer.iteration < trainer.num_iterations:
+                save()
+                saved = time.perf_counter()
+        path = save()
+    if ended:
+        name = signal.Signals(stopped()).name if stopped() else "another process"
+        console.print(f"{name}: saved {path}", highlight=False, soft_wrap=True)
+        console.print(f"go on with: gpu-vecenv train --resume {folder}", highlight=False, soft_wrap=True)
+        return 128 + stopped() if stopped() else 1
+    if world.rank == 0:
+        _conclude(trainer, folder, path, config.episodes, console)
+    return 0
+
+
+def weights_digest(trainer: Trainer) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of all weights. Waits for the device."""
+    digest = hashlib.sha256()
+    for policy in trainer.policies.values():
+        for tensor in policy.state_dict().values():
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def decisive_figure(trainer: Trainer, config: RunConfig) -> str:
+    """The figure that tells which checkpoint is the best."""
+    roles = [role for learner in trainer.learners.values() for role in learner.policy.view.roles]
+    known = [*(f"return_{role}" for role in trainer.env.game.roles), "episode_length", "terminated_share"]
+    if config.best_by is None:
+        return f"return_{roles[0]}" if roles else known[0]
+    if config.best_by not in known:
+        raise ConfigError(f"best_by is {config.best_by!r}; expected one of {', '.join(known)}")
+    return config.best_by
+
+
+@contextlib.contextmanager
+def _log(
+    trainer: Trainer, folder: Path, config: RunConfig, console: Console
+) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """The first process' log; the others write nothing."""
+    if trainer.world.rank > 0:
+        yield lambda figures: None
+        return
+    with RunLog(folder, trainer.num_iterations, console, done=trainer.iteration, wandb=config.wandb) as log:
+        yield log
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[Callable[[], int]]:
+    """Tells the number of the signal that asked to stop, 0 if none did. A second one acts as it always does."""
+    received = [0]
+    if threading.current_thread() is not threading.main_thread():  # only the main one may handle signals
+        yield lambda: 0
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received[0] = number
+        signal.signal(number, before[number])
+
+    before: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: received[0]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _conclude(trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, console: Console) -> None:
+    results = evaluations(trainer, episodes)
+    (folder / EVALUATION).write_text(json.dumps(results, indent=1) + "\n")
+    console.print(evaluation_table(trainer, results))
+    drawn = plot_runs([folder], folder / CURVE)
+    curve = str(folder / CURVE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
+    for what, where in (
+        ("learning curve", curve),
+        ("checkpoint", str(checkpoint)),
+        ("evaluation", str(folder / EVALUATION)),
+        ("figures", str(folder / METRICS)),
+    ):
+        console.print(f"{what:15} {where}", highlight=False, soft_wrap=True)
 
 
 def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
@@ -104,63 +219,3 @@ def evaluation_table(trainer: Trainer, results: Mapping[str, Mapping[str, float]
         returns = [f"{figures[f'return_{role}']:.2f}" for role in game.roles]
         table.add_row(name, f"{figures['terminated_share']:.1%}", f"{figures['episode_length']:.1f}", *returns)
     return table
-
-
-def plot_curve(rows: Sequence[Mapping[str, float]], roles: Sequence[str], outcome: str, path: Path) -> bool:
-    """Draw returns and outcome over env-steps as a PNG; False where matplotlib is not installed."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        return False
-    finished = [row for row in rows if row["episodes"] > 0]
-    steps = [row["env_steps"] for row in finished]
-    figure = Figure(figsize=(7, 6), layout="constrained")
-    returns, ended = figure.subplots(2, 1, sharex=True)
-    for role in roles:
-        returns.plot(steps, [row[f"return_{role}"] for row in finished], label=role)
-    returns.set_ylabel("return per agent and episode")
-    returns.legend()
-    ended.plot(steps, [100 * row["terminated_share"] for row in finished], color="tab:green")
-    ended.set_ylabel(f"episodes in which\n{outcome} (%)")
-    ended.set_ylim(-3, 103)
-    ended.set_xlabel("env-steps (all replicas)")
-    for axes in (returns, ended):
-        axes.grid(alpha=0.3)
-    FigureCanvasAgg(figure)
-    figure.savefig(path)
-    return True
-
-
-def run(trainer: Trainer, folder: Path, *, episodes: int = 1000) -> dict[str, dict[str, float]]:
-    """Train to the end, evaluate, and leave curve, figures, checkpoint and evaluation in ``folder``.
-
-    Returns:
-        The evaluations, by name: all roles random, each role trained against random others, all trained.
-    """
-    console = Console()
-    env, config = trainer.env, trainer.config
-    console.print(
-        f"{env.game!r}\n{env.num_envs} replicas x {env.num_agents} agents on {env.device}, "
-        f"{trainer.num_iterations} iterations of {config.num_steps} ticks, run folder {folder}",
-        highlight=False,
-    )
-    log = RunLog(folder)
-    try:
-        train_with_progress(trainer, log, console)
-    finally:
-        log.close()
-    checkpoint = trainer.save(folder / "policy.safetensors")
-    results = evaluations(trainer, episodes)
-    (folder / "evaluation.json").write_text(json.dumps(results, indent=1) + "\n")
-    console.print(evaluation_table(trainer, results))
-    drawn = plot_curve(log.rows, list(env.game.roles), env.game.terminated_means, folder / CURVE)
-    curve = str(folder / CURVE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
-    for what, where in (
-        ("learning curve", curve),
-        ("checkpoint", str(checkpoint)),
-        ("evaluation", str(folder / "evaluation.json")),
-        ("figures", str(folder / "metrics.csv")),
-    ):
-        console.print(f"{what:15} {where}", highlight=False, soft_wrap=True)
-    return results

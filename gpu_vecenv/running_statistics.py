@@ -30,7 +30,7 @@ class RunningMeanStd:
         self.mean, self.var, self.count = self.mean.to(device), self.var.to(device), self.count.to(device)
 
     def update(self, rows: Tensor, counted: Tensor | None = None) -> None:
-        """Take in a batch: Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm", 1979, equation 2.1.
+        """Take in a batch.
 
         Args:
             rows: (n, *shape), any dtype.
@@ -45,11 +45,7 @@ class RunningMeanStd:
         apart = torch.where(counted, rows - self.mean, 0)
         delta = apart.sum(0) / size.clamp(min=1)
         var = torch.where(counted, (apart - delta).square(), 0).sum(0) / size.clamp(min=1)
-        total = self.count + size
-        share = size / total  # written with the batch's share of the total, an empty batch leaves the very same bits
-        self.mean = self.mean + delta * share
-        self.var = self.var + (var - self.var) * share + delta.square() * share * (1 - share)
-        self.count = total
+        self.mean, self.var, self.count = merged(self.mean, self.var, self.count, size, delta, var)
 
     def std(self, epsilon: float) -> Tensor:
         """Square root of variance plus epsilon, (*shape) float64."""
@@ -67,6 +63,19 @@ class RunningMeanStd:
         """
         loaded = checked_state(state, self.state_dict())
         self.mean, self.var, self.count = loaded["mean"], loaded["var"], loaded["count"]
+
+
+def merged(
+    mean: Tensor, var: Tensor, count: Tensor, size: Tensor, delta: Tensor, batch_var: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, variance and count with a batch of ``size`` rows, whose mean is ``mean + delta``.
+
+    Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979,
+    equation 2.1.
+    """
+    total = count + size
+    share = size / total  # written with the batch's share of the total, an empty batch leaves the very same bits
+    return mean + delta * share, var + (batch_var - var) * share + delta.square() * share * (1 - share), total
 
 
 def checked_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,101 +1,149 @@
-"""Sampler: actions with their log-probabilities and entropies from logits, on the device."""
+"""Sampler: actions with their log-probabilities and entropies from a network's outputs, on the device."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from gpu_vecenv.backends import Argument, LaunchShape
 from gpu_vecenv.env import device_folder
-from gpu_vecenv.errors import EnvDefinitionError
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.vec_env import VecEnv
+
+Squash = Literal["clip", "tanh"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One draw: ``actions`` (num_envs, num_agents[, heads]) int32; the others (num_envs, num_agents) f32.
+    """One draw: ``actions`` (num_envs, num_agents[, heads]), int32 or, of a Box, f32; the others f32.
+
+    ``log_probs`` and ``entropies`` are (num_envs, num_agents), with several heads sums over them. ``draws`` has the
+    shape of ``actions``: the Gaussian draws before squashing; None for discrete games.
 
     Where the environment has agents as rows, one axis of num_envs * num_agents takes the place of the first two.
-
-    With several heads, ``log_probs`` and ``entropies`` are sums over the heads.
     """
 
     actions: torch.Tensor
     log_probs: torch.Tensor
     entropies: torch.Tensor
+    draws: torch.Tensor | None = None
 
 
 class Sampler:
-    """Draws categorical actions for one environment.
+    """Draws actions for one environment: categorical ones, or for Box games Gaussian ones.
 
-    A draw is a function of the logits and of each replica's seed, episode and tick: the same bits on CPU and GPU, eager
-    or in a graph, and no generator state. Two draws in the same tick are equal.
+    A draw is a function of the parameters and of each replica's seed, episode and tick: the same bits on CPU and GPU,
+    eager or in a graph, and no generator state. Two draws in the same tick are equal.
+
+    Attributes:
+        num_parameters: Numbers per agent that ``sample`` takes: the sum of the head sizes, or 2n for a Box of n.
+        num_logits: The same for discrete games; 0 for Box games.
+
+    Args:
+        env: The environment.
+        squash: How a Gaussian draw becomes a number in [-1, 1], which is then stretched to the Box: "clip" or "tanh".
+            Box games only.
 
     Raises:
-        EnvDefinitionError: The game's actions are not discrete.
+        ConfigError: ``squash`` is neither, or is "tanh" and the game's actions are discrete.
     """
 
-    def __init__(self, env: VecEnv) -> None:
-        if env.game.action.continuous:
-            raise EnvDefinitionError(
-                f"{type(env.game).__name__} has continuous actions; logits belong to discrete ones"
+    def __init__(self, env: VecEnv, squash: Squash = "clip") -> None:
+        action = env.game.action
+        if squash not in get_args(Squash):
+            raise ConfigError(f"squash is {squash!r}; expected {' or '.join(map(repr, get_args(Squash)))}")
+        if squash != "clip" and not action.continuous:
+            raise ConfigError(
+                f"squash is {squash!r}, but {type(env.game).__name__} has discrete actions, which are not squashed; "
+                "leave squash out"
             )
-        self.env = env
-        self.num_logits = env.game.action.num_logits
+        self.env, self.squash = env, squash
+        self.num_logits = action.num_logits
+        self.num_parameters = 2 * action.heads if action.continuous else action.num_logits
         program = env.functions.compile(device_folder() / "sampler.cu", game=env.game)
         rows = env.num_envs * env.num_agents
         clocks: list[Argument] = [env.data[f"machine_{name}"] for name in ("key", "episode", "time")]
-        arguments = [None, *clocks, np.int32(0), None, None, None, np.int64(rows)]
-        self._launch = program.prepare("sample", LaunchShape(rows), arguments)
+        kernel, arguments = "sample", [None, *clocks, np.int32(0), None, None, None, np.int64(rows)]
+        if action.continuous:
+            kernel, arguments = "sample_box", [*arguments, None, np.int32(squash == "tanh")]
+        self._launch = program.prepare(kernel, LaunchShape(rows), arguments)
 
-    def sample(self, logits: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
+    def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.
 
+        Discrete games: the parameters are logits, unnormalised, head after head. A role with smaller heads uses the
+        first logits of each. -inf excludes a choice; NaN, or nothing but -inf, yields action -1, which the environment
+        refuses.
+
+        Box games: n means, then n log standard deviations. A draw is u = mean + exp(log_std) * normal, an action
+        mid + half * s(u), where mid and half are the Box's centre and half width and s clips to [-1, 1] or is tanh;
+        no action leaves the Box. Log-probabilities are log densities in units of the Box stretched to [-1, 1]: with
+        "clip" that of u, as the clipping is the environment's; with "tanh" that of tanh(u), log N(u) -
+        log(1 - tanh(u)^2) (Haarnoja et al., "Soft Actor-Critic", 2018, appendix C). Entropies are the Gaussian's,
+        before squashing. A parameter or draw that is not finite yields action NaN, which the environment refuses.
+
         Args:
-            logits: (num_envs, num_agents, num_logits) f32, contiguous: head after head, unnormalised. A role with
-                smaller heads uses the first logits of each. -inf excludes a choice; NaN, or nothing but -inf, yields
-                action -1, which the environment refuses.
-            greedy: Take the largest logit, the first of equals.
+            parameters: (num_envs, num_agents, num_parameters) f32, contiguous.
+            greedy: Take the largest logit, the first of equals, or u = mean.
             out: Where to write.
 
         Raises:
-            TypeError, ValueError: Dtype, shape or device of ``logits`` or ``out`` is wrong.
+            TypeError, ValueError: Dtype, shape or device of ``parameters`` or ``out`` is wrong, or ``out`` lacks
+                ``draws`` (Box games) or has them (discrete games).
             ResetNeededError, ClosedEnvError: The environment has not been reset yet, or has been closed.
         """
         self.env.check_ready("sample")
-        rows = self.env.layout.batch
-        expected = (*rows, self.num_logits)
-        if not isinstance(logits, torch.Tensor):
-            raise TypeError(f"sample: logits are a {type(logits).__name__}; expected a torch tensor")
-        if logits.dtype != torch.float32:
-            raise TypeError(f"sample: logits have dtype {logits.dtype}; expected torch.float32 (use logits.float())")
-        if logits.shape != expected or logits.device != self.env.device:
-            raise ValueError(
-                f"sample: logits are {tuple(logits.shape)} on {logits.device}; expected {expected} on {self.env.device}"
-            )
-        logits = logits.detach().contiguous()
+        rows, action = self.env.layout.batch, self.env.game.action
+        self._check_parameters(parameters)
+        parameters = parameters.detach().contiguous()
         if out is None:
             new = torch.empty((2, *rows), device=self.env.device)
-            actions = torch.empty((*rows, *self.env.game.action.shape), dtype=torch.int32, device=self.env.device)
-            out = Sample(actions, new[0], new[1])
+            dtype = torch.float32 if action.continuous else torch.int32
+            actions = torch.empty((*rows, *action.shape), dtype=dtype, device=self.env.device)
+            out = Sample(actions, new[0], new[1], torch.empty_like(actions) if action.continuous else None)
         else:
             self._check_output(out)
         raw = self._launch.raw
-        raw[0], raw[4] = logits.data_ptr(), np.int32(greedy)
+        raw[0], raw[4] = parameters.data_ptr(), np.int32(greedy)
         raw[5:8] = out.actions.data_ptr(), out.log_probs.data_ptr(), out.entropies.data_ptr()
+        if out.draws is not None:
+            raw[9] = out.draws.data_ptr()
         self._launch()
         return out
 
+    def _check_parameters(self, parameters: torch.Tensor) -> None:
+        expected = (*self.env.layout.batch, self.num_parameters)
+        name, device = "parameters" if self.env.game.action.continuous else "logits", self.env.device
+        if not isinstance(parameters, torch.Tensor):
+            raise TypeError(f"sample: {name} are a {type(parameters).__name__}; expected a torch tensor")
+        if parameters.dtype != torch.float32:
+            raise TypeError(
+                f"sample: {name} have dtype {parameters.dtype}; expected torch.float32 (use {name}.float())"
+            )
+        if parameters.shape != expected or parameters.device != device:
+            meaning = ", means before log standard deviations" if self.env.game.action.continuous else ""
+            raise ValueError(
+                f"sample: {name} are {tuple(parameters.shape)} on {parameters.device}; "
+                f"expected {expected} on {device}{meaning}"
+            )
+
     def _check_output(self, out: Sample) -> None:
-        rows = self.env.layout.batch
-        for name, shape, dtype in (
-            ("actions", (*rows, *self.env.game.action.shape), torch.int32),
-            ("log_probs", rows, torch.float32),
-            ("entropies", rows, torch.float32),
-        ):
+        rows, action = self.env.layout.batch, self.env.game.action
+        shape, dtype = (*rows, *action.shape), torch.float32 if action.continuous else torch.int32
+        wanted = [("actions", shape, dtype), ("log_probs", rows, torch.float32), ("entropies", rows, torch.float32)]
+        if action.continuous:
+            wanted.append(("draws", shape, torch.float32))
+        elif out.draws is not None:
+            raise ValueError("sample: out.draws is given; expected None, as only Box games have Gaussian draws")
+        for name, shape, dtype in wanted:
             tensor = getattr(out, name)
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(
+                    f"sample: out.{name} is a {type(tensor).__name__}; expected a {dtype} tensor of shape {shape}"
+                )
             if tensor.dtype != dtype:
                 raise TypeError(f"sample: out.{name} has dtype {tensor.dtype}; expected {dtype}")
             if tensor.shape != shape or tensor.device != self.env.device or not tensor.is_contiguous():

@@ -112,4 +112,7 @@ def test_what_cannot_be_measured_is_refused(given, message):
 
 def test_every_adapter_can_be_measured():
     adapters = {path.stem for path in Path(gpu_vecenv.adapters.__file__).parent.glob("*.py")}
-    assert set(bench_interfaces.INTERFACES) == adapters - {"__init__"} | {"gymnasium", "batched"}
+    assert set(bench_interfaces.INTERFACES) == adapters - {"__init__", "lightning"} | {
+        "gymnasium",
+        "batched",
+    }  # no interface

@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import planted_envs
 import pytest
+import torch
 from gymnasium.envs.registration import EnvSpec
 from planted_envs import DISABLED, LIMIT, NEXT, PLANTED, SAME, Ring
 from rich.console import Console
@@ -87,6 +88,11 @@ def test_bugs_that_show_late_need_enough_steps():
 def test_rows_of_a_replica_are_told_from_replicas():
     report = check(PLANTED["NanInAnObservationLate"][1], ["K11"], agents=2)
     assert {(failure.replica, failure.row) for failure in report.failures} == {(3, 7)}
+
+
+def test_tensors_without_memory_that_others_hold_do_not_matter():
+    kept = torch.eye(2).to_sparse(), torch.empty(3, device="meta")
+    assert check(Ring, ["K18"]).passed == ["K18"] and len(kept) == 2
 
 
 def test_outputs_on_a_device_are_checked_there(device):

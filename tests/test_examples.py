@@ -110,9 +110,36 @@ def test_train_tag(device: str, tmp_path: Path) -> None:
     said = run(tmp_path, "train_tag.py", *arguments, "--device", device)
     assert numbers(r"([\d,]+) env-steps", said) == [512]
     assert all(0 <= share <= 100 for share in numbers(r"([\d.]+)% by random, ([\d.]+)% by trained", said))
-    game = gpu_vecenv.make("tag_gridworld", num_envs=2, device="cpu")
-    manifest = gpu_vecenv.Trainer(game, gpu_vecenv.PPOConfig(num_steps=2)).load(tmp_path / "p.safetensors")
-    assert manifest["ppo_config"]["total_steps"] == 512
+    game = gpu_vecenv.make("tag_gridworld", num_envs=16, device=device)
+    trainer = gpu_vecenv.Trainer(game, gpu_vecenv.PPOConfig(total_steps=512))
+    manifest = trainer.load(tmp_path / "p.safetensors")
+    assert manifest["config"]["total_steps"] == 512 and trainer.iteration == 1
+    assert set(trainer.policies) == {"tagger", "runner"}
+    loaded = gpu_vecenv.load_policy(tmp_path / "p.safetensors", device=device)
+    obs, _ = trainer.env.reset(seed=1)
+    assert loaded(obs).shape == (16, 5)
+
+
+@pytest.mark.parametrize("game", ["tag_gridworld", "tag_continuous"])
+def test_tag_baselines(game: str, device: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "tag_baselines.py", "--game", game, "--episodes", "6", "--num-envs", "3", "--device", device)
+    cells = "[^\\d\\n]+([\\d.]+)%[^\\d\\n]+([\\d.]+) "
+    caught = {}
+    for taggers in ("random", "pursuit"):
+        for runners in ("random", "flee"):
+            share, length = numbers(rf"{taggers} +│ {runners}{cells}", said)
+            assert 0 <= share <= 100 and length >= 1
+            caught[taggers, runners] = share, -length
+    assert caught["pursuit", "random"] > caught["random", "random"]  # more, or else sooner
+    assert caught["random", "flee"] <= caught["random", "random"]
+
+
+def test_train_against_script(device: str, tmp_path: Path) -> None:
+    options = ["--role", "tagger", "--total-steps", "60000", "--num-envs", "64", "--episodes", "200"]
+    said = run(tmp_path, "train_against_script.py", *options, "--device", device)
+    returns = [numbers(rf"{name} +│ [\d.]+% +│ [\d.]+ +│ (-?[\d.]+)", said)[0] for name in ("chance", "its script")]
+    assert returns[0] < returns[1]
+    assert "trained" in said and "flee" in said.lower()
 
 
 def test_domain_randomisation(device: str, tmp_path: Path) -> None:
@@ -144,7 +171,7 @@ def test_predator_prey_trains_by_its_path(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run" / "policy.safetensors").is_file()
+    assert (tmp_path / "run" / "checkpoints" / "iteration-00000004.safetensors").is_file()
     results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert list(results) == ["all random", "predator trained", "prey trained", "all trained"]
 

@@ -18,7 +18,7 @@ CHUNK = 1 << 22
 INF, NAN = np.inf, np.nan
 TINY, SMALLEST_NORMAL, LARGEST = 2.0**-149, 2.0**-126, float(np.finfo(np.float32).max)
 
-ONE_ARGUMENT = ["sin", "cos", "exp", "log", "sqrt", "floor", "abs"]
+ONE_ARGUMENT = ["sin", "cos", "exp", "tanh", "log", "sqrt", "floor", "abs"]
 BODIES = {
     **{name: f"out[k] = math::{name}(a[k]);" for name in ONE_ARGUMENT},
     **{name: f"out[k] = math::{name}(a[k], b[k]);" for name in ["atan2", "mod", "min", "max"]},
@@ -94,6 +94,7 @@ SPECIAL = np.concatenate(
         around(np.array(NEAR_QUADRANTS, np.uint32).ravel().view(np.float32)),
         # exp: overflow, the first denormal result, the last result that is not 0; and its clamps.
         around([128 * np.log(2), 126 * np.log(2), 149 * np.log(2), 150 * np.log(2), 89, 104], 256),
+        around([0.625, 8.66434], 256),  # tanh: where its formula changes, and where it reaches 1
         # log: 1, and where its exponent changes; floor and to_int: the last fractions, the limits.
         around([1.0, np.sqrt(0.5), np.sqrt(2.0), 2.0**23, 2.0**31], 256),
         f32([INF, -INF, NAN, -NAN, LARGEST, -LARGEST]),
@@ -161,7 +162,13 @@ def worst(error: np.ndarray, *inputs: np.ndarray) -> tuple[float, ...]:
 
 @pytest.mark.parametrize(
     ("name", "reference", "bound"),
-    [("sin", np.sin, 0.76), ("cos", np.cos, 0.76), ("exp", np.exp, 0.88), ("log", np.log, 0.67)],
+    [
+        ("sin", np.sin, 0.76),
+        ("cos", np.cos, 0.76),
+        ("exp", np.exp, 0.88),
+        ("tanh", np.tanh, 1.51),
+        ("log", np.log, 0.67),
+    ],
 )
 def test_the_error_stays_within_the_stated_bound(
     math: Math, name: str, reference: Callable[[np.ndarray], np.ndarray], bound: float
@@ -194,6 +201,7 @@ def test_atan2_stays_within_the_stated_bound(math: Math) -> None:
         ("cos", [0.0, -0.0, TINY, INF, -INF, NAN], [1.0, 1.0, 1.0, NAN, NAN, NAN]),
         ("exp", [0.0, -0.0, INF, -INF, NAN, 88.8, -104.0], [1.0, 1.0, INF, 0.0, NAN, INF, 0.0]),
         ("exp", [-103.9], [TINY]),
+        ("tanh", [0.0, -0.0, INF, -INF, NAN], [0.0, -0.0, 1.0, -1.0, NAN]),
         ("log", [0.0, -0.0, 1.0, INF, NAN], [-INF, -INF, 0.0, INF, NAN]),
         ("log", [-TINY, -1.0, -INF], [NAN, NAN, NAN]),
         ("log", [TINY], [-149 * np.log(2)]),

@@ -1,296 +1,684 @@
-import contextlib
+"""What a policy learns from a rollout: losses and updates against a textbook in float64, and what must not teach."""
+
 import copy
-import errno
 import itertools
-import json
-import os
-import pickle
-import random
-import re
-import resource
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from games.crew import Crew
+from games.script import Script
 from torch import nn
 
 import gpu_vecenv
-from gpu_vecenv.checkpoint import load_checkpoint
-from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
-from gpu_vecenv.policy import ActorCritic, log_probs_and_entropies
-from gpu_vecenv.ppo import LOSS_NAMES, Batch, PPOConfig, Rollout, Trainer, advantages, fitting_num_envs, loss
+from gpu_vecenv.distributed import World
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.policy import Normalizer, Policy, default_network
+from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, _mixed, loss, mean_of, normalized
+from gpu_vecenv.rollout import Batch, Rollout
 
-# Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
-LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
-LEAVING |= {"num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
-# Taggers in the middle of 21 x 21 cells, the runner in the corner: in 11 ticks nobody can be caught by walking.
-TOO_FAR = {"max_steps": 11}
-ROW_UP = 3  # action "row + 1" of tag_gridworld
-SMALL = PPOConfig(total_steps=10**6, num_steps=8, num_epochs=2, num_minibatches=4, hidden_sizes=(16,))
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over rows then always have the same order
-    yield
-    torch.set_num_threads(before)
-
-
-def leaving(device, num_envs=6, **arguments):
-    arguments = {"autoreset_mode": "next_step", **arguments}
-    return gpu_vecenv.make("tag_continuous", num_envs, device, **arguments, **LEAVING)
-
-
-def too_far(device, num_envs=8):
-    return gpu_vecenv.make("tag_gridworld", num_envs, device, autoreset_mode="next_step", **TOO_FAR)
+# Two action heads, of 4 and 5 choices; 3 taggers and 4 runners.
+TAG = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
+TAG |= {"num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
+NUM_ENVS, NUM_STEPS = 6, 8
+# A large learning rate, so that a step that is wrong, missing or one too many cannot be overlooked.
+SMALL = PPOConfig(num_steps=NUM_STEPS, num_epochs=2, num_minibatches=4, hidden_sizes=(16,), learning_rate=0.01)
 
 
 def changed(config, **values):
     return PPOConfig(**{**vars(config), **values})
 
 
-def weights(trainer):
-    return {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
+def made(game, device):
+    arguments = {"tag_continuous": TAG, Script: {"num_leads": 3, "continuous": True}, Crew: {}}[game]
+    return gpu_vecenv.make(game, NUM_ENVS, device, autoreset_mode="next_step", **arguments)
+
+
+def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), seed=0, spread=0.3):
+    """A learner, and a rollout of random numbers whose log-probabilities are ``spread`` off the policy's."""
+    env, random = made(game, device), torch.Generator().manual_seed(5)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        policy = Policy(env.game, roles, nn.Identity(), squash=config.squash)
+        network = default_network(policy.view, config.hidden_sizes, config.activation, config.shared_trunk)
+        settings = {"normalize_obs": config.normalize_obs, "normalize_returns": config.normalize_returns}
+        policy = Policy(env.game, roles, network, squash=config.squash, device=env.device, **settings)
+    for p in policy.parameters():  # the first logits are all but equal, which would hide much
+        p.data += 0.3 * torch.randn(p.shape, generator=random).to(device)
+    for normalizer in (policy.obs_normalizer, policy.return_normalizer):
+        if normalizer is not None:
+            rows = 2 + 3 * torch.randn(50, *normalizer.mean.shape, generator=random).to(device)
+            normalizer.take_in(normalizer.moments(rows, torch.ones(50, dtype=torch.bool, device=device)))
+    data = Rollout(env, NUM_STEPS)
+    for tensor in (data.obs, data.values, data.rewards, data.advantages, data.returns):
+        tensor.copy_(torch.randn(tensor.shape, generator=random))
+    data.active.copy_(torch.rand(data.active.shape, generator=random) < 0.7)
+    if data.action_mask is not None:
+        allowed = torch.rand(data.action_mask.shape, generator=random) < 0.6
+        allowed[..., [0, 5]] = True  # the first choice of each head
+        data.action_mask.copy_(allowed)
+    if env.game.action.continuous:
+        data.draws.copy_(torch.randn(data.draws.shape, generator=random))
+    else:
+        sizes = torch.tensor(env.game.action.sizes[roles[0]])
+        draws = torch.rand((*data.draws.shape[:3], len(sizes)), generator=random) * sizes
+        data.draws[..., : len(sizes)] = draws.int().to(device)
+        if data.action_mask is not None:
+            data.draws.zero_()  # the choice that is always allowed
+    learner = Learner(policy, config, data, seed=seed, world=World(), memory=None)
+    with torch.no_grad():
+        batch = whole(learner)
+        own = policy.log_probs_and_entropies(policy(batch.obs)[0], batch.draws, batch.action_mask)[0]
+        own += spread * torch.randn(own.shape, generator=random).to(device)
+        data.log_probs.view(-1)[learner.places] = own
+    return learner
+
+
+def whole(learner):
+    """All rows of a learner."""
+    data, places = learner.rollout, learner.places
+    return data.at(learner.policy.view, places, data.advantages.flatten()[places])
+
+
+def updated(learner, progress=0.0, iteration=0):
+    """The figures of an update."""
+    learner.look()
+    learner.update(progress, iteration)
+    return dict(zip(FIGURES, learner.figures_of_iteration().tolist(), strict=True))
+
+
+def state(learner):
+    """Copies of weights and of Adam's state."""
+    tensors = {**learner.policy.state_dict(), **learner.state()}
+    return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
 def equal_bits(one, other):
     return one.keys() == other.keys() and all(one[name].cpu().equal(other[name].cpu()) for name in one)
 
 
-# Advantages
+def steps_taken(learner):
+    counts = {float(x) for name, x in learner.state().items() if name.endswith("step")}
+    assert len(counts) == 1
+    return counts.pop()
 
 
-def advantages_by_definition(rewards, values, terminations, truncations, active, gamma, gae_lambda):
-    """Sum over k of (gamma lambda)^k delta(t + k), up to where the episode ends or the agent is out of the game.
-
-    The second result is the same sum of absolute values, for rounding bounds.
-    """
-    ticks = len(rewards)
-    estimates, sizes = np.zeros(rewards.shape), np.zeros(rewards.shape)
-    for t in range(ticks):
-        alive = np.ones(rewards.shape[1:], bool)
-        for s in range(t, ticks):
-            alive &= active[s]
-            parts = rewards[s], np.where(terminations[s], 0, gamma * values[s + 1]), -values[s]
-            estimates[t] += np.where(alive, (gamma * gae_lambda) ** (s - t) * sum(parts), 0)
-            sizes[t] += np.where(alive, (gamma * gae_lambda) ** (s - t) * sum(map(np.abs, parts)), 0)
-            alive &= ~(terminations[s] | truncations[s])
-    return estimates, sizes
+# The textbook: float64, active rows selected, distributions and optimiser those of torch
 
 
-@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.99, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.7), (0.5, 1.0)])
-@pytest.mark.parametrize("kinds", ["continue terminate truncate", "continue terminate truncate both inactive"])
-def test_advantages_equal_their_definition_for_every_pattern_of_six_ticks(kinds, gamma, gae_lambda, device):
-    patterns = np.array(list(itertools.product(kinds.split(), repeat=6))).T  # (6, columns)
-    generator = np.random.default_rng(3)
-    rewards = generator.normal(size=patterns.shape).astype(np.float32)
-    values = generator.normal(size=(7, patterns.shape[1])).astype(np.float32)
-    flags = [np.isin(patterns, [kind, "both"]) for kind in ("terminate", "truncate")] + [patterns != "inactive"]
-    exact = [x.astype(np.float64) for x in (rewards, values)]
-    expected, sizes = advantages_by_definition(*exact, *flags, gamma, gae_lambda)
-    given = [torch.tensor(x, device=device) for x in (rewards, values, *flags)]
-    found = advantages(*given, gamma, gae_lambda).cpu().numpy()
-    # Each of at most 6 summands meets at most 6 roundings a tick; a rounding is half an epsilon of the summands.
-    assert (np.abs(found - expected) <= 36 * np.finfo(np.float32).eps / 2 * sizes).all()
-    assert (found[~flags[2]] == 0).all()
+class Terms(NamedTuple):
+    """Of the loss, as a log has them."""
+
+    total: torch.Tensor
+    policy_loss: torch.Tensor
+    value_loss: torch.Tensor
+    entropy: torch.Tensor
+    kl: torch.Tensor
+    clip_share: torch.Tensor
 
 
-def test_a_truncated_constant_reward_is_worth_its_discounted_sum(device):
-    """With true values 1 / (1 - gamma) there is nothing left to gain, wherever the episode is cut off."""
-    truncations = torch.zeros((20, 1), dtype=torch.bool, device=device)
-    truncations[7::8] = True
-    none, ones = torch.zeros_like(truncations), torch.ones((20, 1), dtype=torch.float64, device=device)
-    values = torch.full((21, 1), 4.0, dtype=torch.float64, device=device)
-    assert advantages(ones, values, none, truncations, ~none, 0.75, 0.9).eq(0).all()
-    assert advantages(ones, values, truncations, none, ~none, 0.75, 0.9)[7] == 1 - 4
+def textbook_terms(policy, batch, config, clip=None, entropy_coefficient=None):
+    """``policy`` is in float64; ``batch`` has active rows only."""
+    obs = batch.obs.double()
+    if policy.obs_normalizer is not None:
+        obs = ((obs - policy.obs_normalizer.mean) / (policy.obs_normalizer.var + 1e-8).sqrt()).clamp(-10, 10)
+    parameters, values = policy.network(obs)
+    unit = 1.0
+    if policy.return_normalizer is not None:
+        unit = (policy.return_normalizer.var + 1e-8).sqrt()
+        values = values * unit + policy.return_normalizer.mean
+    if policy.view.continuous:
+        means, log_stds = parameters.chunk(2, -1)
+        normal = torch.distributions.Normal(means, log_stds.exp())
+        log_probs, entropies = normal.log_prob(batch.draws.double()).sum(-1), normal.entropy().sum(-1)
+        if policy.squash == "tanh":
+            log_probs = log_probs - (1 - batch.draws.double().tanh() ** 2).log().sum(-1)
+    else:
+        if batch.action_mask is not None:
+            parameters = parameters.masked_fill(~batch.action_mask, -torch.inf)
+        parts = parameters.split(list(policy.view.head_sizes), -1)
+        heads = [torch.distributions.Categorical(logits=part) for part in parts]
+        log_probs = sum(head.log_prob(batch.draws[:, k]) for k, head in enumerate(heads))
+        entropies = sum(head.entropy() for head in heads)
+    ratio, gains, returns = (log_probs - batch.log_probs).exp(), batch.advantages.double(), batch.returns.double()
+    clip = config.clip if clip is None else clip
+    policy_loss = -torch.min(ratio * gains, ratio.clamp(1 - clip, 1 + clip) * gains).mean()
+    errors = (values - returns) ** 2
+    if config.value_clip is not None:
+        near = batch.values + (values - batch.values).clamp(-config.value_clip, config.value_clip)
+        errors = torch.max(errors, (near - returns) ** 2)
+    value_loss = (errors / unit**2).mean() / 2
+    weight = config.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
+    total = policy_loss + config.value_coefficient * value_loss - weight * entropies.mean()
+    kl, outside = (ratio - 1 - ratio.log()).mean(), ((ratio - 1).abs() > clip).double().mean()
+    return Terms(total, policy_loss, value_loss, entropies.mean(), kl, outside)
 
 
-# Rollout
+def in_float64(policy):
+    twin = copy.deepcopy(policy)
+    for p in twin.parameters():
+        p.grad = None
+    return twin.double()
 
 
-def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(device):
-    trainer, twin = Trainer(leaving(device), SMALL, seed=5), leaving(device)
-    obs, info = twin.reset(seed=5)
-    resets = left = 0
-    for _ in range(4):
-        acting = copy.deepcopy(trainer.policy)
-        trainer.train_iteration()
-        data = trainer.rollout
-        for t in range(SMALL.num_steps):
-            assert data.obs[t].equal(obs) and data.active[t].equal(info["active"])
-            with torch.no_grad():
-                logits, values = acting(obs)
-                found = log_probs_and_entropies(
-                    logits.flatten(0, 1), data.actions[t].flatten(0, 1), twin.game.action.head_sizes
-                )
-            assert data.values[t].equal(values)
-            for stored, again in zip((data.log_probs[t], data.entropies[t]), found, strict=True):
-                # Two heads, each a float32 logarithm of a sum, of magnitude 2 to 4: 4 half-ulps on either side.
-                torch.testing.assert_close(stored.flatten(), again, rtol=0, atol=8 * 2.0**-22)
-            over = ~info["active"].any(1)
-            resets += int(over.sum())
-            left += int((~info["active"] & info["active"].any(1, keepdim=True)).sum())
-            obs, rewards, terminations, truncations, info = twin.step(data.actions[t])
-            assert data.rewards[t].equal(rewards)
-            assert data.terminations[t].equal(terminations) and data.truncations[t].equal(truncations)
-            assert not data.active[t][over].any()  # the tick that resets teaches nothing
-        with torch.no_grad():
-            assert data.values[-1].equal(acting(obs)[1])
-        assert data.obs[-1].equal(obs) and data.active[-1].equal(info["active"])
-    assert resets > 0 and left > 0
-    assert trainer.env.faults().eq(0).all()
+def selected(batch):
+    return Batch(*(None if x is None else x[batch.active] for x in batch))
 
 
-def test_the_figures_of_an_iteration_are_those_of_its_episodes(device):
-    trainer = Trainer(leaving(device, 5), SMALL, seed=2)
-    returns, lengths = torch.zeros(5, 7, dtype=torch.float64, device=device), torch.zeros(5, device=device)
-    seen = 0
-    for iteration in range(6):
-        figures, data = trainer.train_iteration(), trainer.rollout
-        ended = []
-        for t in range(SMALL.num_steps):
-            returns += data.rewards[t] * data.active[t]
-            lengths += data.active[t].any(1)
-            for replica in (data.active[t].any(1) & ~data.active[t + 1].any(1)).nonzero().flatten():
-                terminated = float(not data.truncations[t][replica].any())  # by its last tick
-                split = returns[replica, :3].mean().item(), returns[replica, 3:].mean().item()
-                ended.append((lengths[replica].item(), terminated, *split))
-                returns[replica] = lengths[replica] = 0
-        seen += len(ended)
-        names = ("episode_length", "terminated_share", "return_tagger", "return_runner")
-        assert figures["episodes"] == len(ended) and figures["iteration"] == iteration + 1
-        assert figures["env_steps"] == (iteration + 1) * 8 * 5
-        # Rewards are whole numbers, so float32 sums are exact; a mean over 3 or 4 agents is rounded once or twice.
-        expected = dict(zip(names, np.mean(ended, axis=0) if ended else [0] * 4, strict=True))
-        assert {name: figures[name] for name in names} == pytest.approx(expected, rel=1e-6)
-    assert seen > 10
+def mixed_64(x):
+    """The x-th number of SplitMix64 from seed 0, by Python's integers."""
+    x = x * 0x9E3779B97F4A7C15 % 2**64
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
 
 
-class Recorder(nn.Module):
-    """A user's own policy; remembers the observations of every call with gradients."""
+def order_of(seed, epoch, rows):
+    """Row numbers by their keys, as signed numbers."""
+    start = mixed_64((epoch + mixed_64(seed)) % 2**64)
+    keys = [mixed_64((row + start) % 2**64) for row in range(rows)]
+    return sorted(range(rows), key=lambda row: keys[row] - (keys[row] >> 63 << 64))
 
-    def __init__(self, obs_size, num_logits):
+
+class Textbook:
+    """All steps of an update; ``weights[k]`` are those after k of them, ``figures[k]`` those of step k."""
+
+    def __init__(self, learner, seed=0, progress=0.0, iteration=0):
+        config, data, policy = learner.config, learner.rollout, in_float64(learner.policy)
+        rate, clip, entropy_coefficient = config.at(progress)
+        optimizer = torch.optim.Adam(policy.parameters(), lr=rate, eps=1e-5)
+        places = learner.places.tolist()
+        self.weights, self.figures = [copy.deepcopy(policy.state_dict())], []
+        for epoch in range(config.num_epochs):
+            order = order_of(seed, iteration * config.num_epochs + epoch, len(places))
+            for rows in np.array(order).reshape(config.num_minibatches, -1):
+                at = torch.tensor([places[row] for row in rows], device=data.obs.device)
+                batch = selected(data.at(policy.view, at, data.advantages.flatten()[at]))
+                if config.normalize_advantages:
+                    gains = batch.advantages.double()
+                    batch = batch._replace(advantages=(gains - gains.mean()) / gains.std(correction=0))
+                terms = textbook_terms(policy, batch, config, clip, entropy_coefficient)
+                optimizer.zero_grad()
+                terms.total.backward()
+                norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
+                optimizer.step()
+                self.weights.append(copy.deepcopy(policy.state_dict()))
+                self.figures.append([x.item() for x in (*terms[1:], norm)])
+
+    def check(self, learner, step=-1):
+        own = learner.policy.state_dict()
+        for name in dict(learner.policy.named_parameters()):
+            # Measured 3e-7 after 8 steps. A step of Adam is the learning rate times a quotient of gradients, and some
+            # gradient may be nearly 0, so that its rounding shows. One step less or more gives 7e-3.
+            torch.testing.assert_close(own[name].double(), self.weights[step][name], rtol=0, atol=1e-5)
+
+
+SETTINGS = {
+    "two heads": {},
+    "values clipped": {"value_clip": 0.2, "value_coefficient": 2.0},
+    "advantages as they are": {"normalize_advantages": False},
+    "separate layers": {"shared_trunk": False, "activation": "relu"},
+    "normalised": {"normalize_obs": True, "normalize_returns": True, "value_clip": 0.5},
+    "chunks": {"chunk_rows": 13},
+    "no gradient clipping": {"max_grad_norm": 1e6, "clip": 0.05, "entropy_coefficient": 0.3},
+    "box": {"game": Script, "roles": ("lead",)},
+    "box, tanh": {"game": Script, "roles": ("lead",), "squash": "tanh"},
+    "masks": {"game": Crew, "roles": ("helper",)},
+}
+OTHER_GAME = ("game", "roles")
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_an_update_is_that_of_a_textbook_on_the_active_rows_alone(setting, device):
+    changes = dict(SETTINGS[setting])
+    where = {name: changes.pop(name) for name in OTHER_GAME if name in changes}
+    learner = begun(device, changed(SMALL, **changes), seed=11, **where)
+    assert 0.1 < (~whole(learner).active).float().mean() < 0.5
+    book = Textbook(learner, seed=11, progress=0.25, iteration=3)
+    figures = updated(learner, progress=0.25, iteration=3)
+    book.check(learner)
+    means = np.mean(book.figures, axis=0)
+    found, share = [figures[name] for name in LOSS_NAMES], LOSS_NAMES.index("clip_share")
+    # Measured 3e-7. The clipped share counts rows, of which one may lie at the very edge; a minibatch has 12 or more.
+    bounds = [1 / 12 / 8 + 1e-6 if k == share else 1e-5 for k in range(len(found))]
+    assert (abs(np.array(found) - means) <= bounds).all(), (found, means)
+    assert figures["clip_share"] > 0.1 and figures["skipped_share"] == 0  # the clip mattered
+    assert steps_taken(learner) == 8
+
+
+def test_two_updates_go_on_with_adams_state(device):
+    """What one update of four epochs does, two of two do, on the same data: the same bits."""
+    config = changed(SMALL, num_minibatches=1, final_learning_rate=None)
+    twice, once = begun(device, config), begun(device, changed(config, num_epochs=4))
+    updated(twice), updated(twice), updated(once)
+    assert equal_bits(state(twice), state(once)) and steps_taken(twice) == 4
+
+
+def test_a_learner_learns_from_its_own_agents_alone(device):
+    learner, twin = begun(device, roles=("tagger",)), begun(device, roles=("tagger",))
+    assert learner.places.tolist() == [k for k in range(NUM_STEPS * NUM_ENVS * 7) if k % 7 < 3]
+    for tensor in vars(twin.rollout).values():
+        if isinstance(tensor, torch.Tensor):
+            tensor[:, :, 3:] = 1  # the runners'
+    updated(learner), updated(twin)
+    assert equal_bits(state(learner), state(twin))
+
+
+# Order of the rows
+
+
+def test_keys_are_those_of_splitmix64():
+    """The first are the published ones of seed 0."""
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
+    assert [mixed_64(k) for k in range(1, 5)] == published
+    numbers = [*range(-3, 100), 2**62, 2**63 - 1, -(2**63), 1234567890123456789]
+    found = _mixed(torch.tensor(numbers)).tolist()
+    assert [x % 2**64 for x in found] == [mixed_64(x % 2**64) for x in numbers]
+
+
+class Watched:
+    """Row numbers, which stand in the first number of each observation, of every call with gradients."""
+
+    def __init__(self, learner):
+        obs, self.calls = learner.rollout.obs, []
+        obs[:-1, ..., 0] = torch.arange(obs[:-1, ..., 0].numel(), device=obs.device).view(obs[:-1, ..., 0].shape) / 256
+        learner.policy.network.register_forward_pre_hook(lambda _, arguments: self.see(*arguments))
+
+    def see(self, obs):
+        self.calls.append((obs[..., 0] * 256).long().tolist())
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 + 5, 2**64 - 1])
+def test_every_row_is_visited_once_an_epoch_in_an_order_of_seed_epoch_and_row(seed, device):
+    """By numbers that Python computes, so that all devices agree."""
+    learner = begun(device, changed(SMALL, num_epochs=3), seed=seed)
+    places, watched = learner.places.tolist(), Watched(learner)
+    orders = []
+    for iteration in (0, 1, 5):
+        updated(learner, iteration=iteration)
+        assert [len(rows) for rows in watched.calls] == [len(places) // 4] * 12
+        for epoch, start in enumerate((0, 4, 8)):
+            order = list(itertools.chain(*watched.calls[start : start + 4]))
+            assert sorted(order) == places
+            assert order == [places[row] for row in order_of(seed, 3 * iteration + epoch, len(places))]
+            orders.append(tuple(order))
+        watched.calls.clear()
+    assert len(set(orders)) == 9
+
+
+def test_the_order_does_not_depend_on_what_was_learnt_before(device):
+    fresh, worn = begun(device), begun(device)
+    updated(worn)
+    calls = []
+    for learner in (fresh, worn):
+        watched = Watched(learner)
+        updated(learner, iteration=4)
+        calls.append(watched.calls)
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 13, 47, 48])
+def test_chunks_change_gradients_by_rounding_alone(chunk_rows, device):
+    config = changed(SMALL, num_epochs=1)
+    learner, parts = begun(device, config), begun(device, changed(config, chunk_rows=chunk_rows))
+    watched, watched_parts = Watched(learner), Watched(parts)
+    updated(learner)
+    figures = updated(parts)
+    rows = NUM_STEPS * NUM_ENVS * 4 // 4  # of a minibatch
+    sizes = [chunk_rows] * (rows // chunk_rows) + [rows % chunk_rows] * (rows % chunk_rows > 0)
+    assert [len(rows) for rows in watched_parts.calls] == 4 * sizes
+    assert list(itertools.chain(*watched_parts.calls)) == list(itertools.chain(*watched.calls))
+    found, expected = state(parts), state(learner)
+    for name in expected:
+        if name.endswith("exp_avg"):  # a mean of gradients: no quotient that would enlarge an error
+            # Sums of 48 terms, of magnitude at most 1 each after clipping, in another order: 48 roundings, 4 times.
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=200 * 2.0**-24)
+    expected_figures = dict(zip(FIGURES, learner.figures_of_iteration().tolist(), strict=True))
+    assert figures == pytest.approx(expected_figures, rel=1e-4, abs=1e-4)
+
+
+def test_minibatches_that_do_not_divide_are_refused_with_the_numbers(device):
+    with pytest.raises(ConfigError, match=r"num_minibatches is 9; .* = 8 x 6 x 4 = 192$"):
+        begun(device, changed(SMALL, num_minibatches=9))
+
+
+# When steps are not taken
+
+
+def place_of_step(learner, step):
+    """A place in the rollout that the minibatch of this step, in the first epoch, has, and that is active."""
+    size = len(learner.places) // learner.config.num_minibatches
+    rows = order_of(0, 0, len(learner.places))[step * size : (step + 1) * size]
+    active = learner.rollout.active[:-1].flatten()
+    return next(int(learner.places[row]) for row in rows if active[learner.places[row]])
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_from_a_minibatch_beyond_the_target_kl_on_no_step_is_taken(step, device):
+    """One row of the step's minibatch was drawn by quite another policy; all other rows by this very one."""
+    learner = begun(device, changed(SMALL, target_kl=0.1, learning_rate=1e-3), spread=0.0)
+    book = Textbook(learner)
+    place = place_of_step(learner, step)
+    learner.rollout.log_probs.view(-1)[place] -= 4
+    kls = [figures[LOSS_NAMES.index("approximate_kl")] for figures in Textbook(learner).figures]
+    # The same row comes again in the second epoch; all other minibatches alone would not have been in the way.
+    assert kls[step] > 1 and sum(kl > 0.1 for kl in kls) == 2
+    figures = updated(learner)
+    assert figures["skipped_share"] == (8 - step) / 8 and steps_taken(learner) == step
+    book.check(learner, step)
+    if step == 0:
+        assert equal_bits(state(learner), state(begun(device, learner.config, spread=0.0)))
+
+
+@pytest.mark.parametrize("taken", [1, 2, 4])
+def test_weights_and_adams_state_stay_those_of_the_last_step(taken, device):
+    """With one minibatch an epoch, the same bits as with so many epochs."""
+    config = changed(SMALL, num_epochs=6, num_minibatches=1)
+    book = Textbook(begun(device, config, spread=0.0))
+    kls = [figures[LOSS_NAMES.index("approximate_kl")] for figures in book.figures]
+    assert all(x < y for x, y in itertools.pairwise(kls))
+    target = (kls[taken - 1] + kls[taken]) / 2
+    stopped = begun(device, changed(config, target_kl=target), spread=0.0)
+    fewer = begun(device, changed(config, num_epochs=taken), spread=0.0)
+    figures = updated(stopped)
+    updated(fewer)
+    assert equal_bits(state(stopped), state(fewer)) and figures["skipped_share"] == pytest.approx((6 - taken) / 6)
+    stopped.rollout.log_probs.copy_(begun(device, config, spread=0.0).rollout.log_probs)
+    before = state(stopped)
+    updated(stopped)  # too far from that policy at once
+    assert equal_bits(state(stopped), before)
+    batch = whole(stopped)
+    with torch.no_grad():
+        own = stopped.policy.log_probs_and_entropies(stopped.policy(batch.obs)[0], batch.draws)[0]
+    stopped.rollout.log_probs.view(-1)[stopped.places] = own
+    assert updated(stopped)["skipped_share"] < 1  # the next iteration begins anew
+    assert not equal_bits(state(stopped), before)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("step", [0, 2])
+def test_from_a_gradient_that_is_not_finite_on_no_step_is_taken(step, value, device):
+    """The same bits as where the policy has moved too far at that step: what came before it has been taken."""
+    config = changed(SMALL, target_kl=0.1, learning_rate=1e-3)
+    broken, stopped = (begun(device, config, spread=0.0) for _ in range(2))
+    place = place_of_step(broken, step)
+    broken.rollout.returns.view(-1)[place] = value
+    stopped.rollout.log_probs.view(-1)[place] -= 4
+    figures = updated(broken)
+    updated(stopped)
+    assert steps_taken(broken) == step and equal_bits(state(broken), state(stopped))
+    assert not np.isfinite(figures["value_loss"]) and figures["skipped_share"] == (8 - step) / 8
+
+
+class Cliff(nn.Module):
+    """Its value is finite, its gradient is not."""
+
+    def __init__(self, network):
         super().__init__()
-        self.linear, self.seen = nn.Linear(obs_size, num_logits + 1), []
+        self.network = network
 
     def forward(self, obs):
-        if torch.is_grad_enabled():
-            self.seen.append(obs.clone())
-        out = self.linear(obs)
-        return out[..., :-1].contiguous(), out[..., -1]
+        parameters, values = self.network(obs)
+        return parameters, values + torch.sqrt((values * 0).abs())
 
 
-def test_every_row_is_visited_exactly_once_an_epoch_in_another_order(device):
-    env = leaving(device, 6, autoreset_mode="same_step")
-    policy = Recorder(env.game.obs_size, env.game.action.num_logits)
-    trainer = Trainer(env, changed(SMALL, num_epochs=3, num_minibatches=4), policy=policy, seed=1)
-    trainer.train_iteration()
-    assert [len(rows) for rows in policy.seen] == [8 * 6 * 7 // 4] * 12
-    collected = trainer.rollout.obs[:-1].flatten(0, 2).tolist()
-    epochs = [torch.cat(policy.seen[start : start + 4]).tolist() for start in (0, 4, 8)]
-    active = trainer.rollout.active[:-1].flatten().tolist()
-    told_apart = {tuple(row) for row, kept in zip(collected, active, strict=True) if kept}
-    assert len(told_apart) == sum(active) > len(collected) / 2
-    assert all(sorted(epoch) == sorted(collected) for epoch in epochs)
-    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+def test_a_gradient_that_is_not_finite_behind_a_finite_loss_changes_nothing(device):
+    learner = begun(device)
+    before = state(learner)
+    learner.policy.network = Cliff(learner.policy.network)
+    figures = updated(learner)
+    assert not np.isfinite(figures["gradient_norm"]) and np.isfinite(figures["value_loss"])
+    learner.policy.network = learner.policy.network.network
+    assert equal_bits(state(learner), before) and figures["skipped_share"] == 1
 
 
-def test_an_update_is_that_of_a_textbook_on_the_active_rows_alone(device):
-    """One minibatch, so that the order of rows does not matter; the loss as in the papers, on selected rows."""
-    config = changed(SMALL, num_epochs=4, num_minibatches=1, learning_rate=0.03, clip=0.1, anneal=False)
-    trainer = Trainer(leaving(device), config, seed=3)
-    trainer.train_iteration()
-    policy = copy.deepcopy(trainer.policy)
-    optimizer = torch.optim.Adam(policy.parameters(), lr=0.03, eps=1e-5)
-    optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
-    figures, data = trainer.train_iteration(), trainer.rollout
-    kept = data.active[:-1]
-    assert 0 < int((~kept).sum()) < kept.numel() / 2
-    exact = [x.double().cpu().numpy() for x in (data.rewards, data.values)]
-    flags = [x.cpu().numpy() for x in (data.terminations, data.truncations, kept)]
-    estimates, _ = advantages_by_definition(*exact, *flags, config.gamma, config.gae_lambda)
-    gains = torch.tensor(estimates, dtype=torch.float32, device=device)[kept]
-    targets = gains + data.values[:-1][kept]
-    scaled = (gains - gains.mean()) / gains.std(correction=0)
-    sums = torch.zeros(6, device=device)
-    for _ in range(4):
-        logits, values = policy(data.obs[:-1][kept])
-        heads = [torch.distributions.Categorical(logits=part) for part in logits.split([4, 5], -1)]
-        log_probs = sum(head.log_prob(data.actions[kept][:, k]) for k, head in enumerate(heads))
-        entropy = sum(head.entropy() for head in heads).mean()
-        ratio = (log_probs - data.log_probs[kept]).exp()
-        objective = torch.min(ratio * scaled, ratio.clamp(0.9, 1.1) * scaled).mean()
-        value_loss = (values - targets).square().mean() / 2
-        optimizer.zero_grad()
-        (-objective + 0.5 * value_loss - 0.01 * entropy).backward()
-        norm = nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
-        optimizer.step()
-        outside = ((ratio - 1).abs() > 0.1).float().mean()
-        kl = ((ratio - 1) - ratio.log()).mean()
-        sums += torch.stack([-objective, value_loss, entropy, kl, outside, norm]).detach()
-    assert sums[4] > 0.2  # the clip mattered
-    found = torch.tensor([figures[name] for name in LOSS_NAMES])
-    # The same sums in another order, carried through 4 steps of Adam: measured 1e-6, a wrong row or sign gives 1e-2.
-    torch.testing.assert_close(found, (sums / 4).cpu(), rtol=1e-4, atol=1e-5)
-    for own, expected in zip(trainer.policy.parameters(), policy.parameters(), strict=True):
-        torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-4)
+# Gradients and schedules
 
 
-def test_the_first_minibatch_has_ratio_one(device):
-    """With a learning rate of 0 every minibatch is the first."""
-    trainer = Trainer(leaving(device), changed(SMALL, learning_rate=0.0), seed=4)
-    before = weights(trainer)
-    figures = trainer.train_iteration()
-    # Log-probabilities by two implementations differ by at most 2e-6 (above); the estimate is half the square.
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.9, 1.1])
+def test_gradients_are_scaled_down_to_their_largest_norm(share, device):
+    config = changed(SMALL, num_epochs=1, num_minibatches=1)
+    free = begun(device, changed(config, max_grad_norm=1e9))
+    norm = updated(free)["gradient_norm"]
+    clipped = begun(device, changed(config, max_grad_norm=share * norm))
+    assert updated(clipped)["gradient_norm"] == pytest.approx(norm, rel=1e-6)  # before it is scaled
+
+    def gradient(learner):
+        """Adam's first mean is a tenth of it."""
+        return 10 * torch.cat([x.flatten() for name, x in learner.state().items() if name.endswith("exp_avg")])
+
+    # The norm plus 1e-6 divides, as in torch's own function.
+    torch.testing.assert_close(gradient(clipped), min(share, 1) * gradient(free), rtol=1e-5, atol=1e-8)
+    assert gradient(free).norm().item() == pytest.approx(norm, rel=1e-5)
+
+
+def test_schedules_run_linearly_to_their_ends_or_stay():
+    config = PPOConfig(learning_rate=0.4, clip=0.2, entropy_coefficient=0.1)
+    assert config.at(0.0) == (0.4, 0.2, 0.1)
+    assert config.at(0.25) == pytest.approx((0.3, 0.2, 0.1)) and config.at(1.0) == (0.0, 0.2, 0.1)
+    moving = changed(config, final_learning_rate=None, final_clip=0.1, final_entropy_coefficient=0.5)
+    assert moving.at(0.0) == (0.4, 0.2, 0.1)
+    assert moving.at(0.5) == pytest.approx((0.4, 0.15, 0.3)) and moving.at(1.0) == (0.4, 0.1, 0.5)
+    rising = changed(config, final_learning_rate=0.8)
+    assert rising.at(0.75)[0] == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("key", ["learning_rate", "clip", "entropy_coefficient"])
+def test_an_update_uses_what_the_schedule_says(key, device):
+    ends = {"learning_rate": 0.002, "clip": 0.05, "entropy_coefficient": 0.9}
+    constant = changed(SMALL, final_learning_rate=None)
+    config = changed(constant, **{f"final_{key}": ends[key]})
+    scheduled, plain, first = (begun(device, c) for c in (config, constant, constant))
+    places = ("learning_rate", "clip", "entropy_coefficient")
+    twin = begun(device, changed(constant, **{key: config.at(0.75)[places.index(key)]}))
+    updated(scheduled, progress=0.75), updated(twin), updated(plain, progress=0.75), updated(first)
+    assert equal_bits(state(scheduled), state(twin))
+    assert not equal_bits(state(scheduled), state(plain)) and equal_bits(state(plain), state(first))
+
+
+def test_a_rate_of_0_moves_no_weight(device):
+    learner = begun(device, changed(SMALL, learning_rate=0.0), spread=0.0)
+    before = {name: x.clone() for name, x in learner.policy.state_dict().items()}
+    figures = updated(learner)
+    assert equal_bits(learner.policy.state_dict(), before) and steps_taken(learner) == 8
+    # The stored log-probabilities were computed by the same function, on another number of rows.
     assert abs(figures["approximate_kl"]) < 1e-6 and figures["clip_share"] == 0
-    assert equal_bits(weights(trainer), before)
+
+
+def test_a2c_takes_one_step_along_the_policy_gradient(device):
+    """Mnih et al. 2016: the gradient of -log pi(a) A, with A neither normalised nor clipped, is that of the loss."""
+    config = PPOConfig.a2c(hidden_sizes=(16,), value_coefficient=0.25, max_grad_norm=1e6)
+    assert (config.num_steps, config.num_epochs, config.num_minibatches, config.gae_lambda) == (5, 1, 1, 1.0)
+    assert not config.normalize_advantages and PPOConfig.a2c(num_steps=7, learning_rate=0.1).num_steps == 7
+    with pytest.raises(ConfigError, match=r"gae_lambda is 2\.0"):
+        PPOConfig.a2c(gae_lambda=2.0)
+    learner = begun(device, changed(config, num_steps=NUM_STEPS), spread=0.0)
+    policy, batch = in_float64(learner.policy), selected(whole(learner))
+    parameters, values = policy.network(batch.obs.double())
+    heads = [torch.distributions.Categorical(logits=part) for part in parameters.split([4, 5], -1)]
+    log_probs = sum(head.log_prob(batch.draws[:, k]) for k, head in enumerate(heads))
+    entropy = sum(head.entropy() for head in heads).mean()
+    total = -(log_probs * batch.advantages).mean() - 0.01 * entropy
+    (total + 0.25 * (values - batch.returns).square().mean() / 2).backward()
+    updated(learner)
+    found = [x for name, x in learner.state().items() if name.endswith("exp_avg")]
+    for tensor, p in zip(found, policy.parameters(), strict=True):
+        # float32 means of about 130 rows
+        torch.testing.assert_close(10 * tensor.double(), p.grad, rtol=1e-4, atol=1e-5)
+    assert steps_taken(learner) == 1
 
 
 # Loss
 
 
-def random_batch(rows, device, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    obs = torch.randn(rows, 15, generator=generator)
-    actions = torch.randint(4, (rows, 2), generator=generator, dtype=torch.int32)
-    numbers = torch.randn(3, rows, generator=generator)
-    active = torch.rand(rows, generator=generator) < 0.6
-    return Batch(*(x.to(device) for x in (obs, actions, numbers[0] - 3, numbers[1], numbers[2], active)))
-
-
-def gradients(policy, batch):
+def differentiated(policy, batch, config=SMALL, **settings):
     policy.zero_grad()
-    total, parts = loss(policy, batch, (4, 5), PPOConfig())
+    total, parts = loss(policy, batch, config, **settings)
     total.backward()
-    return {"total": total.detach(), "parts": parts} | {
-        name: tensor.grad.clone() for name, tensor in policy.named_parameters()
-    }
+    gradients = {name: p.grad.clone() for name, p in policy.named_parameters()}
+    return {"total": total.detach(), "parts": parts, **gradients}
 
 
-@pytest.mark.parametrize("what", Batch._fields[: Batch._fields.index("active")])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_the_loss_and_its_gradient_are_those_of_a_textbook(setting, device):
+    changes = dict(SETTINGS[setting])
+    where = {name: changes.pop(name) for name in OTHER_GAME if name in changes}
+    learner = begun(device, changed(SMALL, **changes), **where)
+    policy, config, batch = copy.deepcopy(learner.policy), learner.config, whole(learner)
+    twin = in_float64(policy)
+    for clip, weight in ((None, None), (0.05, 0.4)):
+        given = {} if clip is None else {"clip": torch.tensor(clip), "entropy_coefficient": torch.tensor(weight)}
+        given = {name: x.to(device) for name, x in given.items()}
+        found = differentiated(policy, batch, config, **given)
+        twin.zero_grad()
+        terms = textbook_terms(twin, selected(batch), config, clip, weight)
+        terms.total.backward()
+        # Some 130 rows of float32; ratios come of differences of logarithms near 3, so of some 1e-6 each.
+        assert found["parts"].tolist() == pytest.approx([x.item() for x in terms[1:]], rel=1e-5, abs=1e-5)
+        assert found["total"].item() == pytest.approx(terms.total.item(), rel=1e-5, abs=1e-5)
+        for name, p in twin.named_parameters():
+            torch.testing.assert_close(found[name].double(), p.grad, rtol=1e-4, atol=2e-5)
+
+
+def test_the_total_is_the_weighted_sum_of_its_terms(device):
+    learner = begun(device)
+    for value, entropy in ((0.0, 0.0), (1.0, 0.0), (0.0, 2.0), (3.0, 0.5)):
+        config = changed(SMALL, value_coefficient=value, entropy_coefficient=entropy)
+        total, parts = loss(learner.policy, whole(learner), config)
+        expected = parts[0] + value * parts[1] - entropy * parts[2]
+        assert total.item() == pytest.approx(expected.item(), rel=1e-6) and not parts.requires_grad
+
+
+def test_values_are_clipped_about_those_of_the_rollout(device):
+    """Values 0, 1 and 3, which were 1, all with the return 2: clipped to 0.5, 1 and 1.5, and the worse counts."""
+    env = made("tag_continuous", device)
+
+    class Given(nn.Module):
+        def forward(self, obs):
+            return torch.zeros(len(obs), 9, device=obs.device), obs[:, 0]
+
+    policy, rows = Policy(env.game, ("runner",), Given(), device=env.device), torch.zeros(3, 2, device=device)
+    obs = torch.tensor([[0.0], [1.0], [3.0]], device=device)
+    ones, active = torch.ones(3, device=device), torch.ones(3, dtype=torch.bool, device=device)
+    batch = Batch(obs, rows.int(), rows[:, 0], ones, rows[:, 0], 2 * ones, active)
+    for value_clip, errors in ((None, [4, 1, 1]), (0.5, [4, 1, 1]), (0.0, [4, 1, 1]), (2.0, [4, 1, 1])):
+        parts = loss(policy, batch, changed(SMALL, value_clip=value_clip))[1]
+        assert parts[1].item() == pytest.approx(sum(errors) / 6)
+    near = batch._replace(returns=torch.tensor([0.0, 1.0, 3.0], device=device))
+    for value_clip, errors in ((None, [0, 0, 0]), (0.5, [0.25, 0, 2.25]), (0.0, [1, 0, 4]), (2.0, [0, 0, 0])):
+        parts = loss(policy, near, changed(SMALL, value_clip=value_clip))[1]
+        assert parts[1].item() == pytest.approx(sum(errors) / 6)
+
+
+FLOATS = ("obs", "draws", "log_probs", "values", "advantages", "returns")
+
+
+@pytest.mark.parametrize("what", FLOATS)
 def test_an_inactive_row_changes_neither_loss_nor_gradient(what, device):
-    torch.manual_seed(0)
-    policy, batch = ActorCritic((15,), 9, (8,)).to(device), random_batch(64, device)
-    other = getattr(random_batch(64, device, seed=1), what)
+    learner, config = begun(device), changed(SMALL, value_clip=0.2)
+    policy, batch = copy.deepcopy(learner.policy), whole(learner)
     given = getattr(batch, what)
+    other = given.flip(0)
     inactive = (~batch.active).view(-1, *[1] * (given.ndim - 1))
     altered = batch._replace(**{what: torch.where(inactive, other, given)})
     assert not getattr(altered, what).equal(given)
-    assert equal_bits(gradients(policy, altered), gradients(policy, batch))
+    expected = differentiated(policy, batch, config)
+    assert equal_bits(differentiated(policy, altered, config), expected)
     everywhere = batch._replace(**{what: torch.where(inactive, given, other)})  # an active row does matter
-    assert not equal_bits(gradients(policy, everywhere), gradients(policy, batch))
+    assert not equal_bits(differentiated(policy, everywhere, config), expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), -1e30, 1e30])
+def test_an_inactive_rows_log_probability_may_be_anything(value, device):
+    """Its ratio is then no number, and neither would be 0 times its gradient."""
+    learner = begun(device)
+    policy, batch = copy.deepcopy(learner.policy), whole(learner)
+    altered = batch._replace(log_probs=torch.where(batch.active, batch.log_probs, value))
+    assert equal_bits(differentiated(policy, altered), differentiated(policy, batch))
 
 
 def test_a_minibatch_without_an_active_row_moves_nothing(device):
-    policy, batch = ActorCritic((15,), 9, (8,)).to(device), random_batch(16, device)
-    found = gradients(policy, batch._replace(active=torch.zeros_like(batch.active)))
+    learner = begun(device)
+    batch = whole(learner)
+    found = differentiated(copy.deepcopy(learner.policy), batch._replace(active=torch.zeros_like(batch.active)))
     assert all(tensor.eq(0).all() for tensor in found.values())
+    learner.rollout.active.zero_()
+    before = {name: x.clone() for name, x in learner.policy.state_dict().items()}
+    figures = updated(learner)
+    assert equal_bits(learner.policy.state_dict(), before) and all(figures[name] == 0 for name in LOSS_NAMES)
+
+
+def test_losses_of_parts_add_up_with_the_count_of_the_whole(device):
+    learner = begun(device)
+    policy, batch = copy.deepcopy(learner.policy), whole(learner)
+    count = batch.active.sum()
+    expected = differentiated(policy, batch)
+    parts = [Batch(*(None if x is None else x[part] for x in batch)) for part in (slice(0, 50), slice(50, None))]
+    found = [differentiated(policy, part, count=count) for part in parts]
+    for name in expected:  # two sums of some 60 rows in place of one
+        torch.testing.assert_close(found[0][name] + found[1][name], expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_means_and_normalised_numbers_are_those_of_active_rows(device):
+    random = torch.Generator().manual_seed(0)
+    x, active = 3 + 2 * torch.randn(500, generator=random), torch.rand(500, generator=random) < 0.4
+    x[~active] = float("nan")
+    kept = x[active].double()
+    x, active = x.to(device), active.to(device)
+    assert mean_of(x, active).item() == pytest.approx(kept.mean().item(), rel=1e-5)
+    assert mean_of(x, active, torch.tensor(7, device=device)).item() == pytest.approx(kept.sum().item() / 7, rel=1e-5)
+    expected = (kept - kept.mean()) / kept.std(correction=0)
+    torch.testing.assert_close(normalized(x, active)[active].cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    assert mean_of(x, torch.zeros_like(active)) == 0
+    constant = normalized(torch.full_like(x, 2.5), active)  # nothing to tell rows apart: 0, not 0 / 0
+    assert constant.eq(0).all()
+
+
+# What an iteration is told, and statistics
+
+
+def test_explained_variance_is_that_of_the_active_rows(device):
+    learner = begun(device)
+    data = learner.rollout
+    data.returns.copy_(data.advantages + data.values[:-1])
+    batch = whole(learner)
+    kept = [x[batch.active].double().cpu().numpy() for x in (batch.returns, batch.values)]
+    expected = 1 - (kept[0] - kept[1]).var() / kept[0].var()
+    assert updated(learner)["explained_variance"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_statistics_move_at_the_end_of_an_update_and_count_active_rows_of_own_agents(device):
+    learner = begun(device, changed(SMALL, normalize_obs=True, normalize_returns=True))
+    policy, seen = learner.policy, set()
+    before = copy.deepcopy((policy.obs_normalizer, policy.return_normalizer))
+    policy.network.register_forward_hook(lambda *_: seen.add(tuple(policy.obs_normalizer.mean.tolist())))
+    batch = whole(learner)
+    learner.rollout.obs[:-1][~learner.rollout.active[:-1]] = 1e6
+    updated(learner)
+    assert seen == {tuple(before[0].mean.tolist())}
+    own = policy.obs_normalizer, policy.return_normalizer
+    for normalizer, old, rows in zip(own, before, (batch.obs, batch.returns), strict=True):
+        expected = copy.deepcopy(old)
+        expected.take_in(old.moments(rows, batch.active))
+        assert normalizer.rows.item() == pytest.approx(old.rows.item() + int(batch.active.sum()))
+        for name in ("mean", "var"):  # sums tick by tick, or of all at once
+            torch.testing.assert_close(getattr(normalizer, name), getattr(expected, name), rtol=1e-6, atol=1e-6)
+            assert not getattr(normalizer, name).equal(getattr(old, name))
+    moved = copy.deepcopy(own)
+    learner.rollout.active.zero_()
+    updated(learner)
+    assert all(equal_bits(x.state_dict(), y.state_dict()) for x, y in zip(own, moved, strict=True))
+
+
+def test_what_was_looked_at_is_taken_in_once(device):
+    learner = begun(device, changed(SMALL, normalize_returns=True, learning_rate=0.0))
+    normalizer = learner.policy.return_normalizer
+    assert isinstance(normalizer, Normalizer)
+    start, count = normalizer.rows.item(), int(whole(learner).active.sum())
+    for k in (1, 2, 3):
+        updated(learner)
+        assert normalizer.rows.item() == pytest.approx(start + k * count)
 
 
 # Configuration
@@ -299,13 +687,17 @@ def test_a_minibatch_without_an_active_row_moves_nothing(device):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *itertools.product(["total_steps", "num_steps", "num_epochs", "num_minibatches"], [0, -1]),
+        *itertools.product(["total_steps", "num_steps", "num_epochs", "num_minibatches", "chunk_rows"], [0, -1]),
         *itertools.product(["gamma", "gae_lambda"], [-0.1, 1.1, float("nan"), float("inf")]),
         *itertools.product(["learning_rate", "clip", "value_coefficient"], [-1e-9, float("nan"), float("inf")]),
         *itertools.product(["entropy_coefficient", "max_grad_norm"], [-1e-9, float("nan"), float("inf")]),
+        *itertools.product(["final_learning_rate", "final_clip", "final_entropy_coefficient"], [-1e-9, float("inf")]),
+        *itertools.product(["value_clip", "target_kl"], [-1e-9, float("nan"), "no"]),
         *itertools.product(["hidden_sizes[0]"], [0, -1, 2.5, True]),
         *[("num_steps", 2.5), ("num_steps", "8"), ("num_minibatches", True), ("gamma", "high")],
-        *[("gamma", None), ("hidden_sizes", 64), ("anneal", "no")],
+        *[("gamma", None), ("learning_rate", None), ("hidden_sizes", 64), ("normalize_advantages", "no")],
+        *[("normalize_obs", 1), ("shared_trunk", None), ("activation", "gelu"), ("squash", "sigmoid")],
+        *[("precision", "float16"), ("precision", None), ("chunk_rows", None)],
     ],
 )
 def test_a_bad_value_of_the_configuration_is_named(key, value):
@@ -319,546 +711,9 @@ def test_the_ends_of_a_range_belong_to_it(value):
     assert PPOConfig(gamma=value, gae_lambda=value).gamma == value
 
 
-def test_minibatches_that_do_not_divide_are_refused_with_the_numbers(device):
-    with pytest.raises(ConfigError, match=r"num_minibatches is 9; .* = 8 x 6 x 7 = 336$"):
-        Trainer(leaving(device), changed(SMALL, num_minibatches=9))
-
-
-def test_a_rollout_too_large_for_memory_is_refused_with_bytes_and_a_size_that_fits(device):
-    env, steps = leaving(device), 10**8
-    with pytest.raises(CapacityError) as caught:
-        Trainer(env, changed(SMALL, num_steps=steps))
-    numbers = [int(text.replace(",", "")) for text in re.findall(r"\d[\d,]*", str(caught.value))]
-    each = Rollout.bytes_per_env(env, steps)
-    assert numbers[:3] == [steps, 6, 6 * each] and numbers[-1] == numbers[3] // each < 6
-
-
-def test_the_memory_estimate_covers_what_a_rollout_allocates(device):
-    env = leaving(device, 64)
-    rollout = Rollout(env, 8)
-    tensors = [x for x in vars(rollout).values() if isinstance(x, torch.Tensor)]
-    tensors += [slab.final_mask for slab in rollout.slabs]
-    assert sum(tensor.nbytes for tensor in tensors) <= 64 * Rollout.bytes_per_env(env, 8)
-
-
-def test_the_automatic_size_is_what_was_asked_for_or_what_fits(device):
-    def make(num_envs):
-        return leaving(device, num_envs)
-
-    assert fitting_num_envs(make, 8, 10) == 10
-    most = fitting_num_envs(make, 8, 10**12)
-    env = make(1)
-    assert 10 < most < 10**12
-    assert (
-        most * (env.bytes_per_env() + Rollout.bytes_per_env(env, 8))
-        < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        or torch.device(device).type == "cuda"
-    )
-    with pytest.raises(CapacityError, match=r"one replica needs about [\d,]+ bytes; [\d,]+ are free"):
-        fitting_num_envs(make, 10**12, 10)
-
-
-# Training
-
-
-def test_an_environment_of_another_autoreset_mode_serves_as_a_pattern(device):
-    given = leaving(device, autoreset_mode="same_step")
-    trainer, expected = (Trainer(env, SMALL, seed=7) for env in (given, leaving(device)))
-    assert trainer.env.autoreset_mode == "next_step" and trainer.env is not given and given.seed is None
-    trainer.train_iteration(), expected.train_iteration()
-    assert equal_bits(weights(trainer), weights(expected))
-
-
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others(device):
-    def trained(seed):
-        trainer = Trainer(leaving(device), SMALL, seed=seed)
-        start = weights(trainer)
-        for _ in range(3):
-            trainer.train_iteration()
-        return start, weights(trainer)
-
-    (start, end), (again, end_again), (other, end_other) = trained(11), trained(11), trained(12)
-    assert equal_bits(start, again) and equal_bits(end, end_again)
-    assert not equal_bits(start, end) and not equal_bits(start, other) and not equal_bits(end, end_other)
-
-
-def test_global_state_of_torch_numpy_and_random_is_left_alone(device, tmp_path):
-    def state():
-        generators = [random.getstate(), pickle.dumps(np.random.get_state()), torch.get_rng_state().tolist()]
-        if device == "cuda":
-            generators.append(torch.cuda.get_rng_state().tolist())
-        switches = [torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled()]
-        switches += [torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()]
-        return generators + switches
-
-    before = state()
-    trainer = Trainer(leaving(device), SMALL, seed=1)
-    assert state() == before
-    trainer.train_iteration()
-    trainer.evaluate(5)
-    trainer.load(trainer.save(tmp_path / "policy"))
-    assert state() == before
-
-
-def test_training_runs_all_iterations_and_tells_of_each(device):
-    told = []
-    config = changed(SMALL, total_steps=8 * 6 * 3 + 1, learning_rate=0.4)
-    trainer = Trainer(leaving(device), config, on_iteration=told.append)
-    last = trainer.train()
-    assert trainer.num_iterations == 4 and told[-1] == last
-    assert [figures["iteration"] for figures in told] == [1, 2, 3, 4]
-    assert [figures["env_steps"] for figures in told] == [48, 96, 144, 192]
-    assert [figures["learning_rate"] for figures in told] == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    assert all(figures["agent_steps_per_s"] > 0 for figures in told)
-    assert trainer.train() == {} and len(told) == 4
-    constant = Trainer(leaving(device), changed(config, anneal=False), on_iteration=told.append)
-    constant.train()
-    assert [figures["learning_rate"] for figures in told[4:]] == [0.4] * 4
-
-
-@pytest.mark.parametrize("part", ["critic", "actor"])
-def test_a_loss_that_is_not_finite_stops_training(part, device):
-    trainer = Trainer(leaving(device), SMALL)
-    getattr(trainer.policy, part).bias.data.fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match=r"iteration 1: .*nan"):
-        trainer.train()
-
-
-def test_a_loss_that_is_not_finite_updates_nothing(device):
-    trainer = Trainer(leaving(device), SMALL)
-    trainer.policy.critic.bias.data.fill_(float("nan"))
-    before = weights(trainer)
-    with pytest.raises(NonFiniteError):
-        trainer.train_iteration()
-    after = weights(trainer)
-    assert all(torch.equal(after[name], before[name]) for name in before if name != "critic.bias")
-
-
-def test_a_policy_of_the_users_own_is_trained_evaluated_and_saved(device, tmp_path):
-    env = leaving(device)
-    policy = Recorder(env.game.obs_size, env.game.action.num_logits)
-    trainer = Trainer(env, SMALL, policy=policy)
-    assert trainer.policy is policy
-    before = weights(trainer)
-    trainer.train_iteration()
-    assert not equal_bits(weights(trainer), before)
-    assert trainer.evaluate(6)["episodes"] == 6
-    kept = weights(trainer)
-    trainer.save(tmp_path / "own")
-    trainer.train_iteration()
-    trainer.load(tmp_path / "own")
-    assert equal_bits(weights(trainer), kept)
-
-
-def test_training_raises_the_share_of_caught_runners(device):
-    """Two taggers on 7 x 7 cells catch a random runner in a third of the episodes; trained ones in many more."""
-    env = gpu_vecenv.make("tag_gridworld", 256, device, num_taggers=2, grid=6, max_steps=20)
-    config = PPOConfig(total_steps=160_000, num_steps=16, learning_rate=3e-3, hidden_sizes=(32, 32))
-    trainer = Trainer(env, config, seed=0)
-    at_random = trainer.evaluate(1000, random_roles=["tagger", "runner"])
-    trainer.train()
-    trained = trainer.evaluate(1000, random_roles=["runner"])
-    # A share of 1,000 episodes has a standard error of at most 1.6 points; the gain measured with 3 seeds is over 25.
-    assert trained["terminated_share"] > at_random["terminated_share"] + 0.2
-    assert trained["return_tagger"] > at_random["return_tagger"] + 2
-    assert trained["return_runner"] < at_random["return_runner"]
-
-
-# Evaluation
-
-
-def test_evaluation_does_not_change_what_training_does(device):
-    evaluated, twin = (Trainer(leaving(device), SMALL, seed=9) for _ in range(2))
-    for _ in range(2):
-        evaluated.evaluate(7)
-        evaluated.evaluate(3, random_roles=["runner"], greedy=True)
-        figures, expected = evaluated.train_iteration(), twin.train_iteration()
-        for name in figures.keys() - {"agent_steps_per_s"}:
-            assert figures[name] == expected[name], name
-    assert equal_bits(weights(evaluated), weights(twin))
-    assert equal_bits(evaluated.env.state_dict(), twin.env.state_dict())
-
-
-@pytest.mark.parametrize("episodes", [1, 7, 8, 9, 37])
-def test_evaluation_counts_exactly_the_episodes_asked_for(episodes, device):
-    """All episodes last 11 ticks: any other mean would come of one counted twice or left out."""
-    found = Trainer(too_far(device), SMALL).evaluate(episodes)
-    assert (found["episodes"], found["episode_length"], found["terminated_share"]) == (episodes, 11.0, 0.0)
-
-
-def test_evaluation_plays_the_episodes_that_a_loop_by_hand_plays(device):
-    trainer = Trainer(leaving(device, 6), SMALL, seed=3)
-    found = trainer.evaluate(6, seed=21)
-    env = leaving(device, 6, autoreset_mode="disabled")
-    sampler, returns = gpu_vecenv.Sampler(env), torch.zeros(6, 7, dtype=torch.float64, device=device)
-    lengths, terminated = torch.zeros(6, device=device), torch.zeros(6, dtype=torch.bool, device=device)
-    obs, _ = env.reset(seed=21)
-    while env.active.any():
-        lengths += env.active.any(1)
-        with torch.no_grad():
-            actions = sampler.sample(trainer.policy(obs)[0]).actions
-        running = env.active.any(1)
-        obs, rewards, _, truncations, info = env.step(actions)
-        returns += rewards
-        terminated |= running & ~info["active"].any(1) & ~truncations.any(1)
-    # Rewards are whole numbers; only the means over agents and episodes are rounded.
-    assert found == pytest.approx(
-        {
-            "episodes": 6,
-            "episode_length": lengths.mean().item(),
-            "terminated_share": terminated.double().mean().item(),
-            "return_tagger": returns[:, :3].mean().item(),
-            "return_runner": returns[:, 3:].mean().item(),
-        },
-        rel=1e-6,
-    )
-
-
-class Walker(nn.Module):
-    """Always the same action."""
-
-    def __init__(self, action):
-        super().__init__()
-        self.logits = nn.Parameter(100.0 * nn.functional.one_hot(torch.tensor(action), 5))
-
-    def forward(self, obs):
-        return self.logits.expand(*obs.shape[:-1], 5), obs[..., 0] * 0
-
-
-def test_random_roles_act_at_random_and_the_others_by_the_policy(device):
-    """Row + 1 eleven times: a tagger walks into the wall once, at the last tick; the runner never does."""
-    trainer = Trainer(too_far(device), SMALL, policy=Walker(ROW_UP))
-    tagger, runner = -0.11 - 0.1, 0.11
-    results = {
-        random_roles: trainer.evaluate(40, random_roles=random_roles)
-        for random_roles in [(), ("tagger",), ("runner",), ("tagger", "runner")]
-    }
-    for random_roles, found in results.items():
-        # float32 sums of 11 rewards
-        assert (found["return_tagger"] == pytest.approx(tagger, abs=1e-6)) == ("tagger" not in random_roles)
-        assert (found["return_runner"] == pytest.approx(runner, abs=1e-6)) == ("runner" not in random_roles)
-        assert found["terminated_share"] == 0
-
-
-def test_an_evaluation_with_all_roles_at_random_does_not_depend_on_the_policy(device):
-    one, other = (Trainer(leaving(device), SMALL, seed=seed) for seed in (0, 1))
-    other.policy.actor.weight.data *= 1000  # two policies that act differently nearly always
-    roles = ["tagger", "runner"]
-    assert one.evaluate(20, random_roles=roles) == other.evaluate(20, random_roles=roles)
-    assert one.evaluate(20) != other.evaluate(20)
-
-
-def test_greedy_evaluation_is_deterministic_and_sampling_follows_its_seed(device):
-    trainer = Trainer(too_far(device), SMALL)
-    greedy = trainer.evaluate(20, greedy=True)
-    assert greedy == trainer.evaluate(20, greedy=True)
-    # All start from the same cells, so that without chance all episodes are one and the same (sums in one order).
-    assert trainer.evaluate(1, greedy=True, seed=99) == pytest.approx({**greedy, "episodes": 1})
-    sampled = trainer.evaluate(20)
-    assert sampled == trainer.evaluate(20) != trainer.evaluate(20, seed=2)
-    assert sampled != greedy
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"random_roles": ["tagger", "hunter"]}, r"\['hunter'\]; the roles are \['tagger', 'runner'\]"),
-        ({"episodes": 0}, "episodes is 0; at least 1"),
-        ({"episodes": -3}, "episodes is -3; at least 1"),
-    ],
+    "key", ["final_learning_rate", "final_clip", "final_entropy_coefficient", "value_clip", "target_kl"]
 )
-def test_a_bad_evaluation_is_refused(arguments, message, device):
-    with pytest.raises(ConfigError, match=message):
-        Trainer(leaving(device), SMALL).evaluate(**arguments)
-
-
-# Checkpoints
-
-
-@pytest.fixture
-def trainer():
-    made = Trainer(leaving("cpu"), SMALL, seed=6)
-    made.train_iteration()
-    return made
-
-
-def refused(trainer, path, *errors):
-    """Load a file that has to be refused, and see that nothing has changed."""
-    before = weights(trainer)
-    with pytest.raises(errors) as caught:
-        trainer.load(path)
-    assert equal_bits(weights(trainer), before)
-    assert str(path) in str(caught.value)
-    return str(caught.value)
-
-
-def test_a_checkpoint_gives_back_weights_and_manifest(trainer, tmp_path):
-    path = tmp_path / "new" / "policy.safetensors"
-    assert trainer.save(path) == path
-    assert trainer.save(str(path)) == path and os.listdir(path.parent) == [path.name]
-    other = Trainer(leaving("cpu"), SMALL, seed=7)
-    manifest = other.load(str(path))
-    assert equal_bits(weights(other), weights(trainer))
-    assert other.evaluate(10) == trainer.evaluate(10)
-    assert manifest["game"] == "tag_continuous" and manifest["seed"] == 6 and manifest["iteration"] == 1
-    assert manifest["num_envs"] == 6 and manifest["gpu_vecenv"] == gpu_vecenv.__version__
-    assert manifest["game_config"].items() >= LEAVING.items()
-    assert PPOConfig(**{**manifest["ppo_config"], "hidden_sizes": (16,)}) == SMALL
-
-
-def test_a_checkpoint_of_another_game_is_refused(trainer, tmp_path):
-    path = Trainer(too_far("cpu"), SMALL).save(tmp_path / "grid")
-    assert "'tag_gridworld'; expected 'tag_continuous'" in refused(trainer, path, ConfigError)
-
-
-def test_a_checkpoint_of_another_shape_is_refused(trainer, tmp_path):
-    path = Trainer(leaving("cpu"), changed(SMALL, hidden_sizes=(17,))).save(tmp_path / "wider")
-    message = refused(trainer, path, ConfigError)
-    assert "(17, 15)" in message and "(16, 15)" in message
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_checkpoint_with_weights_that_are_not_finite_is_refused(value, trainer, tmp_path):
-    broken = Trainer(leaving("cpu"), SMALL)
-    broken.policy.actor.weight.data[1, 2] = value
-    refused(trainer, broken.save(tmp_path / "broken"), CheckpointCorruptError)
-
-
-def test_a_truncated_checkpoint_is_refused(trainer, tmp_path):
-    content = trainer.save(tmp_path / "policy").read_bytes()
-    path = tmp_path / "short"
-    header = 8 + int.from_bytes(content[:8], "little")
-    for size in {0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, len(content) // 2, len(content) - 1}:
-        path.write_bytes(content[:size])
-        refused(trainer, path, CheckpointCorruptError)
-    path.write_bytes(content + b"\0")
-    refused(trainer, path, CheckpointCorruptError)
-
-
-def test_a_flipped_bit_of_the_header_is_refused_or_harmless(trainer, tmp_path):
-    """Harmless: a digit of the manifest. The weights that are loaded are never others."""
-    content, path = trainer.save(tmp_path / "policy").read_bytes(), tmp_path / "flipped"
-    header, before, found = 8 + int.from_bytes(content[:8], "little"), weights(trainer), dict[str, int]()
-    bits = [*range(64), *(8 * place + place % 7 for place in range(8, header, 2))]
-    for bit in bits:
-        flipped = bytearray(content)
-        flipped[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(flipped)
-        try:
-            trainer.load(path)
-            outcome = "loaded"
-        except (CheckpointCorruptError, ConfigError) as error:
-            outcome = type(error).__name__
-        except Exception as error:
-            raise AssertionError(f"bit {bit}, in {bytes(content[max(bit // 8 - 20, 0) : bit // 8 + 20])}") from error
-        found[outcome] = found.get(outcome, 0) + 1
-        assert equal_bits(weights(trainer), before), f"bit {bit}: {outcome}"
-    assert found["CheckpointCorruptError"] >= 64
-
-
-@pytest.mark.parametrize(
-    "metadata",
-    [
-        None,
-        {},
-        {"format": "1"},
-        {"format": "2", "manifest": "{}"},
-        {"format": "1", "manifest": "{"},
-        {"format": "1", "manifest": "[1]"},
-        {"format": "1", "manifest": "null"},
-    ],
-)
-def test_a_foreign_safetensors_file_is_refused(metadata, trainer, tmp_path):
-    path = tmp_path / "foreign"
-    save_file(load_file(trainer.save(tmp_path / "policy")), path, metadata)
-    refused(trainer, path, CheckpointCorruptError)
-
-
-class Trap:
-    """Unpickling it makes a folder."""
-
-    def __init__(self, path):
-        self.path = str(path)
-
-    def __reduce__(self):
-        return os.mkdir, (self.path,)
-
-
-def test_a_pickle_is_refused_unread(trainer, tmp_path):
-    plain, by_torch, sprung = tmp_path / "policy.pkl", tmp_path / "policy.pt", tmp_path / "sprung"
-    plain.write_bytes(pickle.dumps(Trap(sprung)))
-    torch.save({**trainer.policy.state_dict(), "trap": Trap(sprung)}, by_torch)
-    for path in (plain, by_torch):
-        refused(trainer, path, CheckpointCorruptError)
-    assert not sprung.exists()
-    pickle.loads(plain.read_bytes())
-    assert sprung.is_dir()  # the trap was live
-
-
-@pytest.mark.parametrize("name", ["missing", "."])
-def test_a_missing_file_or_a_folder_is_no_checkpoint(name, trainer, tmp_path):
-    refused(trainer, tmp_path / name, FileNotFoundError)
-
-
-@contextlib.contextmanager
-def read_only(folder):
-    """Root may write everywhere, so it becomes another user for that time."""
-    root = os.geteuid() == 0
-    folder.chmod(0o555)
-    if root:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if root:
-            os.seteuid(0)
-        folder.chmod(0o755)
-
-
-@contextlib.contextmanager
-def full_disk():
-    """Files may not grow beyond 1 KiB: a write fails in its middle, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.parametrize("failure", ["read-only folder", "full disk"])
-def test_a_failed_save_leaves_the_former_file(failure, trainer):
-    with tempfile.TemporaryDirectory() as name:  # tmp_path lies below a folder that other users cannot enter
-        folder = Path(name)
-        folder.chmod(0o755)
-        path = trainer.save(folder / "policy")
-        before = path.read_bytes()
-        trainer.train_iteration()
-        refusal = read_only(folder) if failure == "read-only folder" else full_disk()
-        with refusal, pytest.raises(OSError) as caught:
-            trainer.save(path)
-        assert caught.value.errno in (errno.EACCES, errno.EFBIG)
-        assert path.read_bytes() == before and os.listdir(folder) == ["policy"]
-        trainer.save(path)
-        assert path.read_bytes() != before
-
-
-KILLED = """
-import os, signal, sys, time
-from pathlib import Path
-import torch
-from gpu_vecenv.checkpoint import load_checkpoint, save_checkpoint
-torch.set_num_threads(1)
-path, size = Path(sys.argv[1]), 1_000_000
-
-def save(version):
-    save_checkpoint(path, {"a": torch.full((size,), float(version)), "b": torch.arange(9) + version}, {"v": version})
-
-save(0)
-start = time.perf_counter()
-save(0)
-duration = time.perf_counter() - start
-seen = kill = 0
-while kill < 20 or (seen < 3 and kill < 200):  # at least 3 in the middle of a save, which leave a draft
-    begun, begin = os.pipe()
-    child = os.fork()
-    if child == 0:
-        for version in range(1, 10**9):
-            os.write(begin, b"!")
-            save(version)
-    for _ in range(3):
-        assert os.read(begun, 1) == b"!"
-    start = time.perf_counter()
-    while time.perf_counter() < start + duration * (1 + kill % 20 / 3):  # another moment of some save each time
-        pass
-    os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    tensors, manifest = load_checkpoint(path)
-    version = manifest["v"]
-    assert tensors["a"].shape == (size,) and tensors["a"].eq(version).all(), version
-    assert tensors["b"].equal(torch.arange(9) + version), version
-    drafts = [name for name in os.listdir(path.parent) if name != path.name]
-    for name in drafts:
-        (path.parent / name).unlink()
-    os.close(begun), os.close(begin)
-    seen, kill = seen + len(drafts), kill + 1
-print(kill, seen)
-"""
-
-
-def test_a_kill_while_saving_leaves_a_whole_file():
-    package = Path(gpu_vecenv.__file__).parents[1]
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # no waiting for a disk: kills then hit all of a save
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        child = subprocess.run(
-            [sys.executable, "-c", KILLED, f"{folder}/policy"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(package)},
-        )
-        assert child.returncode == 0, child.stderr
-        kills, seen = map(int, child.stdout.split())
-        assert kills >= 20 and seen >= 3
-        tensors, manifest = load_checkpoint(Path(folder, "policy"))
-        assert float(tensors["a"][0]) == manifest["v"]
-
-
-def test_a_checkpoint_is_plain_data(trainer, tmp_path):
-    """Header and manifest are JSON that any reader understands."""
-    content = trainer.save(tmp_path / "policy").read_bytes()
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert json.loads(header.pop("__metadata__")["manifest"])["game"] == "tag_continuous"
-    assert {name: tuple(entry["shape"]) for name, entry in header.items()} == {
-        name: tuple(tensor.shape) for name, tensor in trainer.policy.state_dict().items()
-    }
-
-
-class Masking(torch.nn.Module):
-    """Never chooses the last action."""
-
-    def __init__(self, obs_size, num_logits):
-        super().__init__()
-        self.actor, self.critic = torch.nn.Linear(obs_size, num_logits), torch.nn.Linear(obs_size, 1)
-
-    def forward(self, obs):
-        logits = self.actor(obs)
-        excluded = torch.arange(logits.shape[-1], device=obs.device) == logits.shape[-1] - 1
-        return logits.masked_fill(excluded, float("-inf")), self.critic(obs).squeeze(-1)
-
-
-def test_a_policy_may_exclude_choices(device):
-    env = gpu_vecenv.make("tag_gridworld", 16, device, grid=4)
-    trainer = Trainer(env, PPOConfig(total_steps=1, num_steps=8), policy=Masking(env.game.obs_size, 5))
-    assert trainer.train()["entropy"] > 0
-    assert int(trainer.rollout.actions.max()) == 3
-
-
-def test_an_evaluation_with_nan_logits_ends(device):
-    env = gpu_vecenv.make("tag_gridworld", 16, device, grid=4)
-    trainer = Trainer(env, PPOConfig(total_steps=1, num_steps=8))
-    with torch.no_grad():
-        trainer.policy.actor.bias.fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match="logits"):
-        trainer.evaluate(10)
-
-
-class Cliff(torch.nn.Module):
-    """Its value is finite, its gradient is not."""
-
-    def __init__(self, obs_size, num_logits):
-        super().__init__()
-        self.actor, self.critic = torch.nn.Linear(obs_size, num_logits), torch.nn.Linear(obs_size, 1)
-
-    def forward(self, obs):
-        value = self.critic(obs).squeeze(-1)
-        return self.actor(obs), value + torch.sqrt((value * 0).abs())
-
-
-def test_a_gradient_that_is_not_finite_stops_training_and_changes_nothing(device):
-    env = gpu_vecenv.make("tag_gridworld", 16, device, grid=4)
-    config = PPOConfig(total_steps=1, num_steps=8, num_epochs=1, num_minibatches=1)
-    trainer = Trainer(env, config, policy=Cliff(env.game.obs_size, 5))
-    before = {name: tensor.clone() for name, tensor in trainer.policy.state_dict().items()}
-    with pytest.raises(NonFiniteError, match="gradient_norm"):
-        trainer.train()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.policy.state_dict().items())
+def test_none_switches_off_what_may_be_off(key):
+    assert getattr(PPOConfig(**{key: None}), key) is None
+    assert getattr(PPOConfig(**{key: 0}), key) == 0.0

@@ -55,7 +55,8 @@ def commands() -> list[str]:
     """Every gpu-vecenv command of the documents, once; not those named without the game that they need."""
     lines = [line for _, body in blocks("sh") for line in body.splitlines()]
     spans = [span for text in TEXTS.values() for span in inline(text)]
-    found = [line for line in [*lines, *spans] if re.match(r"gpu-vecenv (?!(train|show|bench|check|new)$)", line)]
+    bare = re.compile(r"gpu-vecenv (?!(train|evaluate|plot|show|bench|check|new)$)")
+    found = [line for line in [*lines, *spans] if bare.match(line)]
     return list(dict.fromkeys(found))
 
 
@@ -105,8 +106,13 @@ def test_python_blocks_run(document: str, code: str, tmp_path: Path) -> None:
 def test_commands_run(command: str, tmp_path: Path) -> None:
     _, verb, *arguments = shlex.split(command)
     assert verb in COMMANDS
-    if verb == "train" and "--help" not in arguments:
+    helps, resumes = "--help" in arguments, "--resume" in arguments
+    for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if resumes or verb in ("evaluate", "plot") else ():
+        assert run(tmp_path, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", old).returncode == 0
+    if verb == "train" and not helps and not resumes:
         arguments += [*SMALL, "--out", "run"]
+    if verb == "evaluate" and not helps:
+        arguments += ["--episodes", "4", "--device", "cpu"]
     if verb == "check" and "--help" not in arguments:
         arguments += ["--steps", "30"]
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -117,8 +123,8 @@ def test_commands_run(command: str, tmp_path: Path) -> None:
     assert done.stdout.strip()
     # doctor's exit code tells of the machine, not of the command
     assert done.returncode in ((0, 1) if verb == "doctor" else (0,)), done.stderr
-    if verb == "train" and "--help" not in arguments:
-        assert {"policy.safetensors", "evaluation.json", "metrics.csv"} <= set(os.listdir(tmp_path / "run"))
+    if verb == "train" and not helps and not resumes:
+        assert {"checkpoints", "evaluation.json", "metrics.csv"} <= set(os.listdir(tmp_path / "run"))
 
 
 def test_make_targets_exist() -> None:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
+from games.script import Script
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from oracles.philox import philox
 
 import gpu_vecenv
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import EnvDefinitionError
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.sampler import Sample, Sampler
 from gpu_vecenv.vec_env import Fault, VecEnv
 
@@ -291,7 +294,8 @@ def test_outputs_go_where_the_caller_wants_them(device, choosing):
     sampler = Sampler(env)
     logits = logits_of(env, 1, 1.0)
     fresh = sampler.sample(logits)
-    kept = [tensor.clone() for tensor in dataclasses.astuple(fresh)]
+    assert fresh.draws is None
+    kept = [tensor.clone() for tensor in (fresh.actions, fresh.log_probs, fresh.entropies)]
     out = Sample(*(torch.full_like(tensor, 9) for tensor in (fresh.actions, fresh.log_probs, fresh.entropies)))
     pointers = [tensor.data_ptr() for tensor in (out.actions, out.log_probs, out.entropies)]
     assert sampler.sample(logits, out=out) is out
@@ -403,9 +407,16 @@ def test_logits_need_neither_be_contiguous_nor_free_of_gradients(device, choosin
     assert not got.log_probs.requires_grad
 
 
-def test_continuous_actions_have_no_logits(device, choosing):
-    with pytest.raises(EnvDefinitionError, match="continuous actions"):
-        Sampler(choosing(device, 4, Box(-1, 1, (2,), np.float32)))
+def test_discrete_games_take_neither_tanh_nor_draws(device, choosing):
+    env = choosing(device, 4)
+    env.reset(seed=1)
+    with pytest.raises(ConfigError, match="Choose has discrete actions"):
+        Sampler(env, squash="tanh")
+    sampler, logits = Sampler(env, squash="clip"), logits_of(env, 3, 1.0)
+    assert sampler.num_parameters == sampler.num_logits == 10
+    out = dataclasses.replace(sampler.sample(logits), draws=torch.zeros(4, 3, 2, device=device))
+    with pytest.raises(ValueError, match=r"out\.draws is given"):
+        sampler.sample(logits, out=out)
 
 
 def test_bundled_games_take_what_the_sampler_gives(device):
@@ -430,5 +441,353 @@ def test_both_devices_give_the_same_bits(choosing, greedy):
     here, there = samples
     assert torch.equal(here.actions, there.actions.cpu())
     for name in ("log_probs", "entropies"):
+        bits = [getattr(sample, name).cpu().numpy().tobytes() for sample in samples]
+        assert bits[0] == bits[1]
+
+
+# ---------------------------------------------------------------------- Box games
+
+UNIT = Box(-1, 1, (2,), np.float32)
+LARGEST = float(np.finfo(np.float32).max)
+# The last has a width, and the sum of its second pair of bounds a value, that no float32 holds.
+BOXES = {
+    "unit": UNIT,
+    "positive": Box(np.float32([0, 0.1]), np.float32([1, 0.7]), dtype=np.float32),
+    "far off": Box(np.float32([1e6, -3]), np.float32([1e6 + 1, 1e-3]), dtype=np.float32),
+    "tiny": Box(np.float32([-1e-40, 5]), np.float32([3e-40, 5]), dtype=np.float32),
+    "huge": Box(np.float32([-LARGEST, 0.9 * LARGEST]), np.float32(2 * [LARGEST]), dtype=np.float32),
+}
+FIELDS = ("actions", "log_probs", "entropies", "draws")
+# A fair sampler's Kolmogorov-Smirnov test gives a smaller p-value with this probability; the seeds were not chosen.
+P_VALUE = 1e-6
+
+
+def gaussians(env: VecEnv, seed: int, scale: float = 1.0) -> torch.Tensor:
+    """Means around 0 up to a few times ``scale``, log standard deviations from -5 to 2."""
+    generator = np.random.default_rng(seed)
+    shape = (*env.layout.batch, env.game.action.heads)
+    parameters = (scale * generator.standard_normal(shape), generator.uniform(-5, 2, shape))
+    return torch.from_numpy(np.concatenate(parameters, -1).astype(np.float32)).to(env.device)
+
+
+def exact(parameters: torch.Tensor, draws: torch.Tensor, squash: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Log-probabilities and entropies of these draws, head by head, in float64, and a float32's largest error.
+
+    1 - tanh(u)^2 is written as 1 / cosh(u)^2, other than in the kernel. The error of the log-probabilities, z^2 / 2 +
+    log_std + constant: in z, half an ulp each of the distance and of the quotient and an ulp of std, twice of which is
+    in z^2, with half an ulp of its own, 2.25 z^2 in all; then half an ulp of each of the two partial sums, at most
+    z^2 / 2 + |log_std| + 1, and the constant's rounding. tanh adds, doubled: an ulp each of exp and log and half an ulp
+    of their argument, together 2, and half an ulp each of the two sums up to |u| + 1; and half an ulp of the last
+    sum. The sums over heads are left to the caller.
+    """
+    mean, log_std = np.split(parameters.cpu().double().numpy(), 2, -1)
+    u = draws.cpu().double().numpy()
+    z = (u - mean) / np.exp(log_std)
+    log_prob = -(z**2) / 2 - log_std - np.log(2 * np.pi) / 2
+    bound = 2.25 * z**2 + (z**2 / 2 + abs(log_std) + 1) + 0.5
+    if squash == "tanh":
+        log_prob += 2 * (np.logaddexp(u, -u) - np.log(2))
+        bound += 2 * (2 + abs(u) + 1) + (z**2 / 2 + abs(log_std) + 1 + 2 * abs(u)) / 2
+    return log_prob, 0.5 * np.log(2 * np.pi * np.e) + log_std, EPSILON * bound
+
+
+def check_against_float64(sample: Sample, parameters: torch.Tensor, squash: str) -> None:
+    log_prob, entropy, bound = exact(parameters, sample.draws, squash)
+    heads = log_prob.shape[-1]
+    # Each of a sum's partial sums is rounded, half an ulp of at most the sum of the sizes.
+    bound = bound.sum(-1) + heads / 2 * EPSILON * abs(log_prob).sum(-1)
+    assert (abs(sample.log_probs.cpu().double().numpy() - log_prob.sum(-1)) <= bound).all()
+    # A constant below 2 is rounded, and the sum with it.
+    log_std = parameters[..., heads:].cpu().double().numpy()
+    bound = EPSILON * (0.5 + (2 + abs(log_std)) / 2).sum(-1) + heads / 2 * EPSILON * abs(entropy).sum(-1)
+    assert (abs(sample.entropies.cpu().double().numpy() - entropy.sum(-1)) <= bound).all()
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (-3.0, 1.5), (0.7, -4.0)])
+def test_draws_are_gaussian(device, choosing, mean, log_std):
+    env = choosing(device, 2**15, UNIT)
+    env.reset(seed=1)
+    parameters = torch.tensor([mean, 2.0, log_std, -1.0], device=device).expand(2**15, 3, 4).contiguous()
+    sample = Sampler(env).sample(parameters)
+    draws = sample.draws.cpu().double().numpy()
+    assert draws.shape == (2**15, 3, 2) and sample.draws.dtype == sample.actions.dtype == torch.float32
+    for head, (m, s) in enumerate(((mean, log_std), (2.0, -1.0))):
+        for agents in (draws[..., head], draws[:, 0, head], draws[:1000, 2, head]):  # all, one agent, few replicas
+            assert scipy.stats.kstest(agents.ravel(), scipy.stats.norm(m, math.exp(s)).cdf).pvalue > P_VALUE
+    # Agents, heads and neighbouring replicas: a correlation of n independent pairs is normal with variance 1 / n. The
+    # p-value is for each of the 15 pairs, and again for the squares, which would show a common size.
+    columns = (draws - [mean, 2.0]).reshape(2**15, 6)
+    for x in (columns, columns**2):
+        pairs = np.corrcoef(x.T)[np.triu_indices(6, 1)]
+        after = [np.corrcoef(x[1:, k], x[:-1, k])[0, 1] for k in range(6)]
+        assert np.abs([*pairs, *after]).max() * math.sqrt(2**15) < scipy.stats.norm.isf(P_VALUE / 2)
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+@pytest.mark.parametrize("box", BOXES)
+def test_actions_are_draws_squashed_and_stretched_to_the_box(device, choosing, box, squash):
+    space = BOXES[box]
+    env = choosing(device, 3000, space)
+    env.reset(seed=2)
+    sample = Sampler(env, squash).sample(gaussians(env, 3))
+    actions, draws = (tensor.cpu().numpy() for tensor in (sample.actions, sample.draws))
+    assert ((actions >= space.low) & (actions <= space.high)).all()
+    assert (actions[draws >= 10] == np.broadcast_to(space.high, actions.shape)[draws >= 10]).all()
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    u = draws.astype(np.float64)
+    s = np.tanh(u) if squash == "tanh" else np.clip(u, -1, 1)
+    # Half an ulp of the centre and of the half width, at most the larger bound together; tanh's own 1.51 ulp and the
+    # product's half, of the half width; half an ulp of the last sum. Of denormals each operation may lose 2^-150 more.
+    bound = EPSILON * 3.1 * np.maximum(abs(low), abs(high)) + 5 * 2.0**-150
+    assert (abs(actions - ((high / 2 + low / 2) + (high / 2 - low / 2) * s)) <= bound).all()
+    env.step(sample.actions)
+    assert not env.faults().any()
+
+
+@pytest.mark.parametrize("box", BOXES)
+def test_the_ends_of_the_box_are_reached_exactly(device, choosing, box):
+    space = BOXES[box]
+    env = choosing(device, 6, space, cats=1, mice=0)
+    env.reset(seed=2)
+    means = torch.tensor([-1.0, 1.0, -50.0, 50.0, -1e38, 1e38], device=device)
+    parameters = torch.cat([means[:, None, None].expand(6, 1, 2), torch.zeros(6, 1, 2, device=device)], -1)
+    expected = np.stack([space.low, space.high] * 3)[:, None]
+    assert (Sampler(env, "clip").sample(parameters, greedy=True).actions.cpu().numpy() == expected).all()
+    by_tanh = Sampler(env, "tanh").sample(parameters, greedy=True).actions.cpu().numpy()
+    assert (by_tanh[2:] == expected[2:]).all()
+
+
+def test_tanh_is_within_its_bound(device, choosing):
+    # Every 997th of the positive floats up to 16, and those around the change of formula and where 1 is reached.
+    near = np.float32([0, 0.625, 8.66434, 2.0**-126]).view(np.int32)[:, None] + np.arange(300)
+    bits = np.concatenate([np.arange(0, 0x41800000, 997), near.ravel()]).astype(np.int32)
+    bits = np.concatenate([bits, bits | np.int32(-(2**31))])
+    env = choosing(device, len(bits), Box(-1, 1, (1,), np.float32), cats=1, mice=0)
+    env.reset(seed=1)
+    u = torch.from_numpy(bits.view(np.float32)).to(device)
+    sample = Sampler(env, "tanh").sample(torch.stack([u, torch.zeros_like(u)], -1)[:, None], greedy=True)
+    got, x = sample.actions.cpu().numpy().ravel().astype(np.float64), u.cpu().numpy().astype(np.float64)
+    ulp = 2.0 ** np.maximum(np.frexp(np.tanh(x))[1] - 24, -149)
+    error = abs(got - np.tanh(x)) / ulp
+    assert error.max() <= 1.51, (error.max(), x[error.argmax()])
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+@pytest.mark.parametrize("scale", [0.0, 1.0, 50.0])
+def test_densities_and_entropies_agree_with_float64(device, choosing, scale, squash, greedy):
+    env = choosing(device, 5000, Box(-1, 1, (5,), np.float32))
+    env.reset(seed=2)
+    parameters = gaussians(env, 4, scale)
+    check_against_float64(Sampler(env, squash).sample(parameters, greedy=greedy), parameters, squash)
+
+
+def test_densities_of_tanh_integrate_to_one(device, choosing):
+    # By importance: the mean of 1 / density over the draws is the length of [-1, 1], 2. With a Gaussian this narrow its
+    # variance is that of exp(z^2 / 2) cut off; instead the mean of f / density is the integral of f(a) = 3 (1 - a^2) /
+    # 4, that is 1, of a variance which the sample itself tells.
+    env = choosing(device, 2**16, Box(-1, 1, (1,), np.float32), cats=1, mice=0)
+    env.reset(seed=5)
+    parameters = torch.zeros(2**16, 1, 2, device=device)
+    sample = Sampler(env, "tanh").sample(parameters)
+    a, log_prob = (tensor.cpu().double().numpy().ravel() for tensor in (sample.actions, sample.log_probs))
+    weights = 0.75 * (1 - a**2) / np.exp(log_prob)
+    error = weights.std() / math.sqrt(len(weights))
+    assert abs(weights.mean() - 1) < scipy.stats.norm.isf(P_VALUE / 2) * error and error < 0.01
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+def test_extreme_parameters_have_finite_densities(device, choosing, squash):
+    means, log_stds = [-1e30, -50.0, -10.0, 0.0, 10.0, 50.0, 1e30], [-1e30, -104.0, -90.0, -20.0, 0.0, 5.0, 80.0]
+    rows = torch.tensor([[m, s] for m in means for s in log_stds], device=device)[:, None].contiguous()
+    env = choosing(device, len(rows), Box(-1, 1, (1,), np.float32), cats=1, mice=0)
+    env.reset(seed=3)
+    for greedy in (False, True):
+        sample = Sampler(env, squash).sample(rows, greedy=greedy)
+        for name in FIELDS:
+            assert torch.isfinite(getattr(sample, name)).all(), name
+        env.step(sample.actions)
+        assert not env.faults().any()
+        # A standard deviation that is denormal or 0 has no such relative error as the bound supposes.
+        usual = rows[:, 0, 1].cpu() >= -20
+        part = Sample(*(getattr(sample, name).cpu()[usual] for name in FIELDS))
+        check_against_float64(part, rows.cpu()[usual], squash)
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+def test_greedy_draws_are_the_means(device, choosing, squash):
+    env = choosing(device, 500, UNIT)
+    env.reset(seed=3)
+    parameters = gaussians(env, 1, 2.0)
+    sampler = Sampler(env, squash)
+    sample = sampler.sample(parameters, greedy=True)
+    assert torch.equal(sample.draws, parameters[..., :2])
+    drawn = sampler.sample(parameters)
+    assert not (drawn.draws == sample.draws).any() and torch.equal(drawn.entropies, sample.entropies)
+
+
+def test_a_gaussian_draw_depends_on_seed_replica_agent_episode_and_tick(device, choosing):
+    env = choosing(device, 300, UNIT)
+    sampler, parameters = Sampler(env), torch.zeros(300, 3, 4, device=device)
+
+    def draw() -> torch.Tensor:
+        return sampler.sample(parameters).draws.clone()
+
+    env.reset(seed=5)
+    seen = [draw()]
+    assert torch.equal(draw(), seen[0]) and torch.equal(Sampler(env, "tanh").sample(parameters).draws, seen[0])
+    for _ in range(7):  # the third tick ends an episode
+        env.step(env.sample_actions())
+        seen.append(draw())
+    env.reset(seed=6)
+    seen.append(draw())
+    values = torch.stack(seen).cpu().numpy().ravel()
+    # 1.3e8 pairs of 16200 draws, of which two fall on the same float with a probability below 2^-23, an ulp of 1 times
+    # the density: fewer than 16 pairs. A draw that did not depend on one of these would make 1800 or more.
+    distinct = len(np.unique(values))
+    assert len(values) - distinct < 100, distinct
+    env.reset(seed=5)
+    assert torch.equal(draw(), seen[0])
+    shard = VecEnv(env.game, 100, device, first_replica=200)
+    shard.reset(seed=5)
+    assert torch.equal(Sampler(shard).sample(parameters[200:]).draws, seen[0][200:])
+
+
+def test_a_gaussian_draw_is_the_one_of_the_samplers_stream(device, choosing):
+    """Computed anew: stream 2, item the agent, draw the head, of the blocks that uniform numbers never use."""
+    env = choosing(device, 20, UNIT)
+    env.reset(seed=5)
+    env.step(env.sample_actions())
+    draws = Sampler(env).sample(torch.zeros(20, 3, 4, device=device)).draws.cpu().double().numpy()
+    keys = env.data["machine_key"].cpu().numpy().view(np.uint32).tolist()
+    for (replica, agent, head), u in np.ndenumerate(draws):
+        words = philox([2 << 29 | 1 << 28 | head, agent, 1, 0], keys[replica])
+        radius = math.sqrt(-2 * math.log(((words[2] >> 8) + 1) / 2**24))
+        # The angle is rounded twice and 2 pi once, 5 ulp of 1 in all; the others are an ulp or less each.
+        assert abs(u - radius * math.cos(2 * math.pi * (words[3] >> 8) / 2**24)) <= 7 * EPSILON * radius
+
+
+def test_agents_as_rows_draw_the_same(device, choosing):
+    env = choosing(device, 50, UNIT)
+    env.reset(seed=5)
+    parameters = gaussians(env, 2)
+    expected = Sampler(env, "tanh").sample(parameters)
+    flat = VecEnv(env.game, 50, device, rows=True)
+    flat.reset(seed=5)
+    sample = Sampler(flat, "tanh").sample(parameters.view(150, 4))
+    assert sample.actions.shape == sample.draws.shape == (150, 2) and sample.log_probs.shape == (150,)
+    for name in FIELDS:
+        assert torch.equal(getattr(sample, name), getattr(expected, name).flatten(0, 1))
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+def test_parameters_that_are_not_finite_give_actions_that_the_environment_refuses(device, squash, greedy):
+    inf, nan = torch.inf, torch.nan
+    # Means of two heads, then their log standard deviations. Draws of the last overflow, but its mean does not.
+    rows = [[0, 0, 0, 0], [nan, 0, 0, 0], [0, inf, 0, 0], [0, -inf, 0, 0], [0, 0, nan, 0], [0, 0, 0, inf]]
+    rows += [[0, 0, -inf, 0], [0, 0, 1e3, 0]]
+    env = gpu_vecenv.make(Script, len(rows), device, continuous=True, num_others=2)
+    env.reset(seed=4)
+    parameters = torch.zeros(len(rows), 3, 4, device=device)
+    parameters[:, 1] = torch.tensor(rows, device=device)
+    sample = Sampler(env, squash).sample(parameters, greedy=greedy)
+    bad = [False] + [True] * 6 + [not greedy]
+    assert sample.actions[:, 1].isnan().any(-1).tolist() == sample.draws[:, 1].isnan().any(-1).tolist() == bad
+    assert sample.log_probs[:, 1].isnan().tolist() == sample.entropies[:, 1].isnan().tolist() == bad
+    assert sample.actions[:, 1].isnan().sum() == sum(bad)  # the other head is drawn all the same
+    for name in FIELDS:
+        assert getattr(sample, name)[:, [0, 2]].isfinite().all()
+    env.step(sample.actions)
+    assert env.faults().tolist() == [Fault.NON_FINITE_ACTION * wrong for wrong in bad]
+
+
+def test_outputs_of_box_games_go_where_the_caller_wants_them(device, choosing):
+    env = choosing(device, 50, UNIT)
+    env.reset(seed=4)
+    sampler, parameters = Sampler(env), gaussians(env, 1)
+    fresh = sampler.sample(parameters)
+    out = Sample(*(torch.full_like(getattr(fresh, name), 9) for name in FIELDS))
+    pointers = [getattr(out, name).data_ptr() for name in FIELDS]
+    assert sampler.sample(parameters, out=out) is out
+    assert [getattr(out, name).data_ptr() for name in FIELDS] == pointers
+    assert all(torch.equal(getattr(out, name), getattr(fresh, name)) for name in FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("draws", lambda x: None, r"out\.draws is a NoneType; expected a torch\.float32 tensor of shape \(50, 3, 2\)"),
+        ("draws", lambda x: x.double(), r"out\.draws has dtype torch\.float64"),
+        ("draws", lambda x: x[..., :1].contiguous(), r"out\.draws is \(50, 3, 1\)"),
+        ("draws", lambda x: x.repeat_interleave(2, 0)[::2], r"out\.draws is .*contiguous"),
+        ("draws", lambda x: x.to("meta"), r"out\.draws is .*on meta"),
+        ("actions", lambda x: x.int(), r"out\.actions has dtype torch\.int32; expected torch\.float32"),
+        ("actions", lambda x: x[:, :2].contiguous(), r"out\.actions is \(50, 2, 2\)"),
+        ("log_probs", lambda x: x.to("meta"), r"out\.log_probs is .*on meta"),
+    ],
+)
+def test_wrong_outputs_of_box_games_are_refused(device, choosing, name, change, message):
+    env = choosing(device, 50, UNIT)
+    env.reset(seed=4)
+    sampler, parameters = Sampler(env), gaussians(env, 1)
+    right = sampler.sample(parameters)
+    with pytest.raises((TypeError, ValueError), match=message):
+        sampler.sample(parameters, out=dataclasses.replace(right, **{name: change(getattr(right, name))}))
+
+
+def test_wrong_parameters_of_box_games_are_refused(device, choosing):
+    env = choosing(device, 4, UNIT)
+    sampler = Sampler(env)
+    assert (sampler.num_parameters, sampler.num_logits) == (4, 0)
+    parameters = torch.zeros(4, 3, 4, device=device)
+    env.reset(seed=1)
+    for wrong in (parameters.double(), parameters.int()):
+        with pytest.raises(TypeError, match=f"parameters have dtype {wrong.dtype}; expected torch.float32"):
+            sampler.sample(wrong)
+    for shape in ((4, 3, 2), (4, 3, 5), (12, 4), (4, 3, 2, 2), (3, 4, 4)):
+        with pytest.raises(ValueError, match=r"expected \(4, 3, 4\) on .*, means before log standard deviations"):
+            sampler.sample(torch.zeros(shape, device=device))
+    with pytest.raises(ValueError, match=r"parameters are .* on meta"):
+        sampler.sample(parameters.to("meta"))
+    with pytest.raises(TypeError, match="parameters are a ndarray"):
+        sampler.sample(parameters.cpu().numpy())
+    with pytest.raises(ConfigError, match="squash is 'sigmoid'; expected 'clip' or 'tanh'"):
+        Sampler(env, squash="sigmoid")
+
+
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+@pytest.mark.parametrize(
+    ("game", "config"),
+    [
+        ("pendulum", {}),
+        ("pendulum", {"max_torque": 0.3}),
+        ("continuous_mountain_car", {}),
+        (Script, {"continuous": True, "num_others": 3}),
+        *((f"simple_{name}", {"continuous_actions": True}) for name in ("spread", "tag", "adversary")),
+    ],
+)
+def test_box_games_take_what_the_sampler_gives(device, game, config, squash):
+    env = gpu_vecenv.make(game, 40, device, **config)
+    env.reset(seed=1)
+    sampler, parameters = Sampler(env, squash), gaussians(env, 1, 3.0)
+    for _ in range(5):
+        sample = sampler.sample(parameters)
+        check_against_float64(sample, parameters, squash)
+        env.step(sample.actions)
+    assert not env.faults().any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+@pytest.mark.parametrize("box", BOXES)
+def test_both_devices_give_the_same_bits_for_boxes(choosing, box, squash, greedy):
+    samples = []
+    for device in ("cpu", "cuda"):
+        env = choosing(device, 5000, BOXES[box])
+        env.reset(seed=2**64 - 1)
+        samples.append(Sampler(env, squash).sample(gaussians(env, 8, 5.0), greedy=greedy))
+    for name in FIELDS:
         bits = [getattr(sample, name).cpu().numpy().tobytes() for sample in samples]
         assert bits[0] == bits[1]

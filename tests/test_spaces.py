@@ -1,5 +1,7 @@
 """Roles with spaces of their own and masked choices, from the declaration to the trainer."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -144,11 +146,14 @@ def test_masked_logits_never_choose_what_is_forbidden(device):
 
 def test_the_trainer_respects_masks(device):
     env = VecEnv(CREW, 32, device)
-    policy = ActorCritic(CREW.observation.shape, CREW.action.num_logits, (16,))
-    trainer = Trainer(env, PPOConfig(total_steps=32 * 8 * 3, num_steps=8, learning_rate=0.01), policy=policy)
+    networks = {"driver": ActorCritic((2,), 5, (16,)), "helper": ActorCritic((4,), 2 + 3, (8,))}
+    trainer = Trainer(env, PPOConfig(total_steps=32 * 8 * 3, num_steps=8, learning_rate=0.01), policies=networks)
+    before = {role: copy.deepcopy(network.state_dict()) for role, network in networks.items()}
     figures = trainer.train()
     assert trainer.env.faults().sum() == 0
     assert all(np.isfinite(value) for value in figures.values())
+    for role, network in networks.items():
+        assert all(not tensor.equal(before[role][name].to(device)) for name, tensor in network.state_dict().items())
     assert trainer.evaluate(50)["episodes"] == 50
 
 

@@ -392,7 +392,9 @@ def nothing_is_left(subject: Subject) -> Findings:
 
 
 def _in_use() -> dict[str, int]:
-    storages = [value.untyped_storage() for value in gc.get_objects() if type(value) is torch.Tensor]
+    found = (value for value in gc.get_objects() if type(value) is torch.Tensor)
+    dense = (value for value in found if value.layout is torch.strided and value.device.type != "meta")  # of memory
+    storages = [value.untyped_storage() for value in dense]
     tensors = {storage.data_ptr(): storage.nbytes() for storage in storages}
     return {
         "Python bytes": tracemalloc.get_traced_memory()[0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -45,6 +46,19 @@ class Acrobot(Env):
     terminated_means = "the tip swung above the goal"
     render_fps = 15
     title = "Acrobot"
+    preset = MappingProxyType(
+        {
+            "num_envs": 64,
+            "total_steps": 2_000_000,
+            "num_steps": 128,
+            "num_epochs": 8,
+            "learning_rate": 0.001,
+            "entropy_coefficient": 0.0,
+            "normalize_obs": True,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
     version = 1
 
     def validate(self) -> None:

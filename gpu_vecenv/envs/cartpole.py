@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,18 @@ class Cartpole(Env):
     terminated_means = "the pole fell or the cart left the track"
     render_fps = 50
     title = "CartPole"
+    preset = MappingProxyType(
+        {
+            "num_envs": 64,
+            "total_steps": 500_000,
+            "num_steps": 32,
+            "num_epochs": 8,
+            "learning_rate": 0.002,
+            "entropy_coefficient": 0.0,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
     version = 1
 
     def validate(self) -> None:

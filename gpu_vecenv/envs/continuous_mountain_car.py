@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from gymnasium.spaces import Box
@@ -22,6 +23,20 @@ class ContinuousMountainCar(Valley):
     max_steps: int = param(999, low=1)  # ticks until the episode is truncated
 
     title = "MountainCarContinuous"
+    preset = MappingProxyType(
+        {
+            "num_envs": 512,
+            "total_steps": 13_000_000,
+            "num_steps": 256,
+            "learning_rate": 0.001,
+            "gamma": 0.999,
+            "gae_lambda": 0.98,
+            "entropy_coefficient": 0.0,
+            "normalize_obs": True,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
 
     @property
     def action_space(self) -> Box:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gymnasium.spaces import Discrete
 
@@ -18,6 +19,20 @@ class MountainCar(Valley):
     max_steps: int = param(200, low=1)  # ticks until the episode is truncated
 
     title = "MountainCar"
+    preset = MappingProxyType(
+        {
+            "num_envs": 512,
+            "total_steps": 10_000_000,
+            "num_steps": 200,
+            "num_epochs": 8,
+            "learning_rate": 0.001,
+            "gae_lambda": 0.98,
+            "entropy_coefficient": 0.0,
+            "normalize_obs": True,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
 
     @property
     def action_space(self) -> Discrete:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar
 
 from gymnasium.spaces import Box, Discrete
@@ -27,6 +28,19 @@ class Particles(Env):
         "num_seen_landmarks",
     )
     render_fps: ClassVar[int] = 10
+    preset = MappingProxyType(
+        {
+            "num_envs": 512,
+            "total_steps": 8_000_000,
+            "num_steps": 25,
+            "learning_rate": 0.001,
+            "gamma": 0.95,
+            "final_entropy_coefficient": 0.0,
+            "hidden_sizes": (128, 128),
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
     version: ClassVar[int] = 3
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,20 @@ class Pendulum(Env):
     )
     render_fps = 20
     title = "Pendulum"
+    preset = MappingProxyType(
+        {
+            "num_envs": 64,
+            "total_steps": 1_000_000,
+            "num_steps": 64,
+            "num_epochs": 10,
+            "learning_rate": 0.001,
+            "gamma": 0.9,
+            "entropy_coefficient": 0.0,
+            "normalize_obs": True,
+            "normalize_returns": True,
+            "shared_trunk": False,
+        }
+    )
     version = 1
 
     @property

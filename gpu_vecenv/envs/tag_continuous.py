@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -52,6 +53,21 @@ class TagContinuous(Env):
     )
     derived = ("num_seen", "see_all")
     terminated_means = "every runner was tagged"
+    preset = MappingProxyType(
+        {
+            "num_envs": 64,
+            "total_steps": 1_500_000,
+            "num_steps": 64,
+            "learning_rate": 0.001,
+            "gamma": 0.98,
+            "final_entropy_coefficient": 0.0,
+            "hidden_sizes": (128, 128),
+            "normalize_obs": True,
+            "normalize_returns": True,
+            "shared_trunk": False,
+            "precision": "tf32",
+        }
+    )
 
     def validate(self) -> None:
         for low, high in (("min_acceleration", "max_acceleration"), ("min_turn", "max_turn")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,14 @@ class TagGridworld(Env):
     )
     terminated_means = "the runner was caught"
     render_fps = 10
+    preset = MappingProxyType(
+        {
+            "num_envs": 512,
+            "total_steps": 8_000_000,
+            "learning_rate": 0.001,
+            "final_entropy_coefficient": 0.0,
+        }
+    )
 
     @property
     def roles(self) -> Mapping[str, int]:

@@ -35,12 +35,12 @@ def step_game(game: Game, config: dict, num_envs: int, mode: str, rows: bool) ->
     env = gpu_vecenv.make(game, num_envs, "cuda", autoreset_mode=mode, rows=rows, driver="cuda_core", **config)
     digest = Digest(env.functions, num_envs)
     _, info = env.reset(seed=1)
-    sampler = None if env.game.action.continuous else gpu_vecenv.Sampler(env)
+    sampler = gpu_vecenv.Sampler(env)
     for step in range(6):
         actions = env.sample_actions()
-        if sampler and step % 2 == 0:
-            logits = torch.zeros((*env.layout.batch, sampler.num_logits), device="cuda")
-            actions = sampler.sample(masked(logits, info.get("action_mask"))).actions
+        if step % 2 == 0:
+            parameters = torch.zeros((*env.layout.batch, sampler.num_parameters), device="cuda")
+            actions = sampler.sample(masked(parameters, info.get("action_mask"))).actions
         obs, *_, info = env.step(actions)
         digest.add_outputs(obs)
     env.reset(mask=torch.arange(num_envs, device="cuda") % 2 == 0)

@@ -1,0 +1,100 @@
+"""Whole episodes, played by policies, scripts or chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import torch
+
+from gpu_vecenv.errors import ConfigError, NonFiniteError
+from gpu_vecenv.policy import Policy, masked
+from gpu_vecenv.sampler import Sampler
+from gpu_vecenv.vec_env import Fault, VecEnv
+
+# Who acts for a role: a policy, a function from the role's observations (num_envs, count, *shape) to its actions, as
+# its action space says, or chance (None).
+Player: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
+TICKS_BETWEEN_LOOKS = 16  # the device is asked whether all is over only now and then
+
+
+@torch.no_grad()
+def evaluate(
+    env: VecEnv, players: Mapping[str, Player], episodes: int = 1000, *, greedy: bool = False, seed: int = 1
+) -> dict[str, float]:
+    """Play whole episodes in an environment like ``env``, with as many replicas or fewer; ``env`` itself rests.
+
+    Args:
+        env: The pattern.
+        players: Role -> who acts for it.
+        episodes: How many.
+        greedy: Policies take the likeliest action instead of sampling.
+        seed: Of the random streams.
+
+    Returns:
+        "episodes", "episode_length" (mean ticks), "terminated_share" (of the episodes, those whose last tick truncated
+        no agent) and "return_<role>" (mean over episodes and the role's agents).
+
+    Raises:
+        ConfigError: A role has no player, or ``episodes`` is no positive int.
+        NonFiniteError: A policy gives NaN, or excludes every choice.
+    """
+    game = env.game
+    roles = [role for role, count in game.roles.items() if count > 0]
+    if not set(roles) <= set(players) <= set(game.roles):
+        raise ConfigError(f"players are for {sorted(players)}; the roles are {roles}")
+    if type(episodes) is not int or episodes < 1:
+        raise ConfigError(f"episodes is {episodes}; at least 1 is needed")
+    rounds = -(-episodes // env.num_envs)
+    num_envs = -(-episodes // rounds)
+    env = env.like(num_envs=num_envs, autoreset_mode="disabled", rows=False, first_replica=0)
+    policies = {role: player for role, player in players.items() if isinstance(player, Policy)}
+    for role, policy in policies.items():
+        found = policy.view.obs_shape, policy.view.head_sizes
+        expected = game.observation.shapes[role], () if game.action.continuous else game.action.sizes[role]
+        if found != expected:
+            raise ConfigError(f"the policy of {role} takes observations and choices {found}; the game has {expected}")
+    squashes = {policy.squash for policy in policies.values()} or {"clip"}
+    if len(squashes) > 1:
+        raise ConfigError(f"policies squash their draws by {sorted(squashes)}; expected one way")
+    sampler = Sampler(env, squash=squashes.pop())
+    parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=env.device)
+    slab, totals = env.slab(), dict[str, float]()
+
+    def act(obs: torch.Tensor) -> torch.Tensor:
+        for role, policy in policies.items():
+            where = game.role_slices[role]
+            own = obs[(slice(None), where, *policy.view.own)]
+            parameters[:, where][..., policy.view.columns] = policy(own)[0]
+        actions = sampler.sample(masked(parameters, slab.action_mask), greedy=greedy).actions
+        drawn = env.sample_actions()
+        for role, player in players.items():
+            where = game.role_slices[role]
+            if player is None:
+                actions[:, where] = drawn[:, where]
+            elif role not in policies:
+                own = obs[(slice(None), where, *game.observation.own(role))]
+                heads = len(game.action.sizes[role])
+                part = actions[:, where, :heads] if game.action.shape else actions[:, where]
+                part.copy_(player(own))
+        return actions
+
+    try:
+        for played in range(0, episodes, num_envs):
+            obs, _ = env.reset(seed=seed if played == 0 else None, out=slab)
+            env.clear_episode_statistics()
+            while bool(env.active.any()):
+                if bool((env.faults() & (Fault.INVALID_ACTION | Fault.NON_FINITE_ACTION)).any()):
+                    raise NonFiniteError("evaluate: a policy gives NaN, or excludes every choice")
+                for _ in range(TICKS_BETWEEN_LOOKS):
+                    env.step(act(obs), out=slab)
+            counted = slice(0, min(num_envs, episodes - played))
+            statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
+            sums = {"episode_length": statistics["lengths"], "terminated_share": statistics["terminations"]}
+            for role, where in game.role_slices.items():
+                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(game.roles[role], 1)
+            for name, tensor in sums.items():
+                totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
+    finally:
+        env.close()
+    return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}

@@ -1,0 +1,97 @@
+"""Storage of a rollout: what T ticks of E replicas with A agents leave for the learner."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from gpu_vecenv.policy import RoleView
+from gpu_vecenv.sampler import Sample
+from gpu_vecenv.vec_env import VecEnv
+
+
+class Batch(NamedTuple):
+    """Rows of a rollout, (rows, …). Only those of ``active`` agents count; ``advantages`` as they are to be used."""
+
+    obs: torch.Tensor
+    draws: torch.Tensor
+    log_probs: torch.Tensor
+    values: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    active: torch.Tensor
+    action_mask: torch.Tensor | None = None
+
+
+class Rollout:
+    """Storage of one iteration. The environment writes observations where the learner reads them: nothing is copied.
+
+    Tensors are (T, E, A, …); ``obs``, ``active``, ``action_mask`` and ``values`` have one row more.
+    """
+
+    def __init__(self, env: VecEnv, num_steps: int) -> None:
+        self.env, rows, device = env, (num_steps, env.num_envs, env.num_agents), env.device
+        after, action = (num_steps + 1, *rows[1:]), env.game.action
+        self.obs = torch.zeros((*after, *env.game.observation.shape), dtype=env.layout.obs_dtype, device=device)
+        self.active = torch.zeros(after, dtype=torch.bool, device=device)
+        self.values = torch.zeros(after, device=device)
+        choices = (env.layout.num_choices,) if env.layout.num_choices else ()
+        self.action_mask = torch.zeros((*after, *choices), dtype=torch.bool, device=device) if choices else None
+        kind = torch.float32 if action.continuous else torch.int32
+        self.draws = torch.zeros((*rows, *action.shape), dtype=kind, device=device)  # actions, or what becomes them
+        self.log_probs, self.rewards, self.advantages, self.returns = torch.zeros((4, *rows), device=device)
+        self.terminations, self.truncations = torch.zeros((2, *rows), dtype=torch.bool, device=device)
+        self.slabs = [
+            env.slab(
+                **self._before(t + 1),
+                rewards=self.rewards[t],
+                terminations=self.terminations[t],
+                truncations=self.truncations[t],
+            )
+            for t in range(num_steps)
+        ]
+        entropies, boxed = torch.empty(rows[1:], device=device), torch.empty_like(self.draws[0])
+        self.samples = [
+            Sample(boxed, self.log_probs[t], entropies, self.draws[t])
+            if action.continuous
+            else Sample(self.draws[t], self.log_probs[t], entropies)
+            for t in range(num_steps)
+        ]
+        self.last = env.slab(**self._before(-1))
+
+    def _before(self, t: int) -> dict[str, torch.Tensor]:
+        """What tick t begins with, and tick t - 1 has written."""
+        rows = {"obs": self.obs[t], "active": self.active[t]}
+        return rows if self.action_mask is None else rows | {"action_mask": self.action_mask[t]}
+
+    def go_on(self) -> None:
+        """The end of the last iteration is the beginning of the next."""
+        for name, first in self._before(0).items():
+            first.copy_(self._before(-1)[name])
+
+    def look_again(self) -> None:
+        """Fill the last row from the environment's state, as after ``load_state_dict``."""
+        self.env.observe(out=self.obs[-1])
+        self.active[-1].copy_(self.env.active)
+        if self.action_mask is not None:
+            self.action_mask[-1].copy_(self.env.action_mask)
+
+    def at(self, view: RoleView, places: torch.Tensor, estimates: torch.Tensor) -> Batch:
+        """Rows of a role; ``places`` (rows,) int64 count through (T, E, A); ``estimates`` are their advantages."""
+
+        def rows(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[: len(self.draws)].flatten(0, 2)[places]
+
+        draws = rows(self.draws).view(len(places), -1)[:, : view.heads]
+        log_probs, values, returns = (rows(x) for x in (self.log_probs, self.values, self.returns))
+        mask = None if self.action_mask is None else view.mask(rows(self.action_mask))
+        obs = rows(self.obs)[(slice(None), *view.own)]
+        return Batch(obs, draws, log_probs, values, estimates, returns, rows(self.active), mask)
+
+    @staticmethod
+    def bytes_per_env(env: VecEnv, num_steps: int) -> int:
+        """Memory of one replica's rows, with what the update makes of them."""
+        per_row = env.game.obs_size * env.layout.obs_dtype.itemsize + 4 * env.game.action.heads + 40
+        per_row += env.layout.num_choices
+        return (num_steps + 1) * env.num_agents * 2 * per_row

@@ -1,0 +1,298 @@
+"""PyTorch Lightning: its loop makes of a policy what our trainer makes of it; loggers, checkpoints, two processes."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("lightning", reason="lightning is not installed")
+
+from games.crew import Crew
+from lightning import Trainer
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+
+import gpu_vecenv
+from gpu_vecenv import PolicySpec, PPOConfig
+from gpu_vecenv.adapters import lightning
+from gpu_vecenv.errors import ConfigError, NonFiniteError
+
+ROOT = Path(__file__).parents[2]
+TAG = {"grid": 5, "max_steps": 20}
+SMALL = PPOConfig(num_steps=8, num_epochs=2, num_minibatches=2, total_steps=4 * 8 * 16, learning_rate=1e-3)
+NORMAL = {"normalize_obs": True, "normalize_returns": True}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(Path(gpu_vecenv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+}
+
+
+def changed(**changes):
+    return PPOConfig(**{**vars(SMALL), **changes})
+
+
+def trainer(device, **options):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    kind = "gpu" if device == "cuda" else "cpu"
+    saves = any(isinstance(x, ModelCheckpoint) for x in options.get("callbacks", []))
+    options = {"enable_checkpointing": saves, "max_epochs": -1, **quiet, **options}
+    return Trainer(accelerator=kind, devices=1, **options)
+
+
+def fitted(module, device, ckpt_path=None, **options):
+    loop = trainer(device, **options)
+    loop.fit(module, ckpt_path=ckpt_path)
+    return loop
+
+
+def state(module):
+    """Copies of weights, normalisers, Adams and replicas."""
+    tensors = {**module.state_dict(), **module.inner.env.state_dict()}
+    for name, learner in module.learners.items():
+        tensors |= {f"{name}.{key}": tensor for key, tensor in learner.state().items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+
+def equal_bits(one, other):
+    return one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("game", "config", "changes"),
+    [
+        ("tag_gridworld", TAG, NORMAL),
+        ("tag_gridworld", TAG, {"target_kl": 1e-6, "final_clip": 0.1, "final_entropy_coefficient": 0.0}),
+        ("pendulum", {}, {"squash": "tanh", "value_clip": 0.2, "normalize_advantages": False, **NORMAL}),
+        (Crew, {}, {"num_minibatches": 1}),
+    ],
+)
+def test_policies_become_what_our_trainer_makes_of_them(game, config, changes, device):
+    module = lightning.make(game, 16, device, changed(**changes), seed=3, **config)
+    loop = fitted(module, device)
+    ours = gpu_vecenv.Trainer(gpu_vecenv.make(game, 16, device, **config), changed(**changes), seed=3)
+    figures = ours.train()
+    assert module.inner.iteration == ours.iteration == loop.current_epoch == 4
+    for name, policy in ours.policies.items():
+        for key, tensor in policy.state_dict().items():
+            # The norm of the gradients is a sum in another order; Adam may make much of the last bit of a small one.
+            torch.testing.assert_close(module.policies[name].state_dict()[key], tensor, rtol=1e-4, atol=1e-5)
+        for figure in ("policy_loss", "value_loss", "entropy", "approximate_kl", "gradient_norm", "explained_variance"):
+            logged = loop.callback_metrics[f"{figure}_{name}"].item()
+            assert logged == pytest.approx(figures[f"{figure}_{name}"], rel=1e-3, abs=1e-5), figure  # as above
+    for figure in ("env_steps", "episodes", "episode_length", "terminated_share", *module_returns(module)):
+        assert loop.callback_metrics[figure].item() == pytest.approx(figures[figure], rel=1e-6)  # Lightning's float32
+    # Not vacuous: weights are not those of the beginning.
+    fresh = lightning.make(game, 16, device, changed(**changes), seed=3, **config)
+    assert not torch.equal(*(next(iter(x.policies.values())).network.actor.weight for x in (module, fresh)))
+
+
+def module_returns(module):
+    return [f"return_{role}" for role in module.inner.env.game.roles]
+
+
+def test_it_learns(device):
+    config = PPOConfig(num_steps=32, num_epochs=4, total_steps=30 * 32 * 64, learning_rate=3e-3)
+    module = lightning.make("cartpole", 64, device, config, seed=1)
+    at_random = module.inner.evaluate(100, random_roles=["agent"])["return_agent"]
+    fitted(module, device)
+    assert at_random < 30 and module.inner.evaluate(100)["return_agent"] > 3 * at_random
+
+
+def test_each_policy_has_an_optimizer(device):
+    shared = lightning.make("tag_gridworld", 16, device, SMALL, policies={"tagger+runner": PolicySpec()}, **TAG)
+    frozen = {"tagger": PolicySpec(), "runner": PolicySpec(train=False)}
+    half = lightning.make("tag_gridworld", 16, device, SMALL, policies=frozen, **TAG)
+    both = lightning.make("tag_gridworld", 16, device, SMALL, **TAG)
+    for module, names in ((shared, ["tagger+runner"]), (half, ["tagger"]), (both, ["tagger", "runner"])):
+        before = state(module)
+        loop = fitted(module, device, max_epochs=1)
+        assert [set(map(id, x.param_groups[0]["params"])) for x in loop.optimizers] == [
+            set(map(id, module.policies[name].parameters())) for name in names
+        ]
+        assert loop.global_step == 4 * len(names)
+        moved = {name.split(".")[1] for name, x in state(module).items() if not x.equal(before[name]) and "." in name}
+        assert moved & {"tagger", "runner", "tagger+runner"} == set(names)
+
+
+def test_metrics_are_logged_once_an_epoch(tmp_path, device):
+    module = lightning.make("tag_gridworld", 16, device, SMALL, **TAG)
+    fitted(module, device, logger=CSVLogger(tmp_path, name="", version=""))
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    each = {"policy_loss", "value_loss", "entropy", "approximate_kl", "clip_share", "gradient_norm", "return"}
+    each |= {"explained_variance", "learning_rate"}
+    wanted = {f"{figure}_{role}" for figure in each for role in ("tagger", "runner")}
+    wanted |= {"env_steps", "episodes", "episode_length", "terminated_share", "epoch", "step"}
+    assert set(rows[0]) == wanted
+    assert [float(row["env_steps"]) for row in rows] == [128, 256, 384, 512]
+    rates = [float(row["learning_rate_runner"]) for row in rows]
+    assert rates == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+
+
+class Everything(Callback):
+    """Keeps the module's state as each epoch ends."""
+
+    def __init__(self):
+        self.states = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.states.append(state(pl_module))
+
+
+@pytest.mark.parametrize(("game", "config"), [("tag_gridworld", TAG), ("pendulum", {})])
+def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(game, config, tmp_path, device):
+    def module():
+        return lightning.make(game, 16, device, changed(**NORMAL), seed=3, **config)
+
+    kept, after = Everything(), Everything()
+    each = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
+    whole = module()
+    fitted(whole, device, callbacks=[kept, each])
+    assert len(kept.states) == 4
+    again = module()
+    fitted(again, device, tmp_path / "epoch=1.ckpt", callbacks=[after])
+    assert len(after.states) == 2 and again.inner.iteration == 4
+    assert all(equal_bits(a, b) for a, b in zip(after.states, kept.states[2:], strict=True))
+    assert not equal_bits(kept.states[1], kept.states[2])
+    env = gpu_vecenv.make(game, 4, device, **config)
+    loaded = lightning.PPOModule.load_from_checkpoint(tmp_path / "epoch=3.ckpt", env=env, config=changed(**NORMAL))
+    assert all(x.equal(whole.state_dict()[name]) for name, x in loaded.state_dict().items())
+    with pytest.raises(ValueError, match=r"'machine_key' is \(16, 2\) .*; expected \(8, 2\)"):
+        fitted(lightning.make(game, 8, device, changed(**NORMAL), **config), device, tmp_path / "epoch=1.ckpt")
+
+
+def test_a_checkpoint_of_the_midst_of_an_epoch_is_refused(tmp_path, device):
+    callbacks = [ModelCheckpoint(tmp_path, "midst", every_n_train_steps=3, save_top_k=1)]
+    fitted(lightning.make("cartpole", 16, device, SMALL), device, callbacks=callbacks, max_steps=3)
+    with pytest.raises(ConfigError, match="was written within an epoch, by 1 processes; expected at the end of one"):
+        fitted(lightning.make("cartpole", 16, device, SMALL), device, tmp_path / "midst.ckpt")
+
+
+def test_a_second_fit_goes_on(device):
+    """Lightning takes modules and optimisers to the CPU when it is done; graphs must still find the weights."""
+    twice, once = (lightning.make("tag_gridworld", 16, device, changed(**NORMAL), **TAG) for _ in range(2))
+    fitted(twice, device, max_epochs=2)
+    weights = {name: p.data_ptr() for name, p in twice.named_parameters()}
+    fitted(twice.to("meta"), device)
+    assert {name: p.data_ptr() for name, p in twice.named_parameters()} == weights
+    fitted(once, device)
+    assert equal_bits(state(twice), state(once))
+    assert twice.inner.evaluate(10)["episodes"] == 10
+
+
+def test_the_profiler_knows_collecting_from_learning(device):
+    module = lightning.make("cartpole", 16, device, SMALL)
+    durations = fitted(module, device, profiler="simple").profiler.recorded_durations
+    assert len(durations["[LightningModule]PPOModule.on_train_epoch_start"]) == 4
+    assert len(durations["[Strategy]SingleDeviceStrategy.training_step"]) == 4 * 4
+
+
+def test_our_own_mixed_precision_works(device):
+    module = lightning.make("cartpole", 16, device, changed(precision="bfloat16"))
+    fitted(module, device)
+    plain = lightning.make("cartpole", 16, device, SMALL)
+    fitted(plain, device)
+    assert not equal_bits(module.state_dict(), plain.state_dict())
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_lightnings_precisions_are_refused(precision, device):
+    module = lightning.make("cartpole", 16, device, SMALL)
+    with pytest.raises(ConfigError, match=rf"precision '{precision}'; expected one device or 'ddp', and '32-true'"):
+        fitted(module, device, precision=precision)
+
+
+def test_what_has_no_word_is_refused():
+    differing = {"tagger": PolicySpec(config=changed(num_minibatches=4)), "runner": PolicySpec()}
+    with pytest.raises(ConfigError, match=r"\(num_epochs, num_minibatches\) are .*expected one pair"):
+        lightning.make("tag_gridworld", 16, "cpu", SMALL, policies=differing)
+    with pytest.raises(ConfigError, match=r"precision is tf32, .* no tf32, which is torch's own setting"):
+        lightning.make("cartpole", 16, "cpu", changed(precision="tf32"))
+    with pytest.raises(ConfigError, match="the adapter sets it"):
+        lightning.make("cartpole", 16, "cpu", SMALL, first_replica=16)
+    with pytest.raises(ConfigError, match="no configuration key 'max_stesp'"):
+        lightning.make("cartpole", 16, "cpu", SMALL, max_stesp=3)
+
+
+class Broken(torch.nn.Module):
+    """Its gradient is not finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2))
+
+    def forward(self, obs):
+        logits = self.weight.abs().sqrt().expand(*obs.shape[:-1], 2)
+        return logits, logits[..., 0]
+
+
+def test_what_is_not_finite_stops_the_run_and_leaves_the_weights(device):
+    module = lightning.wrap(gpu_vecenv.make("cartpole", 16, device), SMALL, policies={"agent": Broken()})
+    with pytest.raises(NonFiniteError, match="epoch 0: losses of agent are not finite; no step was taken"):
+        fitted(module, device)
+    assert module.policies["agent"].network.weight.tolist() == [0, 0]
+
+
+TWO = """
+import sys
+import torch
+from lightning import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from gpu_vecenv import PPOConfig
+from gpu_vecenv.adapters import lightning
+
+def run(**options):
+    module = lightning.make("simple_tag", 8, "cpu", PPOConfig(**CONFIG), seed=3, max_steps=100)
+    each = ModelCheckpoint(".", "{epoch}", save_top_k=-1, enable_version_counter=False)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=-1, callbacks=[each], **quiet)
+    trainer.fit(module, **options)
+    return module
+
+if __name__ == "__main__":
+    whole, again = run(), run(ckpt_path="epoch=1.ckpt")
+    states = [{**x.state_dict(), **x.inner.env.state_dict()} for x in (whole, again)]
+    torch.save(states, f"rank{whole.inner.world.rank}.pt")
+"""
+
+
+def test_two_processes_are_one_run_of_twice_the_replicas(tmp_path):
+    """Nobody ends or leaves here, so that the means over two shards are those over all rows."""
+    config = {**vars(SMALL), "num_minibatches": 1, "normalize_advantages": False, **NORMAL}
+    (tmp_path / "two.py").write_text(TWO.replace("CONFIG", repr(config)))
+    environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("LOCAL_RANK", "WORLD_SIZE", "RANK")}
+    command = [sys.executable, "two.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (first, first_again), (second, second_again) = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert equal_bits(first, first_again) and equal_bits(second, second_again), "the checkpoint has both shards"
+    ours = gpu_vecenv.Trainer(gpu_vecenv.make("simple_tag", 16, "cpu", max_steps=100), PPOConfig(**config), seed=3)
+    ours.train()
+    weights = torch.nn.ModuleDict(ours.policies).state_dict()
+    for name, tensor in weights.items():
+        assert first[f"policies.{name}"].equal(second[f"policies.{name}"])
+        # Sums in another order, as above.
+        torch.testing.assert_close(first[f"policies.{name}"], tensor, rtol=1e-4, atol=1e-5)
+    episodes = [x["machine_time"] for x in (first, second)]
+    assert torch.cat(episodes).equal(ours.env.state_dict()["machine_time"])
+
+
+def test_the_example_trains_and_goes_on(device, tmp_path):
+    options = "--num-envs 4 --num-steps 8 --max-steps 20 --episodes 4 --out out --iterations".split()
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(ROOT / "examples" / "lightning_tag.py")]
+
+    def said(*more):
+        arguments = [*command, *options, *more, "--device", device]
+        done = subprocess.run(arguments, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"returns, (.*): tagger (-?[\d.]+), runner (-?[\d.]+)", done.stdout)
+
+    names = ["all random", "taggers trained, runners random", "runners trained, taggers random", "all trained"]
+    assert [name for name, *_ in said("2")] == names
+    assert len(said("3", "--resume", "out/checkpoints/last.ckpt")) == 4
+    rows = list(csv.DictReader((tmp_path / "out" / "metrics.csv").open()))
+    assert float(rows[-1]["env_steps"]) == 3 * 8 * 4
