@@ -145,6 +145,10 @@ class CheckpointFolder:
                 self._path(old, self.rank).unlink(missing_ok=True)
         return path
 
+    def begun(self) -> bool:
+        """Whether any process of any run has left a checkpoint here."""
+        return bool(self._found())
+
     def iterations(self) -> list[int]:
         """The iterations, ascending, of which the files of all processes exist."""
         return sorted(found for found, ranks in self._found().items() if ranks.issuperset(range(self.world_size)))

@@ -39,6 +39,11 @@ class World:
             dist.all_reduce(tensor)
             tensor /= self.size
 
+    def take_from_first(self, tensor: torch.Tensor) -> None:
+        """Replace the tensor, in every process, by that of the first."""
+        if self.size > 1:
+            dist.broadcast(tensor, 0)
+
     def wait(self) -> None:
         """Until all have come here."""
         if self.size > 1:

@@ -47,7 +47,11 @@ def evaluate(
         raise ConfigError(f"episodes is {episodes}; at least 1 is needed")
     rounds = -(-episodes // env.num_envs)
     num_envs = -(-episodes // rounds)
-    env = env.like(num_envs=num_envs, autoreset_mode="disabled", rows=False, first_replica=0)
+    copied = env.like(num_envs=num_envs, autoreset_mode="disabled", rows=False, first_replica=0)
+    for field in game.state:
+        if field.shared:  # they may have been changed, as by a curriculum
+            copied.state[field.name].copy_(env.state[field.name])
+    env = copied
     policies = {role: player for role, player in players.items() if isinstance(player, Policy)}
     for role, policy in policies.items():
         found = policy.view.obs_shape, policy.view.head_sizes

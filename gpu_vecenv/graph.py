@@ -55,6 +55,8 @@ class Repeated:
         try:
             with torch.cuda.graph(graph, pool=memory.handle, stream=torch.cuda.current_stream()):
                 self.call()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             memory.renew()
             self.memory = None

@@ -39,10 +39,14 @@ def named_game(command: str, arguments: Sequence[str]) -> tuple[type[Env], Seque
 
 def parts(name: str, **defaults: Any) -> Any:
     """A dataclass of dataclasses, given by their classes or by default instances; their options stand side by side."""
-    fields = []
+    fields, seen = [], dict[str, str]()
     for part, default in defaults.items():
         kind = default if isinstance(default, type) else type(default)
         make = default if isinstance(default, type) else functools.partial(dataclasses.replace, default)
+        for field in dataclasses.fields(kind):
+            if other := seen.get(field.name):
+                raise ConfigError(f"{kind.__name__}.{field.name} has the name of an option of {other}; rename it")
+            seen[field.name] = kind.__name__
         fields.append((part, kind, dataclasses.field(default_factory=make)))
     return dataclasses.make_dataclass(name, fields)
 

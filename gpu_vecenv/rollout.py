@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from gpu_vecenv.device import free_bytes
+from gpu_vecenv.errors import CapacityError
 from gpu_vecenv.policy import RoleView
 from gpu_vecenv.sampler import Sample
 from gpu_vecenv.vec_env import VecEnv
@@ -95,3 +98,26 @@ class Rollout:
         per_row = env.game.obs_size * env.layout.obs_dtype.itemsize + 4 * env.game.action.heads + 40
         per_row += env.layout.num_choices
         return (num_steps + 1) * env.num_agents * 2 * per_row
+
+
+def check_capacity(env: VecEnv, num_steps: int) -> None:
+    """Raise CapacityError where a rollout does not fit in the device's free memory."""
+    each, free = Rollout.bytes_per_env(env, num_steps), free_bytes(env.device)
+    if each * env.num_envs > free:
+        raise CapacityError(
+            f"a rollout of {num_steps} steps x {env.num_envs:,} replicas needs about {each * env.num_envs:,} bytes, "
+            f"{free:,} are free on {env.device}; at most num_envs = {free // each:,} fit"
+        )
+
+
+def fitting_num_envs(game_env: Callable[[int], VecEnv], num_steps: int, wanted: int) -> int:
+    """The most replicas up to ``wanted`` whose environment and rollout fit in 80 % of the free memory."""
+    env = game_env(1)
+    each = env.bytes_per_env() + Rollout.bytes_per_env(env, num_steps)
+    fit = int(0.8 * free_bytes(env.device)) // each
+    env.close()
+    if fit < 1:
+        raise CapacityError(
+            f"one replica needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
+        )
+    return min(wanted, fit)

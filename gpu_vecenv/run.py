@@ -80,7 +80,7 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
         tensors, manifest = checkpoints.load()
         trainer.load_state(tensors, manifest, str(folder))
         progress = Progress(**manifest.get("progress", {}))
-    elif checkpoints.iterations():
+    elif checkpoints.begun():
         raise ConfigError(f"{folder} already holds a run; take another folder, or go on with: --resume {folder}")
     world.wait()
     checkpoints.clean()
@@ -119,6 +119,7 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
                 save()
                 saved = time.perf_counter()
         path = save()
+        ended = ended or stopped() != 0
     if ended:
         name = signal.Signals(stopped()).name if stopped() else "another process"
         console.print(f"{name}: saved {path}", highlight=False, soft_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -36,12 +37,12 @@ class RunLog:
     def __init__(
         self, folder: Path, num_iterations: int, console: Console, *, done: int = 0, wandb: str | None = None
     ) -> None:
-        self._wandb = _wandb(wandb, folder)  # the first, as it may refuse
+        self._wandb = _wandb(wandb, folder, done)  # the first, as it may refuse
         folder.mkdir(parents=True, exist_ok=True)
-        names = _keep_rows(folder / METRICS, done)
+        names, steps = _keep_rows(folder / METRICS, done)
         self._file = (folder / METRICS).open("a", newline="")
-        self._csv = csv.DictWriter(self._file, names) if names else None
-        self._events = _tensorboard(folder / "tensorboard")
+        self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
+        self._events = _tensorboard(folder / "tensorboard", steps)
         columns = (
             BarColumn(bar_width=10),
             MofNCompleteColumn(),
@@ -89,35 +90,37 @@ class RunLog:
         self._progress.update(self._task, completed=numbers["iteration"], figures=text)
 
 
-def _keep_rows(path: Path, done: int) -> list[str]:
-    """Cut the table back to the first ``done`` iterations; its column names, none if there is no table."""
+def _keep_rows(path: Path, done: int) -> tuple[list[str], int]:
+    """Cut the table back to the first ``done`` iterations; its columns, none if there is no table, and env-steps."""
     if not done or not path.exists():
         path.unlink(missing_ok=True)
-        return []
+        return [], 0
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         rows = [row for row in reader if None not in row.values() and int(row["iteration"]) <= done]
         names = list(reader.fieldnames or ())
     if not names:
         path.unlink()
-        return []
+        return [], 0
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names)
     writer.writeheader()
     writer.writerows(rows)
     replace_file(path, text.getvalue().encode())
-    return names
+    return names, int(rows[-1]["env_steps"]) if rows else 0
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard(folder: Path, steps: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder))
+    if not steps:
+        shutil.rmtree(folder, ignore_errors=True)
+    return SummaryWriter(str(folder), purge_step=steps + 1 if steps else None)
 
 
-def _wandb(project: str | None, folder: Path) -> Any:
+def _wandb(project: str | None, folder: Path, done: int) -> Any:
     if project is None:
         return None
     try:
@@ -125,4 +128,8 @@ def _wandb(project: str | None, folder: Path) -> Any:
     except ImportError:
         raise ConfigError("wandb is not installed: pip install wandb, or leave --wandb out") from None
     folder.mkdir(parents=True, exist_ok=True)
-    return wandb.init(project=project, name=folder.name, dir=str(folder), id=folder.name, resume="allow")
+    known = folder / "wandb_id"
+    number = known.read_text().strip() if done and known.is_file() else None
+    started = wandb.init(project=project, name=folder.name, dir=str(folder), id=number, resume="allow")
+    known.write_text(started.id + "\n")
+    return started

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -23,8 +25,9 @@ from gpu_vecenv.options import PROGRAM, named_game, parse, parts
 from gpu_vecenv.plot import plot_runs
 from gpu_vecenv.ppo import PPOConfig
 from gpu_vecenv.registry import find_game
+from gpu_vecenv.rollout import fitting_num_envs
 from gpu_vecenv.run import CHECKPOINTS, RunConfig, decisive_figure, run
-from gpu_vecenv.trainer import OF_THE_RUN, PolicySpec, Trainer, fitting_num_envs
+from gpu_vecenv.trainer import OF_THE_RUN, PolicySpec, Trainer
 from gpu_vecenv.vec_env import VecEnv
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # what "auto" asks for; it takes fewer where memory is short
@@ -110,14 +113,25 @@ def train(arguments: Sequence[str]) -> int:
     with joined(settings.device) as (world, own):
         if settings.out is None and world.size > 1:
             raise ConfigError("several processes need one run folder: give --out")
-        folder = settings.out or Path("runs", f"{game.name()}-{time.strftime('%Y%m%d-%H%M%S')}")
         env = _env(parsed.game, settings, own, world, ppo.num_steps)
         specs = _specs(parsed.game, settings, ppo)
         trainer = Trainer(env, ppo, seed=settings.seed, policies=specs, graphs=settings.graphs)
         decisive_figure(trainer, parsed.run)  # refuses a wrong one before anything is written
+        folder = settings.out or _new_folder(game.name())
         if world.rank == 0:
             _write_settings(folder, parsed.game, settings, parsed.run)
         return run(trainer, folder, parsed.run)
+
+
+def _new_folder(name: str) -> Path:
+    """A folder that no other run has, not even one that begins in the same second."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in itertools.count(1):
+        folder = Path("runs", stem if number == 1 else f"{stem}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder
 
 
 def _env(game: Env, settings: TrainConfig, device_name: str | None, world: World, num_steps: int) -> VecEnv:
@@ -160,6 +174,11 @@ def _specs(game: Env, settings: TrainConfig, ppo: PPOConfig) -> dict[str, Policy
     for role, source in frozen.items():
         loaded = _of_another_run("frozen", game, role, source, device="cpu")
         weights = loaded[role].state_dict()
+        if game.action.continuous and loaded.configs[role].squash != ppo.squash:
+            raise ConfigError(
+                f"{source} was trained with squash {loaded.configs[role].squash!r}; give --squash "
+                f"{loaded.configs[role].squash}, here it is {ppo.squash!r}"
+            )
         config = dataclasses.replace(loaded.configs[role], **{key: getattr(ppo, key) for key in OF_THE_RUN})
         specs[role] = PolicySpec(config=config, weights=weights, train=False)
     return specs
@@ -188,7 +207,7 @@ def _of_another_run(option: str, game: Env, role: str, source: str, **how: Any) 
 
 
 def _write_settings(folder: Path, game: Env, settings: TrainConfig, config: RunConfig) -> None:
-    if CheckpointFolder(folder / CHECKPOINTS).iterations():  # run() will say so
+    if CheckpointFolder(folder / CHECKPOINTS).begun():  # run() will say so
         return
     kept = {"game": game.name(), "device": settings.device, "graphs": settings.graphs}
     replace_file(folder / SETTINGS, json.dumps({**kept, "run": dataclasses.asdict(config)}, indent=1).encode())

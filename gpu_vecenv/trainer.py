@@ -29,18 +29,17 @@ from torch import nn
 from gpu_vecenv._version import __version__
 from gpu_vecenv.arguments import checked_seed
 from gpu_vecenv.checkpoint import load_checkpoint, save_checkpoint
-from gpu_vecenv.device import free_bytes
 from gpu_vecenv.distributed import World
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
 from gpu_vecenv.evaluation import evaluate
 from gpu_vecenv.graph import GraphMemory, Repeated, StageClock
 from gpu_vecenv.policy import Policy, masked
 from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, advantages, make_policy
-from gpu_vecenv.rollout import Rollout
+from gpu_vecenv.rollout import Rollout, check_capacity
 from gpu_vecenv.sampler import Sampler
 from gpu_vecenv.vec_env import VecEnv
 
-ADDED = ("progress", "rank", "world_size")  # to a checkpoint's manifest, by others than the trainer
+ADDED = ("progress", "rank")  # to a checkpoint's manifest, by others than the trainer
 OF_THE_RUN = ("total_steps", "num_steps", "squash", "precision")  # keys on which all policies must agree
 
 
@@ -92,13 +91,14 @@ class Trainer:
     ) -> None:
         self.config, self.seed, self.on_iteration = config or PPOConfig(), checked_seed(seed), on_iteration
         self.world, self.iteration = World.current(), 0
+        self._broken_off = False  # whether the last iteration ended by an error or an interrupt
         if self.world.size > 1 and env.first_replica != self.world.rank * env.num_envs:
             raise ConfigError(
                 f"env.first_replica is {env.first_replica} in process {self.world.rank} of {self.world.size}; expected "
                 f"rank x num_envs = {self.world.rank * env.num_envs}, so that no two replicas are the same"
             )
         specs = self._specs(env, policies)
-        self._check_capacity(env)
+        check_capacity(env, self.config.num_steps)
         fits = env.autoreset_mode == "next_step" and not env.rows
         self.env = env if fits else env.like(autoreset_mode="next_step", rows=False)
         self._stream = torch.cuda.Stream(env.device) if env.device.type == "cuda" else None
@@ -110,6 +110,9 @@ class Trainer:
                 torch.default_generator.manual_seed(self.seed)  # the host's alone: weights are drawn there
                 for name, spec in specs.items():
                     self.policies[name] = self._policy(name, spec)
+            for policy in self.policies.values():  # networks of the user's own may be another in each process
+                for tensor in policy.state_dict().values():
+                    self.world.take_from_first(tensor)
             memory = GraphMemory() if graphs and env.device.type == "cuda" else None
             settings: dict[str, Any] = {"seed": self.seed, "world": self.world, "memory": memory}
             self.learners = {
@@ -134,9 +137,12 @@ class Trainer:
             name: spec if isinstance(spec, PolicySpec) else PolicySpec(network=spec)
             for name, spec in ({role: PolicySpec() for role in known} if given is None else given).items()
         }
-        modules = [id(spec.network) for spec in specs.values() if spec.network is not None]
-        if len(set(modules)) < len(modules):
-            raise ConfigError(f"policies {list(specs)} have one network; name the roles that share together: 'a+b'")
+        networks = [spec.network for spec in specs.values() if spec.network is not None]
+        parts = [id(part) for network in networks for part in {network, *network.parameters()}]
+        if len(set(parts)) < len(parts):
+            raise ConfigError(
+                f"policies {list(specs)} have weights in common; roles share a whole policy, as in 'a+b', or nothing"
+            )
         named = [role for name in specs for role in name.split("+")]
         if sorted(named) != sorted(known):
             raise ConfigError(f"policies are for {list(specs)}; expected each of the roles {known} once")
@@ -175,14 +181,7 @@ class Trainer:
         """Run the remaining iterations, or until ``on_iteration`` returns True; returns the last one's figures."""
         figures: dict[str, float] = {}
         while self.iteration < self.num_iterations:
-            try:
-                figures = self.train_iteration()
-            except torch.OutOfMemoryError as error:
-                each = Rollout.bytes_per_env(self.env, self.config.num_steps)
-                raise CapacityError(
-                    f"{str(error).splitlines()[0]} With num_envs = {self.env.num_envs:,} an iteration needs "
-                    f"{each * self.env.num_envs:,} bytes and more; num_envs = {self.env.num_envs // 2:,} needs half"
-                ) from error
+            figures = self.train_iteration()
             if self.on_iteration and self.on_iteration(figures):
                 break
         return figures
@@ -192,8 +191,27 @@ class Trainer:
 
         Raises:
             NonFiniteError: A loss or gradient became NaN or infinite; from there on no step was taken.
+            CapacityError: The memory of the device does not suffice.
         """
         self.env.check_ready("train_iteration")
+        if self._broken_off:
+            self.rollout.look_again()
+            for learner in self.learners.values():
+                for _, _, moments in learner.intakes:
+                    moments.zero_()
+        self._broken_off = True
+        try:
+            figures = self._iterate()
+        except torch.OutOfMemoryError as error:
+            each = Rollout.bytes_per_env(self.env, self.config.num_steps)
+            raise CapacityError(
+                f"{str(error).splitlines()[0]} With num_envs = {self.env.num_envs:,} an iteration needs "
+                f"{each * self.env.num_envs:,} bytes and more; num_envs = {self.env.num_envs // 2:,} needs half"
+            ) from error
+        self._broken_off = False
+        return figures
+
+    def _iterate(self) -> dict[str, float]:
         start, progress = time.perf_counter(), min(self.iteration / self.num_iterations, 1.0)
         with self._working():
             self.clock.mark("start")
@@ -220,14 +238,16 @@ class Trainer:
         if self._stream is None:
             yield
             return
-        tf32 = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = self.config.precision == "tf32"
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.config.precision == "tf32"
+        cudnn.deterministic = True
         self._stream.wait_stream(torch.cuda.current_stream(self.env.device))
         try:
             with torch.cuda.stream(self._stream):
                 yield
         finally:
-            torch.backends.cuda.matmul.allow_tf32 = tf32
+            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
             torch.cuda.current_stream(self.env.device).wait_stream(self._stream)
 
     @torch.no_grad()
@@ -318,6 +338,7 @@ class Trainer:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """All that the next iteration depends on, live tensors by name; and what they belong to, as JSON values."""
         tensors = {f"env.{name}": tensor for name, tensor in self.env.state_dict().items()}
+        tensors |= {f"shared.{field.name}": self.env.state[field.name] for field in self.env.game.state if field.shared}
         for name, policy in self.policies.items():
             tensors |= {f"policy.{name}.{key}": tensor for key, tensor in policy.state_dict().items()}
         for name, learner in self.learners.items():
@@ -327,6 +348,7 @@ class Trainer:
             "game": game.name(),
             "game_config": dataclasses.asdict(game),
             "num_envs": self.env.num_envs,
+            "world_size": self.world.size,
             "first_replica": self.env.first_replica,
             "seed": self.seed,
             "iteration": self.iteration,
@@ -394,15 +416,6 @@ class Trainer:
             vars(self).pop(name, None)
         gc.collect()  # a stage knows its learner and the learner its stages
 
-    def _check_capacity(self, env: VecEnv) -> None:
-        each, free = Rollout.bytes_per_env(env, self.config.num_steps), free_bytes(env.device)
-        if each * env.num_envs > free:
-            raise CapacityError(
-                f"a rollout of {self.config.num_steps} steps x {env.num_envs:,} replicas needs about "
-                f"{each * env.num_envs:,} bytes, {free:,} are free on {env.device}; "
-                f"at most num_envs = {free // each:,} fit"
-            )
-
 
 def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> Iterator[str]:
     """Where two descriptions differ in what the bits depend on. Another end is allowed: a run may go on for longer."""
@@ -416,16 +429,3 @@ def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], inside: str 
 
 def _unmarked(name: str) -> None:
     """A tick that is not watched."""
-
-
-def fitting_num_envs(game_env: Callable[[int], VecEnv], num_steps: int, wanted: int) -> int:
-    """The most replicas up to ``wanted`` whose environment and rollout fit in 80 % of the free memory."""
-    env = game_env(1)
-    each = env.bytes_per_env() + Rollout.bytes_per_env(env, num_steps)
-    fit = int(0.8 * free_bytes(env.device)) // each
-    env.close()
-    if fit < 1:
-        raise CapacityError(
-            f"one replica needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
-        )
-    return min(wanted, fit)

@@ -828,7 +828,7 @@ def test_graphs_change_no_bit_and_are_noted(device, command, tmp_path):
 def test_settings_hold_what_the_checkpoint_does_not(trained):
     settings = json.loads((trained / "settings.json").read_text())
     run = dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))
-    assert settings == {"device": "cpu", "graphs": True, "run": run}
+    assert settings == {"game": "tag_gridworld", "device": "cpu", "graphs": True, "run": run}
 
 
 @pytest.mark.parametrize("figure", ["return_runner", "episode_length"])
@@ -999,3 +999,21 @@ def test_plot_wants_the_figures_of_every_run(trained, command, tmp_path):
     refused(command("plot", str(trained), "empty"), "no .*empty/metrics.csv; expected the folder of a run")
     refused(command("plot", str(trained), "--figures", "return_taggr"), "'return_taggr'; nearest: return_tagger")
     assert os.listdir(tmp_path) == ["empty"]
+
+
+def test_a_game_that_names_a_value_like_an_option_is_refused_in_one_line(command, tmp_path):
+    assert command("new", "acorn")[0] == 0
+    declaration = tmp_path / "acorn.py"
+    text = declaration.read_text()
+    first = next(line for line in text.splitlines() if "param(" in line and ": int" in line)
+    declaration.write_text(text.replace(first, f"{first}\n    gamma: float = 0.5"))
+    code, output, errors = command("train", "acorn.py", "--num-envs", "4")
+    assert (code, output) == (2, "") and "gamma has the name of an option of PPOConfig; rename it" in errors[0]
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
+    for _ in range(2):
+        assert command(*GRID, *TINY, "--total-steps", "16", "--episodes", "1")[0] == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["tag_gridworld-20260101-000000", "tag_gridworld-20260101-000000-2"]

@@ -25,9 +25,9 @@ from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ClosedEnvEr
 from gpu_vecenv.policy import masked, squashed
 from gpu_vecenv.ppo import LOSS_NAMES, PPOConfig
 from gpu_vecenv.registry import GAMES, Game, load_game
-from gpu_vecenv.rollout import Rollout
+from gpu_vecenv.rollout import Rollout, fitting_num_envs
 from gpu_vecenv.sampler import Sampler
-from gpu_vecenv.trainer import OF_THE_RUN, PolicySpec, Trainer, fitting_num_envs
+from gpu_vecenv.trainer import OF_THE_RUN, PolicySpec, Trainer
 
 # Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
 LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
@@ -948,3 +948,61 @@ def test_training_raises_the_share_of_caught_runners(device):
     assert trained["terminated_share"] > at_random["terminated_share"] + 0.2
     assert trained["return_tagger"] > at_random["return_tagger"] + 2
     assert trained["return_runner"] < at_random["return_runner"]
+
+
+# What lies beside the replicas, and what was broken off
+
+
+def test_shared_fields_that_were_changed_come_back_and_are_played(device, tmp_path):
+    def made():
+        env = gpu_vecenv.make("simple_spread", 6, device, autoreset_mode="next_step", curriculum=True)
+        return Trainer(env, SMALL, seed=3)
+
+    one, other = made(), made()
+    before = one.evaluate(20)
+    one.env.state["curriculum_stage"].fill_(1)
+    assert one.evaluate(20) != before  # collisions cost something now
+    one.train_iteration()
+    other.load(one.save(tmp_path / "one"))
+    assert int(other.env.state["curriculum_stage"]) == 1
+    figures = [
+        {k: v for k, v in t.train_iteration().items() if "share" not in k and "_per_s" not in k} for t in (one, other)
+    ]
+    assert figures[0] == figures[1] and equal_bits(one.state()[0], other.state()[0])
+
+
+def test_an_iteration_that_was_broken_off_does_not_spoil_the_next(device, monkeypatch):
+    env = gpu_vecenv.make("pendulum", 6, device, autoreset_mode="next_step")
+    trainer = Trainer(env, changed(normalize_obs=True), seed=3, graphs=False)
+    trainer.train_iteration()
+    step, calls = trainer.env.step, []
+
+    def interrupted(*arguments, **named):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return step(*arguments, **named)
+
+    monkeypatch.setattr(trainer.env, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train_iteration()
+    now = trainer.env.observe()
+    trainer.train_iteration()
+    assert trainer.rollout.obs[0].equal(now)
+
+
+class Sharing(nn.Module):
+    def __init__(self, trunk):
+        super().__init__()
+        self.trunk, self.heads = trunk, nn.Linear(4, 6)
+
+    def forward(self, obs):
+        out = self.heads(self.trunk(obs))
+        return out[..., :-1], out[..., -1]
+
+
+def test_policies_that_share_only_a_part_are_refused(device):
+    env = gpu_vecenv.make("tag_gridworld", 4, device)
+    trunk = nn.Linear(env.game.obs_size, 4)
+    with pytest.raises(ConfigError, match="have weights in common; roles share a whole policy"):
+        Trainer(env, SMALL, policies={"tagger": Sharing(trunk), "runner": Sharing(trunk)})

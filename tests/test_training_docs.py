@@ -1,18 +1,10 @@
-"""docs/training.md agrees with the code: its table of hyper-parameters, its figures, options and torchrun commands."""
+"""docs/training.md agrees with the code: its table of hyper-parameters, its figures and options."""
 
 import csv
 import dataclasses
-import os
 import re
-import shlex
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
-
-import gpu_vecenv
 from gpu_vecenv.cli import main
 from gpu_vecenv.options import PROGRAM
 from gpu_vecenv.ppo import PPOConfig
@@ -22,13 +14,7 @@ from gpu_vecenv.trainer import OF_THE_RUN
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "training.md").read_text()
-SHELL = re.findall(r"^```sh\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
 SMALL = "--total-steps 64 --num-steps 4 --num-envs 4 --episodes 4 --device cpu".split()
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join([str(Path(gpu_vecenv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-}
 
 
 def section(heading: str) -> str:
@@ -85,35 +71,6 @@ def test_options_exist() -> None:
     told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT))
     assert {"out", "resume", "share", "help", "no-graphs"} <= told
     assert told - names - of_torchrun - {"help"} == {"no-graphs"}
-
-
-def port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-@pytest.mark.slow
-def test_commands_of_several_processes_run(tmp_path: Path) -> None:
-    """In their order; those of one block are for machines that work together."""
-    blocks = [re.findall(r"^torchrun .*", block.replace("\\\n", " "), re.MULTILINE) for block in SHELL]
-    blocks = [lines for lines in blocks if lines]
-    assert [len(lines) for lines in blocks] == [1, 2, 1]
-    for lines in blocks:
-        free, running = port(), []
-        for line in lines:
-            line = line.replace("first-machine", "127.0.0.1").replace("--master-port=29500", f"--master-port={free}")
-            line = re.sub(r"--nproc-per-node=\d+", "--nproc-per-node=2", line)
-            _, *arguments = shlex.split(line)
-            arguments += [] if "--resume" in arguments else SMALL
-            command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-            running.append(subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True))
-        errors = [process.communicate(timeout=300)[1] for process in running]
-        assert [process.returncode for process in running] == [0] * len(lines), errors
-    for name, processes in (("eight", 2), ("sixteen", 4)):
-        run = tmp_path / "runs" / name
-        assert (run / "evaluation.json").exists()
-        assert len(list((run / "checkpoints").glob("iteration-00000004*"))) == processes
 
 
 def test_the_words_of_warnings_and_errors_are_those_of_the_code() -> None:

@@ -110,6 +110,8 @@ def against_scripts(runs: list[Path], device: str, episodes: int) -> Iterator[di
 def main(folder: Path, config: ResultsConfig) -> None:
     """Train, evaluate, draw, write."""
     device, rows = str(resolve_device(config.device)), config.games.split(",")
+    if unknown := set(rows) - set(ROWS):
+        raise SystemExit(f"unknown rows {sorted(unknown)}; known: {', '.join(ROWS)}")
     jobs = [(row, seed) for row in ROWS if row in rows for seed in range(config.seeds)]
     with ThreadPoolExecutor(config.workers) as pool:
         runs = list(pool.map(lambda job: train(*job, folder, config.device), jobs))
