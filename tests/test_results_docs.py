@@ -11,7 +11,7 @@ import pytest
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TEXT = (DOCS / "results.md").read_text(encoding="utf-8")
-PLACES = {"h200.json": "H200"}
+PLACES = {"h200.json": "H200", "cpu.json": "CPU"}
 
 
 def results(file: str) -> dict[str, Any]:
