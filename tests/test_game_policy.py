@@ -188,15 +188,15 @@ def test_a_single_file_and_the_best_one(tmp_path, device):
         load_policy(files[0], best=True, device=device)
 
 
-def _of_iteration(trainer, iteration):
+def _of_iteration(trainer, iteration, world_size=1):
     tensors, manifest = trainer.state()
-    return tensors, {**manifest, "iteration": iteration}
+    return tensors, {**manifest, "iteration": iteration, "world_size": world_size}
 
 
 def test_one_file_of_a_run_of_several_processes_is_enough(tmp_path):
     trainer = made("one role", "cpu")
     for iteration in (1, 2):
-        CheckpointFolder(tmp_path, world_size=4).save(iteration, *_of_iteration(trainer, iteration))
+        CheckpointFolder(tmp_path, world_size=4).save(iteration, *_of_iteration(trainer, iteration, world_size=4))
     assert load_policy(tmp_path, device="cpu").policies.keys() == {"agent"}
 
 
