@@ -9,7 +9,7 @@ CLIENTS_APART = benchmarl rllib
 CLIENTS = $(filter-out $(CLIENTS_APART),$(patsubst tests/adapters/test_%.py,%,$(wildcard tests/adapters/test_*.py)))
 
 .DEFAULT_GOAL = help
-.PHONY: help train test test-adapters check gpu bench clean
+.PHONY: help train test test-exhaustive test-adapters check gpu mutants reliability release-check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -18,8 +18,11 @@ train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
 	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 $(ARGS)
 
 test: $(VENV)/dev.stamp ## install, then run the tests, those of each RL library in processes of its own
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not exhaustive" $(ARGS)
 	for client in $(CLIENTS); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
+
+test-exhaustive: $(VENV)/dev.stamp ## every case of what `make test` tries in part: architectures, sanitizers
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "exhaustive and not gpu" $(ARGS)
 
 test-adapters: $(CLIENTS_APART:%=$(VENV)-%/stamp) ## the same for RL libraries that need an environment of their own
 	for client in $(CLIENTS_APART); do OMP_NUM_THREADS=1 $(VENV)-$$client/bin/python -m pytest $(ARGS) tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
@@ -34,6 +37,16 @@ gpu: $(VENV)/dev.stamp ## the tests that need an NVIDIA GPU; without one this fa
 	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch sees no GPU: ask $(BIN)/gpu-vecenv doctor")'
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 	for client in $(CLIENTS); do $(BIN)/python -m pytest -m gpu tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
+
+mutants: $(VENV)/dev.stamp ## plant bugs in kernels and trainer: the tests must find each
+	$(BIN)/python tests/mutation_gate.py $(ARGS)
+
+reliability: $(VENV)/dev.stamp ## kills, damaged files, races, leaks, random numbers: minutes each
+	for experiment in saves damage resume cache leaks soak rng large interrupts; do $(BIN)/python tests/reliability $$experiment $(ARGS) || exit 1; done
+
+release-check: $(VENV)/dev.stamp ## the evidence of GPU runs is there, fits the sources, and the host gives its bits
+	$(BIN)/python tests/receipts.py --strict
+	$(BIN)/python tests/ledger.py replay
 
 bench: $(VENV)/train.stamp ## throughput of the games, one JSON line per row
 	$(BIN)/python -m gpu_vecenv.bench $(ARGS)

@@ -8,6 +8,7 @@ enum Fault : i32 {
     INVALID_ACTION = 1,     // a discrete action, or a continuous one, outside its space
     NON_FINITE_ACTION = 2,  // NaN or infinite
     STEPPED_AFTER_END = 4,  // without autoreset: the episode had ended
+    NON_FINITE = 8,         // with quarantine: state, rewards or observations became NaN or infinite
 };
 
 HD int action_fault(Machine m, const Io& io) {

@@ -2,7 +2,7 @@
 // The machine around a game: entry kernels, autoreset, final observations, episode statistics, fault words.
 // Compiled after the game's own text.
 #pragma once
-#include "actions.cuh"
+#include "outputs.cuh"
 
 enum AutoresetMode : i32 { NEXT_STEP, SAME_STEP, DISABLED };
 
@@ -18,23 +18,14 @@ HD Scratch* scratch_of(Scratch* everywhere, i64 replica) {
 #define SCRATCH(everywhere, e) scratch_of(everywhere, e)
 #define REPLICA_KERNEL(name, ...) \
     extern "C" __global__ void __launch_bounds__(TEAM* TEAMS_PER_BLOCK) kernel_##name(__VA_ARGS__)
-#define FOR_REPLICAS(e, n) if (i64 e = (i64)blockIdx.x * TEAMS_PER_BLOCK + threadIdx.x / TEAM; e < (n))
+#define FOR_REPLICAS(e, n) \
+    if (i64 e = (i64)in_order(blockIdx.x, gridDim.x) * TEAMS_PER_BLOCK + threadIdx.x / TEAM; e < (n))
 #else
 constexpr bool SCRATCH_IS_SHARED = false;
 #define SCRATCH(everywhere, e) (everywhere + worker_)
 #define REPLICA_KERNEL KERNEL
 #define FOR_REPLICAS(e, n) FOR_ITEMS (e, n)
 #endif
-
-HD Rng rng_of(Machine m, u32 stream, i64 episode, int step) {
-    return {(u32)m.key[0], (u32)m.key[1], stream, (u32)episode, (u32)step};
-}
-
-HD bool none_active(Machine m) {
-    bool any = false;
-    FOR_AGENTS (i) any |= m.active[i];
-    return !team_any(any);
-}
 
 // A new episode: clocks, returns, activity, state.
 HD void begin_episode(Machine m, State s, Io io, Pool pool) {
@@ -57,49 +48,6 @@ HD void begin_episode(Machine m, State s, Io io, Pool pool) {
         draw_start(s, pool, io.rng.below(0xffffffffu, 0, (u32)pool.NUM_STARTS));
         team_sync();
     }
-}
-
-// What the agents see of the state as it is: their rows of the observation tensor, where what a smaller role lacks is
-// 0, and the choices they have.
-HD void observe_rows(Machine m, State s, Io io, Observation* rows) {
-    io.obs = (Observation(*)[OBS_SIZE])rows;
-#if ACTION_MASKS
-    io.action_mask = m.action_mask;
-#endif
-    observe(s, io);
-    if (OBS_PADDED || ACTION_MASKS) team_sync();
-    if (OBS_PADDED)
-        FOR_OBS (i, k)
-            if (!observed(i, k)) io.obs[i][k] = 0;
-#if ACTION_MASKS
-    FOR_AGENTS (i)
-        for (int head = 0; head < ACTION_HEADS; ++head)
-            for (int k = logit_offset(head); k < logit_offset(head + 1); ++k) {
-                if (!m.active[i]) io.action_mask[i][k] = true;  // its choice does not matter
-                if (k - logit_offset(head) >= action_size(i, head)) io.action_mask[i][k] = false;
-            }
-    team_sync();
-#endif
-}
-
-// Where agents are rows, the row of one that has left (`stays[i]` false) is 0 as long as its replica goes on.
-HD void blank_rows(Machine m, i32 rows, const bool* stays, Observation* obs) {
-    if (NUM_AGENTS == 1 || !rows) return;
-    bool left = false;
-    FOR_AGENTS (i) left |= !stays[i];
-    if (!team_any(left) || none_active(m)) return;
-    team_sync();
-    FOR_OBS (i, k)
-        if (!stays[i]) obs[i * OBS_SIZE + k] = 0;
-}
-
-// Copies of what the machine keeps, in the tensors of a tick.
-HD void report(Machine m, i64 e, bool* active, [[maybe_unused]] bool* action_mask) {
-    FOR_AGENTS (i) active[e * NUM_AGENTS + i] = m.active[i];
-#if ACTION_MASKS
-    const int n = NUM_AGENTS * NUM_LOGITS;
-    FOR_RANGE (k, n) action_mask[e * n + k] = ((const bool*)m.action_mask)[k];
-#endif
 }
 
 KERNEL(vecenv_layout, i64* out) {
@@ -129,8 +77,8 @@ REPLICA_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64
             begin_episode(m, s, io, POOL);
         }
         io.time = m.time[0];
-        observe_rows(m, s, io, obs + e * NUM_AGENTS * OBS_SIZE);
-        blank_rows(m, rows, m.active, obs + e * NUM_AGENTS * OBS_SIZE);
+        observe_rows(m, s, io, obs + e * OUTPUT_ROWS * OBS_SIZE);
+        blank_rows(m, rows, m.active, obs + e * OUTPUT_ROWS * OBS_SIZE);
         report(m, e, active, action_mask);
     }
 }
@@ -142,8 +90,8 @@ REPLICA_KERNEL(vecenv_observe, STATE_PARAMETERS, i32 rows, Observation* obs, Scr
         io.active = m.active;
         io.scratch = SCRATCH(scratch, e);
         io.time = m.time[0];
-        observe_rows(m, STATE_OF(e), io, obs + e * NUM_AGENTS * OBS_SIZE);
-        blank_rows(m, rows, m.active, obs + e * NUM_AGENTS * OBS_SIZE);
+        observe_rows(m, STATE_OF(e), io, obs + e * OUTPUT_ROWS * OBS_SIZE);
+        blank_rows(m, rows, m.active, obs + e * OUTPUT_ROWS * OBS_SIZE);
     }
 }
 
@@ -155,8 +103,8 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
     FOR_REPLICAS(e, num_envs) {
         Machine m = MACHINE_OF(e);
         State s = STATE_OF(e);
-        i64 row = e * NUM_AGENTS;
-        Io io;
+        i64 row = e * OUTPUT_ROWS;
+        Io io = {};
         io.time = m.time[0];
         io.rng = rng_of(m, STEP_STREAM, m.episode[0], io.time + 1);
         io.active = m.active;
@@ -165,7 +113,8 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         io.truncations = truncations + row;
         io.scratch = SCRATCH(scratch, e);
         io.wide = wide;
-        io.actions = (const char*)actions + row * ACTION_HEADS * (wide ? sizeof(WideAction) : sizeof(Action));
+        io.actions =
+            (const char*)actions + e * NUM_AGENTS * ACTION_HEADS * (wide ? sizeof(WideAction) : sizeof(Action));
         FOR_AGENTS (i) {
             io.rewards[i] = 0;
             io.terminations[i] = io.truncations[i] = false;
@@ -175,7 +124,7 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         bool over = none_active(m);
         bool begins = over && mode == NEXT_STEP;
         int fault = begins ? 0 : over ? STEPPED_AFTER_END : action_fault(m, io);
-        bool ends = false;
+        bool ends = false, lost = false;
         team_sync();
         if (fault) {
             ONCE m
@@ -184,6 +133,10 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             ++io.time;
             step(s, io);
             team_sync();
+            if constexpr (QUARANTINE) {
+                lost = quarantined(m, s, io, obs + row * OBS_SIZE);
+                team_sync();
+            }
             bool going_on = false;
             FOR_AGENTS (i) {
                 if (!m.active[i]) {
@@ -231,6 +184,10 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             team_sync();
             Observation* seen = (last ? final_obs : obs) + row * OBS_SIZE;
             observe_rows(m, s, io, seen);
+            if (lost && (last || !begins)) {
+                team_sync();
+                FOR_OBS (i, k) seen[i * OBS_SIZE + k] = 0;
+            }
             if (!last) break;
             last = false;
         }

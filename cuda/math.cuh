@@ -48,6 +48,9 @@ constexpr float ROUNDER = 0x1.8p23f;
 HD bool is_nan(float x) { return x != x; }
 // Exact.
 HD bool is_finite(float x) { return (bits(x) & ~SIGN) < INF_BITS; }
+// Exact.
+HD bool is_finite(double x) { return x - x == 0; }
+HD bool is_finite(int) { return true; }
 // Exact: clears the sign, of a zero and a NaN too.
 HD float abs(float x) { return from_bits(bits(x) & ~SIGN); }
 // Exact, but the most negative int stays itself.

@@ -16,6 +16,18 @@
 #include "math.cuh"
 #include "rng.cuh"
 
+// The order in which the host visits a range, and a GPU's blocks the replicas, must not matter. A debug build goes
+// backwards (1) or shuffled (2).
+HD int in_order(int k, int n) {
+#if !defined(LANE_ORDER)
+    return k + 0 * n;
+#elif LANE_ORDER == 1
+    return n - 1 - k;
+#else
+    return k < (n + 1) / 2 ? 2 * k : 2 * (n - 1 - k) + 1;
+#endif
+}
+
 #if defined(__CUDACC__)
 
 static_assert(TEAM <= 32 ? 32 % TEAM == 0 : TEAM % 32 == 0, "a team divides a warp or is made of warps");
@@ -44,16 +56,6 @@ HD bool team_any(bool p) {
 
 HD void team_sync() {}
 HD bool team_any(bool p) { return p; }
-// The order in which a range is visited must not matter. A debug build visits it backwards (1) or shuffled (2).
-HD int in_order(int k, int n) {
-#if !defined(LANE_ORDER)
-    return k + 0 * n;
-#elif LANE_ORDER == 1
-    return n - 1 - k;
-#else
-    return k < (n + 1) / 2 ? 2 * k : 2 * (n - 1 - k) + 1;
-#endif
-}
 #define FOR_RANGE(i, n) \
     for (int k_##i = 0, n_##i = (n), i = in_order(0, n_##i); k_##i < n_##i; i = in_order(++k_##i, n_##i))
 #define FOR_OBS(i, k) \

@@ -2,7 +2,7 @@
 
 from gpu_vecenv._version import __version__
 from gpu_vecenv.batched_env import BatchedParallelEnv, batched_parallel_env
-from gpu_vecenv.check import check_vector_env
+from gpu_vecenv.check import check_parallel_env, check_vector_env
 from gpu_vecenv.data_manager import DataManager
 from gpu_vecenv.env import Env, Field, param
 from gpu_vecenv.episode_log import EpisodeLog
@@ -39,6 +39,7 @@ __all__ = [
     "__version__",
     "aec_env",
     "batched_parallel_env",
+    "check_parallel_env",
     "check_vector_env",
     "configure",
     "load_policy",

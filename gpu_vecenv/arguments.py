@@ -52,16 +52,22 @@ def _checked_array(game: Env, what: str, field: Field, array: ArrayLike, shape: 
     return array
 
 
+def _check_mapping(what: str, given: Any) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{what} is a {type(given).__name__}; expected a mapping, name of a state field -> its values")
+
+
 def _torch_type(array: ArrayLike) -> torch.dtype | None:
     return array.dtype if isinstance(array, torch.Tensor) else TORCH_TYPES.get(array.dtype)
 
 
 def shared_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
-    """Shared field -> its values: the game's own, overridden by those given; or ConfigError."""
+    """Shared field -> its values: the game's own, overridden by those given; or TypeError, ConfigError."""
+    _check_mapping("arrays", given)
     fields = {field.name: field for field in game.state if field.shared}
     arrays = {**game.arrays(), **given}
     if set(arrays) != set(fields):
-        missing, unknown = sorted(set(fields) - set(arrays)), sorted(set(arrays) - set(fields))
+        missing, unknown = sorted(set(fields) - set(arrays)), sorted(set(arrays) - set(fields), key=str)
         raise ConfigError(
             f"{type(game).__name__}: arrays must give its shared fields {sorted(fields)}; "
             f"missing {missing}, unknown {unknown}"
@@ -70,9 +76,10 @@ def shared_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayL
 
 
 def pool_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
-    """Field -> its saved starts, the same number for each field; or ConfigError."""
+    """Field -> its saved starts, the same number for each field; or TypeError, ConfigError."""
+    _check_mapping("starts", given)
     fields = {field.name: field for field in game.state if not field.shared}
-    if unknown := sorted(set(given) - set(fields)):
+    if unknown := sorted(set(given) - set(fields), key=str):
         raise ConfigError(f"{type(game).__name__}, starts: unknown fields {unknown}; known: {sorted(fields)}")
     sizes = {len(array) if np.ndim(array) else 0 for array in given.values()}  # type checked with the shape
     if given and (len(sizes) > 1 or 0 in sizes):
@@ -80,6 +87,8 @@ def pool_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLik
             f"{type(game).__name__}, starts: every field needs the same number of starts, at least 1; "
             f"{', '.join(map(repr, given))} have {sorted(sizes)}: expected one number"
         )
+    if max(sizes, default=0) >= 2**31:
+        raise ConfigError(f"{type(game).__name__}, starts: got {max(sizes):,} starts; expected fewer than 2^31")
     return {
         name: _checked_array(game, "starts", fields[name], array, (len(array), *game.shape(fields[name])))
         for name, array in given.items()

@@ -1,20 +1,22 @@
-"""``check_game``: the conformance checks on one game in every autoreset mode, and equal bits however it is run."""
+"""``check_game``: the conformance checks on all views of one game, and equal bits however it is run."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gpu_vecenv.arguments import count
-from gpu_vecenv.check import WIDTH, ConformanceError, Report, check_vector_env
+from gpu_vecenv.check import WIDTH, ConformanceError, Report, check_parallel_env, check_vector_env
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.digest import trajectory_digest
 from gpu_vecenv.env import Env
+from gpu_vecenv.errors import EnvContractError
 from gpu_vecenv.gymnasium_env import GymnasiumVectorEnv
+from gpu_vecenv.pettingzoo_env import ParallelEnv
 from gpu_vecenv.vec_env import MODES, VecEnv
 
 if TYPE_CHECKING:
@@ -27,9 +29,9 @@ class GameReport:
 
     Args:
         game: The game.
-        reports: Autoreset mode -> what ``check_vector_env`` found.
+        reports: Autoreset mode -> what ``check_vector_env`` found; "parallel" -> what ``check_parallel_env`` did.
         equal: Ways to run that gave the same bits.
-        differing: Way to run -> which replicas it changed.
+        differing: Way to run -> which replicas it changed, or what went wrong.
         skipped: Way to run -> why it was not tried.
     """
 
@@ -41,7 +43,7 @@ class GameReport:
 
     @property
     def failures(self) -> list[Any]:
-        """All that is wrong, of all autoreset modes and all ways to run."""
+        """All that is wrong, of all views and all ways to run."""
         found: list[Any] = [failure for report in self.reports.values() for failure in report.failures]
         return found + [f"{way}: {which}" for way, which in self.differing.items()]
 
@@ -59,7 +61,7 @@ class GameReport:
         for way in self.equal:
             table.add_row(way, Text("equal", "green"))
         for way, which in self.differing.items():
-            table.add_row(way, Text(f"other than forwards, alone: {which}", "red"))
+            table.add_row(way, Text(which, "red"))
         for way, why in self.skipped.items():
             table.add_row(way, Text(f"skipped: {why}", "dim"))
         return Group(*self.reports.values(), table)
@@ -81,11 +83,15 @@ def check_game(
     steps: int = 300,
     seed: int = 17,
     autoreset_modes: Iterable[str] = tuple(MODES),
+    parallel: bool = True,
 ) -> GameReport:
     """Check a game: ``check_vector_env`` in each autoreset mode, and that its bits do not depend on how it is run.
 
+    A game of several agents goes through ``check_parallel_env`` as well.
+
     On the CPU every range is also visited backwards and shuffled, as the lanes of a GPU may; on a GPU the game is run
-    by teams of other sizes, and on the CPU as well. In all cases a few replicas alone must do what they do among many.
+    by teams of other sizes, and on the CPU as well. In all cases a few replicas alone must do what they do among many,
+    and nothing may be written between replicas.
 
     Args:
         game: The game and its configuration. Where it has ``max_steps``, an int, episodes must end there.
@@ -95,6 +101,7 @@ def check_game(
         steps: Ticks of most runs, at least 10. What happens later than that stays unseen.
         seed: The first of the seeds.
         autoreset_modes: Those in which ``check_vector_env`` runs.
+        parallel: Whether a game of several agents is checked as PettingZoo's ParallelEnv, too.
 
     Raises:
         ConfigError, TypeError, ValueError: An argument is wrong.
@@ -104,13 +111,28 @@ def check_game(
     on = resolve_device(device)
     limit = getattr(game, "max_steps", None)
     report = GameReport(game)
+    run: dict[str, Any] = {"seed": seed, "steps": steps, "max_steps": limit if type(limit) is int else None}
+
+    def maker(mode: str, **how: Any) -> Callable[[int], GymnasiumVectorEnv]:
+        how = {"device": on, "driver": driver, "validate": "sync", **how}
+        return lambda replicas: GymnasiumVectorEnv(game, replicas, autoreset_mode=mode, **how)
+
+    others: dict[str, dict[str, Any]] = {"arrays": {"output": "numpy"}}
+    if on.type != "cpu" and game.host:
+        others["on the CPU"] = {"device": "cpu", "driver": None}
     for mode in autoreset_modes:
-
-        def make(replicas: int, mode: str = mode) -> GymnasiumVectorEnv:
-            return GymnasiumVectorEnv(game, replicas, on, autoreset_mode=mode, driver=driver, validate="sync")
-
-        found = check_vector_env(make, seed=seed, steps=steps, max_steps=limit if type(limit) is int else None)
+        found = check_vector_env(
+            maker(mode),
+            modes={other: maker(other) for other in MODES},
+            variants={name: maker(mode, **how) for name, how in others.items()},
+            graph=maker(mode, validate="async"),  # "sync" reads values on the host, which no graph can
+            state_of=lambda env: env.vec_env,
+            **run,
+        )
         report.reports[mode] = replace(found, name=f"{game.name()}, {mode}")
+    if parallel and game.num_agents > 1:
+        found = check_parallel_env(lambda: ParallelEnv(game, on, driver=driver), **run)
+        report.reports["parallel"] = replace(found, name=f"{game.name()}, parallel")
 
     def words(replicas: int, where: torch.device, **how: Any) -> torch.Tensor:
         env = VecEnv(game, replicas, where, driver=driver if where.type == "cuda" else None, **how)
@@ -126,10 +148,15 @@ def check_game(
         if way != ways[0][0] and not game.host:
             report.skipped[way] = "host = False promises no equal bits"
             continue
-        got = words(**how)
+        try:
+            got = words(**how)
+        except EnvContractError as error:
+            report.differing[way] = str(error)
+            continue
         changed = (got != expected[: len(got)]).nonzero()[:, 0].tolist()
         if changed:
-            report.differing[way] = f"replicas {', '.join(map(str, changed[:8]))}{' …' * (len(changed) > 8)}"
+            which = f"replicas {', '.join(map(str, changed[:8]))}{' …' * (len(changed) > 8)}"
+            report.differing[way] = f"other than usual: {which}"
         else:
             report.equal.append(way)
     return report
@@ -138,10 +165,12 @@ def check_game(
 def _ways(game: Env, num_envs: int, device: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:
     """Other ways to run the game that may not change a bit."""
     same = {"replicas": num_envs, "where": device}
+    yield "guard bands between replicas", {**same, "guards": True}
     if device.type == "cpu":
         yield "ranges backwards", {**same, "lane_order": 1}
         yield "ranges shuffled", {**same, "lane_order": 2}
         return
+    yield "blocks backwards", {**same, "lane_order": 1}
     for team in (1, 32, 64):
         yield f"teams of {team} lanes", {**same, "team": team}
     yield "on the CPU", {**same, "where": torch.device("cpu")}

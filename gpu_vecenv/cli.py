@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import pettingzoo
 from gymnasium.error import Error as GymnasiumError
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 from rich.console import Console
 from rich.table import Table
 
 from gpu_vecenv import bench, doctor
 from gpu_vecenv._version import __version__
-from gpu_vecenv.check import check_vector_env
+from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
 from gpu_vecenv.check_game import check_game
 from gpu_vecenv.env import check_fields, param
 from gpu_vecenv.errors import (
@@ -38,6 +39,7 @@ from gpu_vecenv.options import PROGRAM, named_game, no_more, parse, parts
 from gpu_vecenv.prologue import prologue
 from gpu_vecenv.registry import GAME_FILE, GAMES, load_game
 from gpu_vecenv.train_command import evaluate, plot, train
+from gpu_vecenv.vec_env import MODES
 
 # What wrong arguments or an incomplete machine raise: one line and exit code 2, no traceback.
 EXPECTED = (
@@ -61,7 +63,7 @@ usage: {PROGRAM} COMMAND [options]
   list                    the games, with one line each
   show GAME [options]     the device text generated from a game's declaration
   new NAME [options]      write a small game of your own, with its test, to be changed
-  check GAME [options]    check what a game, or any vector environment of Gymnasium, promises
+  check GAME [options]    check what a game, or any environment of Gymnasium or PettingZoo, promises
   train GAME [options]    train a policy for each role; leaves curve, checkpoints and evaluation in a run folder
   train --resume RUN      go on with a run that was interrupted, as if it had not been
   evaluate RUN [options]  play episodes with a run's policies
@@ -75,6 +77,7 @@ For example:
 
   {PROGRAM} new my_game
   {PROGRAM} check CartPole-v1
+  {PROGRAM} check sisl/pursuit_v5 --parallel
   {PROGRAM} train tag_gridworld --total-steps 2000000 --num-taggers 6
   {PROGRAM} train tag_continuous --num-envs 2000 --device cuda --num-neighbors all
 """
@@ -102,7 +105,8 @@ class CheckConfig:
 class CheckIdConfig(CheckConfig):
     """What to check, and how it is made."""
 
-    config: str = "{}"  # further arguments of gymnasium.make_vec as JSON
+    config: str = "{}"  # further arguments of gymnasium.make_vec, or of pettingzoo.make, as JSON
+    parallel: bool = False  # the id is one of PettingZoo's parallel environments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +116,7 @@ class CheckGameConfig(CheckConfig):
     num_envs: int = param(100, low=2)  # replicas whose bits are compared however the game is run
     device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
     driver: str | None = None  # pycuda or cuda_core (CUDA only); by default the first that works
+    parallel: bool = True  # check a game of several agents as PettingZoo's ParallelEnv, too
 
 
 def list_games(arguments: Sequence[str]) -> None:
@@ -144,20 +149,13 @@ def new(arguments: Sequence[str]) -> None:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Check a game in every autoreset mode, or a registered environment of Gymnasium; 1 if it fails."""
+    """Check a game in all its views, or a registered environment of Gymnasium or PettingZoo; 1 if it fails."""
     if arguments and not GAME_FILE.fullmatch(arguments[0]) and GYMNASIUM_ID.search(arguments[0]):
-        name, rest = arguments[0], arguments[1:]
-        settings = parse(CheckIdConfig, f"{PROGRAM} check {name}", rest)
+        settings = parse(CheckIdConfig, f"{PROGRAM} check {arguments[0]}", arguments[1:])
         config = json.loads(settings.config)
         if not isinstance(config, dict):
             raise ConfigError(f"config is {settings.config!r}; expected a JSON object")
-        if name.startswith("gpu_vecenv/"):  # by default bad actions are marked on the device, where no error is raised
-            config.setdefault("validate", "sync")
-
-        def make(num_envs: int) -> VectorEnv[Any, Any, Any]:
-            return gymnasium.make_vec(name, num_envs=num_envs, **config)
-
-        report = check_vector_env(make, steps=settings.steps, seed=settings.seed)
+        report = _check_id(arguments[0], settings, config)
         Console().print(report)
         return int(bool(report.failures))
     game, rest = named_game("check", arguments)
@@ -165,6 +163,30 @@ def check(arguments: Sequence[str]) -> int:
     found = check_game(parsed.game, **vars(parsed.check))
     Console().print(found)
     return int(bool(found.failures))
+
+
+def _check_id(name: str, settings: CheckIdConfig, config: dict[str, Any]) -> Report:
+    if settings.parallel:
+        try:
+            pettingzoo.make("parallel", name, **config).close()  # type: ignore[no-untyped-call]
+        except Exception as error:  # whatever an environment raises that lacks something
+            raise ConfigError(f"pettingzoo.make: {type(error).__name__}: {error}") from error
+        return check_parallel_env(
+            lambda: pettingzoo.make("parallel", name, **config), steps=settings.steps, seed=settings.seed
+        )
+    further: dict[str, Any] = {}
+
+    def maker(**changes: Any) -> Callable[[int], VectorEnv[Any, Any, Any]]:
+        return lambda num_envs: gymnasium.make_vec(name, num_envs=num_envs, **{**config, **changes})
+
+    if name.startswith("gpu_vecenv/"):  # by default bad actions are marked on the device, where no error is raised
+        config.setdefault("validate", "sync")
+        further["modes"] = {mode: maker(autoreset_mode=mode) for mode in MODES}
+        further["state_of"] = lambda env: env.unwrapped.vec_env
+    elif config.get("vectorization_mode") in ("sync", "async"):  # Gymnasium's own vector envs know all modes
+        known = config.get("vector_kwargs", {})
+        further["modes"] = {m: maker(vector_kwargs={**known, "autoreset_mode": m}) for m in AutoresetMode}
+    return check_vector_env(maker(), steps=settings.steps, seed=settings.seed, **further)
 
 
 def run_doctor(arguments: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +27,7 @@ class DataManager(Mapping[str, torch.Tensor]):
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._tensors: dict[str, torch.Tensor] = {}
+        self._memory: dict[str, torch.Tensor] = {}  # of the tensors that have guard items
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -41,8 +43,13 @@ class DataManager(Mapping[str, torch.Tensor]):
         """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.values())
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | torch.dtype) -> torch.Tensor:
+    def allocate(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | torch.dtype, *, guard_items: int = 0
+    ) -> torch.Tensor:
         """A new zeroed tensor under a new name.
+
+        With ``guard_items`` so many items lie behind each entry of its first axis, in memory that the tensor does not
+        show: ``memory`` gives all of it.
 
         Raises:
             KeyError: The name is taken.
@@ -55,8 +62,17 @@ class DataManager(Mapping[str, torch.Tensor]):
             raise ValueError(
                 f"allocate({name!r}): dtype is {dtype}; expected one of {', '.join(map(str, TORCH_TYPES))}"
             )
-        self._tensors[name] = torch.zeros(shape, dtype=kind, device=self.device)
+        if guard_items:
+            size = math.prod(shape[1:])
+            self._memory[name] = torch.zeros((shape[0], size + guard_items), dtype=kind, device=self.device)
+            self._tensors[name] = self._memory[name][:, :size].view(shape)
+        else:
+            self._tensors[name] = torch.zeros(shape, dtype=kind, device=self.device)
         return self._tensors[name]
+
+    def memory(self, name: str) -> torch.Tensor:
+        """What a kernel is given: the tensor, contiguous, with its guard items."""
+        return self._memory.get(name, self._tensors[name])
 
     def push(self, name: str, array: ArrayLike) -> torch.Tensor:
         """Copy an array's values to the device; a new name is allocated first.
@@ -90,12 +106,20 @@ class DataManager(Mapping[str, torch.Tensor]):
         """Copy values back, of all tensors or of those named; everything is checked before the first is written.
 
         Raises:
-            ValueError: The names, a shape or a dtype differ.
+            TypeError, ValueError: The names, a shape or a dtype differ, or a value is no dense tensor with data.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state is a {type(state).__name__}; expected a mapping, name -> tensor")
         targets = {name: self[name] for name in (self if names is None else names)}
         if set(state) != set(targets):
-            raise ValueError(f"state has {sorted(state)}; expected {sorted(targets)}")
+            raise ValueError(f"state has {sorted(state, key=str)}; expected {sorted(targets)}")
         for name, tensor in targets.items():
+            if not isinstance(state[name], torch.Tensor):
+                raise TypeError(f"{name!r} is a {type(state[name]).__name__}; expected a tensor")
+            if state[name].layout != torch.strided or state[name].is_meta:
+                raise ValueError(
+                    f"{name!r} is {state[name].layout} on {state[name].device}; expected a dense tensor with data"
+                )
             if state[name].shape != tensor.shape or state[name].dtype != tensor.dtype:
                 raise ValueError(
                     f"{name!r} is {tuple(state[name].shape)} {state[name].dtype}; "

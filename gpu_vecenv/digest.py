@@ -29,7 +29,7 @@ class Digest:
             "digest",
             LaunchShape(replicas, work=tensor.numel()),
             [
-                tensor,
+                tensor.contiguous(),
                 np.int32(tensor.element_size()),
                 np.int32(tensor.is_floating_point()),
                 np.int64(count),
@@ -41,12 +41,12 @@ class Digest:
     def add_outputs(self, *tensors: torch.Tensor) -> None:
         """Feed what a tick takes or gives; a row, where agents are rows, counts as its replica's."""
         for tensor in tensors:
-            self.add(tensor.view(len(self.words), -1))
+            self.add(tensor.reshape(len(self.words), -1))
 
     def add_final_obs(self, final_obs: torch.Tensor, mask: torch.Tensor) -> None:
         """Feed last observations and their mask; what is not meant counts as 0."""
-        rows = final_obs.view(mask.numel(), -1)
-        self.add_outputs(mask, rows.masked_fill(~mask.view(-1, 1), 0))
+        rows = final_obs.reshape(mask.numel(), -1)
+        self.add_outputs(mask, rows.masked_fill(~mask.reshape(-1, 1), 0))
 
     def add_state(self, env: VecEnv) -> None:
         """Feed everything that an environment keeps per replica."""

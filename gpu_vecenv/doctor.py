@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 WHEELS = "https://download.pytorch.org/whl/"
 HOST_COMPILERS = ("c++", "g++", "clang++")
@@ -115,6 +116,11 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or next(filter(None, beside), None)
 
 
+@cache
+def _answers(program: str, changed: int) -> bool:
+    return bool(output_of([program, "--version"])[0])
+
+
 def find_host_compiler() -> list[str] | None:
     """The C++ compiler to call, as the first words of its command line.
 
@@ -125,7 +131,7 @@ def find_host_compiler() -> list[str] | None:
     for name in HOST_COMPILERS:
         program = shutil.which(name)
         # A found name may be a stub that only offers to install a compiler.
-        if program and output_of([program, "--version"])[0]:
+        if program and _answers(program, os.stat(program).st_mtime_ns):
             return [program]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"]

@@ -35,6 +35,7 @@ C_TYPES = {
     boolean: "bool",
 }
 FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+CONSTANT_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,127}")  # a field's or role's name in capitals, with a word before it
 # What a field may not be called: words of C++ and of the device text itself.
 RESERVED = frozenset(
     "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const "
@@ -49,8 +50,8 @@ RESERVED_CONSTANTS = frozenset(
     "HD TABLE KERNEL UNROLL TEAM TEAMS_PER_BLOCK SHARED_LIMIT ONCE POOL SCRATCH SCRATCH_IS_SHARED FOR_ITEMS FOR_RANGE "
     "FOR_AGENTS FOR_OBS FOR_REPLICAS REPLICA_KERNEL LANE_ORDER STATE_PARAMETERS STATE_OF MACHINE_OF ACTION_HEADS "
     "ACTION_LOW ACTION_HIGH BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
-    "NON_FINITE_ACTION STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
-    "RANDOM_ACTION_STREAM".split()
+    "NON_FINITE_ACTION NON_FINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
+    "RANDOM_ACTION_STREAM QUARANTINE GUARD_ROWS OUTPUT_ROWS".split()
 )
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -72,13 +73,13 @@ class Field:
     shared: bool = False
 
     def __post_init__(self) -> None:
-        if not FIELD_NAME.fullmatch(self.name) or self.name in RESERVED:
+        if type(self.name) is not str or not FIELD_NAME.fullmatch(self.name) or self.name in RESERVED:
             raise EnvDefinitionError(
                 f"Field name {self.name!r}: expected a C identifier [a-z][a-z0-9_]* that is no C++ keyword"
             )
         try:
             known = np.dtype(self.dtype) in C_TYPES
-        except TypeError:
+        except (TypeError, ValueError, SyntaxError):  # NumPy reads a small language of dtypes
             known = False
         if not known:
             raise EnvDefinitionError(
@@ -192,7 +193,7 @@ class Env:
                 "@property above it)"
             )
         for role, count in self.roles.items():
-            if not isinstance(role, str) or not FIELD_NAME.fullmatch(role):
+            if type(role) is not str or not FIELD_NAME.fullmatch(role):
                 raise EnvDefinitionError(f"{game}: role {role!r} is no identifier [a-z][a-z0-9_]*")
             if type(count) is not int or count < 0:
                 raise EnvDefinitionError(f"{game}: role {role!r} has {count!r} agents; expected an int >= 0")
@@ -296,12 +297,15 @@ class Env:
         for role, where in self.role_slices.items():
             named |= {f"first_{role}": where.start, f"end_{role}": where.stop}
             named[f"obs_size_{role}"] = math.prod(self.observation.shapes[role])
-        constants = {name.upper(): value for name, value in named.items()}
+        constants = {str.upper(name): value for name, value in named.items()}
         for name, value in constants.items():
             key = f"{type(self).__name__}.{name.lower()}"
+            if not CONSTANT_NAME.fullmatch(name):
+                raise EnvDefinitionError(f"{key}: {name!r} is no name of a constant; expected [A-Z][A-Z0-9_]*")
             if name in RESERVED_CONSTANTS:
                 raise EnvDefinitionError(f"{key}: {name} is a word of the device text")
-            if not isinstance(value, int | float) or not _fits(value):
+            # These very types: a subclass may write itself as it likes.
+            if type(value) not in (bool, int, float) or not _fits(value):
                 raise EnvDefinitionError(f"{key} is {value!r}; expected a bool, a 32-bit int or a finite float32")
         return constants
 
@@ -342,6 +346,8 @@ def _checked(key: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
     kinds = [h for h in alternatives if isinstance(h, type)]
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, str):
+        value = str.__str__(value)  # an enum's member, say, becomes the plain word
     if float in kinds and int not in kinds and type(value) is int and abs(value) <= FLOAT32_MAX:
         value = float(value)
     plain = isinstance(value, tuple(kinds)) and not isinstance(value, int | float)  # a Path is some kind of path
@@ -350,7 +356,7 @@ def _checked(key: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
         raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {' or '.join(expected)}")
     low, high = field.metadata.get("low"), field.metadata.get("high")
     low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, float) and not abs(value) <= FLOAT32_MAX:
         raise ConfigError(f"{key} is {value}; expected a finite float32")
     if isinstance(value, int | float) and not low <= value <= high:
         raise ConfigError(f"{key} is {value}; expected a value in [{low}, {high}]")

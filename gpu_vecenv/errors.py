@@ -48,6 +48,18 @@ class DeviceFaultError(RuntimeError):
     """A kernel failed on the device; the process has to be restarted."""
 
 
+class EnvContractError(RuntimeError):
+    """A game's device text breaks the machine's rules, as by writing outside of its replica; seen by debug builds."""
+
+
+class ForkedProcessError(RuntimeError):
+    """A forked process uses what its parent made on a GPU; the start method "spawn" works."""
+
+
+class ConcurrentUseError(RuntimeError):
+    """Two threads use one environment at the same time."""
+
+
 class InvalidActionError(gymnasium.error.InvalidAction, ValueError):
     """An action is not finite or outside its space."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from gpu_vecenv.compile_cache import cached
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env
 from gpu_vecenv.errors import DeviceUnavailableError, EnvDefinitionError, KernelCompileError, nearest
-from gpu_vecenv.prologue import declared_text, game_text, inline_includes, missing_definitions
+from gpu_vecenv.prologue import PLAIN, Build, declared_text, game_text, inline_includes, missing_definitions
 
 KERNEL_NAME = re.compile(r"^\s*(?:REPLICA_)?KERNEL\(\s*(\w+)", re.MULTILINE)
 KERNEL_PARAMETERS = re.compile(r"\bKERNEL\(\s*(\w+)\s*,([^(){}]*)\)\s*\{")
@@ -67,28 +68,22 @@ class FunctionManager:
         Raises:
             KernelCompileError: With file, line and the compiler's words.
         """
+        if not isinstance(source, str | Path):
+            raise TypeError(f"compile: source is a {type(source).__name__}; expected the text, or a Path to it")
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
         folder = None if isinstance(source, str) else source.parent
         name = name or ("kernel.cu" if isinstance(source, str) else source.name)
         seen = set[str]()
-        before = "" if game is None else declared_text(game, (), seen)
+        before = "" if game is None else declared_text(game, PLAIN, seen)
         return self._build(before + inline_includes(text, name, folder, seen), name)
 
-    def compile_game(
-        self,
-        env: Env,
-        *,
-        team: int | None = None,
-        pooled: Iterable[str] = (),
-        lane_order: int = 0,
-    ) -> Program:
+    def compile_game(self, env: Env, *, team: int | None = None, build: Build = PLAIN) -> Program:
         """Compile a game with the machine around it.
 
         Args:
             env: The game.
             team: Lanes per replica (CUDA); None chooses by the number of agents.
-            pooled: Names of the state fields that a start pool gives.
-            lane_order: On the host, 1 visits every range backwards, 2 shuffled: debug builds, equal bits.
+            build: How the text around it is made.
 
         Raises:
             DeviceUnavailableError: The game is written for CUDA only.
@@ -100,10 +95,9 @@ class FunctionManager:
                 f'{type(env).__name__} declares host = False: it is written for CUDA only; use device="cuda"'
             )
         team = team or self.backend.team(env.num_agents)
-        head = f"#define LANE_ORDER {lane_order}\n" if lane_order else ""
         path = env.source_path()
         try:
-            return self._build(head + self.backend.prologue(team) + game_text(env, pooled), path.name)
+            return self._build(self.backend.prologue(team) + game_text(env, build), path.name)
         except KernelCompileError as error:
             # An error in the file itself tells more than what is missing because of it.
             own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())
@@ -126,13 +120,18 @@ class FunctionManager:
         return Program(name, self.device, self.backend.load(path), text)
 
 
+@lru_cache(64)
+def _kernels_in(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Names of the kernels; and kernel -> its parameter list, where that is plain text."""
+    return tuple(KERNEL_NAME.findall(text)), dict(KERNEL_PARAMETERS.findall(text))
+
+
 class Program:
     """Compiled kernels of one text."""
 
     def __init__(self, name: str, device: torch.device, module: Module, text: str) -> None:
         self.name, self.device, self.module = name, device, module
-        self.kernels = tuple(KERNEL_NAME.findall(text))
-        self.parameters = dict(KERNEL_PARAMETERS.findall(text))  # kernel -> its parameter list, where it is plain text
+        self.kernels, self.parameters = _kernels_in(text)
 
     def prepare(self, kernel: str, shape: LaunchShape, arguments: Sequence[Argument]) -> Launch:
         """A launch to be made again and again, its arguments replaceable one by one.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from gpu_vecenv.data_manager import TORCH_TYPES
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
-from gpu_vecenv.policy import Policy
+from gpu_vecenv.policy import Policy, RoleView
 from gpu_vecenv.ppo import PPOConfig, make_policy
 from gpu_vecenv.registry import GAMES, configure, find_game
 
@@ -249,6 +251,8 @@ def _policy(
     device: torch.device,
 ) -> Policy:
     given = network is not None
+    if not given:
+        _check_layers(path, game, name, config, weights)
     with torch.random.fork_rng(devices=[]):  # first weights are drawn, and the caller's draws are the caller's
         policy = make_policy(game, name.split("+"), config, network, device)
     try:
@@ -261,3 +265,20 @@ def _policy(
         )
         raise ConfigError(f"{path}: {advice}. {error}") from error
     return policy
+
+
+def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    """Whether the hidden layers that the file describes are in it; so that no network is made that is larger than it.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    sizes = [math.prod(RoleView(game, name.split("+")).obs_shape), *config.hidden_sizes]
+    shapes = [tuple(tensor.shape) for tensor in weights.values()]
+    lacking = [(after, before) for before, after in pairwise(sizes) if (after, before) not in shapes]
+    if lacking or len(sizes) > len(shapes) + 1:
+        raise ConfigError(
+            f"{path}: a policy that was trained with a network of its own needs one: networks={{{name!r}: module}}. "
+            f"Its hidden_sizes are {config.hidden_sizes!r:.80}, but no weights have the shapes {lacking[:3]!r:.200} "
+            f"among {dict(zip(weights, shapes, strict=True))!r:.800}"
+        )

@@ -46,7 +46,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         render_mode: "rgb_array" or None.
         max_episode_steps: Another word for the game's ``max_steps``.
         **arguments: Of ``gpu_vecenv.make``: the game's configuration, and driver, validate, arrays, starts,
-            first_replica.
+            first_replica, quarantine.
 
     Raises:
         TypeError, ValueError, ConfigError, CapacityError: As ``gpu_vecenv.make``.
@@ -254,8 +254,10 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         Raises:
             InvalidSeedError, ConfigError: An argument is wrong; nothing has changed.
         """
+        if options is not None and not isinstance(options, Mapping):
+            raise TypeError(f"reset: options is a {type(options).__name__}; expected a dict")
         if options:
-            raise ConfigError(f"reset: options has {sorted(options)}; expected none")
+            raise ConfigError(f"reset: options has {sorted(options, key=str)}; expected none")
         self.vec_env.reset(seed=None if seed is None else checked_seed(seed), out=self._host.slab())
         super().reset(seed=seed)
         arrays = self._host.arrays()

@@ -205,6 +205,12 @@ class Learner:
                 f"num_minibatches is {config.num_minibatches}; expected a divisor of num_steps x num_envs x agents = "
                 f"{ticks} x {num_envs} x {count} = {len(self.places)}"
             )
+        if config.normalize_advantages and len(self.places) == config.num_minibatches:
+            raise ConfigError(
+                f"num_minibatches is {config.num_minibatches}, so each holds {len(self.places)} / "
+                f"{config.num_minibatches} = 1 row, whose normalised advantage is always 0; expected fewer, or "
+                "normalize_advantages=False"
+            )
         self.order, self.salt = self.places.clone(), _mixed(torch.tensor(seed - (seed >> 63 << 64))).item()
         self.epoch, self.turn = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)

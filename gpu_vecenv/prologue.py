@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
@@ -26,10 +27,36 @@ _MACHINE_STATE = (
     Field("completed_terminations", i64, (1,)),  # of those, the ones whose last tick truncated no agent
 )
 FUNCTIONS = ("reset", "step", "observe")
+GUARD_ROWS = 16  # rows of outputs, and
+GUARD_BYTES = 64  # bytes of state, that a debug build leaves after those of each replica
 PARAMETERS = r"\s*\((const\s+|\[\[\w+\]\]\s*)*State(\s+\w+)?\s*,\s*(const\s+|\[\[\w+\]\]\s*)*Io(\s+\w+)?\s*\)"
 SCRATCH = re.compile(r"\bstruct\s[^;{}]*\bScratch\b[^;{}]*\{")
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Build:
+    """How the text around one game is made.
+
+    Args:
+        pooled: Names of the state fields that a start pool gives.
+        quarantine: A replica in which something is NaN or infinite ends at once.
+        guards: Debug build: guard bands lie between replicas.
+        lane_order: Debug build: 1 goes backwards, 2 shuffled, on the host through ranges, on a GPU through its blocks.
+    """
+
+    pooled: tuple[str, ...] = ()
+    quarantine: bool = False
+    guards: bool = False
+    lane_order: int = 0
+
+    def guard_items(self, field: Field) -> int:
+        """Items of a field's guard band after each replica's own."""
+        return GUARD_BYTES // field.dtype.itemsize if self.guards and not field.shared else 0
+
+
+PLAIN = Build()
 
 
 def machine_fields(env: Env) -> tuple[Field, ...]:
@@ -46,14 +73,15 @@ def kernel_fields(env: Env, pooled: Iterable[str] = ()) -> list[tuple[str, Field
     return fields + [(f"pool_{field.name}", field) for field in env.state if field.name in set(pooled)]
 
 
-def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
+def prologue(env: Env, build: Build = PLAIN) -> str:
     """The generated text of one configuration; what depends on the device comes before it."""
-    pooled = set(pooled)
-    action, pool_fields = env.action, [field for field in env.state if field.name in pooled]
+    action, pool_fields = env.action, [field for field in env.state if field.name in build.pooled]
     obs_type = C_TYPES[env.observation.dtype]
-    lines = [f"// Generated from {env!r}. Do not edit."]
+    lines = [f"// Generated from {printable(repr(env))}. Do not edit."]
     lines += [_constant(name, value) for name, value in sorted(env.constants().items())]
     lines += [
+        f"constexpr bool QUARANTINE = {str(build.quarantine).lower()};",
+        f"constexpr int GUARD_ROWS = {GUARD_ROWS if build.guards else 0};",
         f"constexpr int ACTION_HEADS = {action.heads};",
         f"#define BOX_ACTIONS {int(action.continuous)}",
         f"#define ACTION_MASKS {int(env.masks_actions)}",
@@ -81,12 +109,16 @@ def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
     ]
     parameters = [
         f"{'const ' if name.startswith('pool_') or field.shared else ''}{C_TYPES[field.dtype]}* {name}"
-        for name, field in kernel_fields(env, pooled)
+        for name, field in kernel_fields(env, build.pooled)
     ]
+    state, machine = (
+        [_slice(env, field, f"{kind}_{field.name}", build.guard_items(field)) for field in fields]
+        for kind, fields in (("state", env.state), ("machine", machine_fields(env)))
+    )
     lines += [
         _macro("STATE_PARAMETERS", [*parameters, "i64 num_starts"]),
-        _macro("STATE_OF(e)", [_slice(env, f, f"state_{f.name}") for f in env.state], "State{", "}"),
-        _macro("MACHINE_OF(e)", [_slice(env, f, f"machine_{f.name}") for f in machine_fields(env)], "Machine{", "}"),
+        _macro("STATE_OF(e)", state, "State{", "}"),
+        _macro("MACHINE_OF(e)", machine, "Machine{", "}"),
         _macro(
             "POOL", [*(_cast(env, f, f"pool_{f.name}", stacked=True) for f in pool_fields), "num_starts"], "Pool{", "}"
         ),
@@ -94,16 +126,30 @@ def prologue(env: Env, pooled: Iterable[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-def epilogue(env: Env, pooled: Iterable[str] = ()) -> str:
-    """Copies a saved start into the state; placed after the words FOR_RANGE and HD are defined."""
-    pooled = set(pooled)
+def epilogue(env: Env, build: Build = PLAIN) -> str:
+    """What walks over the fields of the state; placed after the words FOR_RANGE and HD are defined."""
     lines = ["HD void draw_start([[maybe_unused]] State s, [[maybe_unused]] Pool pool, [[maybe_unused]] i64 row) {"]
     for field in env.state:
-        if field.name in pooled:
+        if field.name in build.pooled:
             size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
             source = f"((const {kind}*)pool.{field.name})[row * {size} + k]"
             lines.append(f"    FOR_RANGE(k, {size}) (({kind}*)s.{field.name})[k] = {source};")
-    return "\n".join([*lines, "}"]) + "\n"
+    lines += ["}", "HD bool is_finite([[maybe_unused]] State s) {", "    bool finite = true;"]
+    for field in env.state:
+        if field.dtype.kind == "f" and not field.shared:
+            size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
+            lines.append(f"    FOR_RANGE(k, {size}) finite &= math::is_finite((({kind}*)s.{field.name})[k]);")
+    return "\n".join([*lines, "    return finite;", "}"]) + "\n"
+
+
+def printable(text: str) -> str:
+    """The text on one line; what cannot be printed, line ends among it, is a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def quoted(name: str) -> str:
+    """A file's name as a C string, which no letter of the name ends."""
+    return '"' + printable(name).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | None = None) -> str:
@@ -113,8 +159,11 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
     The result is self-contained: it is what gets hashed, and the compiler needs no include path.
     """
     seen = set() if seen is None else seen
-    lines = [f'#line 1 "{name}"']
+    lines = [f"#line 1 {quoted(name)}"]
     for number, line in enumerate(text.splitlines(), start=1):
+        if "#" not in line:
+            lines.append(line)
+            continue
         match = INCLUDE.match(line)
         if match is None:
             lines.append("" if line.strip() == "#pragma once" else line)
@@ -130,28 +179,30 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
         if key not in seen:
             seen.add(key)
             lines.append(inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, seen))
-        lines.append(f'#line {number + 1} "{name}"')
+        lines.append(f"#line {number + 1} {quoted(name)}")
     return "\n".join(lines) + "\n"
 
 
-def declared_text(env: Env, pooled: Iterable[str], seen: set[str]) -> str:
+def declared_text(env: Env, build: Build, seen: set[str]) -> str:
     """The words of kernel.cuh and the prologue; ``seen`` collects the files that are in."""
     words = inline_includes('#include "kernel.cuh"', "prologue", None, seen)
-    return words + '#line 1 "prologue"\n' + prologue(env, pooled)
+    return words + '#line 1 "prologue"\n' + prologue(env, build)
 
 
-def game_text(env: Env, pooled: Iterable[str] = ()) -> str:
+def game_text(env: Env, build: Build = PLAIN) -> str:
     """Everything of one game after the device's own definitions: one self-contained translation unit."""
     path, seen = env.source_path(), set[str]()
     try:
         source = path.read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise EnvDefinitionError(f"{type(env).__name__}: its device text {path} cannot be read: {error}") from error
-    declared = declared_text(env, pooled, seen)
+    declared = declared_text(env, build, seen)
+    if build.lane_order:
+        declared = f"#define LANE_ORDER {build.lane_order}\n{declared}"
     game = inline_includes('#include "vecenv.cuh"', "prologue", None, seen)
     game += inline_includes(source, path.name, path.parent, seen)
     machine = inline_includes('#include "machine.cuh"', "epilogue", None, seen)
-    return declared + game + '#line 1 "epilogue"\n' + epilogue(env, pooled) + machine
+    return declared + game + '#line 1 "epilogue"\n' + epilogue(env, build) + machine
 
 
 def missing_definitions(env: Env) -> list[str]:
@@ -237,10 +288,10 @@ def _cast(env: Env, field: Field, argument: str, const: str = "const ", stacked:
     return f"({const}{C_TYPES[field.dtype]} (*){inner})({argument})" if inner else f"({argument})"
 
 
-def _slice(env: Env, field: Field, argument: str) -> str:
+def _slice(env: Env, field: Field, argument: str, guard_items: int) -> str:
     if field.shared:
         return _cast(env, field, argument)
-    return _cast(env, field, f"{argument} + (i64)(e) * {math.prod(env.shape(field))}", "")
+    return _cast(env, field, f"{argument} + (i64)(e) * {math.prod(env.shape(field)) + guard_items}", "")
 
 
 def _macro(name: str, items: list[str], left: str = "", right: str = "") -> str:

@@ -45,7 +45,8 @@ GAMES: dict[str, type[Env]] = {
     )
 }
 Game = str | type[Env] | Env  # a registered name, a class or a configured game
-GAME_FILE = re.compile(r"(.+\.py)(?::(\w+))?")  # my_game.py, my_game.py:MyGame
+GAME_FILE = re.compile(r"(.+\.py)(?::(\w+))?", re.DOTALL)  # my_game.py, my_game.py:MyGame
+ENV_ID = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_]+-v[0-9]+")
 
 
 def register(game: type[Env], name: str | None = None) -> None:
@@ -57,8 +58,13 @@ def register(game: type[Env], name: str | None = None) -> None:
     if not (isinstance(game, type) and issubclass(game, Env)):
         raise EnvDefinitionError(f"register: {game!r} is no subclass of gpu_vecenv.Env")
     name = game.name() if name is None else name
-    if not FIELD_NAME.fullmatch(name):
+    if type(name) is not str or not FIELD_NAME.fullmatch(name):
         raise EnvDefinitionError(f"register: {name!r} is no identifier [a-z][a-z0-9_]*")
+    if not ENV_ID.fullmatch(gymnasium_id(game, name)):
+        raise EnvDefinitionError(
+            f"register: {gymnasium_id(game, name)!r}, of the title {game.title!r} and the version {game.version!r}, is "
+            "no id; expected gpu_vecenv/<letters, digits, _>-v<number>"
+        )
     if GAMES.get(name, game) is not game:
         raise EnvDefinitionError(f"register: {name!r} is already {GAMES[name].__qualname__}")
     known = gymnasium.registry.get(gymnasium_id(game, name))
@@ -107,7 +113,7 @@ def find_game(name: str) -> type[Env]:
     if name not in GAMES:
         raise UnknownGameError(
             f"no game is called {name[:128]!r}; {nearest(name, GAMES)}. "
-            "Games of your own are made known by gpu_vecenv.register(MyGame)"
+            "A name imports nothing: games of your own are made known by gpu_vecenv.register(MyGame)"
         )
     return GAMES[name]
 
@@ -183,7 +189,7 @@ def _module_of(path: Path) -> ModuleType:
     return module
 
 
-def configure(game: Game, **config: Any) -> Env:
+def configure(game: Game, /, **config: Any) -> Env:
     """A game with its configuration: a registered name, an Env class, or an Env changed in ``config``.
 
     Raises:
@@ -216,6 +222,7 @@ def make(
     arrays: Any = None,
     starts: Any = None,
     first_replica: int = 0,
+    quarantine: bool = False,
     **config: Any,
 ) -> VecEnv:
     """``num_envs`` replicas of a game: ``make("tag_continuous", num_envs=2000, num_taggers=10)``.
@@ -237,6 +244,7 @@ def make(
         arrays=arrays,
         starts=starts,
         first_replica=first_replica,
+        quarantine=quarantine,
     )
 
 

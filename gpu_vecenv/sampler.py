@@ -52,6 +52,8 @@ class Sampler:
     """
 
     def __init__(self, env: VecEnv, squash: Squash = "clip") -> None:
+        if not isinstance(env, VecEnv):
+            raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
         action = env.game.action
         if squash not in get_args(Squash):
             raise ConfigError(f"squash is {squash!r}; expected {' or '.join(map(repr, get_args(Squash)))}")
@@ -60,6 +62,8 @@ class Sampler:
                 f"squash is {squash!r}, but {type(env.game).__name__} has discrete actions, which are not squashed; "
                 "leave squash out"
             )
+        if env.build.guards:
+            raise ConfigError("guards lie between the clocks that a sampler reads; use an environment without guards")
         self.env, self.squash = env, squash
         self.num_logits = action.num_logits
         self.num_parameters = 2 * action.heads if action.continuous else action.num_logits
@@ -123,6 +127,8 @@ class Sampler:
             raise TypeError(
                 f"sample: {name} have dtype {parameters.dtype}; expected torch.float32 (use {name}.float())"
             )
+        if parameters.layout != torch.strided:
+            raise ValueError(f"sample: {name} are {parameters.layout}; expected a dense tensor")
         if parameters.shape != expected or parameters.device != device:
             meaning = ", means before log standard deviations" if self.env.game.action.continuous else ""
             raise ValueError(
@@ -131,6 +137,8 @@ class Sampler:
             )
 
     def _check_output(self, out: Sample) -> None:
+        if not isinstance(out, Sample):
+            raise TypeError(f"sample: out is a {type(out).__name__}; expected a Sample")
         rows, action = self.env.layout.batch, self.env.game.action
         shape, dtype = (*rows, *action.shape), torch.float32 if action.continuous else torch.int32
         wanted = [("actions", shape, dtype), ("log_probs", rows, torch.float32), ("entropies", rows, torch.float32)]

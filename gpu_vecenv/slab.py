@@ -23,7 +23,8 @@ class SlabLayout:
     """Shapes and dtypes of a slab's tensors, for one environment.
 
     ``batch`` is (num_envs, num_agents), or (num_envs * num_agents,) where agents are rows; ``num_choices`` counts the
-    entries of an agent's action mask, 0 without one.
+    entries of an agent's action mask, 0 without one. In a debug build ``guard_rows`` follow the rows of each replica:
+    no view shows them, and nobody may write there.
     """
 
     batch: tuple[int, ...]
@@ -32,6 +33,7 @@ class SlabLayout:
     has_final_obs: bool
     num_choices: int
     device: torch.device
+    guard_rows: int = 0
 
     @cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -54,7 +56,11 @@ class SlabLayout:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the buffer."""
-        return sum(_padded(shape, dtype) for shape, dtype in self.specs.values())
+        return sum(_padded(self.guarded(shape), dtype) for shape, dtype in self.specs.values())
+
+    def guarded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a tensor with its guard rows."""
+        return (shape[0], shape[1] + self.guard_rows, *shape[2:]) if self.guard_rows else shape
 
     @property
     def nbytes_without_final_obs(self) -> int:
@@ -66,9 +72,10 @@ class SlabLayout:
         """Name, dtype, shape, strides and first element of every view of the buffer."""
         places, start = [], 0
         for name, (shape, dtype) in self.specs.items():
-            strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+            memory = self.guarded(shape)
+            strides = tuple(math.prod(memory[axis + 1 :]) for axis in range(len(shape)))
             places.append((name, dtype, shape, strides, start // dtype.itemsize))
-            start += _padded(shape, dtype)
+            start += _padded(memory, dtype)
         return places
 
 
@@ -157,6 +164,8 @@ class SlabStock:
 
     def take(self) -> Slab:
         """A slab that nobody has had before."""
+        if self._layout.guard_rows:
+            return Slab.allocate(self._layout)
         stream = 0
         if self._layout.device.type == "cuda":
             if torch.cuda.is_current_stream_capturing():

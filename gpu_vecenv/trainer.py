@@ -37,7 +37,7 @@ from gpu_vecenv.policy import Policy, masked
 from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, advantages, make_policy
 from gpu_vecenv.rollout import Rollout, check_capacity
 from gpu_vecenv.sampler import Sampler
-from gpu_vecenv.vec_env import VecEnv
+from gpu_vecenv.vec_env import Fault, VecEnv
 
 ADDED = ("progress", "rank")  # to a checkpoint's manifest, by others than the trainer
 OF_THE_RUN = ("total_steps", "num_steps", "squash", "precision")  # keys on which all policies must agree
@@ -89,6 +89,11 @@ class Trainer:
         graphs: bool = True,
         on_iteration: Callable[[dict[str, float]], bool | None] | None = None,
     ) -> None:
+        if not isinstance(env, VecEnv):
+            raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
+        for name, given, kind in (("config", config, PPOConfig), ("policies", policies, Mapping)):
+            if given is not None and not isinstance(given, kind):
+                raise TypeError(f"{name} is a {type(given).__name__}; expected a {kind.__name__} or None")
         self.config, self.seed, self.on_iteration = config or PPOConfig(), checked_seed(seed), on_iteration
         self.world, self.iteration = World.current(), 0
         self._broken_off = False  # whether the last iteration ended by an error or an interrupt
@@ -138,6 +143,8 @@ class Trainer:
             for name, spec in ({role: PolicySpec() for role in known} if given is None else given).items()
         }
         networks = [spec.network for spec in specs.values() if spec.network is not None]
+        if wrong := [network for network in networks if not isinstance(network, nn.Module)]:
+            raise TypeError(f"policies hold a {type(wrong[0]).__name__}; expected a PolicySpec or a torch module")
         parts = [id(part) for network in networks for part in {network, *network.parameters()}]
         if len(set(parts)) < len(parts):
             raise ConfigError(
@@ -283,7 +290,11 @@ class Trainer:
         names = [f"{figure}_{name}" for name in self.learners for figure in FIGURES]
         means = [learner.figures_of_iteration().double() / self.world.size for learner in self.learners.values()]
         sums = {name: statistics[name].sum().double() for name in ("episodes", "lengths", "terminations")}
-        sums["faults"] = self.env.faults().count_nonzero().double()
+        faults, lost = self.env.faults(), int(Fault.NON_FINITE)
+        sums |= {
+            "faults": (faults & ~lost).count_nonzero().double(),
+            "quarantined": (faults & lost).bool().sum().double(),
+        }
         sums |= {f"return_{role}": statistics["returns"][:, where].double().sum() for role, where in roles.items()}
         read = torch.cat([*means, torch.stack(list(sums.values()))])
         self.world.sum(read)
@@ -300,6 +311,8 @@ class Trainer:
                 f"iteration {self.iteration + 1}: {faults:.0f} replicas were given invalid actions and stand still; "
                 "a policy gives NaN, or excludes every choice"
             )
+        if not self.env.build.quarantine:
+            del figures["quarantined"]
         episodes = max(figures["episodes"], 1)
         figures["episode_length"] = figures.pop("lengths") / episodes
         figures["terminated_share"] = figures.pop("terminations") / episodes
@@ -382,6 +395,8 @@ class Trainer:
         """Go on from what ``state`` gave; errors as in ``load`` name the ``source``."""
         own, described = self.state()
         wanted = json.loads(json.dumps(described))  # JSON knows no tuples
+        if type(manifest.get("iteration")) is not int or manifest["iteration"] < 0:
+            raise CheckpointCorruptError(f"{source}: iteration is {manifest.get('iteration')!r}; expected an int >= 0")
         if others := list(_differing(manifest, wanted)):
             raise ConfigError(f"{source} is of another run: {'; '.join(others)}")
         shapes, found_shapes = (
@@ -396,9 +411,9 @@ class Trainer:
         bad = [n for n, x in tensors.items() if n.startswith(("policy", "optimizer")) and not bool(x.isfinite().all())]
         if bad:
             raise CheckpointCorruptError(f"{source} holds NaN or infinite numbers in {', '.join(bad)}")
-        if (
-            before := {k: manifest.get("made_with", {}).get(k) for k in self._circumstances()}
-        ) != self._circumstances():
+        made_with = manifest.get("made_with")
+        made_with = made_with if isinstance(made_with, dict) else {}
+        if (before := {k: made_with.get(k) for k in self._circumstances()}) != self._circumstances():
             warnings.warn(
                 f"{source} was made with {before}, this is {self._circumstances()}: bits may differ", stacklevel=3
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from enum import IntFlag
@@ -11,13 +12,22 @@ import numpy as np
 import torch
 
 from gpu_vecenv.arguments import ActionCheck, checked_mask, checked_seed, count, made, pool_arrays, shared_arrays
-from gpu_vecenv.backends import Argument, LaunchShape
 from gpu_vecenv.data_manager import TORCH_TYPES, ArrayLike, DataManager
 from gpu_vecenv.device import free_bytes
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import CapacityError, ClosedEnvError, ResetNeededError
-from gpu_vecenv.function_manager import FunctionManager, Launch, Program
-from gpu_vecenv.prologue import kernel_fields, machine_fields
+from gpu_vecenv.errors import (
+    CapacityError,
+    ClosedEnvError,
+    ConfigError,
+    DeviceFaultError,
+    ForkedProcessError,
+    InvalidActionError,
+    NonFiniteError,
+    ResetNeededError,
+)
+from gpu_vecenv.function_manager import FunctionManager
+from gpu_vecenv.kernels import Kernels
+from gpu_vecenv.prologue import GUARD_ROWS, Build, kernel_fields, machine_fields
 from gpu_vecenv.slab import Slab, SlabLayout, SlabStock
 
 AutoresetMode = Literal["same_step", "next_step", "disabled"]
@@ -27,11 +37,16 @@ Info = dict[str, torch.Tensor]
 
 
 class Fault(IntFlag):
-    """Bits of a replica's fault word (machine.cuh). A faulted tick does not step its replica: reward 0, flags False."""
+    """Bits of a replica's fault word (actions.cuh), kept until its next reset by hand.
+
+    After the first three the tick did not step the replica: reward 0, flags False. With ``quarantine`` the last ended
+    its episode: reward 0, terminated, observations 0.
+    """
 
     INVALID_ACTION = 1
     NON_FINITE_ACTION = 2
     STEPPED_AFTER_END = 4
+    NON_FINITE = 8
 
 
 class VecEnv:
@@ -47,6 +62,8 @@ class VecEnv:
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
         validate: "async": invalid actions set a replica's fault word, read by ``faults()``. "sync": ``step`` looks at
             the actions before it runs and raises InvalidActionError; that waits for the device.
+        quarantine: Look at state, rewards and observations in each tick: a replica in which one became NaN or infinite
+            ends its episode there, alone and marked in ``faults()``, and nothing of it is left in the next.
         arrays: Values of shared state fields.
         rows: Agents as rows: observations, actions and the other outputs have one axis of num_envs * num_agents in
             place of two, and each row has episodes of its own. An agent that leaves early ends there ("same_step" gives
@@ -55,7 +72,10 @@ class VecEnv:
             each new episode takes one start at random, the same for all these fields.
         first_replica: Number of the first replica in the random streams; shards of one run start at different ones.
         team: Lanes per replica on a GPU; None chooses. It changes speed only, never a bit.
-        lane_order: Host debug builds: 1 visits every range backwards, 2 shuffled. Bits must not change.
+        lane_order: Debug builds: 1 goes backwards, 2 shuffled, on the host through every range, on a GPU from block to
+            block. Bits must not change.
+        guards: Debug builds: bytes lie between replicas, in state and outputs, that no kernel may write; each call
+            looks at them and raises EnvContractError. Not with ``rows``.
 
     Raises:
         TypeError, ValueError, ConfigError: An argument is wrong.
@@ -77,26 +97,33 @@ class VecEnv:
         starts: Mapping[str, ArrayLike] | None = None,
         first_replica: int = 0,
         team: int | None = None,
+        quarantine: bool = False,
         lane_order: int = 0,
+        guards: bool = False,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        if not isinstance(game, Env):
+            raise TypeError(f"game is {game!r:.128}; expected a configured Env: make() takes names and classes too")
         self.game = game
         self.num_envs = count("num_envs", num_envs, 1)
         self.first_replica = count("first_replica", first_replica, 0, 2**63 - 1)
-        if autoreset_mode not in MODES:
+        if not isinstance(autoreset_mode, str) or autoreset_mode not in MODES:
             raise ValueError(f"autoreset_mode is {autoreset_mode!r}; expected one of {', '.join(map(repr, MODES))}")
-        if validate not in ("async", "sync"):
+        if not isinstance(validate, str) or validate not in ("async", "sync"):
             raise ValueError(f'validate is {validate!r}; expected "async" or "sync"')
-        if not isinstance(rows, bool):
-            raise TypeError(f"rows is {rows!r} ({type(rows).__name__}); expected True or False")
-        if lane_order not in (0, 1, 2):
-            raise ValueError(f"lane_order is {lane_order!r}; expected 0, 1 or 2")
-        if team is not None and team not in TEAMS:
+        for name, flag in (("rows", rows), ("quarantine", quarantine), ("guards", guards)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} is {flag!r} ({type(flag).__name__}); expected True or False")
+        if rows and guards:
+            raise ConfigError("guards lie between replicas, where agents as rows leave no place; use rows=False")
+        lane_order = count("lane_order", lane_order, 0, 2)
+        if team is not None and (type(team) is not int or team not in TEAMS):
             raise ValueError(f"team is {team!r}; expected None, 1, 2, 4, 8, 16 or a multiple of 32 up to 1024")
         self.autoreset_mode, self.validate = autoreset_mode, validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
         self.closed = False
+        self._process = os.getpid() if self.device.type == "cuda" else None
         self._data = DataManager(self.device)
         self.rows = rows
         self.layout = SlabLayout(
@@ -106,15 +133,27 @@ class VecEnv:
             autoreset_mode == "same_step",
             game.action.num_logits if game.masks_actions else 0,
             self.device,
+            GUARD_ROWS if guards else 0,
         )
         self._stock = SlabStock(self.layout)
         self._action_check = ActionCheck(game, self.layout.batch, self.device)
         shared, pool = shared_arrays(game, arrays or {}), pool_arrays(game, starts or {})
         self._check_capacity()
-        self._team = team or self.functions.backend.team(game.num_agents)
-        self.program = self.functions.compile_game(game, team=self._team, pooled=pool, lane_order=lane_order)
+        team = team or self.functions.backend.team(game.num_agents)
+        self.build = Build(tuple(pool), quarantine, guards, lane_order)
+        self.program = self.functions.compile_game(game, team=team, build=self.build)
         self._allocate(shared, pool)
-        self._prepare(self.program, len(next(iter(pool.values()))) if pool else 0)
+        self._kernels = Kernels(
+            self.program,
+            game,
+            self._data,
+            self.num_envs,
+            team=team,
+            build=self.build,
+            mode=MODES[autoreset_mode],
+            rows=rows,
+            first_replica=self.first_replica,
+        )
         self.seed: int | None = None  # of the last seeded reset
         self._begun = False
         # Of state_dicts, and by clear_episode_statistics: who keeps what was so knows by them that it is no longer so.
@@ -170,6 +209,8 @@ class VecEnv:
             TypeError, ValueError: A tensor's name, shape, dtype, device or strides are wrong.
         """
         self._check_open("slab")
+        if tensors and self.build.guards:
+            raise ConfigError(f"slab: {', '.join(tensors)} have no guard bands between replicas; let slab() allocate")
         return Slab.around(self.layout, tensors) if tensors else Slab.allocate(self.layout)
 
     def reset(
@@ -199,12 +240,7 @@ class VecEnv:
             seed = secrets.randbits(63)
         if seed is not None:
             seed = checked_seed(seed)
-        launch = self._reset
-        launch.raw[self._mask] = 0 if begins is None else begins.data_ptr()
-        launch.raw[self._mask + 1 : self._mask + 3] = np.int32(seed is not None), np.uint64(seed or 0)
-        obs, _, _, _, active, _, action_mask, _ = out.pointers
-        launch.raw[self._mask + 5 : self._mask + 8] = obs, active, action_mask
-        launch()
+        self._kernels.reset(begins, seed, out)
         self.seed = self.seed if seed is None else seed
         self._begun = True
         return out.obs, _info(out)
@@ -234,11 +270,7 @@ class VecEnv:
         if self.validate == "sync":
             self._action_check.values(actions, self.active, self.action_mask if self.game.masks_actions else None)
         out = self._output(out)
-        raw, first = self._step.raw, self._actions
-        raw[first] = actions.data_ptr()
-        raw[first + 1] = np.int32(actions.dtype == torch.int64)
-        raw[first + 4 : first + 12] = out.pointers  # in the order of the kernel's parameters
-        self._step()
+        self._kernels.step(actions, out)
         info = _info(out)
         if out.final_obs is not None:
             info |= {"final_obs": out.final_obs, "_final_obs": out.final_mask}
@@ -246,14 +278,13 @@ class VecEnv:
 
     def repeat_step(self) -> None:
         """The last ``step`` once more: the launch alone, with the tensors that it had, which must still be there."""
-        self._step()
+        self._kernels.repeat_step()
 
     def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Observations of the state as it is now, for instance after writing to ``state``."""
         self._check_open("observe")
         slab = self.slab() if out is None else self.slab(obs=out)
-        self._observe.raw[self._obs + 1] = slab.obs.data_ptr()
-        self._observe()
+        self._kernels.observe(slab)
         return slab.obs
 
     def sample_actions(self) -> torch.Tensor:
@@ -266,13 +297,26 @@ class VecEnv:
         action = self.game.action
         kind = torch.float32 if action.continuous else torch.int32
         actions = torch.empty((*self.layout.batch, *action.shape), dtype=kind, device=self.device)
-        self._random_actions.raw[self._obs] = actions.data_ptr()
-        self._random_actions()
+        self._kernels.random_actions(actions)
         return actions
 
     def faults(self) -> torch.Tensor:
         """(num_envs,) int32, bits of ``Fault`` since each replica's last reset by hand; live, on the device."""
         return self.data["machine_fault"][:, 0]
+
+    def raise_for_faults(self) -> None:
+        """Look at ``faults()``, which waits for the device.
+
+        Raises:
+            InvalidActionError: Some replica was given an invalid action, or stepped after its end.
+            NonFiniteError: With ``quarantine``, some replica had to end.
+        """
+        words = self.faults().cpu()
+        for error, bits in ((InvalidActionError, ~Fault.NON_FINITE), (NonFiniteError, Fault.NON_FINITE)):
+            faulted = (words & int(bits)).nonzero()[:, 0].tolist()
+            if faulted:
+                names = " and ".join(str(fault.name) for fault in Fault if fault & int(words[faulted[0]]))
+                raise error(f"{len(faulted)} of {self.num_envs} replicas have faults; the first, {faulted[0]}: {names}")
 
     def episode_statistics(self) -> dict[str, torch.Tensor]:
         """Sums over the episodes completed since ``clear_episode_statistics``, live tensors on the device.
@@ -308,16 +352,7 @@ class VecEnv:
         """Let go of all memory. Calling it again does nothing."""
         if not self.closed:
             self.closed = True
-            del (
-                self._data,
-                self._stock,
-                self.program,
-                self._step,
-                self._reset,
-                self._observe,
-                self._random_actions,
-                self._scratch,
-            )
+            del self._data, self._stock, self.program, self._kernels
 
     def __repr__(self) -> str:
         return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
@@ -350,46 +385,8 @@ class VecEnv:
             elif field.shared:
                 self.data.push(name, shared[field.name])
             else:
-                self.data.allocate(name, (self.num_envs, *self.game.shape(field)), field.dtype)
-
-    def _prepare(self, program: Program, pool_size: int) -> None:
-        layout = torch.zeros(2, dtype=torch.int64, device=self.device)
-        program.launch("vecenv_layout", 1, layout)
-        scratch_bytes, scratch_is_shared = layout.tolist()
-        shape, copies = self._shape(scratch_bytes if scratch_is_shared else 0), self.num_envs
-        if self.device.type == "cpu":
-            from gpu_vecenv.backends.host import workers
-
-            copies = workers()  # one for each thread
-        size = 1 if scratch_is_shared else scratch_bytes * copies
-        self._scratch = torch.empty(size, dtype=torch.uint8, device=self.device)
-        common: list[Argument] = [self.data[name] for name, _ in kernel_fields(self.game, self._pooled())]
-        common.append(np.int64(pool_size))
-        end: list[Argument] = [self._scratch, np.int64(self.num_envs)]
-        self._mask = self._actions = self._obs = len(common)  # places of the arguments that vary
-        mode, rows = np.int32(MODES[self.autoreset_mode]), np.int32(self.rows)
-        varying: dict[str, list[Argument]] = {
-            "vecenv_reset": [None, np.int32(0), np.uint64(0), np.uint64(self.first_replica), rows, *[None] * 3, *end],
-            "vecenv_step": [None, np.int32(0), mode, rows, *[None] * 8, *end],
-            "vecenv_observe": [rows, None, *end],
-            "vecenv_random_actions": [None, np.int64(self.num_envs)],
-        }
-        launches: dict[str, Launch] = {
-            kernel: program.prepare(kernel, shape, [*common, *arguments]) for kernel, arguments in varying.items()
-        }
-        self._reset, self._step = launches["vecenv_reset"], launches["vecenv_step"]
-        self._observe, self._random_actions = launches["vecenv_observe"], launches["vecenv_random_actions"]
-
-    def _pooled(self) -> list[str]:
-        return [name.removeprefix("pool_") for name in self.data if name.startswith("pool_")]
-
-    def _shape(self, scratch_bytes: int) -> LaunchShape:
-        if self.device.type == "cpu":
-            return LaunchShape(self.num_envs, work=self.num_envs * self.num_agents)
-        from gpu_vecenv.backends.cuda import block_of
-
-        block = block_of(self._team)
-        return LaunchShape(self.num_envs, self._team, block, scratch_bytes * (block // self._team))
+                shape, guard_items = (self.num_envs, *self.game.shape(field)), self.build.guard_items(field)
+                self.data.allocate(name, shape, field.dtype, guard_items=guard_items)
 
     def check_ready(self, method: str) -> None:
         """Raise ClosedEnvError after ``close``, ResetNeededError before the first ``reset``."""
@@ -400,6 +397,14 @@ class VecEnv:
     def _check_open(self, method: str) -> None:
         if self.closed:
             raise ClosedEnvError(f"{method} after close: make a new environment")
+        if self._process is not None:
+            if self._process != os.getpid():
+                raise ForkedProcessError(
+                    f"{method} in a forked process: a GPU's memory does not follow; make environments in processes "
+                    'that the start method "spawn" has begun'
+                )
+            if fault := self.functions.backend.fault:
+                raise DeviceFaultError(f"{method} after a fault, after which nothing on {self.device} works: {fault}")
 
     def _output(self, out: Slab | None) -> Slab:
         if out is None:

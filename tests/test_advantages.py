@@ -83,6 +83,19 @@ def test_each_agent_may_have_factors_of_its_own(device):
         assert (found[..., agent] == estimated(given, *alone, device)[..., agent]).all()
 
 
+def test_estimates_by_hand(device):
+    """With gamma and lambda of 1/2, four agents: in the middle tick one goes on, others end or are not active."""
+    rewards, values, next_values = ([[row] * 4 for row in rows] for rows in ([1, 2, 4], [10, 20, 40], [20, 40, 80]))
+    rewards[1][3] = next_values[1][1] = JUNK
+    terminations, truncations, active = np.zeros((3, 3, 4), bool)
+    terminations[1, 1] = truncations[1, 2] = True
+    active[:] = True
+    active[1, 3] = False
+    given = Given(*(np.float32(x) for x in (rewards, values, next_values)), terminations, truncations, active)
+    expected = [[1.75, 1 - 18 / 4, 1.5, 1.0], [3, 2 - 20, 2, 0], [4, 4, 4, 4]]
+    assert estimated(given, 0.5, 0.5, device).tolist() == expected
+
+
 @pytest.mark.parametrize(("gamma", "gae_lambda"), FACTORS)
 def test_the_oracle_agrees_with_the_mixture_of_returns(gamma, gae_lambda):
     for _, _, rows in episodes_of(patterned(ALIVE, 7)):

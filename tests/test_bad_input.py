@@ -14,10 +14,12 @@ import torch
 from gymnasium.spaces import Discrete
 
 import gpu_vecenv
-from gpu_vecenv import Env, VecEnv
+from gpu_vecenv import Env, Sampler, Trainer, VecEnv, load_policy
+from gpu_vecenv.checkpoint import save_checkpoint
 from gpu_vecenv.digest import Digest
 from gpu_vecenv.errors import (
     CapacityError,
+    CheckpointCorruptError,
     ClosedEnvError,
     ConfigError,
     DeviceUnavailableError,
@@ -201,6 +203,11 @@ def test_a_wrong_configuration_is_refused_with_key_value_and_what_is_expected(na
         ("starts", {"cell": np.zeros((3, 5, 2))}, ConfigError, ["starts", "float64", "(3, 5, 2) int32"]),
         ("starts", {"cell": [[[0, 0]] * 5]}, TypeError, ["starts", "'cell' is a list", "expected an array"]),
         ("starts", {"cell": np.array(3, np.int32)}, (TypeError, ValueError), ["starts", "'cell'", "expected"]),
+        ("starts", {3: np.zeros((3, 5, 2), np.int32), "x": 1}, ConfigError, ["starts", "[3, 'x']", "known: ['cell']"]),
+        ("starts", [1], TypeError, ["starts is a list", "expected a mapping"]),
+        ("starts", 7, TypeError, ["starts is a int", "expected a mapping"]),
+        ("arrays", "wind", TypeError, ["arrays is a str", "expected a mapping"]),
+        ("arrays", {3: 1, "x": 2}, ConfigError, ["arrays", "unknown [3, 'x']"]),
     ],
 )
 def test_a_wrong_argument_of_make_is_refused(key, value, error, words, device):
@@ -253,6 +260,8 @@ def test_a_game_for_cuda_only_is_refused_on_the_cpu(monkeypatch):
         (GRIDWORLD, None, ["TagGridworld(", "gpu_vecenv.Env"]),
         (type(GRIDWORLD), "tag-gridworld", ["'tag-gridworld'", "[a-z]"]),
         (type(GRIDWORLD), "Tag", ["'Tag'", "[a-z]"]),
+        (type(GRIDWORLD), 7, ["7 is no identifier", "[a-z]"]),
+        (type(GRIDWORLD), b"tag", ["b'tag' is no identifier", "[a-z]"]),
         (type(GRIDWORLD), "tag_continuous", ["'tag_continuous'", "already TagContinuous"]),
     ],
 )
@@ -452,3 +461,94 @@ def test_a_live_environment_travels_as_its_arguments(env, duplicate):
     assert repr(twin) == repr(env) and twin.data is not env.data
     with pytest.raises(ResetNeededError):
         twin.step(twin.sample_actions())
+
+
+# something else in the place of an environment, a configuration, an output
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda env, view: VecEnv("tag_gridworld", 2), ["game is 'tag_gridworld'", "expected a configured Env"]),
+        (lambda env, view: VecEnv(type(env.game), 2), ["game is <class", "expected a configured Env"]),
+        (lambda env, view: Sampler(view), ["env is a GymnasiumVectorEnv", "vec_env"]),
+        (lambda env, view: Sampler(env).sample(torch.zeros(6, 5, 5), out=5), ["out is a int", "expected a Sample"]),
+        (lambda env, view: Trainer(view), ["env is a GymnasiumVectorEnv", "vec_env"]),
+        (lambda env, view: Trainer(env, {}), ["config is a dict", "expected a PPOConfig"]),
+        (lambda env, view: Trainer(env, policies=["tagger"]), ["policies is a list"]),
+        (lambda env, view: Trainer(env, policies={"tagger": 5, "runner": 5}), ["policies hold a int"]),
+        (lambda env, view: env.load_state_dict(None), ["state is a NoneType", "expected a mapping"]),
+        (lambda env, view: gpu_vecenv.GymnasiumEnv("cartpole").reset(options=5), ["options is a int", "a dict"]),
+    ],
+)
+def test_something_else_in_its_place_is_refused(call, words):
+    env, view = VecEnv(GRIDWORLD, 6, "cpu"), gpu_vecenv.GymnasiumVectorEnv(GRIDWORLD, 2, "cpu")
+    env.reset(seed=5)
+    refuse(env, TypeError, words, lambda: call(env, view))
+
+
+@pytest.mark.parametrize("convert", [lambda x: x.tolist(), lambda x: x.cpu().numpy(), lambda x: x.to_sparse()])
+def test_a_saved_state_is_looked_at_as_a_whole_before_any_of_it_is_taken(env, convert):
+    saved = {name: tensor.new_zeros(tensor.shape) for name, tensor in env.state_dict().items()}
+    for name, tensor in saved.items():
+        wrong = {**saved, name: convert(tensor)}
+        refuse(env, (TypeError, ValueError), [name, "expected"], lambda wrong=wrong: env.load_state_dict(wrong))
+    wrong = {**saved, "state_" + env.game.state[-1].name: saved["machine_time"].to("meta")}
+    refuse(env, ValueError, ["expected"], lambda: env.load_state_dict(wrong))
+
+
+@pytest.mark.parametrize(("key", "value"), [("autoreset_mode", []), ("validate", np.zeros(2)), ("team", True)])
+def test_an_argument_that_cannot_be_compared_is_refused(key, value):
+    with pytest.raises(ValueError, match=f"{key} is .*expected"):
+        VecEnv(GRIDWORLD, 2, "cpu", **{key: value})
+
+
+@pytest.mark.parametrize("order", [3, -1, True, 1.0, "1"])
+def test_an_order_of_lanes_is_a_plain_number(order):
+    """It is written into device text."""
+    with pytest.raises((TypeError, ValueError), match=r"lane_order is .*expected an int"):
+        VecEnv(GRIDWORLD, 2, "cpu", lane_order=order)
+
+
+def test_a_number_that_is_no_float32_is_no_hyper_parameter():
+    for key in ("learning_rate", "final_learning_rate", "clip", "max_grad_norm"):
+        with pytest.raises(ConfigError, match=rf"PPOConfig\.{key} is 1e\+39; expected a finite float32"):
+            gpu_vecenv.PPOConfig(**{key: 1e39})
+
+
+def test_minibatches_of_one_row_cannot_be_normalised():
+    env = VecEnv(gpu_vecenv.configure("cartpole"), 4, "cpu")
+    config = {"num_steps": 2, "num_minibatches": 8, "hidden_sizes": (4,)}
+    with pytest.raises(ConfigError, match=r"num_minibatches is 8, so each holds 8 / 8 = 1 row.*normalize_advantages"):
+        Trainer(env, gpu_vecenv.PPOConfig(**config))
+    Trainer(env, gpu_vecenv.PPOConfig(**config, normalize_advantages=False))
+
+
+@pytest.mark.parametrize("sizes", [(2**20, 2**20), (10**30,), (8,) * 10_000, (7,)])
+def test_a_checkpoint_that_describes_a_huge_network_makes_none(sizes, tmp_path):
+    env = VecEnv(gpu_vecenv.configure("cartpole"), 4, "cpu")
+    trainer = Trainer(env, gpu_vecenv.PPOConfig(num_steps=4, num_minibatches=2, hidden_sizes=(8, 8)))
+    tensors, manifest = trainer.state()
+    policies = {name: {**config, "hidden_sizes": sizes} for name, config in manifest["policies"].items()}
+    save_checkpoint(tmp_path / "x.safetensors", tensors, {**manifest, "policies": policies})
+    with pytest.raises(
+        ConfigError, match=r"x\.safetensors: .*networks=.* hidden_sizes are .*no weights have the shapes"
+    ):
+        load_policy(tmp_path / "x.safetensors", device="cpu")
+
+
+@pytest.mark.parametrize("iteration", [-1, "3", None, 1.5, True])
+def test_a_checkpoint_without_an_iteration_is_refused(iteration, tmp_path):
+    env = VecEnv(gpu_vecenv.configure("cartpole"), 4, "cpu")
+    trainer = Trainer(env, gpu_vecenv.PPOConfig(num_steps=4, num_minibatches=2, hidden_sizes=(8,)))
+    tensors, manifest = trainer.state()
+    save_checkpoint(tmp_path / "x.safetensors", tensors, {**manifest, "iteration": iteration})
+    refuse(trainer.env, CheckpointCorruptError, ["iteration is"], lambda: trainer.load(tmp_path / "x.safetensors"))
+
+
+def test_a_device_text_that_is_no_utf_8_is_named(tmp_path):
+    path = tmp_path / "own.cu"
+    path.write_bytes(b"// \xff\n")
+    game = type("Own", (type(GRIDWORLD),), {"source": path, "__module__": __name__})
+    with pytest.raises(EnvDefinitionError, match=r"device text .*own\.cu cannot be read: 'utf-8' codec"):
+        VecEnv(game(), 2, "cpu")

@@ -1,93 +1,166 @@
-"""The checker of vector environments: it finds every planted bug by the check meant for it, and nothing else."""
+"""The checkers: they find every planted bug by the check meant for it, and nothing else."""
 
 import io
 
 import gymnasium
 import numpy as np
-import planted_envs
+import pettingzoo
 import pytest
 import torch
 from gymnasium.envs.registration import EnvSpec
-from planted_envs import DISABLED, LIMIT, NEXT, PLANTED, SAME, Ring
+from mutants import ring, vector_envs
+from mutants.parallel_envs import PLANTED_PARALLEL
+from mutants.parallel_envs import examined as examined_parallel
+from mutants.parallel_ring import MaskedParallelRing, ParallelRing, StatefulParallelRing
+from mutants.ring import DISABLED, LATE, LIMIT, MODES, NEXT, SAME, PermutableRing, Ring, StatefulRing
+from mutants.vector_envs import PLANTED
+from mutants.vector_graph import Counter
 from rich.console import Console
 
-from gpu_vecenv.check import ConformanceError, Failure, Report, check_vector_env
+import gpu_vecenv
+from gpu_vecenv.check import ConformanceError, Failure, Report, check_parallel_env, check_vector_env
+from gpu_vecenv.check.parallel import PARALLEL
 from gpu_vecenv.check.subject import CHECKS
 from gpu_vecenv.check.trace import Record, difference
 from gpu_vecenv.errors import ConfigError
 
-ALL = [f"K{number:02}" for number in range(1, 19)]
-CLEAN = {
-    "same step": (Ring, {"mode": SAME}, 0),
-    "next step, torch": (Ring, {"mode": NEXT, "output": "torch"}, 17),
-    "disabled, two agents": (Ring, {"mode": DISABLED, "agents": 2}, 123),
+ALL = [f"K{number:02}" for number in range(1, 27)]
+ALONE = ALL[:18]  # those that need nothing but an environment
+GRAPH, STATE, ALIKE, SEVERAL = {"K22"}, {"K21", "K25"}, {"K24"}, {"K24", "K26"}  # what they need that is not there
+SEEDS = [0, 1, 2, 3, 1000, 2**31 - 1, 2**32, 2**63, *range(40, 52)]
+CLEAN = {  # class, arguments, seed, checks that are skipped
     "same step, torch, two agents, continuous": (
         Ring,
         {"mode": SAME, "output": "torch", "agents": 2, "continuous": True},
         2**40,
+        GRAPH | STATE | ALIKE,
     ),
-    "next step, two agents": (Ring, {"mode": NEXT, "agents": 2}, 5),
-    "disabled, torch, continuous": (Ring, {"mode": DISABLED, "output": "torch", "continuous": True}, 99),
-    "forbidden actions": (planted_envs.MaskedRing, {"mode": SAME}, 31),
-    "nested observations": (planted_envs.NestedRing, {"mode": SAME}, 32),
-    "garbage where the mask is False": (planted_envs.GarbageWhereTheMaskIsFalse, {"mode": SAME}, 33),
-    "leaving rows bring final_obs": (planted_envs.LeavingRowsBringFinalObservations, {"mode": SAME, "agents": 2}, 34),
+    "next step, torch, two agents, state": (
+        StatefulRing,
+        {"mode": NEXT, "agents": 2, "output": "torch"},
+        0,
+        GRAPH | ALIKE,
+    ),
+    "disabled, torch, continuous": (
+        Ring,
+        {"mode": DISABLED, "output": "torch", "continuous": True},
+        99,
+        GRAPH | STATE | SEVERAL,
+    ),
+    "disabled, agents that are alike": (PermutableRing, {"mode": DISABLED, "agents": 3}, 123, GRAPH),
+    "same step, torch, agents that are alike": (
+        PermutableRing,
+        {"mode": SAME, "agents": 2, "output": "torch"},
+        124,
+        GRAPH,
+    ),
+    "forbidden actions": (ring.MaskedRing, {"mode": SAME}, 31, GRAPH | STATE | SEVERAL),
+    "nested observations": (ring.NestedRing, {"mode": SAME, "agents": 2}, 32, GRAPH | STATE | ALIKE),
+    "garbage where the mask is False": (ring.GarbageWhereTheMaskIsFalse, {}, 33, GRAPH | STATE | SEVERAL),
+    "leaving rows bring final_obs": (
+        ring.LeavingRowsBringFinalObservations,
+        {"mode": SAME, "agents": 2},
+        34,
+        GRAPH | STATE | ALIKE,
+    ),
+}
+ONE = {"K03", "K04", "K05", "K06", "K09", "K20", "K21", "K22", "K24"}  # of which a ParallelEnv has nothing
+CLEAN_PARALLEL = {
+    "three agents": (ParallelRing, {}, 0, ONE | {"K25"}),
+    "its state can be written": (StatefulParallelRing, {"agents": 2}, 17, ONE),
+    "forbidden actions": (MaskedParallelRing, {"agents": 4}, 2**40, ONE | {"K25"}),
+    "one agent": (ParallelRing, {"agents": 1}, 5, ONE | {"K25", "K26"}),
 }
 
 
-def check(kind, checks=None, steps=300, seed=17, max_steps=LIMIT, **arguments):
+def check(kind, checks=None, steps=150, seed=17, max_steps=LIMIT, **arguments):
     return check_vector_env(
         lambda num_envs: kind(num_envs, **arguments), checks=checks, steps=steps, seed=seed, max_steps=max_steps
     )
 
 
-def test_there_are_eighteen_checks_with_a_title_and_a_promise():
+def test_there_are_twenty_six_checks_with_a_title_and_a_promise():
     assert sorted(CHECKS) == ALL
     for entry in CHECKS.values():
         assert entry.title and entry.rule.__doc__
+    assert all(rule if isinstance(rule, str) else rule.__doc__ for rule in PARALLEL.values())
 
 
 # ---------------------------------------------------------------------- what it finds, and does not
 
 
 def test_every_check_has_bugs_planted_for_it():
-    assert {check for check, _, _ in PLANTED.values()} == set(ALL)
-    assert len(PLANTED) >= 34
+    found = [check for check, _, _ in PLANTED.values()]
+    assert set(found) == set(ALL) and len(found) >= 128
+    assert all(found.count(name) >= 2 for name in ALL)
+    found = [check for check, _, _ in PLANTED_PARALLEL.values()]
+    assert set(found) == set(ALL) - ONE and len(found) >= 47
 
 
-@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=[pytest.mark.gpu] * (PLANTED[bug][0] == "K22")) for bug in PLANTED]
+)
 def test_a_planted_bug_is_found_by_the_check_meant_for_it(bug):
     name, kind, arguments = PLANTED[bug]
-    report = check(kind, [name], **arguments)
+    report = vector_envs.examined(kind, [name], **arguments)
+    assert [failure for failure in report.failures if failure.check == name], str(report)
+    assert not report.passed
+
+
+@pytest.mark.parametrize("bug", PLANTED_PARALLEL)
+def test_a_bug_of_a_parallel_env_is_found_by_the_check_meant_for_it(bug):
+    name, kind, arguments = PLANTED_PARALLEL[bug]
+    report = examined_parallel(kind, [name], **arguments)
     assert [failure for failure in report.failures if failure.check == name], str(report)
     assert not report.passed
 
 
 @pytest.mark.parametrize("name", CLEAN)
 def test_an_environment_that_keeps_all_promises_passes_all_checks(name):
-    kind, arguments, seed = CLEAN[name]
-    report = check(kind, steps=160, seed=seed, **arguments)
+    kind, arguments, seed, skipped = CLEAN[name]
+    report = vector_envs.examined(kind, steps=40, seed=seed, **arguments)
     assert report.failures == [], str(report)
-    assert (report.passed, report.skipped, report.notes) == (ALL, {}, {})
+    assert (set(report.passed), set(report.skipped), report.notes) == (set(ALL) - skipped, skipped, {})
 
 
-@pytest.mark.parametrize("mode", [SAME, NEXT, DISABLED])
-def test_no_seed_gives_a_false_alarm(mode):
-    drawn = ["K02", "K03", "K04", "K07", "K08", "K10"]  # those where chance could do it
-    for seed in (0, 1, 2, 3, 1000, 2**31 - 1, 2**63):
-        assert check(Ring, drawn, steps=60, seed=seed, mode=mode).passed == drawn
+@pytest.mark.parametrize("name", CLEAN_PARALLEL)
+def test_a_parallel_env_that_keeps_all_promises_passes_all_checks(name):
+    kind, arguments, seed, skipped = CLEAN_PARALLEL[name]
+    report = examined_parallel(kind, steps=40, seed=seed, **arguments)
+    assert report.failures == [], str(report)
+    assert (set(report.passed), set(report.skipped), report.notes) == (set(ALL) - skipped, skipped, {})
+
+
+@pytest.mark.parametrize("place", range(20))
+def test_no_seed_gives_a_false_alarm(place):
+    drawn = ["K02", "K03", "K04", "K07", "K08", "K10", "K20", "K24", "K26"]  # those where chance could do it
+    arguments = {"mode": MODES[place % 3], "agents": 2 + place % 2}
+    assert vector_envs.examined(PermutableRing, drawn, steps=40, seed=SEEDS[place], **arguments).passed == drawn
+    drawn = ["K02", "K07", "K08", "K10", "K26"]
+    assert examined_parallel(ParallelRing, drawn, steps=80, seed=SEEDS[place]).passed == drawn
+
+
+@pytest.mark.gpu
+def test_a_graph_of_steps_that_do_all_on_the_device_passes():
+    assert vector_envs.examined(Counter, ["K22"]).passed == ["K22"]
 
 
 def test_bugs_that_show_late_need_enough_steps():
     late = PLANTED["NanInAnObservationLate"][1]
-    assert check(late, ["K11"], steps=planted_envs.LATE - 1).passed == ["K11"]
-    failure = check(late, ["K11"], steps=planted_envs.LATE + 1).failures[0]
-    assert (failure.replica, failure.row, failure.step) == (3, 3, planted_envs.LATE + 1)
+    assert check(late, ["K11"], steps=LATE - 1).passed == ["K11"]
+    failure = check(late, ["K11"], steps=LATE + 1).failures[0]
+    assert (failure.replica, failure.row, failure.step, failure.agent) == (3, 3, LATE + 1, None)
 
 
 def test_rows_of_a_replica_are_told_from_replicas():
     report = check(PLANTED["NanInAnObservationLate"][1], ["K11"], agents=2)
     assert {(failure.replica, failure.row) for failure in report.failures} == {(3, 7)}
+
+
+def test_agents_of_a_parallel_env_are_called_by_their_names():
+    report = examined_parallel(PLANTED_PARALLEL["GuardSeesTooMuch"][1], ["K11"])
+    assert {(failure.agent, failure.row, failure.replica) for failure in report.failures} == {("guard", 2, None)}
+    assert "agent guard, step 0: observation (4,) float32; expected (2,) float32" in " ".join(str(report).split())
 
 
 def test_tensors_without_memory_that_others_hold_do_not_matter():
@@ -97,7 +170,7 @@ def test_tensors_without_memory_that_others_hold_do_not_matter():
 
 def test_outputs_on_a_device_are_checked_there(device):
     report = check(Ring, steps=60, output="torch", device=device)
-    assert report.failures == [], str(report)
+    assert (report.failures, report.passed) == ([], ALONE), str(report)
     reused = PLANTED["RewardBufferReused"][1]
     assert bool(check(reused, ["K12"], output="torch", device=device).failures) == (device == "cpu")  # .to() copies
 
@@ -106,7 +179,7 @@ def test_outputs_on_a_device_are_checked_there(device):
 
 
 def test_where_nothing_is_random_the_checks_of_seeds_are_skipped():
-    report = check(planted_envs.StillRing, steps=60)
+    report = check(ring.StillRing, ALONE, steps=60)
     assert report.failures == []
     assert set(report.skipped) == {"K02", "K03", "K04", "K08"}
     assert all("nothing in it is random" in reason for reason in report.skipped.values())
@@ -151,7 +224,7 @@ def test_too_few_episodes_skip_what_needs_them():
 
         def move(self, goes, moves):
             super().move(goes, moves)
-            self.cell = np.where(self.cell == self.goal[:, None], (self.cell + 1) % planted_envs.CELLS, self.cell)
+            self.cell = np.where(self.cell == self.goal[:, None], (self.cell + 1) % ring.CELLS, self.cell)
 
     report = check(Endless, ["K08", "K10"], steps=20, max_steps=None)
     assert "fewer than 6 episodes in 200 steps" in report.skipped["K08"]
@@ -166,6 +239,74 @@ def test_a_mask_that_is_refused_skips_what_needs_it_unless_nothing_else_resets()
     assert report.passed == ["K13"]
     assert "reset_mask is refused" in report.notes["K13"][0]
     assert check(refusing, ["K09"], mode=DISABLED).failures
+
+
+def test_what_is_skipped_says_what_is_missing():
+    report = check(Ring, ALL[18:], steps=20, agents=2)
+    words = {"K19": "oracle=", "K20": "modes=", "K21": "state_of=", "K22": "graph=", "K23": "variants="}
+    words |= {"K24": "permutable_agents=", "K25": "state_of="}
+    assert set(report.skipped) == {*words}
+    assert all(f"give {argument}" in report.skipped[name] for name, argument in words.items()), report.skipped
+    # CUDA tensors are what a graph needs, and rows of agents what it takes to exchange them or to leave early.
+    alone = check_vector_env(Ring, checks=["K22", "K24", "K26"], steps=20, graph=Ring, permutable_agents=True)
+    assert "no CUDA tensors" in alone.skipped["K22"] and "one row" in alone.skipped["K24"]
+    assert "one row" in alone.skipped["K26"]
+
+
+def test_too_few_steps_skip_or_note_what_needs_an_end():
+    class Endless(Ring):
+        def limit(self):
+            return 10**9
+
+        def move(self, goes, moves):
+            self.goal = (self.cell.max(1) + 5) % ring.CELLS
+            super().move(goes, moves)
+            self.goal = (self.cell.max(1) + 5) % ring.CELLS
+
+    report = vector_envs.examined(Endless, ["K20", "K26"], steps=20, max_steps=None, agents=2)
+    assert "no row ended before its replica in 20 steps" in report.skipped["K26"]
+    assert len(report.notes["K20"]) == 3 and "no episode ended in 20 steps" in report.notes["K20"][0]
+
+
+def test_state_that_is_no_replicas_own_is_not_overwritten():
+    class Shared(StatefulRing):
+        names = ("table",)
+
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.table = np.arange(4)  # as many as replicas, by chance
+
+    report = check(Shared, ["K21"], steps=20)
+    assert report.passed == ["K21"] and "no array in it has a row for each replica" in report.notes["K21"][0]
+
+
+def test_state_is_where_the_caller_says_it_is():
+    class Hidden(Ring):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.inner = [self]
+
+        state_dict, load_state_dict, state = StatefulRing.state_dict, StatefulRing.load_state_dict, None
+        names = StatefulRing.names
+
+    class Face:
+        def __init__(self, env):
+            self.env = env
+            self.state = {name: getattr(env, name) for name in Hidden.names}
+
+    report = check_vector_env(Hidden, checks=["K21", "K25"], steps=20, state_of=Face)
+    assert report.passed == ["K21"] and set(report.skipped) == {"K25"}
+
+
+def test_a_state_that_is_no_method_is_a_failure_of_the_check_of_values():
+    class Shadowed(ParallelRing):
+        def __init__(self):
+            super().__init__()
+            self.state = {}
+
+    report = check_parallel_env(Shadowed, checks=["K01", "K11"], steps=20)
+    assert report.passed == ["K01"]
+    assert [failure.got for failure in report.failures] == ["state(): TypeError: 'dict' object is not callable"]
 
 
 # ---------------------------------------------------------------------- the report
@@ -244,6 +385,7 @@ def test_failures_raise_when_asked_to():
         ({"steps": 9}, r"steps is 9; expected an int >= 10"),
         ({"steps": 30.0}, r"steps is 30.0; expected an int"),
         ({"max_steps": 0}, r"max_steps is 0; expected an int >= 1"),
+        ({"modes": {"same": Ring}}, r"modes: unknown autoreset mode 'same'; nearest: same_step"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):
@@ -256,6 +398,15 @@ def test_what_is_no_vector_environment_of_the_right_size_is_refused():
         check_vector_env(lambda num_envs: gymnasium.make("CartPole-v1"))
     with pytest.raises(ValueError, match=r"make\(7\) gave num_envs = 8; expected as many rows for each replica"):
         check_vector_env(lambda num_envs: Ring(num_envs + 1))
+
+
+def test_what_is_no_parallel_environment_with_named_agents_is_refused():
+    with pytest.raises(TypeError, match=r"make\(\) gave a Ring; expected a pettingzoo.ParallelEnv"):
+        check_parallel_env(lambda: Ring(1))
+    with pytest.raises(ValueError, match="without possible_agents"):
+        check_parallel_env(pettingzoo.ParallelEnv)
+    with pytest.raises(ConfigError, match="unknown check 'K27'"):
+        check_parallel_env(ParallelRing, checks=["K27"])
 
 
 # ---------------------------------------------------------------------- bits
@@ -272,6 +423,7 @@ def test_what_is_no_vector_environment_of_the_right_size_is_refused():
         (np.array([None, "a"], object), np.array([None, "a"], object), False),
         (np.array([object(), {"a": 1}], object), np.array([object(), {"a": 1}], object), False),
         (np.array([None, {"a": 1}], object), np.array([None, {"a": 2}], object), True),
+        (np.array([None, {"a": torch.ones(2)}], object), np.array([None, {"a": np.ones(2, "f")}], object), False),
         (np.array([None, np.zeros(2)], object), np.array([None, -np.zeros(2)], object), True),
     ],
 )
@@ -294,11 +446,15 @@ def test_what_a_mask_hides_is_not_compared_and_the_mask_is():
 
 
 @pytest.mark.filterwarnings("ignore")  # it warns of the bad actions that it takes
-@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
-def test_gymnasiums_sync_vector_env_uses_streams_twice_and_empties_options(name):
-    report = check_vector_env(lambda num_envs: gymnasium.make_vec(name, num_envs=num_envs, vectorization_mode="sync"))
+def test_gymnasiums_sync_vector_env_uses_streams_twice_and_empties_options():
+    def maker(**arguments):
+        return lambda n: gymnasium.make_vec("CartPole-v1", num_envs=n, vectorization_mode="sync", **arguments)
+
+    modes = {mode: maker(vector_kwargs={"autoreset_mode": mode}) for mode in MODES}
+    report = check_vector_env(maker(), modes=modes, steps=60)
     failed = {failure.check for failure in report.failures}
     assert {*report.passed, *report.skipped} | failed == set(ALL)
+    assert "K20" in report.passed
     # Its documentation says that replica i gets seed + i; so neighbouring seeds share all replicas but one.
     shared = [failure.got for failure in report.failures if failure.check == "K04"]
     assert "(seed 18, replica 0) repeats (seed 17, replica 1)" in shared
@@ -310,9 +466,35 @@ def test_gymnasiums_sync_vector_env_uses_streams_twice_and_empties_options(name)
 
 def test_gymnasiums_vector_cart_pole_draws_all_replicas_from_one_stream():
     report = check_vector_env(
-        lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="vector_entry_point")
+        lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="vector_entry_point"),
+        steps=60,
     )
     failed = {failure.check for failure in report.failures}
     assert {*report.passed, *report.skipped} | failed == set(ALL)
     assert {"K05", "K06"} <= failed  # what a replica draws depends on how many there are, and on when others end
     assert {"K01", "K02", "K03", "K04", "K07", "K08", "K10", "K11", "K12", "K13", "K17"} <= set(report.passed)
+
+
+# ---------------------------------------------------------------------- PettingZoo's
+
+
+def test_a_tick_of_pettingzoos_conversion_that_is_refused_half_way_cannot_be_repeated():
+    simple_spread = pytest.importorskip("mpe2.simple_spread_v3")
+    checks = ["K01", "K10", "K11", "K12", "K13", "K14", "K15", "K16"]
+    report = check_parallel_env(lambda: simple_spread.parallel_env(max_cycles=9), checks=checks, steps=10, max_steps=9)
+    assert {failure.check for failure in report.failures} == {"K14", "K15", "K16"}
+    refused = [failure.got for failure in report.failures if failure.check == "K14"]
+    assert any(
+        "after the refusal of None for agent_2: AssertionError: expected agent agent_0" in got for got in refused
+    )
+    assert "step with an action of nobody: accepted" in refused
+    assert report.passed == checks[:5]
+
+
+def test_our_own_parallel_view_passes(device):
+    def make(output="torch"):
+        return gpu_vecenv.parallel_env("tag_gridworld", device, output=output, random_start=True, max_steps=15)
+
+    checks = ["K01", "K02", "K07", "K08", "K10", "K11", "K12", "K13", "K14", "K15", "K16", "K17", "K23"]
+    report = check_parallel_env(make, checks=checks, steps=30, max_steps=15, variants={"arrays": lambda: make("numpy")})
+    assert (report.passed, report.notes) == (checks, {}), str(report)

@@ -7,17 +7,15 @@ import pickle
 import random
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from reliability.experiment import figures_of
 from safetensors.torch import load_file, save_file
 
-import gpu_vecenv
 from gpu_vecenv.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 
@@ -442,83 +440,10 @@ def test_a_folder_in_the_place_of_the_file_is_left_alone(tmp_path):
     assert os.listdir(tmp_path) == ["name"]
 
 
-KILLED = """
-import os, signal, sys, time, warnings
-from pathlib import Path
-import torch
-from gpu_vecenv.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
-torch.set_num_threads(1)
-warnings.simplefilter("error")  # no iteration is passed over
-name, size = Path(sys.argv[1]), 200_000
-folder = CheckpointFolder(name, keep=2) if sys.argv[2] == "folder" else None
-
-def save(version):
-    tensors = {"a": torch.full((size,), float(version)), "b": torch.arange(9) + version}
-    if folder:
-        folder.save(version, tensors, {"v": version}, best=True)
-    else:
-        save_checkpoint(name / "one", tensors, {"v": version})
-
-def check(tensors, manifest):
-    version = manifest["v"]
-    assert tensors["a"].shape == (size,) and tensors["a"].eq(version).all(), version
-    assert tensors["b"].equal(torch.arange(9) + version), version
-    return version
-
-save(0)
-start = time.perf_counter()
-save(1)
-duration = time.perf_counter() - start
-seen = kill = 0
-last = 1
-while kill < 20 or (seen < 3 and kill < 200):  # at least 3 in the middle of a save, which leave a draft
-    begun, begin = os.pipe()
-    child = os.fork()
-    if child == 0:
-        for version in range(last + 1, 10**8):
-            os.write(begin, b"!")
-            save(version)
-    for _ in range(3):
-        assert os.read(begun, 1) == b"!"
-    start = time.perf_counter()
-    while time.perf_counter() < start + duration * (1 + kill % 20 / 3):  # another moment of some save each time
-        pass
-    os.kill(child, signal.SIGKILL)
-    assert os.waitpid(child, 0)[1] == signal.SIGKILL
-    drafts = [name / file for file in os.listdir(name) if file.endswith(".draft")]
-    if folder:
-        version = check(*folder.load())
-        assert folder.iterations() in ([version - 1, version], [version - 2, version - 1, version])
-        assert check(*load_checkpoint(name / "best.safetensors")) in (version, version + 1)  # the best is written first
-        folder.clean()
-    else:
-        version = check(*load_checkpoint(name / "one"))
-        assert len(os.listdir(name)) == 1 + len(drafts)
-        for draft in drafts:
-            draft.unlink()
-    assert not any(file.endswith(".draft") for file in os.listdir(name))
-    assert version >= last + 2, (version, last)  # two saves had returned
-    last = version
-    os.close(begun), os.close(begin)
-    seen, kill = seen + len(drafts), kill + 1
-print(kill, seen)
-"""
-
-
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_a_kill_while_saving_leaves_whole_files(what):
-    package = Path(gpu_vecenv.__file__).parents[1]
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # no waiting for a disk: kills then hit all of a save
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
-        child = subprocess.run(
-            [sys.executable, "-c", KILLED, folder, what],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(package)},
-        )
-        assert child.returncode == 0, child.stderr
-        kills, seen = map(int, child.stdout.split())
-        assert kills >= 20 and seen >= 3
+    figures = figures_of("saves", "--count", 20, "--what", what)
+    assert figures["kills"] >= 20 and figures["hit_a_save"] >= 3 and figures["failures"] == 0
 
 
 # Folders

@@ -517,7 +517,8 @@ def test_check_tells_that_a_game_keeps_its_promises(own, command):
     code, output, errors = command("check", "acorn.py", "--steps", "30", "--max-steps", "9", "--device", "cpu")
     assert (code, errors) == (0, [])
     for mode in ("same_step", "next_step", "disabled"):
-        assert re.search(rf"acorn, {mode}: 1?\d passed, 0 failed", output), output
+        assert re.search(rf"acorn, {mode}: 2\d passed, 0 failed", output), output
+    assert re.search(r"acorn, parallel: 1\d passed, 0 failed", output), output
     assert all(f"{way} │ equal" in re.sub(" +", " ", output) for way in ("50 of 100 replicas", "ranges shuffled"))
 
 
@@ -553,9 +554,19 @@ def test_check_takes_any_vector_environment_of_gymnasium(command):
     assert code == int(failed > 0) and "episodes end as declared" in output
     ours = ["check", gymnasium_id(GAMES["cartpole"]), "--steps", "10"]
     code, output, errors = command(*ours, "--config", '{"device": "cpu"}')
-    assert (code, errors) == (0, []) and " 0 failed" in output
+    assert (code, errors) == (0, []) and " 0 failed" in " ".join(output.split())
     code, output, errors = command(*ours, "--config", '{"device": "cpu", "validate": "async"}')
-    assert (code, errors) == (1, []) and "bad actions are refused" in output and " 1 failed" in output
+    assert (code, errors) == (1, []) and "bad actions are refused" in output
+    assert " 1 failed" in " ".join(output.split())
+
+
+def test_check_takes_parallel_environments_of_pettingzoo(command):
+    options = ["--parallel", "--steps", "10", "--config"]
+    ours = "gpu_vecenv/tag_gridworld-v0"
+    code, output, errors = command("check", ours, *options, '{"device": "cpu", "random_start": true}')
+    assert (code, errors) == (0, []) and "tag_gridworld_v0: " in output and " 0 failed" in " ".join(output.split())
+    refused(command("check", ours, *options, '{"nonsuch": 1}'), "pettingzoo.make: ConfigError: .*nonsuch")
+    refused(command("check", "sisl/nonsuch_v3", *options, "{}"), "pettingzoo.make: .*nonsuch")
 
 
 def test_the_size_that_is_said_to_fit_is_the_free_memory_by_the_bytes_of_one(command):

@@ -122,7 +122,7 @@ def test_train_tag(device: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("game", ["tag_gridworld", "tag_continuous"])
 def test_tag_baselines(game: str, device: str, tmp_path: Path) -> None:
-    said = run(tmp_path, "tag_baselines.py", "--game", game, "--episodes", "6", "--num-envs", "3", "--device", device)
+    said = run(tmp_path, "tag_baselines.py", "--game", game, "--episodes", "3", "--num-envs", "3", "--device", device)
     cells = "[^\\d\\n]+([\\d.]+)%[^\\d\\n]+([\\d.]+) "
     caught = {}
     for taggers in ("random", "pursuit"):

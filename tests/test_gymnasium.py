@@ -317,7 +317,7 @@ def test_the_observation_is_the_memory_that_the_kernel_wrote(device):
     assert obs.data_ptr() == mine.data_ptr() and rewards.data_ptr() == slab.rewards.data_ptr()
     assert not mine.isnan().any()
     obs, *_ = env.step(env.sample_actions())  # without out, the kernel's own argument as well
-    assert obs.data_ptr() in env.vec_env._step.raw
+    assert obs.data_ptr() in env.vec_env._kernels._step.raw
     with pytest.raises(ValueError, match='output is "numpy"'):
         numpy_env = vector("tag_gridworld", 6, device, output="numpy")
         numpy_env.reset(seed=1)
@@ -489,10 +489,9 @@ def test_every_game_passes_the_checks(name, mode, device):
     def make(num_envs):
         return vector(name, num_envs, device, autoreset_mode=mode, validate="sync", **config)
 
-    report = gpu_vecenv.check_vector_env(make, steps=120, max_steps=config["max_steps"])
+    report = gpu_vecenv.check_vector_env(make, steps=60, max_steps=config["max_steps"])
     report.raise_for_failures()
-    assert set(report.passed) | set(report.skipped) == {f"K{k:02}" for k in range(1, 19)}
-    assert not report.skipped
+    assert {f"K{k:02}" for k in range(1, 19)} <= set(report.passed)
 
 
 # ---------------------------------------------------------------------- Gymnasium's own vector wrappers

@@ -411,6 +411,18 @@ def test_weights_of_another_policy_are_refused(fault, device):
     assert all(x.equal(before[name]) for name, x in policy.state_dict().items())
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused(value, device):
+    policy = policy_of(game_of(Script), "lead", device=device, normalize_obs=True)
+    before = copy.deepcopy(policy.state_dict())
+    for name in ("network.critic.bias", "obs_normalizer.mean"):
+        weights = {key: x + 1 for key, x in before.items()}
+        weights[name][0] = value
+        with pytest.raises(ConfigError, match=f"weights for lead hold NaN or infinite numbers in {name}$"):
+            policy.load_weights(weights)
+        assert all(x.equal(before[key]) for key, x in policy.state_dict().items())
+
+
 # Actions
 
 

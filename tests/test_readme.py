@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,13 +103,23 @@ def test_python_blocks_run(document: str, code: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.fixture(scope="session")
+def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small run, and with a game of one's own: what earlier commands have left behind."""
+    folder = tmp_path_factory.mktemp("made_before")
+    assert run(folder, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", "run").returncode == 0
+    (folder / "game").mkdir()
+    assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
+    return folder
+
+
 @pytest.mark.parametrize("command", commands())
-def test_commands_run(command: str, tmp_path: Path) -> None:
+def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     _, verb, *arguments = shlex.split(command)
     assert verb in COMMANDS
     helps, resumes = "--help" in arguments, "--resume" in arguments
     for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if resumes or verb in ("evaluate", "plot") else ():
-        assert run(tmp_path, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", old).returncode == 0
+        shutil.copytree(made_before / "run", tmp_path / old)
     if verb == "train" and not helps and not resumes:
         arguments += [*SMALL, "--out", "run"]
     if verb == "evaluate" and not helps:
@@ -116,8 +127,8 @@ def test_commands_run(command: str, tmp_path: Path) -> None:
     if verb == "check" and "--help" not in arguments:
         arguments += ["--steps", "30"]
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    if any(argument.startswith("my_game.py") for argument in arguments):  # an earlier command has written it
-        assert run(tmp_path, "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
+    if any(argument.startswith("my_game.py") for argument in arguments):
+        shutil.copytree(made_before / "game", tmp_path, dirs_exist_ok=True)
     done = run(tmp_path, "-m", "gpu_vecenv.cli", verb, *arguments)
     assert "Traceback" not in done.stderr
     assert done.stdout.strip()

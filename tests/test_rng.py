@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.philox import ONES, philox
+from reliability.rng import KNOWN
 
 from gpu_vecenv.function_manager import FunctionManager, Program
 
@@ -94,18 +95,6 @@ def assert_uncorrelated(x: np.ndarray, y: np.ndarray) -> None:
     """The correlation of independent samples is normal with variance 1 / n."""
     correlation = np.corrcoef(x.ravel(), y.ravel())[0, 1]
     assert abs(correlation) * math.sqrt(x.size) < NORMAL_QUANTILE, correlation
-
-
-# Random123, tests/kat_vectors: philox4x32, 10 rounds.
-KNOWN = [
-    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ((ONES, ONES, ONES, ONES), (ONES, ONES), (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
-    (
-        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
-        (0xA4093822, 0x299F31D0),
-        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
-    ),
-]
 
 
 def test_philox_gives_the_published_answers(device):

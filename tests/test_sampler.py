@@ -361,6 +361,17 @@ def test_a_draw_is_not_the_random_action_of_the_same_tick(device, choosing):
     assert (actions == env.sample_actions()).sum() < 10
 
 
+def test_a_choice_is_the_one_of_the_samplers_stream(device, choosing):
+    """Computed anew: stream 2, item the agent, draw the head. Of 8 even choices the first 3 bits take one."""
+    env = choosing(device, 20, MultiDiscrete([8, 8]))
+    env.reset(seed=5)
+    env.step(env.sample_actions())
+    actions = Sampler(env).sample(torch.zeros(20, 3, 16, device=device)).actions.cpu().numpy()
+    keys = env.data["machine_key"].cpu().numpy().view(np.uint32).tolist()
+    for (replica, agent, head), action in np.ndenumerate(actions):
+        assert action == philox([2 << 29, agent, 1, 0], keys[replica])[head] >> 29
+
+
 def test_a_replica_draws_the_same_among_few_and_among_many(device, choosing):
     whole = choosing(device, 257)
     whole.reset(seed=7)
@@ -665,6 +676,23 @@ def test_a_gaussian_draw_is_the_one_of_the_samplers_stream(device, choosing):
         radius = math.sqrt(-2 * math.log(((words[2] >> 8) + 1) / 2**24))
         # The angle is rounded twice and 2 pi once, 5 ulp of 1 in all; the others are an ulp or less each.
         assert abs(u - radius * math.cos(2 * math.pi * (words[3] >> 8) / 2**24)) <= 7 * EPSILON * radius
+
+
+# Keys of a replica whose first Gaussian draw in tick 0 of episode 0 begins with the uniform number 0; found by trying.
+SMALLEST_RADIUS = [1868581, 4105490, 24881042]
+
+
+def test_the_smallest_uniform_number_gives_a_finite_draw(device, choosing):
+    """Its logarithm would be that of 0 if it were not moved up by 2^-24, which makes the largest radius there is."""
+    env = choosing(device, 3, UNIT, cats=1, mice=0)
+    env.reset(seed=1)
+    env.data["machine_key"].copy_(torch.tensor([[key, 0] for key in SMALLEST_RADIUS]))
+    sample = Sampler(env).sample(torch.zeros(3, 1, 4, device=device))
+    for draw, key in zip(sample.draws[:, 0, 0].tolist(), SMALLEST_RADIUS, strict=True):
+        words = philox([2 << 29 | 1 << 28, 0, 0, 0], [key, 0])
+        assert words[2] >> 8 == 0
+        expected = math.sqrt(48 * math.log(2)) * math.cos(2 * math.pi * (words[3] >> 8) / 2**24)
+        assert draw == pytest.approx(expected, abs=7 * EPSILON * 6)  # as above
 
 
 def test_agents_as_rows_draw_the_same(device, choosing):

@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ GROUPS = (
     {"env", "device", "install"},
     {"envs", "prologue", "backends", "slab", "agents"},
     {"data_manager", "function_manager", "host_copy"},
+    {"guards"},
+    {"kernels"},
     {"arguments"},
     {"tensor_wrapper", "vec_env"},
     {"digest", "episode_log", "sampler", "stateful_wrappers", "transform_wrappers"},
@@ -240,23 +243,78 @@ def test_a_device_file_stays_short(path):
 
 # ---------------------------------------------------------------------- what is never done
 
-NEVER_IMPORTED = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
-NEVER_CALLED = {
-    "eval", "exec", "compile", "__import__", "torch.load", "yaml.load", "yaml.unsafe_load", "os.system", "os.popen",
-    "numpy.load", "np.load", "torch.hub.load", "torch.package.PackageImporter", "subprocess.getoutput",
-    "subprocess.getstatusoutput", "tempfile.mktemp",
+NEVER_IMPORTED = {
+    "pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "jsonpickle", "code",
+    "codeop", "imp", "pty", "commands",
 }  # fmt: skip
+NEVER_CALLED = {
+    "eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "builtins.compile",
+    "builtins.__import__", "torch.load", "torch.jit.load", "torch.export.load", "torch.hub.load",
+    "torch.serialization.load", "torch.package.PackageImporter", "torch.ops.load_library",
+    "torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline",
+    "yaml.load", "yaml.unsafe_load", "yaml.full_load", "numpy.load", "np.load",
+    "pandas.read_pickle", "os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput",
+    "asyncio.create_subprocess_shell", "tempfile.mktemp", "importlib.reload", "importlib.__import__",
+    "ctypes.PyDLL", "ctypes.OleDLL", "ctypes.WinDLL", "ctypes.cdll.LoadLibrary", "ctypes.pydll.LoadLibrary",
+}  # fmt: skip
+PROGRAM = re.compile(r"subprocess\.\w+")
+NEVER_CALLED_FAMILIES = ("os.exec", "os.spawn", "os.posix_spawn")  # whatever letters come after
+# Modules whose functions the rules below look for by their full names: they are imported whole, under these names.
+BY_THEIR_NAMES = ("builtins", "ctypes", "importlib", "os", "runpy", "subprocess")
+IMPORTING = {"import_module", "spec_from_file_location", "exec_module", "find_spec", "run_path", "run_module"}
+# Where a module is imported by a name that is no literal, a file is run, a library loaded or a program started; and why
+# no data decides what comes in there.
+ALLOWED = {
+    ("adapters/cleanrl.py", "runpy.run_path"): "a script of CleanRL's, which whoever calls it names",
+    ("gpu_vecenv/backends/cuda.py", "importlib.import_module"): "a key of the table DRIVERS",
+    ("gpu_vecenv/backends/host.py", "ctypes.CDLL"): "what the compiler made, now or earlier: an entry of the cache",
+    ("gpu_vecenv/backends/host.py", "subprocess.run"): "the compiler: an argument list",
+    ("gpu_vecenv/backends/cuda_compiler.py", "subprocess.run"): "nvcc: an argument list",
+    ("gpu_vecenv/bench_interfaces.py", "importlib.import_module"): "a key of the table INTERFACES",
+    ("gpu_vecenv/doctor.py", "importlib.import_module"): "literals of its callers",
+    ("gpu_vecenv/doctor.py", "subprocess.run"): "which tools are there: an argument list",
+    ("gpu_vecenv/install.py", "subprocess.run"): "pip: an argument list",
+    ("gpu_vecenv/measurement.py", "subprocess.run"): "git describe: an argument list",
+    ("gpu_vecenv/registry.py", "importlib.util.spec_from_file_location"): "a file that the command line is told to run",
+    ("gpu_vecenv/registry.py", "spec.loader.exec_module"): "the same",
+}
+
+
+def called(source: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    """Dotted name of what is called, and the call."""
+    for node in ast.walk(source):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
 
 
 def dangers(source: ast.AST) -> set[str]:
     """Ways to run what a file or a string says: unpickling, evaluating, shells."""
     found = {name for name in imports(source) if name.split(".")[0] in NEVER_IMPORTED}
-    found |= set(imports(source)) & NEVER_CALLED
+    found |= {name for name in imports(source) if name in NEVER_CALLED or name.startswith(NEVER_CALLED_FAMILIES)}
     for node in ast.walk(source):
-        if isinstance(node, ast.Call):
-            found |= {ast.unparse(node.func)} & NEVER_CALLED
-            shell = [keyword.value for keyword in node.keywords if keyword.arg == "shell"]
-            found |= {"shell=True" for value in shell if ast.unparse(value) != "False"}
+        if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] in BY_THEIR_NAMES:
+            found |= {f"from {node.module}"}
+        if isinstance(node, ast.Import):
+            found |= {f"{a.name} as {a.asname}" for a in node.names if a.asname and a.name in BY_THEIR_NAMES}
+    for name, call in called(source):
+        found |= {name} & NEVER_CALLED
+        found |= {name} if name.startswith(NEVER_CALLED_FAMILIES) else set()
+        shell = [keyword.value for keyword in call.keywords if keyword.arg in ("shell", "executable", "preexec_fn")]
+        found |= {"shell=True" for value in shell if ast.unparse(value) != "False"}
+        if PROGRAM.fullmatch(name) and (not call.args or isinstance(call.args[0], ast.JoinedStr | ast.Constant)):
+            found |= {f"{name} of a string"}
+    return found
+
+
+def gates(source: ast.AST) -> set[str]:
+    """Calls that import what a variable names, load a library or start a program."""
+    found = set()
+    for name, call in called(source):
+        literal = bool(call.args) and isinstance(call.args[0], ast.Constant)
+        if name.rpartition(".")[2] in IMPORTING and not literal:
+            found.add(name)
+        if PROGRAM.fullmatch(name) or name == "ctypes.CDLL":
+            found.add(name)
     return found
 
 
@@ -269,15 +327,30 @@ def dangers(source: ast.AST) -> set[str]:
         "eval(x)",
         "exec('a')",
         "__import__('a')",
+        "builtins.eval(x)",
         "torch.load(path, weights_only=True)",
         "from torch import load",
+        "torch.jit.load(path)",
         "from yaml import load",
         "yaml.load(f)",
+        "np.load(path)",
         "subprocess.run(command, shell=True)",
         "subprocess.run(command, shell=wanted)",
+        "subprocess.run('ls -l')",
+        "subprocess.run(f'ls {x}')",
+        "subprocess.Popen(command, executable=x)",
+        "from subprocess import run",
+        "import subprocess as s",
+        "import importlib as i",
+        "from importlib import import_module",
+        "from ctypes import CDLL",
+        "ctypes.cdll.LoadLibrary(x)",
         "os.system(command)",
+        "os.execvp(program, arguments)",
+        "os.posix_spawnp(program, arguments, {})",
         "from os import system",
         "def f():\n    import marshal",
+        "from runpy import run_path",
     ],
 )
 def test_the_rules_see_what_is_dangerous(source):
@@ -286,12 +359,38 @@ def test_the_rules_see_what_is_dangerous(source):
 
 def test_the_rules_let_pass_what_is_not():
     harmless = "re.compile(x)\nmodel.eval()\nfunctions.compile(x)\nsubprocess.run(c, shell=False)\njson.load(f)\n"
+    harmless += "import os, subprocess, ctypes.util, importlib.util\nos.environ.get('x')\nsubprocess.run(['a', b])\n"
     assert dangers(ast.parse(harmless + "safetensors.torch.load(b)\nfrom json import load\n")) == set()
+
+
+@pytest.mark.parametrize(
+    ("source", "gate"),
+    [
+        ("importlib.import_module(name)", "importlib.import_module"),
+        ("importlib.import_module(f'a.{name}')", "importlib.import_module"),
+        ("importlib.util.find_spec(name)", "importlib.util.find_spec"),
+        ("loader.exec_module(module)", "loader.exec_module"),
+        ("ctypes.CDLL(path)", "ctypes.CDLL"),
+        ("ctypes.CDLL('libc.so')", "ctypes.CDLL"),
+        ("subprocess.Popen(command)", "subprocess.Popen"),
+        ("subprocess.run(command).stdout.strip()", "subprocess.run"),
+        ("runpy.run_path(path)", "runpy.run_path"),
+        ("importlib.import_module('torch')", None),
+        ("importlib.util.find_spec('ziglang')", None),
+    ],
+)
+def test_the_rules_see_where_something_may_come_in(source, gate):
+    assert gates(ast.parse(source)) == ({gate} if gate else set())
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_nothing_read_is_ever_executed(path):
     assert dangers(tree(path)) == set()
+
+
+def test_modules_libraries_and_programs_come_in_only_where_it_is_known_why():
+    found = {(path.relative_to(ROOT).as_posix(), gate) for path in EVERYTHING for gate in gates(tree(path))}
+    assert found == set(ALLOWED)
 
 
 # ---------------------------------------------------------------------- public names

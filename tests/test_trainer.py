@@ -548,6 +548,16 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_others(setup, device
             assert not tensor.equal(start[name]) and not tensor.equal(bits(other)[name])
 
 
+def test_first_weights_follow_the_seed_alone(device):
+    """Before any episode, which would make them differ anyway."""
+    one, other = (SETUPS["roles"].trainer(device, num_envs=n, seed=3) for n in (8, 2))
+    third = SETUPS["roles"].trainer(device, seed=4)
+    for role in ("tagger", "runner"):
+        assert equal_bits(weights(one, role), weights(other, role))
+        for name in ("network.trunk.0.weight", "network.actor.weight", "network.critic.weight"):
+            assert not weights(one, role)[name].equal(weights(third, role)[name])
+
+
 @pytest.mark.parametrize("seed", [2**63 - 1, 2**63, 2**64 - 1])
 def test_seeds_have_64_bits(seed, device):
     one, again, other = (SETUPS["shared"].trainer(device, seed=number) for number in (seed, seed, seed - 2**62))

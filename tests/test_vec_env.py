@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from oracles.philox import ONES, philox
 
 import gpu_vecenv
-from gpu_vecenv import Env, Fault, Field, VecEnv
-from gpu_vecenv.digest import trajectory_digest
+from gpu_vecenv import Env, Fault, Field, FunctionManager, VecEnv
+from gpu_vecenv.digest import Digest, trajectory_digest
 from gpu_vecenv.env import f32, param
 from gpu_vecenv.errors import InvalidActionError
 
@@ -557,6 +558,53 @@ def test_sampled_actions_are_valid_uniform_and_stable_within_a_tick(game, drift,
     assert ((actions.mean(0) - (low + high) / 2).abs() < 6 * (high - low) / 219).all()
 
 
+DICE = """#include "vecenv.cuh"
+struct Scratch {};
+HD void reset(State s, Io io) { FOR_RANGE (k, HEADS) s.place[k] = io.rng.uniform(7, k); }
+HD void step(State s, Io io) {
+    FOR_RANGE (k, HEADS) s.place[k] = io.rng.uniform(7, k);
+    ONCE io.truncations[0] = io.time == 3;
+}
+HD void observe(State s, Io io) { FOR_RANGE (k, HEADS) io.obs[0][k] = s.place[k]; }
+"""
+
+
+def test_draws_are_those_of_the_documented_streams(drift, device):
+    """Of resets, ticks and random actions, in Python once more: other numbers would change every recorded run."""
+    drift.source.write_text(DICE)
+    seed, first = 2**40 + 3, 2**32 + 5
+    env = VecEnv(drift, 3, device, autoreset_mode="next_step", first_replica=first)
+    env.reset(seed=seed)
+    keys = [philox([k & ONES, k >> 32, 0, 0], [seed & ONES, seed >> 32])[:2] for k in range(first, first + 3)]
+
+    def uniform(stream, item, tick, episode):
+        blocks = [philox([stream << 29, item, tick, episode], key) for key in keys]
+        return torch.tensor([[word >> 8 for word in block[:2]] for block in blocks]) / 2**24
+
+    low, high = torch.tensor([drift.action.low, drift.action.high], dtype=torch.float64)
+    for episode in range(3):
+        for tick in range(4):
+            assert env.data["machine_episode"].eq(episode).all() and env.time.eq(tick).all()
+            assert same(env.state["place"], uniform(1 if tick else 0, 7, tick, episode))
+            actions = env.sample_actions()[:, 0]
+            # Of bounds with few bits float64 has the exact number, which a fused multiply-add rounds once.
+            exact = low + uniform(3, 0, tick, episode).double() * (high - low)
+            assert same(actions, exact.float())
+            env.step(actions[:, None])
+
+
+def test_starts_on_the_grid_are_those_of_the_documented_streams(device):
+    """Any cell from 0 to the last; the same as in ``test_rng.py``, whose bounded draws are known to be even."""
+    env = VecEnv(GRIDWORLD, 40, device)
+    env.reset(seed=9)
+    cells = torch.zeros(40, 3, 2, dtype=torch.int32)
+    for replica, agent, axis in np.ndindex(40, 3, 2):
+        key = philox([replica, 0, 0, 0], [9, 0])[:2]
+        block = philox([1 << 28 | axis, agent, 0, 0], key)
+        cells[replica, agent, axis] = (block[0] + (block[1] << 32)) * (GRIDWORLD.grid + 1) >> 64
+    assert same(env.state["cell"], cells) and cells.max() == GRIDWORLD.grid
+
+
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_an_episode_begins_with_one_saved_start_in_all_its_fields(device, mode):
     count, agents = 13, CONTINUOUS.num_agents
@@ -687,6 +735,44 @@ def test_tensors_of_the_user_are_no_part_of_a_saved_state(device):
     env.data.push("mine", torch.zeros(9, device=device))
     env.load_state_dict(saved)
     assert set(env.state_dict()) == set(saved) and "mine" in env.data
+
+
+# ---------------------------------------------------------------------- digests
+
+KINDS = (torch.bool, torch.uint8, torch.int32, torch.float32, torch.int64, torch.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_digest_sees_every_element_of_its_own_replica(kind, device):
+    functions = FunctionManager(device)
+
+    def words(tensor):
+        digest = Digest(functions, 3)
+        digest.add(tensor)
+        return digest.words.tolist()
+
+    tensor = torch.arange(3 * 4, device=device).view(3, 2, 2).remainder(2).to(kind)
+    before = words(tensor)
+    for row, column in np.ndindex(2, 2):
+        other = tensor.clone()
+        other[1, row, column] = 1 - tensor[1, row, column].to(torch.int32)
+        assert [x == y for x, y in zip(words(other), before, strict=True)] == [True, False, True]
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
+def test_a_digest_takes_every_nan_for_the_same(kind, device):
+    """Which bits a NaN has is the only thing that processors may disagree about; zeros have signs."""
+    functions, found = FunctionManager(device), []
+    integer = torch.int32 if kind == torch.float32 else torch.int64
+    one = torch.tensor([float("nan")], dtype=kind, device=device)
+    other = (one.view(integer) + 1).view(kind)
+    zeros = torch.zeros(2, dtype=kind, device=device)
+    for tensor in (one, -one, other, one.view(integer), other.view(integer), zeros[:1], -zeros[:1]):
+        digest = Digest(functions, 1)
+        digest.add(tensor)
+        found.append(digest.hex())
+    assert other.isnan().all() and found[0] == found[1] == found[2] != found[4]
+    assert found[3] != found[4] and found[5] != found[6]
 
 
 # ---------------------------------------------------------------------- slabs and autograd

@@ -60,6 +60,10 @@ class Backend(Protocol):
     suffix: str
 
     @property
+    def fault(self) -> str | None:
+        """What broke the device for this process; None while it works."""
+
+    @property
     def identity(self) -> str:
         """All that decides the binary beside the text: compiler, version, flags, architecture."""
 

@@ -18,6 +18,7 @@ from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
 MAX_TEAM = 1024
 SMALL_TEAMS_BLOCK = 128  # threads of a block that holds several replicas
+_FAULTS: dict[torch.device, str] = {}  # a fault is the process's: every environment on that GPU has it
 
 
 class CudaBackend:
@@ -29,11 +30,17 @@ class CudaBackend:
         if driver is not None and driver not in DRIVERS:
             raise ValueError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
         self.device = device
+        if self.fault is not None:
+            raise DeviceFaultError(f"nothing on {device} works any more in this process; restart it: {self.fault}")
         properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack some of them
         self.architecture = f"sm_{properties.major}{properties.minor}"
         self.shared_limit = properties.shared_memory_per_block_optin
         self.driver_name = driver or first_working_driver(device)
         self.driver = load_driver(self.driver_name, device)
+
+    @property
+    def fault(self) -> str | None:
+        return _FAULTS.get(self.device)
 
     @property
     def identity(self) -> str:
@@ -73,12 +80,27 @@ class CudaModule:
                     with torch.cuda.device(device):
                         launch(arguments)
             except Exception as error:
-                raise DeviceFaultError(
+                what = (
                     f"{kernel}: launch of {shape.grid} blocks of {shape.block} threads with {shape.shared_bytes} "
                     f"bytes of shared memory on {device} failed: {error}"
-                ) from error
+                )
+                if _broken(device):
+                    _FAULTS.setdefault(device, what)
+                    what += "; this, or a kernel before it, broke the device for this process: restart it"
+                raise DeviceFaultError(what) from error
 
         return launch_there
+
+
+def _broken(device: torch.device) -> bool:
+    """Whether nothing works any more, not only the launch that failed."""
+    if torch.cuda.is_current_stream_capturing():  # waiting would break the capture
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def block_of(team: int) -> int:

@@ -6,11 +6,12 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,16 @@ WORK_PER_THREAD = 4096  # below this many agents a second thread costs more than
 
 
 class HostBackend:
-    """Compiles device text for this machine's processor."""
+    """Compiles device text for this machine's processor.
+
+    ``$GPU_VECENV_CXXFLAGS`` holds more flags for the compiler, after our own: for debug builds, those with sanitizers
+    above all. They are part of a binary's key in the cache. Like ``$CXX`` they can make the compiler run anything, so
+    they are for whoever starts the process, and must never come from a configuration or another file.
+    """
 
     device = torch.device("cpu")
     suffix = ".so"
+    fault = None
 
     def __init__(self) -> None:
         try:
@@ -56,10 +63,14 @@ class HostBackend:
                 "no C++ compiler: looked for $CXX, c++, g++, clang++ and the Python package ziglang; "
                 "install one of them, for example: pip install ziglang"
             )
+        try:
+            more = shlex.split(os.environ.get("GPU_VECENV_CXXFLAGS", ""))
+        except ValueError as error:
+            raise CompilerError(f"$GPU_VECENV_CXXFLAGS is {os.environ['GPU_VECENV_CXXFLAGS']!r}: {error}") from error
         # Kernels use no C++ library; zig would build its own first, which takes minutes.
         without_library = ["-nostdlib++"] if "ziglang" in command else []
         self.version_of = command
-        self.command = [*command, *FLAGS, NATIVE, *without_library]
+        self.command = [*command, *FLAGS, NATIVE, *without_library, *more]
 
     @property
     def identity(self) -> str:
@@ -101,14 +112,23 @@ class HostModule:
         workers = max(1, min(_processors(), shape.items, work // WORK_PER_THREAD))
 
         def launch(arguments: Sequence[Any]) -> None:
-            others = [_pool(os.getpid()).submit(function, w, workers, *arguments) for w in range(1, workers)]
-            try:
-                function(0, workers, *arguments)
-            finally:  # also when interrupted: they write to memory that the caller may let go of
-                for other in others:
-                    other.result()
+            submit = _pool(os.getpid()).submit
+            others: list[Future[None]] = []
+            try:  # also when interrupted: they write to memory that the caller may let go of
+                try:
+                    others.extend(submit(function, w, workers, *arguments) for w in range(1, workers))
+                    function(0, workers, *arguments)
+                finally:
+                    _wait(others)
+            finally:  # and when the wait was interrupted
+                _wait(others)
 
         return launch
+
+
+def _wait(others: Sequence[Future[None]]) -> None:
+    for other in others:
+        other.result()
 
 
 def workers() -> int:

@@ -1,18 +1,23 @@
-"""A conformance checker for any Gymnasium vector environment: ``check_vector_env``."""
+"""Conformance checkers: ``check_vector_env`` for Gymnasium's vector envs, ``check_parallel_env`` for PettingZoo's."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from gymnasium.vector import AutoresetMode
 
 import gpu_vecenv.check.calls
-import gpu_vecenv.check.rules  # noqa: F401, both fill CHECKS
-from gpu_vecenv.check.subject import CHECKS, Check, Inapplicable, Make, Subject
+import gpu_vecenv.check.rules
+import gpu_vecenv.check.state
+import gpu_vecenv.check.ways  # noqa: F401, all four fill CHECKS
+from gpu_vecenv.check.parallel import PARALLEL, ParallelSubject, as_rows
+from gpu_vecenv.check.subject import CHECKS, Check, Given, Inapplicable, Make, Subject
 from gpu_vecenv.check.trace import Finding
 from gpu_vecenv.errors import ConfigError, nearest
 
@@ -33,13 +38,14 @@ class Failure:
     """One broken promise.
 
     Args:
-        check: "K01" … "K18".
+        check: "K01" … "K26".
         title: What the check is about.
         got: What came.
         expected: What should have come.
         replica: Which of the replicas, where it is one's affair.
         row: Which row of the outputs; several rows may make up a replica.
         step: Steps since the reset, 0 for the reset itself.
+        agent: Which agent, where the environment names them.
     """
 
     check: str
@@ -49,6 +55,7 @@ class Failure:
     replica: int | None = None
     row: int | None = None
     step: int | None = None
+    agent: Any = None
 
 
 @dataclass
@@ -107,6 +114,12 @@ def check_vector_env(
     seed: int = 17,
     steps: int = 300,
     max_steps: int | None = None,
+    oracle: Make | None = None,
+    modes: Mapping[Any, Make] | None = None,
+    variants: Mapping[str, Make] | None = None,
+    graph: Make | None = None,
+    permutable_agents: Sequence[Sequence[int]] | bool | None = None,
+    state_of: Callable[[Any], Any] | None = None,
 ) -> Report:
     """Check that a vector environment keeps the promises of its interface: seeds, replicas, episodes, values, calls.
 
@@ -117,21 +130,90 @@ def check_vector_env(
     asked for, and a replica's rows lie side by side. A row may end before its replica does. Rewards 0 and flags False
     follow, and a flag once more when the replica ends.
 
+    K01 to K18 need nothing but ``make``. The others need what the later arguments give; without it they are skipped,
+    and the report says what they miss.
+
     Args:
         make: Number of replicas -> a new ``gymnasium.vector.VectorEnv``.
-        checks: Which, of "K01" … "K18"; None runs all.
+        checks: Which, of "K01" … "K26"; None runs all.
         seed: The first of the seeds; its neighbours are used as well.
         steps: Length of most runs. What happens later than that stays unseen.
         max_steps: Length at which episodes are truncated; None takes it from ``env.spec``. Where both say nothing,
             limits are not checked.
+        oracle: Makes a reference, a vector environment that must give the same bits (K19); what its infos have not is
+            not compared.
+        modes: Autoreset mode, a member of Gymnasium's AutoresetMode or "same_step", "next_step", "disabled" -> what
+            makes the environment in that mode: all give the same transitions (K20).
+        variants: Name -> what makes the environment otherwise, on another device, say, or with another type of output:
+            all give the same bits (K23).
+        graph: Makes environments whose step may be captured as a CUDA graph (K22): outputs are CUDA tensors, and no
+            step reads anything on the host.
+        permutable_agents: Groups of rows of a replica that the rules treat alike, ``[[0, 1, 2], [3, 4]]``, or True for
+            all (K24); None takes ``env.metadata["permutable_agents"]``. Needs state that can be written.
+        state_of: Environment -> the object with its state; None takes ``env.unwrapped``. ``state_dict()`` and
+            ``load_state_dict(…)`` are used (K21, K24, K25), and ``state``, a mapping of arrays with a row for each
+            replica that can be written to (K21, K24).
+
+    Returns:
+        The report. An error that the environment raises is a failure in it.
+
+    Raises:
+        ConfigError: An unknown check or mode, or a number out of range.
+        TypeError, ValueError: ``make`` gives no vector environment, or one of another size.
+    """
+    chosen = _chosen(checks, seed, steps, max_steps)
+    known = None if modes is None else {_mode(mode): own for mode, own in modes.items()}
+    given = Given(oracle, known, variants, graph, permutable_agents, state_of)
+    return _report(Subject(make, seed, steps, max_steps, given), [CHECKS[name] for name in chosen])
+
+
+def check_parallel_env(
+    make: Callable[[], Any],
+    *,
+    checks: Iterable[str] | None = None,
+    seed: int = 17,
+    steps: int = 300,
+    max_steps: int | None = None,
+    oracle: Callable[[], Any] | None = None,
+    variants: Mapping[str, Callable[[], Any]] | None = None,
+    state_of: Callable[[Any], Any] | None = None,
+) -> Report:
+    """Check that a PettingZoo ParallelEnv keeps the promises of its interface, as ``check_vector_env`` does.
+
+    Its agents are taken as the rows of one replica, in the order of ``possible_agents``. So checks that compare
+    replicas are skipped; those of episodes also look at who is in ``agents`` and in the dictionaries, those of values
+    at each agent's own spaces and at ``state()``, those of calls at missing, unknown and departed agents. Where
+    ``"action_mask"`` in an agent's observation or info forbids a choice, another is taken. KeyError and AttributeError
+    count as refusals, too: PettingZoo's environments raise them of agents and of calls out of order.
+
+    Args:
+        make: Takes no argument, gives a new ``pettingzoo.ParallelEnv`` with ``possible_agents``.
+        checks: Which, of "K01" … "K26"; None runs all.
+        seed: The first of the seeds; its neighbours are used as well.
+        steps: Length of most runs. What happens later than that stays unseen.
+        max_steps: Length at which episodes are truncated; None leaves limits unchecked.
+        oracle: Makes a reference, a ParallelEnv that must give the same bits (K19).
+        variants: Name -> what makes the environment otherwise, with the same bits (K23).
+        state_of: Environment -> the object with ``state_dict()`` and ``load_state_dict(…)`` (K25); None takes
+            ``env.unwrapped``.
 
     Returns:
         The report. An error that the environment raises is a failure in it.
 
     Raises:
         ConfigError: An unknown check, or a number out of range.
-        TypeError, ValueError: ``make`` gives no vector environment, or one of another size.
+        TypeError, ValueError: ``make`` gives no ParallelEnv, or one that does not name its agents.
     """
+    chosen = _chosen(checks, seed, steps, max_steps)
+    reference = None if oracle is None else as_rows(oracle)
+    others = {name: as_rows(other) for name, other in (variants or {}).items()}
+    given = Given(oracle=reference, variants=others, state_of=state_of)
+    subject = ParallelSubject(as_rows(make), seed, steps, max_steps, given)
+    rules = {name: PARALLEL.get(name, CHECKS[name].rule) for name in chosen}
+    return _report(subject, [Check(name, CHECKS[name].title, rule) for name, rule in rules.items()], subject.agents)
+
+
+def _chosen(checks: Iterable[str] | None, seed: int, steps: int, max_steps: int | None) -> list[str]:
     chosen = sorted(CHECKS if checks is None else checks)
     for name in chosen:
         if name not in CHECKS:
@@ -139,10 +221,26 @@ def check_vector_env(
     for key, value, least in (("seed", seed, 0), ("steps", steps, 10), ("max_steps", max_steps, 1)):
         if value is not None and (type(value) is not int or value < least):
             raise ConfigError(f"{key} is {value!r}; expected an int >= {least}")
-    subject = Subject(make, seed, steps, max_steps)
+    return chosen
+
+
+def _mode(mode: Any) -> AutoresetMode:
+    known = {member.name.lower(): member for member in AutoresetMode}
+    if isinstance(mode, AutoresetMode):
+        return mode
+    if mode not in known:
+        raise ConfigError(f"modes: unknown autoreset mode {mode!r}; {nearest(str(mode), known)}")
+    return known[mode]
+
+
+def _report(subject: Subject, checks: Iterable[Check], agents: Sequence[Any] | None = None) -> Report:
     report = Report(subject.name)
-    for name in chosen:
-        _run(CHECKS[name], subject, report)
+    for check in checks:
+        _run(check, subject, report)
+    if agents is not None:
+        report.failures = [
+            f if f.row is None else replace(f, replica=None, agent=agents[f.row]) for f in report.failures
+        ]
     return report
 
 
@@ -150,6 +248,8 @@ def _run(check: Check, subject: Subject, report: Report) -> None:
     subject.notes = []
     findings: list[Finding] = []
     try:
+        if isinstance(check.rule, str):
+            raise Inapplicable(check.rule)
         for finding in islice(check.rule(subject), MOST):
             findings.append(finding)
     except Inapplicable as reason:
@@ -178,6 +278,9 @@ def _text(error: Exception) -> str:
 
 
 def _line(failure: Failure) -> str:
-    places = {"replica": failure.replica, "row": failure.row, "step": failure.step}
+    if failure.agent is not None:
+        places = {"agent": failure.agent, "step": failure.step}
+    else:
+        places = {"replica": failure.replica, "row": failure.row, "step": failure.step}
     place = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
     return f"{place}{': ' if place else ''}{failure.got}; expected {failure.expected}"

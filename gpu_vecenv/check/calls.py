@@ -9,7 +9,7 @@ import random
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -22,7 +22,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 from gpu_vecenv.check.subject import OUTPUTS, REFUSALS, Findings, RowActions, Session, Subject, check, differing
 from gpu_vecenv.check.trace import Finding, Record, Tree, canonical, host, show
 
-CLOSED = (*REFUSALS, gymnasium.error.ClosedEnvironmentError, RuntimeError)
+CLOSED = (gymnasium.error.ClosedEnvironmentError, RuntimeError)
 BAD_SEEDS = (-1, 1.5, float("nan"), "7", True)
 CYCLES, LOOKS = 10, 5  # environments made and closed between two looks at what is left over, and the looks
 # What a cycle may leave behind. Python's lists of free objects, and caches, fill by some hundred bytes for a while; a
@@ -44,15 +44,15 @@ def outputs_in_space(subject: Subject) -> Findings:
     session = subject.session()
     first = session.reset(subject.seeds[0])
     yield from _obs_findings(session, first, 0)
-    kinds = {f"obs{name}": _kind(part) for name, part in _parts(first.raw["obs"])}
+    kinds = {f"obs{name}": kind_of(part) for name, part in parts_of(first.raw["obs"])}
     for step, actions in enumerate(subject.actions(subject.seeds[0]), 1):
         record = Record(dict(zip(OUTPUTS, session.env.step(session.batch(actions)), strict=True)), session.rows)
         yield from _obs_findings(session, record, step)
-        parts = {f"{name}{inner}": part for name in OUTPUTS[:4] for inner, part in _parts(record.raw[name])}
+        parts = {f"{name}{inner}": part for name in OUTPUTS[:4] for inner, part in parts_of(record.raw[name])}
         for name, part in parts.items():
-            kind = kinds.setdefault(name, _kind(part))
-            if _kind(part) != kind:
-                yield Finding(f"{name} are {_kind(part)}", f"{kind}, as before", step=step)
+            kind = kinds.setdefault(name, kind_of(part))
+            if kind_of(part) != kind:
+                yield Finding(f"{name} are {kind_of(part)}", f"{kind}, as before", step=step)
         for name in OUTPUTS[1:4]:
             values = record.values(name)
             wanted = "iuf" if name == "rewards" else "b"
@@ -67,7 +67,7 @@ def outputs_in_space(subject: Subject) -> Findings:
 
 def _obs_findings(session: Session, record: Record, step: int) -> Findings:
     space = session.env.observation_space
-    yield from (Finding(f"obs{text}", wanted, row, step) for text, wanted, row in _outside(space, record.raw["obs"]))
+    yield from (Finding(f"obs{text}", wanted, row, step) for text, wanted, row in outside(space, record.raw["obs"]))
     info = record.raw["info"]
     for key in [key for key in info if f"_{key}" in info]:
         mask = host(info[f"_{key}"])
@@ -75,18 +75,18 @@ def _obs_findings(session: Session, record: Record, step: int) -> Findings:
             yield Finding(f"info['_{key}'] {mask.shape} {mask.dtype}", f"({session.rows},) bool", step=step)
         elif key == "final_obs":
             for row in np.flatnonzero(mask).tolist():
-                outside = _outside(session.env.single_observation_space, _row(info[key], row))
-                yield from (Finding(f"final_obs{text}", wanted, row, step) for text, wanted, _ in outside)
+                found = outside(session.env.single_observation_space, _row(info[key], row))
+                yield from (Finding(f"final_obs{text}", wanted, row, step) for text, wanted, _ in found)
 
 
-def _outside(space: Space[Any], value: Tree) -> Iterator[tuple[str, str, int | None]]:
+def outside(space: Space[Any], value: Tree) -> Iterator[tuple[str, str, int | None]]:
     """What lies outside its space: where and what, what was expected, the row."""
     if isinstance(space, Dict) and isinstance(value, Mapping) and set(value) == set(space.spaces):
         for key, inner in space.spaces.items():
-            yield from ((f".{key}{text}", wanted, row) for text, wanted, row in _outside(inner, value[key]))
+            yield from ((f".{key}{text}", wanted, row) for text, wanted, row in outside(inner, value[key]))
     elif isinstance(space, Tuple) and isinstance(value, tuple) and len(value) == len(space.spaces):
         for place, inner in enumerate(space.spaces):
-            yield from ((f".{place}{text}", wanted, row) for text, wanted, row in _outside(inner, value[place]))
+            yield from ((f".{place}{text}", wanted, row) for text, wanted, row in outside(inner, value[place]))
     elif isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
         array = host(value)
         if array.shape != space.shape or array.dtype != space.dtype:
@@ -104,18 +104,22 @@ def _outside(space: Space[Any], value: Tree) -> Iterator[tuple[str, str, int | N
         yield f" = {show(value)}", str(space), None
 
 
-def _parts(value: Tree) -> Iterator[tuple[str, Any]]:
+def parts_of(value: Tree) -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of each array of a tree."""
     if isinstance(value, Mapping | tuple):
         for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from ((f".{key}{name}", part) for name, part in _parts(inner))
+            yield from ((f".{key}{name}", part) for name, part in parts_of(inner))
     else:
         yield "", value
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """The type, dtype and shape of an output."""
     if isinstance(value, torch.Tensor):
         return f"torch {value.dtype} {tuple(value.shape)} on {value.device}"
-    return f"{type(value).__name__} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}"
+    return " ".join(
+        [type(value).__name__, *(str(getattr(value, name)) for name in ("dtype", "shape") if hasattr(value, name))]
+    )
 
 
 def _row(tree: Tree, row: int) -> Tree:
@@ -141,13 +145,21 @@ def outputs_stay(subject: Subject) -> Findings:
 
 
 def _scribble(outputs: Tree) -> None:
-    for _, part in _parts(outputs):
+    if isinstance(outputs, Mapping | tuple):
+        for part in list(outputs.values() if isinstance(outputs, Mapping) else outputs):
+            _scribble(part)
+        if isinstance(outputs, MutableMapping):
+            outputs.clear()
+    elif isinstance(outputs, np.ndarray) and outputs.dtype == object:
+        for element in outputs.flat:
+            _scribble(element)
+    else:
         # What refuses to be written to, a view of one number say, is safe from its caller.
         with contextlib.suppress(ValueError, RuntimeError):
-            if isinstance(part, torch.Tensor):
-                part.fill_(1)
-            elif isinstance(part, np.ndarray) and part.dtype != object:
-                part.fill(1)
+            if isinstance(outputs, torch.Tensor):
+                outputs.fill_(1)
+            elif isinstance(outputs, np.ndarray):
+                outputs.fill(1)
 
 
 @check("K13", "arguments belong to the caller")
@@ -159,13 +171,18 @@ def arguments_stay(subject: Subject) -> Findings:
     session = subject.session()
     got = [session.reset(seed)]
     for step, (actions, garbage) in enumerate(zip(base, other, strict=True), 1):
-        given, kept = session.batch(actions), session.batch(actions)
+        given, kept, overwriting = session.batch(actions), session.batch(actions), session.batch(garbage)
         got.append(session.raw_step(given))
         before, after = (Record({"actions": tree}, session.rows) for tree in (kept, given))
         for finding in differing("the actions given to step", [after], [before]):
             yield Finding(finding.got, finding.expected, finding.row, step)
-        _overwrite(given, session.batch(garbage))
+        _overwrite(given, overwriting)
     yield from differing("after the actions of earlier steps were overwritten", got, expected)
+    if subject.masked:
+        yield from _options_stay(session, subject)
+
+
+def _options_stay(session: Session, subject: Subject) -> Findings:
     mask = session.over_rows(np.arange(session.replicas) == 1)
     options = {"reset_mask": mask.copy()}
     try:
@@ -180,32 +197,38 @@ def arguments_stay(subject: Subject) -> Findings:
 
 
 def _overwrite(target: Tree, source: Tree) -> None:
-    for (_, part), (_, new) in zip(_parts(target), _parts(source), strict=True):
+    for (_, part), (_, new) in zip(parts_of(target), parts_of(source), strict=False):
         if isinstance(part, torch.Tensor | np.ndarray):
             part[...] = new
+    if isinstance(target, MutableMapping):
+        target.clear()
+        target.update(source)
 
 
 @check("K14", "bad actions are refused")
 def bad_actions(subject: Subject) -> Findings:
     """A bad action raises TypeError, ValueError, AssertionError or Gymnasium's Error, and changes nothing."""
+    actions = subject.actions(subject.seeds[1], 4)
+    yield from refused_actions(subject, actions, _bad_actions(subject, actions[0]))
+
+
+def refused_actions(subject: Subject, actions: Sequence[RowActions], bad: Iterable[tuple[str, Any]]) -> Findings:
+    """Which bad actions of a first step are accepted, or change what the ``actions`` after them do."""
     seed = subject.seeds[1]
-    actions = subject.actions(seed, 4)
     expected = subject.session().run(actions, seed)
     session: Session | None = None
-    for name, bad in _bad_actions(subject, actions[0]):
+    for name, given in bad:
         session = session or subject.session()
         session.reset(seed)
-        finding = _refusal(partial(session.env.step, bad), f"step with {name}", REFUSALS)
+        finding = refusal(partial(session.env.step, given), f"step with {name}", subject.refusals)
         if finding is None:
-            finding = _aftermath(name, session, actions, expected)
+            finding = aftermath(name, session, actions, expected)
         if finding is not None:
             yield finding
             session = None
 
 
-def _aftermath(
-    name: str, session: Session, actions: Sequence[RowActions], expected: Sequence[Record]
-) -> Finding | None:
+def aftermath(name: str, session: Session, actions: Sequence[RowActions], expected: Sequence[Record]) -> Finding | None:
     """What the steps after a refused call show; ``expected`` ends with what they give without that call."""
     name = f"after the refusal of {name}"
     try:
@@ -215,7 +238,8 @@ def _aftermath(
     return next(differing(name, got, expected), None)
 
 
-def _refusal(call: Callable[[], Any], name: str, errors: tuple[type[Exception], ...]) -> Finding | None:
+def refusal(call: Callable[[], Any], name: str, errors: tuple[type[Exception], ...]) -> Finding | None:
+    """None if the call raises one of the errors."""
     try:
         call()
     except errors:
@@ -246,7 +270,7 @@ def _bad_actions(subject: Subject, actions: RowActions) -> Iterator[tuple[str, A
     elif array.dtype.kind == "f":
         yield "a gradient", good.clone().requires_grad_()
     for where in (0, session.rows - 1):
-        values = _bad_values(space, array, where)
+        values = bad_values(space, array, where)
         for name, value in values.items():
             bad = array.copy()
             bad.reshape(len(bad), -1)[where, 0] = value
@@ -259,7 +283,7 @@ def _bad_actions(subject: Subject, actions: RowActions) -> Iterator[tuple[str, A
             yield name, session.send(bad)
 
 
-def _bad_values(space: Box | MultiDiscrete | MultiBinary, array: np.ndarray[Any, Any], row: int) -> dict[str, Any]:
+def bad_values(space: Any, array: np.ndarray[Any, Any], row: int) -> dict[str, Any]:
     """Name -> a value that the first number of a row's action must not have."""
     if isinstance(space, MultiDiscrete):
         low = int(space.start[row].reshape(-1)[0])
@@ -296,7 +320,7 @@ def life_cycle(subject: Subject) -> Findings:
         "reset after close": partial(closed.env.reset, seed=subject.seeds[0]),
     }
     for name, call in calls.items():
-        finding = _refusal(call, name, CLOSED)
+        finding = refusal(call, name, (*subject.refusals, *CLOSED))
         if finding is not None:
             yield finding
     closed.env.close()
@@ -310,15 +334,16 @@ def bad_resets(subject: Subject) -> Findings:
     session = subject.session()
     rows, expected = session.rows, session.run(actions, seed)
     bad: dict[str, dict[str, Any]] = {f"seed={value!r}": {"seed": value} for value in BAD_SEEDS}
-    bad["an unknown option"] = {"options": {"no_such_option_at_all": 1}}
-    masks = {"of floats": np.zeros(rows), "for one row too many": np.ones(rows + 1, np.bool_), "of one row": [True]}
-    bad |= {f"a reset_mask {name}": {"options": {"reset_mask": np.asarray(m)}} for name, m in masks.items()}
+    if subject.masked:
+        bad["an unknown option"] = {"options": {"no_such_option_at_all": 1}}
+        masks = {"of floats": np.zeros(rows), "for one row too many": np.ones(rows + 1, np.bool_), "of one row": [True]}
+        bad |= {f"a reset_mask {name}": {"options": {"reset_mask": np.asarray(m)}} for name, m in masks.items()}
     for name, arguments in bad.items():
         session = subject.session()
         session.run(actions[:4], seed)
-        finding = _refusal(partial(session.env.reset, **arguments), f"reset with {name}", REFUSALS)
+        finding = refusal(partial(session.env.reset, **arguments), f"reset with {name}", subject.refusals)
         if finding is None:
-            finding = _aftermath(name, session, actions[4:], expected)
+            finding = aftermath(name, session, actions[4:], expected)
         if finding is not None:
             yield finding
 
@@ -365,13 +390,17 @@ def nothing_is_left(subject: Subject) -> Findings:
     actions = subject.actions(subject.seeds[0], 3)
 
     def cycle() -> weakref.ref[Any]:
-        session = Session(subject.make(Subject.FEW), Subject.FEW, subject.device)
+        session = subject.unattended(subject.FEW)
         session.run(actions, subject.seeds[0])
         session.env.close()
-        return weakref.ref(session.env)
+        return weakref.ref(session.env.unwrapped)
 
-    tracing = tracemalloc.is_tracing()
+    tracing, frozen = tracemalloc.is_tracing(), gc.get_freeze_count()
     tracemalloc.start()
+    cycle()  # what the first one sets up is there from now on
+    gc.collect()
+    if not frozen:
+        gc.freeze()  # what is there already need not be looked through each time
     try:
         looks = []
         for _ in range(LOOKS):
@@ -379,6 +408,8 @@ def nothing_is_left(subject: Subject) -> Findings:
             gc.collect()
             looks.append(_in_use())
     finally:
+        if not frozen:
+            gc.unfreeze()
         if not tracing:
             tracemalloc.stop()
     alive = sum(ref() is not None for ref in left)

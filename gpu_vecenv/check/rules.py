@@ -10,11 +10,12 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from gpu_vecenv.check.subject import REFUSALS, Findings, Inapplicable, RowActions, Session, Subject, check, differing
-from gpu_vecenv.check.trace import Array, Bools, Finding, Record, difference
+from gpu_vecenv.check.trace import Array, Bools, Finding, Record, canonical, difference, host
 
 EPISODES = 6  # of each replica, to see whether they differ
 LONGEST = 5000  # steps that a check may take to see episodes end
 SOME = 3  # ends from which on "all of them" is no coincidence
+NOTHING = [canonical(host(None))]  # the observation of an agent that is not there
 VARIED = 8  # different starts among 16 from which on three of six are expected to differ
 
 
@@ -86,7 +87,7 @@ def prefix(subject: Subject) -> Findings:
     """The replicas of a small environment are, bit by bit, the first ones of a larger environment."""
     for seed in subject.seeds[:2]:
         actions = subject.actions(seed)
-        small, large = subject.session(), subject.session(Subject.MORE)
+        small, large = subject.session(), subject.session(subject.MORE)
         what = f"{large.replicas} replicas, not {small.replicas}, seed {seed}"
         every = np.ones(small.rows, np.bool_)
         yield from differing(what, large.run(actions, seed), small.run(actions, seed), every)
@@ -99,11 +100,11 @@ def isolation(subject: Subject) -> Findings:
     base, other = subject.actions(seed), subject.actions(seed + 500)
     expected = subject.session().run(base, seed)
     inert = True
-    for replica in range(Subject.FEW):
+    for replica in range(subject.FEW):
         session = subject.session()
         own = range(session.rows)[session.rows_of(replica)]
         got = session.run([mixed_actions(one, two, own) for one, two in zip(base, other, strict=True)], seed)
-        chosen = np.arange(Subject.FEW) != replica
+        chosen = np.arange(subject.FEW) != replica
         yield from differing(f"replica {replica} acts otherwise", got, expected, session.over_rows(chosen))
         inert &= session.course(got, replica) == session.course(expected, replica)
     if inert:
@@ -184,7 +185,7 @@ def _episodes(session: Session, subject: Subject, longest: int) -> tuple[list[li
 @check("K09", "a masked reset touches what it names")
 def masked_reset(subject: Subject) -> Findings:
     """options["reset_mask"] resets these replicas, with a seed reseeds these, and leaves all others' bits alone."""
-    mask = np.arange(Subject.FEW) % 2 == 0
+    mask = np.arange(subject.FEW) % 2 == 0
     seed, reseed = subject.seeds[0], subject.seeds[3]
     before, after = subject.actions(seed, 5), subject.actions(reseed)
     plain = subject.session()
@@ -371,7 +372,9 @@ def _step_after_end(subject: Subject, actions: Sequence[RowActions], seed: int) 
     row = int(session.over_rows(session.clock.finished).argmax())
     try:
         after = session.step(action)
-    except (*REFUSALS, RuntimeError):
+    except subject.refusals:
         return
-    if after.values("rewards")[row] != 0 or after.row("obs", row) != records[-1].row("obs", row):
+    except RuntimeError:
+        return
+    if after.values("rewards")[row] != 0 or after.row("obs", row) not in (records[-1].row("obs", row), NOTHING):
         yield Finding("an ended replica goes on without a reset", "a refusal, or no change", row, len(records))

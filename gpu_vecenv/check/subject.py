@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -33,12 +33,27 @@ class Inapplicable(Exception):
     """A check has nothing to check here; the message says why."""
 
 
+@dataclass(frozen=True)
+class Given:
+    """What some checks need beside the environment; the arguments of ``check_vector_env`` of the same names."""
+
+    oracle: Make | None = None
+    modes: Mapping[AutoresetMode, Make] | None = None
+    variants: Mapping[str, Make] | None = None
+    graph: Make | None = None
+    permutable_agents: Any = None
+    state_of: Callable[[Any], Any] | None = None
+
+
+NOTHING_GIVEN = Given()
+
+
 class Check(NamedTuple):
-    """One check: what it is called, and the function that yields what it finds."""
+    """One check: what it is called, and the function that yields what it finds, or why there is nothing to find."""
 
     id: str
     title: str
-    rule: Rule
+    rule: Rule | str
 
 
 CHECKS: dict[str, Check] = {}
@@ -99,13 +114,18 @@ class Session:
         self.rows: int = env.num_envs
         self.block = self.rows // replicas
         self.clock = Clock(self.mode, replicas, self.block)
-        self._allowed: Array | None = None
+        self.allowed: Bools | None = None  # choices of each row, where info has a mask of them
+
+    @property
+    def under_test(self) -> Any:
+        """What the caller's ``make`` gave."""
+        return self.env
 
     def rows_of(self, replica: int) -> slice:
         """A replica's rows."""
         return slice(replica * self.block, (replica + 1) * self.block)
 
-    def over_rows(self, replicas: Bools) -> Bools:
+    def over_rows(self, replicas: Array) -> Array:
         """A value for each replica, as one for each row."""
         return np.repeat(replicas, self.block)
 
@@ -118,9 +138,9 @@ class Session:
 
     def batch(self, actions: RowActions) -> Tree:
         """The first ``rows`` actions as the environment takes them, fresh memory."""
-        allowed = self._allowed
+        allowed = self.allowed
         if allowed is not None:
-            actions = [_allowed(self.env.single_action_space, *pair) for pair in zip(actions, allowed, strict=False)]
+            actions = [permitted(self.env.single_action_space, *pair) for pair in zip(actions, allowed, strict=False)]
         space = self.env.single_action_space
         empty: Any = create_empty_array(space, n=self.rows, fn=np.zeros)
         return self.send(concatenate(space, actions[: self.rows], empty))
@@ -162,6 +182,14 @@ class Session:
         """A reset and a step for each of these actions."""
         return [self.reset(seed), *map(self.step, actions)]
 
+    def following(self) -> tuple[Clock, Bools | None]:
+        """What the session knows of the episodes under way, copied; ``follow_again`` takes it back."""
+        return deepcopy(self.clock), None if self.allowed is None else self.allowed.copy()
+
+    def follow_again(self, known: tuple[Clock, Bools | None]) -> None:
+        """Know what ``following`` gave: the environment is back where it was then."""
+        self.clock, self.allowed = deepcopy(known[0]), None if known[1] is None else known[1].copy()
+
     def course(self, records: Sequence[Record], replica: int) -> bytes:
         """A digest of all that one replica's agents saw."""
         digest = hashlib.blake2b()
@@ -171,6 +199,7 @@ class Session:
 
     def _reset(self, rows: Bools | None, seed: int | None = None) -> Record:
         obs, info = self.env.reset(seed=seed, options=None if rows is None else {"reset_mask": rows.copy()})
+        self.device = device_of(obs)
         record = Record({"obs": obs, "info": info}, self.rows)
         self._see_action_mask(record, rows)
         return record
@@ -179,39 +208,52 @@ class Session:
         leaf = record.leaves.get("info.action_mask")
         if leaf is not None and leaf.values.ndim == 2 and len(leaf.values) == self.rows:
             new = leaf.values.astype(np.bool_)
-            old = self._allowed
-            self._allowed = new if rows is None or old is None else np.where(rows[:, None], new, old)
+            old = self.allowed
+            self.allowed = new if rows is None or old is None else np.where(rows[:, None], new, old)
 
 
 class Subject:
     """Makes the environments that a check needs, and actions for them; closes them after each check."""
 
     FEW, MORE = 4, 7  # replicas; 7 is no multiple of anything
+    refusals: tuple[type[Exception], ...] = REFUSALS
+    masked = True  # whether reset knows the option reset_mask
 
-    def __init__(self, make: Make, seed: int, steps: int, max_steps: int | None):
-        self.make, self.steps = make, steps
+    def __init__(self, make: Make, seed: int, steps: int, max_steps: int | None, given: Given = NOTHING_GIVEN):
+        self.make, self.steps, self.max_steps, self.given = make, steps, max_steps, given
         self.seeds = [seed, seed + 1, seed + 2, seed + 3]
         self.notes: list[str] = []
         self._open = ExitStack()
         self.device: torch.device | None = None
         with self._open:
-            session = self.session(self.MORE)
-            env, self.block = session.env, session.block
-            self.name = str(env)
-            self.action_space = deepcopy(env.action_space)
-            self.max_steps = max_steps or getattr(env.spec, "max_episode_steps", None)
-            obs, _ = env.reset(seed=seed)
-            while isinstance(obs, Mapping | tuple):
-                obs = next(iter(obs.values() if isinstance(obs, Mapping) else obs))
-            self.device = obs.device if isinstance(obs, torch.Tensor) else None
+            self._look()
 
-    def session(self, replicas: int = FEW) -> Session:
-        """A new environment. The first replicas of a larger one are to behave like those of a smaller one."""
-        env = self.make(replicas)
+    def _look(self) -> None:
+        session = self.session(self.MORE)
+        self.block, self.name = session.block, str(session.env)
+        self.action_space = deepcopy(session.env.action_space)
+        self.max_steps = self.max_steps or getattr(session.env.spec, "max_episode_steps", None)
+        session.reset(self.seeds[0])
+        self.device = session.device
+
+    def session(self, replicas: int | None = None, make: Make | None = None) -> Session:
+        """A new environment. The first replicas of a larger one are to behave like those of a smaller one.
+
+        Args:
+            replicas: How many; None makes a few.
+            make: Another maker than the one under test.
+        """
+        session = self.unattended(self.FEW if replicas is None else replicas, make)
+        self._open.callback(session.env.close)
+        return session
+
+    def unattended(self, replicas: int, make: Make | None = None) -> Session:
+        """A new environment that the caller closes."""
+        env = (make or self.make)(replicas)
         if not isinstance(env, VectorEnv):
             raise TypeError(f"make({replicas}) gave a {type(env).__name__}; expected a gymnasium.vector.VectorEnv")
-        self._open.callback(env.close)
         if env.num_envs < replicas or env.num_envs % replicas:
+            env.close()
             raise ValueError(f"make({replicas}) gave num_envs = {env.num_envs}; expected as many rows for each replica")
         return Session(env, replicas, self.device)
 
@@ -241,13 +283,20 @@ class Subject:
 
     @property
     def random(self) -> bool:
-        """Whether seeds or replicas make any difference."""
-        return len(set(self.courses.values())) > 1
+        """Whether seeds, replicas or episodes make any difference."""
+        return len(set(self.courses.values())) > 1 or self._another_episode_differs
 
     def need_randomness(self) -> None:
         """Raise Inapplicable where the environment shows none."""
         if not self.random:
             raise Inapplicable(f"{len(self.courses)} pairs of seed and replica saw the same: nothing in it is random")
+
+    @cached_property
+    def _another_episode_differs(self) -> bool:
+        session = self.session()
+        actions = self.like_the_first(self.actions(self.seeds[0]), session)
+        first, again = session.run(actions, self.seeds[0]), session.run(actions)
+        return any(session.course(first, r) != session.course(again, r) for r in range(session.replicas))
 
     @cached_property
     def _equal_runs(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
@@ -260,6 +309,13 @@ class Subject:
         return runs
 
 
+def device_of(obs: Tree) -> torch.device | None:
+    """Where tensors lie; None where there are none, but NumPy arrays."""
+    while isinstance(obs, Mapping | tuple):
+        obs = next(iter(obs.values() if isinstance(obs, Mapping) else obs))
+    return obs.device if isinstance(obs, torch.Tensor) else None
+
+
 def declared_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode | None:
     """The autoreset mode in the environment's metadata, None where there is none."""
     try:
@@ -268,7 +324,7 @@ def declared_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode | None:
         return None
 
 
-def _allowed(space: Any, action: Tree, allowed: Bools) -> Tree:
+def permitted(space: Any, action: Tree, allowed: Bools) -> Tree:
     """The action, or where info["action_mask"] forbids a choice another one, picked by the action itself."""
     if not isinstance(space, Discrete | MultiDiscrete):
         return action

@@ -110,11 +110,24 @@ def host(value: Any) -> Array:
     if isinstance(value, torch.Tensor):
         return np.array(value.detach().cpu().numpy())
     if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
-        array = np.array(value)
-        return deepcopy(array) if array.dtype == object else array
+        return _copied(value) if isinstance(value, np.ndarray) and value.dtype == object else np.array(value)
     array = np.empty((), object)
-    array[()] = deepcopy(value)
+    array[()] = _copied(value)
     return array
+
+
+def _copied(value: Any) -> Any:
+    """A copy of an object or of an array of objects, in which tensors have become arrays."""
+    if isinstance(value, torch.Tensor):
+        return host(value)
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        array = np.empty(value.shape, object)
+        for place in np.ndindex(value.shape):
+            array[place] = _copied(value[place])
+        return array
+    if type(value) in (dict, list, tuple):
+        return {k: _copied(v) for k, v in value.items()} if type(value) is dict else type(value)(map(_copied, value))
+    return deepcopy(value)
 
 
 def canonical(value: Any) -> bytes:

@@ -1,63 +1,145 @@
-"""Steps every kernel at several shapes, for compute-sanitizer: ``compute-sanitizer --tool racecheck python3 THIS``."""
+"""Steps every kernel at several shapes, for tools that watch memory; prints a fingerprint of each environment.
 
+    compute-sanitizer --tool racecheck python3 tests/gpu/step_games.py
+    python3 tests/gpu/step_games.py --device cpu      # fewer and smaller shapes; for the host's sanitizers
+
+Every output is a tensor with an allocation of its own, so that a tool sees where it ends; on a GPU this also takes
+PYTORCH_NO_CUDA_MEMORY_CACHING=1. The last line tells how many environments were stepped.
+"""
+
+from __future__ import annotations
+
+import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from games.crew import Crew
 from games.painter import Painter
+from games.scouts import Scouts
 
 import gpu_vecenv
 from gpu_vecenv.digest import Digest
 from gpu_vecenv.env import Env
 from gpu_vecenv.policy import masked
+from gpu_vecenv.slab import Slab
+from gpu_vecenv.vec_env import VecEnv
 
 Game = str | type[Env]
 
-FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "max_steps": 4}
-GAMES = (
-    ("tag_gridworld", {"max_steps": 4}),
-    ("tag_gridworld", {"max_steps": 4, "num_taggers": 40, "full_observation": False, "random_start": True}),
+MODES = ("same_step", "next_step", "disabled")
+FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
+GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
+    ("tag_gridworld", {}),
+    ("tag_gridworld", {"num_taggers": 40, "full_observation": False, "random_start": True}),
     ("tag_continuous", FEW),
     ("tag_continuous", {**FEW, "num_neighbors": "all", "side": 2.0}),
-    ("tag_continuous", {"max_steps": 4, "num_taggers": 5, "num_runners": 60, "side": 3.0}),
-    ("simple_spread", {"max_steps": 4, "num_agents": 40}),
-    ("simple_tag", {"max_steps": 4, "continuous_actions": True}),
-    ("simple_adversary", {"max_steps": 4}),
-    (Crew, {"max_steps": 4}),
+    ("tag_continuous", {"num_taggers": 5, "num_runners": 60, "side": 3.0}),
+    ("simple_spread", {"num_agents": 40}),
+    ("simple_tag", {"continuous_actions": True}),
+    ("simple_adversary", {}),
+    ("cartpole", {}),
+    ("mountain_car", {}),
+    ("continuous_mountain_car", {}),
+    ("acrobot", {}),
+    ("pendulum", {}),
+    (Crew, {}),
+    (Scouts, {}),
+    (Painter, {}),
 )
-ALONE = ("cartpole", "mountain_car", "continuous_mountain_car", "acrobot", "pendulum", Painter)
+# On a GPU: scratch that does not fit in shared memory, agents that outnumber the lanes of a team.
+HUGE = ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45})
+TICKS, MAX_STEPS = 6, 4  # every replica passes an end
 
 
-def step_game(game: Game, config: dict, num_envs: int, mode: str, rows: bool) -> None:
-    env = gpu_vecenv.make(game, num_envs, "cuda", autoreset_mode=mode, rows=rows, driver="cuda_core", **config)
-    digest = Digest(env.functions, num_envs)
-    _, info = env.reset(seed=1)
-    sampler = gpu_vecenv.Sampler(env)
-    for step in range(6):
+def cases(device: str) -> Iterator[tuple[Game, dict[str, Any], int, str, str]]:
+    """Game, configuration, replicas, autoreset mode, kind: 1 replica, 33, no multiple of a block, many.
+
+    The kinds are "plain", "rows" (agents are rows) and "guards" (guard bands between replicas, and quarantine).
+    """
+    for game, config in GAMES:
+        agents = gpu_vecenv.configure(game, **config).num_agents
+        many = 4097 if agents <= 8 else 1025 if agents <= 40 else 257
+        for num_envs in (1, 33) if device == "cpu" else (1, 33, 130, many):
+            for mode in MODES:
+                yield game, config, num_envs, mode, "rows" if num_envs in (33, many) else "plain"
+                if num_envs == 33:
+                    yield game, config, num_envs, mode, "guards"
+    if device == "cpu":  # many enough for a second thread
+        yield "cartpole", {}, 8193, "same_step", "plain"
+    else:
+        yield *HUGE, 1, "same_step", "plain"
+        yield *HUGE, 3, "next_step", "rows"
+
+
+def outputs_apart(env: VecEnv) -> Slab:
+    """A slab of tensors that each have an allocation of their own; guard bands need the slab's own."""
+    specs = {} if env.layout.guard_rows else env.layout.specs
+    out = env.slab(**{n: torch.empty(shape, dtype=kind, device=env.device) for n, (shape, kind) in specs.items()})
+    if out.final_obs is not None:  # only some of its rows are ever written
+        out.final_obs.zero_()
+    return out
+
+
+def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mode: Any, kind: str) -> str:
+    """Make, reset, step past an end, reset some, close; the fingerprint of all that it gave."""
+    env = VecEnv(
+        gpu_vecenv.configure(game, **{"max_steps": MAX_STEPS, **config}),
+        num_envs,
+        device,
+        autoreset_mode=mode,
+        driver="cuda_core" if device == "cuda" else None,
+        rows=kind == "rows",
+        guards=kind == "guards",
+        quarantine=kind == "guards",
+    )
+    digest, out = Digest(env.functions, num_envs), outputs_apart(env)
+
+    def feed(*outputs: torch.Tensor, **info: torch.Tensor) -> None:
+        digest.add_outputs(*outputs, info["active"], *([info["action_mask"]] if "action_mask" in info else []))
+        if "final_obs" in info:
+            digest.add_final_obs(info["final_obs"], info["_final_obs"])
+
+    obs, info = env.reset(seed=1, out=out)
+    feed(obs, **info)
+    sampler = None if kind == "guards" else gpu_vecenv.Sampler(env)  # it takes no clocks with bands between them
+    for tick in range(TICKS):
         actions = env.sample_actions()
-        if step % 2 == 0:
-            parameters = torch.zeros((*env.layout.batch, sampler.num_parameters), device="cuda")
+        if tick % 3 == 1 and sampler is not None:
+            parameters = torch.zeros((*env.layout.batch, sampler.num_parameters), device=device)
             actions = sampler.sample(masked(parameters, info.get("action_mask"))).actions
-        obs, *_, info = env.step(actions)
-        digest.add_outputs(obs)
-    env.reset(mask=torch.arange(num_envs, device="cuda") % 2 == 0)
-    env.observe()
+        elif tick % 3 == 2 and not env.game.action.continuous:
+            actions = actions.long()
+        *outputs, info = env.step(actions, out=out)
+        feed(*outputs, **info)
+    some = torch.arange(num_envs, device=device) % 2 == 0
+    obs, info = env.reset(seed=2, mask=some, out=out)
+    feed(obs, **info)
+    wrong = env.sample_actions()
+    wrong.fill_(float("nan") if env.game.action.continuous else 2**31 - 1)
+    *outputs, info = env.step(wrong, out=out)  # refused: no game may see it
+    feed(*outputs, **info)
+    digest.add_outputs(env.observe())
     digest.add_state(env)
-    print(env.game.name(), num_envs, mode, rows, digest.hex())
+    name = f"{env.game.name()} {env.num_agents} agents {num_envs} {mode} {kind}"
     env.close()
+    return f"{name} {digest.hex()}"
 
 
 def main() -> None:
-    for game, config in GAMES:
-        for num_envs in (1, 33, 130):
-            for mode in ("same_step", "next_step", "disabled"):
-                step_game(game, config, num_envs, mode, rows=num_envs == 33)
-    for game in ALONE:
-        for num_envs in (1, 130):
-            step_game(game, {"max_steps": 4}, num_envs, "same_step", rows=True)
+    """Step them all."""
+    parser = argparse.ArgumentParser(description="Steps every kernel at several shapes.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    device = parser.parse_args().device
+    stepped = 0
+    for case in cases(device):
+        print(step_game(device, *case), flush=True)
+        stepped += 1
+    print(f"stepped {stepped} environments")
 
 
 if __name__ == "__main__":

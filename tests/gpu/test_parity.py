@@ -74,15 +74,18 @@ def test_variants_have_the_same_bits_in_every_mode(name, config, rows, mode):
     ("name", "config"),
     [("tag_gridworld", {}), ("tag_continuous", FEW), ("acrobot", {}), ("simple_tag", {}), *VARIANTS[:1]],
 )
-def test_neither_num_envs_nor_team_matters(name, config):
+def test_neither_num_envs_nor_team_nor_the_order_of_blocks_matters(name, config):
     game = gpu_vecenv.configure(name, **config)
     whole = trajectory_digest(VecEnv(game, 4097, "cpu"), 3, 40).words
-    for num_envs in (1, 2, 31, 33, 1023, 4097):
+    for num_envs in (1, 2, 31, 32, 33, 1023, 4097):
         there = trajectory_digest(VecEnv(game, num_envs, "cuda"), 3, 40).words.cpu()
         assert torch.equal(there, whole[:num_envs]), num_envs
     for team in (1, 2, 4, 8, 16, 32, 64, 96, 256, 1024):
         there = trajectory_digest(VecEnv(game, 65, "cuda", team=team), 3, 40).words.cpu()
         assert torch.equal(there, whole[:65]), team
+    for order in (1, 2):
+        there = trajectory_digest(VecEnv(game, 1023, "cuda", lane_order=order), 3, 40).words.cpu()
+        assert torch.equal(there, whole[:1023]), order
     shard = trajectory_digest(VecEnv(game, 100, "cuda", first_replica=1000), 3, 40).words.cpu()
     assert torch.equal(shard, whole[1000:1100])
 

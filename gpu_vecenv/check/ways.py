@@ -1,0 +1,164 @@
+"""The checks against other environments, K19, K20, K22 and K23: a reference, other modes, other ways to run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode
+
+from gpu_vecenv.check.calls import parts_of
+from gpu_vecenv.check.subject import OUTPUTS, Findings, Inapplicable, Make, Session, Subject, check, differing
+from gpu_vecenv.check.trace import Bools, Finding, Record, show
+
+STRIDE = 31  # ticks between the actions of two episodes: each has others
+
+
+@check("K19", "a reference gives the same bits")
+def same_as_reference(subject: Subject) -> Findings:
+    """All that the reference returns, ``info`` included, is bit by bit what the environment returns."""
+    oracle = subject.given.oracle
+    if oracle is None:
+        raise Inapplicable("there is no reference; give oracle=make, which makes environments that do the same")
+    yield from _same_runs(subject, oracle, "not the reference's", whole=False)
+
+
+@check("K23", "other ways of running give the same bits")
+def same_in_variants(subject: Subject) -> Findings:
+    """Another device, order, launch shape or output type changes no bit."""
+    if not subject.given.variants:
+        raise Inapplicable("there is no other way to run; give variants={name: make}")
+    for name, make in subject.given.variants.items():
+        yield from _same_runs(subject, make, f"not as in variants[{name!r}]", whole=True)
+
+
+def _same_runs(subject: Subject, make: Make, what: str, whole: bool) -> Findings:
+    """Where runs differ from those of another maker; if not ``whole``, in what that one's infos have."""
+    for seed in subject.seeds[:2]:
+        actions = subject.actions(seed)
+        session, other = subject.session(subject.MORE), subject.session(subject.MORE, make)
+        if (session.rows, session.mode) != (other.rows, other.mode):
+            yield Finding(f"{what}: {session.rows} rows, {session.mode}", f"{other.rows} rows, {other.mode}")
+            return
+        got, expected = session.run(actions, seed), other.run(actions, seed)
+        if not whole:
+            got = [_within(*pair) for pair in zip(got, expected, strict=True)]
+        yield from differing(f"{what}, seed {seed}", got, expected)
+
+
+def _within(record: Record, reference: Record) -> Record:
+    """The record without those infos that the reference does not have."""
+    smaller = copy.copy(record)
+    known = {name for name in record.leaves if name in reference.leaves or not name.startswith("info.")}
+    smaller.leaves = {name: leaf for name, leaf in record.leaves.items() if name in known}
+    return smaller
+
+
+class Transition(NamedTuple):
+    """What one row lived through in one tick: part -> bits, and where to read it."""
+
+    step: int
+    bits: dict[str, list[bytes]]
+    places: dict[str, tuple[Record, str]]
+
+    def text(self, part: str, row: int) -> str:
+        """A part's value, for people."""
+        record, name = self.places[part]
+        leaf = record.leaves.get(name)
+        return f"{part} = {'other values' if leaf is None else show(leaf.values[row])}"
+
+
+@check("K20", "autoreset modes give the same transitions")
+def same_transitions(subject: Subject) -> Findings:
+    """Under equal actions a row sees the same observations, rewards, flags and last observations in all modes."""
+    modes = subject.given.modes or {}
+    if len(modes) < 2:
+        raise Inapplicable('there are no other modes; give modes={"same_step": make, "next_step": make, …}')
+    first: tuple[AutoresetMode, list[list[Transition]]] | None = None
+    for mode, make in modes.items():
+        session = subject.session(make=make)
+        if session.mode is not mode:
+            yield Finding(f"modes[{mode.name.lower()!r}] makes environments that declare {session.mode}", str(mode))
+            return
+        courses, ends = _transitions(session, subject)
+        if not ends:
+            subject.notes.append(f"{mode}: no episode ended in {subject.steps} steps; ends were not compared")
+        if first is None:
+            first = mode, courses
+            continue
+        for row, (own, others) in enumerate(zip(courses, first[1], strict=True)):
+            yield from _first_difference(row, own, others, f"{mode}, not {first[0]}")
+
+
+def _first_difference(row: int, got: Sequence[Transition], expected: Sequence[Transition], what: str) -> Findings:
+    for number, (new, old) in enumerate(zip(got, expected, strict=False)):  # a reset tick more or less
+        for part, bits in new.bits.items():
+            if bits != old.bits[part]:
+                text = f"{what}: transition {number}: {new.text(part, row)}"
+                yield Finding(text, old.text(part, row), row, new.step)
+                return
+
+
+def _transitions(session: Session, subject: Subject) -> tuple[list[list[Transition]], int]:
+    """Of each row what it lived through, and how many episodes ended; the action depends on episode and age alone."""
+    script = subject.actions(subject.seeds[0])
+    courses: list[list[Transition]] = [[] for _ in range(session.rows)]
+    number = np.zeros(session.replicas, np.int64)
+    last = session.reset(subject.seeds[0])
+    for step in range(1, subject.steps + 1):
+        clock = session.clock
+        ages = session.over_rows(np.where(clock.finished, 0, clock.age) + STRIDE * number)
+        began = session.over_rows(clock.finished) & (session.mode is AutoresetMode.DISABLED)
+        record = session.step([script[age % len(script)][row] for row, age in enumerate(ages.tolist())])
+        idle = session.over_rows(clock.resetting) | clock.before.reshape(-1)
+        marked = _marked(record, session)
+        for row in np.flatnonzero(~idle).tolist():
+            places = {name: (record, name) for name in OUTPUTS[1:4]}
+            places["obs"] = last, "after_reset.obs" if began[row] else "obs"
+            places["next obs"] = record, "info.final_obs" if marked[row] else "obs"
+            bits = {part: source.row(name, row) for part, (source, name) in places.items()}
+            courses[row].append(Transition(step, bits, places))
+        number += clock.finished
+        last = record
+    return courses, int(number.sum())
+
+
+def _marked(record: Record, session: Session) -> Bools:
+    """Rows whose last observation is in ``final_obs``."""
+    if session.mode is AutoresetMode.SAME_STEP:
+        for name in record.named("info.final_obs"):
+            mask = record.leaves[name].mask
+            if mask is not None:
+                return mask
+    return np.zeros(session.rows, np.bool_)
+
+
+@check("K22", "a CUDA graph of a step gives the same bits")
+def same_in_a_graph(subject: Subject) -> Findings:
+    """A step that was captured once and is replayed with other actions does what calling it does."""
+    if subject.given.graph is None:
+        raise Inapplicable("give graph=make, which makes environments whose step may be captured as a CUDA graph")
+    if subject.device is None or subject.device.type != "cuda":
+        raise Inapplicable("outputs are no CUDA tensors; a graph needs an environment on a CUDA device")
+    seed = subject.seeds[0]
+    actions = subject.actions(seed)
+    eager, session = subject.session(make=subject.given.graph), subject.session(make=subject.given.graph)
+    expected = eager.run(actions, seed)
+    session.run(actions[:2], seed)  # whatever is set up once must not be captured
+    first = session.reset(seed)
+    given = session.batch(actions[0])
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        outputs = session.env.step(given)
+    got = [first]
+    for step in actions:
+        for (_, part), (_, new) in zip(parts_of(given), parts_of(session.batch(step)), strict=True):
+            part.copy_(new)
+        graph.replay()
+        got.append(Record(dict(zip(OUTPUTS, outputs, strict=True)), session.rows))
+        session.follow(got[-1])
+    yield from differing("a graph that is replayed", got, expected)

@@ -1,0 +1,123 @@
+"""The kernels of one environment: launches prepared once on its tensors, their other arguments given call by call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_vecenv.backends import Argument, LaunchShape
+from gpu_vecenv.data_manager import DataManager
+from gpu_vecenv.env import Env
+from gpu_vecenv.errors import ConcurrentUseError
+from gpu_vecenv.function_manager import Launch, Program
+from gpu_vecenv.guards import check, fill, output_bands, state_bands
+from gpu_vecenv.prologue import Build, kernel_fields
+from gpu_vecenv.slab import Slab
+
+
+class Kernels:
+    """What machine.cuh does with the replicas: reset, step, observe, random_actions.
+
+    Args:
+        program: The compiled game.
+        game: The game.
+        data: Its tensors.
+        num_envs: Replicas.
+        team: Lanes per replica on a GPU.
+        build: How the text was made.
+        mode: Autoreset mode, a number of machine.cuh.
+        rows: Whether agents are rows.
+        first_replica: Number of the first replica in the random streams.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        game: Env,
+        data: DataManager,
+        num_envs: int,
+        *,
+        team: int,
+        build: Build,
+        mode: int,
+        rows: bool,
+        first_replica: int,
+    ) -> None:
+        self.data, self.build = data, build
+        self._idle = threading.RLock()  # its own thread may come again: an interrupt may have kept it from letting go
+        self._mode, self._rows, self._first_replica = np.int32(mode), np.int32(rows), np.uint64(first_replica)
+        layout = torch.zeros(2, dtype=torch.int64, device=data.device)
+        program.launch("vecenv_layout", 1, layout)
+        scratch_bytes, scratch_is_shared = layout.tolist()
+        if data.device.type == "cpu":
+            from gpu_vecenv.backends.host import workers
+
+            copies = workers()  # one for each thread
+            shape = LaunchShape(num_envs, work=num_envs * game.num_agents)
+        else:
+            from gpu_vecenv.backends.cuda import block_of
+
+            copies, block = num_envs, block_of(team)
+            shape = LaunchShape(num_envs, team, block, scratch_bytes * (block // team) if scratch_is_shared else 0)
+        size = 1 if scratch_is_shared else scratch_bytes * copies
+        scratch = torch.empty(size, dtype=torch.uint8, device=data.device)
+        common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(game, build.pooled)]
+        common.append(np.int64(len(data[f"pool_{build.pooled[0]}"]) if build.pooled else 0))
+        end: list[Argument] = [scratch, np.int64(num_envs)]
+        self._first = len(common)  # place of the first argument that varies
+        varying: dict[str, list[Argument]] = {
+            "vecenv_reset": [None, np.int32(0), np.uint64(0), self._first_replica, self._rows, *[None] * 3, *end],
+            "vecenv_step": [None, np.int32(0), self._mode, self._rows, *[None] * 8, *end],
+            "vecenv_observe": [self._rows, None, *end],
+            "vecenv_random_actions": [None, np.int64(num_envs)],
+        }
+        launches = {name: program.prepare(name, shape, [*common, *arguments]) for name, arguments in varying.items()}
+        self._reset, self._step = launches["vecenv_reset"], launches["vecenv_step"]
+        self._observe, self._random_actions = launches["vecenv_observe"], launches["vecenv_random_actions"]
+        if build.guards:
+            fill(state_bands(data))
+
+    def reset(self, mask: torch.Tensor | None, seed: int | None, out: Slab) -> None:
+        """New episodes where ``mask`` (num_envs,) is True or None; observations of all."""
+        obs, _, _, _, active, _, action_mask, _ = out.pointers
+        begins = 0 if mask is None else mask.data_ptr()
+        reseed, number = np.int32(seed is not None), np.uint64(seed or 0)
+        arguments = (begins, reseed, number, self._first_replica, self._rows, obs, active, action_mask)
+        self._run(self._reset, arguments, "reset", out)
+
+    def step(self, actions: torch.Tensor, out: Slab) -> None:
+        """One tick."""
+        wide = np.int32(actions.dtype == torch.int64)
+        self._run(self._step, (actions.data_ptr(), wide, self._mode, self._rows, *out.pointers), "step", out)
+
+    def repeat_step(self) -> None:
+        """The last ``step`` once more."""
+        self._step()
+
+    def observe(self, out: Slab) -> None:
+        """Observations of the state as it is."""
+        self._run(self._observe, (self._rows, out.obs.data_ptr()), "observe", out)
+
+    def random_actions(self, actions: torch.Tensor) -> None:
+        """Valid actions of the coming tick."""
+        self._run(self._random_actions, (actions.data_ptr(),), "sample_actions", None)
+
+    def _run(self, launch: Launch, arguments: Sequence[Any], call: str, out: Slab | None) -> None:
+        if not self._idle.acquire(blocking=False):
+            raise ConcurrentUseError(
+                f"{call} while another thread is in a call of this environment; give each thread one of its own"
+            )
+        try:
+            if self.build.guards and out is not None:
+                fill(output_bands(out))
+            launch.raw[self._first : self._first + len(arguments)] = arguments
+            launch()
+            if self.build.guards:
+                check(state_bands(self.data), call)
+                check(() if out is None else output_bands(out), call)
+        finally:
+            self._idle.release()

@@ -1,0 +1,70 @@
+"""One faulty kernel for each tool of compute-sanitizer: a tool that lets its own pass has shown nothing.
+
+compute-sanitizer --tool memcheck python3 tests/gpu/planted_kernels.py write_past_the_end
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import torch
+
+from gpu_vecenv.backends import LaunchShape
+from gpu_vecenv.function_manager import FunctionManager
+
+THREADS = 256
+TEXT = """#include "kernel.cuh"
+// memcheck: an element too many. All kernels get two tensors of one number for each thread of one block.
+KERNEL(write_past_the_end, float* x, float* y, i64 n) { FOR_ITEMS (k, n) { x[k] = 1; x[k + 1] = 2; } }
+
+// racecheck: no barrier between what one warp writes and another reads.
+KERNEL(shared_memory_race, float* x, float* y, i64 n) {
+    __shared__ float s[256];
+    s[threadIdx.x] = x[threadIdx.x];
+    y[threadIdx.x] = s[255 - threadIdx.x];
+}
+
+// initcheck: y has never been written.
+KERNEL(uninitialised_read, float* x, float* y, i64 n) { FOR_ITEMS (k, n) x[k] += y[k]; }
+
+// synccheck: half of each warp's threads, and half of the block's warps, never come to the barrier.
+KERNEL(divergent_warp, float* x, float* y, i64 n) {
+    if (threadIdx.x % 2 == 0) {
+        x[threadIdx.x] = 1;
+        __syncthreads();
+    }
+    x[threadIdx.x] += 1;
+}
+KERNEL(divergent_block, float* x, float* y, i64 n) {
+    if (threadIdx.x < 128) {
+        x[threadIdx.x] = 1;
+        __syncthreads();
+    }
+    x[threadIdx.x] += 1;
+}
+"""
+# Of several, one must be seen: how a barrier diverges decides what becomes of it on which GPU.
+PLANTED = {
+    "memcheck": ("write_past_the_end",),
+    "racecheck": ("shared_memory_race",),
+    "initcheck": ("uninitialised_read",),
+    "synccheck": ("divergent_warp", "divergent_block"),
+}
+
+
+def main(kernel: str) -> None:
+    """Launch one of them on a GPU, once."""
+    functions = FunctionManager("cuda", driver="cuda_core")
+    x = torch.zeros(THREADS, device="cuda")
+    y = torch.empty(THREADS, device="cuda")
+    launch = functions.compile(TEXT, "planted_kernels.cu").prepare(
+        kernel, LaunchShape(THREADS, block=THREADS), [x, y, np.int64(THREADS)]
+    )
+    launch()
+    torch.cuda.synchronize()
+    print(f"{kernel} ran")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,167 @@
+"""Every kernel under the four tools of compute-sanitizer, each shown before to catch a fault of its own kind.
+
+    python3 tests/gpu/sanitize.py RESULTS [TOOL…]      tools: memcheck racecheck initcheck synccheck (default: all)
+
+RESULTS gets the logs and, of tools that found nothing, receipts/NAME.json, to be copied to docs/reliability/receipts.
+A tool counts only if it reports its planted kernel (planted_kernels.py), and if the run over all kernels
+(step_games.py) comes to its end with the same bits as without the tool. The exit code is 0 if all tools count and none
+found anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import receipts
+
+from gpu.planted_kernels import PLANTED
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+TOOLS = tuple(PLANTED)
+FOUND = 97  # exit code of a tool that found something; 0 and others are the program's own
+PLANTED_SECONDS, GAMES_SECONDS = 120, 900  # a barrier that nobody else comes to may wait for ever
+SUMMARY = re.compile(r"^========= ((?:ERROR|RACECHECK) SUMMARY: (\d+) .*)$", re.MULTILINE)
+END = re.compile(r"^stepped (\d+) environments$", re.MULTILINE)
+# API errors are left out: cuda.bindings asks an older driver for functions it may lack, which is no fault.
+OPTIONS = ("--error-exitcode", str(FOUND), "--report-api-errors", "no")
+# A write past one tensor would else fall into the next, which is none to the tool.
+MORE_OPTIONS = {"memcheck": ("--padding", "512")}
+SOURCES = (
+    "gpu_vecenv/prologue.py",
+    "gpu_vecenv/vec_env.py",
+    "gpu_vecenv/slab.py",
+    "gpu_vecenv/data_manager.py",
+    "gpu_vecenv/sampler.py",
+    "gpu_vecenv/digest.py",
+    "gpu_vecenv/backends/cuda*.py",
+    "gpu_vecenv/envs/*.py",
+    "tests/games/*.cu",
+    "tests/games/*.py",
+    "tests/gpu/planted_kernels.py",
+    "tests/gpu/sanitize.py",
+    "tests/gpu/step_games.py",
+)
+
+
+class Outcome(NamedTuple):
+    """What a tool said of one program: its exit code, findings (None: no summary), the summary's words, the output."""
+
+    code: int
+    findings: int | None
+    summary: str
+    output: str
+
+
+def outcome(code: int, output: str) -> Outcome:
+    """Read the output of a tool and of the program under it."""
+    summaries = SUMMARY.findall(output)
+    if not summaries:
+        return Outcome(code, None, "no summary", output)
+    words, _ = summaries[-1]
+    return Outcome(code, max(int(count) for _, count in summaries), words, output)
+
+
+def run(command: Sequence[str], seconds: float) -> Outcome:
+    """Run to the end, or until its time is over (exit code 124)."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # torch's allocator would hide writes past a tensor: every tensor gets an allocation of its own.
+    here = {"PYTHONPATH": os.pathsep.join(paths), "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command,
+        env={**os.environ, **here},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
+    ) as running:
+        try:
+            output, _ = running.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(running.pid, signal.SIGKILL)  # the tool and the program below it
+            output, _ = running.communicate()
+            return outcome(124, output)
+    return outcome(running.returncode, output)
+
+
+def examine(tool: str, reference: Outcome, results: Path, sanitizer: str, python: str) -> str | None:
+    """One tool over its planted kernels, then over all; None if it counts and found nothing, else what is wrong."""
+    command = [sanitizer, "--tool", tool, *OPTIONS, *MORE_OPTIONS.get(tool, ()), python]
+    caught: dict[str, str] = {}
+    for kernel in PLANTED[tool]:
+        said = run([*command, str(HERE / "planted_kernels.py"), kernel], PLANTED_SECONDS)
+        (results / f"{tool}-{kernel}.txt").write_text(said.output, encoding="utf-8")
+        if said.findings and said.code == FOUND:
+            caught[kernel] = said.summary
+    if not caught:
+        return f"void: it did not report its planted kernel, {' nor '.join(PLANTED[tool])}"
+    start = time.monotonic()
+    said = run([*command, str(HERE / "step_games.py")], GAMES_SECONDS)
+    seconds = time.monotonic() - start
+    (results / f"{tool}.txt").write_text(said.output, encoding="utf-8")
+    if said.findings is None:
+        return f"void: exit code {said.code} and no summary"
+    if said.findings:
+        return f"{said.summary}; see {tool}.txt"
+    if said.code != 0 or END.search(said.output) is None:
+        return f"void: the program ended early, exit code {said.code}"
+    if lines_of(said) != lines_of(reference):
+        return "void: other bits than without the tool"
+    receipts.write(
+        tool,
+        what=f"compute-sanitizer's {tool} over every kernel: all games, four numbers of replicas, three autoreset "
+        "modes, masked resets, refused actions, agents as rows",
+        command=f"python tests/gpu/sanitize.py RESULTS {tool}",
+        figures={
+            "findings": said.findings,
+            "summary": said.summary,
+            "environments": int(END.findall(said.output)[-1]),
+            "seconds": round(seconds),
+        },
+        planted=caught,
+        python=SOURCES,
+        folder=results / "receipts",
+    )
+    return None
+
+
+def lines_of(said: Outcome) -> list[str]:
+    """What the program itself printed."""
+    return [line for line in said.output.splitlines() if re.search(r" [0-9a-f]{16}$", line)]
+
+
+def main(
+    results: Path, tools: Sequence[str] = (), sanitizer: str = "compute-sanitizer", python: str = sys.executable
+) -> int:
+    """Examine with all tools at once; the exit code."""
+    tools = tools or TOOLS
+    if unknown := set(tools) - set(TOOLS):
+        raise SystemExit(f"unknown tools {', '.join(sorted(unknown))}; known: {', '.join(TOOLS)}")
+    results.mkdir(parents=True, exist_ok=True)
+    reference = run([python, str(HERE / "step_games.py")], GAMES_SECONDS)  # it also fills the cache of compiled kernels
+    (results / "without.txt").write_text(reference.output, encoding="utf-8")
+    if reference.code != 0 or not lines_of(reference):
+        print(f"without a tool: exit code {reference.code}; see without.txt")
+        return 1
+    with ThreadPoolExecutor(len(tools)) as pool:
+        said = list(pool.map(lambda tool: examine(tool, reference, results, sanitizer, python), tools))
+    for tool, wrong in zip(tools, said, strict=True):
+        print(f"{tool}: {wrong or 'its planted kernel seen, 0 findings in ours'}")
+    return 1 if any(said) else 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))

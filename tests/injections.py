@@ -1,0 +1,494 @@
+"""Names, keys and values that would be code if somebody pasted them somewhere; a part of fuzz_calls.py.
+
+An injection must be refused, or arrive as what it is: the device text is the same as for an honest one. Meanwhile
+nothing is compiled, imported, started or written, as Python's own audit tells. Some of those that are accepted go on to
+a compiler that only writes down what it is given.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import inspect
+import os
+import random
+import re
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.spaces import Discrete
+
+import gpu_vecenv
+from gpu_vecenv import pettingzoo_env
+from gpu_vecenv.compile_cache import folder as cache_folder
+from gpu_vecenv.env import Env, Field, f32, param
+from gpu_vecenv.errors import (
+    CompilerError,
+    ConfigError,
+    DeviceUnavailableError,
+    EnvDefinitionError,
+    KernelCompileError,
+    UnknownGameError,
+    UnknownModuleError,
+)
+from gpu_vecenv.function_manager import FunctionManager
+from gpu_vecenv.new_game import new_game
+from gpu_vecenv.options import named_game
+from gpu_vecenv.prologue import game_text, inline_includes
+from gpu_vecenv.registry import GAMES, find_game, load_game
+
+Errors = type[Exception] | tuple[type[Exception], ...]
+
+MARK = "qzjx"  # is in every injection, so that one is recognised wherever it arrives
+PIECES = (
+    '"', "'", "\n", "\r\n", "\r", "\\", "\\\n", "\0", "??/", "??/\n", "\t", "\x1b[2J", "\u2028", "\u202e", "\uff1b",
+    "\u0430gent", "\u2170nt", "\ud800", "`touch {canary}`", "$(touch {canary})", "; touch {canary} #",
+    "| touch {canary}",
+    "&& touch {canary}", "\n#include </etc/passwd>\n", '\n#include "/etc/passwd"\n', "*/ int x; /*", "); } int evil(",
+    ";\nint evil = system(\"touch {canary}\");\n", "${{CXX}}", "%n%s", "__import__('os').system('touch {canary}')",
+    "!!python/object/apply:os.system ['touch {canary}']", "cos\nsystem\n(S'touch {canary}'\ntR.", "-o {canary}",
+    "@/etc/passwd", "-fplugin={canary}", "../../../etc/passwd", "os:system", "antigravity:x", "gpu_vecenv/os:System-v0",
+    "__class__", "__proto__", "__init_subclass__", "constructor", "{0.__class__}", "constexpr int", "HD", "#define",
+    "\n#line 1 \"", "R\"(", "u8\"",
+)  # fmt: skip
+
+
+class HostileStr(str):
+    """Is one word and writes another."""
+
+    def __str__(self) -> str:
+        return f'";\nint {MARK};\n//'
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    def upper(self) -> str:
+        return str(self)
+
+
+class HostileInt(int):
+    """Is a number and writes a declaration."""
+
+    def __str__(self) -> str:
+        return f"0;\nint {MARK} = 0"
+
+    __repr__ = __str__
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+class HostileFloat(float):
+    """The same."""
+
+    __str__ = __repr__ = HostileInt.__str__
+
+    def __format__(self, spec: str) -> str:
+        return HostileInt.__str__(self)  # type: ignore[arg-type]
+
+
+class HostileNumpy(np.float64):
+    """A NumPy number whose Python number is hostile."""
+
+    def item(self, *place: Any) -> Any:
+        return HostileFloat(1.0)
+
+    __str__ = __repr__ = HostileInt.__str__
+
+
+class HostileWord(str, enum.Enum):
+    """An enum's member that is a word, and writes its own name."""
+
+    ALL = "all"
+    CLIP = "clip"
+
+    __str__ = __repr__ = HostileStr.__str__
+
+
+class HostileNumber(enum.IntEnum):
+    """The same of a number."""
+
+    FIVE = 5
+    ONE = 1
+
+    __str__ = __repr__ = HostileInt.__str__
+
+    def __format__(self, spec: str) -> str:
+        return HostileInt.__str__(self)
+
+
+class Pretender:
+    """Equal to everything."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __hash__(self) -> int:
+        return hash("same_step")
+
+    def __index__(self) -> int:
+        return 1
+
+    __int__ = __index__
+    __str__ = __repr__ = HostileInt.__str__
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Env):
+    """A game whose configuration has words that are for Python alone."""
+
+    label: str = "plain"
+    file: Path = Path("plain")
+    labels: tuple[str, ...] = ()
+    level: float = param(1.0)
+
+    state = (Field("place", f32),)
+    obs_dim = 1
+    action_space = Discrete(2)
+
+    @classmethod
+    def name(cls) -> str:
+        return "named"
+
+
+RULES = """#include "vecenv.cuh"
+struct Scratch {};
+HD void reset(State, Io) {}
+HD void step(State, Io) {}
+HD void observe(State s, Io io) { FOR_AGENTS (i) io.obs[i][0] = s.place[0]; }
+"""
+
+_watched: list[str] | None = None
+RUNS_SOMETHING = (
+    "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "import", "ctypes.dlopen",
+    "pickle.find_class", "marshal.loads", "socket.connect",
+)  # fmt: skip
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    """Python's own audit: it tells of everything that is compiled, imported, started or opened."""
+    if _watched is None:
+        return
+    if event == "subprocess.Popen" and list(arguments[1][1:]) == ["--version"] and MARK not in repr(arguments):
+        return  # is there a compiler?
+    if event == "ctypes.dlopen" and Path(str(arguments[0])).parent == cache_folder():
+        return  # of an honest game
+    if event in RUNS_SOMETHING or (event == "compile" and MARK in repr(arguments[0])):
+        _watched.append(f"{event} {arguments!r:.200}")
+    if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
+        _watched.append(f"{event} {arguments!r:.200}")
+
+
+sys.addaudithook(_watch)
+
+
+@contextlib.contextmanager
+def watching() -> Iterator[list[str]]:
+    """What is run or written meanwhile."""
+    global _watched
+    _watched = events = []
+    try:
+        yield events
+    finally:
+        _watched = None
+
+
+def injection(rng: random.Random, canary: Path) -> str:
+    pieces = [rng.choice(PIECES).replace("{canary}", str(canary)) for _ in range(rng.randrange(1, 5))]
+    pieces.insert(rng.randrange(len(pieces) + 1), MARK)
+    if rng.randrange(50) == 0:
+        pieces.append("A" * rng.randrange(10_000))
+    return "".join(pieces)
+
+
+def hostile(rng: random.Random, text: str) -> Any:
+    """A value that is, or writes, what is hostile."""
+    values = [
+        text,
+        HostileStr("all"),
+        HostileStr(text),
+        HostileInt(5),
+        HostileFloat(0.5),
+        HostileNumpy(0.5),
+        Pretender(),
+    ]
+    values += [HostileWord.ALL, HostileWord.CLIP, HostileNumber.FIVE, np.str_(text.replace("\ud800", "")), [text]]
+    values += [text.encode(errors="replace"), (HostileInt(1),), {text: text}, bytearray(b"all"), np.array(["all"])]
+    return rng.choice(values)
+
+
+@dataclass
+class Refused:
+    """A call that must be refused by one of these errors, without anything having been run."""
+
+    call: Callable[[], object]
+    errors: Errors
+
+
+@dataclass
+class Harmless:
+    """A call that may be refused so, or gives a game, or device text, which must be the honest one's."""
+
+    call: Callable[[], Env | str]
+    errors: Errors
+    honest: str
+
+
+Attempt = Refused | Harmless
+
+
+def stripped(text: str) -> str:
+    """Device text without the remark on its configuration and without the names in #line marks."""
+    lines = [re.sub(r'^(#line \d+ )"([^"\\]|\\.)*"$', r"\1", line) for line in text.split("\n")]
+    return "\n".join("//" if line.startswith("// Generated from") and no_way_out(line) else line for line in lines)
+
+
+def no_way_out(remark: str) -> bool:
+    """Whether the line after a // remark is not swallowed by it, and nothing of it ends the line earlier."""
+    return not re.search(r"[\r\v\f]|(\\|\?\?/)\s*$", remark)
+
+
+def game_with(**members: Any) -> type[Env]:
+    """A game declared with these members."""
+    return dataclass(frozen=True, kw_only=True)(type("Own", (Named,), {"__module__": __name__, **members}))
+
+
+class Injector:
+    """Makes attempts; ``folder`` is for game files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.canary = folder, folder / "canary"
+        self.rules = folder / "named.cu"
+        self.rules.write_text(RULES)
+        Named.source = self.rules
+        self.honest = stripped(game_text(Named()))
+        games = [GAMES[name]() for name in ("tag_gridworld", "tag_continuous", "pendulum")]
+        self.bundled = {game.name(): stripped(game_text(game)) for game in games}
+        self.all = stripped(game_text(gpu_vecenv.configure("tag_continuous", num_neighbors="all")))
+        self.kernel = stripped(inline_includes("int x;", "kernel.cu", None))
+
+    def attempt(self, rng: random.Random) -> tuple[str, Attempt]:
+        text = injection(rng, self.canary)
+        ways = (
+            self.as_name,
+            self.as_key,
+            self.as_value,
+            self.as_declaration,
+            self.as_argument,
+            self.as_word,
+            self.as_file,
+        )
+        way = rng.choice(ways)
+        return way.__name__, way(rng, text)
+
+    def as_name(self, rng: random.Random, text: str) -> Attempt:
+        name = rng.choice([text, HostileStr(text), f"tag_gridworld{text}", f"gpu_vecenv/{text}-v0"])
+        unknown = (UnknownGameError,)
+        file = text.replace("\0", "").replace("\ud800", "")[:200]
+        return rng.choice(
+            [
+                Refused(lambda: gpu_vecenv.make(name, 2, "cpu"), unknown),
+                Refused(lambda: gpu_vecenv.configure(name), unknown),
+                Refused(lambda: find_game(name), unknown),
+                Refused(lambda: gpu_vecenv.GymnasiumVectorEnv(name, 2, "cpu"), unknown),
+                Refused(lambda: gpu_vecenv.GymnasiumEnv(name), unknown),
+                Refused(lambda: gpu_vecenv.ParallelEnv(name, "cpu"), unknown),
+                Refused(lambda: gpu_vecenv.BatchedParallelEnv(name, 2, "cpu"), unknown),
+                Refused(lambda: getattr(pettingzoo_env, str.__str__(name)), UnknownModuleError),
+                Refused(lambda: load_game(f"{file}.py"), (UnknownGameError, OSError)),
+                Refused(lambda: load_game(f"{file}.py:{file}"), (UnknownGameError, OSError)),
+                Refused(lambda: named_game("show", [text]), (UnknownGameError, ConfigError)),
+                Refused(lambda: new_game(f"{text};", self.folder / "new"), ConfigError),
+            ]
+        )
+
+    def as_key(self, rng: random.Random, text: str) -> Attempt:
+        key = rng.choice([text, f"grid{text}", f"__{MARK}__", f"{MARK}.__class__", f"grid = 5; {MARK}"])
+        value = rng.choice([1, text, HostileInt(1)])
+        kind = rng.choice([gpu_vecenv.configure, lambda game, **config: gpu_vecenv.make(game, 2, "cpu", **config)])
+        game = rng.choice(["tag_gridworld", GAMES["tag_gridworld"](), Named])
+        if rng.randrange(4) == 0:
+            return Refused(lambda: gpu_vecenv.PPOConfig(**{key: value}), TypeError)
+        return Refused(lambda: kind(game, **{key: value}), ConfigError)
+
+    def as_value(self, rng: random.Random, text: str) -> Attempt:
+        value = hostile(rng, text)
+        if rng.randrange(3) == 0:
+            key = rng.choice(["label", "label", "file", "labels", "level"])
+            if key == "file":
+                value = rng.choice([value, Path(text.replace("\0", ""))])
+            if key == "labels":
+                value = rng.choice([value, (text,), [HostileStr(text)], (text, HostileWord.ALL)])
+            return Harmless(lambda: Named(**{key: value}), ConfigError, self.honest)
+        name = rng.choice(sorted(self.bundled))
+        key = rng.choice([field.name for field in dataclasses.fields(GAMES[name])])
+        if rng.randrange(5) == 0:
+            return Refused(lambda: gpu_vecenv.PPOConfig(squash=value, activation=text), ConfigError)
+        honest = self.all if isinstance(value, str) and str.__str__(value) == "all" else self.bundled[name]
+        return Harmless(lambda: gpu_vecenv.configure(name, **{key: value}), ConfigError, honest)
+
+    def as_declaration(self, rng: random.Random, text: str) -> Attempt:
+        text += ";"  # some injections are innocent identifiers
+        word: Any = rng.choice([text, HostileStr("place"), HostileStr(text), HostileWord.ALL, f"place{text}"])
+        number = rng.choice([HostileInt(1), HostileFloat(1.0), HostileNumpy(1.0), HostileNumber.ONE, text, Pretender()])
+        wrong = (EnvDefinitionError, ConfigError)
+        declarations: list[Attempt] = [
+            Refused(lambda: Field(word, f32), wrong),
+            Refused(lambda: Field("place", text), wrong),
+            Refused(lambda: game_with(state=(Field("place", f32, (text,)),))(), wrong),
+            Refused(lambda: game_with(state=(Field("place", f32, (number,)),))(), wrong),
+            Refused(lambda: game_with(roles=property(lambda self: {word: 1}))(), wrong),
+            Refused(lambda: game_with(roles=property(lambda self: {"one": number}))(), wrong),
+            Refused(lambda: game_with(derived=(text,))(), wrong),
+            Refused(lambda: game_with(derived=(text,), **{text: 1})(), wrong),
+            Refused(lambda: game_with(derived=("far",), far=number)(), wrong),
+            Refused(lambda: game_with(obs_dim=number)(), wrong),
+            Refused(lambda: gpu_vecenv.register(Named, word), wrong),
+            Refused(lambda: gpu_vecenv.register(game_with(title=f"{text}/")), wrong),
+            Refused(lambda: gpu_vecenv.register(game_with(version=f"{text}.")), wrong),
+        ]
+        return rng.choice(declarations)
+
+    def as_argument(self, rng: random.Random, text: str) -> Attempt:
+        value = rng.choice([hostile(rng, text), Pretender(), HostileInt(1), HostileNumber.ONE])
+        known = set(inspect.signature(gpu_vecenv.VecEnv).parameters) - {"game", "num_envs", "arrays", "starts"}
+        key = rng.choice(sorted(known))
+        if isinstance(value, int) or (key in ("autoreset_mode", "validate") and isinstance(value, Pretender)):
+            value = HostileStr("1")  # a plain number is made of those, a plain mode of these
+        wrong = (TypeError, ValueError, DeviceUnavailableError)
+        return Refused(lambda: gpu_vecenv.VecEnv(Named(), 2, **{"device": "cpu", key: value}), wrong)
+
+    def as_word(self, rng: random.Random, text: str) -> Attempt:
+        """Where names are looked up: spaces, roles, options, figures."""
+        env = gpu_vecenv.configure("tag_gridworld")
+        return rng.choice(
+            [
+                Refused(lambda: gpu_vecenv.GymnasiumVectorEnv("cartpole", 2, "cpu", render_mode=text), Exception),
+                Refused(lambda: env.action.sizes[text], KeyError),
+                Refused(
+                    lambda: gpu_vecenv.load_policy(self.folder / text.replace("\0", "")[:100], device="cpu"), OSError
+                ),
+                Refused(lambda: gpu_vecenv.VecEnv(env, 2, text), DeviceUnavailableError),
+            ]
+        )
+
+    def as_file(self, rng: random.Random, text: str) -> Attempt:
+        """Names of files arrive in #line marks, so that messages name them."""
+        name = re.sub(r"[/\0\ud800]", "", text)[:60] + ".cu"
+        if rng.randrange(2):
+            return Harmless(lambda: inline_includes("int x;", name, None), (), self.kernel)
+        path = self.folder / name
+        path.write_text(RULES)
+        return Harmless(lambda: game_with(source=path)(), (), self.honest)
+
+
+RECORDER = """#!/bin/sh
+case "$*" in *--version*) echo recorder 1; exit 0;; esac
+folder=$(mktemp -d {records}/XXXXXX)
+for argument; do printf '%s\\0' "$argument" >> "$folder/arguments"; source=$argument; done
+cat -- "$source" > "$folder/source"
+echo "kernel.cu:1: error: this compiler only writes down" >&2
+exit 1
+"""
+
+
+def fuzz_injections(count: int, seed: int, compiled_every: int = 40) -> tuple[list[str], collections.Counter[str]]:
+    """Failures, and how many attempts of each kind were refused, or accepted as what they are."""
+    failures: list[str] = []
+    counts: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = Path(name).resolve()
+        records, recorder = folder / "records", folder / "c++"
+        records.mkdir()
+        recorder.write_text(RECORDER.format(records=records))
+        recorder.chmod(0o755)
+        injector = Injector(folder)
+        before = sorted(GAMES), sorted(gymnasium.registry)
+        for number in range(count):
+            rng = random.Random(f"{seed}, {number}, injection")
+            kind, attempt = injector.attempt(rng)
+            with watching() as events:
+                wrong, game = tried(attempt)
+            if not wrong and events:
+                wrong = f"meanwhile: {events[0]}"
+            counts[f"{kind}, {'accepted' if game is not None else 'refused'}"] += 1
+            if not wrong and isinstance(attempt, Harmless) and game is not None:
+                wrong = text_complaint(game, attempt.honest)
+                if not wrong and isinstance(game, Env) and rng.randrange(compiled_every) == 0:
+                    counts["given to a compiler"] += 1
+                    wrong = compiler_complaint(game, recorder, records, attempt.honest)
+            if injector.canary.exists():
+                wrong = "a shell has run it"
+                injector.canary.unlink()
+            if wrong:
+                failures.append(f"injection {number}, {kind}: {wrong}")
+        if (sorted(GAMES), sorted(gymnasium.registry)) != before:
+            failures.append("something was registered")
+    return failures, counts
+
+
+def tried(attempt: Attempt) -> tuple[str, Any]:
+    """What is wrong with how an attempt ended, and what it gave if it was accepted."""
+    try:
+        result = attempt.call()
+    except Exception as error:
+        expected = isinstance(error, attempt.errors)
+        return "" if expected else f"raised {type(error).__name__}, not {attempt.errors}: {str(error)[:200]!r}", None
+    return (f"was not refused, it gave {type(result).__name__}", None) if isinstance(attempt, Refused) else ("", result)
+
+
+def text_complaint(given: Env | str, honest: str) -> str:
+    text = stripped(given if isinstance(given, str) else game_text(given))
+    if text == honest:
+        return ""
+    return next(
+        f"the device text is another: {line!r:.200}, not {other!r:.100}"
+        for line, other in zip([*text.split("\n"), None], [*honest.split("\n"), None], strict=False)
+        if line != other
+    )
+
+
+def compiler_complaint(game: Env, recorder: Path, records: Path, honest: str) -> str:
+    """Compile by a compiler that only writes down, and look at what it wrote."""
+    for old in records.iterdir():
+        shutil.rmtree(old)
+    before, os.environ["CXX"] = os.environ.get("CXX"), str(recorder)
+    try:
+        with watching() as events:
+            FunctionManager("cpu").compile_game(game)
+        return "the recorder cannot have compiled it"
+    except (KernelCompileError, EnvDefinitionError):
+        pass
+    except CompilerError as error:
+        return f"{error}"
+    finally:
+        os.environ.pop("CXX")
+        if before is not None:
+            os.environ["CXX"] = before
+    started = [event for event in events if not event.startswith("open")]
+    if any(not event.startswith("subprocess.Popen") for event in started):
+        return f"more than the compiler was run: {started}"
+    (record,) = records.iterdir()
+    arguments = (record / "arguments").read_bytes().decode().split("\0")[:-1]
+    if any(MARK in argument for argument in arguments):
+        return f"in the command line: {arguments}"
+    if arguments[-3] != "-o" or cache_folder() not in Path(arguments[-2]).parents:
+        return f"the compiler writes to another place: {arguments[-3:]}"
+    source = (record / "source").read_text(encoding="utf-8")
+    return "" if stripped(source) == honest else f"the compiler read another text: {source[:200]!r}"

@@ -1,0 +1,36 @@
+"""All planted bugs of vector environments, and what the checker is given to find them.
+
+``PLANTED`` is the data: name -> (check, class, its constructor's arguments).
+"""
+
+import mutants.vector_calls
+import mutants.vector_episodes
+import mutants.vector_graph
+import mutants.vector_outputs
+import mutants.vector_seeds
+import mutants.vector_ways  # noqa: F401, all of them fill PLANTED
+from gpu_vecenv import check_vector_env
+from mutants.ring import LIMIT, MODES, PLANTED, Ring
+from mutants.vector_graph import Counter
+
+__all__ = ["PLANTED", "examined"]
+
+
+def examined(kind, checks=None, steps=150, seed=17, max_steps=LIMIT, **arguments):
+    """The report on a Ring or one of its kin: compared with a plain Ring, in all modes, with the other output type."""
+
+    def maker(kind=kind, **changes):
+        return lambda num_envs: kind(num_envs, **{**arguments, **changes})
+
+    further = {}
+    if issubclass(kind, Ring):
+        honest = next(base for base in kind.__mro__ if base.__module__ == Ring.__module__)
+        other = {"numpy": "torch", "torch": "numpy"}[arguments.get("output", "numpy")]
+        further = {
+            "oracle": maker(honest),
+            "modes": {mode.name.lower(): maker(mode=mode) for mode in MODES},
+            "variants": {other: maker(output=other)},
+        }
+    elif issubclass(kind, Counter):
+        further = {"graph": maker()}
+    return check_vector_env(maker(), checks=checks, steps=steps, seed=seed, max_steps=max_steps, **further)

@@ -1,0 +1,1 @@
+"""Experiments of reliability with as many repetitions as one likes: ``python tests/reliability --help``."""

@@ -1,0 +1,175 @@
+"""Environments are made, stepped and closed again and again: nothing of them stays."""
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+import gpu_vecenv
+from gpu_vecenv.ppo import PPOConfig
+from gpu_vecenv.trainer import Trainer
+from reliability.experiment import Experiment, Figures, live_memory, said
+
+LOOKS = 20  # at the process's figures, spread over all cycles
+# The heap of a process breathes by some hundred kilobytes: over fewer cycles a slope below says nothing.
+LEAST_FOR_SLOPE = 200
+SLOPE_LIMIT = 1024.0  # bytes a cycle
+DRIVER_LIMIT = 2 << 20  # bytes that the driver may keep after the first cycles: its own pools
+CONFIG = PPOConfig(total_steps=10**6, num_steps=4, num_epochs=1, num_minibatches=1, hidden_sizes=(8,))
+
+
+class UsersError(Exception):
+    """Raised by whoever uses an environment."""
+
+
+@dataclass(kw_only=True)
+class Leaks(Experiment):
+    """Make, step and close environments and trainers; every second time an error comes in between."""
+
+    count: int = 500
+    """Cycles."""
+    num_envs: int = 64
+    """Replicas."""
+
+    depends_on = tuple(f"gpu_vecenv/{name}.py" for name in ("trainer", "rollout", "ppo", "graph", "gymnasium_env"))
+
+    def measure(self) -> Figures:
+        torch.set_num_threads(1)
+        for number in range(2 * len(USES) + 2):  # whatever is made once: pools, modules, the driver's own memory
+            self.use(number)
+        looks = [self._look()]
+        for number in range(self.count):
+            self.use(number)
+            if (number + 1) % max(self.count // LOOKS, 1) == 0:
+                looks.append(self._look())
+        first, last = looks[0], looks[-1]
+        for name in ("tensor_bytes", "tensors", "files", "threads", "modules"):
+            seen = sorted({look[name] for look in looks})
+            self.check(seen == [first[name]], f"{name} were {first[name]} at first, and then {seen}")
+        figures = {f"{name}_left": last[name] - first[name] for name in first if name != "resident_bytes"}
+        cycles = np.linspace(0, self.count, len(looks))
+        slope = float(np.polyfit(cycles, [look["resident_bytes"] for look in looks], 1)[0])
+        if self.count >= LEAST_FOR_SLOPE:
+            self.check(slope < SLOPE_LIMIT, f"memory grows by {slope:.0f} bytes a cycle")
+        if "driver_bytes" in first:
+            grown = last["driver_bytes"] - first["driver_bytes"]
+            self.check(grown <= DRIVER_LIMIT, f"the driver has {grown} bytes more")
+        return {"cycles": self.count, **figures, "resident_bytes_a_cycle": round(slope, 1)}
+
+    def use(self, number: int) -> None:
+        """One cycle: every second one with an error in the middle."""
+        use = USES[number // 2 % len(USES)]
+        try:
+            use(self.device, self.num_envs, number % 2 == 1)
+        except (UsersError, ValueError) as error:
+            self.check(number % 2 == 1, f"cycle {number}: {error!r}")
+        else:
+            self.check(number % 2 == 0, f"cycle {number}: no error came")
+
+    def _look(self) -> dict[str, int]:
+        """What the process has now."""
+        gc.collect()
+        # isinstance would ask some objects for their class, which warn.
+        tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.device.type != "meta"]
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        look = {
+            "tensor_bytes": sum(storages.values()),
+            "tensors": len(tensors),
+            "files": len(os.listdir("/proc/self/fd")),
+            "threads": len(os.listdir("/proc/self/task")) + threading.active_count(),
+            "modules": len(sys.modules),
+            "resident_bytes": live_memory(),
+        }
+        if self.device.startswith("cuda"):
+            look["tensor_bytes"] = torch.cuda.memory_allocated(self.device)
+            torch.cuda.empty_cache()
+            free, total = torch.cuda.mem_get_info(self.device)
+            look["driver_bytes"] = total - free
+        return look
+
+    def plant(self) -> Figures:
+        return {
+            "one output of each cycle is kept": said(Keeping(count=4, device=self.device)),
+            "a file of each cycle stays open": said(Opening(count=4, device=self.device)),
+        }
+
+
+class Keeping(Leaks):
+    def use(self, number: int) -> None:
+        super().use(number % 2)
+        vars(self).setdefault("kept", []).append(torch.zeros(1, device=self.device))
+
+
+class Opening(Leaks):
+    def use(self, number: int) -> None:
+        super().use(number % 2)
+        vars(self).setdefault("kept", []).append(os.open(os.devnull, os.O_RDONLY))
+
+
+def machine(game: str, mode: str, **config: Any) -> Callable[[str, int, bool], None]:
+    def use(device: str, num_envs: int, fails: bool) -> None:
+        rows = config.get("rows", False)
+        settings = {key: value for key, value in config.items() if key != "rows"}
+        env = gpu_vecenv.make(game, num_envs, device, autoreset_mode=mode, rows=rows, **settings)
+        try:
+            env.reset(seed=1)
+            for _ in range(5):
+                env.step(env.sample_actions())
+            env.load_state_dict(env.state_dict())
+            if fails:
+                env.step(env.sample_actions()[:-1])  # of another shape
+        finally:
+            env.close()
+
+    return use
+
+
+def abandoned(device: str, num_envs: int, fails: bool) -> None:
+    """Nobody closes it."""
+    env = gpu_vecenv.make("cartpole", num_envs, device)
+    env.reset(seed=1)
+    slab = env.slab()
+    for _ in range(5):
+        env.step(env.sample_actions(), out=slab)
+    if fails:
+        raise UsersError
+
+
+def gymnasium(device: str, num_envs: int, fails: bool) -> None:
+    env = gpu_vecenv.GymnasiumVectorEnv("cartpole", num_envs, device, output="numpy", max_episode_steps=3)
+    try:
+        env.reset(seed=1)
+        for _ in range(5):
+            env.step(env.vec_env.sample_actions().cpu().numpy())
+        if fails:
+            raise UsersError
+    finally:
+        env.close()
+
+
+def trained(device: str, num_envs: int, fails: bool) -> None:
+    trainer = Trainer(gpu_vecenv.make("tag_gridworld", num_envs, device, grid=5, max_steps=9), CONFIG)
+    try:
+        trainer.train_iteration()
+        if fails:
+            raise UsersError
+        trainer.train_iteration()
+    finally:
+        trainer.close()
+
+
+USES = (
+    machine("tag_gridworld", "same_step", grid=5, max_steps=3),
+    machine("tag_continuous", "next_step", num_taggers=2, num_runners=3, num_neighbors=2, max_steps=3),
+    machine("tag_gridworld", "disabled", grid=5, max_steps=3, rows=True),
+    machine("pendulum", "same_step", max_steps=3),
+    abandoned,
+    gymnasium,
+    trained,
+)

@@ -1,0 +1,24 @@
+"""Kills in training: what goes on afterwards is, bit by bit, what was never killed."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from kill_and_resume import kill_and_resume
+
+from reliability.experiment import Experiment, Figures
+
+
+@dataclass(kw_only=True)
+class Resume(Experiment):
+    """SIGKILL a training run again and again, resume it, and compare it bit by bit with one left alone."""
+
+    count: int = 50
+    """Kills."""
+    game: str = "tag_gridworld"
+    """A registered name, or the file that declares it."""
+
+    def measure(self) -> Figures:
+        with tempfile.TemporaryDirectory() as folder:
+            self.failures += kill_and_resume(Path(folder), self.count, self.game, self.device, self.seed)
+        return {"kills": self.count, "game": self.game, "differences": len(self.failures)}

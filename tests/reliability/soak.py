@@ -1,0 +1,105 @@
+"""A long run: memory stays as it is, no fault is set, and clocks and counters add up."""
+
+from dataclasses import dataclass
+
+import torch
+
+import gpu_vecenv
+from gpu_vecenv import VecEnv
+from gpu_vecenv.digest import Digest
+from reliability.experiment import Experiment, Figures, live_memory, said
+
+LOOKS = 20  # spread over the run
+GROWTH_LIMIT = 4 << 20  # bytes: the heap of a process breathes
+
+
+@dataclass(kw_only=True)
+class Soak(Experiment):
+    """Step until so many agent-steps are done, and look at memory, faults, clocks and counters again and again."""
+
+    count: int = 0
+    """Agent-steps; 0 means 1e9 on CUDA and 1e7 on the host."""
+    game: str = "tag_gridworld"
+    """Its registered name."""
+    num_envs: int = 0
+    """Replicas; 0 means 65536 on CUDA and 1024 on the host."""
+
+    def __post_init__(self) -> None:
+        cuda = self.device.startswith("cuda")
+        self.count = self.count or (10**9 if cuda else 10**7)
+        self.num_envs = self.num_envs or (65536 if cuda else 1024)
+
+    def measure(self) -> Figures:
+        torch.set_num_threads(1)
+        env = gpu_vecenv.make(self.game, self.num_envs, self.device)
+        env.reset(seed=self.seed)
+        slab = env.slab()
+        ticks = -(-self.count // (self.num_envs * env.num_agents))
+        memory = []
+        for tick in range(1, ticks + 1):
+            env.step(env.sample_actions(), out=slab)
+            self.after(env, tick)
+            if tick % max(ticks // LOOKS, 1) == 0 or tick == ticks:
+                self._look(env, tick)
+                memory.append(self._memory())
+        allocated, resident = zip(*memory, strict=True)
+        if self.device.startswith("cuda"):
+            self.check(len(set(allocated)) == 1, f"allocated bytes were {sorted(set(allocated))}")
+        growth = max(resident[len(resident) // 4 :]) - resident[len(resident) // 4]
+        self.check(growth <= GROWTH_LIMIT, f"memory grew by {growth} bytes after a quarter of the run")
+        digest = Digest(env.functions, env.num_envs)
+        digest.add_state(env)
+        episodes = int(env.episode_statistics()["episodes"].sum())
+        figures = {
+            "game": self.game,
+            "replicas": self.num_envs,
+            "ticks": ticks,
+            "agent_steps": ticks * self.num_envs * env.num_agents,
+            "episodes": episodes,
+            "growth_bytes": growth,
+            "state_digest": digest.hex(),
+        }
+        env.close()
+        return figures
+
+    def _memory(self) -> tuple[int, int]:
+        cuda = self.device.startswith("cuda")
+        return torch.cuda.memory_allocated(self.device) if cuda else 0, live_memory()
+
+    def _look(self, env: VecEnv, tick: int) -> None:
+        sums = env.episode_statistics()
+        faults = int(env.faults().count_nonzero())
+        self.check(faults == 0, f"tick {tick}: {faults} replicas have fault bits")
+        # Without an idle tick between episodes each tick is one of the running or of a completed episode.
+        clocks = sums["lengths"] + env.time
+        self.check(bool((clocks == tick).all()), f"tick {tick}: clocks are {clocks.min()} to {clocks.max()}")
+        counted, begun = sums["episodes"], env.data["machine_episode"][:, 0]
+        self.check(
+            bool((counted == begun).all()), f"tick {tick}: {int((counted != begun).sum())} episode counters differ"
+        )
+        self.check(bool((sums["terminations"] <= counted).all()), f"tick {tick}: more terminations than episodes")
+        self.check(bool(sums["returns"].isfinite().all()), f"tick {tick}: a return is not finite")
+
+    def after(self, env: VecEnv, tick: int) -> None:
+        """Called after each tick."""
+
+    def plant(self) -> Figures:
+        planted = {"a clock that loses a tick": LostTick, "a counter one too high": Miscount, "memory kept": Kept}
+        return {fault: said(kind(count=10**5, num_envs=64, device=self.device)) for fault, kind in planted.items()}
+
+
+class LostTick(Soak):
+    def after(self, env: VecEnv, tick: int) -> None:
+        if tick == 7:
+            env.time[-1] -= 1
+
+
+class Miscount(Soak):
+    def after(self, env: VecEnv, tick: int) -> None:
+        if tick == 7:
+            env.episode_statistics()["episodes"][0] += 1
+
+
+class Kept(Soak):
+    def after(self, env: VecEnv, tick: int) -> None:
+        vars(self).setdefault("kept", []).append(torch.ones(1 << 20, dtype=torch.uint8, device=env.device))

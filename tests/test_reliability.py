@@ -1,0 +1,94 @@
+"""The experiments of tests/reliability, small: they find nothing wrong, and they do find what is planted.
+
+Those that fork, kill or look at their own process run as a command of their own, as anyone would start them.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from reliability.experiment import MACHINE, NAMES, NOTHING, TESTS, environment, figures_of, kind_of
+from reliability.rng import clear_verdicts
+
+# What grows with the number of repetitions, so that a command line that is not obeyed is noticed.
+COMMANDS = {
+    "saves": (["--count", 1], {"what": "folder"}),
+    "cache": (["--count", 1, "--processes", 6], {"rounds": 1, "compiled_healthy": 1, "compiled_damaged": 1}),
+    "leaks": (["--count", 14, "--num-envs", 8], {"cycles": 14, "tensor_bytes_left": 0, "files_left": 0}),
+    "interrupts": (["--count", 5], {"while_step": 1, "while_train": 1}),
+}
+COUNTS = {"damage": 300, "soak": 200_000, "rng": 400_000, "large": 1_000_000}
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_every_experiment_has_a_small_form():
+    assert {*COMMANDS, *COUNTS, "resume"} == set(NAMES)  # that of resume is in test_resume.py
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_experiment_that_is_a_command_finds_nothing_but_what_is_planted(name, device):
+    arguments, expected = COMMANDS[name]
+    figures = figures_of(name, *arguments, "--planted", "--device", "cpu" if name in ("saves", "cache") else device)
+    assert figures["failures"] == 0 and figures.items() >= expected.items(), figures
+    assert NOTHING not in figures["planted"].values()
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_an_experiment_finds_nothing(name, device):
+    options = {"dieharder": "no"} if name == "rng" else {}
+    experiment = kind_of(name)(count=COUNTS[name], device=device, **options)
+    figures = experiment.run()
+    assert experiment.failures == [] and figures["failures"] == 0 and figures["count"] == COUNTS[name]
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_an_experiment_finds_what_is_planted(name, device):
+    found = kind_of(name)(count=1, device=device).plant()
+    assert found and NOTHING not in found.values()
+
+
+def test_a_failure_is_told_and_ends_with_status_1(tmp_path):
+    command = [
+        sys.executable,
+        str(TESTS / "reliability"),
+        "soak",
+        "--game",
+        "nothing",
+        "--json",
+        str(tmp_path / "file"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 1 and "UnknownGameError" in done.stdout
+    assert json.loads(done.stdout.splitlines()[-1])["failures"] == 1
+    written = json.loads((tmp_path / "file").read_text())
+    assert written["failures"] == 1 and "nothing" in written["what"][0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_receipt_depends_on_is_there(name):
+    files = [*MACHINE, *kind_of(name).depends_on, f"tests/reliability/{name}.py"]
+    assert [pattern for pattern in files if not list(TESTS.parent.glob(pattern))] == []
+
+
+def test_of_a_dieharder_test_that_goes_on_the_last_verdicts_count():
+    lines = [
+        "   rng_name    |rands/second|   Seed   |",
+        " diehard_parking_lot|   0|     12000|     100|0.00133868|   WEAK   ",
+        " diehard_parking_lot|   0|     12000|     200|0.02651979|  PASSED  ",
+        "        diehard_runs|   0|    100000|     100|0.04893826|  PASSED  ",
+        "        diehard_runs|   0|    100000|     100|0.00224451|   WEAK   ",
+        "        diehard_runs|   0|    100000|     200|0.19427669|  PASSED  ",
+        "        diehard_runs|   0|    100000|     200|0.00000000|  FAILED  ",
+        "          sts_serial|   1|    100000|     100|0.00100000|   WEAK   ",
+        "          sts_serial|   2|    100000|     100|0.30000000|  PASSED  ",
+    ]
+    assert clear_verdicts("\n".join(lines)) == ["PASSED", "PASSED", "FAILED", "WEAK", "PASSED"]
