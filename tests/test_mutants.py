@@ -4,12 +4,15 @@ All of them are planted by ``python tests/mutation_gate.py``, which continuous i
 """
 
 import os
+import re
 import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
 
 import pytest
+from mutants.parallel_envs import PLANTED_PARALLEL
+from mutants.vector_envs import PLANTED
 from mutation_gate import (
     LEVELS,
     MUTANTS,
@@ -96,6 +99,12 @@ def test_the_tests_that_see_them_exist():
     assert done.returncode == 0, done.stdout[-2000:]
     functions = {test.partition("[")[0] for test in found}
     assert {test for test in tests if test not in found and test not in functions} == set()
+
+
+def test_the_document_tells_how_many_there_are():
+    text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    told = re.search(r"plants (\d+) bugs .* Another\s(\d+),", text, re.DOTALL)
+    assert told and [int(number) for number in told.groups()] == [len(ALL), len(PLANTED) + len(PLANTED_PARALLEL)]
 
 
 def gate(folder: Path, *tables: str, options: tuple[str, ...] = ()) -> tuple[int, list[str]]:
