@@ -18,11 +18,11 @@ train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
 	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 $(ARGS)
 
 test: $(VENV)/dev.stamp ## install, then run the tests, those of each RL library in processes of its own
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not exhaustive" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not exhaustive" $(ARGS)
 	for client in $(CLIENTS); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
 
 test-exhaustive: $(VENV)/dev.stamp ## every case of what `make test` tries in part: architectures, sanitizers
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "exhaustive and not gpu" $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "exhaustive and not gpu" $(ARGS)
 
 test-adapters: $(CLIENTS_APART:%=$(VENV)-%/stamp) ## the same for RL libraries that need an environment of their own
 	for client in $(CLIENTS_APART); do OMP_NUM_THREADS=1 $(VENV)-$$client/bin/python -m pytest $(ARGS) tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done

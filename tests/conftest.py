@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import signal
 
 import pytest
 import torch
@@ -7,6 +8,8 @@ import torch
 
 def pytest_configure() -> None:
     """Libraries named in the environment must be there: their tests are not to be skipped."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; programs under test inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for library in os.environ.get("GPU_VECENV_REQUIRED", "").split():
         if library != "cleanrl" and importlib.util.find_spec(library) is None:  # its tests fetch CleanRL's scripts
             pytest.exit(f"$GPU_VECENV_REQUIRED names {library}, which is not installed", returncode=1)
