@@ -18,7 +18,7 @@ from gpu_vecenv.env import Env, check_fields, param
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.graph import GraphMemory, Repeated
 from gpu_vecenv.policy import Activation, Normalizer, Policy, Precision, RoleView, default_network
-from gpu_vecenv.rollout import Batch, Rollout
+from gpu_vecenv.rollout_storage import Batch, Rollout
 from gpu_vecenv.sampler import Squash
 
 

@@ -25,7 +25,7 @@ from gpu_vecenv.options import PROGRAM, named_game, parse, parts
 from gpu_vecenv.plot import plot_runs
 from gpu_vecenv.ppo import PPOConfig
 from gpu_vecenv.registry import find_game
-from gpu_vecenv.rollout import fitting_num_envs
+from gpu_vecenv.rollout_storage import fitting_num_envs
 from gpu_vecenv.run import CHECKPOINTS, RunConfig, decisive_figure, run
 from gpu_vecenv.trainer import OF_THE_RUN, PolicySpec, Trainer
 from gpu_vecenv.vec_env import VecEnv

@@ -35,7 +35,7 @@ from gpu_vecenv.evaluation import evaluate
 from gpu_vecenv.graph import GraphMemory, Repeated, StageClock
 from gpu_vecenv.policy import Policy, masked
 from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, advantages, make_policy
-from gpu_vecenv.rollout import Rollout, check_capacity
+from gpu_vecenv.rollout_storage import Rollout, check_capacity
 from gpu_vecenv.sampler import Sampler
 from gpu_vecenv.vec_env import Fault, VecEnv
 

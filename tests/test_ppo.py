@@ -16,7 +16,7 @@ from gpu_vecenv.distributed import World
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.policy import Normalizer, Policy, default_network
 from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, _mixed, loss, mean_of, normalized
-from gpu_vecenv.rollout import Batch, Rollout
+from gpu_vecenv.rollout_storage import Batch, Rollout
 
 # Two action heads, of 4 and 5 choices; 3 taggers and 4 runners.
 TAG = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}

@@ -19,7 +19,7 @@ from games.probes import (
 import gpu_vecenv.trainer
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.ppo import PPOConfig, advantages
-from gpu_vecenv.rollout import Rollout
+from gpu_vecenv.rollout_storage import Rollout
 from gpu_vecenv.trainer import PolicySpec, Trainer
 
 GAMMA = 0.75  # its powers are exact

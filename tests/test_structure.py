@@ -24,7 +24,7 @@ PYTHON_LINES, DEVICE_LINES, ADAPTER_LINES = 450, 300, 160
 GROUPS = (
     {"errors"},
     {"_version", "doctor", "compile_cache", "drawing", "spaces", "running_statistics", "graph", "distributed"},
-    {"env", "device", "install"},
+    {"env", "device", "install", "player", "window"},
     {"envs", "prologue", "backends", "slab", "agents"},
     {"data_manager", "function_manager", "host_copy"},
     {"guards"},
@@ -33,13 +33,13 @@ GROUPS = (
     {"tensor_wrapper", "vec_env"},
     {"digest", "episode_log", "sampler", "stateful_wrappers", "transform_wrappers"},
     {"registry", "wrappers", "policy", "checkpoint", "render"},
-    {"gymnasium_env", "pettingzoo_env", "batched_env", "rollout", "evaluation"},
+    {"gymnasium_env", "pettingzoo_env", "batched_env", "rollout_storage", "evaluation", "episode"},
     {"ppo", "check", "measurement"},
     {"trainer", "game_policy"},
-    {"run_log", "plot", "check_game", "bench_interfaces", "bench_training"},
+    {"run_log", "plot", "check_game", "replay", "bench_interfaces", "bench_training"},
     {"run", "bench"},
     {"new_game", "options"},
-    {"train_command"},
+    {"train_command", "replay_command"},
     {"cli"},
 )
 # What an adapter imports beside torch, numpy, gymnasium, pettingzoo, where that is no library of its own name.
@@ -156,7 +156,7 @@ def test_tools_that_run_before_installation_need_only_python():
 
 
 def test_the_trainer_knows_neither_games_nor_backends():
-    for name in ("ppo", "trainer", "policy", "rollout", "checkpoint"):
+    for name in ("ppo", "trainer", "policy", "rollout_storage", "checkpoint"):
         assert not of_the_package(imports(tree(PACKAGE / f"{name}.py"))) & {"envs", "backends", "registry"}
 
 

@@ -25,7 +25,7 @@ from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ClosedEnvEr
 from gpu_vecenv.policy import masked, squashed
 from gpu_vecenv.ppo import LOSS_NAMES, PPOConfig
 from gpu_vecenv.registry import GAMES, Game, load_game
-from gpu_vecenv.rollout import Rollout, fitting_num_envs
+from gpu_vecenv.rollout_storage import Rollout, fitting_num_envs
 from gpu_vecenv.sampler import Sampler
 from gpu_vecenv.trainer import OF_THE_RUN, PolicySpec, Trainer
 
