@@ -5,11 +5,13 @@ VENV ?= .venv
 ARGS ?=
 BIN = $(VENV)/bin
 INSTALL = $(BIN)/python gpu_vecenv/install.py
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' gpu_vecenv/_version.py)
+CORES = $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 CLIENTS_APART = benchmarl rllib
 CLIENTS = $(filter-out $(CLIENTS_APART),$(patsubst tests/adapters/test_%.py,%,$(wildcard tests/adapters/test_*.py)))
 
 .DEFAULT_GOAL = help
-.PHONY: help train test test-exhaustive test-adapters check gpu mutants reliability release-check bench clean
+.PHONY: help train test test-exhaustive test-adapters check gpu mutants reliability release-check bench docs dist clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -19,7 +21,7 @@ train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
 
 test: $(VENV)/dev.stamp ## install, then run the tests, those of each RL library in processes of its own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not exhaustive" $(ARGS)
-	for client in $(CLIENTS); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
+	@printf '%s\n' $(CLIENTS) | OMP_NUM_THREADS=1 xargs -P $(CORES) -I CLIENT sh -c '$(BIN)/python -m pytest -q tests/adapters/test_CLIENT.py || [ $$? = 5 ]'
 
 test-exhaustive: $(VENV)/dev.stamp ## every case of what `make test` tries in part: architectures, sanitizers
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "exhaustive and not gpu" $(ARGS)
@@ -51,8 +53,20 @@ release-check: $(VENV)/dev.stamp ## the evidence of GPU runs is there, fits the 
 bench: $(VENV)/train.stamp ## throughput of the games, one JSON line per row
 	$(BIN)/python -m gpu_vecenv.bench $(ARGS)
 
+docs: $(VENV)/docs.stamp ## the documentation site, docs/_build/html; warnings are errors
+	$(BIN)/python -m sphinx -W --keep-going --fresh-env docs docs/_build/html $(ARGS)
+
+dist: $(VENV)/dist.stamp ## build what is published into dist/ and check it; with TAG=v1.2.3 that must be its version
+	@[ -z "$$TAG" ] || [ "$$TAG" = "v$(VERSION)" ] || { echo "TAG is $$TAG, but gpu_vecenv/_version.py says $(VERSION)"; exit 1; }
+	@[ -z "$$TAG" ] || grep -qx 'version: $(VERSION)' CITATION.cff || { echo "CITATION.cff does not say version: $(VERSION)"; exit 1; }
+	@[ -z "$$TAG" ] || grep -q '^## \[$(VERSION)\] - 2' CHANGELOG.md || { echo "CHANGELOG.md has no date for [$(VERSION)]"; exit 1; }
+	rm -rf build dist
+	$(BIN)/python -m build $(ARGS)
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) docs/_build docs/games docs/project build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps make an installation happen again only when pyproject.toml changes.
@@ -63,6 +77,14 @@ $(VENV)/train.stamp: pyproject.toml | $(BIN)/python
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	$(INSTALL) --extras dev --try sb3,supersuit,torchrl,skrl,rsl-rl,rl-games,tianshou,lightning
 	@touch $@ $(VENV)/train.stamp
+
+$(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
+	$(INSTALL) --extras docs
+	@touch $@
+
+$(VENV)/dist.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet 'build>=1.2' 'check-wheel-contents>=0.6' 'twine>=6.1'
+	@touch $@
 
 $(VENV)-%/stamp: pyproject.toml
 	$(MAKE) VENV=$(VENV)-$* $(VENV)-$*/bin/python

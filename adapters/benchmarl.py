@@ -67,8 +67,8 @@ class GameTask(TaskClass):
         return int(self.game.max_steps)  # type: ignore[attr-defined]
 
     def has_render(self, env: EnvBase) -> bool:
-        """Whether ``render_mode`` was given."""
-        return self.arguments.get("render_mode") is not None
+        """Whether it gives frames."""
+        return self.arguments.get("render_mode") == "rgb_array"
 
     @staticmethod
     def render_callback(experiment: Any, env: EnvBase, data: Any) -> Any:

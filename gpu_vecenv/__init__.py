@@ -5,6 +5,7 @@ from gpu_vecenv.batched_env import BatchedParallelEnv, batched_parallel_env
 from gpu_vecenv.check import check_parallel_env, check_vector_env
 from gpu_vecenv.data_manager import DataManager
 from gpu_vecenv.env import Env, Field, param
+from gpu_vecenv.episode import rollout
 from gpu_vecenv.episode_log import EpisodeLog
 from gpu_vecenv.function_manager import FunctionManager
 from gpu_vecenv.game_policy import GamePolicy, load_policy
@@ -47,4 +48,5 @@ __all__ = [
     "parallel_env",
     "param",
     "register",
+    "rollout",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,7 +24,7 @@ from gpu_vecenv.agents import (
 from gpu_vecenv.arguments import ActionCheck, made, reset_mask
 from gpu_vecenv.errors import ResetNeededError
 from gpu_vecenv.registry import Game, limited, make
-from gpu_vecenv.render import Frames, checked_render_mode, render_metadata
+from gpu_vecenv.render import Frames, checked_render_mode, render_metadata, viewer_of
 from gpu_vecenv.slab import Slab
 from gpu_vecenv.vec_env import AutoresetMode
 
@@ -52,7 +52,8 @@ class BatchedParallelEnv:
         autoreset_mode: "same_step" (default, as in Isaac Lab), "next_step" or "disabled"; see ``VecEnv``.
         rows: Each agent has episodes of its own: where it leaves early it gives its "final_obs", is zeros until its
             replica ends, and then terminates once more.
-        render_mode: "rgb_array" or None.
+        render_mode: "rgb_array" (``render`` gives frames), "human" (a window shows every reset and step) or None.
+        render_replicas: Which replicas the window shows, one or several; None: the first ones, at most 16.
         max_cycles: PettingZoo's word for the game's ``max_steps``.
         **arguments: Of ``gpu_vecenv.make``.
 
@@ -70,12 +71,13 @@ class BatchedParallelEnv:
         autoreset_mode: AutoresetMode = "same_step",
         rows: bool = False,
         render_mode: str | None = None,
+        render_replicas: int | Sequence[int] | None = None,
         max_cycles: int | None = None,
         **arguments: Any,
     ) -> None:
         self._arguments: dict[str, Any] = {"game": game, "num_envs": num_envs, "device": device, "group_by": group_by}
         self._arguments |= {"autoreset_mode": autoreset_mode, "rows": rows, "render_mode": render_mode}
-        self._arguments |= {"max_cycles": max_cycles, **arguments}
+        self._arguments |= {"render_replicas": render_replicas, "max_cycles": max_cycles, **arguments}
         if group_by not in ("agent", "role"):
             raise ValueError(f'group_by is {group_by!r}; expected "agent" or "role"')
         config = limited(arguments, "max_cycles", max_cycles)
@@ -83,6 +85,7 @@ class BatchedParallelEnv:
         self.game, self.device, self.num_envs = self.vec_env.game, self.vec_env.device, self.vec_env.num_envs
         self.group_by = group_by
         self.render_mode = checked_render_mode(self.game, render_mode)
+        self._viewer = viewer_of(self.vec_env, render_mode, render_replicas)
         self.metadata = {"name": versioned_name(game, self.game), **render_metadata(self.game)}
         self._counts = {role: count for role, count in self.game.roles.items() if count}
         self._roles = {role: role for role in self._counts} if group_by == "role" else role_of_agents(self.game)
@@ -158,6 +161,8 @@ class BatchedParallelEnv:
             InvalidSeedError, ConfigError, TypeError, ValueError: An argument is wrong; nothing has changed.
         """
         self._obs, info = self.vec_env.reset(seed=seed, mask=reset_mask(options), out=out)
+        if self._viewer is not None:
+            self._viewer.draw()
         return self._own(self._obs), self._extras(info)
 
     def step(
@@ -187,6 +192,8 @@ class BatchedParallelEnv:
             actions = self._joined(actions)
             actions = actions.flatten(0, 1) if self.vec_env.rows else actions
         self._obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
+        if self._viewer is not None:
+            self._viewer.draw()
         return (
             self._own(self._obs),
             self._split(rewards),
@@ -211,12 +218,14 @@ class BatchedParallelEnv:
         return self.vec_env.sample_actions()
 
     def render(self) -> Frames | None:
-        """One frame per replica, (height, width, 3) uint8, drawn when it is looked at."""
-        return None if self.render_mode is None else Frames(self.vec_env)
+        """With "rgb_array" one frame per replica, (height, width, 3) uint8, drawn when it is looked at, else None."""
+        return Frames(self.vec_env) if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Let go of all memory, and of the window."""
         self.vec_env.close()
+        if self._viewer is not None:
+            self._viewer.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return made, (type(self), self._arguments)

@@ -38,6 +38,7 @@ from gpu_vecenv.new_game import new_game
 from gpu_vecenv.options import PROGRAM, named_game, no_more, parse, parts
 from gpu_vecenv.prologue import prologue
 from gpu_vecenv.registry import GAME_FILE, GAMES, load_game
+from gpu_vecenv.replay_command import replay
 from gpu_vecenv.train_command import evaluate, plot, train
 from gpu_vecenv.vec_env import MODES
 
@@ -68,6 +69,8 @@ usage: {PROGRAM} COMMAND [options]
   train --resume RUN      go on with a run that was interrupted, as if it had not been
   evaluate RUN [options]  play episodes with a run's policies
   plot RUN... [options]   draw the curves of runs
+  replay record GAME|RUN  keep episodes as small files, whose bits are the same wherever they are played again
+  replay html FILE...     write a page that shows them in a browser; replay play and replay show check and tell them
   bench [options]         measure steps per second against the memory bandwidth
   doctor                  what this machine has: torch, GPU, compilers, drivers; and what to do
 
@@ -211,6 +214,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "train": train,
     "evaluate": evaluate,
     "plot": plot,
+    "replay": replay,
     "bench": run_bench,
     "doctor": run_doctor,
 }

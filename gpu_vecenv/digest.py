@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
 import torch
 
 from gpu_vecenv.backends import LaunchShape
-from gpu_vecenv.env import device_folder
-from gpu_vecenv.function_manager import FunctionManager
-from gpu_vecenv.vec_env import VecEnv
+from gpu_vecenv.env import Env, device_folder
+from gpu_vecenv.function_manager import FunctionManager, Launch
+from gpu_vecenv.prologue import game_text
+from gpu_vecenv.vec_env import Info, VecEnv
+
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  # of a step
+
+
+def sources(game: Env) -> str:
+    """SHA-256 of all text that decides the bits of a game and of its digests; the same on every device."""
+    return hashlib.sha256(
+        (game_text(game) + (device_folder() / "digest.cu").read_text(encoding="utf-8")).encode()
+    ).hexdigest()
 
 
 class Digest:
@@ -19,24 +30,32 @@ class Digest:
     def __init__(self, functions: FunctionManager, num_envs: int) -> None:
         self.program = functions.compile(device_folder() / "digest.cu")
         self.words = torch.zeros(num_envs, dtype=torch.int64, device=functions.device)
+        self._launches: dict[tuple[torch.dtype, int], Launch] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
         """Feed a tensor (num_envs, …)."""
         replicas, count = len(self.words), math.prod(tensor.shape[1:])
         if tensor.ndim == 0 or tensor.shape[0] != replicas:
             raise ValueError(f"digest: got {tuple(tensor.shape)}; expected ({replicas}, …), replicas first")
-        self.program.prepare(
-            "digest",
-            LaunchShape(replicas, work=tensor.numel()),
-            [
-                tensor.contiguous(),
-                np.int32(tensor.element_size()),
-                np.int32(tensor.is_floating_point()),
-                np.int64(count),
-                self.words,
-                np.int64(replicas),
-            ],
-        )()
+        if tensor.device != self.words.device:
+            raise ValueError(f"digest: got a tensor on {tensor.device}; expected one on {self.words.device}")
+        key = tensor.dtype, count
+        if key not in self._launches:
+            self._launches[key] = self.program.prepare(
+                "digest",
+                LaunchShape(replicas, work=tensor.numel()),
+                [
+                    None,
+                    np.int32(tensor.element_size()),
+                    np.int32(tensor.is_floating_point()),
+                    np.int64(count),
+                    self.words,
+                    np.int64(replicas),
+                ],
+            )
+        launch, data = self._launches[key], tensor.contiguous()
+        launch.raw[0] = data.data_ptr()
+        launch()
 
     def add_outputs(self, *tensors: torch.Tensor) -> None:
         """Feed what a tick takes or gives; a row, where agents are rows, counts as its replica's."""
@@ -47,6 +66,17 @@ class Digest:
         """Feed last observations and their mask; what is not meant counts as 0."""
         rows = final_obs.reshape(mask.numel(), -1)
         self.add_outputs(mask, rows.masked_fill(~mask.reshape(-1, 1), 0))
+
+    def add_start(self, obs: torch.Tensor, info: Info) -> None:
+        """Feed what ``VecEnv.reset`` gives."""
+        self.add_outputs(obs, info["active"])
+
+    def add_tick(self, actions: torch.Tensor, outputs: Outputs) -> None:
+        """Feed what ``VecEnv.step`` takes and gives."""
+        *tensors, info = outputs
+        self.add_outputs(actions, *tensors, info["active"])
+        if "final_obs" in info:
+            self.add_final_obs(info["final_obs"], info["_final_obs"])
 
     def add_state(self, env: VecEnv) -> None:
         """Feed everything that an environment keeps per replica."""
@@ -67,15 +97,11 @@ def trajectory_digest(env: VecEnv, seed: int, steps: int, state_every: int = 1) 
     Where agents are rows, each output counts as its replica's.
     """
     digest = Digest(env.functions, env.num_envs)
-    obs, info = env.reset(seed=seed)
-    digest.add_outputs(obs, info["active"])
+    digest.add_start(*env.reset(seed=seed))
     slab = env.slab()
     for step in range(steps):
         actions = env.sample_actions()
-        *outputs, info = env.step(actions, out=slab)
-        digest.add_outputs(actions, *outputs, info["active"])
-        if "final_obs" in info:
-            digest.add_final_obs(info["final_obs"], info["_final_obs"])
+        digest.add_tick(actions, env.step(actions, out=slab))
         if (step + 1) % state_every == 0 or step + 1 == steps:
             digest.add_state(env)
     return digest

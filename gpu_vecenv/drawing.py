@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,7 +33,8 @@ class Shape:
     """What a drawing consists of: plain numbers and tuples, whatever arrays they are given as.
 
     Raises:
-        EnvDefinitionError: A number is not finite, a size is negative, points are not (n, 2), a colour is none.
+        EnvDefinitionError: A number is not finite, a size is negative, points are not (n, 2), a colour is none, an
+            agent is no place.
     """
 
     least: ClassVar[int] = 0  # points
@@ -44,6 +47,8 @@ class Shape:
                 value = _colour(name, value)
             elif field.name == "points":
                 value = _points(name, value, self.least)
+            elif field.name == "agent":
+                value = _agent(name, value)
             else:
                 value = _number(name, value)
                 if value < 0 and field.name in ("radius", "width"):
@@ -59,6 +64,7 @@ class Circle(Shape):
     y: float
     radius: float
     colour: Colour
+    agent: int | None = None  # whose body it is: the agent's place; a page can then follow the agent
 
 
 @dataclass(frozen=True)
@@ -135,9 +141,11 @@ class Drawing:
         return np.asarray(centre + (np.asarray(points, np.float64) - middle) * (self.scale, -self.scale))
 
 
-def discs(places: Any, radius: float, colour: Colour) -> list[Circle]:
-    """Discs of one kind at places (n, 2)."""
-    return [Circle(x, y, radius, colour) for x, y in np.asarray(places).tolist()]
+def discs(places: Any, radius: float, colour: Colour, agents: Iterable[int] | None = None) -> list[Circle]:
+    """Discs of one kind at places (n, 2); ``agents``: whose bodies they are, if anybody's."""
+    rows = np.asarray(places).tolist()
+    owners = itertools.repeat(None, len(rows)) if agents is None else agents
+    return [Circle(x, y, radius, colour, agent) for (x, y), agent in zip(rows, owners, strict=True)]
 
 
 def square_around(circles: Iterable[Circle], half: float = 0.0) -> tuple[float, float, float, float]:
@@ -161,6 +169,18 @@ def _number(name: str, value: Any) -> float:
     if not math.isfinite(number):
         raise EnvDefinitionError(f"{name} is {value!r}; expected a finite number: is the replica's state finite?")
     return number
+
+
+def _agent(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        place = operator.index(value)  # of NumPy's integers too
+    except TypeError:
+        place = -1
+    if place < 0 or isinstance(value, bool):
+        raise EnvDefinitionError(f"{name} is {value!r}; expected None or the place of an agent, an int >= 0")
+    return place
 
 
 def _points(name: str, value: Any, least: int) -> tuple[tuple[float, float], ...]:

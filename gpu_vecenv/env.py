@@ -19,6 +19,7 @@ from gymnasium.spaces import Space
 
 from gpu_vecenv.drawing import Drawing
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
+from gpu_vecenv.kernel_policy import RULES
 from gpu_vecenv.spaces import ActionLayout, ObservationLayout, unbounded
 
 f32, f64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -113,6 +114,7 @@ class Env:
     state: ClassVar[tuple[Field, ...]] = ()
     derived: ClassVar[tuple[str, ...]] = ()  # further attributes that the device text sees as constants
     host: ClassVar[bool] = True  # False: all of CUDA C++, no CPU, no promise of equal bits
+    allows: ClassVar[tuple[str, ...]] = ()  # rules of kernel_policy.py that its device text may break
     source: ClassVar[Path | None] = None  # the .cu file, where it is not the declaration's neighbour
     terminated_means: ClassVar[str] = "terminated"  # what an episode's end by termination says
     preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})  # of PPOConfig, and num_envs: what learns it well
@@ -219,6 +221,10 @@ class Env:
             raise ConfigError(
                 f"{game}: num_agents x logits = {self.num_agents} x {self.action.num_logits} is 2^31 or more; "
                 "one replica's action masks must be addressable by a 32-bit index"
+            )
+        if not isinstance(self.allows, tuple | list) or not set(self.allows) <= set(RULES):
+            raise EnvDefinitionError(
+                f"{game}: allows is {self.allows!r}; expected a tuple of names from {', '.join(map(repr, RULES))}"
             )
         self.constants()
 

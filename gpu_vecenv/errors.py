@@ -16,6 +16,10 @@ class EnvDefinitionError(ValueError):
     """A game's declaration contradicts itself or its device text."""
 
 
+class KernelPolicyError(EnvDefinitionError):
+    """A game's device text uses what runs on one device only or gives each other bits; ``Env.allows`` permits it."""
+
+
 class UnknownGameError(gymnasium.error.NameNotFound, ValueError):
     """No registered game has this name."""
 
@@ -78,6 +82,14 @@ class ClosedEnvError(gymnasium.error.ClosedEnvironmentError, RuntimeError):
 
 class CheckpointCorruptError(ValueError):
     """A file is no checkpoint, or a damaged one."""
+
+
+class ReplayFormatError(ValueError):
+    """A file is no replay, or a damaged one."""
+
+
+class ReplayMismatchError(ValueError):
+    """A replay does not give the bits that were recorded, or its game is not as it was; the message says from where."""
 
 
 class NonFiniteError(RuntimeError):

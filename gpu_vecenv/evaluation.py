@@ -18,7 +18,84 @@ Player: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
 TICKS_BETWEEN_LOOKS = 16  # the device is asked whether all is over only now and then
 
 
-@torch.no_grad()
+class Players:
+    """Who acts for all agents of an environment.
+
+    Draws, those of policies and those of chance, come from the replicas' own random streams: the same replica with the
+    same seed is played the same, however many there are.
+
+    Args:
+        env: Where they act; without ``rows``.
+        players: Role -> who acts for it, a role without agents may be left out.
+        greedy: Policies take the likeliest action instead of sampling.
+
+    Raises:
+        ConfigError: A role has no player, or a policy does not fit its role, or policies squash differently.
+    """
+
+    def __init__(self, env: VecEnv, players: Mapping[str, Player], greedy: bool = False) -> None:
+        game = env.game
+        roles = [role for role, count in game.roles.items() if count > 0]
+        if not set(roles) <= set(players) <= set(game.roles):
+            raise ConfigError(f"players are for {sorted(players)}; the roles are {roles}")
+        self.env, self.players, self.greedy = env, dict(players), greedy
+        self._policies = {role: player for role, player in players.items() if isinstance(player, Policy)}
+        for role, policy in self._policies.items():
+            found = policy.view.obs_shape, policy.view.head_sizes
+            expected = game.observation.shapes[role], () if game.action.continuous else game.action.sizes[role]
+            if found != expected:
+                raise ConfigError(
+                    f"the policy of {role} takes observations and choices {found}; the game has {expected}"
+                )
+        squashes = {policy.squash for policy in self._policies.values()} or {"clip"}
+        if len(squashes) > 1:
+            raise ConfigError(f"policies squash their draws by {sorted(squashes)}; expected one way")
+        self._sampler = Sampler(env, squash=squashes.pop())
+        shape = (env.num_envs, game.num_agents, self._sampler.num_parameters)
+        self._parameters = torch.zeros(shape, device=env.device)
+
+    @torch.no_grad()
+    def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Actions of the coming tick, fresh memory, as ``VecEnv.step`` takes them. Waits for no device.
+
+        Args:
+            obs: (num_envs, num_agents, *shape), what the last ``reset`` or ``step`` gave.
+            action_mask: Its ``info["action_mask"]``, of games that have it.
+        """
+        game, parameters = self.env.game, self._parameters
+        for role, policy in self._policies.items():
+            where = game.role_slices[role]
+            own = obs[(slice(None), where, *policy.view.own)]
+            parameters[:, where][..., policy.view.columns] = policy(own)[0]
+        actions = self._sampler.sample(masked(parameters, action_mask), greedy=self.greedy).actions
+        drawn = self.env.sample_actions()
+        for role, player in self.players.items():
+            where = game.role_slices[role]
+            if player is None:
+                actions[:, where] = drawn[:, where]
+            elif role not in self._policies:
+                own = obs[(slice(None), where, *game.observation.own(role))]
+                heads = len(game.action.sizes[role])
+                part = actions[:, where, :heads] if game.action.shape else actions[:, where]
+                part.copy_(player(own))
+        return actions
+
+
+def table_like(env: VecEnv, num_envs: int, first_replica: int = 0) -> VecEnv:
+    """Where episodes like those of ``env`` are played, one in each replica, while ``env`` itself rests."""
+    table = env.like(num_envs=num_envs, autoreset_mode="disabled", rows=False, first_replica=first_replica)
+    for field in env.game.state:
+        if field.shared:  # they may have been changed, as by a curriculum
+            table.state[field.name].copy_(env.state[field.name])
+    return table
+
+
+def check_actions(env: VecEnv) -> None:
+    """Raise NonFiniteError if some replica was given an action that is none, and stands still; waits for the device."""
+    if bool((env.faults() & (Fault.INVALID_ACTION | Fault.NON_FINITE_ACTION)).any()):
+        raise NonFiniteError("a policy gives NaN, or excludes every choice, or a script an action that its role lacks")
+
+
 def evaluate(
     env: VecEnv, players: Mapping[str, Player], episodes: int = 1000, *, greedy: bool = False, seed: int = 1
 ) -> dict[str, float]:
@@ -39,64 +116,25 @@ def evaluate(
         ConfigError: A role has no player, or ``episodes`` is no positive int.
         NonFiniteError: A policy gives NaN, or excludes every choice.
     """
-    game = env.game
-    roles = [role for role, count in game.roles.items() if count > 0]
-    if not set(roles) <= set(players) <= set(game.roles):
-        raise ConfigError(f"players are for {sorted(players)}; the roles are {roles}")
     if type(episodes) is not int or episodes < 1:
         raise ConfigError(f"episodes is {episodes}; at least 1 is needed")
     rounds = -(-episodes // env.num_envs)
     num_envs = -(-episodes // rounds)
-    copied = env.like(num_envs=num_envs, autoreset_mode="disabled", rows=False, first_replica=0)
-    for field in game.state:
-        if field.shared:  # they may have been changed, as by a curriculum
-            copied.state[field.name].copy_(env.state[field.name])
-    env = copied
-    policies = {role: player for role, player in players.items() if isinstance(player, Policy)}
-    for role, policy in policies.items():
-        found = policy.view.obs_shape, policy.view.head_sizes
-        expected = game.observation.shapes[role], () if game.action.continuous else game.action.sizes[role]
-        if found != expected:
-            raise ConfigError(f"the policy of {role} takes observations and choices {found}; the game has {expected}")
-    squashes = {policy.squash for policy in policies.values()} or {"clip"}
-    if len(squashes) > 1:
-        raise ConfigError(f"policies squash their draws by {sorted(squashes)}; expected one way")
-    sampler = Sampler(env, squash=squashes.pop())
-    parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=env.device)
-    slab, totals = env.slab(), dict[str, float]()
-
-    def act(obs: torch.Tensor) -> torch.Tensor:
-        for role, policy in policies.items():
-            where = game.role_slices[role]
-            own = obs[(slice(None), where, *policy.view.own)]
-            parameters[:, where][..., policy.view.columns] = policy(own)[0]
-        actions = sampler.sample(masked(parameters, slab.action_mask), greedy=greedy).actions
-        drawn = env.sample_actions()
-        for role, player in players.items():
-            where = game.role_slices[role]
-            if player is None:
-                actions[:, where] = drawn[:, where]
-            elif role not in policies:
-                own = obs[(slice(None), where, *game.observation.own(role))]
-                heads = len(game.action.sizes[role])
-                part = actions[:, where, :heads] if game.action.shape else actions[:, where]
-                part.copy_(player(own))
-        return actions
-
+    env = table_like(env, num_envs)
     try:
+        act, slab, totals = Players(env, players, greedy), env.slab(), dict[str, float]()
         for played in range(0, episodes, num_envs):
             obs, _ = env.reset(seed=seed if played == 0 else None, out=slab)
             env.clear_episode_statistics()
             while bool(env.active.any()):
-                if bool((env.faults() & (Fault.INVALID_ACTION | Fault.NON_FINITE_ACTION)).any()):
-                    raise NonFiniteError("evaluate: a policy gives NaN, or excludes every choice")
+                check_actions(env)
                 for _ in range(TICKS_BETWEEN_LOOKS):
-                    env.step(act(obs), out=slab)
+                    env.step(act(obs, slab.action_mask), out=slab)
             counted = slice(0, min(num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
             sums = {"episode_length": statistics["lengths"], "terminated_share": statistics["terminations"]}
-            for role, where in game.role_slices.items():
-                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(game.roles[role], 1)
+            for role, where in env.game.role_slices.items():
+                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.roles[role], 1)
             for name, tensor in sums.items():
                 totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
     finally:

@@ -18,7 +18,7 @@ from gpu_vecenv.env import Env
 from gpu_vecenv.errors import ConfigError, ResetNeededError
 from gpu_vecenv.host_copy import HostCopy
 from gpu_vecenv.registry import Game, limited, make
-from gpu_vecenv.render import Frames, checked_render_mode, render_metadata
+from gpu_vecenv.render import Frames, Viewer, checked_render_mode, render_metadata, viewer_of
 from gpu_vecenv.slab import Slab
 from gpu_vecenv.spaces import with_zero
 from gpu_vecenv.vec_env import VecEnv
@@ -43,7 +43,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         output: "torch": tensors on the device, in which no step reads anything on the host. "numpy": arrays, by one
             copy and one synchronisation a step.
         autoreset_mode: A member of Gymnasium's AutoresetMode, or "same_step" (default), "next_step", "disabled".
-        render_mode: "rgb_array" or None.
+        render_mode: "rgb_array" (``render`` gives frames), "human" (a window shows every reset and step) or None.
+        render_replicas: Which replicas the window shows, one or several; None: the first ones, at most 16.
         max_episode_steps: Another word for the game's ``max_steps``.
         **arguments: Of ``gpu_vecenv.make``: the game's configuration, and driver, validate, arrays, starts,
             first_replica, quarantine.
@@ -61,20 +62,23 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         output: Output = "torch",
         autoreset_mode: AutoresetMode | str = "same_step",
         render_mode: str | None = None,
+        render_replicas: int | Sequence[int] | None = None,
         max_episode_steps: int | None = None,
         **arguments: Any,
     ) -> None:
         self._arguments: dict[str, Any] = {"game": game, "num_envs": num_envs, "device": device, "output": output}
         self._arguments |= {"autoreset_mode": autoreset_mode, "render_mode": render_mode, **arguments}
-        self._arguments |= {"max_episode_steps": max_episode_steps}
+        self._arguments |= {"max_episode_steps": max_episode_steps, "render_replicas": render_replicas}
         mode = autoreset_mode.name.lower() if isinstance(autoreset_mode, AutoresetMode) else autoreset_mode
         if output not in ("torch", "numpy"):
             raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
         self.output = output
         config = limited(arguments, "max_episode_steps", max_episode_steps)
+        self._viewer: Viewer | None = None
         self.vec_env = make(game, num_envs, device, autoreset_mode=mode, rows=True, **config)
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
+        self._viewer = viewer_of(self.vec_env, render_mode, render_replicas)
         self.num_replicas, self.num_agents = self.vec_env.num_envs, self.game.num_agents
         self.num_envs = self.num_replicas * self.num_agents
         self.autoreset_mode = AutoresetMode[mode.upper()]
@@ -120,6 +124,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if self._host is not None:
             arrays = self._host.arrays()
             self._seen = _Seen(self.vec_env, arrays)
+        if self._viewer is not None:
+            self._viewer.draw()
+        if self._host is not None:
             return arrays["obs"], self._with_masks({name: arrays[name] for name in info})
         return obs, self._with_masks(info)
 
@@ -145,6 +152,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             actions = self._from_numpy(actions)
         if self._host is None:
             obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
+            if self._viewer is not None:
+                self._viewer.draw()
             return obs, rewards, terminations, truncations, self._with_masks(info)
         if out is not None:
             raise ValueError('step: out is a Slab of tensors, but output is "numpy"; expected None')
@@ -153,6 +162,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._seen = _Seen(self.vec_env, arrays)
         named = {name: arrays["final_mask" if name == "_final_obs" else name] for name in written}
         outputs = [arrays[name] for name in ("obs", "rewards", "terminations", "truncations")]
+        if self._viewer is not None:
+            self._viewer.draw()
         return outputs[0], outputs[1], outputs[2], outputs[3], self._with_masks(named)
 
     def action_masks(self) -> Any:
@@ -167,14 +178,19 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return self.vec_env.sample_actions()
 
     def render(self) -> Sequence[np.ndarray[Any, Any]] | None:  # type: ignore[override]
-        """One frame per row, (height, width, 3) uint8, drawn when it is looked at; rows of a replica share theirs."""
-        return None if self.render_mode is None else Frames(self.vec_env, self.num_agents)
+        """With "rgb_array" one frame per row, (height, width, 3) uint8, drawn when it is looked at, else None.
+
+        Rows of a replica share theirs.
+        """
+        return Frames(self.vec_env, self.num_agents) if self.render_mode == "rgb_array" else None
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Let go of all memory."""
+        """Let go of all memory, and of the window."""
         if hasattr(self, "vec_env"):  # Gymnasium closes what a constructor has refused, too
             self.vec_env.close()
             self._host = self._seen = None
+            if self._viewer is not None:
+                self._viewer.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return made, (type(self), self._arguments), {"spec": self.spec}
@@ -222,12 +238,12 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     Args:
         game: A registered name, an Env class or an Env.
         device: By default the CPU, which one replica keeps busy enough.
-        render_mode: "rgb_array" or None.
+        render_mode: "rgb_array" (``render`` gives a frame), "human" (a window shows every reset and step) or None.
         **arguments: Of ``gpu_vecenv.make``.
     """
 
     # What gymnasium.make looks at before it makes one; an instance has its own game's.
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
 
     def __init__(
         self, game: Game, device: str | torch.device = "cpu", *, render_mode: str | None = None, **arguments: Any
@@ -236,6 +252,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self.vec_env = make(game, 1, device, autoreset_mode="disabled", **arguments)
         self.game = self.vec_env.game
         self.render_mode = checked_render_mode(self.game, render_mode)
+        self._viewer = viewer_of(self.vec_env, render_mode)
         self.metadata = render_metadata(self.game)
         alone = self.game.num_agents == 1
         space = self.game.observation.widest
@@ -261,7 +278,10 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self.vec_env.reset(seed=None if seed is None else checked_seed(seed), out=self._host.slab())
         super().reset(seed=seed)
         arrays = self._host.arrays()
-        return self._part(arrays["obs"]), self._info(arrays)
+        info = self._info(arrays)
+        if self._viewer is not None:
+            self._viewer.draw()
+        return self._part(arrays["obs"]), info
 
     def step(self, action: Any) -> tuple[np.ndarray[Any, Any], float, bool, bool, dict[str, Any]]:
         """One tick.
@@ -278,23 +298,28 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self._check.values(torch.tensor(array, device="cpu"), self._seen.active, self._seen.action_mask)
         self.vec_env.step(self._check.tensor(array), self._host.slab())
         arrays = self._host.arrays()
+        info = self._info(arrays)
         over = not arrays["active"].any()
         truncated = over and bool(arrays["truncations"].any())
+        if self._viewer is not None:
+            self._viewer.draw()
         return (
             self._part(arrays["obs"]),
             float(arrays["rewards"].sum(dtype=np.float64)),
             over and not truncated,
             truncated,
-            self._info(arrays),
+            info,
         )
 
     def render(self) -> np.ndarray[Any, Any] | None:
-        """A frame of the replica, (height, width, 3) uint8."""
-        return None if self.render_mode is None else Frames(self.vec_env)[0]
+        """With "rgb_array" a frame of the replica, (height, width, 3) uint8, else None."""
+        return Frames(self.vec_env)[0] if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Let go of all memory, and of the window."""
         self.vec_env.close()
+        if self._viewer is not None:
+            self._viewer.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return made, (type(self), self._arguments), {"spec": self.spec}

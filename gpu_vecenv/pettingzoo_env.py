@@ -35,7 +35,7 @@ from gpu_vecenv.arguments import ActionCheck, checked_seed, made
 from gpu_vecenv.errors import InvalidActionError, PettingZooResetNeededError, UnknownModuleError, nearest
 from gpu_vecenv.host_copy import Arrays, HostCopy
 from gpu_vecenv.registry import GAMES, Game, limited, make
-from gpu_vecenv.render import Frames, checked_render_mode, render_metadata
+from gpu_vecenv.render import Frames, checked_render_mode, render_metadata, viewer_of
 from gpu_vecenv.slab import Slab, SlabLayout
 
 Infos = dict[str, dict[str, Any]]
@@ -53,7 +53,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         output: "torch": observations are tensors on the device, views of the one that the tick wrote. "numpy": arrays,
             views of one copy. Either way a step waits for the device once.
-        render_mode: "rgb_array" or None.
+        render_mode: "rgb_array" (``render`` gives a frame), "human" (a window shows every reset and step) or None.
         max_cycles: PettingZoo's word for the game's ``max_steps``. As an attribute, which PettingZoo's own test sets,
             it means nothing: the rules are compiled.
         **arguments: Of ``gpu_vecenv.make``.
@@ -82,6 +82,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self.vec_env = make(game, 1, device, autoreset_mode="disabled", rows=False, **config)
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
+        self._viewer = viewer_of(self.vec_env, render_mode)
         self.metadata = {"name": versioned_name(game, self.game), **render_metadata(self.game)}
         self.metadata["is_parallelizable"] = True
         self._roles = role_of_agents(self.game)
@@ -142,6 +143,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         slab = self._host.slab()
         self.vec_env.reset(seed=seed, out=slab)
         observations, infos, _ = self._outputs(slab, self._places)
+        if self._viewer is not None:
+            self._viewer.draw()
         return observations, infos
 
     def step(
@@ -173,6 +176,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         slab = self._host.slab()
         self.vec_env.step(self._check.tensor(array), slab)
         observations, infos, arrays = self._outputs(slab, live)
+        if self._viewer is not None:
+            self._viewer.draw()
         rewards, terminations, truncations = (
             arrays[name][0].tolist() for name in ("rewards", "terminations", "truncations")
         )
@@ -197,17 +202,19 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return state.numpy() if self._numpy else state
 
     def render(self) -> np.ndarray[Any, Any] | None:
-        """A frame, (height, width, 3) uint8; None without a render mode.
+        """With "rgb_array" a frame, (height, width, 3) uint8, else None.
 
         Raises:
             PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """
         self._ready("render")
-        return None if self.render_mode is None else Frames(self.vec_env)[0]
+        return Frames(self.vec_env)[0] if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
-        """Let go of all memory. Calling it again does nothing."""
+        """Let go of all memory, and of the window. Calling it again does nothing."""
         self.vec_env.close()
+        if self._viewer is not None:
+            self._viewer.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return made, (type(self), self._arguments)

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpu_vecenv.env import C_TYPES, Env, Field, boolean, device_folder, f32, i32, i64
 from gpu_vecenv.errors import EnvDefinitionError
+from gpu_vecenv.kernel_policy import check_policy
 
 _MACHINE_STATE = (
     Field("key", i32, (2,)),  # of the replica's random streams; its bits are a u32 pair
@@ -199,10 +200,12 @@ def game_text(env: Env, build: Build = PLAIN) -> str:
     declared = declared_text(env, build, seen)
     if build.lane_order:
         declared = f"#define LANE_ORDER {build.lane_order}\n{declared}"
-    game = inline_includes('#include "vecenv.cuh"', "prologue", None, seen)
-    game += inline_includes(source, path.name, path.parent, seen)
+    before = inline_includes('#include "vecenv.cuh"', "prologue", None, seen)
+    game = inline_includes(source, path.name, path.parent, seen)
+    if env.host:
+        check_policy(game, type(env).__name__, env.allows)
     machine = inline_includes('#include "machine.cuh"', "epilogue", None, seen)
-    return declared + game + '#line 1 "epilogue"\n' + epilogue(env, build) + machine
+    return declared + before + game + '#line 1 "epilogue"\n' + epilogue(env, build) + machine
 
 
 def missing_definitions(env: Env) -> list[str]:

@@ -1,5 +1,6 @@
 import importlib.util
 import os
+import shutil
 import signal
 
 import pytest
@@ -11,7 +12,8 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; programs under test inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for library in os.environ.get("GPU_VECENV_REQUIRED", "").split():
-        if library != "cleanrl" and importlib.util.find_spec(library) is None:  # its tests fetch CleanRL's scripts
+        find = shutil.which if library == "chromium" else importlib.util.find_spec  # a program among the libraries
+        if library != "cleanrl" and find(library) is None:  # its tests fetch CleanRL's scripts
             pytest.exit(f"$GPU_VECENV_REQUIRED names {library}, which is not installed", returncode=1)
 
 

@@ -630,7 +630,7 @@ class Making(Pair):
                 return self.argument(rng, name, kind)
             case 10:
                 modes = {"autoreset_mode": ["sometimes", "", 7, None, "SAME_STEP"], "validate": ["maybe", True, None]}
-                modes |= {"render_mode": ["human", "ansi", 7], "output": ["jax", None], "group_by": ["team", None]}
+                modes |= {"render_mode": ["window", "ansi", 7], "output": ["jax", None], "group_by": ["team", None]}
                 of = {"output": gpu_vecenv.GymnasiumVectorEnv, "group_by": gpu_vecenv.BatchedParallelEnv}
                 of |= {"render_mode": gpu_vecenv.GymnasiumVectorEnv}
                 key = rng.choice(sorted(modes))

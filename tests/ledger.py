@@ -11,7 +11,6 @@ changed since is told as stale: its digests may still be equal, and then the cha
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +21,8 @@ import receipts
 import torch
 
 import gpu_vecenv
-from gpu_vecenv.digest import Digest
-from gpu_vecenv.env import Env, device_folder
+from gpu_vecenv.digest import Digest, sources
 from gpu_vecenv.measurement import provenance
-from gpu_vecenv.prologue import game_text
 from gpu_vecenv.registry import GAMES
 from gpu_vecenv.vec_env import MODES, VecEnv
 
@@ -58,24 +55,15 @@ def rows_to_record(agent_steps: int) -> Iterator[Row]:
             }
 
 
-def sources(game: Env) -> str:
-    """SHA-256 of all text that decides the bits of a game and of its digests."""
-    return hashlib.sha256((game_text(game) + (device_folder() / "digest.cu").read_text()).encode()).hexdigest()
-
-
 def digests(row: Mapping[str, Any], device: str, marks: Sequence[int]) -> dict[str, str]:
     """Ticks -> digest, of a row's trajectory on a device."""
     game = gpu_vecenv.configure(row["game"], **row["config"])
     env = VecEnv(game, row["num_envs"], device, autoreset_mode=row["autoreset_mode"])
     digest, slab, found = Digest(env.functions, env.num_envs), env.slab(), dict[str, str]()
-    obs, info = env.reset(seed=row["seed"])
-    digest.add_outputs(obs, info["active"])
+    digest.add_start(*env.reset(seed=row["seed"]))
     for tick in range(1, max(marks, default=0) + 1):
         actions = env.sample_actions()
-        *outputs, info = env.step(actions, out=slab)
-        digest.add_outputs(actions, *outputs, info["active"])
-        if "final_obs" in info:
-            digest.add_final_obs(info["final_obs"], info["_final_obs"])
+        digest.add_tick(actions, env.step(actions, out=slab))
         if env.autoreset_mode == "disabled" and tick % RESET_EVERY == 0:
             env.reset(mask=~env.active.any(1), out=slab)  # on the device: nobody looks
         if tick % STATE_EVERY == 0:

@@ -245,6 +245,37 @@ def test_random_rollout(game: str, num_agents: int, device: str, tmp_path: Path)
     assert agent_steps == pytest.approx(env_steps * num_agents, rel=0.01)
 
 
+def test_gymnasium_drop_in(device: str, tmp_path: Path) -> None:
+    """Gymnasium's own CartPole and ours are solved by the same lines."""
+    small = ["--num-envs", "100", "--rounds", "2"]
+    ours = run(tmp_path, "gymnasium_drop_in.py", *small, "--device", device)
+    theirs = run(tmp_path, "gymnasium_drop_in.py", "--id", "CartPole-v1", "--num-envs", "20", "--rounds", "1")
+    pattern = r"round {}: mean return (\d+), best fifth (\d+)"
+    (at_first, _), (_, learnt) = (numbers(pattern.format(k), ours) for k in (1, 2))
+    assert learnt > 4 * at_first  # about 18 and 200
+    assert numbers(pattern.format(1), theirs)[0] < 40 and numbers(r"(\d+) episodes in", theirs) == [20]
+
+
+def test_pettingzoo_loop(tmp_path: Path) -> None:
+    said = run(tmp_path, "pettingzoo_loop.py", "--episodes", "30")
+    at_random, learnt = numbers(r"at random (\d+), after 30 episodes (\d+)", said)
+    assert learnt < at_random / 2  # about 64 and 15
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_multi_gpu(tmp_path: Path) -> None:
+    """Two processes on the CPU."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(EXAMPLES / "multi_gpu.py")]
+    options = "--num-envs 8 --total-steps 1024 --episodes 4 --device cpu".split()
+    command = [sys.executable, *torchrun, *options]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for rank, shard in enumerate([[0, 3], [4, 7]]):
+        assert numbers(rf"process {rank} of 2: replicas (\d+) to (\d+)", done.stdout) == shard
+    assert numbers(r"([\d,]+) env-steps by (\d+) processes; return_tagger [-\d.]+", done.stdout) == [1024, 2]
+
+
 def test_sb3_cartpole(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
     at_random, trained = numbers(r"at random (\d+), trained (\d+)", run(tmp_path, "sb3_cartpole.py"))

@@ -22,6 +22,7 @@ import torch
 
 import gpu_vecenv
 from gpu_vecenv.backends import LaunchShape
+from gpu_vecenv.backends.compiler_process import run_compiler
 from gpu_vecenv.backends.host import HostBackend
 from gpu_vecenv.compile_cache import DIGEST_BYTES, ROOM, cached, folder
 from gpu_vecenv.data_manager import TORCH_TYPES, DataManager
@@ -555,6 +556,29 @@ def test_a_compiler_that_is_not_there_is_named(monkeypatch, cache, command):
     with pytest.raises(CompilerError, match=re.escape(command.split()[0])):
         doubled(FunctionManager("cpu"))
     assert contents(cache) == {}
+
+
+@pytest.mark.parametrize(
+    ("does", "error", "words"),
+    [
+        ("echo 'k.cu:3: error: no' >&2; exit 1", KernelCompileError, "^mine$"),
+        ("echo half >&2; kill -9 $$", CompilerError, "was ended by SIGKILL while it compiled.*memory.*said: half$"),
+        (
+            "echo 'c++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+            CompilerError,
+            "was ended by the system while it compiled",
+        ),
+        ("exec sleep 1000", CompilerError, "was still compiling after 0.5 s and has been stopped"),
+    ],
+)
+def test_what_becomes_of_a_compiler_is_told_apart(tmp_path, does, error, words):
+    program = tmp_path / "c++"
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o755)
+    with pytest.raises(error, match=words) as raised:
+        run_compiler([str(program)], "mine", seconds=0.5 if "sleep" in does else 60)
+    if error is KernelCompileError:
+        assert raised.value.log == "k.cu:3: error: no"
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_the_wheel_holds_the_tree_and_nothing_else(wheel):
         found = (path for ending in endings for path in folder.rglob(f"*{ending}"))
         return {path.relative_to(folder).as_posix() for path in found if "__pycache__" not in path.parts}
 
-    expected = {f"gpu_vecenv/{name}" for name in files(ROOT / "gpu_vecenv", ".py", "py.typed")}
+    expected = {f"gpu_vecenv/{name}" for name in files(ROOT / "gpu_vecenv", ".py", "py.typed", ".html", ".css", ".js")}
     expected |= {f"gpu_vecenv/adapters/{name}" for name in files(ROOT / "adapters", ".py")}
     expected |= {f"gpu_vecenv/_cuda/{name}" for name in files(ROOT / "cuda", ".cu", ".cuh")}
     with zipfile.ZipFile(wheel) as archive:

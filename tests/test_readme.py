@@ -8,13 +8,13 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from games.crew import Crew
+from warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv import function_manager
@@ -56,15 +56,13 @@ def commands() -> list[str]:
     """Every gpu-vecenv command of the documents, once; not those named without the game that they need."""
     lines = [line for _, body in blocks("sh") for line in body.splitlines()]
     spans = [span for text in TEXTS.values() for span in inline(text)]
-    bare = re.compile(r"gpu-vecenv (?!(train|evaluate|plot|show|bench|check|new)$)")
+    bare = re.compile(r"gpu-vecenv (?!(train|evaluate|plot|replay|show|bench|check|new)$)")
     found = [line for line in [*lines, *spans] if bare.match(line)]
     return list(dict.fromkeys(found))
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
+    return run_python(folder, *arguments, environment=ENVIRONMENT)
 
 
 def test_the_documents_have_what_is_tested_here() -> None:
@@ -105,9 +103,11 @@ def test_python_blocks_run(document: str, code: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="session")
 def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a small run, and with a game of one's own: what earlier commands have left behind."""
+    """A folder with a small run, replays, and a game of one's own: what earlier commands have left behind."""
     folder = tmp_path_factory.mktemp("made_before")
     assert run(folder, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", "run").returncode == 0
+    record = ["replay", "record", "tag_gridworld", "--seed", "1", "--device", "cpu"]
+    assert run(folder, "-m", "gpu_vecenv.cli", *record).returncode == 0
     (folder / "game").mkdir()
     assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
     return folder
@@ -118,8 +118,11 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     _, verb, *arguments = shlex.split(command)
     assert verb in COMMANDS
     helps, resumes = "--help" in arguments, "--resume" in arguments
-    for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if resumes or verb in ("evaluate", "plot") else ():
+    takes_runs = resumes or verb in ("evaluate", "plot", "replay")
+    for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if takes_runs else ():
         shutil.copytree(made_before / "run", tmp_path / old)
+    for old in ("replays", "trained") if verb == "replay" and arguments[0] != "record" else ():
+        shutil.copytree(made_before / "replays", tmp_path / old)
     if verb == "train" and not helps and not resumes:
         arguments += [*SMALL, "--out", "run"]
     if verb == "evaluate" and not helps:

@@ -29,10 +29,18 @@ from gpu_vecenv.drawing import (
 from gpu_vecenv.env import Env
 from gpu_vecenv.envs.tag_continuous import TagContinuous
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
-from gpu_vecenv.errors import ClosedEnvError, EnvDefinitionError, ResetNeededError
+from gpu_vecenv.errors import ClosedEnvError, ConfigError, EnvDefinitionError, ResetNeededError
 from gpu_vecenv.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.registry import GAMES
-from gpu_vecenv.render import Frames, checked_render_mode, rasterise, render_metadata
+from gpu_vecenv.render import (
+    Frames,
+    checked_render_mode,
+    rasterise,
+    render_metadata,
+    replica_drawing,
+    tiled,
+    write_video,
+)
 
 pytest.importorskip("pygame", reason='pip install "gpu_vecenv[render]"')
 
@@ -566,15 +574,15 @@ def test_a_draw_that_gives_no_drawing_is_named():
 
 
 def test_metadata_names_the_modes_and_the_speed():
-    assert render_metadata(TagGridworld()) == {"render_modes": ["rgb_array"], "render_fps": 10}
+    assert render_metadata(TagGridworld()) == {"render_modes": ["human", "rgb_array"], "render_fps": 10}
     assert render_metadata(Undrawn()) == {"render_modes": [], "render_fps": 10}
 
 
 def test_an_unknown_render_mode_is_refused_with_the_known_ones():
     assert checked_render_mode(TagGridworld(), None) is None
     assert checked_render_mode(TagGridworld(), "rgb_array") == "rgb_array"
-    with pytest.raises(gymnasium.error.UnsupportedMode, match=r"'human'; TagGridworld has 'rgb_array'"):
-        GymnasiumVectorEnv("tag_gridworld", 2, "cpu", render_mode="human")
+    with pytest.raises(gymnasium.error.UnsupportedMode, match=r"'ansi'; TagGridworld has 'human', 'rgb_array'"):
+        GymnasiumVectorEnv("tag_gridworld", 2, "cpu", render_mode="ansi")
 
 
 def test_a_game_without_draw_says_how_to_add_it():
@@ -625,12 +633,210 @@ def test_gymnasium_makes_environments_that_render():
     assert silent.unwrapped.render() is None
 
 
-def test_gymnasium_records_videos(tmp_path):
+# ---------------------------------------------------------------------- tiles
+
+
+def plain(colour, height=20, width=30):
+    return np.full((height, width, 3), colour, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("count", "columns", "grid"),
+    [
+        (1, None, (1, 1)),
+        (2, None, (1, 2)),
+        (4, None, (2, 2)),
+        (5, None, (2, 3)),
+        (9, None, (3, 3)),
+        (10, None, (3, 4)),
+        (3, 1, (3, 1)),
+        (3, 5, (1, 5)),
+    ],
+)
+def test_tiles_lie_row_by_row(count, columns, grid):
+    frames = [plain((10 * i, 0, 200)) for i in range(count)]
+    picture = tiled(frames, columns)
+    assert picture.dtype == np.uint8 and picture.shape == (grid[0] * 24 - 4, grid[1] * 34 - 4, 3)
+    for i, frame in enumerate(frames):
+        row, column = divmod(i, grid[1])
+        assert (picture[row * 24 : row * 24 + 20, column * 34 : column * 34 + 30] == frame).all()
+    covered = count * 20 * 30
+    assert (picture == BLACK).all(2).sum() == picture.shape[0] * picture.shape[1] - covered
+
+
+def test_tiles_are_taken_from_frames_and_arrays():
+    env = begun("tag_gridworld", 3, random_start=True)
+    frames = Frames(env, scale=0.25)
+    picture = tiled(frames)
+    assert (picture == tiled(np.stack(frames[:]))).all() and (picture[:150, 154:304] == frames[1]).all()
+    picture[:] = 0
+    assert frames[0].any(), "the picture is fresh memory"
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tiled([]), ["frames is empty", "at least one"]),
+        (lambda: tiled([plain(RED)], 0), ["columns is 0", "positive"]),
+        (lambda: tiled([plain(RED)], 1.0), ["columns is 1.0"]),
+        (lambda: tiled([plain(RED), plain(RED, 21)]), ["(21, 30, 3)", "(20, 30, 3)", "alike"]),
+        (lambda: tiled([plain(RED).astype(float)]), ["float64", "uint8"]),
+        (lambda: tiled([plain(RED)[..., 0]]), ["(20, 30)", "(height, width, 3)"]),
+    ],
+)
+def test_frames_that_fit_no_grid_are_refused(call, words):
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("scale", [0.25, 0.5, 2])
+def test_frames_are_drawn_as_large_as_asked_for(scale):
+    env = begun("cartpole")
+    env.state["position"][0] = 1.5
+    (frame,) = Frames(env, scale=scale)
+    assert frame.shape == (400 * scale, 600 * scale, 3)
+    columns = where(frame, BLACK)[1]
+    expected = frame.shape[1] / 2 + 1.5 * scale * replica_drawing(env, 0).scale
+    assert abs((columns.min() + columns.max() + 1) / 2 - expected) <= 1  # pixel
+
+
+@pytest.mark.parametrize("scale", [0, -1, np.nan, np.inf])
+def test_a_scale_is_a_number_above_0(scale):
+    with pytest.raises(ConfigError, match=f"scale is {scale}; expected a number above 0"):
+        Frames(begun("cartpole"), scale=scale)
+
+
+# ---------------------------------------------------------------------- films
+
+
+@pytest.fixture(scope="module")
+def imageio():
+    pytest.importorskip("imageio_ffmpeg", reason='pip install "gpu_vecenv[render]"')
+    return pytest.importorskip("imageio")
+
+
+def film(imageio, path):
+    """Frames of a film, (n, height, width, 3), and what it says of itself."""
+    with imageio.get_reader(path) as reader:
+        return np.stack([np.asarray(frame)[..., :3] for frame in reader]), reader.get_meta_data()
+
+
+def middle(frame, colour):
+    """(x, y) of a disc of this colour in a decoded frame.
+
+    H.264 halves the resolution of colours and rounds them: up to 40 of 255 in a disc of 8 pixels, whose rim it blurs.
+    """
+    rows, columns = np.nonzero((np.abs(frame.astype(int) - colour) < 40).all(2))
+    return np.array([columns.mean() + 0.5, rows.mean() + 0.5])
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.gif"])
+@pytest.mark.parametrize(("height", "width"), [(60, 80), (61, 79)])
+def test_a_film_has_the_frames_it_was_given(imageio, tmp_path, name, height, width):
+    places = [(15 + 5 * i, 20 + 3 * i) for i in range(7)]
+    frames = [
+        rasterise(Drawing((0, width, 0, height), [Circle(x, height - y, 8, BLUE)], width, height)) for x, y in places
+    ]
+    write_video(iter(frames), tmp_path / name, fps=10)
+    found, says = film(imageio, tmp_path / name)
+    even = name == "a.mp4"
+    assert found.shape == (7, height + height % 2 * even, width + width % 2 * even, 3)
+    assert says.get("fps", 1000 / says["duration"]) == 10
+    luma = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601; H.264 keeps it at full resolution, but for some rounding
+    for frame, given, place in zip(found, frames, places, strict=True):
+        assert np.abs(middle(frame, BLUE) - place).max() < 1  # pixel, see above
+        assert np.abs(frame[:height, :width] @ luma - given @ luma).max() < 16  # of 255
+
+
+def test_a_film_replaces_an_earlier_one(imageio, tmp_path):
+    for count in (5, 2):
+        write_video([plain(RED)] * count, str(tmp_path / "a.mp4"), fps=5)
+    assert len(film(imageio, tmp_path / "a.mp4")[0]) == 2 and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("frames", "name", "fps", "error", "words"),
+    [
+        ([plain(RED)], "a.avi", 10, ConfigError, ["a.avi", ".mp4 or .gif"]),
+        ([plain(RED)], "a", 10, ConfigError, [".mp4 or .gif"]),
+        ([plain(RED)], "a.mp4", 0, ConfigError, ["fps is 0"]),
+        ([plain(RED)], "a.mp4", np.nan, ConfigError, ["fps is nan"]),
+        ([], "a.mp4", 10, ConfigError, ["frames is empty"]),
+        ([plain(RED)[0]], "a.mp4", 10, ConfigError, ["(30, 3)", "(height, width, 3)"]),
+        ([plain(RED)], "none/a.mp4", 10, FileNotFoundError, ["no folder", "none"]),
+    ],
+)
+def test_a_film_that_cannot_be_written_is_refused_before_a_file_is_made(tmp_path, frames, name, fps, error, words):
+    with pytest.raises(error) as refusal:
+        write_video(frames, tmp_path / name, fps)
+    assert all(word in str(refusal.value) for word in words), refusal.value
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_frames_of_two_sizes_make_no_film(imageio, tmp_path):
+    with pytest.raises(ConfigError, match=r"\(20, 40, 3\) uint8 beside \(20, 30, 3\) uint8"):
+        write_video([plain(RED), plain(RED, 20, 40)], tmp_path / "a.gif", 10)
+
+
+@pytest.mark.parametrize("library", ["imageio", "imageio_ffmpeg"])
+def test_a_film_without_its_library_says_what_to_install(imageio, monkeypatch, tmp_path, library):
+    monkeypatch.delitem(sys.modules, "imageio.plugins.ffmpeg", raising=False)  # it imports its library once
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(gymnasium.error.DependencyNotInstalled, match=r'films need.*pip install "gpu_vecenv\[render\]"'):
+        write_video([plain(RED)], tmp_path / "a.mp4", 10)
+
+
+def cell_middle(env, replica, agent):
+    """Where the middle of an agent's cell is in its replica's frame, (x, y) in pixels."""
+    left, _, _, top = (drawing := replica_drawing(env, replica)).bounds
+    column, row = env.state["cell"][replica, agent].tolist()
+    return np.array([column + 0.5 - left, top - row - 0.5]) * drawing.scale
+
+
+def test_gymnasium_films_an_episode(imageio, tmp_path):
     pytest.importorskip("moviepy")
-    rows = gymnasium.make_vec("gpu_vecenv/TagGridworld-v0", num_envs=2, device="cpu", render_mode="rgb_array")
-    rows = gymnasium.wrappers.vector.RecordVideo(rows, str(tmp_path), record_first_only=True, video_length=5)
-    rows.reset(seed=1)
-    for _ in range(6):
-        rows.step(rows.unwrapped.sample_actions())
-    rows.close()
-    assert list(tmp_path.glob("*.mp4"))
+    env = gymnasium.make("gpu_vecenv/TagGridworld-v0", render_mode="rgb_array", random_start=True, max_steps=3)
+    env = gymnasium.wrappers.RecordVideo(env, str(tmp_path / "films"), lambda episode: episode == 1)
+    vec_env, places = env.unwrapped.vec_env, []
+    for seed in (4, 5):
+        env.reset(seed=seed)
+        places, over = [cell_middle(vec_env, 0, 4)], False
+        while not over:
+            *_, terminated, truncated, _ = env.step(vec_env.sample_actions()[0].numpy())
+            places.append(cell_middle(vec_env, 0, 4))
+            over = terminated or truncated
+    env.close()
+    (path,) = tmp_path.glob("films/*.mp4")
+    frames, says = film(imageio, path)
+    assert frames.shape == (len(places), 600, 600, 3) and says["fps"] == 10
+    for frame, place in zip(frames, places, strict=True):
+        assert np.abs(middle(frame, BLUE) - place).max() < 1  # pixel, see ``middle``
+
+
+@pytest.mark.filterwarnings("ignore:.*autoreset mode is same-step")
+@pytest.mark.parametrize(("mode", "first_only"), [("same_step", True), ("next_step", False)])
+def test_gymnasium_films_vector_environments(imageio, tmp_path, first_only, mode):
+    pytest.importorskip("moviepy")
+    env = gymnasium.make_vec(
+        "gpu_vecenv/Acrobot-v1", num_envs=4, device="cpu", render_mode="rgb_array", autoreset_mode=mode
+    )
+    env = gymnasium.wrappers.vector.RecordVideo(
+        env, str(tmp_path / "films"), record_first_only=first_only, video_length=3
+    )
+    env.reset(seed=1)
+    vec_env, joints = env.unwrapped.vec_env, []
+    for tick in range(4):
+        angles = vec_env.state["angle"][:, 0].double().numpy()
+        drawing = replica_drawing(vec_env, 0)
+        joints.append(drawing.pixels(np.stack([np.sin(angles), -np.cos(angles)], 1)))
+        vec_env.state["angle"][:, 0] += torch.arange(4) + 0.1 * tick  # far apart
+        env.step(vec_env.sample_actions())
+    env.close()
+    (path,) = tmp_path.glob("films/*.mp4")
+    frames, says = film(imageio, path)
+    assert says["fps"] == 15 and frames.shape == ((4, 500, 500, 3) if first_only else (4, 1000, 1000, 3))
+    for frame, at in zip(frames, joints, strict=True):
+        for replica, (x, y) in enumerate(at[:1] if first_only else at):
+            row, column = int(y) + replica // 2 * 500, int(x) + replica % 2 * 500
+            assert frame[row, column].max() < 70, "a joint is black, and stands on coloured links"

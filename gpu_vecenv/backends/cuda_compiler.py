@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gpu_vecenv.backends.compiler_process import run_compiler
 from gpu_vecenv.doctor import find_nvcc
 from gpu_vecenv.errors import CompilerError, KernelCompileError
 
@@ -105,10 +106,5 @@ def _by_nvcc(text: str, architecture: str) -> bytes:
         source, target = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
         source.write_text(text, encoding="utf-8")
         command = [find_nvcc() or "nvcc", "-cubin", f"-arch={architecture}", *FLAGS, "-o", str(target), str(source)]
-        try:
-            done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-        except OSError as error:
-            raise CompilerError(f"nvcc could not be run: {error}") from error
-        if done.returncode != 0:
-            raise KernelCompileError(f"nvcc for {architecture}", done.stderr)
+        run_compiler(command, f"nvcc for {architecture}")
         return target.read_bytes()

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from gpu_vecenv.backends import Launcher, LaunchShape, symbol
+from gpu_vecenv.backends.compiler_process import run_compiler
 from gpu_vecenv.doctor import find_host_compiler
-from gpu_vecenv.errors import CompilerError, KernelCompileError
+from gpu_vecenv.errors import CompilerError
 
 C_ARGUMENTS: dict[str, Any] = {
     "P": ctypes.c_void_p,
@@ -86,13 +87,7 @@ class HostBackend:
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder, "kernel.cpp")
             source.write_text(text, encoding="utf-8")
-            command = [*self.command, "-o", str(target), str(source)]
-            try:
-                done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
-            except OSError as error:
-                raise CompilerError(f"{command[0]} could not be run: {error}") from error
-        if done.returncode != 0:
-            raise KernelCompileError(f"{' '.join(self.command)}", done.stderr)
+            run_compiler([*self.command, "-o", str(target), str(source)], " ".join(self.command))
 
     def load(self, path: Path) -> HostModule:
         return HostModule(ctypes.CDLL(str(path)))

@@ -42,7 +42,7 @@ class SimpleAdversary(Particles):
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         adversary, agents = np.split(state["position"], [1])
-        shapes = discs(agents, 0.15, BLUE) + discs(adversary, 0.15, RED)
+        shapes = discs(agents, 0.15, BLUE, range(1, self.num_agents)) + discs(adversary, 0.15, RED, [0])
         shapes += discs(state["landmark"], 0.08, GREY)
         shapes += discs(state["landmark"][[state["goal"]]], 0.08, GREEN)
         return Drawing(square_around(shapes, 1.2), shapes)

@@ -47,6 +47,6 @@ class SimpleSpread(Particles):
         return {"curriculum_stage": np.zeros((), np.int32)}
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
-        agents = discs(state["position"], 0.15, BLUE)
+        agents = discs(state["position"], 0.15, BLUE, range(self.num_agents))
         shapes = [*agents, *discs(state["landmark"], 0.05, BLACK)]  # one sees which landmarks are covered
         return Drawing(square_around(shapes, 1.2), shapes)

@@ -59,5 +59,6 @@ class SimpleTag(Particles):
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         adversaries, agents = np.split(state["position"], [self.num_adversaries])
         shapes = discs(state["landmark"][: self.num_obstacles], 0.2, GREY)
-        shapes += discs(adversaries, 0.075, RED) + discs(agents, 0.05, GREEN)
+        hunters, hunted = np.split(np.arange(self.num_agents), [self.num_adversaries])
+        shapes += discs(adversaries, 0.075, RED, hunters) + discs(agents, 0.05, GREEN, hunted)
         return Drawing(square_around(shapes, 1.2), shapes)

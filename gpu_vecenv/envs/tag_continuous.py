@@ -118,12 +118,12 @@ class TagContinuous(Env):
         edge = Line([(0, 0), (side, 0), (side, side), (0, side), (0, 0)], side / 300, GREY)
         taggers = np.arange(self.num_agents) < self.num_taggers
         reach = discs(position[taggers], min(self.tagging_distance, 2.0) * side, blend(RED, WHITE, 0.85))
-        tagged = discs(position[~in_game], size, blend(BLUE, WHITE, 0.75))
+        tagged = discs(position[~in_game], size, blend(BLUE, WHITE, 0.75), np.flatnonzero(~in_game))
         agents: list[Circle | Line] = []
         for i in np.flatnonzero(in_game)[::-1]:  # taggers last
             x, y = position[i]
             ahead = x + 1.8 * size * np.cos(heading[i]), y + 1.8 * size * np.sin(heading[i])
-            agents += [Line([(x, y), ahead], side / 200, BLACK), Circle(x, y, size, RED if taggers[i] else BLUE)]
+            agents += [Line([(x, y), ahead], side / 200, BLACK), Circle(x, y, size, RED if taggers[i] else BLUE, i)]
         margin = 2.2 * size
         return Drawing((-margin, side + margin, -margin, side + margin), [*reach, edge, *tagged, *agents])
 

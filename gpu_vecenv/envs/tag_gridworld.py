@@ -69,7 +69,7 @@ class TagGridworld(Env):
         middle = state["cell"] + 0.5
         x, y = middle[-1]
         taggers = middle[:-1] + 0.25 * size * np.stack([np.cos(around), np.sin(around)], 1)
-        runner = Circle(x, y, 0.3 * size, BLUE)
+        runner = Circle(x, y, 0.3 * size, BLUE, self.num_taggers)
         margin = cells / 100
         bounds = (-margin, cells + margin, -margin, cells + margin)
-        return Drawing(bounds, [*lines, *discs(taggers, 0.24 * size, RED), runner])
+        return Drawing(bounds, [*lines, *discs(taggers, 0.24 * size, RED, range(self.num_taggers)), runner])

@@ -37,7 +37,9 @@ class Leaks(Experiment):
     num_envs: int = 64
     """Replicas."""
 
-    depends_on = tuple(f"gpu_vecenv/{name}.py" for name in ("trainer", "rollout_storage", "ppo", "graph", "gymnasium_env"))
+    depends_on = tuple(
+        f"gpu_vecenv/{name}.py" for name in ("trainer", "rollout_storage", "ppo", "graph", "gymnasium_env")
+    )
 
     def measure(self) -> Figures:
         torch.set_num_threads(1)

@@ -1,0 +1,107 @@
+"""Sphinx's configuration: `make docs`. Nothing is fetched, neither while it builds nor by a reader's browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent
+sys.path.insert(0, str(DOCS))
+
+import gallery_films  # noqa: E402
+import game_pages  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
+
+import gpu_vecenv  # noqa: E402
+
+project = "gpu_vecenv"
+copyright = "the authors of gpu_vecenv, Apache-2.0"
+version = release = gpu_vecenv.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+exclude_patterns = ["_build"]
+myst_enable_extensions = ["colon_fence"]
+myst_heading_anchors = 4
+
+# What adapters adapt to need not be installed.
+autodoc_mock_imports = [
+    "benchmarl", "lightning", "ray", "rl_games", "rsl_rl", "skrl", "stable_baselines3", "supersuit", "tensordict",
+    "tianshou", "torchrl",
+]  # fmt: skip
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+napoleon_use_ivar = True  # one list, as for arguments
+napoleon_custom_sections = [("Returns", "prose"), ("Yields", "prose")]  # not "type: description", as Google has it
+maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+html_theme = "furo"
+html_title = f"gpu_vecenv {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_copy_source = html_show_sourcelink = False
+
+# Names of our own must be found. Those of others are not looked up, which would take the network; some have no page.
+nitpicky = True
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!gpu_vecenv\.).*"),
+    ("py:class", r"gpu_vecenv\.(backends|digest|drawing|function_manager|policy|prologue|slab|spaces)\.\w+"),
+]
+
+CODE = re.compile(r"(``.+?``)")
+# Documents that lie beside docs/, and are linked to from there.
+BESIDE = sorted(path.name for path in DOCS.parent.glob("*.md") if path.name != "README.md")
+
+
+def generate(app: Sphinx) -> None:
+    """Write what is made from the declarations, and take over the documents that lie outside."""
+    docs = Path(app.srcdir)
+    game_pages.write(docs, docs / "games")
+    (docs / "project").mkdir(exist_ok=True)
+    for name in BESIDE:
+        text = (docs.parent / name).read_text(encoding="utf-8").replace("](docs/", "](../")
+        target = docs / "project" / name
+        if not target.exists() or target.read_text(encoding="utf-8") != text:
+            target.write_text(text, encoding="utf-8")
+
+
+def adapt(app: Sphinx, name: str, source: list[str]) -> None:
+    """Documents as they read on the site: pages instead of sections for games, the outer documents among them."""
+    if name == "games":
+        source[0] = game_pages.overview(source[0])
+    for document in BESIDE:
+        source[0] = source[0].replace(f"](../{document}", f"](project/{document}")
+
+
+def record(app: Sphinx, exception: Exception | None) -> None:
+    """Put the replays beside the pages."""
+    if exception is None and app.builder.format == "html":
+        gallery_films.write(Path(app.outdir) / "replays")
+
+
+def docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Our docstrings are plain text with Google's sections: make reST of them, and add the fields of a dataclass."""
+    if what == "class" and dataclasses.is_dataclass(thing) and "Args:" not in lines:
+        told = [f"    {field}: {comment}" for field, comment in game_pages.comments(thing).items()]
+        lines += ["", "Attributes:", *told, ""] if told else []
+    lines[:] = ["".join(escaped(part) for part in CODE.split(line)) for line in lines]
+    if what in ("property", "attribute"):
+        # napoleon takes what stands before a colon for a type, unless the line ends there
+        lines[:1] = lines[0].replace(": ", ":\n", 1).split("\n")
+
+
+def escaped(part: str) -> str:
+    """Text outside of code, in which only a star that begins a list is more than a star."""
+    return part if part.startswith("``") else re.sub(r"\*(?=\S)", r"\*", part)
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx's hook."""
+    app.connect("builder-inited", generate)
+    app.connect("source-read", adapt)
+    app.connect("build-finished", record)
+    app.connect("autodoc-process-docstring", docstring, priority=400)  # before napoleon

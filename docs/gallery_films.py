@@ -1,0 +1,72 @@
+"""The replays of `docs/gallery.md`, recorded anew by every build."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import gpu_vecenv
+from gpu_vecenv import player, replay
+
+sys.path.insert(0, str(Path(gpu_vecenv.__file__).parents[1] / "examples"))
+
+from tag_baselines import flee, pursuit
+
+CHANCE, FLEE, PURSUIT = "at random", "fleeing", "pursuing"
+
+
+def to_the_side_of_the_fall(game: gpu_vecenv.Env) -> Any:
+    """Cartpole's cart pushed to where the pole leans and turns: obs (…, 4) -> actions (…) int32."""
+    return lambda obs: (obs[..., 2] + obs[..., 3] > 0).to(torch.int32)
+
+
+SCRIPTS: Mapping[str, Any] = {
+    CHANCE: lambda game: None,
+    FLEE: flee,
+    PURSUIT: pursuit,
+    "by a rule": to_the_side_of_the_fall,
+}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Episodes of one game that are played side by side."""
+
+    casts: tuple[Mapping[str, str], ...]  # role -> who acts for it, a name in SCRIPTS
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+
+SCENES = {
+    "tag_continuous": Scene(
+        ({"tagger": CHANCE, "runner": CHANCE}, {"tagger": PURSUIT, "runner": FLEE}),
+        {"num_taggers": 5, "num_runners": 100, "max_steps": 120},
+    ),
+    "tag_gridworld": Scene(({"tagger": CHANCE, "runner": CHANCE}, {"tagger": PURSUIT, "runner": FLEE})),
+    "cartpole": Scene(({"agent": CHANCE}, {"agent": "by a rule"}), {"max_steps": 200}),
+    "simple_tag": Scene(({"adversary": CHANCE, "agent": CHANCE},), {"max_steps": 100}),
+}
+
+
+def films(name: str) -> list[player.Film]:
+    """The scene of this game, recorded and drawn on the host."""
+    scene = SCENES[name]
+    made = []
+    for cast in scene.casts:
+        env = gpu_vecenv.make(name, 1, "cpu", **scene.config)
+        players = {role: SCRIPTS[who](env.game) for role, who in cast.items()}
+        (played,) = replay.record(env, players, seed=7)
+        title = ", ".join(f"{role} {who}" for role, who in cast.items())
+        made.append(replay.film(played, "cpu", title=title))
+    return made
+
+
+def write(folder: Path) -> None:
+    """Write a page for each scene."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in SCENES:
+        (folder / f"{name}.html").write_text(player.page(films(name), name), encoding="utf-8")

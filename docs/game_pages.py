@@ -1,0 +1,366 @@
+"""A page for each game: what its declaration says, with the rules as `docs/games.md` tells them."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import re
+import textwrap
+import tokenize
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium.spaces import Box
+
+import gpu_vecenv
+from gpu_vecenv.env import Env
+from gpu_vecenv.registry import GAMES, gymnasium_id
+from gpu_vecenv.render import Frames
+
+SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+# The paragraph above a table of an observation, which may name values for which the table holds, and the table.
+OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\n((?:\|[^\n]*\n)+)", re.MULTILINE)
+PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
+TICKS = 25  # from a start to the picture of a game
+
+
+def sections(rules: str) -> dict[str, str]:
+    """Heading -> text of each section of ``games.md``."""
+    return {heading: body.strip("\n") + "\n" for heading, body in SECTION.findall(rules)}
+
+
+def comments(kind: type) -> dict[str, str]:
+    """Name -> the comment beside its line: of a dataclass's fields, bases first, and of a game's state fields."""
+    found = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        source = textwrap.dedent(inspect.getsource(base))
+        tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+        beside = {token.end[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Field":
+                name = str(ast.literal_eval(node.args[0]))
+            else:
+                continue
+            if node.end_lineno in beside:
+                found[name] = beside[node.end_lineno]
+    return found
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """A Markdown table."""
+    lines = [[str(cell).replace("|", "\\|") for cell in row] for row in [head, *rows]]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def values(field: dataclasses.Field[Any], hint: Any) -> str:
+    """What may be given for a parameter."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    if low is not None and high is not None:
+        bounds = f" in [{low:,g}, {high:,g}]"
+    elif low is not None or high is not None:
+        bounds = f" ≥ {low:,g}" if low is not None else f" ≤ {high:,g}"
+    else:
+        bounds = ""
+    words = []
+    for kind in typing.get_args(hint) if union else [hint]:
+        if typing.get_origin(kind) is Literal:
+            words += [f'"{choice}"' for choice in typing.get_args(kind)]
+        elif kind in (int, float):
+            words.append(kind.__name__ + bounds)
+        else:
+            words.append("None" if kind is type(None) else kind.__name__)
+    return ", ".join(words)
+
+
+def default(value: Any) -> str:
+    """A parameter's default; of numbers with many digits the first six."""
+    return f"≈ {value:.6g}" if isinstance(value, float) and len(str(value)) > 8 else f"{value}"
+
+
+def meaning(text: str) -> str:
+    """A comment as a sentence's part in Markdown; names with an underscore are code."""
+    return re.sub(r"(?<![\w`])[a-z]+(?:_[a-z0-9]+)+", r"`\g<0>`", re.sub(r"([*^\[\]<>])", r"\\\1", text))
+
+
+def parameters(kind: type[Env]) -> str:
+    """The table of a game's configuration."""
+    hints, beside = typing.get_type_hints(kind), comments(kind)
+    return table(
+        ["parameter", "default", "values", "meaning"],
+        [
+            [f"`{f.name}`", default(f.default), values(f, hints[f.name]), meaning(beside[f.name])]
+            for f in dataclasses.fields(kind)
+        ],
+    )
+
+
+def states(game: Env) -> str:
+    """The table of a replica's fields, `env.state[…]`."""
+    beside = comments(type(game))
+    rows = []
+    for field in game.state:
+        shape = "(" + ", ".join(f"{size}" for size in field.shape) + ("," if len(field.shape) == 1 else "") + ")"
+        text = meaning(beside.get(field.name, ""))
+        if field.shared:
+            text += "; the same for all replicas" if text else "the same for all replicas"
+        rows.append([f"`{field.name}`", field.dtype, shape, text])
+    return table(["field", "dtype", "shape in one replica", "meaning"], rows)
+
+
+@dataclasses.dataclass(frozen=True)
+class ObservationTable:
+    """One table of observations of ``games.md``, for one configuration: numbers by role, and what they are."""
+
+    game: Env
+    cells: dict[str, list[str]]  # a role, or "" for every role -> sums of the game's attributes
+    what: list[str]
+
+    @property
+    def counts(self) -> dict[str, list[int]]:
+        """Role, or "" -> how many numbers each row stands for."""
+        return {role: [count(self.game, cell) for cell in cells] for role, cells in self.cells.items()}
+
+    def lengths(self) -> dict[str, int]:
+        """Role -> numbers in its observation."""
+        return {role: sum(self.counts.get(role) or self.counts[""]) for role in self.game.roles}
+
+    def markdown(self) -> str:
+        """The table with the place of each number in place of the counts, and the least and largest value."""
+        spaces, bounded = self.game.observation.spaces, []
+        columns = []
+        for role, counts in self.counts.items():
+            ends = np.cumsum(counts)
+            columns.append(list(map(places, counts, ends, self.cells[role])))
+            space = spaces[role or next(iter(spaces))]
+            bounded.append([interval(space, end - n, end) for n, end in zip(counts, ends, strict=True)])
+        head = [f"place, {role}" if role else "place" for role in self.counts] + ["what"]
+        rows = [*columns, self.what]
+        if any(cell for column in bounded for cell in column):  # games without bounds say so once
+            head.append("range")
+            rows.append(bounded[0])
+        return table(head, zip(*rows, strict=True))
+
+
+def observation_tables(kind: type[Env], section: str) -> Iterator[tuple[re.Match[str], ObservationTable]]:
+    """The tables of a game's section: the first for the default values, others for those that they name."""
+    for found in OBSERVATION.finditer(section):
+        given = ", ".join(re.findall(r"`(\w+=[^`]+)`", found[1]))
+        config = {k.arg: ast.literal_eval(k.value) for k in ast.parse(f"f({given})", mode="eval").body.keywords}
+        game = kind(**config)
+        head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in found[2].splitlines())
+        columns = {"" if name == "numbers" else name: place for place, name in enumerate(head) if place}
+        cells = {role: [row[place] for row in rows] for role, place in columns.items()}
+        yield found, ObservationTable(game, cells, [row[0] for row in rows])
+
+
+def count(game: Env, cell: str) -> int:
+    """``2 * num_seen - 2``: a sum of products of numbers and of the game's attributes."""
+    total = 0
+    for term in re.findall(r"[+-]?[^+-]+", cell.strip("` ")):
+        factors = [factor.strip() for factor in term.lstrip("+-").split("*")]
+        numbers = [int(factor) if factor.isdigit() else getattr(game, factor) for factor in factors]
+        total += int(np.prod(numbers)) * (-1 if term.startswith("-") else 1)
+    return total
+
+
+def places(number: int, end: int, cell: str) -> str:
+    """Where so many numbers before this end lie in an observation, and what makes them so many."""
+    if number == 0:
+        return "none"
+    where = f"{end - 1}" if number == 1 else f"{end - number} … {end - 1}"
+    return where if cell.isdigit() else f"{where} ({cell})"
+
+
+def interval(space: Box, start: int, end: int) -> str:
+    """The range that these numbers share, or nothing."""
+    low, high = set(space.low[start:end].tolist()), set(space.high[start:end].tolist())
+    if len(low) != 1 or len(high) != 1 or not np.isfinite([*low, *high]).all():
+        return ""
+    return f"[{low.pop():.6g}, {high.pop():.6g}]"
+
+
+def facts(name: str, game: Env) -> str:
+    """Names, agents and spaces, in a table without a head."""
+    kind = type(game)
+    agents = ", ".join(
+        f"`{role}_0`" if n == 1 else f"`{role}_0` … `{role}_{n - 1}`" for role, n in game.roles.items() if n
+    )
+    spaces = {"Observations": game.observation.spaces, "Actions": game.action.spaces}
+    rows = [
+        ["Gymnasium", f"`{gymnasium_id(kind)}`"],
+        ["PettingZoo", f"`gpu_vecenv/{name}-v{kind.version}`"],
+        ["Agents", f"{game.num_agents}: {agents}"],
+    ]
+    for what, by_role in spaces.items():
+        if len({str(space) for space in by_role.values()}) == 1:
+            rows.append([what, described(next(iter(by_role.values())))])
+        else:
+            rows += [[f"{what}, {role}", described(space)] for role, space in by_role.items()]
+    ends = f"terminated: {kind.terminated_means}; " if kind.terminated_means != Env.terminated_means else ""
+    rows.append(["An episode ends", f"{ends}truncated: after `max_steps` = {vars(game)['max_steps']} ticks"])
+    return table(["", ""], rows)
+
+
+def described(space: Any) -> str:
+    """A space in one line: that of a Box with bounds of their own tells its shape, the table below its bounds."""
+    if isinstance(space, Box) and len({*space.low.tolist()}) + len({*space.high.tolist()}) > 2:
+        return f"`Box` of shape {space.shape}, {space.dtype}"
+    return f"`{space}`"
+
+
+def picture(game: Env, path: Path) -> None:
+    """A PNG of one replica that has acted at random for some ticks, at the latest at its end."""
+    import pygame
+
+    env = gpu_vecenv.make(game, 1, "cpu", autoreset_mode="disabled")
+    env.reset(seed=7)
+    for _ in range(TICKS):
+        _, _, terminations, truncations, _ = env.step(env.sample_actions())
+        if bool((terminations | truncations).all()):
+            break
+    frame = Frames(env)[0]
+    pygame.image.save(pygame.surfarray.make_surface(frame.swapaxes(0, 1)), str(path))
+
+
+def common(name: str, rules: str) -> str:
+    """The heading of what a game shares with its neighbours, or nothing."""
+    shared = ""
+    for heading in sections(rules):
+        if heading == name:
+            break
+        if heading not in GAMES:
+            shared = heading
+    return shared
+
+
+def page(name: str, rules: str) -> str:
+    """The Markdown of a game's page.
+
+    Args:
+        name: The game's registered name.
+        rules: The text of ``games.md``.
+    """
+    kind = GAMES[name]
+    game = kind()
+    section = sections(rules)[name]
+    text = PARAMETERS.sub("", section)
+    for found, observation in reversed([*observation_tables(kind, text)]):
+        above = found[0].removesuffix(found[2])
+        text = text[: found.start()] + above + observation.markdown() + text[found.end() :]
+    summary, _, told = text.partition("\n\n")
+    shared = common(name, rules)
+    also = f" and in [{shared.lower()}](../games.md#{anchor(shared)})" if shared else ""
+    preset = [[f"`{key}`", f"{value:,}" if type(value) is int else value] for key, value in kind.preset.items()]
+    return f"""# {name}
+
+{summary}
+
+:::{{figure}} {name}.png
+:alt: one replica of {name}
+:class: picture
+:width: 420px
+
+With default values, after {TICKS} ticks at random, or at the episode's end.
+:::
+
+{facts(name, game)}
+## Try it
+
+```python
+import gpu_vecenv
+
+env = gpu_vecenv.make("{name}", num_envs=64)  # on a GPU if there is one
+obs, info = env.reset(seed=7)  # a torch tensor {(64, *vectorised(game))}
+for _ in range(100):
+    obs, rewards, terminations, truncations, info = env.step(env.sample_actions())
+print(env.episode_statistics()["episodes"].sum())  # that have ended
+```
+
+```sh
+gpu-vecenv train {name}
+```
+
+## Rules
+
+What holds in all games stands in [the games](../games.md){also}.
+
+{told}
+## Parameters
+
+Keywords of `gpu_vecenv.make`, of Gymnasium's `make_vec` and of `parallel_env`; options of the command line, as
+`--{dataclasses.fields(kind)[0].name.replace("_", "-")}`.
+
+{parameters(kind)}
+## State
+
+`env.state["…"]`, live tensors of shape (num_envs, …), which may be written to; see [semantics](../semantics.md).
+
+{states(game)}
+## Training
+
+The defaults of `gpu-vecenv train {name}`, where they are not those of [PPOConfig](../training.md#hyper-parameters):
+
+{table(["hyper-parameter", "value"], preset)}
+What they reach, and how long it takes: [results](../results.md).
+
+![Returns of {name} while it is trained](../results/{name}.png)
+"""
+
+
+def vectorised(game: Env) -> tuple[int, ...]:
+    """Shape of the observations of one replica."""
+    return (game.num_agents, *game.observation.shape)
+
+
+def anchor(heading: str) -> str:
+    """The name by which GitHub and MyST link to a heading."""
+    return re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-")
+
+
+def overview(rules: str) -> str:
+    """``games.md`` as a page of the site: instead of each game's rules its picture, and the way to its page."""
+
+    def short(found: re.Match[str]) -> str:
+        heading, body = found.groups()
+        if heading not in GAMES:
+            return found[0]
+        summary = body.strip().partition("\n\n")[0]
+        return f"""## {heading}
+
+:::{{image}} games/{heading}.png
+:alt: one replica of {heading}
+:class: thumbnail
+:target: games/{heading}.html
+:::
+
+{summary}
+
+[Rules, spaces, parameters, learning curve](games/{heading}.md)
+
+"""
+
+    pages = "\n".join(f"games/{name}" for name in GAMES)
+    return SECTION.sub(short, rules) + f"\n:::{{toctree}}\n:hidden:\n\n{pages}\n:::\n"
+
+
+def write(docs: Path, folder: Path) -> None:
+    """Write all pages and pictures; files that are right already stay as they are."""
+    folder.mkdir(exist_ok=True)
+    rules = (docs / "games.md").read_text(encoding="utf-8")
+    for name, kind in GAMES.items():
+        path, text = folder / f"{name}.md", page(name, rules)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+        picture(kind(), folder / f"{name}.png")

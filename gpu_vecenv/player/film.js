@@ -1,0 +1,271 @@
+// Films as the page holds them: unpacking (__init__.py packs), where things are, what happens when.
+
+const NAMED = 3; // agents in one event's text
+const FALLBACK_COLOURS = [
+  [47, 111, 208],
+  [208, 96, 40],
+  [40, 150, 96],
+  [142, 84, 190],
+  [180, 140, 20],
+  [20, 150, 170],
+];
+
+const rgb = (colour) => `rgb(${colour.join(" ")})`;
+
+async function inflated(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+// Reads what __init__.py packs: see _packed there.
+class Reader {
+  constructor(bytes) {
+    this.bytes = bytes;
+    this.at = 0;
+  }
+
+  floats(count) {
+    const part = this.bytes.slice(this.at, (this.at += 4 * count));
+    return new Float32Array(part.buffer);
+  }
+
+  flags(count) {
+    const part = this.bytes.subarray(this.at, (this.at += Math.ceil(count / 8)));
+    return Uint8Array.from({ length: count }, (_, i) => (part[i >> 3] >> (i & 7)) & 1);
+  }
+
+  number() {
+    let value = 0;
+    let factor = 1;
+    let byte;
+    do {
+      byte = this.bytes[this.at++];
+      value += (byte & 127) * factor;
+      factor *= 128;
+    } while (byte & 128);
+    return value % 2 ? -(value + 1) / 2 : value / 2;
+  }
+
+  // Numbers of which the changes are stored.
+  sums(count) {
+    let sum = 0;
+    return Int32Array.from({ length: count }, () => (sum += this.number()));
+  }
+}
+
+class Film {
+  constructor(packed, bytes, steps) {
+    const { title, ticks, fps, agents, facts, views, colours } = packed;
+    Object.assign(this, { title, ticks, fps, agents, facts, colours, steps });
+    const reader = new Reader(bytes);
+    const count = agents.length;
+    const frames = ticks + 1;
+    this.rewards = reader.floats(ticks * count); // agent after agent, as all that follows
+    this.active = reader.flags(frames * count);
+    this.terminations = reader.flags(ticks * count);
+    this.truncations = reader.flags(ticks * count);
+    this.views = views.map(([left, right, bottom, top, width, height, background]) => ({
+      x: (left + right) / 2,
+      y: (bottom + top) / 2,
+      scale: Math.min(width / (right - left), height / (top - bottom)),
+      width,
+      height,
+      background,
+    }));
+    this.viewOf = reader.sums(frames);
+    this.layoutOf = reader.sums(frames);
+    this.layouts = packed.layouts.map((length) => this.#layout(reader.sums(length), packed.tracks));
+    this.#frames(reader, packed.tracks);
+    this.#places(count);
+    let first = 0;
+    this.roles = packed.roles.map(([name, number], index) => {
+      const role = { name, first, end: (first += number) };
+      return { ...role, colour: this.#colour(role) ?? FALLBACK_COLOURS[index % FALLBACK_COLOURS.length] };
+    });
+    this.#tellApart();
+    this.place = new Map(agents.map((name, place) => [name, place]).reverse());
+  }
+
+  // What a frame has, and where its numbers lie.
+  #layout(order, tracks) {
+    let at = 0;
+    const shapes = Array.from(order, (track) => {
+      const [kind, points, agent] = tracks[track];
+      const shape = { track, kind, points, agent, at };
+      at += 2 * points + 2;
+      return shape;
+    });
+    const bodies = new Map();
+    for (const shape of shapes) {
+      if (shape.agent !== null && !bodies.has(shape.agent)) bodies.set(shape.agent, shape);
+    }
+    return { shapes, bodies, length: at };
+  }
+
+  // Numbers lie track by track in the page, frame by frame here.
+  #frames(reader, tracks) {
+    this.frames = Array.from(this.layoutOf, (layout) => new Int32Array(this.layouts[layout].length));
+    const rows = tracks.map(() => []); // [frame, where] of each
+    this.layoutOf.forEach((layout, frame) => {
+      for (const { track, at } of this.layouts[layout].shapes) rows[track].push([this.frames[frame], at]);
+    });
+    tracks.forEach(([, points], track) => {
+      for (let column = 0; column < 2 * points + 2; column++) {
+        const relative = column >= 2 && column < 2 * points;
+        let sum = 0;
+        for (const [numbers, at] of rows[track]) {
+          sum += reader.number();
+          numbers[at + column] = sum + (relative ? numbers[at + column - 2] : 0);
+        }
+      }
+    });
+  }
+
+  // Where the agents' bodies are, in the game's units; NaN where an agent has none.
+  #places(count) {
+    this.places = new Float64Array(2 * count * (this.ticks + 1)).fill(NaN);
+    this.frames.forEach((numbers, frame) => {
+      for (const [agent, { at }] of this.layouts[this.layoutOf[frame]].bodies) {
+        const place = this.units(
+          this.views[this.viewOf[frame]],
+          numbers[at] / this.steps,
+          numbers[at + 1] / this.steps,
+        );
+        this.places.set(place, 2 * (frame * count + agent));
+      }
+    });
+    this.embodied = this.places.some((number) => !Number.isNaN(number));
+  }
+
+  // The colour of most of a role's bodies.
+  #colour(role) {
+    const counts = new Map();
+    for (const [agent, { at, points }] of this.layouts[this.layoutOf[0]].bodies) {
+      const colour = this.frames[0][at + 2 * points + 1];
+      if (agent >= role.first && agent < role.end) counts.set(colour, (counts.get(colour) ?? 0) + 1);
+    }
+    const [most] = [...counts].sort((one, other) => other[1] - one[1]);
+    return most && this.colours[most[0]];
+  }
+
+  // Gives roles of one colour different ones, for the plots.
+  #tellApart() {
+    const taken = new Set();
+    for (const role of this.roles) {
+      const free = [role.colour, ...FALLBACK_COLOURS].find((colour) => !taken.has(rgb(colour)));
+      role.colour = free ?? role.colour;
+      taken.add(rgb(role.colour));
+    }
+  }
+
+  frame(tick) {
+    return Math.min(tick, this.ticks);
+  }
+
+  view(tick) {
+    return this.views[this.viewOf[this.frame(tick)]];
+  }
+
+  layout(tick) {
+    return this.layouts[this.layoutOf[this.frame(tick)]];
+  }
+
+  // From pixels of the picture to the game's units.
+  units(view, x, y) {
+    return [view.x + (x - view.width / 2) / view.scale, view.y - (y - view.height / 2) / view.scale];
+  }
+
+  // From the game's units to pixels of the picture.
+  pixels(view, x, y) {
+    return [view.width / 2 + (x - view.x) * view.scale, view.height / 2 - (y - view.y) * view.scale];
+  }
+
+  // What is seen at a tick, in pixels of the picture: {kind, places: [x, y, …], size, colour, agent}.
+  *shapes(tick) {
+    const numbers = this.frames[this.frame(tick)];
+    for (const { kind, points, agent, at } of this.layout(tick).shapes) {
+      const places = Array.from(numbers.subarray(at, at + 2 * points), (number) => number / this.steps);
+      const size = numbers[at + 2 * points] / this.steps;
+      const colour = this.colours[numbers[at + 2 * points + 1]];
+      yield { kind, places, size, colour, agent };
+    }
+  }
+
+  // Where an agent is, or was last, in the game's units.
+  whereabouts(agent, tick) {
+    for (let frame = this.frame(tick); frame >= 0; frame--) {
+      const at = 2 * (frame * this.agents.length + agent);
+      if (!Number.isNaN(this.places[at])) return [this.places[at], this.places[at + 1]];
+    }
+    return null;
+  }
+
+  isActive(agent, tick) {
+    return this.active[agent * (this.ticks + 1) + this.frame(tick)] === 1;
+  }
+
+  // Sums of rewards since the start, means over these agents; one more than there are ticks.
+  returns(first, end) {
+    const sums = new Float64Array(this.ticks + 1);
+    for (let tick = 0; tick < this.ticks; tick++) {
+      let sum = 0;
+      for (let agent = first; agent < end; agent++) sum += this.rewards[agent * this.ticks + tick];
+      sums[tick + 1] = sums[tick] + sum / (end - first);
+    }
+    return sums;
+  }
+
+  // How many of these agents are active, at the start and after each tick.
+  counts(first, end) {
+    const counts = new Float64Array(this.ticks + 1);
+    for (let agent = first; agent < end; agent++) {
+      for (let tick = 0; tick <= this.ticks; tick++) counts[tick] += this.isActive(agent, tick);
+    }
+    return counts;
+  }
+}
+
+// "a, b, c and 7 more"
+function listed(film, agents) {
+  const names = agents.slice(0, NAMED).map((agent) => film.agents[agent]);
+  const more = agents.length - names.length;
+  if (more) return `${names.join(", ")} and ${more} more`;
+  return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
+}
+
+// Who left, who came back, how the episode ended: {tick, agents, text}, one for each tick and kind.
+function eventsOf(film) {
+  const events = [];
+  const count = film.agents.length;
+  for (let tick = 1; tick <= film.ticks; tick++) {
+    const left = [];
+    const cut = [];
+    const back = [];
+    let before = 0;
+    for (let agent = 0; agent < count; agent++) {
+      const flag = agent * film.ticks + tick - 1;
+      const was = film.isActive(agent, tick - 1);
+      const is = film.isActive(agent, tick);
+      before += was;
+      if (!was && is) back.push(agent);
+      else if (was && film.terminations[flag]) left.push(agent);
+      else if (was && film.truncations[flag]) cut.push(agent);
+      else if (was && !is) left.push(agent);
+    }
+    const add = (agents, text) => events.push({ tick, agents, text });
+    if (before && left.length + cut.length === before && !back.length) {
+      const how = [left.length && "terminated", cut.length && "truncated"].filter(Boolean);
+      const each = how.length > 1 ? `${left.length} terminated, ${cut.length} truncated` : how[0];
+      add(
+        [...left, ...cut],
+        before > 1 ? `the episode ended: ${each} (${before} agents)` : `the episode ended: ${each}`,
+      );
+    } else {
+      if (left.length) add(left, `${listed(film, left)} left`);
+      if (cut.length) add(cut, `${listed(film, cut)} left: truncated`);
+    }
+    if (back.length) add(back, `${listed(film, back)} came back`);
+  }
+  return events;
+}

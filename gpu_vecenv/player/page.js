@@ -1,0 +1,458 @@
+// Plays the films that the page holds: the controls and what they do. The other scripts of the page, player_*.js, stand
+// before this one, in one module. Text of the films enters the page as text nodes only.
+
+const LISTED = 200; // events in the list; the marks show all
+const SPEEDS = [0.25, 0.5, 1, 2, 4, 8];
+const FOLLOW_ZOOM = 4;
+
+const $ = (id) => document.getElementById(id);
+
+class Player {
+  constructor(title, films) {
+    this.films = films;
+    this.ticks = Math.max(...films.map((film) => film.ticks));
+    this.fps = films[0].fps;
+    this.playing = false;
+    this.speed = 1;
+    this.loop = false;
+    this.embodied = films.some((film) => film.embodied);
+    this.look = {
+      tick: 0,
+      trails: false,
+      followed: null,
+      zoom: 1,
+      x: 0.5,
+      y: 0.5,
+      change: (changes) => {
+        Object.assign(this.look, changes);
+        this.show();
+      },
+    };
+    document.title = title;
+    $("title").textContent = title;
+    $("summary").textContent = this.#summary();
+    $("main").classList.toggle("single", films.length === 1);
+    $("films").style.setProperty("--columns", Math.ceil(films.length / Math.ceil(films.length / 4)));
+    for (const made of document.querySelectorAll(".of-agents")) made.hidden = !this.embodied;
+    this.events = films.flatMap((film, index) => eventsOf(film).map((event) => ({ ...event, film, index })));
+    this.events.sort((one, other) => one.tick - other.tick || one.index - other.index);
+    this.#fillFilms();
+    this.#fillFollow();
+    this.#fillEvents();
+    this.#fillFacts();
+    this.#listen();
+    dark.addEventListener("change", () => this.recolour());
+    $("main").hidden = $("view").hidden = false;
+    this.recolour();
+    this.show();
+  }
+
+  #summary() {
+    const [film] = this.films;
+    const told = ({ roles }) => roles.map((role) => `${role.end - role.first} × ${role.name}`).join(", ");
+    const roles = told(film);
+    const count = this.films.every((other) => told(other) === roles) ? film.agents.length : 0; // several games
+    const films = this.films.length > 1 ? `${this.films.length} episodes in step, up to ` : "";
+    const agents = count > 1 ? ` · ${count} agents${film.roles.length > 1 ? `: ${roles}` : ""}` : "";
+    const alone = this.films.length === 1 && film.title !== document.title ? `${film.title} · ` : "";
+    return `${alone}${films}${this.ticks.toLocaleString("en")} ticks at ${this.fps} a second${agents}`;
+  }
+
+  #fillFilms() {
+    const curves = {
+      returns: (film) => this.#curves(film, (first, end) => film.returns(first, end), true),
+      counts: (film) => this.#curves(film, (first, end) => film.counts(first, end), false),
+    };
+    // Films of the same agents have the same axes: they can be compared.
+    const alike = (film) => this.films.filter((other) => other.agents.join() === film.agents.join());
+    const plot = (film, kind, options) =>
+      new Plot({
+        ticks: this.ticks,
+        curves: () => curves[kind](film),
+        range: () => extent(alike(film).flatMap(curves[kind])),
+        onSeek: (tick) => this.seek(tick),
+        ...options,
+      });
+    this.cards = this.films.map((film) => {
+      const stage = new Stage(film, this.look, (name) => this.follow(name));
+      const mean = film.agents.length > 1 ? "mean per agent of the role, summed" : "summed";
+      const plots = [plot(film, "returns", { title: "Reward so far", note: `${mean} since tick 0`, whole: false })];
+      if (film.agents.length > 1) {
+        plots.push(plot(film, "counts", { title: "Active agents", note: "number in each role", whole: true }));
+      }
+      const ended = element("span", { className: "note" });
+      const heading = element("h2", {}, element("span", { textContent: film.title }), ended);
+      heading.hidden = this.films.length === 1;
+      stage.canvas.setAttribute("aria-label", `Picture of ${film.title}`);
+      const box = element("div", { className: "plots" }, ...plots.map((made) => made.box));
+      $("films").append(element("article", { className: "film" }, heading, stage.box, box));
+      return { film, stage, plots, ended };
+    });
+  }
+
+  #curves(film, values, withFollowed) {
+    const curves = film.roles.map((role) => ({
+      name: role.name,
+      colour: legible(role.colour),
+      values: values(role.first, role.end),
+    }));
+    const agent = film.place.get(this.look.followed);
+    if (withFollowed && agent !== undefined) {
+      const name = film.agents[agent];
+      curves.push({ name, colour: "var(--text)", values: values(agent, agent + 1), dashed: true });
+    }
+    return curves;
+  }
+
+  #fillFollow() {
+    const groups = new Map();
+    const known = new Set();
+    for (const film of this.films) {
+      for (const role of film.roles) {
+        if (!groups.has(role.name)) groups.set(role.name, element("optgroup", { label: role.name }));
+        for (const name of film.agents.slice(role.first, role.end)) {
+          if (!known.has(name)) groups.get(role.name).append(element("option", { value: name, textContent: name }));
+          known.add(name);
+        }
+      }
+    }
+    this.names = [...known];
+    $("follow").append(element("option", { value: "", textContent: "Follow nobody" }), ...groups.values());
+    $("speed").append(...SPEEDS.map((speed) => element("option", { value: speed, textContent: `${speed}×` })));
+    $("speed").value = 1;
+  }
+
+  #fillEvents() {
+    const shown = this.events.slice(0, LISTED);
+    this.rows = shown.map((event) => {
+      const text = this.films.length > 1 ? `${event.film.title}: ${event.text}` : event.text;
+      const row = element(
+        "button",
+        { type: "button" },
+        element("i"),
+        element("span", { textContent: `tick ${event.tick}` }),
+        element("span", { textContent: text }),
+      );
+      row.setAttribute("aria-label", `${text} at tick ${event.tick}`);
+      row.addEventListener("click", () => this.seek(event.tick));
+      $("events-list").append(element("li", {}, row));
+      return row;
+    });
+    this.marks = this.events.map((event) => {
+      const mark = element("i");
+      mark.style.left = `${(100 * event.tick) / this.ticks}%`;
+      return mark;
+    });
+    $("marks").append(...this.marks);
+    $("events").hidden = !this.events.length;
+    $("events-count").textContent = this.events.length;
+    const more = this.events.length - shown.length;
+    $("events-more").textContent = more ? `and ${more.toLocaleString("en")} later ones, marked on the bar` : "";
+  }
+
+  #fillFacts() {
+    const facts = this.films.map((film) => new Map(film.facts));
+    const table = $("facts");
+    const names = new Set(facts.flatMap((map) => [...map.keys()]));
+    const differ = (name) => facts.some((map) => map.get(name) !== facts[0].get(name));
+    if ([...names].some(differ)) {
+      const heads = this.films.map((film) => element("th", { textContent: film.title, scope: "col" }));
+      table.append(element("thead", {}, element("tr", {}, element("td"), ...heads)));
+    }
+    for (const name of names) {
+      const cells = (differ(name) ? facts : [facts[0]]).map((map) =>
+        element("td", { textContent: map.get(name) ?? "–" }),
+      );
+      if (!differ(name)) cells[0].colSpan = facts.length;
+      table.append(element("tr", {}, element("th", { textContent: name, scope: "row" }), ...cells));
+    }
+    $("about").hidden = !names.size;
+  }
+
+  drawPlots() {
+    for (const { plots } of this.cards) plots.forEach((plot) => plot.draw());
+  }
+
+  // Also when the page turns dark or light.
+  recolour() {
+    this.drawPlots();
+    const legibles = new Map(this.films.flatMap((film) => film.roles.map((role) => [role, legible(role.colour)])));
+    this.events.forEach(({ film, agents }, i) => {
+      const roles = new Set(agents.map((agent) => film.roles.find((role) => agent < role.end)));
+      const colour = roles.size === 1 ? legibles.get([...roles][0]) : "";
+      this.marks[i].style.color = colour;
+      if (this.rows[i]) this.rows[i].querySelector("i").style.color = colour;
+    });
+  }
+
+  show() {
+    const { look } = this;
+    const { tick } = look;
+    $("scrub").max = this.ticks;
+    $("scrub").value = tick;
+    $("scrub").style.setProperty("--done", `${(100 * tick) / this.ticks}%`);
+    $("scrub").setAttribute("aria-valuetext", `tick ${tick} of ${this.ticks}`);
+    $("tick").textContent = tick.toLocaleString("en");
+    $("ticks").textContent = `/ ${this.ticks.toLocaleString("en")}`;
+    $("zoom").textContent = `${written(Number(look.zoom.toPrecision(2)))}×`;
+    $("zoom-out").disabled = look.zoom <= 1;
+    $("zoom-in").disabled = look.zoom >= MAX_ZOOM;
+    for (const { film, stage, plots, ended } of this.cards) {
+      stage.canvas.classList.toggle("zoomed", look.zoom > 1 && look.followed === null);
+      stage.draw();
+      stage.badge.textContent = this.#about(film);
+      stage.badge.hidden = !stage.badge.textContent;
+      ended.textContent = tick > film.ticks ? `ended at tick ${film.ticks}` : "";
+      plots.forEach((plot) => plot.move(tick));
+    }
+    this.#showEvents();
+  }
+
+  // What the badge says of the followed agent.
+  #about(film) {
+    const agent = film.place.get(this.look.followed);
+    if (agent === undefined) return "";
+    const frame = film.frame(this.look.tick);
+    const active = film.isActive(agent, frame);
+    const sum = written(film.returns(agent, agent + 1)[frame]);
+    return `${film.agents[agent]} · reward so far ${sum}${active ? "" : " · not active"}`;
+  }
+
+  #showEvents() {
+    const passed = this.events.filter((event) => event.tick <= this.look.tick).length;
+    if (passed === this.passed) return;
+    this.passed = passed;
+    this.rows.forEach((row, i) => {
+      row.classList.toggle("ahead", i >= passed);
+      row.toggleAttribute("aria-current", false);
+    });
+    const current = this.rows[Math.min(passed, this.rows.length) - 1];
+    const list = $("events-list");
+    if (current && passed <= this.rows.length) current.setAttribute("aria-current", "true");
+    if (list.matches(":hover, :focus-within")) return; // somebody reads it
+    list.scrollTop = current ? current.offsetTop - list.offsetTop - list.clientHeight / 2 : 0;
+  }
+
+  seek(tick) {
+    this.look.change({ tick: clamp(Math.round(tick) || 0, 0, this.ticks) });
+  }
+
+  play() {
+    if (this.playing) return;
+    if (this.look.tick >= this.ticks) this.seek(0);
+    this.playing = true;
+    this.#showPlaying();
+    const run = (this.run = {}); // a frame that was asked for before a pause does not count in the next run
+    let last = null;
+    let due = 0;
+    const frame = (now) => {
+      if (!this.playing || this.run !== run) return;
+      const seconds = Math.min(now - (last ?? now), 500) / 1000; // a page that was hidden does not hurry afterwards
+      due += seconds * this.fps * this.speed;
+      last = now;
+      const whole = Math.floor(due);
+      due -= whole;
+      if (whole) this.#advance(whole);
+      requestAnimationFrame(frame);
+    };
+    requestAnimationFrame(frame);
+  }
+
+  #advance(count) {
+    const next = this.look.tick + count;
+    if (this.loop) return this.seek(next % (this.ticks + 1));
+    this.seek(next);
+    if (next >= this.ticks) this.pause();
+  }
+
+  pause() {
+    this.playing = false;
+    this.#showPlaying();
+  }
+
+  #showPlaying() {
+    $("play").classList.toggle("playing", this.playing);
+    $("play").setAttribute("aria-label", this.playing ? "Pause" : "Play");
+  }
+
+  toggle() {
+    if (this.playing) this.pause();
+    else this.play();
+  }
+
+  step(count) {
+    this.pause();
+    this.seek(this.look.tick + count);
+  }
+
+  // To the next event, or the one before.
+  jump(direction) {
+    const ticks = this.events.map((event) => event.tick);
+    const next =
+      direction > 0 ? ticks.find((tick) => tick > this.look.tick) : ticks.findLast((tick) => tick < this.look.tick);
+    if (next !== undefined) this.seek(next);
+  }
+
+  follow(name) {
+    if (name !== null && !this.names.includes(name)) return;
+    if (name === this.look.followed) return;
+    const near = this.look.zoom > 1 ? this.look.zoom : FOLLOW_ZOOM;
+    this.look.change(name === null ? { followed: null, zoom: 1, x: 0.5, y: 0.5 } : { followed: name, zoom: near });
+    $("follow").value = name ?? "";
+    this.drawPlots();
+    this.#say(name === null ? "Following nobody" : `Following ${name}`);
+  }
+
+  followNext(direction) {
+    const { names, look } = this;
+    const from = names.indexOf(look.followed);
+    const active = (name) =>
+      this.films.some((film) => film.place.has(name) && film.isActive(film.place.get(name), look.tick));
+    for (let i = 1; i <= names.length; i++) {
+      const start = from < 0 && direction < 0 ? 0 : from;
+      const name = names[(start + direction * i + names.length * 2) % names.length];
+      if (active(name)) return this.follow(name);
+    }
+  }
+
+  zoom(factor) {
+    this.look.change({ zoom: clamp(this.look.zoom * factor, 1, MAX_ZOOM) });
+  }
+
+  setSpeed(speed) {
+    this.speed = speed;
+    $("speed").value = speed;
+  }
+
+  faster(direction) {
+    this.setSpeed(SPEEDS[clamp(SPEEDS.indexOf(this.speed) + direction, 0, SPEEDS.length - 1)]);
+    this.#say(`Speed ${this.speed}`);
+  }
+
+  setLoop(loop) {
+    this.loop = loop;
+    $("loop").setAttribute("aria-pressed", loop);
+  }
+
+  setTrails(trails) {
+    this.look.change({ trails });
+    $("trails").setAttribute("aria-pressed", trails);
+  }
+
+  // Tells those who do not see the page.
+  #say(text) {
+    $("said").textContent = text;
+  }
+
+  #listen() {
+    const click = (id, act) => $(id).addEventListener("click", act);
+    click("play", () => this.toggle());
+    click("back", () => this.step(-1));
+    click("forward", () => this.step(1));
+    click("loop", () => this.setLoop(!this.loop));
+    click("trails", () => this.setTrails(!this.look.trails));
+    click("zoom-in", () => this.zoom(Math.SQRT2));
+    click("zoom-out", () => this.zoom(Math.SQRT1_2));
+    click("help", () => $("keys").showModal());
+    $("scrub").addEventListener("input", () => this.seek($("scrub").valueAsNumber));
+    $("speed").addEventListener("change", () => this.setSpeed(Number($("speed").value)));
+    $("follow").addEventListener("change", () => this.follow($("follow").value || null));
+    document.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  #key(event) {
+    if ($("keys").open || event.ctrlKey || event.altKey || event.metaKey) return;
+    const { key, shiftKey, target } = event;
+    const far = shiftKey ? 10 : 1;
+    const keys = {
+      ArrowLeft: () => this.step(-far),
+      ArrowRight: () => this.step(far),
+      Home: () => this.seek(0),
+      End: () => this.seek(this.ticks),
+      "+": () => this.faster(1),
+      "=": () => this.faster(1),
+      "-": () => this.faster(-1),
+      "−": () => this.faster(-1),
+      l: () => this.setLoop(!this.loop),
+      e: () => this.jump(shiftKey ? -1 : 1),
+      z: () => this.zoom(shiftKey ? Math.SQRT1_2 : Math.SQRT2),
+      "?": () => $("keys").showModal(),
+      " ": () => this.toggle(),
+      Escape: () => (this.look.followed === null ? this.look.change({ zoom: 1, x: 0.5, y: 0.5 }) : this.follow(null)),
+      ...(this.embodied && {
+        f: () => this.followNext(shiftKey ? -1 : 1),
+        t: () => this.setTrails(!this.look.trails),
+      }),
+    };
+    const act = keys[key.length === 1 ? key.toLowerCase() : key];
+    // A list keeps its keys, and a button the space bar that presses it.
+    if (!act || target.matches("select") || (key === " " && target.matches("button, summary"))) return;
+    event.preventDefault();
+    act();
+  }
+}
+
+// What tests and consoles may use: places as they are drawn, in the game's units.
+function handle(player) {
+  const shapes = (index = 0) => {
+    const film = player.films[index];
+    const view = film.view(player.look.tick);
+    return Array.from(film.shapes(player.look.tick), ({ kind, places, size, colour, agent }) => {
+      const points = [];
+      for (let i = 0; i < places.length; i += 2) points.push(film.units(view, places[i], places[i + 1]));
+      if (kind === "circle")
+        return { kind, x: points[0][0], y: points[0][1], radius: size / view.scale, colour, agent };
+      return kind === "line" ? { kind, points, width: size / view.scale, colour } : { kind, points, colour };
+    });
+  };
+  return {
+    get tick() {
+      return player.look.tick;
+    },
+    get ticks() {
+      return player.ticks;
+    },
+    get playing() {
+      return player.playing;
+    },
+    get speed() {
+      return player.speed;
+    },
+    get loop() {
+      return player.loop;
+    },
+    get trails() {
+      return player.look.trails;
+    },
+    get zoom() {
+      return player.look.zoom;
+    },
+    get followed() {
+      return player.look.followed;
+    },
+    get events() {
+      return player.events.map(({ tick, text, index }) => ({ tick, text, film: index }));
+    },
+    seek: (tick) => player.seek(tick),
+    play: () => player.play(),
+    pause: () => player.pause(),
+    follow: (name) => player.follow(name),
+    shapes,
+  };
+}
+
+async function start() {
+  if (!globalThis.DecompressionStream) {
+    throw new Error("this browser is too old: expected Chrome or Edge 97, Firefox 113, Safari 16.4 or a later one");
+  }
+  const { title, steps, films } = JSON.parse($("data").textContent);
+  const unpacked = await Promise.all(films.map(async (film) => new Film(film, await inflated(film.data), steps)));
+  const player = new Player(title, unpacked);
+  window.player = handle(player);
+  if (!matchMedia("(prefers-reduced-motion: reduce)").matches) player.play();
+}
+
+start().catch((error) => {
+  $("trouble").textContent = `The replay cannot be shown: ${error.message}`;
+  console.error(error);
+});

@@ -1,0 +1,171 @@
+// Plots over ticks, as SVG, in colours that can be read.
+
+function drawn(tag, attributes = {}) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  return made;
+}
+
+// A number, for people.
+function written(value) {
+  if (!Number.isFinite(value)) return "–";
+  return (Object.is(value, -0) ? 0 : value).toLocaleString("en", { maximumSignificantDigits: 4 }).replace("-", "−");
+}
+
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+// Relative luminance, of WCAG 2: https://www.w3.org/TR/WCAG22/#dfn-relative-luminance
+function luminance(colour) {
+  const [red, green, blue] = colour.map((part) => {
+    const share = part / 255;
+    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
+// This colour, or one near it that stands out from the panel, 3 : 1.
+function legible(colour) {
+  const hex = getComputedStyle(document.documentElement).getPropertyValue("--panel").trim(); // #rrggbb
+  const panel = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  const towards = luminance(panel) < 0.2 ? 255 : 0;
+  for (let share = 0; share < 1; share += 0.05) {
+    const mixed = colour.map((part) => Math.round(part + (towards - part) * share));
+    const [low, high] = [luminance(mixed), luminance(panel)].sort((one, other) => one - other);
+    if ((high + 0.05) / (low + 0.05) >= 3) return rgb(mixed);
+  }
+  return rgb([towards, towards, towards]);
+}
+
+// The step that cuts a range into about so many parts: 1, 2 or 5 times a power of ten.
+function niceStep(range, count) {
+  const rough = range / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= rough * 0.999);
+}
+
+class Plot {
+  // curves(): [{name, colour, values, dashed}]; range(): lowest and highest value of all films' curves.
+  constructor({ title, note, ticks, whole, curves, range, onSeek }) {
+    Object.assign(this, { ticks, whole, curves, range, tick: 0 });
+    this.svg = drawn("svg", { role: "img", "aria-label": `${title}, ${note}, over ticks` });
+    this.legend = element("ul", { className: "legend" });
+    const caption = element(
+      "figcaption",
+      {},
+      element("b", { textContent: title }),
+      " ",
+      element("span", { textContent: note }),
+    );
+    this.box = element("figure", { className: "plot" }, caption, this.legend, this.svg);
+    new ResizeObserver(() => this.draw()).observe(this.svg);
+    const seek = (event) => {
+      const left = event.clientX - this.svg.getBoundingClientRect().left;
+      onSeek(Math.round(((left - this.left) / (this.right - this.left)) * this.ticks));
+    };
+    this.svg.addEventListener("pointerdown", (event) => {
+      this.svg.setPointerCapture(event.pointerId);
+      seek(event);
+    });
+    this.svg.addEventListener("pointermove", (event) => event.buttons && seek(event));
+  }
+
+  draw() {
+    const { width, height } = this.svg.getBoundingClientRect();
+    if (!width) return;
+    this.svg.replaceChildren();
+    this.shown = this.curves();
+    const { low, high, step, values, label } = this.#scale();
+    this.left = 10 + 6.6 * Math.max(...values.map((value) => label(value).length));
+    this.right = width - 12;
+    const top = 8;
+    const bottom = height - 34;
+    this.across = (tick) => this.left + ((this.right - this.left) * tick) / this.ticks;
+    this.down = (value) => bottom - ((bottom - top) * (value - low)) / (high - low);
+    const line = (name, x1, y1, x2, y2) => this.svg.append(drawn("line", { class: name, x1, y1, x2, y2 }));
+    const text = (x, y, anchor, content) => {
+      const made = drawn("text", { x, y, "text-anchor": anchor });
+      made.textContent = content;
+      this.svg.append(made);
+    };
+    for (const value of values) {
+      line(Math.abs(value) < step / 2 ? "axis" : "grid", this.left, this.down(value), this.right, this.down(value));
+      text(this.left - 6, this.down(value) + 4, "end", label(value));
+    }
+    line("axis", this.left, top, this.left, bottom);
+    const apart = Math.max(1, niceStep(this.ticks, clamp(Math.floor((this.right - this.left) / 60), 2, 6)));
+    for (let tick = 0; tick <= this.ticks; tick += apart) {
+      line("axis", this.across(tick), bottom, this.across(tick), bottom + 4);
+      text(this.across(tick), bottom + 16, "middle", tick.toLocaleString("en"));
+    }
+    text((this.left + this.right) / 2, height - 3, "middle", "tick");
+    for (const curve of this.shown) this.svg.append(this.#path(curve));
+    this.cursor = drawn("line", { class: "cursor", y1: top, y2: bottom });
+    this.svg.append(this.cursor);
+    this.legend.replaceChildren();
+    for (const curve of this.shown) {
+      curve.dot = drawn("circle", { class: "dot", r: 4, fill: curve.colour });
+      this.svg.append(curve.dot);
+      curve.value = element("b");
+      const key = element("i");
+      key.style.color = curve.colour;
+      this.legend.append(element("li", {}, key, element("span", { textContent: curve.name }), curve.value));
+    }
+    this.move(this.tick);
+  }
+
+  // Round numbers from below the lowest value to above the highest.
+  #scale() {
+    let [low, high] = this.range();
+    if (!(high > low)) [low, high] = [low - (this.whole ? 0 : 1), low + 1];
+    const step = Math.max(niceStep(high - low, 4), this.whole ? 1 : 0);
+    low = Math.floor(low / step + 1e-9) * step; // 1e-9: a whole number of steps stays one
+    high = Math.ceil(high / step - 1e-9) * step;
+    const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
+    const style = { minimumFractionDigits: digits, maximumFractionDigits: digits };
+    const label = (value) => value.toLocaleString("en", style).replace("-", "−");
+    const values = Array.from({ length: Math.round((high - low) / step) + 1 }, (_, i) => low + i * step);
+    return { low, high, step, values, label };
+  }
+
+  #path({ values, colour, dashed }) {
+    let path = "";
+    let pen = false;
+    values.forEach((value, tick) => {
+      if (!Number.isFinite(value)) {
+        pen = false;
+        return;
+      }
+      const x = this.across(tick).toFixed(1);
+      const y = this.down(value).toFixed(1);
+      path += !pen ? `M${x} ${y}` : this.whole ? `H${x}V${y}` : `L${x} ${y}`;
+      pen = true;
+    });
+    return drawn("path", { class: "curve", d: path, stroke: colour, ...(dashed && { "stroke-dasharray": "5 3" }) });
+  }
+
+  move(tick) {
+    this.tick = tick;
+    if (!this.cursor) return;
+    this.cursor.setAttribute("x1", this.across(tick));
+    this.cursor.setAttribute("x2", this.across(tick));
+    for (const { values, value, dot } of this.shown) {
+      const now = values[Math.min(tick, values.length - 1)];
+      value.textContent = written(now);
+      dot.setAttribute("visibility", Number.isFinite(now) && tick < values.length ? "visible" : "hidden");
+      if (!Number.isFinite(now)) continue;
+      dot.setAttribute("cx", this.across(tick));
+      dot.setAttribute("cy", this.down(now));
+    }
+  }
+}
+
+function extent(curves) {
+  let low = 0;
+  let high = 0;
+  for (const { values } of curves) {
+    for (const value of values) {
+      if (Number.isFinite(value)) [low, high] = [Math.min(low, value), Math.max(high, value)];
+    }
+  }
+  return [low, high];
+}

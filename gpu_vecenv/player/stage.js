@@ -1,0 +1,246 @@
+// A film's picture on a canvas: camera, shapes, trails, and what pointers do to it.
+
+const TRAIL = 40; // ticks
+const MAX_ZOOM = 16;
+
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+class Stage {
+  constructor(film, look, onPick) {
+    Object.assign(this, { film, look, onPick, hovered: null });
+    const { width, height } = film.views[film.viewOf[0]];
+    this.canvas = element("canvas");
+    this.canvas.setAttribute("role", "img");
+    this.canvas.style.aspectRatio = `${width} / ${height}`;
+    this.tip = element("div", { className: "tip", hidden: true });
+    this.badge = element("div", { className: "badge", hidden: true });
+    this.box = element("div", { className: "stage" }, this.canvas, this.badge, this.tip);
+    this.box.style.setProperty("--aspect", width / height);
+    new ResizeObserver(() => this.fit()).observe(this.canvas);
+    this.#listen();
+  }
+
+  fit() {
+    const { width, height } = this.canvas.getBoundingClientRect();
+    this.ratio = devicePixelRatio;
+    this.canvas.width = Math.max(1, Math.round(width * this.ratio));
+    this.canvas.height = Math.max(1, Math.round(height * this.ratio));
+    this.draw();
+  }
+
+  // How pictures lie on the canvas: scale k, and the place (x, y) of the picture that is in its middle.
+  camera() {
+    const { film, look, canvas } = this;
+    const view = film.view(look.tick);
+    const k = Math.min(canvas.width / view.width, canvas.height / view.height) * look.zoom;
+    const agent = film.place.get(look.followed);
+    const place = agent !== undefined && film.whereabouts(agent, look.tick);
+    if (place) {
+      const [x, y] = film.pixels(view, ...place);
+      return { k, x, y };
+    }
+    // What is seen does not go beyond the picture.
+    const inside = (share, length, shown) => {
+      const half = Math.min(shown, length) / 2;
+      return clamp(share * length, half, length - half);
+    };
+    return { k, x: inside(look.x, view.width, canvas.width / k), y: inside(look.y, view.height, canvas.height / k) };
+  }
+
+  draw() {
+    if (!this.ratio) return;
+    const { film, look, canvas } = this;
+    const context = canvas.getContext("2d");
+    const view = film.view(look.tick);
+    const { k, x, y } = this.camera();
+    const thin = this.ratio; // no disc or line is thinner than a pixel
+    const across = (place) => (place - x) * k + canvas.width / 2;
+    const down = (place) => (place - y) * k + canvas.height / 2;
+    context.fillStyle = rgb(view.background);
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.lineCap = context.lineJoin = "round";
+    let trails = look.trails;
+    for (const { kind, places, size, colour, agent } of film.shapes(look.tick)) {
+      if (trails && agent !== null) {
+        this.#trails(context, view, across, down);
+        trails = false;
+      }
+      context.beginPath();
+      if (kind === "circle") {
+        context.arc(across(places[0]), down(places[1]), Math.max(size * k, thin / 2), 0, 2 * Math.PI);
+      } else {
+        for (let i = 0; i < places.length; i += 2) context.lineTo(across(places[i]), down(places[i + 1]));
+      }
+      if (kind === "line") {
+        context.strokeStyle = rgb(colour);
+        context.lineWidth = Math.max(size * k, thin);
+        context.stroke();
+      } else {
+        context.fillStyle = rgb(colour);
+        context.fill();
+      }
+    }
+    for (const name of new Set([look.followed, this.hovered])) this.#ring(context, view, across, down, name);
+  }
+
+  #trails(context, view, across, down) {
+    const { film, look } = this;
+    const last = film.frame(look.tick);
+    const count = film.agents.length;
+    const far = Math.max(view.width, view.height) / 4; // in one tick: a jump, not a move
+    const at = (agent, frame) => {
+      const place = 2 * (frame * count + agent);
+      return film.pixels(view, film.places[place], film.places[place + 1]);
+    };
+    const chosen = film.place.get(look.followed);
+    context.lineCap = "butt"; // round ends would lie on each other
+    for (let frame = Math.max(1, last - TRAIL + 1); frame <= last; frame++) {
+      const young = 1 - (last - frame) / TRAIL;
+      for (const role of film.roles) {
+        for (const own of [false, true]) {
+          // the followed agent's is wider
+          context.beginPath();
+          for (let agent = role.first; agent < role.end; agent++) {
+            if ((agent === chosen) !== own) continue;
+            const from = at(agent, frame - 1);
+            const to = at(agent, frame);
+            if (!(Math.hypot(to[0] - from[0], to[1] - from[1]) < far)) continue;
+            context.moveTo(across(from[0]), down(from[1]));
+            context.lineTo(across(to[0]), down(to[1]));
+          }
+          context.globalAlpha = (own ? 0.9 : 0.6) * young;
+          context.strokeStyle = rgb(role.colour);
+          context.lineWidth = (own ? 2 : 1) * 1.5 * Math.sqrt(look.zoom) * this.ratio;
+          context.stroke();
+        }
+      }
+    }
+    context.globalAlpha = 1;
+    context.lineCap = "round";
+  }
+
+  #ring(context, view, across, down, name) {
+    const agent = this.film.place.get(name);
+    const body = this.film.layout(this.look.tick).bodies.get(agent);
+    if (!body) return;
+    const [x, y, size] = this.film.frames[this.film.frame(this.look.tick)].subarray(body.at, body.at + 3);
+    const { steps } = this.film;
+    const { k } = this.camera();
+    const radius = (size / steps) * k + 4 * this.ratio;
+    for (const [width, colour] of [
+      [5, "rgb(255 255 255 / 85%)"],
+      [2, "rgb(20 26 36)"],
+    ]) {
+      context.beginPath();
+      context.arc(across(x / steps), down(y / steps), radius, 0, 2 * Math.PI);
+      context.lineWidth = width * this.ratio;
+      context.strokeStyle = colour;
+      context.stroke();
+    }
+  }
+
+  // The agent under a place of the canvas, and where it is, both in CSS pixels.
+  near(offsetX, offsetY, reach) {
+    const { film, look, canvas } = this;
+    const numbers = film.frames[film.frame(look.tick)];
+    const { k, x, y } = this.camera();
+    let found = null;
+    let least = Infinity;
+    for (const [agent, { at }] of film.layout(look.tick).bodies) {
+      const left = ((numbers[at] / film.steps - x) * k + canvas.width / 2) / this.ratio;
+      const top = ((numbers[at + 1] / film.steps - y) * k + canvas.height / 2) / this.ratio;
+      const radius = ((numbers[at + 2] / film.steps) * k) / this.ratio;
+      const distance = Math.hypot(left - offsetX, top - offsetY);
+      if (distance < radius + reach && distance < least) [found, least] = [{ agent, left, top, radius }, distance];
+    }
+    return found;
+  }
+
+  hover(event) {
+    const found = event && this.near(event.offsetX, event.offsetY, 4);
+    const name = found ? this.film.agents[found.agent] : null;
+    this.tip.hidden = !found;
+    this.canvas.classList.toggle("near", Boolean(found));
+    if (found) {
+      this.tip.textContent = name;
+      this.tip.style.left = `${found.left}px`;
+      this.tip.style.top = `${Math.max(found.top - found.radius, 30)}px`;
+    }
+    if (name !== this.hovered) {
+      this.hovered = name;
+      this.draw();
+    }
+  }
+
+  // Clicks pick; drags move what is seen, where it is zoomed; two fingers and control with the wheel zoom.
+  #listen() {
+    const { canvas, look } = this;
+    const down = new Map();
+    let moved = 0;
+    let spread = 0;
+    const fingers = () => {
+      const [one, other] = [...down.values()];
+      return Math.hypot(one.offsetX - other.offsetX, one.offsetY - other.offsetY);
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      down.set(event.pointerId, event);
+      canvas.setPointerCapture(event.pointerId);
+      moved = down.size > 1 ? Infinity : 0;
+      if (down.size === 2) spread = fingers();
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const last = down.get(event.pointerId);
+      if (!last) return this.hover(event.pointerType === "mouse" ? event : null);
+      const [dx, dy] = [event.offsetX - last.offsetX, event.offsetY - last.offsetY];
+      moved += Math.hypot(dx, dy);
+      down.set(event.pointerId, event);
+      if (down.size === 2) {
+        const wider = fingers();
+        this.zoomAt(event.offsetX, event.offsetY, wider / spread);
+        spread = wider;
+      } else if (moved > 6 && look.zoom > 1 && look.followed === null) {
+        const { k, x, y } = this.camera();
+        const view = this.film.view(look.tick);
+        look.change({ x: (x - (dx * this.ratio) / k) / view.width, y: (y - (dy * this.ratio) / k) / view.height });
+      }
+    });
+    const up = (event) => {
+      if (down.delete(event.pointerId) && event.type === "pointerup" && moved <= 6) {
+        const found = this.near(event.offsetX, event.offsetY, event.pointerType === "mouse" ? 6 : 16);
+        this.onPick(found ? this.film.agents[found.agent] : null);
+      }
+    };
+    canvas.addEventListener("pointerup", up);
+    canvas.addEventListener("pointercancel", up);
+    canvas.addEventListener("pointerleave", () => this.hover(null));
+    canvas.addEventListener(
+      "wheel",
+      (event) => {
+        if (!event.ctrlKey) return;
+        event.preventDefault();
+        this.zoomAt(event.offsetX, event.offsetY, Math.exp(-event.deltaY / 200));
+      },
+      { passive: false },
+    );
+  }
+
+  // Zooms by a factor; what is at this place of the canvas stays there.
+  zoomAt(offsetX, offsetY, factor) {
+    const { look, canvas } = this;
+    const view = this.film.view(look.tick);
+    const { k, x, y } = this.camera();
+    const zoom = clamp(look.zoom * factor, 1, MAX_ZOOM);
+    const rest = (1 - look.zoom / zoom) / k;
+    look.change({
+      zoom,
+      x: (x + (offsetX * this.ratio - canvas.width / 2) * rest) / view.width,
+      y: (y + (offsetY * this.ratio - canvas.height / 2) * rest) / view.height,
+    });
+  }
+}
