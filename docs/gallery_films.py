@@ -13,7 +13,7 @@ import torch
 import gpu_vecenv
 from gpu_vecenv import player, replay
 
-sys.path.insert(0, str(Path(gpu_vecenv.__file__).parents[1] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from tag_baselines import flee, pursuit
 

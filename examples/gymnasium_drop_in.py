@@ -1,9 +1,9 @@
-"""Code for Gymnasium's own CartPole on thousands of replicas: only the id is another.
+"""Code for Gymnasium's own CartPole on thousands of replicas: another id, and `output="numpy"`.
 
 The loop below knows nothing of us. It solves CartPole with a linear policy by the cross-entropy method: try many, keep
 the best, draw the next ones around them. Each replica tries a policy of its own.
 
-    python examples/gymnasium_drop_in.py --id CartPole-v1 --num-envs 32   # the same on Gymnasium's processes of NumPy
+    python examples/gymnasium_drop_in.py --id CartPole-v1 --num-envs 32   # the same on Gymnasium's own
 """
 
 import time

@@ -1,6 +1,6 @@
 """Train on all GPUs of a machine: a process and a shard of the replicas for each, gradients averaged.
 
-    torchrun --standalone --nproc-per-node=8 examples/multi_gpu.py --num-envs 8192
+    torchrun --standalone --nproc-per-node=8 examples/multi_gpu.py --num-envs 8192 --total-steps 50000000
 
 Without a GPU the processes share the CPU; without torchrun there is one. ``gpu-vecenv train`` does the same under
 torchrun, and writes curves and checkpoints as well.

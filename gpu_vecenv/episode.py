@@ -10,7 +10,7 @@ import torch
 
 from gpu_vecenv.arguments import count
 from gpu_vecenv.errors import ConfigError, nearest
-from gpu_vecenv.evaluation import TICKS_BETWEEN_LOOKS, Player, Players, check_actions, table_like
+from gpu_vecenv.evaluation import TICKS_BETWEEN_LOOKS, Player, Players, table_like, ticks_to_play
 from gpu_vecenv.game_policy import GamePolicy
 from gpu_vecenv.vec_env import VecEnv
 
@@ -35,14 +35,15 @@ def rollout(
     has become of the replica. An episode has T ticks; at t = T no agent is active any more.
 
     Policies and chance draw from the random streams of the replica: the episode is the one that replica ``replica`` of
-    ``env`` plays first after ``reset(seed=seed)``. It is recorded on the device and comes to the host in pieces.
+    ``env`` plays first after ``reset(seed=seed)``. It is recorded on the device and comes to the host in pieces; so a
+    function is asked for up to 15 actions after the episode's end.
 
     Args:
         env: The pattern: its game, device and shared fields.
         policy: Who acts: a GamePolicy; role -> player, as ``Trainer.evaluate`` has them (a policy, a function, or None
             for chance); a function from all agents' observations, (1, num_agents, *obs_shape), to actions, (1,
             num_agents[, heads]), as ``VecEnv`` gives and takes them; or None: chance.
-        replica: Its number in the random streams.
+        replica: Which one of ``env``; further ones have random streams of their own, too.
         fields: State fields to record beside.
         greedy: Policies take the likeliest action instead of sampling.
         seed: Of the random streams.
@@ -60,7 +61,7 @@ def rollout(
     if not isinstance(env, VecEnv):
         raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
     game = env.game
-    replica = count("replica", replica, 0, 2**63 - 1)
+    replica = count("replica", replica, 0, 2**63 - 1 - env.first_replica)
     known = {field.name: field for field in game.state}
     if isinstance(fields, str):
         raise TypeError(f"fields is {fields!r}; expected a sequence of names, ({fields!r},)")
@@ -70,7 +71,7 @@ def rollout(
         if name in BETWEEN_TICKS + OF_TICKS:
             raise ConfigError(f"the state field {name!r} is called like what is always recorded; give it another name")
     own = [name for name in fields if not known[name].shared]
-    table = table_like(env, 1, first_replica=replica)
+    table = table_like(env, 1, first_replica=env.first_replica + replica)
     try:
         act = _actions_of(table, policy, greedy)
         kind = torch.float32 if game.action.continuous else torch.int32
@@ -83,19 +84,16 @@ def rollout(
 
         obs, info = table.reset(seed=seed)
         note(obs=obs, active=info["active"], **{name: table.state[name].clone() for name in own})
-        while True:
-            for _ in range(TICKS_BETWEEN_LOOKS):
-                actions = act(obs, info.get("action_mask"))
-                obs, rewards, terminations, truncations, info = table.step(actions)
-                note(actions=actions.to(kind, copy=True), rewards=rewards)
-                note(terminations=terminations, truncations=truncations)
-                note(obs=obs, active=info["active"], **{name: table.state[name].clone() for name in own})
-            check_actions(table)
-            for name, tensors in noted.items():
-                parts[name].append(torch.stack(tensors).cpu().numpy())
-                tensors.clear()
-            if not parts["active"][-1][-1].any():
-                break
+        for _ in ticks_to_play(table):
+            actions = act(obs, info.get("action_mask"))
+            obs, rewards, terminations, truncations, info = table.step(actions)
+            note(actions=actions.to(kind, copy=True), rewards=rewards)
+            note(terminations=terminations, truncations=truncations)
+            note(obs=obs, active=info["active"], **{name: table.state[name].clone() for name in own})
+            if len(noted["actions"]) == TICKS_BETWEEN_LOOKS:
+                for name, tensors in noted.items():
+                    parts[name].append(torch.stack(tensors).cpu().numpy())
+                    tensors.clear()
         shared = {name: table.state[name].cpu().numpy().copy() for name in fields if known[name].shared}
     finally:
         table.close()

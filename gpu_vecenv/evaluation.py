@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import torch
@@ -13,7 +14,7 @@ from gpu_vecenv.sampler import Sampler
 from gpu_vecenv.vec_env import Fault, VecEnv
 
 # Who acts for a role: a policy, a function from the role's observations (num_envs, count, *shape) to its actions, as
-# its action space says, or chance (None).
+# its action space says, or chance (None). Functions are asked for up to 15 ticks after the last episode's end.
 Player: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
 TICKS_BETWEEN_LOOKS = 16  # the device is asked whether all is over only now and then
 
@@ -83,15 +84,27 @@ class Players:
 
 def table_like(env: VecEnv, num_envs: int, first_replica: int = 0) -> VecEnv:
     """Where episodes like those of ``env`` are played, one in each replica, while ``env`` itself rests."""
-    table = env.like(num_envs=num_envs, autoreset_mode="disabled", rows=False, first_replica=first_replica)
+    table = env.like(
+        num_envs=num_envs, autoreset_mode="disabled", validate="async", rows=False, first_replica=first_replica
+    )
     for field in env.game.state:
         if field.shared:  # they may have been changed, as by a curriculum
             table.state[field.name].copy_(env.state[field.name])
     return table
 
 
-def check_actions(env: VecEnv) -> None:
-    """Raise NonFiniteError if some replica was given an action that is none, and stands still; waits for the device."""
+def ticks_to_play(env: VecEnv) -> Iterator[None]:
+    """Once for each tick until all replicas have ended, and for up to 15 more: whether they have is asked now and then.
+
+    Raises:
+        NonFiniteError: Some replica was given an action that is none, and stands still.
+    """
+    while bool(env.active.any()):
+        yield from itertools.repeat(None, TICKS_BETWEEN_LOOKS)
+        _check_actions(env)
+
+
+def _check_actions(env: VecEnv) -> None:
     if bool((env.faults() & (Fault.INVALID_ACTION | Fault.NON_FINITE_ACTION)).any()):
         raise NonFiniteError("a policy gives NaN, or excludes every choice, or a script an action that its role lacks")
 
@@ -126,10 +139,8 @@ def evaluate(
         for played in range(0, episodes, num_envs):
             obs, _ = env.reset(seed=seed if played == 0 else None, out=slab)
             env.clear_episode_statistics()
-            while bool(env.active.any()):
-                check_actions(env)
-                for _ in range(TICKS_BETWEEN_LOOKS):
-                    env.step(act(obs, slab.action_mask), out=slab)
+            for _ in ticks_to_play(env):
+                env.step(act(obs, slab.action_mask), out=slab)
             counted = slice(0, min(num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
             sums = {"episode_length": statistics["lengths"], "terminated_share": statistics["terminations"]}

@@ -9,9 +9,12 @@ from functools import lru_cache
 from gpu_vecenv.errors import KernelPolicyError
 
 _LIBM = (
-    "a?(?:sin|cos|tan)h?|atan2|exp[2m]?1?|exp10|log(?:2|10|1p|b)?|pow|r?sqrt|cbrt|hypot|f?mod|remainder|f?abs|"
-    "floor|ceil|l?l?round|trunc|l?l?rint|nearbyint|f?min|f?max|fdim|erfc?|[lt]gamma|isnan|isinf|isfinite"
+    "a?(?:sin|cos|tan)h?|sincos|(?:sin|cos|sincos)pi|atan2|exp(?:2|10|m1)?|log(?:2|10|1p|b)?|pow|r?sqrt|r?cbrt|r?hypot|"
+    "fmod|modf|remainder|fabs|abs|floor|ceil|(?:ll?)?round|trunc|(?:ll?)?rint|nearbyint|nextafter|copysign|ldexp|"
+    "frexp|scalbl?n|fma|fdivide|f?min|f?max|fdim|erfc?|[lt]gamma|norm(?:[34]d)?|isnan|isinf|isfinite"
 )
+_MEMBER = r"(?<![\w.])(?<!->)"  # not before: a member's name is the author's own
+_OWN = r"(?<!\bvoid )(?<!\bbool )(?<!\bfloat )(?<!\bint )(?<!\b[iu]8 )(?<!\b[iu]\d\d )"  # nor is that of a definition
 # Name of a rule, as Env.allows has it -> what breaks it, and why it is there.
 RULES: dict[str, tuple[re.Pattern[str], str]] = {
     "system headers": (
@@ -19,14 +22,17 @@ RULES: dict[str, tuple[re.Pattern[str], str]] = {
         "the GPU's run-time compiler has no C or C++ library",
     ),
     "library functions": (
-        re.compile(rf"(?<![\w:.>])(?:std::\w+|(?:{_LIBM})[fl]?)(?=\s*\()"),
+        re.compile(rf"\bstd::\w+(?=\s*[<(])|{_MEMBER}{_OWN}(?<!\w::)(?:{_LIBM})[fl]?(?=\s*\()"),
         "libraries round differently on CPU and GPU; math.cuh has the functions, as math::sin",
     ),
     "atomics": (re.compile(r"\batomic\w*(?=\s*\()"), "their order is chance, and a CPU has none of CUDA's"),
     "inline assembly": (re.compile(r"\b(?:asm|__asm__|__asm)\b"), "it is written for one processor"),
-    "intrinsics": (re.compile(r"\b__\w+(?=\s*\()"), "functions of one compiler, many of them approximate"),
+    "intrinsics": (
+        re.compile(r"\b__(?!align__|attribute__|launch_bounds__|has_include)\w+(?=\s*\()"),
+        "functions of one compiler, many of them approximate",
+    ),
     "allocation": (
-        re.compile(r"\b(?:(?:malloc|calloc|realloc|free|alloca)(?=\s*\()|(?:new|delete)\b)"),
+        re.compile(rf"{_MEMBER}{_OWN}(?:malloc|calloc|realloc|free|alloca)(?=\s*\()|\bnew\b|(?<!=)(?<!= )\bdelete\b"),
         "a tick has no memory of its own but Scratch; the state is declared",
     ),
     "printing": (re.compile(r"\b(?:printf|puts|assert)(?=\s*\()"), "it floods, and stops a GPU's pipeline"),

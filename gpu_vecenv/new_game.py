@@ -12,7 +12,8 @@ from gpu_vecenv.env import FIELD_NAME
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.registry import GAMES
 
-USED = {"Discrete", "Env", "Field", "Mapping", "Rules", "VecEnv"}  # names of the templates, which a class may not take
+# Names of the templates, which a class may not take.
+USED = {"Any", "Circle", "Discrete", "Drawing", "Env", "Field", "Line", "Mapping", "Rules", "VecEnv"}
 
 
 def new_game(name: str, folder: Path = Path()) -> list[Path]:
@@ -64,8 +65,11 @@ DECLARATION = Template(
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import gpu_vecenv
+import numpy as np
+from gpu_vecenv.drawing import BLUE, GREEN, GREY, RED, Circle, Drawing, Line
 from gpu_vecenv.env import Env, Field, i32, param
 from gymnasium.spaces import Discrete
 
@@ -106,6 +110,21 @@ class $kind(Env):
     def action_space(self) -> Discrete:
         """Backwards, stay, forwards."""
         return Discrete(3)
+
+    def draw(self, state: Mapping[str, Any]) -> Drawing:
+        """What a replica looks like, for windows, films and replays; ``state`` has its fields as NumPy arrays."""
+
+        def on_circle(cells: Any, radius: float) -> Any:
+            angles = np.asarray(cells) * (2 * np.pi / self.length)
+            return radius * np.stack([np.sin(angles), np.cos(angles)], axis=-1)
+
+        ring = Line(on_circle(np.linspace(0, self.length, 100), 1.0), width=0.02, colour=GREY)
+        berry = Circle(*on_circle(state["berry"], 1.0), radius=0.06, colour=GREEN)
+        agents = []
+        for i, cell in enumerate(state["place"]):  # each on a circle of its own, so that all are seen
+            x, y = on_circle(cell, 0.9 - 0.5 * i / self.num_agents)
+            agents.append(Circle(x, y, radius=0.04, colour=BLUE if i < self.num_walkers else RED, agent=i))
+        return Drawing(bounds=(-1.2, 1.2, -1.2, 1.2), shapes=[ring, berry, *agents])
 
 
 # Whoever imports this file can make the game by name, here and, as gpu_vecenv/$kind-v0, in Gymnasium.

@@ -22,14 +22,15 @@ from gpu_vecenv.device import free_bytes
 from gpu_vecenv.digest import Digest, sources
 from gpu_vecenv.env import FIELD_NAME, Env
 from gpu_vecenv.errors import CapacityError, ConfigError, EnvDefinitionError, ReplayMismatchError, UnknownGameError
-from gpu_vecenv.evaluation import TICKS_BETWEEN_LOOKS, Player, Players, check_actions, table_like
+from gpu_vecenv.evaluation import TICKS_BETWEEN_LOOKS, Player, Players, table_like, ticks_to_play
+from gpu_vecenv.game_policy import GamePolicy
 from gpu_vecenv.player import Film
 from gpu_vecenv.registry import GAMES, configure, find_game
 from gpu_vecenv.replay_file import PAYLOAD_LIMIT, TICKS_LIMIT, Array, Replay
 from gpu_vecenv.slab import Slab
 from gpu_vecenv.vec_env import VecEnv
 
-__all__ = ["Playback", "Replay", "film", "play", "record", "verify"]
+__all__ = ["Playback", "Replay", "film", "is_stale", "play", "record", "verify"]
 LOW_HALF = np.uint64(0xFFFFFFFF)
 OUTPUTS = {"obs": 0, "active": 0, "rewards": 1, "terminations": 1, "truncations": 1}  # -> what a start has not
 
@@ -69,7 +70,7 @@ class Playback:
 
 @torch.no_grad()
 def record(
-    env: VecEnv, players: Mapping[str, Player], *, episodes: int = 1, seed: int = 0, greedy: bool = False
+    env: VecEnv, players: GamePolicy | Mapping[str, Player], *, episodes: int = 1, seed: int = 0, greedy: bool = False
 ) -> list[Replay]:
     """Play whole episodes, each in a replica of its own, in an environment like ``env``; ``env`` itself rests.
 
@@ -77,7 +78,7 @@ def record(
 
     Args:
         env: The pattern.
-        players: Role -> who acts for it, as for ``evaluate``.
+        players: Role -> who acts for it, as for ``evaluate``; or what ``load_policy`` gives.
         episodes: How many: of the replicas 0, 1, … of the seed.
         seed: Of the random streams.
         greedy: Policies take the likeliest action instead of sampling.
@@ -98,6 +99,7 @@ def record(
     (name, config), text = _name_and_config(game), sources(game)
     table = table_like(env, episodes)
     try:
+        players = players.policies if isinstance(players, GamePolicy) else players
         actions, words = _played(table, Players(table, players, greedy), seed)
         statistics = {name: tensor.cpu().numpy() for name, tensor in table.episode_statistics().items()}
         shared = _changed_fields(table)
@@ -122,7 +124,7 @@ def record(
     ]
     for replay in replays:
         try:
-            _rerun(replay, game, env.device)
+            _rerun(replay, game, env.device, getattr(env.functions.backend, "driver_name", None))
         except ReplayMismatchError as error:
             raise ReplayMismatchError(
                 f"{type(game).__name__} does not repeat, so that no replay of it can be kept: what its text does is "
@@ -136,41 +138,53 @@ def _played(table: VecEnv, act: Players, seed: int) -> tuple[Array, Array]:
     digest, slab, taken = Digest(table.functions, table.num_envs), table.slab(), list[torch.Tensor]()
     digest.add_start(*table.reset(seed=seed, out=slab))
     digest.add_state(table)
-    words = [digest.words.clone()]
+    words, pieces = [digest.words.clone()], list[Array]()
     bytes_per_tick = 4 * table.num_agents * table.game.action.heads
-    while bool(table.active.any()):
-        check_actions(table)
-        if len(taken) > TICKS_LIMIT or len(taken) * bytes_per_tick > PAYLOAD_LIMIT:
-            raise ConfigError(f"record: an episode goes on after {len(taken):,} ticks; expected one that ends")
-        for _ in range(TICKS_BETWEEN_LOOKS):
-            idle = ~slab.active.view(*slab.active.shape, *[1] * len(table.game.action.shape))
-            actions = act(slab.obs, slab.action_mask).masked_fill(idle, 0)  # whatever they were, nobody does them
-            digest.add_tick(actions, table.step(actions, out=slab))
-            digest.add_state(table)
-            words.append(digest.words.clone())
-            taken.append(actions)
-    check_actions(table)
-    return torch.stack(taken).cpu().numpy(), torch.stack(words).cpu().numpy().view(np.uint64)
+    for ticks, _ in enumerate(ticks_to_play(table)):
+        if ticks >= TICKS_LIMIT or ticks * bytes_per_tick >= PAYLOAD_LIMIT:
+            raise ConfigError(f"record: an episode goes on after {ticks:,} ticks; expected one that ends")
+        idle = ~slab.active.view(*slab.active.shape, *[1] * len(table.game.action.shape))
+        actions = act(slab.obs, slab.action_mask).masked_fill(idle, 0)  # whatever they were, nobody does them
+        digest.add_tick(actions, table.step(actions, out=slab))
+        digest.add_state(table)
+        words.append(digest.words.clone())
+        taken.append(actions)
+        if len(taken) == TICKS_BETWEEN_LOOKS:  # the device keeps no more than these
+            pieces.append(torch.stack(taken).cpu().numpy())
+            taken.clear()
+    return np.concatenate(pieces), torch.stack(words).cpu().numpy().view(np.uint64)
 
 
-def verify(replay: Replay, device: str | torch.device | None = None, *, game: type[Env] | None = None) -> bool:
-    """Play a replay, compare every bit and keep nothing. Arguments and errors are those of ``play``.
+def verify(
+    replay: Replay,
+    device: str | torch.device | None = None,
+    *,
+    game: type[Env] | None = None,
+    driver: str | None = None,
+) -> None:
+    """Play a replay, compare every bit and keep nothing. Arguments and errors are those of ``play``."""
+    _rerun(replay, _configured(replay, game), device, driver)
 
-    Returns:
-        Whether the game's text is still that of the recording; where it is not, it has changed and yet no bit has.
-    """
-    configured = _configured(replay, game)
-    _rerun(replay, configured, device)
-    return sources(configured) == replay.sources
+
+def is_stale(replay: Replay, game: type[Env] | None = None) -> bool:
+    """Whether the game's text has changed since the recording; it may give the same bits all the same."""
+    return sources(_configured(replay, game)) != replay.sources
 
 
-def play(replay: Replay, device: str | torch.device | None = None, *, game: type[Env] | None = None) -> Playback:
+def play(
+    replay: Replay,
+    device: str | torch.device | None = None,
+    *,
+    game: type[Env] | None = None,
+    driver: str | None = None,
+) -> Playback:
     """Play a replay again, on any device, and compare every bit of it.
 
     Args:
         replay: What was recorded, on whatever device.
         device: Where; None takes cuda if usable, else cpu.
         game: The game's class, if it is none that is registered.
+        driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
 
     Raises:
         ReplayMismatchError: It gives other bits, or the game is not as it was; the message has the first such tick.
@@ -182,7 +196,8 @@ def play(replay: Replay, device: str | torch.device | None = None, *, game: type
 
     def look(env: VecEnv, slab: Slab) -> None:
         if not kept:
-            needed, free = (replay.num_ticks + 1) * env.bytes_per_env(), free_bytes(torch.device("cpu"))
+            # What was kept is there until all of it is joined.
+            needed, free = 2 * (replay.num_ticks + 1) * env.bytes_per_env(), free_bytes(torch.device("cpu"))
             if needed > min(free, free_bytes(env.device)):
                 raise CapacityError(
                     f"play: states and outputs have {needed:,} bytes, {free:,} are free; verify keeps none"
@@ -194,13 +209,13 @@ def play(replay: Replay, device: str | torch.device | None = None, *, game: type
         if len(kept) == 1:
             shared.update({entry.name: env.state[entry.name] for entry in configured.state if entry.shared})
 
-    _rerun(replay, configured, device, look)
+    _rerun(replay, configured, device, driver, look)
     by_tick = {name: torch.stack([tick[name] for tick in kept]).cpu().numpy() for name in kept[0]}
     outputs = {name: by_tick.pop(f"slab {name}")[skipped:] for name, skipped in OUTPUTS.items()}
     return Playback(
         replay=replay,
         game=configured,
-        stale=sources(configured) != replay.sources,
+        stale=is_stale(replay, game),
         state={**by_tick, **{name: tensor.cpu().numpy() for name, tensor in shared.items()}},
         **outputs,
     )
@@ -211,6 +226,7 @@ def film(
     device: str | torch.device | None = None,
     *,
     game: type[Env] | None = None,
+    driver: str | None = None,
     title: str | None = None,
 ) -> Film:
     """Play a replay and draw it, for ``gpu_vecenv.player.page``. Arguments and errors are those of ``play``.
@@ -218,7 +234,7 @@ def film(
     Raises:
         EnvDefinitionError: The game is not drawn.
     """
-    seen = play(replay, device, game=game)
+    seen = play(replay, device, game=game, driver=driver)
     defaults = {entry.name: entry.default for entry in dataclasses.fields(seen.game)}
     changed = {name: getattr(seen.game, name) for name in defaults}
     changed = {name: value for name, value in changed.items() if value != defaults[name]}
@@ -235,7 +251,7 @@ def film(
         title=title or f"{replay.game}, seed {replay.seed}, replica {replay.replica}",
         drawings=[seen.game.draw(seen.at(tick)) for tick in range(replay.num_ticks + 1)],
         agents=seen.game.agent_names,
-        roles=dict(seen.game.roles),
+        roles={role: count for role, count in seen.game.roles.items() if count},
         rewards=seen.rewards,
         active=seen.active,
         terminations=seen.terminations,
@@ -254,6 +270,7 @@ def _rerun(
     replay: Replay,
     game: Env,
     device: str | torch.device | None,
+    driver: str | None,
     look: Callable[[VecEnv, Slab], None] = lambda env, slab: None,
 ) -> None:
     """Play a replay; ``look`` is called after the reset and after each tick. ReplayMismatchError if a bit differs."""
@@ -263,6 +280,7 @@ def _rerun(
             1,
             device,
             autoreset_mode="disabled",
+            driver=driver,
             first_replica=replay.replica,
             arrays=replay.shared,
             quarantine=replay.quarantine,

@@ -22,7 +22,7 @@ from gpu_vecenv.options import PROGRAM, named_game, parse, parts
 from gpu_vecenv.player import page
 from gpu_vecenv.prologue import printable
 from gpu_vecenv.registry import GAME_FILE, GAMES
-from gpu_vecenv.replay import Replay, film, record, told_return, verify
+from gpu_vecenv.replay import Replay, film, is_stale, record, told_return, verify
 from gpu_vecenv.vec_env import VecEnv
 
 SUFFIX = ".replay"
@@ -69,6 +69,7 @@ class PlayConfig:
     """Where to play replays."""
 
     device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
+    driver: str | None = None  # pycuda or cuda_core (CUDA only); by default the first that works
     game: str | None = None  # the file that declares it, if it is no bundled game
 
     def __post_init__(self) -> None:
@@ -150,7 +151,8 @@ def _play(arguments: Sequence[str]) -> int:
     for path, own in files.items():
         bits = "same"
         try:
-            if not verify(own, config.device):
+            verify(own, config.device, driver=config.driver)
+            if is_stale(own):
                 bits = "same, though the rules' text has changed"
         except ReplayMismatchError as error:
             differing.append(f"{printable(str(path))}: {error}")
@@ -168,7 +170,10 @@ def _html(arguments: Sequence[str]) -> None:
     files, config = _files("html", HtmlConfig, arguments)
     _known(config.game)
     titles = ["/".join(path.with_suffix("").parts[-2:]) for path in files]  # the folder tells trained from untrained
-    films = [film(own, config.device, title=printable(t)) for t, own in zip(titles, files.values(), strict=True)]
+    films = [
+        film(own, config.device, driver=config.driver, title=printable(t))
+        for t, own in zip(titles, files.values(), strict=True)
+    ]
     games = ", ".join(dict.fromkeys(own.game for own in files.values()))
     content = page(films, config.title or f"Replays of {games}").encode()
     replace_file(config.out, content)

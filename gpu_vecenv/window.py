@@ -43,6 +43,9 @@ class Window:
 
         if self.closed:
             return
+        if self._window is not None and not pygame.display.get_init():  # whoever quit pygame took all windows along
+            self.closed, self._window = True, None
+            return
         size = picture.shape[1], picture.shape[0]
         if self._window is None:
             self._window, self._clock = pygame.Window(self.title, size), pygame.time.Clock()

@@ -275,7 +275,7 @@ REFUSED = {
     "unknown command": ("trian tag_gridworld", "unknown command 'trian'; nearest: train"),
     "nothing like a command": (
         "xyzzy",
-        "unknown command 'xyzzy'; known: bench, check, doctor, evaluate, list, new, plot, show, train",
+        "unknown command 'xyzzy'; known: bench, check, doctor, evaluate, list, new, plot, replay, show, train",
     ),
     "list with arguments": ("list all", "list takes no arguments; got all"),
     "doctor with arguments": ("doctor all", "all"),

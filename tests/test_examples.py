@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.predator_prey import PredatorPreyOracle
+from warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv import Slab, VecEnv
@@ -54,14 +55,7 @@ ENVIRONMENT = {
 
 
 def run(folder: Path, example: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", str(EXAMPLES / example), *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_python(folder, str(EXAMPLES / example), *arguments, environment=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -22,11 +22,18 @@ BROKEN = {
         "y = powf(x, 2);",
         "y = min(x, 2);",
         "y = sqrt(x);",
+        "y = ::sinf(x);",
+        "y = cuda::std::sin(x);",
+        "if (a>sqrtf(b)) y = 1>>abs(k);",
+        "y = std::max<float>(a, b);",
+        "sincosf(x, &y, &z);",
+        "y = fma(a, b, c) + copysignf(a, b);",
+        "return floorf(x);",
     ],
     "atomics": ["atomicAdd(&s.x[0], 1.0f);", "atomicCAS (p, a, b);"],
     "inline assembly": ['asm("mov %0, %1;" : "=r"(a) : "r"(b));', 'asm volatile("");'],
     "intrinsics": ["y = __sinf(x);", "y = __fdividef(x, z);", "y = __builtin_expf(x);", "__syncthreads();"],
-    "allocation": ["float* p = new float[3];", "delete[] p;", "void* p = malloc(3);"],
+    "allocation": ["float* p = new float[3];", "delete[] p;", "void* p = malloc(3);", "if (a>b) free(p);"],
     "printing": ['printf("%f", x);', "assert(x > 0);"],
 }
 SOUND = [
@@ -39,7 +46,12 @@ SOUND = [
     "float news = renew(x) + freely(x) + unprintf(x);",
     '#include "math.cuh"',
     "team_sync();",
-    "r.log(x); p->exp(x);",
+    "r.log(x); p->exp(x); pool.free(i); Grid::round(x);",
+    "HD int mod(int a, int n) { return (a % n + n) % n; }",
+    "struct R { HD float log(float x) { return x; } HD i32 min(i32 i) { return i; } HD void free(int) {} };",
+    "struct Grid { Grid(const Grid&) = delete; };",
+    "struct __align__(16) Cell { u8 kind; };",
+    "static_assert(LENGTH > 2);",
 ]
 
 

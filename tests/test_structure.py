@@ -278,7 +278,7 @@ ALLOWED = {
     ("adapters/cleanrl.py", "runpy.run_path"): "a script of CleanRL's, which whoever calls it names",
     ("gpu_vecenv/backends/cuda.py", "importlib.import_module"): "a key of the table DRIVERS",
     ("gpu_vecenv/backends/host.py", "ctypes.CDLL"): "what the compiler made, now or earlier: an entry of the cache",
-    ("gpu_vecenv/backends/compiler_process.py", "subprocess.run"): "the compiler: an argument list",
+    ("gpu_vecenv/backends/compiler_process.py", "subprocess.Popen"): "the compiler: an argument list",
     ("gpu_vecenv/backends/host.py", "subprocess.run"): "its version: an argument list",
     ("gpu_vecenv/backends/cuda_compiler.py", "subprocess.run"): "nvcc's version: an argument list",
     ("gpu_vecenv/bench_interfaces.py", "importlib.import_module"): "a key of the table INTERFACES",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -29,22 +31,36 @@ def run_compiler(command: Sequence[str], name: str, seconds: float = SECONDS) ->
     """
     program = command[0]
     try:
-        done = subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=False, timeout=seconds
+        # A group of its own: what does the work is started by the program.
+        running = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
+    except OSError as error:
+        raise CompilerError(f"{program} could not be run: {error}") from error
+    try:
+        _, said = running.communicate(timeout=seconds)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
         raise CompilerError(
             f"{program} was still compiling after {seconds:g} s and has been stopped; games take seconds: does the "
             "text unroll a very long loop, or build a table while it is compiled?"
         ) from error
-    except OSError as error:
-        raise CompilerError(f"{program} could not be run: {error}") from error
-    log = done.stderr[:LOG_LETTERS].strip()
-    if done.returncode < 0 or KILLED.search(log):
-        by = signal.Signals(-done.returncode).name if done.returncode < 0 else "the system"
+    log = said[:LOG_LETTERS].strip()
+    if running.returncode < 0 or KILLED.search(log):
+        by = signal.Signals(-running.returncode).name if running.returncode < 0 else "the system"
         raise CompilerError(
             f"{program} was ended by {by} while it compiled; if nobody stopped it, memory was short. "
             f"It said: {log or 'nothing'}"
         )
-    if done.returncode > 0:
+    if running.returncode > 0:
         raise KernelCompileError(name, log)
