@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -138,6 +139,7 @@ def _record(arguments: Sequence[str]) -> None:
     for path, own in files.items():
         replace_file(path, contents[path])
         print(f"wrote {path}: {own.num_ticks} ticks, {_returns(own)}, {len(contents[path]):,} bytes")
+    print(f"to watch: {PROGRAM} replay html {shlex.quote(str(config.out))}")
 
 
 def _play(arguments: Sequence[str]) -> int:

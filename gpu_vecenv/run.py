@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import signal
 import threading
 import time
@@ -193,6 +194,7 @@ def _conclude(trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, c
         ("checkpoint", str(checkpoint)),
         ("evaluation", str(folder / EVALUATION)),
         ("figures", str(folder / METRICS)),
+        ("to watch it", f"gpu-vecenv replay record {shlex.quote(str(folder))}"),
     ):
         console.print(f"{what:15} {where}", highlight=False, soft_wrap=True)
 

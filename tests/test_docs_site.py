@@ -127,8 +127,8 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra docs is not installed")
     made = shutil.ignore_patterns("_build", "games", "project", "__pycache__")
     shutil.copytree(DOCS, tmp_path / "docs", ignore=made)
-    for document in ROOT.glob("*.md"):
-        shutil.copy(document, tmp_path)
+    for beside in (*ROOT.glob("*.md"), ROOT / "examples"):
+        (tmp_path / beside.name).symlink_to(beside)
     site = tmp_path / "site"
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", tmp_path / "docs", site],

@@ -652,6 +652,7 @@ def test_a_game_is_recorded_checked_told_and_shown(command, tmp_path):
     assert (one.config["gravity"], one.seed, one.replica) == (9.9, 11, 1)
     size = (tmp_path / "kept" / "cartpole-11-1.replay").stat().st_size
     assert f"wrote kept/cartpole-11-1.replay: {one.num_ticks} ticks, agent {one.num_ticks}, {size} bytes" in output
+    assert output.endswith("\nto watch: gpu-vecenv replay html kept\n")
     for files in ("kept", "kept/cartpole-11-0.replay kept/cartpole-11-1.replay"):
         code, output, errors = command(f"play {files} --device cpu")
         assert (code, errors) == (0, []) and len(re.findall(r"│ same +│", output)) == 2 and one.digest in output
@@ -690,7 +691,7 @@ def test_a_run_is_recorded(command, tmp_path):
     env = leaving("cpu", 2)
     run = Trainer(env, SMALL).save("run.safetensors")
     code, output, errors = command(f"record {run} --episodes 3 --seed 2 --device cpu --greedy --out kept")
-    assert (code, errors) == (0, []) and len(output.splitlines()) == 3
+    assert (code, errors) == (0, []) and output.count("wrote kept/") == 3
     policies = gpu_vecenv.load_policy(run, device="cpu").policies
     expected = [one.digest for one in record(env, policies, episodes=3, seed=2, greedy=True)]
     found = [Replay.load(path).digest for path in sorted((tmp_path / "kept").iterdir())]
