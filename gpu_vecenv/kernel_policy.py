@@ -15,10 +15,11 @@ _LIBM = (
 )
 _MEMBER = r"(?<![\w.])(?<!->)"  # not before: a member's name is the author's own
 _OWN = r"(?<!\bvoid )(?<!\bbool )(?<!\bfloat )(?<!\bint )(?<!\b[iu]8 )(?<!\b[iu]\d\d )"  # nor is that of a definition
+SYSTEM_HEADER = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<", re.MULTILINE)
 # Name of a rule, as Env.allows has it -> what breaks it, and why it is there.
 RULES: dict[str, tuple[re.Pattern[str], str]] = {
     "system headers": (
-        re.compile(r"^[ \t]*#[ \t]*include[ \t]*<", re.MULTILINE),
+        SYSTEM_HEADER,
         "the GPU's run-time compiler has no C or C++ library",
     ),
     "library functions": (

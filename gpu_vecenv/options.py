@@ -13,8 +13,10 @@ from typing import Any
 
 import tyro
 
+from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, UnknownGameError
+from gpu_vecenv.game_policy import GamePolicy, load_policy
 from gpu_vecenv.registry import GAME_FILE, GAMES, find_game, load_game
 
 PROGRAM = "gpu-vecenv"
@@ -35,6 +37,17 @@ def named_game(command: str, arguments: Sequence[str]) -> tuple[type[Env], Seque
         )
     find = load_game if GAME_FILE.fullmatch(arguments[0]) else find_game
     return find(arguments[0]), arguments[1:]
+
+
+def learned(command: str, run: str, *, game: str | None, best: bool, device: str | None) -> GamePolicy:
+    """What a run has learned; ``game`` is the file that declares its game, if it is no bundled one."""
+    if game is not None:
+        named_game(command, [game])  # it registers what the file declares
+    where = resolve_device(device)
+    try:
+        return load_policy(run, best=best, device=where)
+    except UnknownGameError as error:
+        raise ConfigError(f"{str(error).split('. ')[0]}. Give the file that declares it: --game my_game.py") from error
 
 
 def parts(name: str, **defaults: Any) -> Any:

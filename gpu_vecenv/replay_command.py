@@ -18,8 +18,7 @@ from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env, check_fields, param
 from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, nearest
 from gpu_vecenv.evaluation import Player
-from gpu_vecenv.game_policy import load_policy
-from gpu_vecenv.options import PROGRAM, named_game, parse, parts
+from gpu_vecenv.options import PROGRAM, learned, named_game, parse, parts
 from gpu_vecenv.player import page
 from gpu_vecenv.prologue import printable
 from gpu_vecenv.registry import GAME_FILE, GAMES
@@ -119,14 +118,8 @@ def _record(arguments: Sequence[str]) -> None:
         players: dict[str, Player] = dict.fromkeys(game.roles)
     else:
         given: RecordRunConfig = parse(RecordRunConfig, program, arguments[1:])
-        _known(given.game)
-        config, greedy, device = given, given.greedy, resolve_device(given.device)
-        try:
-            loaded = load_policy(source, best=given.best, device=device)
-        except UnknownGameError as error:
-            raise ConfigError(
-                f"{str(error).split('. ')[0]}. Give the file that declares it: --game my_game.py"
-            ) from error
+        loaded = learned("replay", source, game=given.game, best=given.best, device=given.device)
+        config, greedy, device = given, given.greedy, loaded.device
         game, players = loaded.game, dict(loaded.policies)
     env = VecEnv(game, 1, device, driver=config.driver)
     made = record(env, players, episodes=config.episodes, seed=config.seed, greedy=greedy)

@@ -21,7 +21,7 @@ from gpu_vecenv.errors import ConfigError, UnknownGameError
 from gpu_vecenv.evaluation import Player
 from gpu_vecenv.evaluation import evaluate as play
 from gpu_vecenv.game_policy import GamePolicy, load_policy
-from gpu_vecenv.options import PROGRAM, named_game, parse, parts
+from gpu_vecenv.options import PROGRAM, learned, named_game, parse, parts
 from gpu_vecenv.plot import plot_runs
 from gpu_vecenv.ppo import PPOConfig
 from gpu_vecenv.registry import find_game
@@ -279,21 +279,15 @@ def evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError(f"evaluate needs a run's folder first: {PROGRAM} evaluate runs/my_run")
     helps = arguments[0].startswith("-")
     config: EvaluateConfig = parse(EvaluateConfig, f"{PROGRAM} evaluate RUN", arguments if helps else arguments[1:])
-    if config.game is not None:
-        named_game("evaluate", [config.game])  # it registers what the file declares
-    device = resolve_device(config.device)
-    try:
-        loaded = load_policy(arguments[0], best=config.best, device=device)
-    except UnknownGameError as error:
-        raise ConfigError(f"{str(error).split('. ')[0]}. Give the file that declares it: --game my_game.py") from error
+    loaded = learned("evaluate", arguments[0], game=config.game, best=config.best, device=config.device)
     players: dict[str, Player] = dict(loaded.policies)
     for role, source in _named("opponents", config.opponents).items():
         if role not in players:
             raise ConfigError(f"unknown role {role!r} in opponents; the roles are {list(players)}")
-        how: dict[str, Any] = {"best": config.best, "device": device}
+        how: dict[str, Any] = {"best": config.best, "device": loaded.device}
         given = None if source == "random" else _of_another_run("opponents", loaded.game, role, source, **how)
         players[role] = given and given[role]
-    env = VecEnv(loaded.game, min(config.num_envs, config.episodes), device, driver=config.driver)
+    env = VecEnv(loaded.game, min(config.num_envs, config.episodes), loaded.device, driver=config.driver)
     results = play(env, players, config.episodes, greedy=config.greedy, seed=config.seed)
     text = json.dumps({"game": loaded.game.name(), "run": arguments[0], "greedy": config.greedy, **results}, indent=1)
     print(text)

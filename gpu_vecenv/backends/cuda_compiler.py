@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import tempfile
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 from gpu_vecenv.backends.compiler_process import run_compiler
 from gpu_vecenv.doctor import find_nvcc
 from gpu_vecenv.errors import CompilerError, KernelCompileError
+from gpu_vecenv.kernel_policy import SYSTEM_HEADER
 
 # Fusion off: a product and a sum are rounded apart, as on the host. Division and square root are IEEE, denormals live.
 FLAGS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -19,7 +19,6 @@ FLAGS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--pre
 NO_HEADERS = (
     '; CUDA\'s headers are in no wheel and no toolkit here: pip install "cuda-toolkit[cudart,cccl]==13.*" (or 12.*)'
 )
-HEADER = re.compile(r"^\s*#\s*include\s*<", re.MULTILINE)
 
 
 @cache
@@ -79,7 +78,7 @@ def _call(result: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _by_nvrtc(text: str, architecture: str) -> bytes:
     nvrtc = _nvrtc()
-    folders = header_folders() if HEADER.search(text) else ()
+    folders = header_folders() if SYSTEM_HEADER.search(text) else ()
     (program,) = _call(nvrtc.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], []))
     try:
         headers = [f"--include-path={folder}" for folder in folders]
@@ -90,7 +89,7 @@ def _by_nvrtc(text: str, architecture: str) -> bytes:
             log = b" " * size
             _call(nvrtc.nvrtcGetProgramLog(program, log))
             words = f"{compiler()} for {architecture}"
-            if HEADER.search(text):
+            if SYSTEM_HEADER.search(text):
                 words += f"; headers are in {' and '.join(folders)}" if folders else NO_HEADERS
             raise KernelCompileError(words, log.rstrip(b"\0 \n").decode(errors="replace"))
         (size,) = _call(nvrtc.nvrtcGetCUBINSize(program))
