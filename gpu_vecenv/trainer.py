@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import gc
 import json
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from gpu_vecenv.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.distributed import World
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
 from gpu_vecenv.evaluation import evaluate
-from gpu_vecenv.graph import GraphMemory, Repeated, StageClock
+from gpu_vecenv.graph import GraphMemory, Repeated, StageClock, side_stream
 from gpu_vecenv.policy import Policy, masked
 from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, advantages, make_policy
 from gpu_vecenv.rollout_storage import Rollout, check_capacity
@@ -106,7 +107,7 @@ class Trainer:
         check_capacity(env, self.config.num_steps)
         fits = env.autoreset_mode == "next_step" and not env.rows
         self.env = env if fits else env.like(autoreset_mode="next_step", rows=False)
-        self._stream = torch.cuda.Stream(env.device) if env.device.type == "cuda" else None
+        self._stream = side_stream(env.device, threading.get_ident()) if env.device.type == "cuda" else None
         with self._working():
             self.rollout = Rollout(self.env, self.config.num_steps)
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}

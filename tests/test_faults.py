@@ -90,7 +90,7 @@ def test_a_replica_that_comes_back_is_like_a_new_one(fault, mode, device):
     env.step(actions(env, 1, fault))
     if mode == "next_step":
         env.step(actions(env))
-    twin.reset(mask=torch.tensor([False, True, False]))
+    twin.reset(mask=torch.tensor([False, True, False], device=device))
     for name, tensor in env.state.items():
         assert tensor[1].equal(twin.state[name][1]), name
     assert env.observe()[1].equal(twin.observe()[1])
@@ -181,7 +181,7 @@ def test_every_game_stays_inside_and_bands_change_no_bit(name, mode, device):
     game = gpu_vecenv.configure(name)
     plain, guarded = (VecEnv(game, 5, device, autoreset_mode=mode, guards=guards) for guards in (False, True))
     assert trajectory_digest(plain, 3, 40).hex() == trajectory_digest(guarded, 3, 40).hex()
-    guarded.reset(mask=torch.tensor([True, False, True, False, False]))
+    guarded.reset(mask=torch.tensor([True, False, True, False, False], device=device))
     guarded.load_state_dict(plain.state_dict())
     assert guarded.observe().equal(plain.observe())
 

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 import gpu_vecenv
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
@@ -91,7 +92,9 @@ def test_a_notebook_runs_on_a_cpu(path: Path, tmp_path: Path) -> None:
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
     notebook = read(path)
-    client = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}})
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    )
     client.execute(env={**ENVIRONMENT, "IPYTHONDIR": str(tmp_path / "ipython")})
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     said = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")

@@ -94,9 +94,9 @@ class CudaModule:
 
 def _broken(device: torch.device) -> bool:
     """Whether nothing works any more, not only the launch that failed."""
-    if torch.cuda.is_current_stream_capturing():  # waiting would break the capture
-        return False
     try:
+        if torch.cuda.is_current_stream_capturing():  # waiting would break the capture
+            return False
         torch.cuda.synchronize(device)
     except RuntimeError:
         return True

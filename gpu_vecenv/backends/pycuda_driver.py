@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +14,24 @@ import torch
 
 from gpu_vecenv.backends import Launcher, LaunchShape, symbol
 from gpu_vecenv.device import current_stream
+
+_handles: list[weakref.ref[Any]] = []
+
+
+def _watch(*handles: Any) -> None:
+    # Without a callback for what is gone: an interrupt that comes within one is lost.
+    _handles[:] = [reference for reference in _handles if reference() is not None]
+    _handles.extend(map(weakref.ref, handles))
+
+
+def _keep_for_ever() -> None:
+    # In a forked process, where the GPU did not follow, PyCUDA's destructors abort: there nothing is ever let go of.
+    for reference in _handles:
+        if (handle := reference()) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
 
 
 class PyCudaDriver:
@@ -23,6 +44,7 @@ class PyCudaDriver:
         self.context = cuda.Device(device.index).retain_primary_context()
         with self._current():
             self.stream = cuda.Stream()
+        _watch(self.context, self.stream)
         self.fork = torch.cuda.ExternalStream(self.stream.handle, device=device)
 
     @contextmanager
@@ -36,7 +58,9 @@ class PyCudaDriver:
 
     def load(self, cubin: bytes) -> Any:
         with self._current():
-            return cuda.module_from_buffer(cubin)
+            module = cuda.module_from_buffer(cubin)
+        _watch(module)
+        return module
 
     def launcher(self, module: Any, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
         with self._current():

@@ -2,6 +2,7 @@
 
     compute-sanitizer --tool racecheck python3 tests/gpu/step_games.py
     python3 tests/gpu/step_games.py --device cpu      # fewer and smaller shapes; for the host's sanitizers
+    python3 tests/gpu/step_games.py --part 0 --parts 4   # every fourth of them
 
 Every output is a tensor with an allocation of its own, so that a tool sees where it ends; on a GPU this also takes
 PYTORCH_NO_CUDA_MEMORY_CACHING=1. The last line tells how many environments were stepped.
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +136,12 @@ def main() -> None:
     """Step them all."""
     parser = argparse.ArgumentParser(description="Steps every kernel at several shapes.")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
-    device = parser.parse_args().device
+    parser.add_argument("--part", type=int, default=0)
+    parser.add_argument("--parts", type=int, default=1)
+    given = parser.parse_args()
     stepped = 0
-    for case in cases(device):
-        print(step_game(device, *case), flush=True)
+    for case in islice(cases(given.device), given.part, None, given.parts):
+        print(step_game(given.device, *case), flush=True)
         stepped += 1
     print(f"stepped {stepped} environments")
 

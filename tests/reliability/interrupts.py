@@ -142,7 +142,7 @@ class Interrupts(Experiment):
         env = self._env(50)
         env.reset(seed=self.seed)
         expected = trajectory_digest(self._env(50), self.seed, AFTER).hex()
-        said_by_fork = in_fork(lambda: trajectory_digest(env, self.seed, AFTER).hex())
+        said_by_fork = in_fork(lambda: env.reset(seed=self.seed) and trajectory_digest(env, self.seed, AFTER).hex())
         wanted = ForkedProcessError.__name__ if self.device.startswith("cuda") else expected
         self.check(said_by_fork == wanted, f"a forked process says {said_by_fork!r}; expected {wanted!r}")
         self.check(in_spawned(env, self.seed) == expected, "a spawned process gets other bits")
