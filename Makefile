@@ -50,7 +50,7 @@ release-check: $(VENV)/dev.stamp ## the evidence of GPU runs is there, fits the 
 	$(BIN)/python tests/receipts.py --strict
 	$(BIN)/python tests/ledger.py replay
 
-bench: $(VENV)/train.stamp ## throughput of the games, one JSON line per row
+bench: $(VENV)/train.stamp ## throughput of the games, a table or one JSON line per row
 	$(BIN)/python -m gpu_vecenv.bench $(ARGS)
 
 docs: $(VENV)/docs.stamp ## the documentation site, docs/_build/html; warnings are errors

@@ -3,29 +3,9 @@
 // Compiled after the game's own text.
 #pragma once
 #include "outputs.cuh"
+#include "staging.cuh"
 
 enum AutoresetMode : i32 { NEXT_STEP, SAME_STEP, DISABLED };
-
-#if defined(__CUDACC__)
-constexpr bool SCRATCH_IS_SHARED = sizeof(Scratch) * TEAMS_PER_BLOCK <= SHARED_LIMIT;
-extern __shared__ __align__(16) unsigned char shared_scratch[];
-HD Scratch* scratch_of(Scratch* everywhere, i64 replica) {
-    if constexpr (SCRATCH_IS_SHARED)
-        return (Scratch*)shared_scratch + threadIdx.x / TEAM;
-    else
-        return everywhere + replica;
-}
-#define SCRATCH(everywhere, e) scratch_of(everywhere, e)
-#define REPLICA_KERNEL(name, ...) \
-    extern "C" __global__ void __launch_bounds__(TEAM* TEAMS_PER_BLOCK) kernel_##name(__VA_ARGS__)
-#define FOR_REPLICAS(e, n) \
-    if (i64 e = (i64)in_order(blockIdx.x, gridDim.x) * TEAMS_PER_BLOCK + threadIdx.x / TEAM; e < (n))
-#else
-constexpr bool SCRATCH_IS_SHARED = false;
-#define SCRATCH(everywhere, e) (everywhere + worker_)
-#define REPLICA_KERNEL KERNEL
-#define FOR_REPLICAS(e, n) FOR_ITEMS (e, n)
-#endif
 
 // A new episode: clocks, returns, activity, state.
 HD void begin_episode(Machine m, State s, Io io, Pool pool) {
@@ -50,10 +30,11 @@ HD void begin_episode(Machine m, State s, Io io, Pool pool) {
     }
 }
 
+// Bytes of working memory: of each replica in the device's memory, and of a block in shared memory.
 KERNEL(vecenv_layout, i64* out) {
     FOR_ITEMS (k, 1) {
-        out[0] = sizeof(Scratch);
-        out[1] = SCRATCH_IS_SHARED;
+        out[0] = staging::SCRATCH_IS_SHARED ? 0 : sizeof(Scratch);
+        out[1] = staging::SHARED_BYTES;
     }
 }
 
@@ -101,13 +82,12 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
                float* rewards, bool* terminations, bool* truncations, bool* active, bool* final_mask, bool* action_mask,
                Observation* final_obs, Scratch* scratch, i64 num_envs) {
     FOR_REPLICAS(e, num_envs) {
-        Machine m = MACHINE_OF(e);
-        State s = STATE_OF(e);
+        const Machine far_machine = MACHINE_OF(e);
+        const State far_state = STATE_OF(e);
+        Machine m = far_machine;
+        State s = far_state;
         i64 row = e * OUTPUT_ROWS;
         Io io = {};
-        io.time = m.time[0];
-        io.rng = rng_of(m, STEP_STREAM, m.episode[0], io.time + 1);
-        io.active = m.active;
         io.rewards = rewards + row;
         io.terminations = terminations + row;
         io.truncations = truncations + row;
@@ -115,6 +95,23 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         io.wide = wide;
         io.actions =
             (const char*)actions + e * NUM_AGENTS * ACTION_HEADS * (wide ? sizeof(WideAction) : sizeof(Action));
+        staging::Near own;
+        staging::Near& near = staging::near_of(own);
+        if constexpr (staging::IS_NEAR) {
+            if (lane() < NUM_AGENTS)
+                staging::prefetch((const char*)io.actions + lane() * ACTION_HEADS * sizeof(Action));
+            staging::fetch(near, m, s);
+            m = staging::near_machine(near, m);
+            s = staging::near_state(near, s);
+            io.rewards = near.rewards;
+            io.terminations = near.terminations;
+            io.truncations = near.truncations;
+            team_sync();
+        }
+        Observation* seen = staging::obs_of(obs + row * OBS_SIZE);
+        io.time = m.time[0];
+        io.rng = rng_of(m, STEP_STREAM, m.episode[0], io.time + 1);
+        io.active = m.active;
         FOR_AGENTS (i) {
             io.rewards[i] = 0;
             io.terminations[i] = io.truncations[i] = false;
@@ -134,7 +131,7 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             step(s, io);
             team_sync();
             if constexpr (QUARANTINE) {
-                lost = quarantined(m, s, io, obs + row * OBS_SIZE);
+                lost = quarantined(m, s, io, seen);
                 team_sync();
             }
             bool going_on = false;
@@ -182,24 +179,36 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
                 io.time = 0;
             }
             team_sync();
-            Observation* seen = (last ? final_obs : obs) + row * OBS_SIZE;
             observe_rows(m, s, io, seen);
             if (lost && (last || !begins)) {
                 team_sync();
                 FOR_OBS (i, k) seen[i * OBS_SIZE + k] = 0;
             }
             if (!last) break;
+            team_sync();
+            FOR_OBS (i, k) final_obs[(row + i) * OBS_SIZE + k] = seen[i * OBS_SIZE + k];
             last = false;
         }
         if (leaves) {
             team_sync();
             FOR_OBS (i, k)
-                if (final_mask[row + i]) final_obs[(row + i) * OBS_SIZE + k] = obs[(row + i) * OBS_SIZE + k];
+                if (final_mask[row + i]) final_obs[(row + i) * OBS_SIZE + k] = seen[i * OBS_SIZE + k];
         }
         // Who has a final_obs sees the zeros at once, others first their last state.
-        if (!begins) blank_rows(m, rows, mode == SAME_STEP ? m.active : active + row, obs + row * OBS_SIZE);
+        if (!begins) blank_rows(m, rows, mode == SAME_STEP ? m.active : active + row, seen);
+        team_sync();  // blank_rows has read what report() writes
         report(m, e, active, action_mask);
+        if constexpr (staging::IS_NEAR) {
+            team_sync();
+            staging::put_back(near, far_machine, far_state);
+            FOR_AGENTS (i) {
+                rewards[row + i] = near.rewards[i];
+                terminations[row + i] = near.terminations[i];
+                truncations[row + i] = near.truncations[i];
+            }
+        }
     }
+    staging::write_obs(obs, num_envs);
 }
 
 // Valid uniform actions of the coming tick, int32 or float32.

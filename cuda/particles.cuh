@@ -123,7 +123,7 @@ HD void find_nearest(int (&seen)[K], const float own[2], const float (*places)[2
     nearest.clear();
     for (int j = 0; j < n; ++j)
         if (j != self) nearest.offer(square_distance(own, places[j]), j);
-    UNROLL for (int k = 0; k < K; ++k) seen[k] = nearest.id[k];
+    UNROLL for (int k = 0; k < K; ++k) seen[k] = nearest.id(k);
 }
 
 // Who and what is seen; before any seen_body().

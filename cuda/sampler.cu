@@ -5,6 +5,41 @@
 #include "math.cuh"
 #include "rng.cuh"
 
+#if defined(__CUDACC__)
+
+// The numbers of one row of a table of N columns. A whole warp reads its rows together, neighbouring lanes neighbouring
+// words; then each lane has its own row in shared memory. Where rows would lie in too few banks, or are too long, each
+// lane reads its own.
+template <int N>
+HD const float* own_row(const float* table, i64 row, i64 rows) {
+    constexpr int BLOCK = 256;
+    if constexpr (N % 8 == 0 || BLOCK * N * sizeof(float) > 48 << 10) {
+        return table + row * N;
+    } else {
+        __shared__ float staged[BLOCK * N];
+        int lane = threadIdx.x % 32;
+        i64 first = row - lane;
+        float* own = staged + threadIdx.x / 32 * 32 * N;
+        if (rows - first < 32) {
+            UNROLL for (int c = 0; c < N; ++c) own[lane * N + c] = table[row * N + c];
+            return own + lane * N;
+        }
+        __syncwarp();  // the rows before these have been read
+        UNROLL for (int c = 0; c < N; ++c) own[c * 32 + lane] = table[first * N + c * 32 + lane];
+        __syncwarp();
+        return own + lane * N;
+    }
+}
+
+#else
+
+template <int N>
+HD const float* own_row(const float* table, i64 row, i64) {
+    return table + row * N;
+}
+
+#endif
+
 #if !BOX_ACTIONS
 // One agent's action, head by head. Logits of one agent lie head after head, each padded to the widest role's size.
 // A choice is made by inverting the cumulative distribution; sums run in the order of the choices.
@@ -57,8 +92,8 @@ KERNEL(sample, const float* logits, const u32* key, const i64* episode, const i3
         i64 e = row / NUM_AGENTS;
         int agent = (int)(row % NUM_AGENTS);
         Rng rng = {key[2 * e], key[2 * e + 1], SAMPLER_STREAM, (u32)episode[e], (u32)time[e]};
-        sample_row(logits + row * NUM_LOGITS, rng, agent, greedy, actions + row * ACTION_HEADS, log_probs + row,
-                   entropies + row);
+        sample_row(own_row<NUM_LOGITS>(logits, row, rows), rng, agent, greedy, actions + row * ACTION_HEADS,
+                   log_probs + row, entropies + row);
     }
 }
 #else
@@ -104,7 +139,7 @@ KERNEL(sample_box, const float* parameters, const u32* key, const i64* episode, 
         i64 e = row / NUM_AGENTS;
         int agent = (int)(row % NUM_AGENTS);
         Rng rng = {key[2 * e], key[2 * e + 1], SAMPLER_STREAM, (u32)episode[e], (u32)time[e]};
-        sample_row(parameters + row * 2 * ACTION_HEADS, rng, agent, greedy, squash_by_tanh,
+        sample_row(own_row<2 * ACTION_HEADS>(parameters, row, rows), rng, agent, greedy, squash_by_tanh,
                    actions + row * ACTION_HEADS, draws + row * ACTION_HEADS, log_probs + row, entropies + row);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tag on a square. Agents 0 .. NUM_TAGGERS - 1 tag, the rest run. Declared in gpu_vecenv/envs/tag_continuous.py.
 #include "vecenv.cuh"
-#include "neighbors.cuh"
+#include "cell_grid.cuh"
 
 constexpr float TWO_PI = 6.28318530718f;
 constexpr float REACH = TAGGING_DISTANCE * SIDE;
@@ -15,6 +15,7 @@ struct Scratch {
     int tagger_of[NUM_AGENTS];  // who tagged a runner in this tick
     float feature[NUM_FEATURES][NUM_AGENTS];
     int seen[SEE_ALL ? 1 : NUM_AGENTS][SEE_ALL ? 1 : NUM_SEEN];  // nearest first, -1: nobody
+    Neighbors<SEE_ALL ? 1 : NUM_AGENTS> neighbors;
 };
 
 HD bool is_tagger(int i) { return i < NUM_TAGGERS; }
@@ -60,7 +61,7 @@ HD int tagger_in_reach(State s, int j) {
         float dx = s.position[i][0] - s.position[j][0], dy = s.position[i][1] - s.position[j][1];
         nearest.offer(dx * dx + dy * dy, i);
     }
-    return nearest.distance[0] < REACH * REACH ? nearest.id[0] : NO_TAGGER;
+    return nearest.distance(0) < REACH * REACH ? nearest.id(0) : NO_TAGGER;
 }
 
 HD void step(State s, Io io) {
@@ -107,16 +108,10 @@ HD void step(State s, Io io) {
     }
 }
 
-HD void find_seen(State s, Io io, int i) {
+HD void find_seen(Io io, int i) {
     Nearest<SEE_ALL ? 1 : NUM_SEEN> nearest;
-    nearest.clear();
-    const float* x = io.scratch->feature[X];
-    const float* y = io.scratch->feature[Y];
-    for (int j = 0; j < NUM_AGENTS; ++j) {
-        float dx = x[j] - x[i], dy = y[j] - y[i];
-        if (j != i) nearest.offer(dx * dx + dy * dy, j);
-    }
-    UNROLL for (int k = 0; k < (SEE_ALL ? 1 : NUM_SEEN); ++k) io.scratch->seen[i][k] = nearest.id[k];
+    io.scratch->neighbors.find(io.scratch->feature[X], io.scratch->feature[Y], i, nearest);
+    UNROLL for (int k = 0; k < (SEE_ALL ? 1 : NUM_SEEN); ++k) io.scratch->seen[i][k] = nearest.id(k);
 }
 
 HD float feature(State s, Io io, int i, int k) {
@@ -143,9 +138,8 @@ HD void observe(State s, Io io) {
     }
     team_sync();
     if (!SEE_ALL) {
-        FOR_AGENTS (i) {
-            if (s.in_game[i]) find_seen(s, io, i);
-        }
+        io.scratch->neighbors.build(io.scratch->feature[X], io.scratch->feature[Y], SIDE);
+        FOR_AGENTS (k) find_seen(io, io.scratch->neighbors.agent(k));
         team_sync();
     }
     FOR_OBS (i, k) io.obs[i][k] = feature(s, io, i, k);

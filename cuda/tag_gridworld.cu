@@ -57,16 +57,20 @@ HD float common_feature(State s, Io io, int k) {
     return (float)io.time / (float)MAX_STEPS;
 }
 
-// Who agent i sees when it sees one other: a tagger the runner, the runner its nearest tagger, lowest number on ties.
-HD int opponent(State s, int i) {
-    if (i != RUNNER) return RUNNER;
-    int nearest = 0, least = 0x7fffffff;
-    for (int j = 0; j < NUM_TAGGERS; ++j) {
-        int dx = s.cell[j][0] - s.cell[i][0], dy = s.cell[j][1] - s.cell[i][1];
-        int square = dx * dx + dy * dy;
-        if (square < least) least = square, nearest = j;
+HD int squared_distance(State s, int i, int j) {
+    int dx = s.cell[j][0] - s.cell[i][0], dy = s.cell[j][1] - s.cell[i][1];
+    return dx * dx + dy * dy;
+}
+
+// The tagger nearest to the runner, lowest number on ties.
+HD int nearest_tagger(State s) {
+    int least = 0x7fffffff, nearest = NUM_TAGGERS;
+    FOR_RANGE (j, NUM_TAGGERS) least = math::min(least, squared_distance(s, RUNNER, j));
+    least = team_min(least);
+    FOR_RANGE (j, NUM_TAGGERS) {
+        if (squared_distance(s, RUNNER, j) == least) nearest = math::min(nearest, j);
     }
-    return nearest;
+    return team_min(nearest);
 }
 
 HD void observe(State s, Io io) {
@@ -76,8 +80,9 @@ HD void observe(State s, Io io) {
         FOR_OBS (i, k) io.obs[i][k] = k == 3 * NUM_AGENTS + i ? 1.0f : io.scratch->row[k];
         return;
     }
+    int tagger = nearest_tagger(s);
     FOR_AGENTS (i) {  // own cell, opponent's cell, own type, time
-        int j = opponent(s, i);
+        int j = i == RUNNER ? tagger : RUNNER;
         io.obs[i][0] = (float)s.cell[i][0] / (float)GRID;
         io.obs[i][1] = (float)s.cell[i][1] / (float)GRID;
         io.obs[i][2] = (float)s.cell[j][0] / (float)GRID;

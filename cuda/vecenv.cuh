@@ -9,6 +9,8 @@
 //   ONCE              what follows is done by one lane of the team
 //   team_sync()       what lanes wrote before is seen by all lanes after; every lane must come here
 //   team_any(p)       whether p holds on any lane; every lane must come here (no substitute for team_sync)
+//   team_add(p, n)    adds to an integer that other lanes add to; gives what it was: that depends on who came first
+//   team_min(x)       the least of all lanes' integers; every lane must come here (no substitute for team_sync)
 //
 // A float sum must run over items in their order, never over lanes: its bits must not depend on the team size.
 #pragma once
@@ -46,6 +48,25 @@ HD bool team_any(bool p) {
     else
         return __any_sync(team_mask(), p);
 }
+HD int team_add(int* place, int n) {
+    if constexpr (TEAM > 1) return atomicAdd(place, n);
+    *place += n;  // may lie in registers
+    return *place - n;
+}
+HD int team_min(int x) {
+    UNROLL for (int step = (TEAM > 32 ? 32 : TEAM) / 2; step > 0; step /= 2) {
+        int other = __shfl_xor_sync(TEAM > 32 ? 0xffffffffu : team_mask(), x, step);
+        x = math::min(x, other);
+    }
+    if constexpr (TEAM > 32) {
+        __shared__ int least[(TEAM + 31) / 32];
+        if (lane() % 32 == 0) least[lane() / 32] = x;
+        __syncthreads();
+        for (int warp = 0; warp < TEAM / 32; ++warp) x = math::min(x, least[warp]);
+        __syncthreads();  // the next one may write there
+    }
+    return x;
+}
 #define FOR_RANGE(i, n) for (int i = lane(), n_##i = (n); i < n_##i; i += TEAM)
 #define FOR_OBS(i, k)                                                                                           \
     for (int at_ = lane(), i, k; at_ < NUM_AGENTS * OBS_SIZE && (i = at_ / OBS_SIZE, k = at_ % OBS_SIZE, true); \
@@ -54,8 +75,15 @@ HD bool team_any(bool p) {
 
 #else
 
+constexpr int TEAM = 1;
+HD int lane() { return 0; }
 HD void team_sync() {}
 HD bool team_any(bool p) { return p; }
+HD int team_min(int x) { return x; }
+HD int team_add(int* place, int n) {
+    *place += n;
+    return *place - n;
+}
 #define FOR_RANGE(i, n) \
     for (int k_##i = 0, n_##i = (n), i = in_order(0, n_##i); k_##i < n_##i; i = in_order(++k_##i, n_##i))
 #define FOR_OBS(i, k) \

@@ -1,33 +1,42 @@
-"""Throughput of games, and cost of interfaces, one JSON line per row: ``python -m gpu_vecenv.bench --help``."""
+"""Throughput of games, of training and of interfaces, on the machine it runs on: ``python -m gpu_vecenv.bench --help``.
+
+What is measured lies in modules of its own: ``bench_games``, ``bench_training``, ``bench_interfaces``,
+``bench_against``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-import numpy as np
 import torch
 import tyro
 
-from gpu_vecenv import bench_interfaces, bench_training
+from gpu_vecenv import (
+    bench_against,
+    bench_compare,
+    bench_games,
+    bench_interfaces,
+    bench_sweep,
+    bench_table,
+    bench_training,
+)
+from gpu_vecenv.arguments import count
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.distributed import World, joined
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.measurement import captured, provenance, seconds, wait
+from gpu_vecenv.errors import CapacityError, ConfigError
+from gpu_vecenv.measurement import provenance
 from gpu_vecenv.policy import Precision
-from gpu_vecenv.prologue import machine_fields
+from gpu_vecenv.ppo import PPOConfig
 from gpu_vecenv.registry import configure
-from gpu_vecenv.sampler import Sampler
-from gpu_vecenv.vec_env import VecEnv
 
-STEPS_PER_RUN = 20  # ticks timed together; on a GPU one captured graph
-COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
 SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("tag_gridworld", 2000, {}),
     ("tag_gridworld", 100_000, {}),
@@ -42,162 +51,188 @@ SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("simple_spread", 100_000, {}),
     ("simple_tag", 100_000, {}),
 )
+NUM_ENVS = {"games": 2000, "training": 2000, "replicas": 100_000, "agents": 100, "against": 2000}
+# What else may be given with each kind of measurement, beside what goes with all of them.
+OF_A_GAME = {"game", "num_envs", "config"}
+OF_PPO = {"num_steps", "hidden_sizes", "num_epochs", "num_minibatches"}
+TAKES = {
+    "games": OF_A_GAME | {"driver", "team", "rollout", "num_steps", "hidden_sizes"},
+    "sweep": OF_A_GAME | {"driver", "team", "plot"},
+    "training": OF_A_GAME | OF_PPO | {"precision"},
+    "through": set(),
+    "against": {"num_envs"},
+}
+ALWAYS = {"device", "json", "table", "compare"}
+WORDS = {"games": "steps of games"}  # what messages call it
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Measure steps of games: fixed random actions ("step"), and sampling from logits plus step ("tick").
+    """Measure steps of games: fixed random actions ("step"), their draw from logits ("sampling"), both ("tick").
 
-    Or, by --through, what a step costs through interfaces and adapters, the host's work included, beside the machine's.
-    Or, by --training, rollouts and updates end to end; under torchrun by all processes together.
+    Or --sweep: the same over numbers of replicas or agents. Or --training: rollouts and updates end to end, under
+    torchrun by all processes together. Or --through: what a step costs through interfaces and adapters, the host's work
+    included, beside the machine's. Or --against: other libraries' steps in the same run.
+
+    On a terminal a table is printed; else one JSON line per row, and at last one with device, commit and versions.
     """
 
     game: str | None = None  # a game's name; without it a fixed suite is run
-    num_envs: int | None = None  # replicas (with --game); by default 2000
+    num_envs: int | None = None  # replicas; by default 2000, in sweeps up to 100000 of them, or 100 with more agents
     config: str = "{}"  # the game's configuration as JSON (with --game)
-    through: tuple[str, ...] = ()  # gymnasium, or adapters: sb3, torchrl, … ; measured on games of their own
-    training: bool = False  # WarpDrive's configurations, trained end to end
+    rollout: bool = False  # also ticks with policies into the trainer's storage ("rollout")
+    sweep: bench_sweep.Sweep | None = None  # sizes: replicas 1, 3, 10, 32 … num_envs; agents 5, 10, 20, 50 … 1000
+    plot: Path | None = None  # a picture of the sweep, .png or .svg
+    training: bool = False  # trained end to end: --game with its preset, by default WarpDrive's configurations
+    num_steps: int | None = None  # ticks of a rollout (with --game --training, or --rollout); by default the preset's
+    hidden_sizes: tuple[int, ...] | None = None  # units of the policies' hidden layers (likewise)
+    num_epochs: int | None = None  # passes over a rollout (with --game --training)
+    num_minibatches: int | None = None  # of each pass (with --game --training)
     precision: tuple[Precision, ...] = ("float32",)  # of matrix products (with --training): float32, tf32, bfloat16
+    through: tuple[str, ...] = ()  # gymnasium, or adapters: sb3, torchrl, … ; measured on games of their own
+    against: bench_against.Rival | None = None  # Gymnasium's vectorised CartPole, or a loop over MPE2's simple_tag
     device: str | None = None  # cpu, cuda, cuda:1; by default cuda if usable
     driver: str | None = None  # pycuda or cuda_core (CUDA only)
     team: int | None = None  # lanes per replica (CUDA only)
+    compare: Path | None = None  # an earlier --json; tells the ratios, now / then, of env-steps per second
+    table: bool = False  # print a table even where standard output is no terminal
     json: Path | None = None  # where to write the rows as well
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second of a large copy on the device, read and written bytes counted."""
-    source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-
-    def run() -> None:
-        for _ in range(STEPS_PER_RUN):
-            target.copy_(source)
-
-    return 2 * source.nbytes * STEPS_PER_RUN / seconds(run, device)
-
-
-def bytes_per_env_step(game: Env) -> int:
-    """The fewest bytes that one tick of one replica moves: state in and out, actions in, outputs out."""
-    fields = [*game.state, *(f for f in machine_fields(game) if not f.name.startswith("completed"))]
-    state = sum(int(np.prod(game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
-    per_agent = (
-        game.obs_size * game.observation.dtype.itemsize + 4 + 4 + 4 * game.action.heads
-    )  # obs, reward, four flags, action
-    return 2 * state + game.num_agents * per_agent
-
-
-def measure(
-    game: Env, num_envs: int, device: torch.device, bandwidth: float, driver: str | None, team: int | None
-) -> dict[str, Any]:
-    """One row."""
-    start = time.perf_counter()
-    env = VecEnv(game, num_envs, device, driver=driver, team=team)
-    slab = env.slab()
-    env.reset(seed=1, out=slab)
-    actions = []
-    for _ in range(STEPS_PER_RUN):
-        actions.append(env.sample_actions())
-        env.step(actions[-1], out=slab)
-        if len(actions) == 1:
-            wait(device)
-            first_step = time.perf_counter() - start
-    row: dict[str, Any] = {"game": game.name(), "num_envs": num_envs, "num_agents": game.num_agents}
-    row["config"] = {
-        f.name: getattr(game, f.name) for f in dataclasses.fields(game) if getattr(game, f.name) != f.default
-    }
-    row["first_step_s"] = round(first_step, 3)
-
-    def step() -> None:
-        for action in actions:
-            env.step(action, out=slab)
-
-    row |= _rates("step", _per_step(step, device), game, num_envs, bandwidth)
-    sampler = Sampler(env)
-    parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=device)
-    sample = sampler.sample(parameters)
-
-    def tick() -> None:
-        for _ in range(STEPS_PER_RUN):
-            env.step(sampler.sample(parameters, out=sample).actions, out=slab)
-
-    row |= _rates("tick", _per_step(tick, device), game, num_envs, bandwidth)
-    if device.type == "cuda":
-        row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
-    row["faults"] = int(env.faults().count_nonzero())
-    env.close()
-    return row
-
-
-def _per_step(run: Callable[[], None], device: torch.device) -> float:
-    return seconds(captured(run, device), device) / STEPS_PER_RUN
-
-
-def _rates(stage: str, duration: float, game: Env, num_envs: int, bandwidth: float) -> dict[str, Any]:
-    moved = num_envs * bytes_per_env_step(game)
-    return {
-        f"{stage}_us": round(duration * 1e6, 2),
-        f"{stage}_env_steps_per_s": round(num_envs / duration),
-        f"{stage}_agent_steps_per_s": round(num_envs * game.num_agents / duration),
-        f"{stage}_bytes": moved,
-        f"{stage}_share_of_copy_bandwidth": round(moved / duration / bandwidth, 4),
-    }
-
-
 def run(config: BenchConfig) -> dict[str, Any]:
-    """Measure, print one JSON line per row, and return what was measured."""
-    if config.training:
-        results = _training(config)
-    else:
-        device = resolve_device(config.device)
-        results = _through(config, device) if config.through else _games(config, device)
-    if World.current().rank == 0:
-        print(json.dumps({key: value for key, value in results.items() if key != "rows"}))
-        if config.json:
-            config.json.write_text(json.dumps(results, indent=1) + "\n")
-    return results
+    """Measure, print each row, and return what was measured.
 
-
-def _training(config: BenchConfig) -> dict[str, Any]:
-    given = (config.game, config.num_envs, config.config, config.through, config.driver, config.team)
-    if given != (None, None, "{}", (), None, None):
-        raise ConfigError("training measures its own games; expected no game, num_envs, config, through, driver, team")
-    with joined(config.device) as (world, own):
+    Raises:
+        ConfigError: Options do not go together, or one of them is wrong; nothing has been measured.
+    """
+    kind = _kind(config)
+    _check(config, kind)
+    earlier = bench_compare.read(config.compare) if config.compare else None
+    with joined(config.device) if kind == "training" else contextlib.nullcontext((World(), config.device)) as place:
+        world, own = place
         device = resolve_device(own)
-        results = {**provenance(device), "processes": world.size, "rows": []}
-        for row in bench_training.measure(device, config.precision):
-            results["rows"].append(row)
-            if world.rank == 0:
-                print(json.dumps(row), flush=True)
+        results: dict[str, Any] = provenance(device)
+        measured = _measured(config, kind, device, results)
+        as_table, rows = config.table or sys.stdout.isatty(), []
+        with bench_table.printing(as_table) if world.rank == 0 else contextlib.nullcontext(lambda row: None) as report:
+            for row in measured:
+                if earlier:
+                    row["ratios"] = earlier.ratios(row)
+                rows.append(row)
+                report(row)
+    if config.sweep:
+        results["linear_up_to"] = bench_sweep.linearity(config.sweep, rows)
+        if config.plot:
+            bench_sweep.draw(config.sweep, rows, results["device"], config.plot)
+    if earlier:
+        found = sum(row["ratios"] is not None for row in rows)
+        results["compared"] = {"file": str(config.compare), "rows": found, "then_now": earlier.differences(results)}
+    if world.rank == 0:
+        if as_table:
+            bench_table.tell(results, config.sweep)
+        else:
+            print(json.dumps(results))
+    results["rows"] = rows
+    if world.rank == 0 and config.json:
+        config.json.write_text(json.dumps(results, indent=1) + "\n")
     return results
 
 
-def _through(config: BenchConfig, device: torch.device) -> dict[str, Any]:
-    if (config.game, config.num_envs, config.config, config.driver, config.team) != (None, None, "{}", None, None):
-        raise ConfigError("through measures its own games; expected no game, num_envs, config, driver and team")
+def _kind(config: BenchConfig) -> str:
+    chosen = [name for name in TAKES if name != "games" and getattr(config, name)]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} are different measurements; expected one of them")
+    return chosen[0] if chosen else "games"
+
+
+def _check(config: BenchConfig, kind: str) -> None:
+    """Refuse what would be passed over, and what would fail once all has been measured."""
+    for name, known in (("sweep", bench_sweep.Sweep), ("against", bench_against.Rival)):
+        if (value := getattr(config, name)) is not None and value not in get_args(known):
+            raise ConfigError(f"{name} is {value!r}; expected {' or '.join(map(repr, get_args(known)))}")
+    given = [field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default]
+    for name in given:
+        if name not in TAKES[kind] | ALWAYS | {kind}:
+            takers = ", ".join(WORDS.get(other, other) for other in TAKES if name in TAKES[other])
+            raise ConfigError(f"{name} does not go with {WORDS.get(kind, kind)}; it goes with {takers}")
+    of_one = TAKES[kind] - {"precision"} if kind == "training" else {"num_envs", "config", "plot"}
+    lonely = [name for name in given if name in of_one]
+    if config.game is None and kind != "against" and (lonely or kind == "sweep"):
+        raise ConfigError(f"got {', '.join(lonely) or 'sweep'} without a game; expected game as well")
+    if kind == "games" and not config.rollout and (lonely := [name for name in given if name in OF_PPO]):
+        raise ConfigError(f"got {', '.join(lonely)} without rollouts; expected rollout or training as well")
+    if config.num_envs is not None:
+        count("num_envs", config.num_envs, 1)
+    if config.plot:
+        bench_sweep.check_picture(config.plot)
     bench_interfaces.check_known(config.through)
-    results = {**provenance(device), "rows": []}
-    for name in config.through:
-        results["rows"] += bench_interfaces.measure(name, device)
-    return results
+    for name in ("json", "plot"):
+        path = getattr(config, name)
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            raise ConfigError(f"{name} is {path}; expected a file in a folder that exists")
 
 
-def _games(config: BenchConfig, device: torch.device) -> dict[str, Any]:
-    if config.game is None and (config.config != "{}" or config.num_envs is not None):
-        raise ConfigError("num_envs and config belong to one game; expected game as well")
+def _measured(
+    config: BenchConfig, kind: str, device: torch.device, results: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The rows, measured one by one; what they have in common is written into ``results``."""
+    if kind == "through":
+        for name in config.through:
+            yield from bench_interfaces.measure(name, device)
+    elif kind == "against":
+        assert config.against is not None
+        yield from bench_against.measure(config.against, config.num_envs or NUM_ENVS[kind], device)
+    elif kind == "training":
+        results["processes"] = World.current().size
+        if config.game is None:
+            yield from bench_training.measure(device, config.precision)
+        else:
+            game, num_envs = _game(config), config.num_envs or NUM_ENVS[kind]
+            yield from bench_training.measure_game(game, num_envs, _ppo(config, game), device, config.precision)
+    else:
+        sizes = _sizes(config)
+        learnt = [_ppo(config, game) if config.rollout else None for game, _ in sizes]
+        bandwidth = bench_games.copy_bandwidth(device)
+        results["copy_bytes_per_s"] = round(bandwidth)
+        machine = device, config.driver, config.team
+        for (game, num_envs), ppo in zip(sizes, learnt, strict=True):
+            try:
+                row = bench_games.measure(game, num_envs, bandwidth, *machine)
+            except CapacityError as error:
+                if kind != "sweep" or (game, num_envs) == sizes[0]:
+                    raise
+                results["stopped"] = str(error)  # what is smaller has been measured
+                return
+            if ppo:
+                row |= bench_games.measure_rollout(game, num_envs, ppo, *machine)
+            yield row
+
+
+def _sizes(config: BenchConfig) -> list[tuple[Env, int]]:
+    """Games and replicas of the rows, all of them checked before the first is measured."""
+    if config.game is None:
+        return [(configure(name, **settings), num_envs) for name, num_envs, settings in SUITE]
+    game, num_envs = _game(config), config.num_envs or NUM_ENVS[config.sweep or "games"]
+    if config.sweep == "replicas":
+        return [(game, size) for size in bench_sweep.replicas(num_envs)]
+    if config.sweep == "agents":
+        return [(bench_sweep.with_agents(game, size), num_envs) for size in bench_sweep.AGENTS]
+    return [(game, num_envs)]
+
+
+def _game(config: BenchConfig) -> Env:
     settings = json.loads(config.config)
     if not isinstance(settings, dict):
         raise ConfigError(f"config is {config.config!r}; expected a JSON object")
-    suite = [(config.game, config.num_envs or 2000, settings)] if config.game else SUITE
-    rows = [(configure(name, **settings), num_envs) for name, num_envs, settings in suite]
-    bandwidth = copy_bandwidth(device)
-    results = {**provenance(device), "copy_bytes_per_s": round(bandwidth), "rows": []}
-    for game, num_envs in rows:
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        row = measure(game, num_envs, device, bandwidth, config.driver, config.team)
-        print(json.dumps(row), flush=True)
-        results["rows"].append(row)
-    return results
+    assert config.game is not None
+    return configure(config.game, **settings)
+
+
+def _ppo(config: BenchConfig, game: Env) -> PPOConfig:
+    """The game's preset, changed by what was given."""
+    preset = {key: value for key, value in game.preset.items() if key not in ("num_envs", "precision")}
+    given = {key: getattr(config, key) for key in OF_PPO if getattr(config, key) is not None}
+    return PPOConfig(**{**preset, **given, "total_steps": 10**12})
 
 
 if __name__ == "__main__":

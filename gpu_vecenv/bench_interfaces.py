@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,10 +35,9 @@ CONTINUOUS: Games = (
 )
 
 
-def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
-    """A row for each size; every one is printed as JSON when it is there."""
+def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
+    """A row for each size."""
     games, prepare = INTERFACES[name]
-    rows = []
     for game, num_envs, config in games:
         machine = make(game, num_envs, device, rows=True, **config)
         machine.reset(seed=1)
@@ -58,9 +56,7 @@ def measure(name: str, device: torch.device) -> list[dict[str, Any]]:
         row |= {"vec_env_step_us": step_us, "launch_us": launch_us, "overhead_us": round(through_us - step_us, 2)}
         if name == "sb3":
             row |= _naive(game, num_envs, device, config, actions)
-        print(json.dumps(row), flush=True)
-        rows.append(row)
-    return rows
+        yield row
 
 
 def microseconds(step: Callable[[], Any], device: torch.device) -> float:

@@ -52,19 +52,18 @@ class Kernels:
         self._mode, self._rows, self._first_replica = np.int32(mode), np.int32(rows), np.uint64(first_replica)
         layout = torch.zeros(2, dtype=torch.int64, device=data.device)
         program.launch("vecenv_layout", 1, layout)
-        scratch_bytes, scratch_is_shared = layout.tolist()
+        scratch_bytes, shared_bytes = layout.tolist()
         if data.device.type == "cpu":
             from gpu_vecenv.backends.host import workers
 
             copies = workers()  # one for each thread
-            shape = LaunchShape(num_envs, work=num_envs * game.num_agents)
+            shape = LaunchShape(num_envs, shared_bytes=shared_bytes, work=num_envs * game.num_agents)
         else:
             from gpu_vecenv.backends.cuda import block_of
 
             copies, block = num_envs, block_of(team)
-            shape = LaunchShape(num_envs, team, block, scratch_bytes * (block // team) if scratch_is_shared else 0)
-        size = 1 if scratch_is_shared else scratch_bytes * copies
-        scratch = torch.empty(size, dtype=torch.uint8, device=data.device)
+            shape = LaunchShape(num_envs, team, block, shared_bytes)
+        scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
         common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(game, build.pooled)]
         common.append(np.int64(len(data[f"pool_{build.pooled[0]}"]) if build.pooled else 0))
         end: list[Argument] = [scratch, np.int64(num_envs)]

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from gpu_vecenv._version import __version__
+from gpu_vecenv.backends.host import workers
 from gpu_vecenv.env import device_folder
 
-RUNS = 7
+RUNS = 7  # of which one figure is made
+SHORTEST, LONGEST = 0.1, 1.0  # seconds of a run; of at least 3 calls, unless they take longer than LONGEST
 
 
 def seconds(
@@ -31,10 +33,11 @@ def seconds(
     times = []
     for _ in range(RUNS):
         wait(device)
-        start, calls = time.perf_counter(), 0
-        while calls < 3 or time.perf_counter() - start < 0.1:
+        start, calls, elapsed = time.perf_counter(), 0, 0.0
+        while elapsed < SHORTEST or (calls < 3 and elapsed < LONGEST):
             call()
             calls += 1
+            elapsed = time.perf_counter() - start
             if device.type == "cuda" and calls % 20 == 0:  # a call may take long there and return at once
                 wait(device)
         wait(device)
@@ -60,7 +63,7 @@ def wait(device: torch.device) -> None:
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """What a figure needs beside it: commit, hash of the device text, device, versions.
+    """What a figure needs beside it: commit, hash of the device text, device, processors, versions.
 
     Where the tree is no git checkout, $GPU_VECENV_COMMIT names the commit.
     """
@@ -78,6 +81,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "commit": described or os.environ.get("GPU_VECENV_COMMIT"),
         "device_text_sha256": text.hexdigest(),
         "device": name,
+        "processors": workers(),  # of the host, as many as this process may use
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

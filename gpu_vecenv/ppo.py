@@ -1,7 +1,8 @@
 """Proximal policy optimisation, and A2C as one of its configurations: what a policy learns from a rollout.
 
 Shapes: T ticks, E replicas, A agents. Read from top to bottom: configuration, advantages, loss, learner. The loop
-around it, which fills the rollout, is in ``trainer.py``.
+around it, which fills the rollout, is in ``trainer.py``. ``advantages`` and ``loss`` say in torch what is computed; the
+trainer computes it by the kernels of ``learner_kernels.py``, in one pass each.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gpu_vecenv.distributed import World
 from gpu_vecenv.env import Env, check_fields, param
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.graph import GraphMemory, Repeated
+from gpu_vecenv.learner_kernels import LossKernel
 from gpu_vecenv.policy import Activation, Normalizer, Policy, Precision, RoleView, default_network
 from gpu_vecenv.rollout_storage import Batch, Rollout
 from gpu_vecenv.sampler import Squash
@@ -215,6 +217,21 @@ class Learner:
         self.epoch, self.turn = torch.zeros((2, 1), dtype=torch.int64, device=device)
         self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
+        self.obs = rollout.obs_rows(policy.view)
+        # A minibatch of all rows, in order, is read where it lies.
+        self.in_order = config.num_minibatches == 1 and len(self.places) == len(self.obs)
+        minibatch = len(self.places) // config.num_minibatches
+        self.kernel = LossKernel(
+            policy,
+            rollout,
+            minibatch=minibatch,
+            chunk=min(minibatch, config.chunk_rows),
+            clip=self.clip,
+            entropy_coefficient=self.entropy_coefficient,
+            value_coefficient=config.value_coefficient,
+            value_clip=config.value_clip,
+            normalize_advantages=config.normalize_advantages,
+        )
         # All gradients lie in one tensor, the figures of the log behind them: one sum over processes, one norm.
         sizes = [p.numel() for p in self.parameters]
         flat = torch.zeros(sum(sizes) + len(LOSS_NAMES) - 1, device=device)
@@ -285,17 +302,14 @@ class Learner:
         """Gradients of the next minibatch, chunk by chunk."""
         self.flat.zero_()
         places = self.order.view(self.config.num_minibatches, -1).index_select(0, self.turn)[0]
-        active, estimates = (x.flatten()[places] for x in (self.rollout.active[:-1], self.rollout.advantages))
-        if self.config.normalize_advantages:
-            estimates = normalized(estimates, active)
-        count = active.sum().clamp(min=1)
-        chunks = (x.split(self.config.chunk_rows) for x in (places, estimates))
-        for rows, gains in zip(*chunks, strict=True):
-            batch = self.rollout.at(self.policy.view, rows, gains)
-            coefficients = {"clip": self.clip, "entropy_coefficient": self.entropy_coefficient}
-            total, parts = loss(self.policy, batch, self.config, count=count, **coefficients)
-            total.backward()
-            self.figures += parts
+        moments = self.kernel.moments(places)
+        for start in range(0, len(places), self.config.chunk_rows):
+            part = slice(start, start + self.config.chunk_rows)
+            outputs = self.policy(self.obs[part] if self.in_order else self.obs.index_select(0, places[part]))
+            *gradients, figures = self.kernel(places[part], moments, *outputs)
+            learnt = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+            torch.autograd.backward([output for output, _ in learnt], [gradient for _, gradient in learnt])
+            self.figures += figures
         self.turn += 1
 
     def descend(self) -> None:

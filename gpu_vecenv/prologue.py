@@ -83,6 +83,7 @@ def prologue(env: Env, build: Build = PLAIN) -> str:
     lines += [
         f"constexpr bool QUARANTINE = {str(build.quarantine).lower()};",
         f"constexpr int GUARD_ROWS = {GUARD_ROWS if build.guards else 0};",
+        f"constexpr bool MAY_STAGE = {str(env.host).lower()};",
         f"constexpr int ACTION_HEADS = {action.heads};",
         f"#define BOX_ACTIONS {int(action.continuous)}",
         f"#define ACTION_MASKS {int(env.masks_actions)}",
@@ -101,7 +102,7 @@ def prologue(env: Env, build: Build = PLAIN) -> str:
             f"    return {_by_head([*accumulate(action.head_sizes, initial=0)])};",
             "}",
         ]
-    lines += _struct("State", env, env.state) + _struct("Machine", env, machine_fields(env))
+    lines += _struct("State", env, env.state) + _struct("Machine", env, machine_fields(env)) + _near(env)
     lines += [
         "struct Pool {",
         *(f"    {_declare(env, f, 'const ', stacked=True)};" for f in pool_fields),
@@ -140,7 +141,7 @@ def epilogue(env: Env, build: Build = PLAIN) -> str:
         if field.dtype.kind == "f" and not field.shared:
             size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
             lines.append(f"    FOR_RANGE(k, {size}) finite &= math::is_finite((({kind}*)s.{field.name})[k]);")
-    return "\n".join([*lines, "    return finite;", "}"]) + "\n"
+    return "\n".join([*lines, "    return finite;", "}", *_near_functions(env)]) + "\n"
 
 
 def printable(text: str) -> str:
@@ -204,8 +205,9 @@ def game_text(env: Env, build: Build = PLAIN) -> str:
     game = inline_includes(source, path.name, path.parent, seen)
     if env.host:
         check_policy(game, type(env).__name__, env.allows)
+    staging = inline_includes('#include "staging.cuh"', "epilogue", None, seen)
     machine = inline_includes('#include "machine.cuh"', "epilogue", None, seen)
-    return declared + before + game + '#line 1 "epilogue"\n' + epilogue(env, build) + machine
+    return declared + before + game + staging + '#line 1 "epilogue"\n' + epilogue(env, build) + machine
 
 
 def missing_definitions(env: Env) -> list[str]:
@@ -284,6 +286,65 @@ def _declare(env: Env, field: Field, const: str = "", stacked: bool = False) -> 
 
 def _struct(name: str, env: Env, fields: Iterable[Field]) -> list[str]:
     return [f"struct {name} {{", *(f"    {_declare(env, f, 'const ' if f.shared else '')};" for f in fields), "};"]
+
+
+def _near(env: Env) -> list[str]:
+    """What a tick of one replica works on: copies of the fields that it may change, and what it gives each agent."""
+    fields = _near_fields(env)
+    own = (
+        f"alignas({_alignment(env, f)}) {C_TYPES[f.dtype]} {who}_{f.name}"
+        f"{''.join(f'[{n}]' for n in env.shape(f) or (1,))};"
+        for who, f in fields
+    )
+    rows = ("float rewards[NUM_AGENTS];", "bool terminations[NUM_AGENTS];", "bool truncations[NUM_AGENTS];")
+    largest = max(math.prod(env.shape(field)) for _, field in fields)
+    return [
+        "namespace staging {",
+        "struct Near {",
+        *(f"    {line}" for line in (*own, *rows)),
+        "};",
+        f"constexpr int LARGEST_FIELD = {largest};",
+        "}",
+    ]
+
+
+def _near_functions(env: Env) -> list[str]:
+    """near_machine, near_state: the structs of pointers, into a Near; fetch and put_back, there and back again."""
+    fields = _near_fields(env)
+    near = {(owner, field.name) for owner, field in fields}
+    lines = ["namespace staging {"]
+    for owner, kind, whole in (("m", "Machine", machine_fields(env)), ("s", "State", env.state)):
+        parts = [f"near.{owner}_{f.name}" if (owner, f.name) in near else f"{owner}.{f.name}" for f in whole]
+        head = f"HD {kind} near_{kind.lower()}([[maybe_unused]] Near& near, [[maybe_unused]] {kind} {owner})"
+        lines.append(f"{head} {{ return {{{', '.join(parts)}}}; }}")
+    lines.append("HD void fetch(Near& near, Machine m, [[maybe_unused]] State s) {")
+    for verb, place in (("take", "{0}.{1}"), ("give", "near.{0}_{1}")):
+        for owner, field in fields:
+            kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
+            declared = f"Part<{kind}, {size}> {owner}_{field.name}; " if verb == "take" else ""
+            lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){place.format(owner, field.name)});")
+    lines += ["}", "HD void put_back(const Near& near, Machine m, [[maybe_unused]] State s) {"]
+    for owner, field in fields:
+        kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
+        copy = f"(({kind}*){owner}.{field.name})[k] = ((const {kind}*)near.{owner}_{field.name})[k];"
+        if field.name != "key" or owner == "s":
+            lines.append(f"    FOR_RANGE(k, {size}) {copy}")
+    return [*lines, "}", "}"]
+
+
+def _near_fields(env: Env) -> list[tuple[str, Field]]:
+    """(m or s, field) of what a tick reads and writes, the most aligned first, so that no byte is lost between them."""
+    machine = [
+        ("m", field) for field in _MACHINE_STATE if field.name in ("key", "episode", "time", "active", "returns")
+    ]
+    fields = [*machine, *(("s", field) for field in env.state if not field.shared)]
+    return sorted(fields, key=lambda item: -_alignment(env, item[1]))
+
+
+def _alignment(env: Env, field: Field) -> int:
+    """Bytes to which every replica's part of a field is aligned in its tensor, 16 at most: so it is when copied."""
+    size = math.prod(env.shape(field)) * field.dtype.itemsize
+    return min(16, size & -size)
 
 
 def _cast(env: Env, field: Field, argument: str, const: str = "const ", stacked: bool = False) -> str:

@@ -89,8 +89,11 @@ class Rollout:
         draws = rows(self.draws).view(len(places), -1)[:, : view.heads]
         log_probs, values, returns = (rows(x) for x in (self.log_probs, self.values, self.returns))
         mask = None if self.action_mask is None else view.mask(rows(self.action_mask))
-        obs = rows(self.obs)[(slice(None), *view.own)]
-        return Batch(obs, draws, log_probs, values, estimates, returns, rows(self.active), mask)
+        return Batch(self.obs_rows(view)[places], draws, log_probs, values, estimates, returns, rows(self.active), mask)
+
+    def obs_rows(self, view: RoleView) -> torch.Tensor:
+        """All observations before a tick, cut to a role's own: (T * E * A, *obs_shape), no copy."""
+        return self.obs[:-1].flatten(0, 2)[(slice(None), *view.own)]
 
     @staticmethod
     def bytes_per_env(env: VecEnv, num_steps: int) -> int:

@@ -34,8 +34,9 @@ from gpu_vecenv.distributed import World
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
 from gpu_vecenv.evaluation import evaluate
 from gpu_vecenv.graph import GraphMemory, Repeated, StageClock, side_stream
+from gpu_vecenv.learner_kernels import advantage_launch
 from gpu_vecenv.policy import Policy, masked
-from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, advantages, make_policy
+from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, make_policy
 from gpu_vecenv.rollout_storage import Rollout, check_capacity
 from gpu_vecenv.sampler import Sampler
 from gpu_vecenv.vec_env import Fault, VecEnv
@@ -129,10 +130,14 @@ class Trainer:
             self.sampler = Sampler(self.env, squash=self.config.squash)
             rows = (env.num_envs, env.num_agents)
             self._parameters = torch.zeros((*rows, self.sampler.num_parameters), device=env.device)
-            self._gamma, self._gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
+            gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():
-                self._gamma[learner.policy.view.agents] = learner.config.gamma
-                self._gae_lambda[learner.policy.view.agents] = learner.config.gae_lambda
+                gamma[learner.policy.view.agents] = learner.config.gamma
+                gae_lambda[learner.policy.view.agents] = learner.config.gae_lambda
+            data = self.rollout
+            numbers, out = (data.rewards, data.values[:-1], data.values[1:]), (data.advantages, data.returns)
+            flags = data.terminations, data.truncations, data.active[:-1]
+            self._estimate = advantage_launch(self.env, *numbers, *flags, gamma, gae_lambda, out=out)
             self.env.reset(seed=self.seed, out=self.rollout.last)
         self.clock = StageClock(env.device)
         self._collect = Repeated(self._roll_out, "the rollout", memory)
@@ -277,11 +282,7 @@ class Trainer:
             mark("ticked")
         for policy in self.policies.values():
             data.values[-1][:, policy.view.agents] = policy(policy.view.obs(data.obs[-1]))[1]
-        flags = data.terminations, data.truncations, data.active[:-1]
-        data.advantages.copy_(
-            advantages(data.rewards, data.values[:-1], data.values[1:], *flags, self._gamma, self._gae_lambda)
-        )
-        torch.add(data.advantages, data.values[:-1], out=data.returns)
+        self._estimate()
         for learner in self.learners.values():
             learner.look()
 
@@ -428,7 +429,7 @@ class Trainer:
     def close(self) -> None:
         """Let go of the environment, the rollout and the graphs: their memory is free at once."""
         self.env.close()
-        for name in ("rollout", "learners", "sampler", "_collect", "_parameters"):
+        for name in ("rollout", "learners", "sampler", "_collect", "_estimate", "_parameters"):
             vars(self).pop(name, None)
         gc.collect()  # a stage knows its learner and the learner its stages
 

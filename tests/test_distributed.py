@@ -21,7 +21,7 @@ from gpu_vecenv.checkpoint import CheckpointFolder, load_checkpoint
 from gpu_vecenv.cli import main
 from gpu_vecenv.distributed import TIMEOUT, World, joined
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.ppo import PPOConfig, loss
+from gpu_vecenv.ppo import Learner, PPOConfig
 from gpu_vecenv.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -63,14 +63,11 @@ def step_once(folder):
         before = copy.deepcopy(trainer.policies)
         trainer.train_iteration()
         for name, learner in trainer.learners.items():
-            policy = before[name]
-            estimates = trainer.rollout.advantages.flatten()[learner.places]
-            batch = trainer.rollout.at(policy.view, learner.places, estimates)
-            loss(policy, batch, ONE_STEP)[0].backward()
-            parameters = list(policy.parameters())
-            found[f"own.{name}"] = torch.cat([p.grad.flatten() for p in parameters])
+            found[f"before.{name}"] = torch.cat([p.detach().flatten() for p in before[name].parameters()])
+            alone = Learner(before[name], ONE_STEP, trainer.rollout, seed=3, world=World(), memory=None)
+            alone.update(0.0, 0)
+            found[f"own.{name}"] = alone.gradient.clone()
             found[f"average.{name}"] = learner.gradient.clone()
-            found[f"before.{name}"] = torch.cat([p.detach().flatten() for p in parameters])
             found[f"after.{name}"] = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
         save_file(found, folder / f"{world.rank}.safetensors")
     return 0

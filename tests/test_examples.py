@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -237,6 +238,34 @@ def test_random_rollout(game: str, num_agents: int, device: str, tmp_path: Path)
     assert "0 of them faulted" in said
     env_steps, agent_steps = numbers(r"([\d,]+) env-steps/s, ([\d,]+) agent-steps/s", said)
     assert agent_steps == pytest.approx(env_steps * num_agents, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("game", "options", "num_agents"),
+    [
+        ("tag_gridworld", "--num-taggers 7 --full-observation False --ticks 110", 8),  # an episode has 100 at most
+        ("tag_continuous", "--num-taggers 2 --num-runners 9 --ticks 20", 11),
+    ],
+)
+def test_cpu_baseline(game: str, options: str, num_agents: int, device: str, tmp_path: Path) -> None:
+    sizes = ["--replicas", "30", "--cpu-replicas", "3", "--device", device]
+    said = run(tmp_path, "cpu_baseline.py", "--game", game, *options.split(), *sizes)
+    assert "all 3 replicas have the same bits in both" in said
+    cells = re.findall(r"│ +([\d,]+)" + r" │ +([\d,]+)" * 2 + r" │ +([\d.,]+) │", said)
+    rows = [[float(cell.replace(",", "")) for cell in row] for row in cells]
+    assert [row[0] for row in rows] == [3, 3, 30]
+    for _, env_steps, agent_steps, ratio in rows:
+        assert agent_steps == pytest.approx(env_steps * num_agents, rel=0.01)  # rates are rounded to whole numbers
+        assert ratio == pytest.approx(env_steps / rows[0][1], rel=0.01, abs=0.06)  # and this to one digit
+    shares = numbers(r"simulating ([\d.]+)%, model ([\d.]+)%, copying ([\d.]+)%", said)
+    assert sum(shares) == pytest.approx(100, abs=0.16)  # three, each rounded to one digit
+
+
+def test_cpu_baseline_wants_a_checkout(tmp_path: Path) -> None:
+    (alone := tmp_path / "examples").mkdir()
+    shutil.copy(EXAMPLES / "cpu_baseline.py", alone)
+    with pytest.raises(AssertionError, match="tests/oracles of a checkout"):
+        run(tmp_path, str(alone / "cpu_baseline.py"), "--device", "cpu")
 
 
 def test_gymnasium_drop_in(device: str, tmp_path: Path) -> None:

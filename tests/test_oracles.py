@@ -135,7 +135,7 @@ KERNEL(three_nearest, const float* distance, i32* id, i64 n) {
         Nearest<3> nearest;
         nearest.clear();
         for (int j = 0; j < 8; ++j) nearest.offer(distance[8 * k + j], j);
-        for (int place = 0; place < 3; ++place) id[3 * k + place] = nearest.id[place];
+        for (int place = 0; place < 3; ++place) id[3 * k + place] = nearest.id(place);
     }
 }
 """
@@ -153,6 +153,40 @@ def test_the_nearest_are_the_first_of_a_stable_sort(device):
     program = FunctionManager(device).compile(NEAREST)
     program.launch("three_nearest", 2000, torch.tensor(distances, device=device), ids, np.int64(2000))
     np.testing.assert_array_equal(ids.cpu(), expected)
+
+
+CROWD = {"num_taggers": 6, "num_runners": 64, "num_neighbors": 7, "side": 8.0}  # 16 cells of length 2
+
+
+def crowds(random: np.random.Generator, count: int) -> dict[str, np.ndarray]:
+    """Places (count, 2) on a square of side 8, of which a search by cells may miss somebody."""
+    anywhere = random.uniform(0, 8, (count, 2))
+    border = random.integers(0, 5, (count, 2)) * 2.0
+    corner = 8 - random.uniform(0, 0.5, (count, 2)) ** 4
+    alone = np.where(np.arange(count)[:, None] < 3, 8 - anywhere / 40, anywhere / 40)
+    line = np.stack([anywhere[:, 0], np.full(count, 4.0)], 1)
+    around = np.nextafter(np.float32(border), np.float32(random.choice([0, 8], (count, 2))))
+    few = {"anywhere": anywhere, "on borders": border, "around borders": around, "in a corner": corner}
+    return few | {"three alone": alone, "in a line": line, "in one place": np.full((count, 2), 4.0)}
+
+
+def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(device):
+    """Against the oracle, which looks at everybody: crowds in corners, on the borders of cells, and sparse ones."""
+    random = np.random.default_rng(11)
+    places = np.float32(list(crowds(random, 70).values()))
+    out = random.random(places.shape[:2]) < np.linspace(0, 0.95, len(places))[:, None]  # in the last, few are left
+    out[:, :6] = False
+    env = VecEnv(gpu_vecenv.configure("tag_continuous", **CROWD), len(places), device)
+    env.reset(seed=1)
+    env.state["position"].copy_(torch.tensor(places))
+    env.state["in_game"].copy_(torch.tensor(~out))
+    observed = env.observe().cpu()
+    for e, rows in enumerate(observed):
+        oracle = oracle_of("tag_continuous", CROWD, device)
+        oracle.time, oracle.active = 0, np.ones(70, bool)
+        for field in (field.name for field in env.game.state if not field.shared):
+            setattr(oracle, field, env.state[field][e].cpu().numpy().copy())
+        np.testing.assert_array_equal(bits(rows), bits(oracle.observe()), f"crowd {e}")
 
 
 @pytest.mark.parametrize(

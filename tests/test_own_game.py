@@ -704,3 +704,49 @@ def test_a_game_for_cuda_only_keeps_the_promises_of_the_interface(write):
     report = check_game(load_game(write(SWARM, SWARM_TEXT, "swarm"))(), steps=30)
     report.raise_for_failures()
     assert set(report.skipped.values()) == {"host = False promises no equal bits"}
+
+
+NEIGHBORS = """from dataclasses import dataclass
+from gymnasium.spaces import Discrete
+from gpu_vecenv.env import Env, Field, f32, param
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flock(Env):
+    num_birds: int = param(5, low=1)
+    side: float = 3.0
+    obs_dim = 3
+    action_space = Discrete(2)
+    state = (Field("place", f32, ("num_birds", 2)),)
+
+    @property
+    def roles(self):
+        return {"bird": self.num_birds}
+"""
+NEIGHBORS_TEXT = """
+HD void reset(State s, Io io) {
+    FOR_AGENTS (i)
+        for (int axis = 0; axis < 2; ++axis) s.place[i][axis] = SIDE * io.rng.uniform(i, axis);
+}
+HD void step(State, Io) {}
+HD void observe(State s, Io io) {
+    FOR_AGENTS (i) {
+        io.scratch->x[i] = io.obs[i][0] = s.place[i][0];
+        io.scratch->y[i] = io.obs[i][1] = s.place[i][1];
+    }
+    team_sync();
+    look_around(io);
+    FOR_AGENTS (i) io.obs[i][2] = (float)io.scratch->nearest[i];
+}
+"""
+
+
+@pytest.mark.parametrize("birds", [1, 5, 90])
+def test_the_neighbours_of_the_tutorial_are_the_nearest(birds, write, device):
+    (text,) = re.findall(r"^```cuda\n(#include \"cell_grid.cuh\"\n.*?)^```$", TUTORIAL.read_text(), re.M | re.DOTALL)
+    game = load_game(write(NEIGHBORS, text + NEIGHBORS_TEXT, "flock"))
+    obs, _ = VecEnv(game(num_birds=birds), 7, device).reset(seed=3)
+    places, nearest = obs[..., :2].cpu(), obs[..., 2].cpu()
+    distances = torch.cdist(places.double(), places.double()) + torch.eye(birds) * 1e9
+    expected = distances.argmin(2) if birds > 1 else torch.full((7, 1), -1)
+    assert nearest.long().equal(expected)

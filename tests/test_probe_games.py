@@ -1,5 +1,7 @@
 """Probe games: that they step as they say, that what they call right is, and that training finds it."""
 
+import copy
+
 import pytest
 import torch
 from games.probes import (
@@ -16,10 +18,11 @@ from games.probes import (
     TwoStep,
 )
 
+import gpu_vecenv.ppo
 import gpu_vecenv.trainer
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.learner_kernels import LossKernel
 from gpu_vecenv.ppo import PPOConfig, advantages
-from gpu_vecenv.rollout_storage import Rollout
 from gpu_vecenv.trainer import PolicySpec, Trainer
 
 GAMMA = 0.75  # its powers are exact
@@ -344,7 +347,15 @@ def with_rows_of_the_dead(rewards, values, next_values, terminations, truncation
 
 def with_fault(game, fault, device, monkeypatch):
     """What is shown before the first tick by policies that a faulty learner has made, and these."""
-    monkeypatch.setattr(gpu_vecenv.trainer, "advantages", fault)
+
+    def faulty(env, rewards, values, *given, out):
+        def launch():
+            out[0].copy_(fault(rewards, values, *given))
+            torch.add(out[0], values, out=out[1])
+
+        return launch
+
+    monkeypatch.setattr(gpu_vecenv.trainer, "advantage_launch", faulty)
     trainer = trained(game, device)
     errors, apart = next(shown(game, trainer, device))
     return errors, apart, trainer
@@ -381,9 +392,13 @@ def test_choice_tells_of_a_policy_that_goes_downhill(device, monkeypatch):
 @pytest.mark.usefixtures("one_thread")
 def test_survivors_tell_of_rows_of_the_dead(device, monkeypatch):
     """Whoever has left sees what the last one sees at the start, and is paid nothing."""
-    right = Rollout.at
-    monkeypatch.setattr(
-        Rollout, "at", lambda *where: (rows := right(*where))._replace(active=torch.ones_like(rows.active))
-    )
+
+    class WithTheDead(LossKernel):
+        def __init__(self, policy, rollout, **settings):
+            everyone = copy.copy(rollout)
+            everyone.active = torch.ones_like(rollout.active)
+            super().__init__(policy, everyone, **settings)
+
+    monkeypatch.setattr(gpu_vecenv.ppo, "LossKernel", WithTheDead)
     errors, *_ = with_fault(Survivors(), with_rows_of_the_dead, device, monkeypatch)
     assert errors.view(200, 4)[:, 3].max() < -0.5

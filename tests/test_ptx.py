@@ -22,6 +22,7 @@ USUAL = 90  # the others are compiled by `make test-exhaustive`
 ARCHITECTURES = (75, 80, 86, USUAL, 100)
 EACH = [pytest.param(k, marks=[] if k == USUAL else pytest.mark.exhaustive) for k in ARCHITECTURES]
 MACHINE_KERNELS = {f"kernel_vecenv_{name}" for name in ("layout", "reset", "step", "observe", "random_actions")}
+LEARNER_KERNELS = {f"kernel_{name}" for name in ("advantages", "advantage_moments", "loss_gradients")}
 SHARED_LIMIT = 48 << 10
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
 BUNDLED = [name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")]
@@ -29,7 +30,7 @@ BUNDLED = [name for name, game in GAMES.items() if game.__module__.startswith("g
 
 @dataclass(frozen=True)
 class Text:
-    """A game with its machine, and the sampler after it, as one text."""
+    """A game with its machine, and the sampler and the learner after it, as one text."""
 
     game: object
     config: tuple = ()
@@ -43,9 +44,11 @@ class Text:
 
     def write(self) -> str:
         game = gpu_vecenv.configure(self.game, **dict(self.config))
-        sampler = [line for line in (device_folder() / "sampler.cu").read_text().splitlines() if "#include" not in line]
-        head = cuda_prologue(default_team(game.num_agents), SHARED_LIMIT)
-        return head + game_text(game, self.build) + '#line 1 "sampler.cu"\n' + "\n".join(sampler) + "\n"
+        text = cuda_prologue(default_team(game.num_agents), SHARED_LIMIT) + game_text(game, self.build)
+        for name in ("sampler.cu", "learner.cu"):
+            lines = [line for line in (device_folder() / name).read_text().splitlines() if "#include" not in line]
+            text += f'#line 1 "{name}"\n' + "\n".join(lines) + "\n"
+        return text
 
 
 # Every bundled game as it comes, and then: partial observations; teams of several warps, with scratch that is too large
@@ -127,7 +130,7 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_text_is_in_one_of_these_texts():
     sources = {path.stem for path in device_folder().glob("*.cu")}
-    assert sources == {*BUNDLED, "digest", "sampler"}
+    assert sources == {*BUNDLED, "digest", "sampler", "learner"}
 
 
 @pytest.mark.parametrize("architecture", EACH)
@@ -137,7 +140,8 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
     made, cubin = built(text.write(), f"sm_{architecture}")
     assert cubin.startswith(b"\x7fELF")
     kernels = kernels_of(made)
-    assert len(kernels) == len(MACHINE_KERNELS) + 1 and kernels > MACHINE_KERNELS
+    known = MACHINE_KERNELS | LEARNER_KERNELS
+    assert len(kernels) == len(known) + 1 and kernels > known  # the sampler has one of two names
     for kernel in kernels:
         assert b".text." + kernel.encode() + b"\0" in cubin
     assert told(finding for finding in lint(made) if finding.rule != "fused") == []
@@ -317,11 +321,15 @@ def test_addresses_in_64_bits_are_let_pass(case):
 @pytest.mark.parametrize(
     ("old", "new", "file"),
     [
-        ("i64 e = (i64)in_order(blockIdx.x, gridDim.x) *", "int e = in_order(blockIdx.x, gridDim.x) *", "machine.cuh"),
+        (
+            "return (i64)in_order(blockIdx.x, gridDim.x) *",
+            "return (int)in_order(blockIdx.x, gridDim.x) *",
+            "machine.cuh",
+        ),
         ("i64 k = (i64)blockIdx.x *", "int k = blockIdx.x *", "sampler.cu"),
         ("OUTPUT_ROWS = NUM_AGENTS", "UNUSED = 0; constexpr i32 OUTPUT_ROWS = NUM_AGENTS", None),  # e itself is long
         ("i64 row = e *", "i32 row = (i32)e *", "machine.cuh"),
-        ("logits + row * NUM_LOGITS", "logits + (i32)row * NUM_LOGITS", "sampler.cu"),
+        ("table[first * N + ", "table[(i32)first * N + ", "sampler.cu"),
         ("(i64)(e) * 10", "(i32)(e) * 10", "machine.cuh"),
     ],
 )

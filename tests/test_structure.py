@@ -44,11 +44,23 @@ GROUPS = (
     {"digest", "episode_log", "sampler", "stateful_wrappers", "transform_wrappers"},
     {"registry", "wrappers", "policy", "checkpoint", "render"},
     {"gymnasium_env", "pettingzoo_env", "batched_env", "rollout_storage", "evaluation"},
-    {"ppo", "check", "measurement", "replay_file"},
-    {"trainer", "game_policy"},
-    {"episode", "run_log", "plot", "check_game", "replay", "bench_interfaces", "bench_training"},
-    {"run", "bench"},
-    {"new_game", "options"},
+    {"learner_kernels", "check", "measurement", "replay_file"},
+    {"ppo"},
+    {"trainer", "game_policy", "bench_games"},
+    {
+        "episode",
+        "run_log",
+        "plot",
+        "check_game",
+        "replay",
+        "bench_against",
+        "bench_compare",
+        "bench_interfaces",
+        "bench_table",
+        "bench_training",
+    },
+    {"run", "bench_sweep"},
+    {"new_game", "options", "bench"},
     {"train_command", "replay_command"},
     {"cli"},
 )
@@ -238,7 +250,7 @@ def test_every_declaration_is_registered_and_has_its_device_text():
         assert games[0].source_path() == device_folder() / f"{stem}.cu"
         assert games[0].source_path().is_file()
     assert {name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")} == stems
-    assert {path.stem for path in device_folder().glob("*.cu")} - stems == {"digest", "sampler"}
+    assert {path.stem for path in device_folder().glob("*.cu")} - stems == {"digest", "sampler", "learner"}
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -33,7 +33,7 @@ class CudaCoreDriver:
             function = module.get_kernel(symbol(kernel))
         except Exception as error:  # of a class that cuda.core keeps to itself
             raise AttributeError(str(error)) from error
-        if shape.shared_bytes > 48 << 10:
+        if shape.shared_bytes > 0:  # with static shared memory it may pass what needs no leave
             attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             (status,) = bindings.cuKernelSetAttribute(
                 attribute, shape.shared_bytes, function.handle, bindings.CUdevice(self.device.index)

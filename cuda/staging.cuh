@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a tick works. Reading and writing state item by item where it lies would wait for memory again and again: a
+// tick takes its replica's state to where its lanes are, all of it at once, and puts it back at its end. One agent
+// alone is kept in registers, a team's in shared memory. What does not fit there works where the state lies; so do
+// games for CUDA only, which may use what knows that memory alone, and debug builds with guard bands, which watch it.
+#pragma once
+#include "vecenv.cuh"
+
+namespace staging {
+
+HD constexpr u64 aligned(u64 bytes) { return (bytes + 15) / 16 * 16; }
+constexpr int MOST_PARTS = 16;  // items of a field that one lane takes; they pass through registers
+constexpr bool FITS = MAY_STAGE && GUARD_ROWS == 0 && (LARGEST_FIELD + TEAM - 1) / TEAM <= MOST_PARTS;
+constexpr bool IN_REGISTERS = FITS && NUM_AGENTS == 1 && TEAM == 1 && sizeof(Near) <= 256;
+
+#if defined(__CUDACC__)
+
+constexpr u64 MOST_SHARED = SHARED_LIMIT - 1024;  // the rest is for the words of vecenv.cuh
+constexpr u64 MOST_SHARED_OBS = 32 << 10;         // more would cost blocks that could run beside this one
+constexpr u64 NEAR_BYTES = aligned(sizeof(Near)) * TEAMS_PER_BLOCK;
+constexpr u64 OBS_BYTES = aligned(sizeof(Observation) * OBS_SIZE * NUM_AGENTS * TEAMS_PER_BLOCK);
+constexpr bool SCRATCH_IS_SHARED = sizeof(Scratch) * TEAMS_PER_BLOCK <= MOST_SHARED;
+constexpr u64 SCRATCH_END = SCRATCH_IS_SHARED ? aligned(sizeof(Scratch) * TEAMS_PER_BLOCK) : 0;
+constexpr bool NEAR_IS_SHARED = FITS && !IN_REGISTERS && SCRATCH_END + NEAR_BYTES <= MOST_SHARED;
+constexpr u64 NEAR_END = SCRATCH_END + (NEAR_IS_SHARED ? NEAR_BYTES : 0);
+constexpr bool OBS_IS_SHARED = FITS && OBS_BYTES <= MOST_SHARED_OBS && NEAR_END + OBS_BYTES <= MOST_SHARED;
+constexpr u64 SHARED_BYTES = NEAR_END + (OBS_IS_SHARED ? OBS_BYTES : 0);
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
+
+HD i64 first_of_block() { return (i64)in_order(blockIdx.x, gridDim.x) * TEAMS_PER_BLOCK; }
+HD int team_of_block() { return threadIdx.x / TEAM; }
+HD Scratch* scratch_of(Scratch* everywhere, i64 replica) {
+    if constexpr (SCRATCH_IS_SHARED)
+        return (Scratch*)shared_memory + team_of_block();
+    else
+        return everywhere + replica;
+}
+HD Near& near_of(Near& own) {
+    if constexpr (NEAR_IS_SHARED)
+        return *(Near*)(shared_memory + SCRATCH_END + aligned(sizeof(Near)) * team_of_block());
+    else
+        return own;
+}
+HD Observation* obs_of(Observation* there) {
+    if constexpr (OBS_IS_SHARED)
+        return (Observation*)(shared_memory + NEAR_END) + NUM_AGENTS * OBS_SIZE * team_of_block();
+    else
+        return there;
+}
+
+// The whole block writes what its teams have observed: neighbouring lanes neighbouring words, four at a time where the
+// tensor's place allows it.
+HD void write_obs(Observation* obs, i64 num_envs) {
+    if constexpr (OBS_IS_SHARED) {
+        __syncthreads();
+        constexpr int ROW = NUM_AGENTS * OBS_SIZE;
+        i64 first = first_of_block(), left = num_envs - first;
+        // A power of two; its mask, which changes nothing, shows the lint of the PTX that nothing is cut off.
+        int teams = left < TEAMS_PER_BLOCK ? (int)(left & (TEAMS_PER_BLOCK - 1)) : TEAMS_PER_BLOCK;
+        int n = teams * ROW * (int)sizeof(Observation);
+        const unsigned char* from = shared_memory + NEAR_END;
+        unsigned char* to = (unsigned char*)(obs + first * ROW);
+        int whole = (u64)to % 16 == 0 ? n / 16 : 0;
+        for (int k = threadIdx.x; k < whole; k += blockDim.x) ((uint4*)to)[k] = ((const uint4*)from)[k];
+        constexpr int SIZE = sizeof(Observation);
+        for (int k = whole * 16 / SIZE + threadIdx.x; k < n / SIZE; k += blockDim.x)
+            ((Observation*)to)[k] = ((const Observation*)from)[k];
+    }
+}
+
+// The cache asks for what is needed later.
+HD void prefetch(const void* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); }
+
+#define SCRATCH(everywhere, e) staging::scratch_of(everywhere, e)
+#define REPLICA_KERNEL(name, ...) \
+    extern "C" __global__ void __launch_bounds__(TEAM* TEAMS_PER_BLOCK) kernel_##name(__VA_ARGS__)
+#define FOR_REPLICAS(e, n) if (i64 e = staging::first_of_block() + staging::team_of_block(); e < (n))
+
+#else
+
+constexpr bool SCRATCH_IS_SHARED = false, NEAR_IS_SHARED = false;
+constexpr u64 SHARED_BYTES = 0;
+HD Near& near_of(Near& own) { return own; }
+HD Observation* obs_of(Observation* there) { return there; }
+HD void write_obs(Observation*, i64) {}
+HD void prefetch(const void*) {}
+#define SCRATCH(everywhere, e) (everywhere + worker_)
+#define REPLICA_KERNEL KERNEL
+#define FOR_REPLICAS(e, n) FOR_ITEMS (e, n)
+
+#endif
+
+constexpr bool IS_NEAR = IN_REGISTERS || NEAR_IS_SHARED;
+
+// One lane's items of a field on their way: all fields are asked for before the first is needed.
+template <class T, int N>
+struct Part {
+    static constexpr int COUNT = !FITS ? 1 : (N + TEAM - 1) / TEAM;
+    T item[COUNT];
+
+    HD void take(const T* from) {
+        UNROLL for (int c = 0; c < COUNT; ++c) if (int k = lane() + c * TEAM; k < N) item[c] = from[k];
+    }
+    HD void give(T* to) const {
+        UNROLL for (int c = 0; c < COUNT; ++c) if (int k = lane() + c * TEAM; k < N) to[k] = item[c];
+    }
+};
+
+}  // namespace staging

@@ -1,0 +1,192 @@
+"""A simulation in NumPy on the CPU with the policy network on the GPU, the usual split, against both on the GPU.
+
+The first plays the classes of tests/oracles, so this runs in a checkout only; a replica after another on one core, as
+in Gymnasium's SyncVectorEnv. Observations are copied to the device and actions back. Network, seeds and draws are the
+same in both, so the bits that they end with must be too. 2,000 replicas of 1,000 agents:
+
+    python examples/cpu_baseline.py --replicas 2000 --cpu-replicas 2000 --num-taggers 999 --full-observation False
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Column, Table
+from torch import nn
+
+from gpu_vecenv import Env, FunctionManager, Sampler, VecEnv, configure
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+SEED = 7
+State = dict[str, np.ndarray]  # field, time or obs -> (replicas, …)
+SINCOS = """
+#include "math.cuh"
+
+KERNEL(map_sincos, const float* x, float* s, float* c, i64 n) { FOR_ITEMS (k, n) math::sincos(x[k], &s[k], &c[k]); }
+"""
+
+
+@dataclass
+class Options:
+    """Measure env-steps a second, network included, of a simulation in NumPy and of one on the device."""
+
+    game: Literal["tag_gridworld", "tag_continuous"] = "tag_gridworld"
+    replicas: int = 1000  # on the device
+    cpu_replicas: int = 20  # in NumPy, and of the run on the device that is compared with it
+    num_taggers: int | None = None  # by default the game's
+    num_runners: int | None = None  # tag_continuous only, by default the game's; tag_gridworld has one
+    full_observation: bool | None = None  # tag_gridworld only, by default the game's
+    ticks: int = 50
+    device: str | None = None  # of the network: cpu, cuda or cuda:1; by default cuda if usable, else cpu
+
+
+class Stages:
+    """Seconds spent in each stage of a loop; a GPU is waited for before and after each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.seconds = device, dict[str, float]()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Add what lies within."""
+        start = self._now()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + self._now() - start
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def oracle_class(game: Env) -> Callable[[], Any]:
+    """What makes one replica of the game in NumPy."""
+    if not (TESTS / "oracles").is_dir():
+        sys.exit(f"the simulations in NumPy are in tests/oracles of a checkout; there is no {TESTS / 'oracles'}")
+    sys.path.append(str(TESTS))
+    from oracles.tag_continuous import TagContinuousOracle
+    from oracles.tag_gridworld import TagGridworldOracle
+
+    if game.name() == "tag_gridworld":
+        return lambda: TagGridworldOracle(**asdict(game))
+    program = FunctionManager("cpu").compile(SINCOS)
+
+    def sincos(x: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:  # NumPy's differ in the last bit
+        angle = torch.from_numpy(x)
+        sine, cosine = torch.empty_like(angle), torch.empty_like(angle)
+        program.launch("map_sincos", len(x), angle, sine, cosine, np.int64(len(x)))
+        return sine, cosine
+
+    functions = {"sin": lambda x: sincos(x)[0].numpy(), "cos": lambda x: sincos(x)[1].numpy()}
+    return lambda: TagContinuousOracle(**functions, **asdict(game))
+
+
+def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, ticks: int) -> tuple[Stages, State]:
+    """Simulate in NumPy, a replica after another: the time it took, and the state that it ends with."""
+    make = oracle_class(game)
+    oracles = [make() for _ in range(replicas)]
+    fields = [field.name for field in game.state if not field.shared]
+    # Never stepped: starts and actions are drawn from its random streams. What the starts cost is not counted.
+    streams = VecEnv(game, replicas, device)
+    sampler, stages = Sampler(streams), Stages(device)
+    obs = torch.empty((replicas, game.num_agents, *game.observation.shape), pin_memory=device.type == "cuda")
+
+    def begin(chosen: Iterable[int]) -> None:
+        starts = {name: streams.state[name].cpu().numpy() for name in fields}
+        for e in chosen:
+            oracles[e].time, oracles[e].active = 0, np.ones(game.num_agents, bool)
+            for name in fields:
+                setattr(oracles[e], name, starts[name][e].copy())
+
+    def observe() -> None:
+        for row, oracle in zip(obs.numpy(), oracles, strict=True):
+            row[:] = oracle.observe()
+
+    streams.reset(seed=SEED)
+    begin(range(replicas))
+    observe()
+    sampler.sample(network(obs.to(device)))  # what loads or compiles at first use is not counted
+    for _ in range(ticks):
+        with stages("copying"):
+            rows = obs.to(device)
+        with stages("model"):
+            sample = sampler.sample(network(rows))
+        with stages("copying"):
+            actions = sample.actions.cpu().numpy()
+        with stages("simulating"):
+            for oracle, action in zip(oracles, actions, strict=True):
+                oracle.step(action)
+        ended = np.array([not oracle.active.any() for oracle in oracles])
+        if ended.any():
+            streams.reset(mask=ended)
+            begin(np.flatnonzero(ended))
+        streams.time.copy_(torch.tensor([oracle.time for oracle in oracles]))
+        with stages("simulating"):
+            observe()
+    state = {name: np.stack([getattr(oracle, name) for oracle in oracles]) for name in fields}
+    return stages, {**state, "time": np.array([oracle.time for oracle in oracles], np.int32), "obs": obs.numpy()}
+
+
+def on_device(game: Env, replicas: int, network: nn.Module, device: torch.device, ticks: int) -> tuple[Stages, State]:
+    """The same on the device alone."""
+    env = VecEnv(game, replicas, device)  # a replica whose episode ends begins the next one in the same tick
+    sampler, stages, slab = Sampler(env), Stages(device), env.slab()
+    env.reset(seed=SEED, out=slab)
+    env.step(sampler.sample(network(slab.obs)).actions, out=slab)  # not counted, as above
+    env.reset(seed=SEED, out=slab)
+    with stages("all"):
+        for _ in range(ticks):
+            env.step(sampler.sample(network(slab.obs)).actions, out=slab)
+    env.raise_for_faults()
+    state = {field.name: env.state[field.name] for field in game.state if not field.shared}
+    state |= {"time": env.time, "obs": slab.obs}
+    return stages, {name: tensor.cpu().numpy() for name, tensor in state.items()}
+
+
+@torch.no_grad()
+def main(options: Options) -> None:
+    """Measure and compare."""
+    chosen = {name: getattr(options, name) for name in ("num_taggers", "num_runners", "full_observation")}
+    game = configure(options.game, **{name: value for name, value in chosen.items() if value is not None})
+    device = FunctionManager(options.device).device
+    torch.manual_seed(SEED)
+    layers = nn.Linear(game.obs_dim, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, game.action.num_logits)
+    network = nn.Sequential(*layers).to(device)
+
+    given = game, options.cpu_replicas, network, device, options.ticks
+    cpu, expected = on_cpu(*given)
+    small, found = on_device(*given)
+    rows = [("NumPy on the CPU", options.cpu_replicas, cpu), ("all on the device", options.cpu_replicas, small)]
+    if options.replicas != options.cpu_replicas:
+        large, _ = on_device(game, options.replicas, network, device, options.ticks)
+        rows.append(("all on the device", options.replicas, large))
+
+    table = Table("", *(Column(name, justify="right") for name in "replicas env-steps/s agent-steps/s ratio".split()))
+    rates = [replicas * options.ticks / sum(stages.seconds.values()) for _, replicas, stages in rows]
+    for (name, replicas, _), rate in zip(rows, rates, strict=True):
+        numbers = f"{rate:,.0f}", f"{rate * game.num_agents:,.0f}", f"{rate / rates[0]:,.1f}"
+        table.add_row(name, f"{replicas:,}", *numbers)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU, where a copy costs nothing"
+    print(f"{options.game}, {game.num_agents} agents, {options.ticks} ticks; the network is on {where}")
+    Console().print(table)
+    whole = sum(cpu.seconds.values())
+    shares = ", ".join(f"{name} {seconds / whole:.1%}" for name, seconds in sorted(cpu.seconds.items(), reverse=True))
+    print(f"time of the first, on one core of {os.cpu_count()}: {shares}")
+    print("the model is network and sampling; ratios are of env-steps/s, ticks of one replica, whatever the replicas")
+    different = [name for name in expected if expected[name].tobytes() != found[name].tobytes()]
+    if different:
+        sys.exit(f"after {options.ticks} ticks the two differ in {', '.join(different)}; expected the same bits")
+    print(f"after {options.ticks} ticks all {options.cpu_replicas} replicas have the same bits in both")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))

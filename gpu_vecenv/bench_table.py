@@ -1,0 +1,152 @@
+"""What the benchmark prints: a table for people, or one JSON line per row for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+Row: TypeAlias = Mapping[str, Any]
+STAGES = ("step", "sampling", "tick", "rollout")
+WIDTH = 150  # of a table that does not go to a terminal
+PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+# Headings of each kind of rows; of the first two cells, words, the rest are numbers.
+HEADINGS = {
+    "games": (
+        *(
+            "game",
+            "stage",
+            "replicas x agents",
+            "µs",
+            "env-steps/s",
+            "agent-steps/s",
+            "B/agent-step",
+            "GB/s",
+            "of copy",
+        ),
+        *("memory, B", "first step, s"),
+    ),
+    "training": (
+        *("game", "update, precision", "replicas x agents x ticks", "units", "ms/iteration", "env-steps/s"),
+        *("agent-steps/s", "policy", "sampling", "env", "update", "memory, B"),
+    ),
+    "through": ("through", "game", "replicas", "µs", "VecEnv.step, µs", "launch, µs", "overhead, µs"),
+    "against": ("against", "game", "replicas x agents", "their env-steps/s", "ours", "ours / theirs"),
+}
+
+
+def kind(row: Row) -> str:
+    """Which kind of measurement a row is of."""
+    return next((word for word in ("through", "against") if word in row), "training" if "update" in row else "games")
+
+
+@contextlib.contextmanager
+def printing(as_table: bool) -> Iterator[Callable[[Row], None]]:
+    """What each row is given to as soon as it is there; a table grows on a terminal, elsewhere it comes at the end."""
+    if not as_table:
+        yield lambda row: print(json.dumps(row), flush=True)
+        return
+    table: Table | None = None
+    out = console()
+    growing = Live(console=out, auto_refresh=False, vertical_overflow="visible") if out.is_terminal else None
+
+    def add(row: Row) -> None:
+        nonlocal table
+        if table is None:
+            table = _empty(row)
+        for line in lines(row):
+            table.add_row(*line)
+        if growing:
+            growing.update(table, refresh=True)
+
+    try:
+        with growing or contextlib.nullcontext():
+            yield add
+    finally:
+        if table and not growing:
+            out.print(table)
+
+
+def console() -> Console:
+    """Standard output, wide enough for a table where it is no terminal."""
+    here = Console(highlight=False)
+    return here if here.is_terminal else Console(highlight=False, width=WIDTH)
+
+
+def tell(results: Row, sweep: str | None) -> None:
+    """What stands below a table: the machine, and what follows from all rows together."""
+    told = [f"{key} {results[key]}" for key in ("device", "processors", "torch", "cuda", "gpu_vecenv", "commit")]
+    if "copy_bytes_per_s" in results:
+        told.append(f"a copy moves {results['copy_bytes_per_s'] / 1e9:,.1f} GB/s")
+    out = console()
+    out.print("; ".join(told), markup=False)
+    for stage, size in results.get("linear_up_to", {}).items():
+        out.print(f"{stage}: within 10 % of linear up to {size:,} {sweep}", markup=False)
+    if "stopped" in results:
+        out.print(f"stopped: {results['stopped']}", markup=False)
+    if compared := results.get("compared"):
+        out.print(f"compared with {compared['file']}: {compared['rows']} rows are there", markup=False)
+        for key, (then, now) in compared["then_now"].items():
+            out.print(f"  {key} was {str(then)[:40]}, is {str(now)[:40]}", markup=False)
+
+
+def lines(row: Row) -> Iterator[list[str]]:
+    """The lines of a table that one row becomes, cell by cell: of a game, one for each stage."""
+    size = " x ".join(f"{row[key]:,}" for key in ("num_envs", "num_agents") if key in row)
+    if kind(row) == "games":
+        for number, stage in enumerate(stage for stage in STAGES if f"{stage}_us" in row):
+            rates = [metric(row[f"{stage}_{what}_steps_per_s"]) for what in ("env", "agent")]
+            once = [row["game"], size, _number(row["bytes_per_agent_step"]), _number(row["first_step_s"])]
+            game, sizes, each, first = once if number == 0 else ["", "", "", ""]
+            share, speed = (row.get(f"{stage}_{name}") for name in ("share_of_copy_bandwidth", "gb_per_s"))
+            memory = row.get("rollout_peak_bytes") if stage == "rollout" else row.get("peak_bytes", row["env_bytes"])
+            traffic = [_number(speed), _percent(share), metric(memory) if number == 0 or stage == "rollout" else ""]
+            yield [game, stage, sizes, _number(row[f"{stage}_us"]), *rates, each, *traffic, first, *_ratio(row, stage)]
+    elif kind(row) == "training":
+        rates = [metric(row[f"{what}_steps_per_s"]) for what in ("env", "agent")]
+        shares = [_percent(row.get(f"{name}_share")) for name in ("policy", "sampling", "env", "update")]
+        what = [row["game"], f"{row['update']}, {row['precision']}", f"{size} x {row['num_steps']}", str(row["units"])]
+        times = [_number(row["iteration_ms"]), *rates, *shares, metric(row.get("peak_bytes"))]
+        yield [*what, *times, *_ratio(row, "iteration")]
+    elif kind(row) == "through":
+        times = [_number(row[key]) for key in ("through_us", "vec_env_step_us", "launch_us", "overhead_us")]
+        yield [row["through"], row["game"], size, *times, *_ratio(row, "through")]
+    else:
+        rates = [metric(row[f"{stage}_env_steps_per_s"]) for stage in ("against", "step")]
+        who = f"{row['against']} {row['version']}"
+        yield [who, row["game"], size, *rates, _number(row["speedup"]), *_ratio(row, "step")]
+
+
+def metric(number: float | None) -> str:
+    """Three digits and a prefix: 2.26 G. None, which is what was not measured, is a dash."""
+    if number is None:
+        return "-"
+    scale, letter = next(((scale, letter) for scale, letter in PREFIXES if number >= scale), (1.0, ""))
+    return f"{number / scale:.3g} {letter}".strip() if number / scale < 999.5 else f"{number / scale:,.0f} {letter}"
+
+
+def _empty(row: Row) -> Table:
+    table = Table()
+    for place, heading in enumerate([*HEADINGS[kind(row)], *(["now / then"] if "ratios" in row else [])]):
+        table.add_column(heading, justify="left" if place < 2 else "right")
+    return table
+
+
+def _ratio(row: Row, stage: str) -> list[str]:
+    if "ratios" not in row:
+        return []
+    ratio = (row["ratios"] or {}).get(stage)
+    return ["not there" if ratio is None else f"{ratio:.3f}"]
+
+
+def _number(number: float | None) -> str:
+    return "-" if number is None else f"{number:,.3g}" if abs(number) < 1000 else f"{number:,.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"

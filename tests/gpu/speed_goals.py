@@ -1,0 +1,207 @@
+"""The goals of speed on one H200, one by one, beside what is measured: what `gpu-vecenv bench` gives, and more.
+
+    python3 tests/gpu/speed_goals.py RESULTS.json [NAME…]     names: ticks sampler eager training solved
+
+Nothing here fails where a goal is missed: it says so.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_vecenv import Sampler, VecEnv, bench_games
+from gpu_vecenv.device import resolve_device
+from gpu_vecenv.gymnasium_env import GymnasiumVectorEnv
+from gpu_vecenv.measurement import captured, provenance, seconds, wait
+from gpu_vecenv.policy import Precision
+from gpu_vecenv.ppo import PPOConfig
+from gpu_vecenv.registry import configure
+from gpu_vecenv.trainer import PolicySpec, Trainer
+
+Row = dict[str, Any]
+THOUSAND = {"num_taggers": 100, "num_runners": 900}
+MANY = {"num_taggers": 999, "full_observation": False}
+# Game, configuration, replicas, ticks (sampling and step) of all replicas in a second, share of the copy bandwidth.
+TICKS: tuple[tuple[str, dict[str, Any], int, float, float | None], ...] = (
+    ("tag_continuous", {}, 100, 4e6, None),
+    ("tag_continuous", {}, 2000, 25e6, None),
+    ("tag_continuous", THOUSAND, 2000, 2e6, None),
+    ("tag_continuous", {"num_taggers": 1000, "num_runners": 9000}, 100, 20e3, None),
+    ("tag_continuous", {}, 20_000, 0, 0.3),
+    ("tag_gridworld", {}, 2000, 200e6, None),
+    ("tag_gridworld", {}, 100_000, 2e9, None),
+    ("tag_gridworld", MANY, 2000, 25e6, None),
+    ("tag_gridworld", {}, 1_000_000, 0, 0.5),
+    ("cartpole", {}, 100_000, 5e9, None),
+    ("cartpole", {}, 1_000_000, 20e9, 0.5),
+)
+# Game, configuration, replicas, layers, ticks, epochs, one policy for all roles, precision, agent-steps in a second.
+TRAINING: tuple[tuple[str, int, tuple[int, int], int, int, bool, Precision, float], ...] = (
+    ("tag_continuous", 2000, (64, 64), 25, 4, True, "tf32", 45e6),
+    ("tag_continuous", 2000, (64, 64), 25, 1, True, "tf32", 90e6),
+    ("tag_continuous", 2000, (256, 256), 25, 1, False, "tf32", 110 * 800e3),
+    ("tag_continuous", 2000, (256, 256), 25, 1, False, "bfloat16", 110 * 800e3),
+    ("cartpole", 16_384, (64, 64), 32, 4, True, "tf32", 60e6),
+)
+
+
+def ticks(device: torch.device) -> Iterator[Row]:
+    """Sampling, step and autoreset in a captured graph."""
+    bandwidth = bench_games.copy_bandwidth(device)
+    for name, config, num_envs, goal, share in TICKS:
+        row = bench_games.measure(configure(name, **config), num_envs, bandwidth, device)
+        goals = {"tick_env_steps_per_s": goal or None, "step_share_of_copy_bandwidth": share}
+        yield {**row, "goals": {figure: value for figure, value in goals.items() if value is not None}}
+
+
+def sampler(device: torch.device) -> Iterator[Row]:
+    """Actions from logits, against torch's own."""
+    for name, num_envs in (("tag_gridworld", 2000), ("tag_continuous", 2000)):
+        env = VecEnv(configure(name), num_envs, device)
+        env.reset(seed=1)
+        own, sizes = Sampler(env), list(env.game.action.head_sizes)
+        logits = torch.randn((num_envs, env.num_agents, own.num_parameters), device=device)
+        sample = own.sample(logits)
+
+        def draw(own: Sampler = own, logits: torch.Tensor = logits, sample: Any = sample) -> None:
+            own.sample(logits, out=sample)
+
+        def distributions(logits: torch.Tensor = logits, sizes: list[int] = sizes) -> list[torch.Tensor]:
+            heads = logits.split(sizes, -1)
+            return [torch.distributions.Categorical(logits=x, validate_args=False).sample() for x in heads]
+
+        def multinomial(logits: torch.Tensor = logits, sizes: list[int] = sizes) -> list[torch.Tensor]:
+            heads = logits.flatten(0, 1).split(sizes, -1)
+            return [torch.multinomial(x.softmax(-1), 1) for x in heads]
+
+        for how in ("eager", "graph"):
+            calls: list[Callable[[], Any]] = [draw, distributions, multinomial]
+            if how == "graph":
+                calls = [captured(call, device) for call in calls]
+            mine, *others = (seconds(call, device) * 1e6 for call in calls)
+            yield {
+                **bench_games.named(env.game, num_envs),
+                "how": how,
+                "sampler_us": round(mine, 2),
+                "categorical_us": round(others[0], 2),
+                "multinomial_us": round(others[1], 2),
+                "ratio": round(min(others) / mine, 2),
+                "goals": {"ratio": 3.0},
+            }
+
+
+def eager(device: torch.device) -> Iterator[Row]:
+    """Gymnasium's step, called one by one."""
+    env = GymnasiumVectorEnv("tag_gridworld", 65_536, device)
+    env.reset(seed=1)
+    actions = env.vec_env.sample_actions()
+    duration = seconds(lambda: env.step(actions), device)
+    rate = round(env.num_envs / duration)
+    yield {"game": "tag_gridworld", "rows": env.num_envs, "us": round(duration * 1e6, 2), "agent_steps_per_s": rate} | {
+        "goals": {"agent_steps_per_s": 1e9}
+    }
+
+
+def training(device: torch.device) -> Iterator[Row]:
+    """Rollout and update, end to end."""
+    for name, num_envs, layers, num_steps, epochs, shared, precision, goal in TRAINING:
+        game = configure(name)
+        roles = "+".join(role for role, count in game.roles.items() if count)
+        config = PPOConfig(
+            total_steps=10**12,
+            num_steps=num_steps,
+            num_epochs=epochs,
+            num_minibatches=4 if epochs > 1 else 1,
+            hidden_sizes=layers,
+            precision=precision,
+        )
+        policies = {roles: PolicySpec()} if shared else None
+        trainer = Trainer(VecEnv(game, num_envs, device), config, policies=policies)
+        for _ in range(4):
+            figures = trainer.train_iteration()
+        wait(device)
+        start, iterations = time.perf_counter(), 12
+        for _ in range(iterations):
+            figures = trainer.train_iteration()
+        wait(device)
+        duration = (time.perf_counter() - start) / iterations
+        shares = {
+            key: round(value, 3) for key, value in figures.items() if key.endswith("_share") and "_share_" not in key
+        }
+        trainer.close()
+        yield {
+            **bench_games.named(game, num_envs),
+            "layers": layers,
+            "num_steps": num_steps,
+            "epochs": epochs,
+            "precision": precision,
+            "iteration_ms": round(duration * 1e3, 3),
+            "agent_steps_per_s": round(num_steps * num_envs * game.num_agents / duration),
+            **shares,
+            "goals": {"agent_steps_per_s": goal},
+        }
+
+
+def solved(device: torch.device) -> Iterator[Row]:
+    """CartPole-v1 to 475 over the last 100 episodes, or those of the last iteration; wall-clock after the start."""
+    config = PPOConfig(
+        total_steps=10**9,
+        num_steps=32,
+        num_epochs=4,
+        num_minibatches=4,
+        hidden_sizes=(64, 64),
+        learning_rate=3e-3,
+        gamma=0.98,
+        gae_lambda=0.8,
+        entropy_coefficient=0.0,
+    )
+    for num_envs in (256, 1024, 4096):
+        trainer = Trainer(VecEnv(configure("cartpole"), num_envs, device), config)
+        trainer.train_iteration()
+        start, length, ended = time.perf_counter(), 0.0, deque[tuple[float, float]]()
+        while length < 475 and time.perf_counter() - start < 20:
+            figures = trainer.train_iteration()
+            ended.append((figures["episodes"], figures["episodes"] * figures["episode_length"]))
+            while sum(count for count, _ in ended) - ended[0][0] >= 100:
+                ended.popleft()
+            count = sum(count for count, _ in ended)
+            length = sum(ticks for _, ticks in ended) / count if count >= 100 else 0.0
+        duration = round(time.perf_counter() - start, 2)
+        row = {"game": "cartpole", "num_envs": num_envs, "iterations": trainer.iteration}
+        row["episode_length"] = round(length, 1)
+        trainer.close()
+        yield {**row, "seconds_to_solve": duration, "goals": {"seconds_to_solve": 2.0}}
+
+
+SECTIONS = {call.__name__: call for call in (ticks, sampler, eager, training, solved)}
+
+
+def main(results: str, *names: str) -> None:
+    """Measure, print what is reached and what is not, and write it."""
+    device = resolve_device(None)
+    found: dict[str, Any] = {**provenance(device)}
+    for name in names or SECTIONS:
+        found[name] = []
+        for row in SECTIONS[name](device):
+            found[name].append(row)
+            for figure, goal in row["goals"].items():
+                reached = row[figure] <= goal if figure.startswith("seconds") else row[figure] >= goal
+                what = " ".join(
+                    str(row[key]) for key in ("game", "num_envs", "num_agents", "how", "epochs") if key in row
+                )
+                verdict = "reached" if reached else "MISSED"
+                print(f"{verdict:8} {name}: {what}: {figure} {row[figure]:,} of {goal:,}", flush=True)
+            print(json.dumps(row), flush=True)
+        Path(results).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,152 @@
+// What a GPU's compiler and driver would give, for a C++ compiler: the lanes of a block take turns on one thread. A lane
+// runs until it waits for others; where all that are left wait in vain, the program is wrong and ends with a message.
+// Dynamic shared memory is full of garbage when a block begins, and beyond what was asked for it must stay so. $LANES
+// says in which order the lanes run.
+#pragma once
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <utility>
+
+#define __CUDACC__
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __constant__ static
+#define __shared__ static
+#define __launch_bounds__(n)
+
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+static struct {
+    unsigned x;
+} threadIdx, blockIdx, blockDim, gridDim;
+alignas(16) static unsigned char shared_memory[232448];
+
+namespace lanes {
+constexpr int MOST = 1024, STACK = 128 << 10;
+constexpr unsigned long long BLOCK = ~0ull;
+static struct Lane {
+    ucontext_t context;
+    unsigned long long waits_for;  // key of who it waits with
+    bool waits, done;
+} all[MOST];
+static ucontext_t scheduler;
+static long long value[MOST];
+static unsigned char* stacks;
+static void (*body)(void**);
+static void** arguments;
+
+inline unsigned long long key_of(unsigned mask) { return (unsigned long long)(threadIdx.x / 32) << 32 | mask; }
+inline bool is_member(unsigned k, unsigned long long key) {
+    return key == BLOCK ? k < blockDim.x : k / 32 == key >> 32 && key >> k % 32 & 1;
+}
+inline void wait(unsigned long long key) {
+    Lane& own = all[threadIdx.x];
+    own.waits_for = key;
+    own.waits = true;
+    bool here = true;
+    for (unsigned k = 0; k < blockDim.x; ++k)
+        if (is_member(k, key)) here &= all[k].waits && all[k].waits_for == key;
+    if (here) {
+        for (unsigned k = 0; k < blockDim.x; ++k)
+            if (is_member(k, key)) all[k].waits = false;
+    } else {
+        swapcontext(&own.context, &scheduler);
+    }
+}
+inline bool any(unsigned long long key, bool p) {
+    value[threadIdx.x] = p;
+    wait(key);
+    bool found = false;
+    for (unsigned k = 0; k < blockDim.x; ++k) found |= is_member(k, key) && value[k];
+    wait(key);
+    return found;
+}
+inline void begin() {
+    body(arguments);
+    all[threadIdx.x].done = true;
+    swapcontext(&all[threadIdx.x].context, &scheduler);
+}
+inline void run_block(bool backwards) {
+    for (unsigned k = 0; k < blockDim.x; ++k) {
+        all[k].waits = all[k].done = false;
+        getcontext(&all[k].context);
+        all[k].context.uc_stack.ss_sp = stacks + (size_t)k * STACK;
+        all[k].context.uc_stack.ss_size = STACK;
+        makecontext(&all[k].context, begin, 0);
+    }
+    for (unsigned left = blockDim.x; left > 0;) {
+        bool moved = false;
+        for (unsigned turn = 0; turn < blockDim.x; ++turn) {
+            unsigned k = backwards ? blockDim.x - 1 - turn : turn;
+            if (all[k].waits || all[k].done) continue;
+            moved = true;
+            threadIdx.x = k;
+            swapcontext(&scheduler, &all[k].context);
+            left -= all[k].done;
+        }
+        if (!moved) {
+            fprintf(stderr, "block %u: %u lanes wait for others that do not come\n", blockIdx.x, left);
+            abort();
+        }
+    }
+}
+template <class... A, size_t... I>
+void call(void (*kernel)(A...), void** values, std::index_sequence<I...>) {
+    kernel(*(A*)values[I]...);
+}
+template <class... A>
+void call(void (*kernel)(A...), void** values) {
+    call(kernel, values, std::index_sequence_for<A...>());
+}
+inline void run(void (*kernel)(void**), unsigned grid, unsigned block, size_t shared_bytes, void** values) {
+    if (!stacks) stacks = (unsigned char*)malloc((size_t)MOST * STACK);
+    const char* order = getenv("LANES");
+    bool backwards = order && !strcmp(order, "backwards");
+    body = kernel;
+    arguments = values;
+    gridDim.x = grid;
+    blockDim.x = block;
+    for (unsigned k = 0; k < grid; ++k) {
+        blockIdx.x = backwards ? grid - 1 - k : k;
+        memset(shared_memory, 0xCD, sizeof shared_memory);
+        run_block(backwards);
+        for (size_t at = shared_bytes; at < sizeof shared_memory; ++at)
+            if (shared_memory[at] != 0xCD) {
+                fprintf(stderr, "block %u writes shared memory beyond its %zu bytes\n", k, shared_bytes);
+                abort();
+            }
+    }
+}
+}  // namespace lanes
+
+inline void __syncthreads() { lanes::wait(lanes::BLOCK); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { lanes::wait(lanes::key_of(mask)); }
+inline int __syncthreads_or(int p) { return lanes::any(lanes::BLOCK, p); }
+inline int __any_sync(unsigned mask, int p) { return lanes::any(lanes::key_of(mask), p); }
+inline int __shfl_xor_sync(unsigned mask, int x, int step) {
+    lanes::value[threadIdx.x] = x;
+    lanes::wait(lanes::key_of(mask));
+    int other = (int)lanes::value[threadIdx.x ^ step];
+    lanes::wait(lanes::key_of(mask));
+    return other;
+}
+inline int atomicAdd(int* place, int n) {
+    *place += n;
+    return *place - n;
+}
+inline unsigned __float_as_uint(float x) {
+    unsigned b;
+    memcpy(&b, &x, sizeof b);
+    return b;
+}
+inline float __uint_as_float(unsigned b) {
+    float x;
+    memcpy(&x, &b, sizeof x);
+    return x;
+}
+inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }

@@ -1,0 +1,86 @@
+"""The text as a GPU gets it, run on the CPU: the lanes of a block take turns, as lanes.hpp says.
+
+A backend in the place of the host's. It shows what belongs to the GPU's side of the text alone and needs no GPU: teams
+of lanes, barriers that all must come to, shared memory, the shape of launches. It shows nothing of races within a warp,
+of the GPU's floats, or of its speed.
+"""
+
+import ctypes
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_vecenv.backends import Launcher, LaunchShape
+from gpu_vecenv.backends.cuda import cuda_prologue, default_team
+from gpu_vecenv.backends.host import C_ARGUMENTS, HostBackend
+from gpu_vecenv.function_manager import KERNEL_NAME
+
+PRELUDE = Path(__file__).with_name("lanes.hpp").read_text()
+SHARED_LIMIT = 232448  # bytes that a block may have on an H200
+ENTRIES = """
+extern "C" __attribute__((visibility("default")))
+void launch_{0}(unsigned grid, unsigned block, size_t shared_bytes, void** values) {{
+    lanes::run([](void** values) {{ lanes::call(kernel_{0}, values); }}, grid, block, shared_bytes, values);
+}}
+"""
+TEAMS = """
+extern "C" __attribute__((visibility("default"))) int team() { return TEAM; }
+extern "C" __attribute__((visibility("default"))) int teams_per_block() { return TEAMS_PER_BLOCK; }
+"""
+
+
+class LanesBackend(HostBackend):
+    """A GPU's blocks on the host."""
+
+    suffix = ".lanes.so"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.command = [flag for flag in self.command if flag != "-O3"] + ["-O1", "-Wno-unknown-pragmas"]
+
+    @property
+    def identity(self) -> str:
+        return f"{super().identity}\n{PRELUDE}{ENTRIES}{TEAMS}"
+
+    def prologue(self, team: int) -> str:
+        return cuda_prologue(team, SHARED_LIMIT)
+
+    def team(self, num_agents: int) -> int:
+        return default_team(num_agents)
+
+    def compile(self, text: str, target: Path) -> None:
+        names = set(KERNEL_NAME.findall(text)) - {"name"}
+        names -= {"sample"} if "#define BOX_ACTIONS 1" in text else {"sample_box"}
+        text = text.replace("extern __shared__ __align__(16) unsigned char shared_memory[];", "")
+        text = re.sub(r"asm volatile\(.*?\)\);", "", text)
+        teams = TEAMS if "constexpr int TEAM" in text else ""
+        super().compile(PRELUDE + text + teams + "".join(ENTRIES.format(name) for name in sorted(names)), target)
+
+    def load(self, path: Path) -> "LanesModule":
+        return LanesModule(ctypes.CDLL(str(path)))
+
+
+class LanesModule:
+    """A loaded library of such kernels."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        function = self.library[f"launch_{kernel}"]
+        function.restype = None
+        block, items_per_block = shape.block, shape.block
+        if kernel.startswith("vecenv_") and kernel != "vecenv_layout":
+            items_per_block = self.library.teams_per_block()
+            block = self.library.team() * items_per_block
+        grid = max(1, -(-shape.items // items_per_block))
+
+        def launch(arguments: Sequence[Any]) -> None:
+            values = [
+                C_ARGUMENTS[code](int(x) if code in "PiIqQ" else x) for code, x in zip(codes, arguments, strict=True)
+            ]
+            places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+            function(grid, block, ctypes.c_size_t(shape.shared_bytes), places)
+
+        return launch

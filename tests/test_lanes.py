@@ -1,0 +1,118 @@
+"""The GPU's side of the text, run on the CPU lane by lane: teams, barriers and shared memory change no bit."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from games.crew import Crew
+from games.fragile import Fragile
+from games.painter import Painter
+from games.scouts import Scouts
+from lanes import LanesBackend
+
+import gpu_vecenv
+from gpu_vecenv import Sampler, VecEnv, function_manager
+from gpu_vecenv.digest import trajectory_digest
+from gpu_vecenv.vec_env import MODES
+
+ROOT = Path(__file__).resolve().parents[1]
+FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 2.0}
+PARTIAL = {"num_taggers": 40, "full_observation": False, "random_start": True}
+# Game, configuration, replicas (1, fewer than a block has, more), lanes of a team (None: as many as a GPU would have).
+CASES = [
+    *((name, {}, 5, None) for name in gpu_vecenv.registry.GAMES if name != "tag_continuous"),
+    ("tag_gridworld", {}, 37, None),
+    ("tag_gridworld", {}, 3, 64),
+    ("tag_gridworld", {}, 140, 1),
+    ("tag_gridworld", PARTIAL, 4, None),
+    ("tag_gridworld", PARTIAL, 5, 32),
+    ("tag_continuous", FEW, 17, None),
+    ("tag_continuous", {**FEW, "num_neighbors": "all"}, 1, 2),
+    ("tag_continuous", {"num_taggers": 5, "num_runners": 85}, 2, None),
+    ("tag_continuous", {"num_taggers": 5, "num_runners": 65}, 3, 32),
+    ("cartpole", {}, 129, 4),
+    ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45}, 1, None),  # too many to be near
+    (Crew, {}, 11, None),
+    (Crew, {}, 4, 16),
+    (Crew, {"num_helpers": 5}, 9, None),  # agents leave while others stay, as rows
+    (Crew, {"num_helpers": 60}, 3, None),
+    (Scouts, {}, 9, None),
+    (Painter, {}, 3, None),
+]
+
+
+@pytest.fixture
+def by_lanes(monkeypatch):
+    """Compile and launch as on a GPU; of an odd number of replicas the lanes run from the last to the first."""
+
+    def make(game, num_envs, **settings) -> VecEnv:
+        monkeypatch.setenv("LANES", ("forwards", "backwards")[num_envs % 2])
+        with monkeypatch.context() as patch:
+            patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+            return VecEnv(game, num_envs, "cpu", **settings)
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "config", "num_envs", "team"), CASES)
+def test_teams_of_lanes_give_the_bits_of_one(name, config, num_envs, team, by_lanes):
+    game = gpu_vecenv.configure(name, **{"max_steps": 6, **config})
+    mode = list(MODES)[num_envs % 3]
+    settings = {"autoreset_mode": mode, "rows": num_envs % 2 == 1 and mode != "disabled"}
+    one, many = VecEnv(game, num_envs, "cpu", **settings), by_lanes(game, num_envs, team=team, **settings)
+    assert trajectory_digest(many, 3, 15).hex() == trajectory_digest(one, 3, 15).hex()
+
+
+@pytest.mark.parametrize("builds", [{"quarantine": True}, {"guards": True}, {"lane_order": 2}], ids=str)
+def test_so_do_debug_builds(builds, by_lanes):
+    for name in ("cartpole", "tag_gridworld"):
+        game = gpu_vecenv.configure(name, max_steps=6)
+        one, many = VecEnv(game, 21, "cpu"), by_lanes(game, 21, **builds)
+        assert trajectory_digest(many, 3, 15).hex() == trajectory_digest(one, 3, 15).hex()
+
+
+def test_a_lost_replica_ends_alone(by_lanes):
+    one, many = (make(Fragile(), 9, quarantine=True) for make in (lambda *a, **k: VecEnv(*a, "cpu", **k), by_lanes))
+    for env in (one, many):
+        env.reset(seed=3)
+    actions = torch.zeros((9, 2), dtype=torch.int32)
+    actions[4, 1] = 1
+    for _ in range(3):
+        outputs = [env.step(actions) for env in (one, many)]
+        for a, b in zip(*(o[:4] for o in outputs), strict=True):
+            assert a.equal(b)
+    assert one.faults().equal(many.faults()) and one.faults().any()
+
+
+@pytest.mark.parametrize(("name", "config"), [("tag_gridworld", {}), ("tag_continuous", FEW), ("pendulum", {})])
+def test_samples_are_the_same(name, config, by_lanes):
+    game = gpu_vecenv.configure(name, **config)
+    samples = []
+    for env in (VecEnv(game, 67, "cpu"), by_lanes(game, 67)):
+        env.reset(seed=3)
+        sampler = Sampler(env)
+        shape = (67, game.num_agents, sampler.num_parameters)
+        parameters = torch.tensor(np.random.default_rng(1).normal(size=shape), dtype=torch.float32)
+        samples.append(sampler.sample(parameters))
+    for field in ("actions", "log_probs", "entropies"):
+        assert getattr(samples[0], field).equal(getattr(samples[1], field)), field
+
+
+DIVERGENT = """
+import sys
+sys.path.insert(0, "tests")
+from lanes import LanesBackend
+from gpu_vecenv import FunctionManager, function_manager
+import torch
+function_manager.select = lambda device, driver=None: LanesBackend()
+text = '#include "kernel.cuh"\\nKERNEL(some, float* x, i64 n) { if (threadIdx.x < 200) __syncthreads(); x[0] = 1; }'
+FunctionManager("cpu").compile(text).launch("some", 256, torch.zeros(1), __import__("numpy").int64(1))
+"""
+
+
+def test_a_barrier_that_not_all_come_to_is_seen():
+    done = subprocess.run([sys.executable, "-c", DIVERGENT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "block 0: 200 lanes wait for others that do not come" in done.stderr
