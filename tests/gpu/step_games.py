@@ -28,7 +28,9 @@ import gpu_vecenv
 from gpu_vecenv.digest import Digest
 from gpu_vecenv.env import Env
 from gpu_vecenv.policy import masked
+from gpu_vecenv.ppo import PPOConfig
 from gpu_vecenv.slab import Slab
+from gpu_vecenv.trainer import Trainer
 from gpu_vecenv.vec_env import VecEnv
 
 Game = str | type[Env]
@@ -56,6 +58,13 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
 # On a GPU: scratch that does not fit in shared memory, agents that outnumber the lanes of a team.
 HUGE = ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45})
 TICKS, MAX_STEPS = 6, 4  # every replica passes an end
+# Of each kind of policy one: a learner's kernels are made for a game's agents and actions.
+LEARNT: tuple[tuple[Game, dict[str, Any]], ...] = (
+    ("tag_gridworld", {}),
+    ("tag_continuous", FEW),
+    ("pendulum", {}),
+    (Crew, {}),
+)
 
 
 def cases(device: str) -> Iterator[tuple[Game, dict[str, Any], int, str, str]]:
@@ -132,6 +141,25 @@ def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mo
     return f"{name} {digest.hex()}"
 
 
+def learn_game(device: str, game: Game, config: dict[str, Any]) -> str:
+    """One iteration of training without graphs; the fingerprint of the advantages."""
+    env = VecEnv(
+        gpu_vecenv.configure(game, **{"max_steps": MAX_STEPS, **config}),
+        33,
+        device,
+        autoreset_mode="next_step",
+        driver="cuda_core" if device == "cuda" else None,
+    )
+    settings = PPOConfig(num_steps=5, num_epochs=1, num_minibatches=3, hidden_sizes=(8,), total_steps=10**6)
+    trainer = Trainer(env, settings, graphs=False)
+    trainer.train_iteration()
+    digest = Digest(env.functions, env.num_envs)
+    digest.add(trainer.rollout.advantages.transpose(0, 1))
+    name = f"{env.game.name()} {env.num_agents} agents learnt"
+    trainer.close()
+    return f"{name} {digest.hex()}"
+
+
 def main() -> None:
     """Step them all."""
     parser = argparse.ArgumentParser(description="Steps every kernel at several shapes.")
@@ -143,6 +171,8 @@ def main() -> None:
     for case in islice(cases(given.device), given.part, None, given.parts):
         print(step_game(given.device, *case), flush=True)
         stepped += 1
+    for learnt in LEARNT[given.part :: given.parts]:
+        print(learn_game(given.device, *learnt), flush=True)
     print(f"stepped {stepped} environments")
 
 
