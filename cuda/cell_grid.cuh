@@ -53,7 +53,7 @@ struct Neighbors<N, true> {
         float cells = place / size;
         return cells >= WIDTH ? WIDTH - 1 : cells > 0 ? (int)cells : 0;
     }
-    HD static bool is_there(float x) { return !(x >= math::from_bits(0x7f800000u)); }
+    HD static bool is_there(float x) { return !(x >= math::from_bits(math::INF_BITS)); }
 
     HD void build(const float* x, const float* y, float side) {
         ONCE {
@@ -109,8 +109,8 @@ struct Neighbors<N, true> {
     // How far it is from `place` to where cells begin that a search has not seen, at least: a little less than that, as
     // the division of cell() is rounded. Beyond the edge cells there is nothing.
     HD float clear(float place, int middle, int ring) const {
-        float left = middle > ring ? place - (middle - ring) * size : math::from_bits(0x7f800000u);
-        float right = middle + ring < WIDTH - 1 ? (middle + ring + 1) * size - place : math::from_bits(0x7f800000u);
+        float left = middle > ring ? place - (middle - ring) * size : math::from_bits(math::INF_BITS);
+        float right = middle + ring < WIDTH - 1 ? (middle + ring + 1) * size - place : math::from_bits(math::INF_BITS);
         return math::max(0.0f, math::min(left, right) - size * 0.001f);
     }
 
@@ -128,7 +128,7 @@ struct Neighbors<N, true> {
                 }
             }
             float seen = math::min(clear(x[i], column, ring), clear(y[i], row, ring));
-            bool everything = !(seen < math::from_bits(0x7f800000u));
+            bool everything = !math::is_finite(seen);
             if (everything || nearest.distance(K - 1) < seen * seen) return;
         }
     }

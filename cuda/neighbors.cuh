@@ -6,7 +6,7 @@
 
 template <int K>
 struct Nearest {
-    static constexpr u64 NOBODY = (u64)0x7f800000u << 32;  // infinitely far: nothing offered is farther
+    static constexpr u64 NOBODY = (u64)math::INF_BITS << 32;  // infinitely far: nothing offered is farther
     u64 key[K];  // the bits of a distance, which order like the distance, above the agent's number
 
     HD void clear() { UNROLL for (int k = 0; k < K; ++k) key[k] = NOBODY; }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import torch
 
 from gpu_vecenv.env import Env
 from gpu_vecenv.measurement import captured, seconds, wait
-from gpu_vecenv.policy import masked
 from gpu_vecenv.ppo import PPOConfig, make_policy
 from gpu_vecenv.prologue import machine_fields
 from gpu_vecenv.rollout_storage import Rollout, check_capacity
@@ -131,18 +131,9 @@ def measure_rollout(
     parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=device)
     env.reset(seed=1, out=data.last)
 
-    @torch.no_grad()
-    def collect() -> None:
-        data.go_on()
-        for t, (slab, sample) in enumerate(zip(data.slabs, data.samples, strict=True)):
-            for policy in policies:
-                view = policy.view
-                outputs, data.values[t][:, view.agents] = policy(view.obs(data.obs[t]))
-                parameters[:, view.agents][..., view.columns] = outputs
-            mask = None if data.action_mask is None else data.action_mask[t]
-            env.step(sampler.sample(masked(parameters, mask), out=sample).actions, out=slab)
-
-    duration = seconds(captured(collect, device), device) / config.num_steps
+    collect = partial(data.collect, policies, sampler, parameters)
+    with torch.no_grad():
+        duration = seconds(captured(collect, device), device) / config.num_steps
     row = {"rollout_num_steps": config.num_steps, "rollout_hidden_sizes": list(config.hidden_sizes)}
     row |= rates("rollout", duration, game, num_envs)
     if device.type == "cuda":

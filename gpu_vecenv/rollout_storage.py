@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
 
 from gpu_vecenv.device import free_bytes
 from gpu_vecenv.errors import CapacityError
-from gpu_vecenv.policy import RoleView
-from gpu_vecenv.sampler import Sample
+from gpu_vecenv.policy import Policy, RoleView, masked
+from gpu_vecenv.sampler import Sample, Sampler
 from gpu_vecenv.vec_env import VecEnv
 
 
@@ -72,6 +72,35 @@ class Rollout:
         """The end of the last iteration is the beginning of the next."""
         for name, first in self._before(0).items():
             first.copy_(self._before(-1)[name])
+
+    def collect(
+        self,
+        policies: Collection[Policy],
+        sampler: Sampler,
+        parameters: torch.Tensor,
+        mark: Callable[[int, str], None] = lambda t, stage: None,
+    ) -> None:
+        """All ticks of an iteration, but for the values of the state that the last one leads to.
+
+        Args:
+            policies: Of all roles.
+            sampler: Of the environment.
+            parameters: (E, A, sampler.num_parameters) float32, into which each policy writes its agents' outputs.
+            mark: Told the tick, and its stage: "policy", "sampling", "env" as they begin, "ticked" at the end.
+        """
+        self.go_on()
+        for t, (slab, sample) in enumerate(zip(self.slabs, self.samples, strict=True)):
+            mark(t, "policy")
+            for policy in policies:
+                view = policy.view
+                outputs, self.values[t][:, view.agents] = policy(view.obs(self.obs[t]))
+                parameters[:, view.agents][..., view.columns] = outputs
+            mark(t, "sampling")
+            mask = None if self.action_mask is None else self.action_mask[t]
+            sampler.sample(masked(parameters, mask), out=sample)
+            mark(t, "env")
+            self.env.step(sample.actions, out=slab)
+            mark(t, "ticked")
 
     def look_again(self) -> None:
         """Fill the last row from the environment's state, as after ``load_state_dict``."""

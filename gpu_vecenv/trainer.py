@@ -35,7 +35,7 @@ from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError
 from gpu_vecenv.evaluation import evaluate
 from gpu_vecenv.graph import GraphMemory, Repeated, StageClock, side_stream
 from gpu_vecenv.learner_kernels import advantage_launch
-from gpu_vecenv.policy import Policy, masked
+from gpu_vecenv.policy import Policy
 from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, make_policy
 from gpu_vecenv.rollout_storage import Rollout, check_capacity
 from gpu_vecenv.sampler import Sampler
@@ -266,20 +266,12 @@ class Trainer:
     @torch.no_grad()
     def _roll_out(self) -> None:
         data, watched = self.rollout, self.config.num_steps // 2  # one tick's stages stand for all
-        data.go_on()
-        for t, (slab, sample) in enumerate(zip(data.slabs, data.samples, strict=True)):
-            mark = self.clock.mark if t == watched else _unmarked
-            mark("policy")
-            for policy in self.policies.values():
-                view = policy.view
-                parameters, data.values[t][:, view.agents] = policy(view.obs(data.obs[t]))
-                self._parameters[:, view.agents][..., view.columns] = parameters
-            mark("sampling")
-            mask = None if data.action_mask is None else data.action_mask[t]
-            self.sampler.sample(masked(self._parameters, mask), out=sample)
-            mark("env")
-            self.env.step(sample.actions, out=slab)
-            mark("ticked")
+
+        def mark(t: int, stage: str) -> None:
+            if t == watched:
+                self.clock.mark(stage)
+
+        data.collect(self.policies.values(), self.sampler, self._parameters, mark)
         for policy in self.policies.values():
             data.values[-1][:, policy.view.agents] = policy(policy.view.obs(data.obs[-1]))[1]
         self._estimate()
@@ -442,7 +434,3 @@ def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], inside: str 
             yield from _differing(one, other, f"{inside}{key}.")
         elif one != other:
             yield f"its {inside}{key} is {one!r}, this trainer's {other!r}"
-
-
-def _unmarked(name: str) -> None:
-    """A tick that is not watched."""
