@@ -31,7 +31,8 @@ HD int action_fault(Machine m, const Io& io) {
 #endif
         }
     }
-    return (team_any(outside) ? INVALID_ACTION : 0) | (team_any(non_finite) ? NON_FINITE_ACTION : 0);
+    int fault = team_any(outside) ? INVALID_ACTION : 0;
+    return BOX_ACTIONS && team_any(non_finite) ? fault | NON_FINITE_ACTION : fault;
 }
 
 #if !BOX_ACTIONS

@@ -1,61 +1,125 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who is near whom among the N agents of a replica on a square from 0 to `side`: every lane looks for the neighbours of
-// its own agents. Few agents are all looked at. Many are sorted into cells, and a search goes outwards from its own
-// cell until nobody farther out can be nearer than those found. Both are exact and give the same bits. A place in
-// Scratch:
+// its own agents. Few agents are all looked at. Many are sorted into cells, and a search takes in the cells around its
+// own until nobody farther out can be nearer than those found. Both are exact and give the same bits. A place in
+// Scratch, beside the agents' places:
 //
+//   Place place[NUM_AGENTS];
 //   Neighbors<NUM_AGENTS> neighbors;
-//   io.scratch->neighbors.build(x, y, SIDE);               every lane comes here; who is at x = infinity is not there
+//
+//   io.scratch->neighbors.build(place, SIDE);        every lane comes here; who is at x = infinity is not there
 //   FOR_AGENTS (k) {
-//       int i = io.scratch->neighbors.agent(k);            each agent once; neighbouring lanes have near ones
-//       Nearest<K> nearest;
-//       io.scratch->neighbors.find(x, y, i, nearest);      by the square of the distance, without i itself
+//       int i = io.scratch->neighbors.agent(k);      each agent once; neighbouring lanes have near ones
+//       int nearest[K];                              numbers, nearest first, of equally far ones the lower number
+//       io.scratch->neighbors.find(place, i, nearest);    first; -1 where there are fewer
 //   }
-//   team_sync();                                           before the next build
+//   team_sync();                                     before the next build
 #pragma once
 #include "neighbors.cuh"
 #include "vecenv.cuh"
 
-// Among fewer than 64 agents, sorting costs more than it saves.
-template <int N, bool SORTED = (N >= 64)>
+struct alignas(8) Place {
+    float x, y;
+};
+
+HD float square_of_distance(Place a, Place b) {
+    float dx = b.x - a.x, dy = b.y - a.y;
+    return dx * dx + dy * dy;
+}
+
+// The ids of the K nearest to i, by the search of `neighbors`.
+template <class Neighbors, int K>
+HD void find_nearest(const Neighbors& neighbors, const Place* place, int i, int (&nearest)[K]) {
+    if constexpr (Shortlist<K, Neighbors::COUNT>::FITS) {
+        Shortlist<K, Neighbors::COUNT> list;
+        list.clear();
+        neighbors.search(place, i, list);
+        if (list.is_certain()) {
+            UNROLL for (int k = 0; k < K; ++k) nearest[k] = list.id(k);
+            return;
+        }
+        if (list.is_complete()) {
+            Nearest<K> exact;
+            exact.clear();
+            UNROLL for (int k = 0; k < list.SIZE; ++k) if (int j = list.id(k); j >= 0)
+                exact.offer(square_of_distance(place[i], place[j]), j);
+            UNROLL for (int k = 0; k < K; ++k) nearest[k] = exact.id(k);
+            return;
+        }
+    }
+    Nearest<K> exact;
+    exact.clear();
+    neighbors.search(place, i, exact);
+    UNROLL for (int k = 0; k < K; ++k) nearest[k] = exact.id(k);
+}
+
+// Among fewer, sorting costs more than it saves. A GPU's lanes go through all in step.
+#if defined(__CUDACC__)
+constexpr int SORTED_FROM = 192;
+#else
+constexpr int SORTED_FROM = 64;
+#endif
+
+template <int N, bool SORTED = (N >= SORTED_FROM)>
 struct Neighbors {
-    HD void build(const float*, const float*, float) {}
+    static constexpr int COUNT = N;
+
+    HD void build(const Place*, float) {}
     HD int agent(int k) const { return k; }
 
     template <int K>
-    HD void find(const float* x, const float* y, int i, Nearest<K>& nearest) const {
-        nearest.clear();
-        for (int j = 0; j < N; ++j) {
-            float dx = x[j] - x[i], dy = y[j] - y[i];
-            if (j != i) nearest.offer(dx * dx + dy * dy, j);
+    HD void search(const Place* place, int i, Nearest<K>& list) const {
+        for (int j = 0; j < N; ++j)
+            if (j != i) list.offer(square_of_distance(place[i], place[j]), j);
+    }
+    template <int K>
+    HD void search(const Place* place, int i, Shortlist<K, N>& list) const {
+        constexpr int SIZE = Shortlist<K, N>::SIZE;
+        for (int first = 0; first + SIZE <= N; first += SIZE) offer<SIZE>(place, i, first, list);
+        if (N % SIZE > 0) offer<N % SIZE>(place, i, N / SIZE * SIZE, list);
+    }
+    template <int COUNT_HERE, class List>
+    HD void offer(const Place* place, int i, int first, List& list) const {
+        u32 more[List::SIZE];
+        UNROLL for (int k = 0; k < List::SIZE; ++k) {
+            u32 key = k < COUNT_HERE ? list.key_of(square_of_distance(place[i], place[first + k]), first + k) : 0;
+            more[k] = k < COUNT_HERE && first + k != i ? key : list.NOBODY;
         }
+        list.offer(more);
+    }
+    template <int K>
+    HD void find(const Place* place, int i, int (&nearest)[K]) const {
+        find_nearest(*this, place, i, nearest);
     }
 };
 
-// Cells in a row of a grid in which each has four agents on average: ten neighbours lie within a cell's length, then.
+// Cells in a row of a grid in which each has five agents on average: in three by three there are ten neighbours then.
 HD constexpr int cells_in_a_row(int agents) {
     int cells = 1;
-    while ((cells + 1) * (cells + 1) * 4 <= agents && cells < 64) ++cells;
+    while ((cells + 1) * (cells + 1) * 5 <= agents && cells < 64) ++cells;
     return cells;
 }
 
 template <int N>
 struct Neighbors<N, true> {
-    static constexpr int WIDTH = cells_in_a_row(N), CELLS = WIDTH * WIDTH;
+    static constexpr int COUNT = N, WIDTH = cells_in_a_row(N), CELLS = WIDTH * WIDTH;
     float size;        // of a cell
+    int absent;        // how many are not there
     int end[CELLS];    // of each cell's agents in `sorted`
     int other[CELLS];  // a second such table, while they are made
-    int sorted[N];     // numbers of the agents, cell by cell, in any order within one; last those who are not there
-    int absent;        // how many these are
     int start[CELLS];
+    typename AgentNumber<N>::Type
+        number[N];    // of the agents, cell by cell, in any order within one; last those who are not there
+    Place sorted[N];  // their places
 
     HD int cell(float place) const {  // outside, and NaN, count to the cells at the edge
         float cells = place / size;
         return cells >= WIDTH ? WIDTH - 1 : cells > 0 ? (int)cells : 0;
     }
-    HD static bool is_there(float x) { return !(x >= math::from_bits(math::INF_BITS)); }
+    HD int cell(Place place) const { return cell(place.y) * WIDTH + cell(place.x); }
+    HD static bool is_there(Place place) { return !(place.x >= math::from_bits(math::INF_BITS)); }
 
-    HD void build(const float* x, const float* y, float side) {
+    HD void build(const Place* place, float side) {
         ONCE {
             size = side / WIDTH;
             absent = 0;
@@ -63,7 +127,7 @@ struct Neighbors<N, true> {
         FOR_RANGE (c, CELLS) end[c] = 0;
         team_sync();
         FOR_RANGE (j, N) {
-            if (is_there(x[j])) team_add(&end[cell(y[j]) * WIDTH + cell(x[j])], 1);
+            if (is_there(place[j])) team_add(&end[cell(place[j])], 1);
         }
         team_sync();
         FOR_RANGE (c, CELLS) start[c] = end[c];
@@ -84,52 +148,55 @@ struct Neighbors<N, true> {
         }
         team_sync();
         FOR_RANGE (j, N) {
-            if (is_there(x[j]))
-                sorted[team_add(&other[cell(y[j]) * WIDTH + cell(x[j])], 1)] = j;
-            else
-                sorted[N - 1 - team_add(&absent, 1)] = j;
+            int at = is_there(place[j]) ? team_add(&other[cell(place[j])], 1) : N - 1 - team_add(&absent, 1);
+            number[at] = j;
+            sorted[at] = place[j];
         }
         team_sync();
     }
 
-    HD int agent(int k) const { return sorted[k]; }
+    HD int agent(int k) const { return number[k]; }
 
-    // The cells from `left` to `right` in one row lie one after the other in `sorted`.
-    template <int K>
-    HD void look(const float* x, const float* y, int i, int row, int left, int right, Nearest<K>& nearest) const {
-        if (row < 0 || row >= WIDTH || left >= WIDTH || right < 0) return;
-        int first = row * WIDTH + math::max(left, 0), last = row * WIDTH + math::min(right, WIDTH - 1);
-        for (int k = start[first]; k < end[last]; ++k) {
-            int j = sorted[k];
-            float dx = x[j] - x[i], dy = y[j] - y[i];
-            if (j != i) nearest.offer(dx * dx + dy * dy, j);
-        }
+    // Whether someone in cells beyond an edge at this distance from an agent may be as near as `bound`, a square. The
+    // edge counts a little nearer than it is, as the division of cell() is rounded.
+    HD bool matters(float distance, float bound) const {
+        float clear = math::max(0.0f, distance - size * 0.001f);
+        return !(bound < clear * clear);
     }
 
-    // How far it is from `place` to where cells begin that a search has not seen, at least: a little less than that, as
-    // the division of cell() is rounded. Beyond the edge cells there is nothing.
-    HD float clear(float place, int middle, int ring) const {
-        float left = middle > ring ? place - (middle - ring) * size : math::from_bits(math::INF_BITS);
-        float right = middle + ring < WIDTH - 1 ? (middle + ring + 1) * size - place : math::from_bits(math::INF_BITS);
-        return math::max(0.0f, math::min(left, right) - size * 0.001f);
-    }
-
-    template <int K>
-    HD void find(const float* x, const float* y, int i, Nearest<K>& nearest) const {
-        nearest.clear();
-        if (!is_there(x[i])) return;
-        int column = cell(x[i]), row = cell(y[i]);
-        for (int ring = 1; ring <= WIDTH; ++ring) {
-            for (int r = row - ring; r <= row + ring; ++r) {
-                bool whole = ring == 1 || r == row - ring || r == row + ring;  // else both ends: the rest is seen
-                for (int left = column - ring; left <= column + ring; left += 2 * ring) {
-                    look(x, y, i, r, left, whole ? column + ring : left, nearest);
-                    if (whole) break;
+    template <class List>
+    HD void search(const Place* place, int i, List& list) const {
+        Place own = place[i];
+        if (!is_there(own)) return;
+        // Three cells by three, at the edge of the square too: an agent there has neighbours on one side only.
+        int west = math::max(0, math::min(cell(own.x) - 1, WIDTH - 3)), east = math::min(west + 2, WIDTH - 1);
+        int south = math::max(0, math::min(cell(own.y) - 1, WIDTH - 3)), north = math::min(south + 2, WIDTH - 1);
+        int left = 0, right = -1, bottom = 0, top = -1;  // what has been looked at
+        for (bool more = true; more;) {
+            for (int row = south; row <= north; ++row) {
+                bool again = bottom <= row && row <= top;  // there only the ends are new
+                for (int part = 0; part <= again; ++part) {
+                    int first = again && part ? right + 1 : west, last = again && !part ? left - 1 : east;
+                    if (first > last) continue;
+                    // The cells of one row lie one after the other in `sorted`.
+                    for (int k = start[row * WIDTH + first]; k < end[row * WIDTH + last]; ++k) {
+                        int j = number[k];
+                        if (j != i) list.offer(square_of_distance(own, sorted[k]), j);
+                    }
                 }
             }
-            float seen = math::min(clear(x[i], column, ring), clear(y[i], row, ring));
-            bool everything = !math::is_finite(seen);
-            if (everything || nearest.distance(K - 1) < seen * seen) return;
+            left = west, right = east, bottom = south, top = north;
+            float bound = list.bound();
+            west -= left > 0 && matters(own.x - left * size, bound);
+            east += right < WIDTH - 1 && matters((right + 1) * size - own.x, bound);
+            south -= bottom > 0 && matters(own.y - bottom * size, bound);
+            north += top < WIDTH - 1 && matters((top + 1) * size - own.y, bound);
+            more = west < left || east > right || south < bottom || north > top;
         }
+    }
+
+    template <int K>
+    HD void find(const Place* place, int i, int (&nearest)[K]) const {
+        find_nearest(*this, place, i, nearest);
     }
 };

@@ -23,16 +23,23 @@ KERNEL(advantages, const float* rewards, const float* values, const float* next_
     }
 }
 
-// Whether a row is active, its advantage and that squared, or zeros: their sums over a minibatch are its count, and
-// mean and variance of its advantages. In doubles the difference of the mean square and the squared mean keeps what
-// the advantages, as floats, can tell.
-KERNEL(advantage_moments, const bool* active, const float* estimates, const i64* places, double* moments, i64 rows) {
-    FOR_ITEMS (row, rows) {
-        i64 place = places[row];
-        double x = active[place] ? (double)estimates[place] : 0.0;
-        moments[row] = active[place];
-        moments[rows + row] = x;
-        moments[2 * rows + row] = x * x;
+// Number of active rows, sum of their advantages and of the squares, in parts: that of `part` has every parts-th row.
+// Over a minibatch they are its count, and mean and variance of its advantages. In doubles the difference of the mean
+// square and the squared mean keeps what the advantages, as floats, can tell.
+KERNEL(advantage_moments, const bool* active, const float* estimates, const i64* places, double* moments, i64 parts,
+       i64 rows) {
+    FOR_ITEMS (part, parts) {
+        double count = 0, sum = 0, squares = 0;
+        for (i64 row = part; row < rows; row += parts) {
+            i64 place = places[row];
+            double x = active[place] ? (double)estimates[place] : 0.0;
+            count += active[place];
+            sum += x;
+            squares += x * x;
+        }
+        moments[part] = count;
+        moments[parts + part] = sum;
+        moments[2 * parts + part] = squares;
     }
 }
 
@@ -41,7 +48,8 @@ KERNEL(advantage_moments, const bool* active, const float* estimates, const i64*
 constexpr float FORBIDDEN = -0x1.fffffep127f;
 
 struct Head {
-    float largest, log_total, entropy;
+    float largest, log_total, share,
+        entropy;  // share: what a choice's weight, relative to the largest, is multiplied by
     bool exists;  // has a choice that is allowed
 };
 
@@ -54,38 +62,49 @@ HD bool allowed([[maybe_unused]] const bool* mask, [[maybe_unused]] int k) { ret
 
 HD float logit(const float* x, const bool* mask, int k) { return allowed(mask, k) ? x[k] : FORBIDDEN; }
 
-HD Head head_of(const float* x, const bool* mask, int n) {
+// Each allowed choice's weight, relative to the largest, is left in `weights`.
+HD Head head_of(const float* x, const bool* mask, int n, float* weights) {
     bool exists = false;
     for (int k = 0; k < n; ++k) exists = exists || allowed(mask, k);
-    if (!exists) return {0, 0, 0, false};
+    if (!exists) return {0, 0, 0, 0, false};
     float largest = logit(x, mask, 0), total = 0, moment = 0;
     for (int k = 1; k < n; ++k) largest = math::max(logit(x, mask, k), largest);
-    for (int k = 0; k < n; ++k) {
-        float below = logit(x, mask, k) - largest, weight = math::exp(below);
-        total += weight;
-        if (weight > 0) moment += weight * below;
+    constexpr int BATCH = 4;  // exponentials that do not wait for each other
+    for (int first = 0; first < n; first += BATCH) {
+        float below[BATCH], weight[BATCH];
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            below[b] = first + b < n ? logit(x, mask, first + b) - largest : 0.0f;
+            weight[b] = math::exp(below[b]);
+        }
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            if (first + b >= n) continue;
+            weights[first + b] = weight[b];
+            total += weight[b];
+            if (weight[b] > 0) moment += weight[b] * below[b];
+        }
     }
-    float log_total = math::log(total);
-    return {largest, log_total, log_total - moment / total, true};
+    float log_total = math::log(total), share = 1.0f / total;
+    return {largest, log_total, share, log_total - moment * share, true};
 }
 
 // Of what was drawn under a row's parameters: logits of the agent's own heads and choices, one after the other. A mask
 // has the widest role's. The draw -1 is that of logits which are NaN, and so is any of their log-probabilities.
-HD Distribution distribution(const float* x, const Action* draws, const bool* mask, int agent, bool) {
+HD Distribution distribution(const float* x, const Action* draws, const bool* mask, int agent, bool, float* weights) {
     Distribution d;
     d.log_prob = d.entropy = 0;
     for (int head = 0; head < ACTION_HEADS; ++head) {
         int n = action_size(agent, head);
         const bool* own = mask + (ACTION_MASKS ? logit_offset(head) : 0);
-        Head h = d.heads[head] = head_of(x, own, n);
+        Head h = d.heads[head] = head_of(x, own, n, weights);
         if (h.exists) d.log_prob += logit(x, own, math::max(draws[head], 0)) - h.largest - h.log_total;
         d.entropy += h.entropy;
         x += n;
+        weights += n;
     }
     return d;
 }
 
-// The parameters' gradients, given those of the log-probability and of the entropy.
+// The parameters' gradients, given those of the log-probability and of the entropy, in the place of their weights.
 HD void differentiate(const Distribution& d, const float* x, const Action* draws, const bool* mask, int agent,
                       float by_log_prob, float by_entropy, float* gradients) {
     for (int head = 0; head < ACTION_HEADS; ++head) {
@@ -93,11 +112,14 @@ HD void differentiate(const Distribution& d, const float* x, const Action* draws
         const bool* own = mask + (ACTION_MASKS ? logit_offset(head) : 0);
         const Head& h = d.heads[head];
         for (int k = 0; k < n; ++k) {
-            float log_p = logit(x, own, k) - h.largest - h.log_total, p = math::exp(log_p);
+            if (!allowed(own, k)) {
+                gradients[k] = 0;
+                continue;
+            }
+            float log_p = x[k] - h.largest - h.log_total, p = gradients[k] * h.share;
             // An excluded choice has log_p = -infinity; p = 0 times the bound is 0.
             float of_entropy = -p * (math::max(log_p, -1e30f) + h.entropy);
-            float gradient = by_log_prob * ((k == choice ? 1.0f : 0.0f) - p) + by_entropy * of_entropy;
-            gradients[k] = allowed(own, k) ? gradient : 0.0f;
+            gradients[k] = by_log_prob * ((k == choice ? 1.0f : 0.0f) - p) + by_entropy * of_entropy;
         }
         x += n;
         gradients += n;
@@ -109,7 +131,7 @@ struct Distribution {
 };
 
 // Of what was drawn under a row's parameters: means, then log standard deviations.
-HD Distribution distribution(const float* x, const Action* draws, const bool*, int, bool squash_by_tanh) {
+HD Distribution distribution(const float* x, const Action* draws, const bool*, int, bool squash_by_tanh, float*) {
     Distribution d = {0, 0};
     for (int head = 0; head < ACTION_HEADS; ++head) {
         float log_std = x[ACTION_HEADS + head], z = (draws[head] - x[head]) * math::exp(-log_std);
@@ -136,61 +158,110 @@ HD void differentiate(const Distribution&, const float* x, const Action* draws, 
 }
 #endif
 
+constexpr int MOST_PARAMETERS = BOX_ACTIONS ? 2 * ACTION_HEADS : NUM_LOGITS;
+
+#if defined(__CUDACC__)
+
+constexpr int LOSS_BLOCK = 128;                           // threads, at most
+constexpr int PITCH = (MOST_PARAMETERS / 4 * 4 + 4) | 1;  // odd: neighbouring lanes' numbers lie in different banks
+constexpr bool STAGES_ROWS = 2 * LOSS_BLOCK * PITCH * sizeof(float) <= 48 << 10;
+constexpr int ROW_LANES = PITCH > 16 ? 32 : PITCH > 8 ? 16 : 8;
+
+// The warp's rows, from `from` on, go to shared memory or come from there: neighbouring lanes have neighbouring words.
+// Where a warp is not whole, each lane copies its own.
+HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, int columns, bool whole) {
+    int lane = threadIdx.x % 32;
+    if (!whole) {
+        for (int k = 0; k < columns; ++k) to[lane * to_stride + k] = from[lane * from_stride + k];
+        return;
+    }
+    __syncwarp();
+    _Pragma("unroll 8") for (int row = lane / ROW_LANES; row < 32; row += 32 / ROW_LANES) {
+        UNROLL for (int k = 0; k < PITCH; k += ROW_LANES) {
+            int column = k + lane % ROW_LANES;
+            if (column < columns) to[row * to_stride + column] = from[row * from_stride + column];
+        }
+    }
+    __syncwarp();
+}
+
+#endif
+
 // Of the rows at these places, under a network's outputs for them: gradients of the loss with respect to the outputs,
 // and each row's part of policy loss, value loss, entropy, approximate KL and clipped share. All are 0 where an agent
-// was not active. `moments` are a minibatch's sums, see above; a negative value_clip clips no value.
+// was not active. A row of `gradients` has `width` columns: where there is no place of their own for the values' ones,
+// they fill the columns behind the parameters'. `moments` are a minibatch's sums, see above; a negative value_clip
+// clips no value.
 //
 // A comparison with a NaN is false: each choice below is written so that a NaN goes on into the loss or its gradient.
 KERNEL(loss_gradients, const bool* active, const Action* draws, const float* log_probs, const float* old_values,
        const float* estimates, const float* returns, const bool* action_mask, const float* clip,
        const float* entropy_coefficient, i32 normalize_advantages, i32 squash_by_tanh, float value_coefficient,
        float value_clip, i32 num_parameters, const float* value_unit, const double* moments, const i64* places,
-       const float* parameters, i64 parameter_stride, const float* values, i64 value_stride, float* parameter_gradients,
-       float* value_gradients, float* figures, i64 rows) {
+       const float* parameters, i64 parameter_stride, const float* values, i64 value_stride, float* gradients,
+       i32 width, float* value_gradients, float* figures, i64 rows) {
     FOR_ITEMS (row, rows) {
-        i64 place = places[row];
-        float* gradients = parameter_gradients + row * num_parameters;
-        if (!active[place]) {
-            for (int k = 0; k < num_parameters; ++k) gradients[k] = 0;
-            value_gradients[row] = 0;
-            for (int k = 0; k < 5; ++k) figures[k * rows + row] = 0;
-            continue;
-        }
-        double exact_count = moments[0] > 1 ? moments[0] : 1.0;
-        float count = (float)exact_count, advantage = estimates[place];
-        if (normalize_advantages) {
-            double mean = moments[1] / exact_count, variance = moments[2] / exact_count - mean * mean;
-            advantage = (float)(advantage - mean) / (math::sqrt((float)(variance < 0 ? 0.0 : variance)) + 1e-8f);
-        }
         const float* x = parameters + row * parameter_stride;
-        const Action* drawn = draws + place * ACTION_HEADS;
-        const bool* mask = action_mask + (ACTION_MASKS ? place * NUM_LOGITS : 0);
-        int agent = (int)(place % NUM_AGENTS);
-        Distribution d = distribution(x, drawn, mask, agent, squash_by_tanh);
-
-        float log_ratio = d.log_prob - log_probs[place], ratio = math::exp(log_ratio);
-        float gain = ratio * advantage, clipped = math::clamp(ratio, 1.0f - *clip, 1.0f + *clip) * advantage;
-        bool holds_back = clipped < gain;
-        float by_log_prob = holds_back ? 0.0f : -gain / count;
-        differentiate(d, x, drawn, mask, agent, by_log_prob, -*entropy_coefficient / count, gradients);
-
-        float value = values[row * value_stride], old = old_values[place];
-        float error = value - returns[place], slope = 2.0f * error, square = error * error;
-        if (value_clip >= 0) {
-            float change = value - old;
-            float near_error = old + math::clamp(change, -value_clip, value_clip) - returns[place];
-            float near_square = near_error * near_error;
-            float near_slope = math::abs(change) > value_clip ? 0.0f : 2.0f * near_error;
-            slope = square > near_square ? slope : square < near_square ? near_slope : 0.5f * (slope + near_slope);
-            square = square > near_square ? square : near_square;
+        float* own = gradients + row * width;
+#if defined(__CUDACC__)
+        int lane = threadIdx.x % 32;
+        bool whole = row - lane + 32 <= rows;
+        __shared__ float near[STAGES_ROWS ? 2 * LOSS_BLOCK * PITCH : 1];
+        float* near_x = near + (threadIdx.x - lane) * 2 * PITCH;
+        float* near_gradients = near_x + 32 * PITCH;
+        if constexpr (STAGES_ROWS) {
+            copy_rows(near_x, PITCH, x - lane * parameter_stride, parameter_stride, num_parameters, whole);
+            x = near_x + lane * PITCH;
+            own = near_gradients + lane * PITCH;
         }
-        float unit = *value_unit * *value_unit;
-        value_gradients[row] = value_coefficient * 0.5f * slope / unit / count;
+#endif
+        i64 place = places[row];
+        float value_gradient = 0, part[5] = {};
+        if (!active[place]) {
+            for (int k = 0; k < num_parameters; ++k) own[k] = 0;
+        } else {
+            double exact_count = moments[0] > 1 ? moments[0] : 1.0;
+            float count = (float)exact_count, advantage = estimates[place];
+            if (normalize_advantages) {
+                double mean = moments[1] / exact_count, variance = moments[2] / exact_count - mean * mean;
+                advantage = (float)(advantage - mean) / (math::sqrt((float)(variance < 0 ? 0.0 : variance)) + 1e-8f);
+            }
+            const Action* drawn = draws + place * ACTION_HEADS;
+            const bool* mask = action_mask + (ACTION_MASKS ? place * NUM_LOGITS : 0);
+            int agent = (int)(place % NUM_AGENTS);
+            Distribution d = distribution(x, drawn, mask, agent, squash_by_tanh, own);
 
-        figures[row] = -(holds_back ? clipped : gain) / count;
-        figures[rows + row] = 0.5f * square / unit / count;
-        figures[2 * rows + row] = d.entropy / count;
-        figures[3 * rows + row] = (ratio - 1.0f - log_ratio) / count;
-        figures[4 * rows + row] = (math::abs(ratio - 1.0f) > *clip ? 1.0f : 0.0f) / count;
+            float log_ratio = d.log_prob - log_probs[place], ratio = math::exp(log_ratio);
+            float gain = ratio * advantage, clipped = math::clamp(ratio, 1.0f - *clip, 1.0f + *clip) * advantage;
+            bool holds_back = clipped < gain;
+            float by_log_prob = holds_back ? 0.0f : -gain / count;
+            differentiate(d, x, drawn, mask, agent, by_log_prob, -*entropy_coefficient / count, own);
+
+            float value = values[row * value_stride], old = old_values[place];
+            float error = value - returns[place], slope = 2.0f * error, square = error * error;
+            if (value_clip >= 0) {
+                float change = value - old;
+                float near_error = old + math::clamp(change, -value_clip, value_clip) - returns[place];
+                float near_square = near_error * near_error;
+                float near_slope = math::abs(change) > value_clip ? 0.0f : 2.0f * near_error;
+                slope = square > near_square ? slope : square < near_square ? near_slope : 0.5f * (slope + near_slope);
+                square = square > near_square ? square : near_square;
+            }
+            float unit = *value_unit * *value_unit;
+            value_gradient = value_coefficient * 0.5f * slope / unit / count;
+
+            part[0] = -(holds_back ? clipped : gain) / count;
+            part[1] = 0.5f * square / unit / count;
+            part[2] = d.entropy / count;
+            part[3] = (ratio - 1.0f - log_ratio) / count;
+            part[4] = (math::abs(ratio - 1.0f) > *clip ? 1.0f : 0.0f) / count;
+        }
+        for (int k = 0; k < 5; ++k) figures[k * rows + row] = part[k];
+        for (int k = num_parameters; k < width; ++k) own[k] = value_gradient;
+        if (value_gradients) value_gradients[row] = value_gradient;
+#if defined(__CUDACC__)
+        if constexpr (STAGES_ROWS)
+            copy_rows(gradients + (row - lane) * width, width, near_gradients, PITCH, width, whole);
+#endif
     }
 }

@@ -98,14 +98,14 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         staging::Near own;
         staging::Near& near = staging::near_of(own);
         if constexpr (staging::IS_NEAR) {
-            if (lane() < NUM_AGENTS)
-                staging::prefetch((const char*)io.actions + lane() * ACTION_HEADS * sizeof(Action));
-            staging::fetch(near, m, s);
+            staging::fetch(near, m, s, io.actions, wide);
             m = staging::near_machine(near, m);
             s = staging::near_state(near, s);
             io.rewards = near.rewards;
             io.terminations = near.terminations;
             io.truncations = near.truncations;
+            io.actions = near.actions;
+            io.wide = false;
             team_sync();
         }
         Observation* seen = staging::obs_of(obs + row * OBS_SIZE);
@@ -122,6 +122,7 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         bool begins = over && mode == NEXT_STEP;
         int fault = begins ? 0 : over ? STEPPED_AFTER_END : action_fault(m, io);
         bool ends = false, lost = false;
+        staging::Books books;
         team_sync();
         if (fault) {
             ONCE m
@@ -148,16 +149,9 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             bool truncated = false;
             FOR_AGENTS (i) truncated |= io.truncations[i];
             truncated = team_any(truncated);
-            ONCE {
-                m.time[0] = io.time;
-                if (ends) {
-                    m.completed_episodes[0] += 1;
-                    m.completed_lengths[0] += io.time;
-                    m.completed_terminations[0] += !truncated;
-                }
-            }
-            if (ends)
-                FOR_AGENTS (i) m.completed_returns[i] += m.returns[i];
+            ONCE m
+                .time[0] = io.time;
+            if (ends) books.open(m, io.time, !truncated);
             if (ends && rows)
                 FOR_AGENTS (i) io.terminations[i] |= !io.truncations[i];
         }
@@ -198,6 +192,7 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
         if (!begins) blank_rows(m, rows, mode == SAME_STEP ? m.active : active + row, seen);
         team_sync();  // blank_rows has read what report() writes
         report(m, e, active, action_mask);
+        if (ends) books.close(m);
         if constexpr (staging::IS_NEAR) {
             team_sync();
             staging::put_back(near, far_machine, far_state);

@@ -215,10 +215,8 @@ HD float cos(float x) {
     return c;
 }
 
-// Max 0.88 ulp, through gradual underflow; infinity from 88.722839 on, 0 below -103.972084.
-HD float exp(float x) {
-    // Beyond these bounds the result is infinity or 0 already; a NaN passes.
-    x = clamp(x, -104.0f, 89.0f);
+// exp for -104 <= x <= 89, or a NaN: beyond, the result is 0 or infinity already.
+HD float exp_within(float x) {
     float rounded = fma(x, 0x1.715476p+0f, ROUNDER);
     float k = rounded - ROUNDER;
     // log(2) in two parts.
@@ -230,10 +228,13 @@ HD float exp(float x) {
     p = fma(fma(p, r, 1.6666521e-01f), r, 4.9999994e-01f);
     float y = 1.0f + (r + fma(r * r, p, low));
     // 2^k in two factors, because k reaches from -150 to 128; only the second product can round.
-    i32 n = (i32)(bits(rounded) - bits(ROUNDER));
-    i32 half = n / 2;
-    return y * from_bits((u32)(half + 127) << 23) * from_bits((u32)(n - half + 127) << 23);
+    const u32 ONE = 0x3f800000u, DOUBLE = 0x800000u;
+    i32 n = (i32)(bits(rounded) - bits(ROUNDER)), half = n >> 1;
+    return y * from_bits((u32)half * DOUBLE + ONE) * from_bits((u32)(n - half) * DOUBLE + ONE);
 }
+
+// Max 0.88 ulp, through gradual underflow; infinity from 88.722839 on, 0 below -103.972084.
+HD float exp(float x) { return exp_within(clamp(x, -104.0f, 89.0f)); }
 
 // Max 1.51 ulp; an odd function, zeros too, that reaches 1 at 8.66434.
 HD float tanh(float x) {

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The K nearest of the agents offered, kept in registers, nearest first, of equally far ones the lower number first.
+// The K nearest of those offered, kept in registers, nearest first, of equally far ones the lower number first.
 #pragma once
 #include "kernel.cuh"
 #include "math.cuh"
 
+// Exact, one by one.
 template <int K>
 struct Nearest {
     static constexpr u64 NOBODY = (u64)math::INF_BITS << 32;  // infinitely far: nothing offered is farther
@@ -22,5 +23,89 @@ struct Nearest {
     }
 
     HD float distance(int k) const { return math::from_bits((u32)(key[k] >> 32)); }
+    HD float bound() const { return distance(K - 1); }                          // of who may still be among them
     HD int id(int k) const { return key[k] < NOBODY ? (int)(u32)key[k] : -1; }  // -1 where fewer than K were offered
+};
+
+// What the number of one of N agents, or -1, is kept in.
+template <int N, bool SMALL = (N < 1 << 15)>
+struct AgentNumber {
+    typedef short Type;
+};
+template <int N>
+struct AgentNumber<N, false> {
+    typedef int Type;
+};
+
+// The least power of two that is not below n.
+HD constexpr int power_of_two(int n) {
+    int power = 1;
+    while (power < n) power *= 2;
+    return power;
+}
+
+// A few more than the K nearest of N in half the bits: a distance loses its last ones to the number. An order takes two
+// instructions then, so that many are sorted at once. Whoever asks it must ask is_certain() too: it says whether the
+// bits that are left tell all apart, which they mostly do.
+template <int K, int N>
+struct Shortlist {
+    static constexpr int SIZE = power_of_two(K + 2);
+    static constexpr bool FITS = SIZE <= 32;  // in registers
+    static constexpr u32 NUMBER = power_of_two(N) - 1, NOBODY = math::INF_BITS << 1;
+    u32 key[SIZE];
+
+    // Rounded up, so that no distance but 0 itself gives 0.
+    HD static u32 key_of(float d, int j) {
+        u32 b = math::bits(d);
+        return ((((b < math::INF_BITS ? b : math::INF_BITS) << 1) + NUMBER) & ~NUMBER) | (u32)j;
+    }
+    HD void clear() { UNROLL for (int k = 0; k < SIZE; ++k) key[k] = NOBODY; }
+
+    // As Nearest has it. Below 2^127.
+    HD void offer(float d, int j) {
+        u32 mine = key_of(d, j);
+        if (mine >= key[SIZE - 1]) return;
+        UNROLL for (int k = SIZE - 1; k > 0; --k) key[k] = least(key[k], most(key[k - 1], mine));
+        key[0] = least(key[0], mine);
+    }
+
+    // SIZE keys at once, in any order.
+    HD void offer(u32 (&more)[SIZE]) {
+        sort(more);
+        UNROLL for (int k = 0; k < SIZE; ++k) key[k] = least(key[k], more[SIZE - 1 - k]);  // up, then down
+        UNROLL for (int step = SIZE / 2; step > 0; step /= 2) UNROLL for (int k = 0; k < SIZE; ++k) if ((k & step) == 0)
+            order(key[k], key[k + step]);
+    }
+
+    HD int id(int k) const { return key[k] < NOBODY ? (int)(key[k] & NUMBER) : -1; }
+    HD float bound() const { return math::from_bits((key[K - 1] & ~NUMBER) >> 1); }
+
+    // Whether two keys may be in the wrong order.
+    HD static bool alike(u32 a, u32 b) { return (a ^ b) <= NUMBER && a > NUMBER && a < NOBODY; }
+    HD bool is_certain() const {
+        bool certain = true;
+        UNROLL for (int k = 0; k < K; ++k) certain = certain && !alike(key[k], key[k + 1]);
+        return certain;
+    }
+    // Whether the K nearest are all here, in whatever order.
+    HD bool is_complete() const { return !alike(key[K - 1], key[SIZE - 1]); }
+
+    HD static u32 least(u32 a, u32 b) { return a < b ? a : b; }
+    HD static u32 most(u32 a, u32 b) { return a > b ? a : b; }
+    HD static void order(u32& a, u32& b) {
+        u32 first = least(a, b);
+        b = most(a, b);
+        a = first;
+    }
+    // Batcher, "Sorting networks and their applications", 1968: odd-even merges of ever longer sorted stretches.
+    template <int HALF = 1, int STEP = 1>
+    HD static void sort(u32 (&a)[SIZE]) {
+        UNROLL for (int k = STEP % HALF; k + STEP < SIZE;
+                    ++k) if ((k - STEP % HALF) / STEP % 2 == 0 && k / (2 * HALF) == (k + STEP) / (2 * HALF))
+            order(a[k], a[k + STEP]);
+        if constexpr (STEP > 1)
+            sort<HALF, STEP / 2>(a);
+        else if constexpr (4 * HALF <= SIZE)
+            sort<2 * HALF, 2 * HALF>(a);
+    }
 };

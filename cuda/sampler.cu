@@ -52,35 +52,36 @@ HD void sample_row(const float* logits, Rng rng, int agent, bool greedy, i32* ac
             action[head] = 0;
             continue;
         }
-        int best = 0;
-        for (int k = 1; k < n; ++k) best = x[k] > x[best] ? k : best;
-        float weight[LARGEST_HEAD], total = 0;
-        for (int k = 0; k < n; ++k) total += weight[k] = math::exp(x[k] - x[best]);
+        float largest = x[0], weight[LARGEST_HEAD], total = 0, moment = 0;
+        for (int k = 1; k < n; ++k) largest = math::max(x[k], largest);
+        for (int k = 0; k < n; ++k) {
+            float below = math::max(-104.0f, x[k] - largest);  // where weights are 0; a NaN stays one
+            total += weight[k] = math::exp_within(below);
+            moment += weight[k] * below;
+        }
         // NaN among the logits, or nothing but -infinity: no distribution. The environment refuses -1.
         if (!(total >= 1) || !math::is_finite(total)) {
             action[head] = -1;
             sum_log_prob = sum_entropy = math::from_bits(0x7fc00000u);
             continue;
         }
-        int choice = best;
-        if (!greedy) {
+        int choice = 0;
+        if (greedy) {
+            while (x[choice] < largest) ++choice;
+        } else {
+            // What is left falls below 0 with the choice, and stays there.
             float rest = rng.uniform(agent, head) * total;
-            choice = -1;
-            for (int k = 0, last = 0; k < n; ++k) {
-                if (weight[k] > 0) last = k;
-                if (choice < 0 && rest < weight[k]) choice = k;
+            for (int k = 0; k < n; ++k) {
+                choice += rest >= weight[k];
                 rest -= weight[k];
-                if (choice < 0 && k == n - 1) choice = last;  // rounding: the last that is possible at all
             }
+            if (choice == n)  // rounding: the last that is possible at all
+                for (int k = 0; k < n; ++k) choice = weight[k] > 0 ? k : choice;
         }
-        float log_total = math::log(total), head_entropy = 0;
-        for (int k = 0; k < n; ++k) {
-            float p = weight[k] / total;
-            if (p > 0) head_entropy -= p * (x[k] - x[best] - log_total);
-        }
+        float log_total = math::log(total);
         action[head] = choice;
-        sum_log_prob += x[choice] - x[best] - log_total;
-        sum_entropy += head_entropy;
+        sum_log_prob += x[choice] - largest - log_total;
+        sum_entropy += log_total - moment / total;
     }
     *log_prob = sum_log_prob;
     *entropy = sum_entropy;

@@ -16,11 +16,19 @@ constexpr bool IN_REGISTERS = FITS && NUM_AGENTS == 1 && TEAM == 1 && sizeof(Nea
 #if defined(__CUDACC__)
 
 constexpr u64 MOST_SHARED = SHARED_LIMIT - 1024;  // the rest is for the words of vecenv.cuh
-constexpr u64 MOST_SHARED_OBS = 32 << 10;         // more would cost blocks that could run beside this one
-constexpr u64 NEAR_BYTES = aligned(sizeof(Near)) * TEAMS_PER_BLOCK;
+constexpr u64 MOST_SHARED_OBS = 24 << 10;         // more would cost blocks that could run beside this one
+// From one team's part to the next: such that teams of a warp, whose lanes read at once, read from different banks.
+HD constexpr u64 stride_of(u64 bytes) {
+    constexpr u64 ROW = 128, OWN = TEAM < 4 ? 16 : 4 * TEAM;
+    u64 stride = aligned(bytes);
+    while (TEAM < 32 && stride % ROW != OWN) stride += 16;
+    return stride;
+}
+constexpr u64 SCRATCH_STRIDE = stride_of(sizeof(Scratch)), NEAR_STRIDE = stride_of(sizeof(Near));
+constexpr u64 SCRATCH_BYTES = SCRATCH_STRIDE * TEAMS_PER_BLOCK, NEAR_BYTES = NEAR_STRIDE * TEAMS_PER_BLOCK;
 constexpr u64 OBS_BYTES = aligned(sizeof(Observation) * OBS_SIZE * NUM_AGENTS * TEAMS_PER_BLOCK);
-constexpr bool SCRATCH_IS_SHARED = sizeof(Scratch) * TEAMS_PER_BLOCK <= MOST_SHARED;
-constexpr u64 SCRATCH_END = SCRATCH_IS_SHARED ? aligned(sizeof(Scratch) * TEAMS_PER_BLOCK) : 0;
+constexpr bool SCRATCH_IS_SHARED = SCRATCH_BYTES <= MOST_SHARED;
+constexpr u64 SCRATCH_END = SCRATCH_IS_SHARED && sizeof(Scratch) > 1 ? SCRATCH_BYTES : 0;
 constexpr bool NEAR_IS_SHARED = FITS && !IN_REGISTERS && SCRATCH_END + NEAR_BYTES <= MOST_SHARED;
 constexpr u64 NEAR_END = SCRATCH_END + (NEAR_IS_SHARED ? NEAR_BYTES : 0);
 constexpr bool OBS_IS_SHARED = FITS && OBS_BYTES <= MOST_SHARED_OBS && NEAR_END + OBS_BYTES <= MOST_SHARED;
@@ -32,13 +40,13 @@ HD i64 first_of_block() { return (i64)in_order(blockIdx.x, gridDim.x) * TEAMS_PE
 HD int team_of_block() { return threadIdx.x / TEAM; }
 HD Scratch* scratch_of(Scratch* everywhere, i64 replica) {
     if constexpr (SCRATCH_IS_SHARED)
-        return (Scratch*)shared_memory + team_of_block();
+        return (Scratch*)(shared_memory + SCRATCH_STRIDE * team_of_block());
     else
         return everywhere + replica;
 }
 HD Near& near_of(Near& own) {
     if constexpr (NEAR_IS_SHARED)
-        return *(Near*)(shared_memory + SCRATCH_END + aligned(sizeof(Near)) * team_of_block());
+        return *(Near*)(shared_memory + SCRATCH_END + NEAR_STRIDE * team_of_block());
     else
         return own;
 }
@@ -69,9 +77,6 @@ HD void write_obs(Observation* obs, i64 num_envs) {
     }
 }
 
-// The cache asks for what is needed later.
-HD void prefetch(const void* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); }
-
 #define SCRATCH(everywhere, e) staging::scratch_of(everywhere, e)
 #define REPLICA_KERNEL(name, ...) \
     extern "C" __global__ void __launch_bounds__(TEAM* TEAMS_PER_BLOCK) kernel_##name(__VA_ARGS__)
@@ -84,7 +89,6 @@ constexpr u64 SHARED_BYTES = 0;
 HD Near& near_of(Near& own) { return own; }
 HD Observation* obs_of(Observation* there) { return there; }
 HD void write_obs(Observation*, i64) {}
-HD void prefetch(const void*) {}
 #define SCRATCH(everywhere, e) (everywhere + worker_)
 #define REPLICA_KERNEL KERNEL
 #define FOR_REPLICAS(e, n) FOR_ITEMS (e, n)
@@ -92,6 +96,15 @@ HD void prefetch(const void*) {}
 #endif
 
 constexpr bool IS_NEAR = IN_REGISTERS || NEAR_IS_SHARED;
+
+// A number of 64 bits that does not fit is no action, and gives another that is none.
+HD Action narrow(WideAction a) {
+#if BOX_ACTIONS
+    return a;
+#else
+    return a == (Action)a ? (Action)a : -1;
+#endif
+}
 
 // One lane's items of a field on their way: all fields are asked for before the first is needed.
 template <class T, int N>
@@ -102,8 +115,49 @@ struct Part {
     HD void take(const T* from) {
         UNROLL for (int c = 0; c < COUNT; ++c) if (int k = lane() + c * TEAM; k < N) item[c] = from[k];
     }
+    HD void take_actions(const void* from, bool wide) {
+        if (!wide) return take((const T*)from);
+        UNROLL for (int c = 0; c < COUNT; ++c) if (int k = lane() + c * TEAM; k < N) item[c] =
+            narrow(((const WideAction*)from)[k]);
+    }
     HD void give(T* to) const {
         UNROLL for (int c = 0; c < COUNT; ++c) if (int k = lane() + c * TEAM; k < N) to[k] = item[c];
+    }
+};
+
+// What replicas keep of the episodes that have ended. Where one ends it is asked for, and written only when the tick is
+// done: it lies in memory that nobody has touched for long.
+struct Books {
+    Part<float, NUM_AGENTS> earlier, returns;
+    i64 lengths, episodes, terminations;
+    int ticks;
+    bool terminated;
+
+    HD void open(Machine m, int time, bool by_termination) {
+        ticks = time;
+        terminated = by_termination;
+        ONCE {
+            lengths = m.completed_lengths[0];
+            episodes = m.completed_episodes[0];
+            terminations = m.completed_terminations[0];
+        }
+        if constexpr (FITS) {
+            earlier.take(m.completed_returns);
+            returns.take(m.returns);
+        } else {
+            FOR_AGENTS (i) m.completed_returns[i] += m.returns[i];
+        }
+    }
+    HD void close(Machine m) {
+        ONCE {
+            m.completed_lengths[0] = lengths + ticks;
+            m.completed_episodes[0] = episodes + 1;
+            m.completed_terminations[0] = terminations + terminated;
+        }
+        if constexpr (FITS) {
+            UNROLL for (int c = 0; c < earlier.COUNT; ++c) earlier.item[c] += returns.item[c];
+            earlier.give(m.completed_returns);
+        }
     }
 };
 

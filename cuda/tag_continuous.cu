@@ -8,14 +8,11 @@ constexpr float REACH = TAGGING_DISTANCE * SIDE;
 constexpr float DIAGONAL = 1.41421356237f * SIDE;
 constexpr int NO_TAGGER = -1;
 
-// What an observation shows of the difference between two agents, in its order.
-enum Feature { X, Y, SPEED, ACCELERATION, HEADING, NUM_FEATURES };
-
 struct Scratch {
-    int tagger_of[NUM_AGENTS];  // who tagged a runner in this tick
-    float feature[NUM_FEATURES][NUM_AGENTS];
-    int seen[SEE_ALL ? 1 : NUM_AGENTS][SEE_ALL ? 1 : NUM_SEEN];  // nearest first, -1: nobody
+    int tagged[NUM_TAGGERS];  // runners that each tagger tagged in this tick
+    Place place[NUM_AGENTS];  // whoever is out of game is at infinity
     Neighbors<SEE_ALL ? 1 : NUM_AGENTS> neighbors;
+    AgentNumber<NUM_AGENTS>::Type seen[SEE_ALL ? 1 : NUM_AGENTS][SEE_ALL ? 1 : NUM_SEEN];  // nearest first, -1: nobody
 };
 
 HD bool is_tagger(int i) { return i < NUM_TAGGERS; }
@@ -55,13 +52,15 @@ HD void move(State s, Io io, int i) {
 
 // The nearest tagger within reach of runner j, lowest number on ties.
 HD int tagger_in_reach(State s, int j) {
-    Nearest<1> nearest;
-    nearest.clear();
+    float least = REACH * REACH;
+    int nearest = NO_TAGGER;
     for (int i = 0; i < NUM_TAGGERS; ++i) {
         float dx = s.position[i][0] - s.position[j][0], dy = s.position[i][1] - s.position[j][1];
-        nearest.offer(dx * dx + dy * dy, i);
+        float square = dx * dx + dy * dy;
+        nearest = square < least ? i : nearest;
+        least = math::min(square, least);
     }
-    return nearest.distance(0) < REACH * REACH ? nearest.id(0) : NO_TAGGER;
+    return nearest;
 }
 
 HD void step(State s, Io io) {
@@ -71,15 +70,15 @@ HD void step(State s, Io io) {
         else
             s.acceleration[i] = s.heading[i] = s.speed[i] = 0;
     }
+    FOR_RANGE (i, NUM_TAGGERS) io.scratch->tagged[i] = 0;
     team_sync();
 
-    bool tags = false, runs = false;
+    bool runs = false;
     FOR_AGENTS (j) {  // a runner asks whether a tagger has it
         if (is_tagger(j)) continue;
         int tagger = io.active[j] && s.in_game[j] ? tagger_in_reach(s, j) : NO_TAGGER;
-        io.scratch->tagger_of[j] = tagger;
         if (tagger != NO_TAGGER) {
-            tags = true;
+            team_add(&io.scratch->tagged[tagger], 1);
             io.rewards[j] += TAG_PENALTY;
             if (RUNNER_LEAVES_WHEN_TAGGED) {
                 s.in_game[j] = false;
@@ -88,15 +87,12 @@ HD void step(State s, Io io) {
         }
         runs |= s.in_game[j];
     }
-    tags = team_any(tags);
     bool over = !team_any(runs), last_tick = io.time >= MAX_STEPS;
     team_sync();
 
     FOR_AGENTS (i) {
         if (is_tagger(i)) {
-            for (int j = NUM_TAGGERS; tags && j < NUM_AGENTS; ++j) {  // in agent order: equal sums everywhere
-                if (io.scratch->tagger_of[j] == i) io.rewards[i] += TAG_REWARD;
-            }
+            for (int count = io.scratch->tagged[i]; count > 0; --count) io.rewards[i] += TAG_REWARD;
             io.terminations[i] = over;
             io.truncations[i] = last_tick && !over;
         } else if (!s.in_game[i]) {
@@ -108,39 +104,38 @@ HD void step(State s, Io io) {
     }
 }
 
-HD void find_seen(Io io, int i) {
-    Nearest<SEE_ALL ? 1 : NUM_SEEN> nearest;
-    io.scratch->neighbors.find(io.scratch->feature[X], io.scratch->feature[Y], i, nearest);
-    UNROLL for (int k = 0; k < (SEE_ALL ? 1 : NUM_SEEN); ++k) io.scratch->seen[i][k] = nearest.id(k);
-}
-
-HD float feature(State s, Io io, int i, int k) {
-    constexpr float UNIT[NUM_FEATURES] = {DIAGONAL, DIAGONAL, MAX_SPEED, MAX_SPEED, TWO_PI};
-    if (!s.in_game[i]) return 0;
-    if (k == OBS_SIZE - 1) return (float)io.time / (float)MAX_STEPS;
-    int kind = k / NUM_SEEN, place = k % NUM_SEEN;
-    int j = SEE_ALL ? place + (place >= i) : io.scratch->seen[i][place];
-    if (j < 0) return 0;
-    if (kind == NUM_FEATURES) return is_tagger(j);
-    if (kind == NUM_FEATURES + 1) return s.in_game[j];
-    return (io.scratch->feature[kind][j] - io.scratch->feature[kind][i]) / UNIT[kind];
+// What agent i sees of agent j in a place of its observation, kind by kind; of nobody, zeros.
+HD void show(State s, Io io, int i, int j, int place) {
+    float* row = &io.obs[i][place];
+    bool sees = j >= 0 && s.in_game[i];
+    j = math::max(j, 0);
+    row[0 * NUM_SEEN] = sees ? (s.position[j][0] - s.position[i][0]) / DIAGONAL : 0;
+    row[1 * NUM_SEEN] = sees ? (s.position[j][1] - s.position[i][1]) / DIAGONAL : 0;
+    row[2 * NUM_SEEN] = sees ? (s.speed[j] - s.speed[i]) / MAX_SPEED : 0;
+    row[3 * NUM_SEEN] = sees ? (s.acceleration[j] - s.acceleration[i]) / MAX_SPEED : 0;
+    row[4 * NUM_SEEN] = sees ? (s.heading[j] - s.heading[i]) / TWO_PI : 0;
+    row[5 * NUM_SEEN] = sees && is_tagger(j);
+    row[6 * NUM_SEEN] = sees && s.in_game[j];
 }
 
 HD void observe(State s, Io io) {
-    FOR_AGENTS (i) {
-        // Whoever is out of game is infinitely far: the search for the nearest passes it over.
-        bool far = !SEE_ALL && !s.in_game[i];
-        io.scratch->feature[X][i] = far ? math::from_bits(0x7f800000u) : s.position[i][0];
-        io.scratch->feature[Y][i] = s.position[i][1];
-        io.scratch->feature[SPEED][i] = s.speed[i];
-        io.scratch->feature[ACCELERATION][i] = s.acceleration[i];
-        io.scratch->feature[HEADING][i] = s.heading[i];
-    }
-    team_sync();
     if (!SEE_ALL) {
-        io.scratch->neighbors.build(io.scratch->feature[X], io.scratch->feature[Y], SIDE);
-        FOR_AGENTS (k) find_seen(io, io.scratch->neighbors.agent(k));
+        FOR_AGENTS (i) {
+            float x = s.in_game[i] ? s.position[i][0] : math::from_bits(math::INF_BITS);
+            io.scratch->place[i] = {x, s.position[i][1]};
+        }
+        team_sync();
+        io.scratch->neighbors.build(io.scratch->place, SIDE);
+        FOR_AGENTS (k) {
+            int i = io.scratch->neighbors.agent(k), nearest[SEE_ALL ? 1 : NUM_SEEN];
+            io.scratch->neighbors.find(io.scratch->place, i, nearest);
+            UNROLL for (int n = 0; n < (SEE_ALL ? 1 : NUM_SEEN); ++n) io.scratch->seen[i][n] = nearest[n];
+        }
         team_sync();
     }
-    FOR_OBS (i, k) io.obs[i][k] = feature(s, io, i, k);
+    FOR_RANGE (k, NUM_AGENTS * NUM_SEEN) {
+        int i = k / NUM_SEEN, place = k % NUM_SEEN;
+        show(s, io, i, SEE_ALL ? place + (place >= i) : io.scratch->seen[i][place], place);
+    }
+    FOR_AGENTS (i) io.obs[i][OBS_SIZE - 1] = s.in_game[i] ? (float)io.time / (float)MAX_STEPS : 0.0f;
 }

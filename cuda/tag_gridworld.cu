@@ -2,9 +2,7 @@
 // Tag on a grid. Agents 0 .. NUM_TAGGERS - 1 tag, the last one runs. Declared in gpu_vecenv/envs/tag_gridworld.py.
 #include "vecenv.cuh"
 
-struct Scratch {
-    float row[OBS_SIZE];  // what all agents observe alike
-};
+struct Scratch {};
 
 constexpr int RUNNER = NUM_TAGGERS;
 TABLE int MOVES[5][2] = {{0, 0}, {1, 0}, {-1, 0}, {0, 1}, {0, -1}};
@@ -48,7 +46,7 @@ HD void step(State s, Io io) {
     }
 }
 
-// All columns, all rows, all types (1: runner), one-hot self (left 0 here), time.
+// What all agents observe alike: all columns, all rows, all types (1: runner), one-hot self (left 0 here), time.
 HD float common_feature(State s, Io io, int k) {
     int kind = k / NUM_AGENTS, j = k % NUM_AGENTS;
     if (kind < 2) return (float)s.cell[j][kind] / (float)GRID;
@@ -75,9 +73,10 @@ HD int nearest_tagger(State s) {
 
 HD void observe(State s, Io io) {
     if (FULL_OBSERVATION) {
-        FOR_RANGE (k, OBS_SIZE) io.scratch->row[k] = common_feature(s, io, k);
-        team_sync();
-        FOR_OBS (i, k) io.obs[i][k] = k == 3 * NUM_AGENTS + i ? 1.0f : io.scratch->row[k];
+        FOR_RANGE (k, OBS_SIZE) {
+            float common = common_feature(s, io, k);
+            for (int i = 0; i < NUM_AGENTS; ++i) io.obs[i][k] = k == 3 * NUM_AGENTS + i ? 1.0f : common;
+        }
         return;
     }
     int tagger = nearest_tagger(s);

@@ -36,17 +36,24 @@ static_assert(TEAM <= 32 ? 32 % TEAM == 0 : TEAM % 32 == 0, "a team divides a wa
 
 HD int lane() { return threadIdx.x % TEAM; }
 HD u32 team_mask() { return (0xffffffffu >> (32 - TEAM % 33)) << (threadIdx.x % 32 / TEAM * TEAM); }
+// Whether the teams of a warp are at the same place together: then one instruction serves them all. Teams that took
+// different ways come one after the other, each under its own mask, which costs many.
+HD bool whole_warp() { return TEAM == 32 || __activemask() == 0xffffffffu; }
 HD void team_sync() {
-    if constexpr (TEAM > 32)
+    if constexpr (TEAM > 32) {
         __syncthreads();  // one replica a block
-    else
-        __syncwarp(team_mask());
+    } else if constexpr (TEAM > 1) {
+        if (whole_warp())
+            __syncwarp();
+        else
+            __syncwarp(team_mask());
+    }
 }
 HD bool team_any(bool p) {
-    if constexpr (TEAM > 32)
-        return __syncthreads_or(p);
-    else
-        return __any_sync(team_mask(), p);
+    if constexpr (TEAM > 32) return __syncthreads_or(p);
+    if constexpr (TEAM == 1) return p;
+    if (whole_warp()) return __ballot_sync(0xffffffffu, p) & team_mask();
+    return __any_sync(team_mask(), p);
 }
 HD int team_add(int* place, int n) {
     if constexpr (TEAM > 1) return atomicAdd(place, n);
@@ -54,10 +61,11 @@ HD int team_add(int* place, int n) {
     return *place - n;
 }
 HD int team_min(int x) {
-    UNROLL for (int step = (TEAM > 32 ? 32 : TEAM) / 2; step > 0; step /= 2) {
-        int other = __shfl_xor_sync(TEAM > 32 ? 0xffffffffu : team_mask(), x, step);
-        x = math::min(x, other);
-    }
+    constexpr int WIDTH = TEAM > 32 ? 32 : TEAM;
+    if (WIDTH == 32 || whole_warp())
+        UNROLL for (int step = WIDTH / 2; step > 0; step /= 2) x = math::min(x, __shfl_xor_sync(0xffffffffu, x, step));
+    else
+        UNROLL for (int step = WIDTH / 2; step > 0; step /= 2) x = math::min(x, __shfl_xor_sync(team_mask(), x, step));
     if constexpr (TEAM > 32) {
         __shared__ int least[(TEAM + 31) / 32];
         if (lane() % 32 == 0) least[lane() / 32] = x;

@@ -37,9 +37,10 @@ from gpu_vecenv.errors import (
 from gpu_vecenv.new_game import new_game
 from gpu_vecenv.options import PROGRAM, named_game, no_more, parse, parts
 from gpu_vecenv.prologue import prologue
-from gpu_vecenv.registry import GAME_FILE, GAMES, load_game
+from gpu_vecenv.registry import GAME_FILE, GAMES, configure, load_game
 from gpu_vecenv.replay_command import replay
 from gpu_vecenv.train_command import evaluate, plot, train
+from gpu_vecenv.tuning import tune
 from gpu_vecenv.vec_env import MODES
 
 # What wrong arguments or an incomplete machine raise: one line and exit code 2, no traceback.
@@ -72,6 +73,7 @@ usage: {PROGRAM} COMMAND [options]
   replay record GAME|RUN  keep episodes as small files, whose bits are the same wherever they are played again
   replay html FILE...     write a page that shows them in a browser; replay play and replay show check and tell them
   bench [options]         measure steps per second against the memory bandwidth
+  tune GAME --num-envs N  measure which lanes per replica and threads per block suit this GPU, and keep the choice
   doctor                  what this machine has: torch, GPU, compilers, drivers; and what to do
 
 GAME is a name, or the path of a Python file that declares one: my_game.py, or my_game.py:MyGame where it has several.
@@ -120,6 +122,19 @@ class CheckGameConfig(CheckConfig):
     device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
     driver: str | None = None  # pycuda or cuda_core (CUDA only); by default the first that works
     parallel: bool = True  # check a game of several agents as PettingZoo's ParallelEnv, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """Measure which lanes per replica (team) and threads per block are the fastest on this GPU, and keep the choice.
+
+    Environments of this game with this configuration take it from then on. No bit depends on it.
+    """
+
+    num_envs: int  # replicas; the choice holds for about as many
+    config: tuple[str, ...] = ()  # the game's configuration: grid=30 num_taggers=6
+    device: str | None = None  # cuda or cuda:1; by default cuda
+    driver: str | None = None  # pycuda or cuda_core; by default the first that works
 
 
 def list_games(arguments: Sequence[str]) -> None:
@@ -206,6 +221,47 @@ def run_bench(arguments: Sequence[str]) -> None:
     bench.run(config)
 
 
+def run_tune(arguments: Sequence[str]) -> None:
+    """Choose team and block."""
+    if arguments and arguments[0] in ("-h", "--help"):
+        parse(TuneConfig, f"{PROGRAM} tune GAME", arguments)
+    kind, rest = named_game("tune", arguments)
+    settings = parse(TuneConfig, f"{PROGRAM} tune {arguments[0]}", rest)
+    game = configure(kind, **dict(map(_setting, settings.config)))
+    with Console(stderr=True).status("measuring the default") as status:
+        found = tune(
+            game,
+            settings.num_envs,
+            settings.device,
+            driver=settings.driver,
+            on_candidate=lambda one: status.update(f"team {one.shape.team}, block {one.shape.block} measured"),
+        )
+    table = Table("team", "block", "µs a tick", "ratio to default")
+    for one in sorted(found.candidates, key=lambda one: one.seconds or float("inf")):
+        figures = ("-", "-")
+        if one.seconds is not None and found.default.seconds is not None:
+            figures = (f"{one.seconds * 1e6:,.2f}", f"{one.seconds / found.default.seconds:.3f}")
+        words = " (default)" * (one.shape == found.default.shape) + " (kept)" * (one.shape == found.shape)
+        table.add_row(str(one.shape.team), str(one.shape.block), figures[0], figures[1] + words)
+    Console().print(table)
+    for one in found.candidates:
+        if one.problem is not None:
+            print(f"skipped team {one.shape.team}, block {one.shape.block}: {' '.join(one.problem.split()):.300}")
+    print(f"kept for {game.name()} with about {settings.num_envs:,} replicas: {found.shape}, in")
+    print(f"  {found.path}")
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """key=value; the value is JSON, or else itself."""
+    key, sign, value = text.partition("=")
+    if not sign:
+        raise ConfigError(f"config: {text!r}; expected key=value, as in --config grid=30 num_taggers=6")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
 COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "list": list_games,
     "show": show,
@@ -216,6 +272,7 @@ COMMANDS: dict[str, Callable[[Sequence[str]], int | None]] = {
     "plot": plot,
     "replay": replay,
     "bench": run_bench,
+    "tune": run_tune,
     "doctor": run_doctor,
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.backends import Argument, Backend, LaunchShape, Module, code_of, select
+from gpu_vecenv.backends import Argument, Backend, LaunchShape, Module, TeamShape, code_of, select
 from gpu_vecenv.compile_cache import cached
 from gpu_vecenv.device import resolve_device
 from gpu_vecenv.env import Env
@@ -77,12 +77,12 @@ class FunctionManager:
         before = "" if game is None else declared_text(game, PLAIN, seen)
         return self._build(before + inline_includes(text, name, folder, seen), name)
 
-    def compile_game(self, env: Env, *, team: int | None = None, build: Build = PLAIN) -> Program:
+    def compile_game(self, env: Env, *, teams: TeamShape | None = None, build: Build = PLAIN) -> Program:
         """Compile a game with the machine around it.
 
         Args:
             env: The game.
-            team: Lanes per replica (CUDA); None chooses by the number of agents.
+            teams: Lanes per replica and threads per block (CUDA); None chooses by the number of agents.
             build: How the text around it is made.
 
         Raises:
@@ -94,10 +94,10 @@ class FunctionManager:
             raise DeviceUnavailableError(
                 f'{type(env).__name__} declares host = False: it is written for CUDA only; use device="cuda"'
             )
-        team = team or self.backend.team(env.num_agents)
+        teams = teams or TeamShape.of(self.backend.team(env.num_agents))
         path = env.source_path()
         try:
-            return self._build(self.backend.prologue(team) + game_text(env, build), path.name)
+            return self._build(self.backend.prologue(teams) + game_text(env, build), path.name)
         except KernelCompileError as error:
             # An error in the file itself tells more than what is missing because of it.
             own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())

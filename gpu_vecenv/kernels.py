@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.backends import Argument, LaunchShape
+from gpu_vecenv.backends import Argument, LaunchShape, TeamShape
 from gpu_vecenv.data_manager import DataManager
 from gpu_vecenv.env import Env
 from gpu_vecenv.errors import ConcurrentUseError
@@ -27,7 +27,7 @@ class Kernels:
         game: The game.
         data: Its tensors.
         num_envs: Replicas.
-        team: Lanes per replica on a GPU.
+        teams: Lanes per replica and threads per block; None on the host.
         build: How the text was made.
         mode: Autoreset mode, a number of machine.cuh.
         rows: Whether agents are rows.
@@ -41,7 +41,7 @@ class Kernels:
         data: DataManager,
         num_envs: int,
         *,
-        team: int,
+        teams: TeamShape | None,
         build: Build,
         mode: int,
         rows: bool,
@@ -53,16 +53,13 @@ class Kernels:
         layout = torch.zeros(2, dtype=torch.int64, device=data.device)
         program.launch("vecenv_layout", 1, layout)
         scratch_bytes, shared_bytes = layout.tolist()
-        if data.device.type == "cpu":
+        if teams is None:
             from gpu_vecenv.backends.host import workers
 
             copies = workers()  # one for each thread
             shape = LaunchShape(num_envs, shared_bytes=shared_bytes, work=num_envs * game.num_agents)
         else:
-            from gpu_vecenv.backends.cuda import block_of
-
-            copies, block = num_envs, block_of(team)
-            shape = LaunchShape(num_envs, team, block, shared_bytes)
+            copies, shape = num_envs, LaunchShape(num_envs, teams.team, teams.block, shared_bytes)
         scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
         common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(game, build.pooled)]
         common.append(np.int64(len(data[f"pool_{build.pooled[0]}"]) if build.pooled else 0))

@@ -12,6 +12,7 @@ from torch import nn
 
 from gpu_vecenv.env import Env
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.layers import NO_ACTIVATION, heads, is_chain, is_plain, layer, through
 from gpu_vecenv.running_statistics import merged
 from gpu_vecenv.sampler import Squash
 
@@ -59,11 +60,14 @@ class ActorCritic(nn.Module):
         self.actor = _orthogonal(nn.Linear(sizes[-1], num_outputs), 0.01)
         self.critic = _orthogonal(nn.Linear(sizes[-1], 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(num_outputs)) if gaussian else None
+        self.fused = False  # whether training differentiates by the kernels of layers.py: a learner says so
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Observations (…, *obs_shape) -> parameters (…, n) and values (…)."""
         rows = obs.flatten(obs.ndim - len(self.obs_shape))
         rows = rows.float() / 255 if obs.dtype == torch.uint8 else rows
+        if self.fused and torch.is_grad_enabled() and self._may_fuse(rows):
+            return self._fused(rows)
         features = self.trunk(rows)
         if self.critic_trunk is None:  # one product for both: the features, the largest tensor, are read once
             weight, bias = (
@@ -75,6 +79,29 @@ class ActorCritic(nn.Module):
         if self.log_std is not None:
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs, values.squeeze(-1)
+
+    def _may_fuse(self, rows: torch.Tensor) -> bool:
+        """Not in mixed precision; nor where somebody has changed the layers, or is told of their calls."""
+        trunks = [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
+        plain = all(map(is_chain, trunks)) and is_plain(self.actor) and is_plain(self.critic)
+        return (
+            plain and rows.ndim == 2 and rows.dtype == torch.float32 and not torch.is_autocast_enabled(rows.device.type)
+        )
+
+    def _fused(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same numbers up to rounding, of rows (n, inputs)."""
+        features = through(self.trunk, rows)
+        actor, critic = ((head.weight, head.bias) for head in (self.actor, self.critic))
+        if self.critic_trunk is not None:
+            outputs = layer(features, *actor, NO_ACTIVATION)
+            values = layer(through(self.critic_trunk, rows), *critic, NO_ACTIVATION).squeeze(-1)
+            if self.log_std is not None:
+                outputs = torch.cat([outputs, self.log_std.expand_as(outputs)], -1)
+            return outputs, values
+        if self.log_std is None:
+            return heads(features, *actor, *critic)
+        no_weight = torch.zeros_like(self.actor.weight, requires_grad=False)  # what depends on no feature is a bias
+        return heads(features, *actor, no_weight, self.log_std, *critic)
 
 
 class RoleView:

@@ -18,8 +18,9 @@ from gpu_vecenv.distributed import World
 from gpu_vecenv.env import Env, check_fields, param
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.graph import GraphMemory, Repeated
-from gpu_vecenv.learner_kernels import LossKernel
-from gpu_vecenv.policy import Activation, Normalizer, Policy, Precision, RoleView, default_network
+from gpu_vecenv.layers import kernel_on
+from gpu_vecenv.learner_kernels import LossKernel, RowGather, limit_launch, shuffle_launch
+from gpu_vecenv.policy import Activation, ActorCritic, Normalizer, Policy, Precision, RoleView, default_network
 from gpu_vecenv.rollout_storage import Batch, Rollout
 from gpu_vecenv.sampler import Squash
 
@@ -200,7 +201,7 @@ class Learner:
         self.policy, self.config, self.rollout, self.world = policy, config, rollout, world
         device, agents = rollout.rewards.device, policy.view.agents
         numbers = torch.arange(rollout.rewards.numel(), device=device).view_as(rollout.rewards)
-        self.places = numbers[:, :, agents].flatten()
+        self.places = numbers[:, :, agents].flatten().contiguous()
         if len(self.places) % config.num_minibatches:
             ticks, num_envs, count = numbers[:, :, agents].shape
             raise ConfigError(
@@ -213,19 +214,26 @@ class Learner:
                 f"{config.num_minibatches} = 1 row, whose normalised advantage is always 0; expected fewer, or "
                 "normalize_advantages=False"
             )
-        self.order, self.salt = self.places.clone(), _mixed(torch.tensor(seed - (seed >> 63 << 64))).item()
+        self.order = self.places.clone()
         self.epoch, self.turn = torch.zeros((2, 1), dtype=torch.int64, device=device)
+        own_seed = torch.tensor([seed - (seed >> 63 << 64)], device=device)  # the same bits, signed
+        functions = rollout.env.functions
+        self._shuffle = shuffle_launch(functions, self.places, own_seed, self.epoch, out=self.order)
         self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.obs = rollout.obs_rows(policy.view)
         # A minibatch of all rows, in order, is read where it lies.
         self.in_order = config.num_minibatches == 1 and len(self.places) == len(self.obs)
         minibatch = len(self.places) // config.num_minibatches
+        chunk = min(minibatch, config.chunk_rows)
+        self._rows = RowGather(functions, self.obs, chunk)
+        if isinstance(policy.network, ActorCritic):
+            policy.network.fused, _ = True, kernel_on(device)
         self.kernel = LossKernel(
             policy,
             rollout,
             minibatch=minibatch,
-            chunk=min(minibatch, config.chunk_rows),
+            chunk=chunk,
             clip=self.clip,
             entropy_coefficient=self.entropy_coefficient,
             value_coefficient=config.value_coefficient,
@@ -246,6 +254,18 @@ class Learner:
         self.optimizer.found_inf = self.stopped  # type: ignore[attr-defined]
         self.optimizer.step()  # makes Adam's state
         self.losses = torch.zeros(len(LOSS_NAMES) + 1, device=device)  # and steps that were not taken
+        self._norm = torch.zeros((), device=device)
+        self._limit = limit_launch(
+            functions,
+            self._norm,
+            self.figures,
+            self.gradient,
+            largest_norm=config.max_grad_norm,
+            target_kl=config.target_kl,
+            kl_figure=LOSS_NAMES.index("approximate_kl"),
+            stopped=self.stopped,
+            losses=self.losses,
+        )
         self.explained_variance = torch.zeros((), device=device)
         sources: tuple[tuple[Normalizer | None, Callable[[int], torch.Tensor]], ...] = (
             (policy.obs_normalizer, lambda t: policy.view.obs(rollout.obs[t]).flatten(0, 1)),
@@ -293,36 +313,34 @@ class Learner:
     def shuffle(self) -> None:
         """A new order of the rows: a function of seed, epoch and row alone, the same on every device."""
         if self.config.num_minibatches > 1:
-            keys = _mixed(torch.arange(len(self.places), device=self.places.device) + _mixed(self.epoch + self.salt))
-            torch.index_select(self.places, 0, keys.argsort(stable=True), out=self.order)
+            self._shuffle()
         self.epoch += 1
         self.turn.zero_()
 
     def differentiate(self) -> None:
         """Gradients of the next minibatch, chunk by chunk."""
-        self.flat.zero_()
         places = self.order.view(self.config.num_minibatches, -1).index_select(0, self.turn)[0]
         moments = self.kernel.moments(places)
         for start in range(0, len(places), self.config.chunk_rows):
             part = slice(start, start + self.config.chunk_rows)
-            outputs = self.policy(self.obs[part] if self.in_order else self.obs.index_select(0, places[part]))
+            outputs = self.policy(self.obs[part] if self.in_order else self._rows(places[part]))
             *gradients, figures = self.kernel(places[part], moments, *outputs)
             learnt = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
-            torch.autograd.backward([output for output, _ in learnt], [gradient for _, gradient in learnt])
-            self.figures += figures
+            own, of_own = zip(*learnt, strict=True)
+            found = torch.autograd.grad(own, self.parameters, of_own, allow_unused=True)
+            pairs = zip(self.parameters, found, strict=True)
+            parts = [(torch.zeros_like(p) if x is None else x).flatten() for p, x in pairs]
+            if start == 0:
+                torch.cat([*parts, figures], out=self.flat)
+            else:
+                self.flat += torch.cat([*parts, figures])
         self.turn += 1
 
     def descend(self) -> None:
         """One step of the optimiser, unless the gradient is not finite or the policy has moved too far."""
-        norm = self.gradient.norm()
-        self.gradient *= (self.config.max_grad_norm / (norm + 1e-6)).clamp(max=1)
-        figures = torch.cat([self.figures, norm[None]])
-        stop = ~figures.isfinite().all()
-        if self.config.target_kl is not None:
-            stop |= figures[LOSS_NAMES.index("approximate_kl")] > self.config.target_kl
-        torch.maximum(self.stopped, stop.float(), out=self.stopped)
+        torch.linalg.vector_norm(self.gradient, out=self._norm)
+        self._limit()
         self.optimizer.step()
-        self.losses += torch.cat([figures, self.stopped[None]])
 
     def finish(self) -> None:
         """Statistics of this iteration normalise the next: within one, nothing moves but the weights."""
@@ -339,11 +357,3 @@ class Learner:
         """Optimiser's tensors, live, by name."""
         states = (self.optimizer.state[p] for p in self.parameters)
         return {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in sorted(state.items())}
-
-
-def _mixed(x: torch.Tensor) -> torch.Tensor:
-    """64 bits as good as random, another value for each x: Steele, Lea and Flood, SplitMix64, 2014."""
-    x = x * -0x61C8864680B583EB  # 0x9E3779B97F4A7C15 as a signed number
-    for shift, factor in ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15)):
-        x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
-    return x ^ (x >> 31 & (1 << 33) - 1)

@@ -296,8 +296,13 @@ def _near(env: Env) -> list[str]:
         f"{''.join(f'[{n}]' for n in env.shape(f) or (1,))};"
         for who, f in fields
     )
-    rows = ("float rewards[NUM_AGENTS];", "bool terminations[NUM_AGENTS];", "bool truncations[NUM_AGENTS];")
-    largest = max(math.prod(env.shape(field)) for _, field in fields)
+    rows = (
+        "Action actions[NUM_AGENTS * ACTION_HEADS];",
+        "float rewards[NUM_AGENTS];",
+        "bool terminations[NUM_AGENTS];",
+        "bool truncations[NUM_AGENTS];",
+    )
+    largest = max(env.num_agents * env.action.heads, *(math.prod(env.shape(field)) for _, field in fields))
     return [
         "namespace staging {",
         "struct Near {",
@@ -317,13 +322,18 @@ def _near_functions(env: Env) -> list[str]:
         parts = [f"near.{owner}_{f.name}" if (owner, f.name) in near else f"{owner}.{f.name}" for f in whole]
         head = f"HD {kind} near_{kind.lower()}([[maybe_unused]] Near& near, [[maybe_unused]] {kind} {owner})"
         lines.append(f"{head} {{ return {{{', '.join(parts)}}}; }}")
-    lines.append("HD void fetch(Near& near, Machine m, [[maybe_unused]] State s) {")
+    lines.append("HD void fetch(Near& near, Machine m, [[maybe_unused]] State s, const void* actions, bool wide) {")
+    lines.append("    Part<Action, NUM_AGENTS * ACTION_HEADS> asked; asked.take_actions(actions, wide);")
     for verb, place in (("take", "{0}.{1}"), ("give", "near.{0}_{1}")):
         for owner, field in fields:
             kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
             declared = f"Part<{kind}, {size}> {owner}_{field.name}; " if verb == "take" else ""
             lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){place.format(owner, field.name)});")
-    lines += ["}", "HD void put_back(const Near& near, Machine m, [[maybe_unused]] State s) {"]
+    lines += [
+        "    asked.give(near.actions);",
+        "}",
+        "HD void put_back(const Near& near, Machine m, [[maybe_unused]] State s) {",
+    ]
     for owner, field in fields:
         kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
         copy = f"(({kind}*){owner}.{field.name})[k] = ((const {kind}*)near.{owner}_{field.name})[k];"

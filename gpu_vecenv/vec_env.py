@@ -29,10 +29,10 @@ from gpu_vecenv.function_manager import FunctionManager
 from gpu_vecenv.kernels import Kernels
 from gpu_vecenv.prologue import GUARD_ROWS, Build, kernel_fields, machine_fields
 from gpu_vecenv.slab import Slab, SlabLayout, SlabStock
+from gpu_vecenv.tuning_cache import team_shape
 
 AutoresetMode = Literal["same_step", "next_step", "disabled"]
 MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # machine.cuh, enum AutoresetMode
-TEAMS = (1, 2, 4, 8, 16, *range(32, 1025, 32))
 Info = dict[str, torch.Tensor]
 
 
@@ -71,7 +71,10 @@ class VecEnv:
         starts: A pool of saved starts: field name -> (number of starts, *field shape). After the game's own reset,
             each new episode takes one start at random, the same for all these fields.
         first_replica: Number of the first replica in the random streams; shards of one run start at different ones.
-        team: Lanes per replica on a GPU; None chooses. It changes speed only, never a bit.
+        team: Lanes per replica on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024. It changes speed only, never a
+            bit. None takes what ``gpu_vecenv.tuning.tune`` has kept for this game, size and GPU, else a default.
+        block: Threads of a block, a power of two from 32 to 1024; teams of more than 32 lanes have a block each, of
+            their own size. It, too, changes no bit. None as with ``team``; if either is given, nothing kept is used.
         lane_order: Debug builds: 1 goes backwards, 2 shuffled, on the host through every range, on a GPU from block to
             block. Bits must not change.
         guards: Debug builds: bytes lie between replicas, in state and outputs, that no kernel may write; each call
@@ -97,6 +100,7 @@ class VecEnv:
         starts: Mapping[str, ArrayLike] | None = None,
         first_replica: int = 0,
         team: int | None = None,
+        block: int | None = None,
         quarantine: bool = False,
         lane_order: int = 0,
         guards: bool = False,
@@ -117,11 +121,11 @@ class VecEnv:
         if rows and guards:
             raise ConfigError("guards lie between replicas, where agents as rows leave no place; use rows=False")
         lane_order = count("lane_order", lane_order, 0, 2)
-        if team is not None and (type(team) is not int or team not in TEAMS):
-            raise ValueError(f"team is {team!r}; expected None, 1, 2, 4, 8, 16 or a multiple of 32 up to 1024")
         self.autoreset_mode, self.validate = autoreset_mode, validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
+        # Lanes per replica and threads per block; None on the host.
+        self.teams = team_shape(game, self.num_envs, self.functions.backend, team, block)
         self.closed = False
         self._process = os.getpid() if self.device.type == "cuda" else None
         self._data = DataManager(self.device)
@@ -139,16 +143,15 @@ class VecEnv:
         self._action_check = ActionCheck(game, self.layout.batch, self.device)
         shared, pool = shared_arrays(game, arrays or {}), pool_arrays(game, starts or {})
         self._check_capacity()
-        team = team or self.functions.backend.team(game.num_agents)
         self.build = Build(tuple(pool), quarantine, guards, lane_order)
-        self.program = self.functions.compile_game(game, team=team, build=self.build)
+        self.program = self.functions.compile_game(game, teams=self.teams, build=self.build)
         self._allocate(shared, pool)
         self._kernels = Kernels(
             self.program,
             game,
             self._data,
             self.num_envs,
-            team=team,
+            teams=self.teams,
             build=self.build,
             mode=MODES[autoreset_mode],
             rows=rows,

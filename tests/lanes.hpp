@@ -15,7 +15,7 @@
 #define __global__
 #define __constant__ static
 #define __shared__ static
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -126,6 +126,16 @@ inline void run(void (*kernel)(void**), unsigned grid, unsigned block, size_t sh
 inline void __syncthreads() { lanes::wait(lanes::BLOCK); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { lanes::wait(lanes::key_of(mask)); }
 inline int __syncthreads_or(int p) { return lanes::any(lanes::BLOCK, p); }
+// Lanes that take turns are never together.
+inline unsigned __activemask() { return 1u << threadIdx.x % 32; }
+inline unsigned __ballot_sync(unsigned mask, int p) {
+    lanes::value[threadIdx.x] = p;
+    lanes::wait(lanes::key_of(mask));
+    unsigned found = 0;
+    for (unsigned k = 0; k < 32; ++k) found |= (mask >> k & 1 && lanes::value[threadIdx.x / 32 * 32 + k]) << k;
+    lanes::wait(lanes::key_of(mask));
+    return found;
+}
 inline int __any_sync(unsigned mask, int p) { return lanes::any(lanes::key_of(mask), p); }
 inline int __shfl_xor_sync(unsigned mask, int x, int step) {
     lanes::value[threadIdx.x] = x;

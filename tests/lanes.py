@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_vecenv.backends import Launcher, LaunchShape
+from gpu_vecenv.backends import Launcher, LaunchShape, TeamShape
 from gpu_vecenv.backends.cuda import cuda_prologue, default_team
 from gpu_vecenv.backends.host import C_ARGUMENTS, HostBackend
 from gpu_vecenv.function_manager import KERNEL_NAME
@@ -24,16 +24,13 @@ void launch_{0}(unsigned grid, unsigned block, size_t shared_bytes, void** value
     lanes::run([](void** values) {{ lanes::call(kernel_{0}, values); }}, grid, block, shared_bytes, values);
 }}
 """
-TEAMS = """
-extern "C" __attribute__((visibility("default"))) int team() { return TEAM; }
-extern "C" __attribute__((visibility("default"))) int teams_per_block() { return TEAMS_PER_BLOCK; }
-"""
 
 
 class LanesBackend(HostBackend):
     """A GPU's blocks on the host."""
 
     suffix = ".lanes.so"
+    hardware = "lanes of the host"
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,10 +38,10 @@ class LanesBackend(HostBackend):
 
     @property
     def identity(self) -> str:
-        return f"{super().identity}\n{PRELUDE}{ENTRIES}{TEAMS}"
+        return f"{super().identity}\n{PRELUDE}{ENTRIES}"
 
-    def prologue(self, team: int) -> str:
-        return cuda_prologue(team, SHARED_LIMIT)
+    def prologue(self, shape: TeamShape) -> str:
+        return cuda_prologue(shape.team, SHARED_LIMIT, shape.block)
 
     def team(self, num_agents: int) -> int:
         return default_team(num_agents)
@@ -54,8 +51,7 @@ class LanesBackend(HostBackend):
         names -= {"sample"} if "#define BOX_ACTIONS 1" in text else {"sample_box"}
         text = text.replace("extern __shared__ __align__(16) unsigned char shared_memory[];", "")
         text = re.sub(r"asm volatile\(.*?\)\);", "", text)
-        teams = TEAMS if "constexpr int TEAM" in text else ""
-        super().compile(PRELUDE + text + teams + "".join(ENTRIES.format(name) for name in sorted(names)), target)
+        super().compile(PRELUDE + text + "".join(ENTRIES.format(name) for name in sorted(names)), target)
 
     def load(self, path: Path) -> "LanesModule":
         return LanesModule(ctypes.CDLL(str(path)))
@@ -70,17 +66,12 @@ class LanesModule:
     def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
         function = self.library[f"launch_{kernel}"]
         function.restype = None
-        block, items_per_block = shape.block, shape.block
-        if kernel.startswith("vecenv_") and kernel != "vecenv_layout":
-            items_per_block = self.library.teams_per_block()
-            block = self.library.team() * items_per_block
-        grid = max(1, -(-shape.items // items_per_block))
 
         def launch(arguments: Sequence[Any]) -> None:
             values = [
                 C_ARGUMENTS[code](int(x) if code in "PiIqQ" else x) for code, x in zip(codes, arguments, strict=True)
             ]
             places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-            function(grid, block, ctypes.c_size_t(shape.shared_bytes), places)
+            function(shape.grid, shape.block, ctypes.c_size_t(shape.shared_bytes), places)
 
         return launch

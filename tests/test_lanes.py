@@ -41,6 +41,7 @@ CASES = [
     (Crew, {"num_helpers": 60}, 3, None),
     (Scouts, {}, 9, None),
     (Painter, {}, 3, None),
+    ("tag_continuous", {"num_taggers": 6, "num_runners": 214}, 2, 64),  # so many are sorted into cells
 ]
 
 

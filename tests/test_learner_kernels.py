@@ -7,12 +7,15 @@ import pytest
 import torch
 from games.crew import Crew
 from games.script import Script
+from lanes import LanesBackend
 from oracles.gae import of_deltas
 from torch import nn
 
 import gpu_vecenv
+from gpu_vecenv import function_manager
 from gpu_vecenv.distributed import World
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.layers import lie_together, width_of
 from gpu_vecenv.learner_kernels import LossKernel, advantage_launch
 from gpu_vecenv.policy import Policy, default_network
 from gpu_vecenv.ppo import Learner, PPOConfig, advantages, loss, normalized
@@ -322,6 +325,44 @@ def test_outputs_may_be_strided(name, device):
     for other in (strided, turned):
         assert not (other.parameters.is_contiguous() and other.values.is_contiguous())
         assert all(x.equal(y) for x, y in zip(differentiated(other), expected, strict=True))
+
+
+def as_of_one_product(rows):
+    """Outputs that lie together, the values behind the parameters, and anything behind them."""
+    count = rows.parameters.shape[1]
+    both = torch.full((len(rows.places), width_of(count)), torch.nan, device=rows.places.device)
+    both[:, :count], both[:, count] = rows.parameters, rows.values
+    return rows._replace(parameters=both[:, :count], values=both[:, count])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_outputs_that_lie_together_do_so_too(name, device):
+    """The same bits."""
+    rows = rows_of(CASES[name], device)
+    expected, found = differentiated(rows), differentiated(as_of_one_product(rows))
+    assert lie_together(*found[:2]) and not lie_together(*expected[:2])
+    assert all(x.equal(y) for x, y in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("order", ["forwards", "backwards"])
+@pytest.mark.parametrize("name", [*CASES, "many choices"])
+def test_lanes_give_the_bits_of_the_host(name, order, monkeypatch):
+    """Rows of a warp that is not whole, too; and logits that shared memory cannot hold."""
+    many = {"num_taggers": 3, "num_runners": 4, "num_neighbors": 2, "acceleration_levels": 40, "turn_levels": 40}
+    case = CASES.get(name, Case("tag_continuous", many, ("runner",)))
+    monkeypatch.setenv("LANES", order)
+    host = rows_of(case, "cpu", normalize_returns=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+        lanes = rows_of(case, "cpu", normalize_returns=True)
+    host, lanes = (Rows(*rows[:2], *(x[:-3] for x in rows[2:])) for rows in (host, lanes))
+    assert len(host.places) % 32 > 0
+    config = PPOConfig(value_clip=0.4)
+    for one, other in ((host, lanes), tuple(map(as_of_one_product, (host, lanes)))):
+        moments = [kernel_of(rows, config).moments(rows.places) for rows in (one, other)]
+        assert moments[0].equal(moments[1])
+        for x, y in zip(differentiated(one, config), differentiated(other, config), strict=True):
+            assert x.equal(y)
 
 
 @pytest.mark.parametrize("chunk", [1, 37])

@@ -155,35 +155,42 @@ def test_the_nearest_are_the_first_of_a_stable_sort(device):
     np.testing.assert_array_equal(ids.cpu(), expected)
 
 
-CROWD = {"num_taggers": 6, "num_runners": 64, "num_neighbors": 7, "side": 8.0}  # 16 cells of length 2
+CROWD = {"num_taggers": 6, "num_runners": 64, "num_neighbors": 7, "side": 8.0}
 
 
 def crowds(random: np.random.Generator, count: int) -> dict[str, np.ndarray]:
     """Places (count, 2) on a square of side 8, of which a search by cells may miss somebody."""
     anywhere = random.uniform(0, 8, (count, 2))
-    border = random.integers(0, 5, (count, 2)) * 2.0
+    border = random.integers(0, 7, (count, 2)) * 8 / 6  # of six cells in a row, or three
     corner = 8 - random.uniform(0, 0.5, (count, 2)) ** 4
     alone = np.where(np.arange(count)[:, None] < 3, 8 - anywhere / 40, anywhere / 40)
     line = np.stack([anywhere[:, 0], np.full(count, 4.0)], 1)
     around = np.nextafter(np.float32(border), np.float32(random.choice([0, 8], (count, 2))))
+    angle = 2 * np.pi * np.arange(count) / count  # all as far from the middle as floats can tell, and next to it
+    circle = 4 + np.where(np.arange(count) > 5, 1.0, 0.0)[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
+    some = np.where(np.arange(count)[:, None] % 12 < 3, circle, anywhere)
+    lattice = np.stack(np.divmod(np.arange(count), 9), 1)
     few = {"anywhere": anywhere, "on borders": border, "around borders": around, "in a corner": corner}
+    few |= {"on a circle": circle, "some on a circle": some, "on a lattice": lattice, "together": anywhere / 1e6 + 3}
+    few |= {"hardly apart": anywhere * 1e-22}  # squares of distances have hardly a bit
     return few | {"three alone": alone, "in a line": line, "in one place": np.full((count, 2), 4.0)}
 
 
-def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(device):
+@pytest.mark.parametrize("runners", [64, 194])  # two hundred agents are sorted into cells on a GPU too
+def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(runners, device):
     """Against the oracle, which looks at everybody: crowds in corners, on the borders of cells, and sparse ones."""
-    random = np.random.default_rng(11)
-    places = np.float32(list(crowds(random, 70).values()))
+    random, config = np.random.default_rng(11), {**CROWD, "num_runners": runners}
+    places = np.float32(list(crowds(random, 6 + runners).values()))
     out = random.random(places.shape[:2]) < np.linspace(0, 0.95, len(places))[:, None]  # in the last, few are left
     out[:, :6] = False
-    env = VecEnv(gpu_vecenv.configure("tag_continuous", **CROWD), len(places), device)
+    env = VecEnv(gpu_vecenv.configure("tag_continuous", **config), len(places), device)
     env.reset(seed=1)
     env.state["position"].copy_(torch.tensor(places))
     env.state["in_game"].copy_(torch.tensor(~out))
     observed = env.observe().cpu()
     for e, rows in enumerate(observed):
-        oracle = oracle_of("tag_continuous", CROWD, device)
-        oracle.time, oracle.active = 0, np.ones(70, bool)
+        oracle = oracle_of("tag_continuous", config, device)
+        oracle.time, oracle.active = 0, np.ones(6 + runners, bool)
         for field in (field.name for field in env.game.state if not field.shared):
             setattr(oracle, field, env.state[field][e].cpu().numpy().copy())
         np.testing.assert_array_equal(bits(rows), bits(oracle.observe()), f"crowd {e}")

@@ -731,8 +731,8 @@ HD void reset(State s, Io io) {
 HD void step(State, Io) {}
 HD void observe(State s, Io io) {
     FOR_AGENTS (i) {
-        io.scratch->x[i] = io.obs[i][0] = s.place[i][0];
-        io.scratch->y[i] = io.obs[i][1] = s.place[i][1];
+        io.scratch->place[i].x = io.obs[i][0] = s.place[i][0];
+        io.scratch->place[i].y = io.obs[i][1] = s.place[i][1];
     }
     team_sync();
     look_around(io);

@@ -9,13 +9,14 @@ import pytest
 import torch
 from games.crew import Crew
 from games.script import Script
+from oracles.shuffle import order_of
 from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv.distributed import World
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.policy import Normalizer, Policy, default_network
-from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, _mixed, loss, mean_of, normalized
+from gpu_vecenv.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, loss, mean_of, normalized
 from gpu_vecenv.rollout_storage import Batch, Rollout
 
 # Two action heads, of 4 and 5 choices; 3 taggers and 4 runners.
@@ -166,21 +167,6 @@ def selected(batch):
     return Batch(*(None if x is None else x[batch.active] for x in batch))
 
 
-def mixed_64(x):
-    """The x-th number of SplitMix64 from seed 0, by Python's integers."""
-    x = x * 0x9E3779B97F4A7C15 % 2**64
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
-    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
-    return x ^ x >> 31
-
-
-def order_of(seed, epoch, rows):
-    """Row numbers by their keys, as signed numbers."""
-    start = mixed_64((epoch + mixed_64(seed)) % 2**64)
-    keys = [mixed_64((row + start) % 2**64) for row in range(rows)]
-    return sorted(range(rows), key=lambda row: keys[row] - (keys[row] >> 63 << 64))
-
-
 class Textbook:
     """All steps of an update; ``weights[k]`` are those after k of them, ``figures[k]`` those of step k."""
 
@@ -266,15 +252,6 @@ def test_a_learner_learns_from_its_own_agents_alone(device):
 
 
 # Order of the rows
-
-
-def test_keys_are_those_of_splitmix64():
-    """The first are the published ones of seed 0."""
-    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC]
-    assert [mixed_64(k) for k in range(1, 5)] == published
-    numbers = [*range(-3, 100), 2**62, 2**63 - 1, -(2**63), 1234567890123456789]
-    found = _mixed(torch.tensor(numbers)).tolist()
-    assert [x % 2**64 for x in found] == [mixed_64(x % 2**64) for x in numbers]
 
 
 class Watched:

@@ -66,8 +66,15 @@ TEXTS = [
 ]
 
 
-def digest_text() -> str:
-    return inline_includes((device_folder() / "digest.cu").read_text(), "digest.cu", None)
+OF_NO_GAME = {
+    "digest": {"digest"},
+    "layers": {"layer_gradients"},
+    "minibatch": {"shuffle", "gather_rows", "limit_step"},
+}
+
+
+def plain_text(name: str) -> str:
+    return inline_includes((device_folder() / f"{name}.cu").read_text(), f"{name}.cu", None)
 
 
 # ---------------------------------------------------------------------- the compiler
@@ -130,7 +137,7 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_text_is_in_one_of_these_texts():
     sources = {path.stem for path in device_folder().glob("*.cu")}
-    assert sources == {*BUNDLED, "digest", "sampler", "learner"}
+    assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner"}
 
 
 @pytest.mark.parametrize("architecture", EACH)
@@ -148,10 +155,12 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
 
 
 @pytest.mark.parametrize("architecture", EACH)
-def test_the_digest_does_so_too(architecture):
+@pytest.mark.parametrize("name", OF_NO_GAME)
+def test_texts_of_no_game_do_so_too(name, architecture):
     need(architecture)
-    assert b".text.kernel_digest\0" in compile_cubin(digest_text(), f"sm_{architecture}")
-    assert told(lint(ptx(digest_text(), architecture=architecture))) == []
+    cubin = compile_cubin(plain_text(name), f"sm_{architecture}")
+    assert all(b".text.kernel_" + kernel.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
+    assert told(lint(ptx(plain_text(name), architecture=architecture))) == []
 
 
 # The one function that asks for a fused product and sum, and what it is without.

@@ -37,15 +37,15 @@ GROUPS = (
     {"env", "device", "install", "player", "window"},
     {"envs", "prologue", "backends", "slab", "agents"},
     {"data_manager", "function_manager", "host_copy"},
-    {"guards"},
+    {"guards", "tuning_cache"},
     {"kernels"},
     {"arguments"},
     {"tensor_wrapper", "vec_env"},
-    {"digest", "episode_log", "sampler", "stateful_wrappers", "transform_wrappers"},
+    {"digest", "episode_log", "layers", "sampler", "stateful_wrappers", "transform_wrappers"},
     {"registry", "wrappers", "policy", "checkpoint", "render"},
     {"gymnasium_env", "pettingzoo_env", "batched_env", "rollout_storage", "evaluation"},
     {"learner_kernels", "check", "measurement", "replay_file"},
-    {"ppo"},
+    {"ppo", "tuning"},
     {"trainer", "game_policy", "bench_games"},
     {
         "episode",
@@ -250,7 +250,13 @@ def test_every_declaration_is_registered_and_has_its_device_text():
         assert games[0].source_path() == device_folder() / f"{stem}.cu"
         assert games[0].source_path().is_file()
     assert {name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")} == stems
-    assert {path.stem for path in device_folder().glob("*.cu")} - stems == {"digest", "sampler", "learner"}
+    assert {path.stem for path in device_folder().glob("*.cu")} - stems == {
+        "digest",
+        "sampler",
+        "learner",
+        "layers",
+        "minibatch",
+    }
 
 
 @pytest.mark.parametrize("path", EVERYTHING, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from gpu_vecenv.errors import ConfigError
+
 # struct codes of kernel arguments: tensors are pointers, scalars say their width
 SCALAR_CODES: dict[type[np.generic], str] = {
     np.int32: "i",
@@ -21,6 +23,42 @@ SCALAR_CODES: dict[type[np.generic], str] = {
 }
 Argument = torch.Tensor | np.generic | None
 Launcher = Callable[[Sequence[Any]], None]
+SMALL_TEAMS = (1, 2, 4, 8, 16, 32)  # lanes: they divide a warp, and several share a block
+TEAMS = (*SMALL_TEAMS, *range(64, 1025, 32))  # the others are made of whole warps, and each has its block
+SMALL_TEAMS_BLOCKS = (32, 64, 128, 256, 512, 1024)  # threads; they hold a power of two of teams, as staging.cuh needs
+SMALL_TEAMS_BLOCK = 128  # the one by default
+
+
+@dataclass(frozen=True)
+class TeamShape:
+    """How a GPU's threads are shared out over replicas: speed depends on it, bits never do.
+
+    Args:
+        team: Lanes that run one replica: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
+        block: Threads of a block: a power of two from 32 to 1024, where a larger team does not fill a block of its own.
+
+    Raises:
+        ConfigError: One of them is none of these, or they do not go together.
+    """
+
+    team: int
+    block: int
+
+    def __post_init__(self) -> None:
+        if type(self.team) is not int or self.team not in TEAMS:
+            raise ConfigError(f"team is {self.team!r}; expected None, 1, 2, 4, 8, 16 or a multiple of 32 up to 1024")
+        fitting = SMALL_TEAMS_BLOCKS if self.team in SMALL_TEAMS else (self.team,)
+        if type(self.block) is not int or self.block not in fitting:
+            raise ConfigError(
+                f"block is {self.block!r} with teams of {self.team} lanes; "
+                f"expected None, or {', '.join(map(str, fitting))}; see team"
+            )
+
+    @classmethod
+    def of(cls, team: int, block: int | None = None) -> TeamShape:
+        """With the block that such a team has by default, if none is given."""
+        small = type(team) is int and team in SMALL_TEAMS
+        return cls(team, (SMALL_TEAMS_BLOCK if small else team) if block is None else block)
 
 
 @dataclass(frozen=True)
@@ -67,7 +105,11 @@ class Backend(Protocol):
     def identity(self) -> str:
         """All that decides the binary beside the text: compiler, version, flags, architecture."""
 
-    def prologue(self, team: int) -> str:
+    @property
+    def hardware(self) -> str | None:
+        """The processor whose tunings hold here, by name; None where no lanes share replicas."""
+
+    def prologue(self, shape: TeamShape) -> str:
         """Definitions that depend on the device, before a game's text."""
 
     def team(self, num_agents: int) -> int:

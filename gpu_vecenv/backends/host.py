@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv.backends import Launcher, LaunchShape, symbol
+from gpu_vecenv.backends import Launcher, LaunchShape, TeamShape, symbol
 from gpu_vecenv.backends.compiler_process import run_compiler
 from gpu_vecenv.doctor import find_host_compiler
 from gpu_vecenv.errors import CompilerError
@@ -53,6 +53,7 @@ class HostBackend:
     device = torch.device("cpu")
     suffix = ".so"
     fault = None
+    hardware: str | None = None
 
     def __init__(self) -> None:
         try:
@@ -77,7 +78,7 @@ class HostBackend:
     def identity(self) -> str:
         return "\n".join([*self.command, _version(*self.version_of), _processor()])
 
-    def prologue(self, team: int) -> str:
+    def prologue(self, shape: TeamShape) -> str:
         return ""
 
     def team(self, num_agents: int) -> int:

@@ -45,6 +45,7 @@ SOURCES = (
     "gpu_vecenv/data_manager.py",
     "gpu_vecenv/sampler.py",
     "gpu_vecenv/learner_kernels.py",
+    "gpu_vecenv/layers.py",
     "gpu_vecenv/digest.py",
     "gpu_vecenv/backends/cuda*.py",
     "gpu_vecenv/envs/*.py",

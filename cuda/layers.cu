@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a layer of a network hands back to the one before it, but for the products of matrices.
+#include "kernel.cuh"
+
+enum Activation : i32 { NO_ACTIVATION, TANH, RELU };
+
+// The gradient in front of an activation, of that behind it and of what it gave.
+HD float in_front(float gradient, float output, i32 activation) {
+    if (activation == TANH) return gradient * (1.0f - output * output);
+    return activation == RELU && output <= 0 ? 0.0f : gradient;
+}
+
+template <int N>
+struct alignas(N * 4) Word {
+    float x[N];
+};
+
+// One of the strands into which a matrix is taken apart, see below; `stride` and `words` count words of N floats.
+template <int N>
+HD void along_strand(const float* gradients, const float* outputs, float* inputs, float* sums, i32 activation,
+                     i64 strand, i64 stride, i64 words) {
+    constexpr int BATCH = 4;  // words that are on their way at once
+    Word<N> sum = {};
+    for (i64 first = strand; first < words; first += BATCH * stride) {
+        Word<N> gradient[BATCH], output[BATCH];
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            i64 k = first + b * stride;
+            if (k >= words) continue;
+            gradient[b] = ((const Word<N>*)gradients)[k];
+            if (activation != NO_ACTIVATION) output[b] = ((const Word<N>*)outputs)[k];
+        }
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            i64 k = first + b * stride;
+            if (k >= words) continue;
+            Word<N> input = gradient[b];
+            if (activation != NO_ACTIVATION) {
+                UNROLL for (int j = 0; j < N; ++j) {
+                    input.x[j] = in_front(gradient[b].x[j], output[b].x[j], activation);
+                }
+                ((Word<N>*)inputs)[k] = input;
+            }
+            UNROLL for (int j = 0; j < N; ++j) sum.x[j] += input.x[j];
+        }
+    }
+    ((Word<N>*)sums)[strand] = sum;
+}
+
+// Gradients in front of an activation, of those behind it and its outputs, and their sums over the rows, in parts; both
+// in one pass. Without an activation only the sums. Strand k has the floats k, k + strands, k + 2 * strands and so on;
+// as the number of strands is a multiple of a row's floats, all of its floats belong to one column, and sums[k] is
+// their sum in this order. On a GPU neighbouring lanes have neighbouring words of `width` floats, 1 or 4.
+KERNEL(layer_gradients, const float* gradients, const float* outputs, float* inputs, float* sums, i32 activation,
+       [[maybe_unused]] i32 width, i64 strands, i64 floats) {
+#if defined(__CUDACC__)
+    if (width == 4) {
+        FOR_ITEMS (k, strands / 4) {
+            along_strand<4>(gradients, outputs, inputs, sums, activation, k, strands / 4, floats / 4);
+        }
+    } else {
+        FOR_ITEMS (k, strands) along_strand<1>(gradients, outputs, inputs, sums, activation, k, strands, floats);
+    }
+#else
+    // The same sums, all strands side by side: a processor reads one stretch of memory at a time.
+    FOR_ITEMS (k, strands) sums[k] = 0;
+    for (i64 first = 0; first < floats; first += strands) {
+        i64 left = floats - first;
+        FOR_ITEMS (k, strands) {
+            if (k >= left) break;
+            float input = gradients[first + k];
+            if (activation != NO_ACTIVATION) {
+                inputs[first + k] = input = in_front(input, outputs[first + k], activation);
+            }
+            sums[k] += input;
+        }
+    }
+#endif
+}
