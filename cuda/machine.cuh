@@ -2,8 +2,7 @@
 // The machine around a game: entry kernels, autoreset, final observations, episode statistics, fault words.
 // Compiled after the game's own text.
 #pragma once
-#include "outputs.cuh"
-#include "staging.cuh"
+#include "lockstep.cuh"
 
 enum AutoresetMode : i32 { NEXT_STEP, SAME_STEP, DISABLED };
 
@@ -81,7 +80,9 @@ REPLICA_KERNEL(vecenv_observe, STATE_PARAMETERS, i32 rows, Observation* obs, Scr
 REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32 mode, i32 rows, Observation* obs,
                float* rewards, bool* terminations, bool* truncations, bool* active, bool* final_mask, bool* action_mask,
                Observation* final_obs, Scratch* scratch, i64 num_envs) {
-    FOR_REPLICAS(e, num_envs) {
+    lockstep::Run run = {MACHINE_OF(0), STATE_OF(0), actions, wide,
+                         Outputs{obs, rewards, terminations, truncations, active, final_mask}};
+    FOR_REPLICAS_LEFT(e, num_envs, run) {
         const Machine far_machine = MACHINE_OF(e);
         const State far_state = STATE_OF(e);
         Machine m = far_machine;
@@ -129,7 +130,7 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
                 .fault[0] |= fault;
         } else if (!begins) {
             ++io.time;
-            step(s, io);
+            if (!run.has_stepped(e, io)) step(s, io);
             team_sync();
             if constexpr (QUARANTINE) {
                 lost = quarantined(m, s, io, seen);

@@ -21,6 +21,7 @@ HD float from_bits(u32 b) { return __uint_as_float(b); }
 HD float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 // Exact: correctly rounded; NaN below -0.
 HD float sqrt(float x) { return __fsqrt_rn(x); }
+HD float choose(bool p, float a, float b) { return p ? a : b; }
 #else
 HD u32 bits(float x) {
     u32 b;
@@ -35,6 +36,8 @@ HD float from_bits(u32 b) {
 HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // Exact: correctly rounded; NaN below -0.
 HD float sqrt(float x) { return __builtin_sqrtf(x); }
+// p ? a : b without a branch, into which the compiler would move what a and b are made of: loops keep to vectors then.
+HD float choose(bool p, float a, float b) { return from_bits(bits(b) ^ ((bits(a) ^ bits(b)) & -(u32)p)); }
 #endif
 
 constexpr u32 SIGN = 0x80000000u;
@@ -76,11 +79,12 @@ HD i32 to_int(float x) {
 // Exact, like C's floorf: floor(-0) is -0.
 HD float floor(float x) {
     // From 2^23 on there is no fraction; a NaN becomes a bound here, so that the cast is defined.
-    float part = min(max(x, -0x1p23f), 0x1p23f);
+    float part = choose(x > -0x1p23f, x, -0x1p23f);
+    part = choose(part < 0x1p23f, part, 0x1p23f);
     // A zero of either sign: GCC's -fno-trapping-math may fuse the two casts and keep the sign.
     float whole = (float)(i32)part;
     whole -= whole > part ? 1.0f : 0.0f;
-    return abs(x) < 0x1p23f ? from_bits(bits(whole) | (bits(x) & SIGN)) : x;
+    return choose(abs(x) < 0x1p23f, from_bits(bits(whole) | (bits(x) & SIGN)), x);
 }
 
 // x - trunc(x / y) * y for x >= 0, y > 0, x / y < 2^24. The rounded quotient never falls below an
@@ -180,7 +184,7 @@ HD Reduced reduce_small(float x) {
 HD void sincos(float x, float* s, float* c) {
     float a = abs(x);
     Reduced t;
-    if (a >= 0x1p16f) {
+    if (lockstep::rare(a >= 0x1p16f)) {
         t = reduce_large(a);
         if (!is_finite(a)) t.high = from_bits(NAN_BITS);
     } else {

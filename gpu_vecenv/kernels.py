@@ -57,7 +57,9 @@ class Kernels:
             from gpu_vecenv.backends.host import workers
 
             copies = workers()  # one for each thread
-            shape = LaunchShape(num_envs, shared_bytes=shared_bytes, work=num_envs * game.num_agents)
+            # Replicas of one agent go in lockstep, where they can: several at a time.
+            work = num_envs * game.num_agents if game.num_agents > 1 else num_envs // 4
+            shape = LaunchShape(num_envs, shared_bytes=shared_bytes, work=work)
         else:
             copies, shape = num_envs, LaunchShape(num_envs, teams.team, teams.block, shared_bytes)
         scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)

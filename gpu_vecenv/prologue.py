@@ -28,6 +28,7 @@ _MACHINE_STATE = (
     Field("completed_terminations", i64, (1,)),  # of those, the ones whose last tick truncated no agent
 )
 FUNCTIONS = ("reset", "step", "observe")
+LANES = 64  # replicas that the host steps in lockstep, one bit of a word for each
 GUARD_ROWS = 16  # rows of outputs, and
 GUARD_BYTES = 64  # bytes of state, that a debug build leaves after those of each replica
 PARAMETERS = r"\s*\((const\s+|\[\[\w+\]\]\s*)*State(\s+\w+)?\s*,\s*(const\s+|\[\[\w+\]\]\s*)*Io(\s+\w+)?\s*\)"
@@ -141,7 +142,7 @@ def epilogue(env: Env, build: Build = PLAIN) -> str:
         if field.dtype.kind == "f" and not field.shared:
             size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
             lines.append(f"    FOR_RANGE(k, {size}) finite &= math::is_finite((({kind}*)s.{field.name})[k]);")
-    return "\n".join([*lines, "    return finite;", "}", *_near_functions(env)]) + "\n"
+    return "\n".join([*lines, "    return finite;", "}", *_near_functions(env), *_lockstep(env)]) + "\n"
 
 
 def printable(text: str) -> str:
@@ -340,6 +341,33 @@ def _near_functions(env: Env) -> list[str]:
         if field.name != "key" or owner == "s":
             lines.append(f"    FOR_RANGE(k, {size}) {copy}")
     return [*lines, "}", "}"]
+
+
+def _lockstep(env: Env) -> list[str]:
+    """What steps many replicas at once: one's own state, that of LANES replicas, and a walk over the fields of both."""
+    own = [(f, C_TYPES[f.dtype], math.prod(env.shape(f))) for f in env.state if not f.shared]
+    parts = [_cast(env, f, f"s.{f.name}") if f.shared else _cast(env, f, f"own.{f.name}", const="") for f in env.state]
+    arguments = ("Lanes& lanes", "Own& own", "State s", "F f")
+    return [
+        "#if !defined(__CUDACC__)",
+        "namespace lockstep {",
+        f"constexpr int LANES = {LANES}, STATE_ITEMS = {sum(size for _, _, size in own)};",
+        "struct Own {",
+        *(f"    {kind} {f.name}[{size}];" for f, kind, size in own),
+        "};",
+        "struct alignas(64) Lanes {",
+        *(f"    {kind} {f.name}[{size}][LANES];" for f, kind, size in own),
+        "};",
+        "HD State state_of([[maybe_unused]] Own& own, [[maybe_unused]] State s) {",
+        f"    return {{{', '.join(parts)}}};",
+        "}",
+        "template <class F>",
+        f"HD void each_field({', '.join(f'[[maybe_unused]] {argument}' for argument in arguments)}) {{",
+        *(f"    f(lanes.{f.name}, own.{f.name}, ({kind}*)s.{f.name});" for f, kind, _ in own),
+        "}",
+        "}",
+        "#endif",
+    ]
 
 
 def _near_fields(env: Env) -> list[tuple[str, Field]]:
