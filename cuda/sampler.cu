@@ -12,7 +12,7 @@
 // lane reads its own.
 template <int N>
 HD const float* own_row(const float* table, i64 row, i64 rows) {
-    constexpr int BLOCK = 256;
+    constexpr int BLOCK = 128;  // threads, as sampler.py launches them
     if constexpr (N % 8 == 0 || BLOCK * N * sizeof(float) > 48 << 10) {
         return table + row * N;
     } else {

@@ -73,7 +73,7 @@ class Sampler:
         kernel, arguments = "sample", [None, *clocks, np.int32(0), None, None, None, np.int64(rows)]
         if action.continuous:
             kernel, arguments = "sample_box", [*arguments, None, np.int32(squash == "tanh")]
-        self._launch = program.prepare(kernel, LaunchShape(rows), arguments)
+        self._launch = program.prepare(kernel, LaunchShape(rows, block=128), arguments)
 
     def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.

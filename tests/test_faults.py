@@ -1,5 +1,6 @@
 """What goes wrong stays where it is: NaN in its replica, writes in their bands, an environment in its thread."""
 
+import gc
 import multiprocessing
 import os
 import subprocess
@@ -250,6 +251,19 @@ def test_environments_in_threads_of_their_own_keep_their_bits(device):
     for thread in threads:
         thread.join()
     assert found == dict.fromkeys(range(4), expected)
+
+
+@pytest.mark.gpu
+def test_what_another_thread_lets_go_of_is_unloaded_all_the_same(recwarn):
+    """PyCUDA unloads a module only where its context is current: elsewhere it warns, and the module stays."""
+    pytest.importorskip("pycuda")
+    held = [VecEnv(gpu_vecenv.configure("tag_gridworld"), 4, "cuda", driver="pycuda")]
+    held[0].reset(seed=1)
+    thread = threading.Thread(target=lambda: (held.clear(), gc.collect()))
+    thread.start()
+    thread.join()
+    VecEnv(gpu_vecenv.configure("cartpole"), 4, "cuda", driver="pycuda").close()  # the next one to load a module
+    assert not [str(warning.message) for warning in recwarn if "cleaned up" in str(warning.message)]
 
 
 def _stepped(env):

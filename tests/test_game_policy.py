@@ -121,7 +121,7 @@ def test_a_loaded_policy_acts_as_the_trained_one(case, runs, device):
     if trainer.env.game.action.continuous:
         # Up to 8 roundings, as the Box is stretched in another order; of numbers up to 6, half of 2**-21 each.
         assert (found - expected).abs().max() <= 8 * 2**-22
-        assert found.unique().numel() > 10
+        assert found.unique().numel() > 3, "these weights tell nothing apart"
     else:
         assert found.equal(expected)
         assert found.unique().numel() > 1, "these weights tell nothing apart"

@@ -16,7 +16,7 @@ from reliability.rng import clear_verdicts
 COMMANDS = {
     "saves": (["--count", 1], {"what": "folder"}),
     "cache": (["--count", 1, "--processes", 6], {"rounds": 1, "compiled_healthy": 1, "compiled_damaged": 1}),
-    "leaks": (["--count", 14, "--num-envs", 8], {"cycles": 14, "tensor_bytes_left": 0, "files_left": 0}),
+    "leaks": (["--count", 14, "--num-envs", 8, "--no-alone"], {"cycles": 14, "tensor_bytes_left": 0, "files_left": 0}),
     "interrupts": (["--count", 5], {"while_step": 1, "while_train": 1}),
 }
 COUNTS = {"damage": 300, "soak": 200_000, "rng": 400_000, "large": 1_000_000}

@@ -34,6 +34,16 @@ def _keep_for_ever() -> None:
 os.register_at_fork(after_in_child=_keep_for_ever)
 
 
+class _Module:
+    """A module, which PyCUDA unloads in its context only: where it is let go of, in whatever thread, it waits there."""
+
+    def __init__(self, module: Any, dropped: list[Any]) -> None:
+        self.module, self._dropped = module, dropped
+
+    def __del__(self) -> None:
+        self._dropped.append(self.module)
+
+
 class PyCudaDriver:
     """PyCUDA on one device."""
 
@@ -41,6 +51,7 @@ class PyCudaDriver:
         cuda.init()
         torch.zeros(1, device=device)  # torch makes the primary context, with its own flags
         self.device = device
+        self._dropped: list[Any] = []  # modules that nobody uses any more, until the next one is loaded
         self.context = cuda.Device(device.index).retain_primary_context()
         with self._current():
             self.stream = cuda.Stream()
@@ -56,16 +67,17 @@ class PyCudaDriver:
         finally:
             cuda.Context.pop()
 
-    def load(self, cubin: bytes) -> Any:
+    def load(self, cubin: bytes) -> _Module:
         with self._current():
+            self._dropped.clear()
             module = cuda.module_from_buffer(cubin)
         _watch(module)
-        return module
+        return _Module(module, self._dropped)
 
-    def launcher(self, module: Any, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+    def launcher(self, loaded: _Module, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
         with self._current():
             try:
-                function = module.get_function(symbol(kernel))
+                function = loaded.module.get_function(symbol(kernel))
             except cuda.LogicError as error:
                 raise AttributeError(str(error)) from error
             if shape.shared_bytes > 0:  # with static shared memory it may pass what needs no leave
@@ -73,7 +85,7 @@ class PyCudaDriver:
             function.prepare(codes)
         grid, block, shared = (shape.grid, 1), (shape.block, 1, 1), shape.shared_bytes
 
-        def launch(arguments: Sequence[Any]) -> None:
+        def launch(arguments: Sequence[Any], loaded: _Module = loaded) -> None:  # kept as long as the function
             if current_stream(self.device) == 0:  # torch's default stream is PyCUDA's default stream too
                 function.prepared_async_call(grid, block, None, *arguments, shared_size=shared)
                 return
