@@ -93,6 +93,13 @@ def figures(file: str) -> list[dict[str, Any]]:
     return json.loads((DOCS / "performance" / file).read_text())["rows"]
 
 
+def scaled(rate: float) -> str:
+    """A rate with three or four digits and its unit."""
+    if rate >= 1e9:
+        return f"{rate / 1e9:,.1f} G"
+    return f"{rate / 1e6:,.1f} M" if rate >= 1e5 else f"{rate / 1e3:,.0f} k"
+
+
 def test_the_figures_of_performance_are_those_measured() -> None:
     rows = set(re.findall(r"^\| (.*) \|$", (DOCS / "performance.md").read_text(encoding="utf-8"), re.MULTILINE))
     core, pycuda = figures("h200-cuda_core.json"), figures("h200-pycuda.json")
@@ -116,6 +123,21 @@ def test_the_figures_of_performance_are_those_measured() -> None:
             f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, 2 x {row['units']} | {row['update']} | "
             f"{row['iteration_ms']:,.1f} | {row['env_steps_per_s'] / 1e6:.2f} | {row['agent_steps_per_s'] / 1e6:.1f} | "
             f"{' | '.join(f'{share:.0%}' for share in shares)} | {row['peak_bytes'] / 2**30:.1f}"
+        )
+    latest = json.loads((DOCS / "performance" / "h200-ticks.json").read_text())
+    for row in latest["rows"]:
+        rate, goal = row["num_envs"] / row["tick_us"] * 1e6, row["goal_env_steps_per_s"]
+        reached = f"{scaled(goal)}, {'reached' if rate >= goal else 'missed'}" if goal else "none"
+        told.add(
+            f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
+            f"{row['tick_us']:,.1f} | {scaled(rate)} | {row['step_share_of_copy_bandwidth']:.0%} | {reached}"
+        )
+    for row in latest["training"]:
+        networks = ("one network", "two networks")[row["networks"] - 1]
+        told.add(
+            f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, {networks} of 2 x {row['layers'][0]} | "
+            f"{row['epochs']} | {row['precision']} | {row['iteration_ms']:.1f} | "
+            f"{row['agent_steps_per_s'] / 1e6:.1f} | {row['goal_agent_steps_per_s'] / 1e6:.0f}"
         )
     heads = {row for row in rows if row.startswith(("game |", "configuration |"))}
     assert rows - heads == told
