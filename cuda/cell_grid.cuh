@@ -54,13 +54,15 @@ HD void find_nearest(const Neighbors& neighbors, const Place* place, int i, int 
 }
 
 // Among fewer, sorting costs more than it saves. A GPU's lanes go through all in step.
+namespace cell_grid {
 #if defined(__CUDACC__)
 constexpr int SORTED_FROM = 192;
 #else
 constexpr int SORTED_FROM = 64;
 #endif
+}  // namespace cell_grid
 
-template <int N, bool SORTED = (N >= SORTED_FROM)>
+template <int N, bool SORTED = (N >= cell_grid::SORTED_FROM)>
 struct Neighbors {
     static constexpr int COUNT = N;
 

@@ -158,10 +158,11 @@ HD void differentiate(const Distribution&, const float* x, const Action* draws, 
 }
 #endif
 
-constexpr int MOST_PARAMETERS = BOX_ACTIONS ? 2 * ACTION_HEADS : NUM_LOGITS;
-
 #if defined(__CUDACC__)
 
+namespace learner {  // names that a game's configuration may have too
+
+constexpr int MOST_PARAMETERS = BOX_ACTIONS ? 2 * ACTION_HEADS : NUM_LOGITS;
 constexpr int LOSS_BLOCK = 128;                           // threads, at most
 constexpr int PITCH = (MOST_PARAMETERS / 4 * 4 + 4) | 1;  // odd: neighbouring lanes' numbers lie in different banks
 constexpr bool STAGES_ROWS = 2 * LOSS_BLOCK * PITCH * sizeof(float) <= 48 << 10;
@@ -185,6 +186,8 @@ HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, 
     __syncwarp();
 }
 
+}  // namespace learner
+
 #endif
 
 // Of the rows at these places, under a network's outputs for them: gradients of the loss with respect to the outputs,
@@ -206,13 +209,14 @@ KERNEL(loss_gradients, const bool* active, const Action* draws, const float* log
 #if defined(__CUDACC__)
         int lane = threadIdx.x % 32;
         bool whole = row - lane + 32 <= rows;
-        __shared__ float near[STAGES_ROWS ? 2 * LOSS_BLOCK * PITCH : 1];
-        float* near_x = near + (threadIdx.x - lane) * 2 * PITCH;
-        float* near_gradients = near_x + 32 * PITCH;
-        if constexpr (STAGES_ROWS) {
-            copy_rows(near_x, PITCH, x - lane * parameter_stride, parameter_stride, num_parameters, whole);
-            x = near_x + lane * PITCH;
-            own = near_gradients + lane * PITCH;
+        __shared__ float near[learner::STAGES_ROWS ? 2 * learner::LOSS_BLOCK * learner::PITCH : 1];
+        float* near_x = near + (threadIdx.x - lane) * 2 * learner::PITCH;
+        float* near_gradients = near_x + 32 * learner::PITCH;
+        if constexpr (learner::STAGES_ROWS) {
+            learner::copy_rows(near_x, learner::PITCH, x - lane * parameter_stride, parameter_stride, num_parameters,
+                               whole);
+            x = near_x + lane * learner::PITCH;
+            own = near_gradients + lane * learner::PITCH;
         }
 #endif
         i64 place = places[row];
@@ -260,8 +264,8 @@ KERNEL(loss_gradients, const bool* active, const Action* draws, const float* log
         for (int k = num_parameters; k < width; ++k) own[k] = value_gradient;
         if (value_gradients) value_gradients[row] = value_gradient;
 #if defined(__CUDACC__)
-        if constexpr (STAGES_ROWS)
-            copy_rows(gradients + (row - lane) * width, width, near_gradients, PITCH, width, whole);
+        if constexpr (learner::STAGES_ROWS)
+            learner::copy_rows(gradients + (row - lane) * width, width, near_gradients, learner::PITCH, width, whole);
 #endif
     }
 }

@@ -38,7 +38,7 @@ constexpr int MOST_ITEMS = 32;  // of state, and of an observation: more would c
 class Run {
   public:
     static constexpr bool POSSIBLE = staging::IN_REGISTERS && STATE_ITEMS <= MOST_ITEMS && OBS_SIZE <= MOST_ITEMS &&
-                                     IN_ORDER && !QUARANTINE && !ACTION_MASKS && __is_empty(Scratch);
+                                     IN_ORDER && !QUARANTINE && !ACTION_MASKS && !OBS_PADDED && __is_empty(Scratch);
 
     Run(Machine m, State s, const void* actions, i32 wide, Outputs out)
         : m(m), s(s), actions(actions), wide(wide), out(out) {}

@@ -188,7 +188,7 @@ HD void sincos(float x, float* s, float* c) {
         t = reduce_large(a);
         if (!is_finite(a)) t.high = from_bits(NAN_BITS);
     } else {
-        t = reduce_small(a);
+        t = reduce_small(min(0x1p16f, a));  // in lockstep a rare case comes here too, and is thrown away
     }
     float r = t.high, z = r * r;
     float sine = fma(fma(-1.950788e-04f, z, 8.332106e-03f), z, -1.6666654e-01f);

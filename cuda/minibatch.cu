@@ -37,7 +37,7 @@ struct Permutation {
 KERNEL(shuffle, const i64* places, const u64* seed, const i64* epoch, i64* order, i64 rows) {
     Permutation permutation;
     int bits = FEWEST_BITS;
-    while ((rows - 1) >> bits) ++bits;
+    while (rows > 1 && (rows - 1) >> bits) ++bits;
     permutation.left_bits = bits / 2;
     permutation.right_bits = bits - bits / 2;
     for (int k = 0; k < ROUNDS / 4; ++k) {

@@ -187,7 +187,8 @@ def layer(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activati
 
 def through(layers: nn.Module, rows: torch.Tensor) -> torch.Tensor:
     """What a chain makes of rows (n, inputs) float32."""
-    parts = list(layers.children())
+    assert isinstance(layers, nn.Sequential)
+    parts = list(layers)  # one that comes twice, twice
     for linear, activation in zip(parts[::2], parts[1::2], strict=True):
         assert isinstance(linear, nn.Linear)
         rows = layer(rows, linear.weight, linear.bias, ACTIVATIONS[type(activation)])
@@ -206,6 +207,8 @@ def heads(rows: torch.Tensor, *layers: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _hooks(layer: nn.Module) -> bool:
-    """Whether its caller is told of its calls, or changes what they give."""
+    """Whether somebody is told of its calls, or changes what they give."""
+    if "forward" in vars(layer) or torch.nn.modules.module._has_any_global_hook():
+        return True
     kinds = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
     return any(map(bool, kinds))

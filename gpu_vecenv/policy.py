@@ -42,6 +42,8 @@ class ActorCritic(nn.Module):
     2021: sqrt(2) inside, 0.01 for the actor's outputs, 1 for the value.
     """
 
+    fused = False  # whether gradients come from the kernels of layers.py: a learner says so while it differentiates
+
     def __init__(
         self,
         obs_shape: Sequence[int],
@@ -60,7 +62,6 @@ class ActorCritic(nn.Module):
         self.actor = _orthogonal(nn.Linear(sizes[-1], num_outputs), 0.01)
         self.critic = _orthogonal(nn.Linear(sizes[-1], 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(num_outputs)) if gaussian else None
-        self.fused = False  # whether training differentiates by the kernels of layers.py: a learner says so
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Observations (…, *obs_shape) -> parameters (…, n) and values (…)."""

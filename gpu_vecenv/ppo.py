@@ -7,7 +7,8 @@ trainer computes it by the kernels of ``learner_kernels.py``, in one pass each.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -227,8 +228,7 @@ class Learner:
         minibatch = len(self.places) // config.num_minibatches
         chunk = min(minibatch, config.chunk_rows)
         self._rows = RowGather(functions, self.obs, chunk)
-        if isinstance(policy.network, ActorCritic):
-            policy.network.fused, _ = True, kernel_on(device)
+        kernel_on(device)  # made before a capture
         self.kernel = LossKernel(
             policy,
             rollout,
@@ -323,13 +323,14 @@ class Learner:
         moments = self.kernel.moments(places)
         for start in range(0, len(places), self.config.chunk_rows):
             part = slice(start, start + self.config.chunk_rows)
-            outputs = self.policy(self.obs[part] if self.in_order else self._rows(places[part]))
+            with _fused(self.policy.network):
+                outputs = self.policy(self.obs[part] if self.in_order else self._rows(places[part]))
             *gradients, figures = self.kernel(places[part], moments, *outputs)
             learnt = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
             own, of_own = zip(*learnt, strict=True)
-            found = torch.autograd.grad(own, self.parameters, of_own, allow_unused=True)
-            pairs = zip(self.parameters, found, strict=True)
-            parts = [(torch.zeros_like(p) if x is None else x).flatten() for p, x in pairs]
+            learning = [p for p in self.parameters if p.requires_grad]  # some may have been frozen since
+            found = dict(zip(learning, torch.autograd.grad(own, learning, of_own, allow_unused=True), strict=True))
+            parts = [(torch.zeros_like(p) if found.get(p) is None else found[p]).flatten() for p in self.parameters]
             if start == 0:
                 torch.cat([*parts, figures], out=self.flat)
             else:
@@ -357,3 +358,15 @@ class Learner:
         """Optimiser's tensors, live, by name."""
         states = (self.optimizer.state[p] for p in self.parameters)
         return {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in sorted(state.items())}
+
+
+@contextmanager
+def _fused(network: nn.Module) -> Iterator[None]:
+    """The default network gives gradients by the kernels of layers.py; afterwards it is torch's own again."""
+    if isinstance(network, ActorCritic):
+        network.fused = True
+    try:
+        yield
+    finally:
+        if isinstance(network, ActorCritic):
+            network.fused = False

@@ -142,8 +142,8 @@ def _tick_seconds(game: Env, num_envs: int, device: torch.device, driver: str | 
                 env.step(actions[-1], out=slab)
 
             def ticks() -> None:
-                for action in actions:
-                    env.step(action, out=slab)
+                for action in actions:  # in other states others are forbidden
+                    env.step(env.sample_actions() if game.masks_actions else action, out=slab)
 
             return seconds(captured(ticks, device), device) / TICKS
     finally:

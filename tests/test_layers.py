@@ -178,6 +178,7 @@ def test_what_is_not_just_linear_layers_and_activations_is_called_as_it_is(devic
         "a hook of a head": lambda n: n.critic.register_forward_pre_hook(lambda *_: seen.append("a head")),
         "a hook of all": lambda n: n.trunk.register_full_backward_hook(lambda *_: None),
         "weights of a norm": lambda n: nn.utils.parametrizations.weight_norm(n.trunk[2]),
+        "a forward of its own": lambda n: vars(n.trunk[0]).update(forward=n.trunk[0].forward),
         "float64": lambda n: n.double(),
     }
     for name, change in changes.items():
@@ -191,6 +192,20 @@ def test_what_is_not_just_linear_layers_and_activations_is_called_as_it_is(devic
     assert "a layer" in seen
     with torch.autocast(rows.device.type, torch.bfloat16):
         assert not any(map(fuses, network(rows)))
+
+
+def test_a_layer_that_comes_twice_counts_twice(device):
+    network, rows = network_of(device, hidden_sizes=(9, 9)), numbers(50, 9, device=device)
+    linear, activation = network.trunk[0], network.trunk[1]
+    network.trunk = nn.Sequential(linear, activation, linear, activation)
+    found = []
+    for network.fused in (False, True):
+        outputs, values = network(rows)
+        assert fuses(values) == network.fused
+        total = outputs.square().sum() + values.square().sum()
+        found.append([outputs.detach(), *torch.autograd.grad(total, list(network.parameters()))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)  # sums of 50 rows in another order
 
 
 def test_names_of_weights_are_the_same():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -143,6 +144,24 @@ def test_games_of_one_agent_go_in_lockstep(name):
 @pytest.mark.parametrize("build", [Build(quarantine=True), Build(guards=True), Build(lane_order=1)], ids=str)
 def test_debug_builds_and_quarantine_step_one_by_one(build):
     assert not goes_in_lockstep(GAMES["cartpole"], build)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched(Spinner):
+    """Rows are as wide as those of a role that nobody has here."""
+
+    roles = {"spinner": 1, "watcher": 0}  # noqa: RUF012 - a declaration, not a default
+    obs_dim = {"spinner": 5, "watcher": 7}  # noqa: RUF012
+    source = Spinner.source_path()
+
+
+def test_what_a_row_has_too_much_is_0():
+    assert not goes_in_lockstep(Watched())
+    env = VecEnv(Watched(), 200, "cpu", arrays=ARRAYS["spinner"])
+    obs, _ = env.reset(seed=1)
+    for _ in range(5):
+        assert obs.shape[-1] == 7 and obs[..., 5:].eq(0).all()
+        obs = env.step(env.sample_actions())[0]
 
 
 @pytest.mark.parametrize("game", [Script(num_others=1), Painter(), gpu_vecenv.configure("tag_gridworld")], ids=str)

@@ -55,8 +55,8 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     (Scouts, {}),
     (Painter, {}),
 )
-# On a GPU: agents that are sorted into cells; then scratch that does not fit in shared memory, and agents that outnumber
-# the lanes of a team.
+# On a GPU: agents that are sorted into cells; then scratch that does not fit in shared memory, and agents that are more
+# than the lanes of a team.
 CROWD = ("tag_continuous", {"num_taggers": 6, "num_runners": 214})
 HUGE = ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45})
 TICKS, MAX_STEPS = 6, 4  # every replica passes an end
@@ -73,7 +73,7 @@ def cases(device: str) -> Iterator[tuple[Game, dict[str, Any], int, str, str]]:
     """Game, configuration, replicas, autoreset mode, kind: 1 replica, 33, no multiple of a block, many.
 
     The kinds are "plain", "rows" (agents are rows) and "guards" (guard bands between replicas, and quarantine). On a
-    GPU, where each tool takes its time, other numbers of replicas than 33 have one mode each, in turn.
+    GPU, where each tool takes its time, guards and other numbers of replicas than 33 have one mode each, in turn.
     """
     for index, (game, config) in enumerate(GAMES):
         agents = gpu_vecenv.configure(game, **config).num_agents
