@@ -228,7 +228,8 @@ class Learner:
         minibatch = len(self.places) // config.num_minibatches
         chunk = min(minibatch, config.chunk_rows)
         self._rows = RowGather(functions, self.obs, chunk)
-        kernel_on(device)  # made before a capture
+        if isinstance(policy.network, ActorCritic):
+            kernel_on(device)  # made before a capture
         self.kernel = LossKernel(
             policy,
             rollout,
