@@ -3,6 +3,9 @@
 // Compiled after the game's own text.
 #pragma once
 #include "lockstep.cuh"
+#if SAMPLED
+#include "sampling.cuh"
+#endif
 
 enum AutoresetMode : i32 { NEXT_STEP, SAME_STEP, DISABLED };
 
@@ -36,6 +39,8 @@ KERNEL(vecenv_layout, i64* out) {
         out[1] = staging::SHARED_BYTES;
     }
 }
+
+#if !SAMPLED
 
 REPLICA_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64 seed, u64 first_replica, i32 rows,
                Observation* obs, bool* active, bool* action_mask, Scratch* scratch, i64 num_envs) {
@@ -75,11 +80,32 @@ REPLICA_KERNEL(vecenv_observe, STATE_PARAMETERS, i32 rows, Observation* obs, Scr
     }
 }
 
+#define ACTION_PARAMETERS const void *actions, i32 wide
+
+#else
+
+#define ACTION_PARAMETERS const float *parameters, DRAWN_PARAMETERS
+
+// A tick that draws its own actions: each lane those of its agents, where the tick will read them, and for the caller.
+HD void draw_actions(Machine m, i64 e, const float* rows, bool greedy, const Drawn& drawn, Action* near) {
+    Rng rng = rng_of(m, SAMPLER_STREAM, m.episode[0], m.time[0]);
+    FOR_AGENTS (i) {
+        Action action[ACTION_HEADS];
+        sample_row(rows + (i64)i * PARAMETERS_PER_AGENT, rng, i, greedy, drawn, e * NUM_AGENTS + i, action);
+        UNROLL for (int head = 0; head < ACTION_HEADS; ++head) near[i * ACTION_HEADS + head] = action[head];
+    }
+}
+
+#endif
+
 // With `rows`, agents are rows with episodes of their own. One that leaves early ends there, with final_obs; rows of
 // zeros follow, and where its replica ends it terminates once more, so that nobody bootstraps across the new start.
-REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32 mode, i32 rows, Observation* obs,
-               float* rewards, bool* terminations, bool* truncations, bool* active, bool* final_mask, bool* action_mask,
+REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, ACTION_PARAMETERS, i32 mode, i32 rows, Observation* obs, float* rewards,
+               bool* terminations, bool* truncations, bool* active, bool* final_mask, bool* action_mask,
                Observation* final_obs, Scratch* scratch, i64 num_envs) {
+#if SAMPLED
+    const bool wide = false;
+#endif
     lockstep::Run run = {MACHINE_OF(0), STATE_OF(0), actions, wide,
                          Outputs{obs, rewards, terminations, truncations, active, final_mask}};
     FOR_REPLICAS_LEFT(e, num_envs, run) {
@@ -98,6 +124,10 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             (const char*)actions + e * NUM_AGENTS * ACTION_HEADS * (wide ? sizeof(WideAction) : sizeof(Action));
         staging::Near own;
         staging::Near& near = staging::near_of(own);
+#if SAMPLED
+        staging::Parameters asked;
+        asked.ask(parameters + e * staging::OWN_PARAMETERS);
+#endif
         if constexpr (staging::IS_NEAR) {
             staging::fetch(near, m, s, io.actions, wide);
             m = staging::near_machine(near, m);
@@ -107,8 +137,14 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
             io.truncations = near.truncations;
             io.actions = near.actions;
             io.wide = false;
-            team_sync();
         }
+#if SAMPLED
+        const float* drawn_from = asked.keep(parameters + e * staging::OWN_PARAMETERS);
+#endif
+        if (SAMPLED || staging::IS_NEAR) team_sync();
+#if SAMPLED
+        draw_actions(m, e, drawn_from, greedy, DRAWN, (Action*)io.actions);
+#endif
         Observation* seen = staging::obs_of(obs + row * OBS_SIZE);
         io.time = m.time[0];
         io.rng = rng_of(m, STEP_STREAM, m.episode[0], io.time + 1);
@@ -207,6 +243,8 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, const void* actions, i32 wide, i32
     staging::write_obs(obs, num_envs);
 }
 
+#if !SAMPLED
+
 // Valid uniform actions of the coming tick, int32 or float32.
 REPLICA_KERNEL(vecenv_random_actions, STATE_PARAMETERS, Action* actions, i64 num_envs) {
     FOR_REPLICAS(e, num_envs) {
@@ -225,3 +263,5 @@ REPLICA_KERNEL(vecenv_random_actions, STATE_PARAMETERS, Action* actions, i64 num
         }
     }
 }
+
+#endif

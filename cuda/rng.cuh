@@ -40,7 +40,8 @@ struct Rng {
     HD u32 word(u32 item, u32 draw) const { return block(item, draw >> 2).word[draw & 3]; }
 
     // Uniform in [0, 1): 24 bits, so 1 itself never comes.
-    HD float uniform(u32 item, u32 draw) const { return (float)(word(item, draw) >> 8) * 0x1p-24f; }
+    HD float uniform(u32 item, u32 draw) const { return unit(word(item, draw)); }
+    HD static float unit(u32 word) { return (float)(word >> 8) * 0x1p-24f; }
 
     // Uniform in {0, …, n - 1}, n > 0. The bias is below n / 2^64: 64 random bits times n, upper half.
     HD int below(u32 item, u32 draw, u32 n) const {

@@ -16,7 +16,6 @@ constexpr bool IN_REGISTERS = FITS && NUM_AGENTS == 1 && TEAM == 1 && sizeof(Nea
 #if defined(__CUDACC__)
 
 constexpr u64 MOST_SHARED = SHARED_LIMIT - 1024;  // the rest is for the words of vecenv.cuh
-constexpr u64 MOST_SHARED_OBS = 24 << 10;         // more would cost blocks that could run beside this one
 // From one team's part to the next: such that teams of a warp, whose lanes read at once, read from different banks.
 HD constexpr u64 stride_of(u64 bytes) {
     constexpr u64 ROW = 128, OWN = TEAM < 4 ? 16 : 4 * TEAM;
@@ -31,8 +30,18 @@ constexpr bool SCRATCH_IS_SHARED = SCRATCH_BYTES <= MOST_SHARED;
 constexpr u64 SCRATCH_END = SCRATCH_IS_SHARED && !__is_empty(Scratch) ? SCRATCH_BYTES : 0;
 constexpr bool NEAR_IS_SHARED = FITS && !IN_REGISTERS && SCRATCH_END + NEAR_BYTES <= MOST_SHARED;
 constexpr u64 NEAR_END = SCRATCH_END + (NEAR_IS_SHARED ? NEAR_BYTES : 0);
-constexpr bool OBS_IS_SHARED = FITS && OBS_BYTES <= MOST_SHARED_OBS && NEAR_END + OBS_BYTES <= MOST_SHARED;
-constexpr u64 SHARED_BYTES = NEAR_END + (OBS_IS_SHARED ? OBS_BYTES : 0);
+constexpr bool OBS_IS_SHARED = FITS && OBS_BYTES <= MOST_SHARED_ROWS && NEAR_END + OBS_BYTES <= MOST_SHARED;
+constexpr u64 OBS_END = NEAR_END + (OBS_IS_SHARED ? OBS_BYTES : 0);
+// What actions are drawn from, where a tick draws its own: a team that is a block has done so before it observes. Rows
+// of a few numbers are read as fast where they lie, and so are those whose numbers would share few banks.
+constexpr int OWN_PARAMETERS = NUM_AGENTS * PARAMETERS_PER_AGENT;
+constexpr u64 PARAMETERS_BEGIN = TEAMS_PER_BLOCK > 1 ? OBS_END : NEAR_END;
+constexpr u64 PARAMETERS_STRIDE = stride_of(sizeof(float) * OWN_PARAMETERS);
+constexpr u64 PARAMETERS_END = PARAMETERS_BEGIN + PARAMETERS_STRIDE * TEAMS_PER_BLOCK;
+constexpr bool PARAMETERS_ARE_SHARED = SAMPLED && PARAMETERS_PER_AGENT >= 4 && PARAMETERS_PER_AGENT % 8 != 0 &&
+                                       PARAMETERS_END - PARAMETERS_BEGIN <= MOST_SHARED_ROWS &&
+                                       PARAMETERS_END <= MOST_SHARED;
+constexpr u64 SHARED_BYTES = PARAMETERS_ARE_SHARED && PARAMETERS_END > OBS_END ? PARAMETERS_END : OBS_END;
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
@@ -77,9 +86,14 @@ HD void write_obs(Observation* obs, i64 num_envs) {
     }
 }
 
+// So many lanes are there at once on a multiprocessor, at least: the compiler uses no more registers than that leaves.
+// Small teams wait for memory most of the time, larger ones for one another. Of the largest it knows best (0).
+constexpr int BLOCK = TEAM * TEAMS_PER_BLOCK, RESIDENT_LANES = TEAM < 32 ? 1280 : TEAM <= 128 ? 640 : 0;
+constexpr int RESIDENT_BLOCKS = (RESIDENT_LANES + BLOCK - 1) / BLOCK;
+
 #define SCRATCH(everywhere, e) staging::scratch_of(everywhere, e)
 #define REPLICA_KERNEL(name, ...) \
-    extern "C" __global__ void __launch_bounds__(TEAM* TEAMS_PER_BLOCK) kernel_##name(__VA_ARGS__)
+    extern "C" __global__ void __launch_bounds__(staging::BLOCK, staging::RESIDENT_BLOCKS) kernel_##name(__VA_ARGS__)
 #define FOR_REPLICAS(e, n) if (i64 e = staging::first_of_block() + staging::team_of_block(); e < (n))
 
 #else
@@ -124,6 +138,31 @@ struct Part {
         UNROLL for (int c = 0; c < COUNT; ++c) if (int k = lane() + c * TEAM; k < N) to[k] = item[c];
     }
 };
+
+#if SAMPLED && defined(__CUDACC__)
+// A team's parameters on their way to where it draws: four at a time where they are a multiple of four.
+struct Parameters {
+    static constexpr int WIDTH = OWN_PARAMETERS % 4 == 0 ? 4 : 1;
+    struct alignas(4 * WIDTH) Word {
+        float number[WIDTH];
+    };
+    static constexpr int WORDS = PARAMETERS_ARE_SHARED ? OWN_PARAMETERS / WIDTH : 1, COUNT = (WORDS + TEAM - 1) / TEAM;
+    Word word[COUNT];
+
+    HD void ask(const float* own) {
+        if constexpr (PARAMETERS_ARE_SHARED)
+            UNROLL for (int c = 0; c < COUNT; ++c) if (int k = lane() + c * TEAM; k < WORDS) word[c] =
+                ((const Word*)own)[k];
+    }
+    // Where they are to be read, once the team has come together.
+    HD const float* keep(const float* own) const {
+        if constexpr (!PARAMETERS_ARE_SHARED) return own;
+        Word* near = (Word*)(shared_memory + PARAMETERS_BEGIN + PARAMETERS_STRIDE * team_of_block());
+        UNROLL for (int c = 0; c < COUNT; ++c) if (int k = lane() + c * TEAM; k < WORDS) near[k] = word[c];
+        return (const float*)near;
+    }
+};
+#endif
 
 // What replicas keep of the episodes that have ended. Where one ends it is asked for, and written only when the tick is
 // done: it lies in memory that nobody has touched for long.

@@ -46,10 +46,18 @@ HD void step(State s, Io io) {
     }
 }
 
+// A number of cells as a share of the grid, rounded as a division rounds, without its rare cases: so it is for every
+// grid up to 32,767 cells wide.
+HD float share_of_grid(int cells) {
+    constexpr float PER_CELL = 1.0f / (float)GRID;
+    float all = (float)cells, share = all * PER_CELL;
+    return math::fma(math::fma(-share, (float)GRID, all), PER_CELL, share);
+}
+
 // What all agents observe alike: all columns, all rows, all types (1: runner), one-hot self (left 0 here), time.
 HD float common_feature(State s, Io io, int k) {
     int kind = k / NUM_AGENTS, j = k % NUM_AGENTS;
-    if (kind < 2) return (float)s.cell[j][kind] / (float)GRID;
+    if (kind < 2) return share_of_grid(s.cell[j][kind]);
     if (kind == 2) return j == RUNNER;
     if (kind == 3) return 0;
     return (float)io.time / (float)MAX_STEPS;
@@ -82,10 +90,10 @@ HD void observe(State s, Io io) {
     int tagger = nearest_tagger(s);
     FOR_AGENTS (i) {  // own cell, opponent's cell, own type, time
         int j = i == RUNNER ? tagger : RUNNER;
-        io.obs[i][0] = (float)s.cell[i][0] / (float)GRID;
-        io.obs[i][1] = (float)s.cell[i][1] / (float)GRID;
-        io.obs[i][2] = (float)s.cell[j][0] / (float)GRID;
-        io.obs[i][3] = (float)s.cell[j][1] / (float)GRID;
+        io.obs[i][0] = share_of_grid(s.cell[i][0]);
+        io.obs[i][1] = share_of_grid(s.cell[i][1]);
+        io.obs[i][2] = share_of_grid(s.cell[j][0]);
+        io.obs[i][3] = share_of_grid(s.cell[j][1]);
         io.obs[i][4] = i == RUNNER;
         io.obs[i][5] = (float)io.time / (float)MAX_STEPS;
     }

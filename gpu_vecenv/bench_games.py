@@ -47,19 +47,19 @@ def bytes_per_env_step(game: Env) -> int:
 
 
 def bytes_per_env_sample(game: Env) -> int:
-    """The fewest bytes that the sampler moves for one replica: clocks and parameters in; actions, two numbers out."""
+    """The fewest bytes that the sampler moves for one replica: clocks, parameters in; draws, log-probabilities out."""
     clocks = sum(f.dtype.itemsize * int(np.prod(game.shape(f))) for f in machine_fields(game) if f.name in CLOCKS)
-    heads, continuous = game.action.heads, game.action.continuous
-    parameters, drawn = (2 * heads, 2 * heads) if continuous else (game.action.num_logits, heads)
-    return clocks + 4 * game.num_agents * (parameters + drawn + 2)
+    drawn = game.action.heads * (2 if game.action.continuous else 1)
+    return clocks + 4 * game.num_agents * (game.action.num_parameters + drawn + 1)
 
 
 def measure(
     game: Env, num_envs: int, bandwidth: float, device: torch.device, driver: str | None = None, team: int | None = None
 ) -> dict[str, Any]:
-    """One row: the stages "step", "sampling" and "tick", which is one after the other.
+    """One row: the stages "step", "sampling" and "tick", which is both, in one launch where ``Sampler.step`` makes one.
 
-    Their times are of a single tick. The bytes of a tick are those of its step alone.
+    Their times are of a single tick. What is drawn are actions and log-probabilities, as a trainer needs them. The
+    bytes of a tick are those of its step alone.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -81,7 +81,7 @@ def measure(
     }
     sampler = Sampler(env)
     parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=device)
-    sample = sampler.sample(parameters)
+    sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
 
     def step() -> None:
         for action in actions:
@@ -93,7 +93,7 @@ def measure(
 
     def tick() -> None:
         for _ in range(STEPS_PER_RUN):
-            env.step(sampler.sample(parameters, out=sample).actions, out=slab)
+            sampler.step(parameters, sample=sample, out=slab)
 
     moved, drawn = num_envs * bytes_per_env_step(game), num_envs * bytes_per_env_sample(game)
     for stage, call, moves in (("step", step, moved), ("sampling", draw, drawn), ("tick", tick, moved)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from gpu_vecenv.backends import Argument, LaunchShape, TeamShape
 from gpu_vecenv.data_manager import DataManager
 from gpu_vecenv.env import Env
 from gpu_vecenv.errors import ConcurrentUseError
-from gpu_vecenv.function_manager import Launch, Program
+from gpu_vecenv.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.guards import check, fill, output_bands, state_bands
 from gpu_vecenv.prologue import Build, kernel_fields
 from gpu_vecenv.slab import Slab
@@ -23,20 +24,23 @@ class Kernels:
     """What machine.cuh does with the replicas: reset, step, observe, random_actions.
 
     Args:
-        program: The compiled game.
+        functions: Of the device.
         game: The game.
         data: Its tensors.
         num_envs: Replicas.
         teams: Lanes per replica and threads per block; None on the host.
-        build: How the text was made.
+        build: How the text is made.
         mode: Autoreset mode, a number of machine.cuh.
         rows: Whether agents are rows.
         first_replica: Number of the first replica in the random streams.
+
+    Raises:
+        DeviceUnavailableError, EnvDefinitionError, KernelCompileError: As ``FunctionManager.compile_game`` has them.
     """
 
     def __init__(
         self,
-        program: Program,
+        functions: FunctionManager,
         game: Env,
         data: DataManager,
         num_envs: int,
@@ -47,37 +51,45 @@ class Kernels:
         rows: bool,
         first_replica: int,
     ) -> None:
+        self._functions, self._game, self._num_envs, self._teams = functions, game, num_envs, teams
         self.data, self.build = data, build
         self._idle = threading.RLock()  # its own thread may come again: an interrupt may have kept it from letting go
         self._mode, self._rows, self._first_replica = np.int32(mode), np.int32(rows), np.uint64(first_replica)
-        layout = torch.zeros(2, dtype=torch.int64, device=data.device)
-        program.launch("vecenv_layout", 1, layout)
-        scratch_bytes, shared_bytes = layout.tolist()
-        if teams is None:
-            from gpu_vecenv.backends.host import workers
-
-            copies = workers()  # one for each thread
-            # Replicas of one agent go in lockstep, where they can: several at a time.
-            work = num_envs * game.num_agents if game.num_agents > 1 else num_envs // 4
-            shape = LaunchShape(num_envs, shared_bytes=shared_bytes, work=work)
-        else:
-            copies, shape = num_envs, LaunchShape(num_envs, teams.team, teams.block, shared_bytes)
-        scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
-        common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(game, build.pooled)]
-        common.append(np.int64(len(data[f"pool_{build.pooled[0]}"]) if build.pooled else 0))
+        self._common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(game, build.pooled)]
+        self._common.append(np.int64(len(data[f"pool_{build.pooled[0]}"]) if build.pooled else 0))
+        self._first = len(self._common)  # place of the first argument that varies
+        self.program = functions.compile_game(game, teams=teams, build=build)
+        shape, scratch = self._shape(self.program)
         end: list[Argument] = [scratch, np.int64(num_envs)]
-        self._first = len(common)  # place of the first argument that varies
         varying: dict[str, list[Argument]] = {
             "vecenv_reset": [None, np.int32(0), np.uint64(0), self._first_replica, self._rows, *[None] * 3, *end],
             "vecenv_step": [None, np.int32(0), self._mode, self._rows, *[None] * 8, *end],
             "vecenv_observe": [self._rows, None, *end],
             "vecenv_random_actions": [None, np.int64(num_envs)],
         }
-        launches = {name: program.prepare(name, shape, [*common, *arguments]) for name, arguments in varying.items()}
+        launches = {n: self.program.prepare(n, shape, [*self._common, *arguments]) for n, arguments in varying.items()}
         self._reset, self._step = launches["vecenv_reset"], launches["vecenv_step"]
         self._observe, self._random_actions = launches["vecenv_observe"], launches["vecenv_random_actions"]
+        self._sampled_step: Launch | None = None
         if build.guards:
             fill(state_bands(data))
+
+    def _shape(self, program: Program) -> tuple[LaunchShape, torch.Tensor]:
+        """How the kernels of a program are launched, and the working memory that they need."""
+        layout = torch.zeros(2, dtype=torch.int64, device=self.data.device)
+        program.launch("vecenv_layout", 1, layout)
+        scratch_bytes, shared_bytes = layout.tolist()
+        copies, teams, agents = self._num_envs, self._teams, self._game.num_agents
+        if teams is None:
+            from gpu_vecenv.backends.host import workers
+
+            copies = workers()  # one for each thread
+            # Replicas of one agent go in lockstep, where they can: several at a time.
+            work = self._num_envs * agents if agents > 1 else self._num_envs // 4
+            shape = LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work)
+        else:
+            shape = LaunchShape(self._num_envs, teams.team, teams.block, shared_bytes)
+        return shape, torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=self.data.device)
 
     def reset(self, mask: torch.Tensor | None, seed: int | None, out: Slab) -> None:
         """New episodes where ``mask`` (num_envs,) is True or None; observations of all."""
@@ -92,8 +104,25 @@ class Kernels:
         wide = np.int32(actions.dtype == torch.int64)
         self._run(self._step, (actions.data_ptr(), wide, self._mode, self._rows, *out.pointers), "step", out)
 
+    def prepare_sampled_step(self) -> None:
+        """Compile the step that draws its own actions, once; a GPU's only."""
+        if self._sampled_step is None:
+            build = dataclasses.replace(self.build, sampled=True)
+            program = self._functions.compile_game(self._game, teams=self._teams, build=build)
+            shape, scratch = self._shape(program)
+            drawn: list[Argument] = [None, np.int32(0), *[None] * 3]
+            if self._game.action.continuous:
+                drawn += [None, np.int32(0)]
+            arguments = [*self._common, *drawn, self._mode, self._rows, *[None] * 8, scratch, np.int64(self._num_envs)]
+            self._sampled_step = program.prepare("vecenv_step", shape, arguments)
+
+    def sampled_step(self, drawn: Sequence[Any], out: Slab) -> None:
+        """One tick with the actions that it draws; ``drawn`` are the arguments of sampling.cuh, parameters first."""
+        assert self._sampled_step is not None
+        self._run(self._sampled_step, (*drawn, self._mode, self._rows, *out.pointers), "step", out)
+
     def repeat_step(self) -> None:
-        """The last ``step`` once more."""
+        """The last ``step`` once more, not one that drew its actions."""
         self._step()
 
     def observe(self, out: Slab) -> None:

@@ -28,6 +28,7 @@ _MACHINE_STATE = (
     Field("completed_terminations", i64, (1,)),  # of those, the ones whose last tick truncated no agent
 )
 FUNCTIONS = ("reset", "step", "observe")
+SHARED_ROWS = 24 << 10  # bytes that a block keeps in shared memory of its rows of an input or output: more costs blocks
 LANES = 64  # replicas that the host steps in lockstep, one bit of a word for each
 GUARD_ROWS = 16  # rows of outputs, and
 GUARD_BYTES = 64  # bytes of state, that a debug build leaves after those of each replica
@@ -45,6 +46,7 @@ class Build:
         pooled: Names of the state fields that a start pool gives.
         quarantine: A replica in which something is NaN or infinite ends at once.
         guards: Debug build: guard bands lie between replicas.
+        sampled: The step draws its own actions, from what a network gives; there is no other kernel.
         lane_order: Debug build: 1 goes backwards, 2 shuffled, on the host through ranges, on a GPU through its blocks.
     """
 
@@ -52,6 +54,7 @@ class Build:
     quarantine: bool = False
     guards: bool = False
     lane_order: int = 0
+    sampled: bool = False
 
     def guard_items(self, field: Field) -> int:
         """Items of a field's guard band after each replica's own."""
@@ -86,6 +89,8 @@ def prologue(env: Env, build: Build = PLAIN) -> str:
         f"constexpr int GUARD_ROWS = {GUARD_ROWS if build.guards else 0};",
         f"constexpr bool MAY_STAGE = {str(env.host).lower()};",
         f"constexpr int ACTION_HEADS = {action.heads};",
+        f"constexpr unsigned long long MOST_SHARED_ROWS = {SHARED_ROWS};",
+        f"#define SAMPLED {int(build.sampled)}",
         f"#define BOX_ACTIONS {int(action.continuous)}",
         f"#define ACTION_MASKS {int(env.masks_actions)}",
         f"typedef {obs_type} Observation;",
@@ -96,7 +101,10 @@ def prologue(env: Env, build: Build = PLAIN) -> str:
         lines += [_table("ACTION_LOW", action.low), _table("ACTION_HIGH", action.high)]
     lines += _action_sizes(env) + _observed(env)
     largest = 0 if action.continuous else max(action.head_sizes)
-    lines += [f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {largest};"]
+    lines += [
+        f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {largest};",
+        f"constexpr int PARAMETERS_PER_AGENT = {action.num_parameters};",
+    ]
     if not action.continuous:
         lines += [
             "HD int logit_offset([[maybe_unused]] int head) {",
@@ -323,15 +331,18 @@ def _near_functions(env: Env) -> list[str]:
         parts = [f"near.{owner}_{f.name}" if (owner, f.name) in near else f"{owner}.{f.name}" for f in whole]
         head = f"HD {kind} near_{kind.lower()}([[maybe_unused]] Near& near, [[maybe_unused]] {kind} {owner})"
         lines.append(f"{head} {{ return {{{', '.join(parts)}}}; }}")
-    lines.append("HD void fetch(Near& near, Machine m, [[maybe_unused]] State s, const void* actions, bool wide) {")
-    lines.append("    Part<Action, NUM_AGENTS * ACTION_HEADS> asked; asked.take_actions(actions, wide);")
+    lines += [
+        "HD void fetch(Near& near, Machine m, [[maybe_unused]] State s, const void* actions, bool wide) {",
+        "    Part<Action, NUM_AGENTS * ACTION_HEADS> asked;",
+        "    if (!SAMPLED) asked.take_actions(actions, wide);",
+    ]
     for verb, place in (("take", "{0}.{1}"), ("give", "near.{0}_{1}")):
         for owner, field in fields:
             kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
             declared = f"Part<{kind}, {size}> {owner}_{field.name}; " if verb == "take" else ""
             lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){place.format(owner, field.name)});")
     lines += [
-        "    asked.give(near.actions);",
+        "    if (!SAMPLED) asked.give(near.actions);",
         "}",
         "HD void put_back(const Near& near, Machine m, [[maybe_unused]] State s) {",
     ]

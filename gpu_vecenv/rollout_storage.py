@@ -54,11 +54,11 @@ class Rollout:
             )
             for t in range(num_steps)
         ]
-        entropies, boxed = torch.empty(rows[1:], device=device), torch.empty_like(self.draws[0])
+        boxed = torch.empty_like(self.draws[0])
         self.samples = [
-            Sample(boxed, self.log_probs[t], entropies, self.draws[t])
+            Sample(boxed, self.log_probs[t], None, self.draws[t])
             if action.continuous
-            else Sample(self.draws[t], self.log_probs[t], entropies)
+            else Sample(self.draws[t], self.log_probs[t])
             for t in range(num_steps)
         ]
         self.last = env.slab(**self._before(-1))
@@ -78,7 +78,8 @@ class Rollout:
         policies: Collection[Policy],
         sampler: Sampler,
         parameters: torch.Tensor,
-        mark: Callable[[int, str], None] = lambda t, stage: None,
+        mark: Callable[[str], None] = lambda stage: None,
+        watched: int | None = None,
     ) -> None:
         """All ticks of an iteration, but for the values of the state that the last one leads to.
 
@@ -86,21 +87,27 @@ class Rollout:
             policies: Of all roles.
             sampler: Of the environment.
             parameters: (E, A, sampler.num_parameters) float32, into which each policy writes its agents' outputs.
-            mark: Told the tick, and its stage: "policy", "sampling", "env" as they begin, "ticked" at the end.
+            mark: Told the stages of one tick: "policy", "sampling", "env" as they begin, "ticked" at its end.
+            watched: That tick. To tell its stages apart it samples and steps one after the other, the others at once:
+                the same bits.
         """
         self.go_on()
         for t, (slab, sample) in enumerate(zip(self.slabs, self.samples, strict=True)):
-            mark(t, "policy")
+            told = mark if t == watched else lambda stage: None
+            told("policy")
             for policy in policies:
                 view = policy.view
                 outputs, self.values[t][:, view.agents] = policy(view.obs(self.obs[t]))
                 parameters[:, view.agents][..., view.columns] = outputs
-            mark(t, "sampling")
-            mask = None if self.action_mask is None else self.action_mask[t]
-            sampler.sample(masked(parameters, mask), out=sample)
-            mark(t, "env")
-            self.env.step(sample.actions, out=slab)
-            mark(t, "ticked")
+            told("sampling")
+            allowed = masked(parameters, None if self.action_mask is None else self.action_mask[t])
+            if t == watched:
+                sampler.sample(allowed, out=sample)
+                told("env")
+                self.env.step(sample.actions, out=slab)
+            else:
+                sampler.step(allowed, sample=sample, out=slab)
+            told("ticked")
 
     def look_again(self) -> None:
         """Fill the last row from the environment's state, as after ``load_state_dict``."""

@@ -1,9 +1,9 @@
-"""Sampler: actions with their log-probabilities and entropies from a network's outputs, on the device."""
+"""Sampler: actions with their log-probabilities and entropies from a network's outputs, and ticks that draw them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -11,9 +11,12 @@ import torch
 from gpu_vecenv.backends import Argument, LaunchShape
 from gpu_vecenv.env import device_folder
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.vec_env import VecEnv
+from gpu_vecenv.prologue import SHARED_ROWS
+from gpu_vecenv.slab import Slab
+from gpu_vecenv.vec_env import Outputs, VecEnv
 
 Squash = Literal["clip", "tanh"]
+ALIGNMENT = 16  # bytes that the kernels read at once
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,15 @@ class Sample:
     """One draw: ``actions`` (num_envs, num_agents[, heads]), int32 or, of a Box, f32; the others f32.
 
     ``log_probs`` and ``entropies`` are (num_envs, num_agents), with several heads sums over them. ``draws`` has the
-    shape of ``actions``: the Gaussian draws before squashing; None for discrete games.
+    shape of ``actions``: the Gaussian draws before squashing; None for discrete games. Where a sample is given to be
+    written, its ``entropies`` may be None: they are left out then.
 
     Where the environment has agents as rows, one axis of num_envs * num_agents takes the place of the first two.
     """
 
     actions: torch.Tensor
     log_probs: torch.Tensor
-    entropies: torch.Tensor
+    entropies: torch.Tensor | None = None
     draws: torch.Tensor | None = None
 
 
@@ -66,7 +70,7 @@ class Sampler:
             raise ConfigError("guards lie between the clocks that a sampler reads; use an environment without guards")
         self.env, self.squash = env, squash
         self.num_logits = action.num_logits
-        self.num_parameters = 2 * action.heads if action.continuous else action.num_logits
+        self.num_parameters = action.num_parameters
         program = env.functions.compile(device_folder() / "sampler.cu", game=env.game)
         rows = env.num_envs * env.num_agents
         clocks: list[Argument] = [env.data[f"machine_{name}"] for name in ("key", "episode", "time")]
@@ -74,13 +78,14 @@ class Sampler:
         if action.continuous:
             kernel, arguments = "sample_box", [*arguments, None, np.int32(squash == "tanh")]
         self._launch = program.prepare(kernel, LaunchShape(rows, block=128), arguments)
+        self._at_once = env.validate == "async" and self._pays_at_once()
 
     def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.
 
         Discrete games: the parameters are logits, unnormalised, head after head. A role with smaller heads uses the
-        first logits of each. -inf excludes a choice; NaN, or nothing but -inf, yields action -1, which the environment
-        refuses.
+        first logits of each. -inf, or 87 less than the largest, excludes a choice; NaN, or nothing but -inf, yields
+        action -1, which the environment refuses.
 
         Box games: n means, then n log standard deviations. A draw is u = mean + exp(log_std) * normal, an action
         mid + half * s(u), where mid and half are the Box's centre and half width and s clips to [-1, 1] or is tanh;
@@ -99,63 +104,122 @@ class Sampler:
                 ``draws`` (Box games) or has them (discrete games).
             ResetNeededError, ClosedEnvError: The environment has not been reset yet, or has been closed.
         """
-        self.env.check_ready("sample")
-        rows, action = self.env.layout.batch, self.env.game.action
-        self._check_parameters(parameters)
-        parameters = parameters.detach().contiguous()
-        if out is None:
-            new = torch.empty((2, *rows), device=self.env.device)
-            dtype = torch.float32 if action.continuous else torch.int32
-            actions = torch.empty((*rows, *action.shape), dtype=dtype, device=self.env.device)
-            out = Sample(actions, new[0], new[1], torch.empty_like(actions) if action.continuous else None)
-        else:
-            self._check_output(out)
-        raw = self._launch.raw
-        raw[0], raw[4] = parameters.data_ptr(), np.int32(greedy)
-        raw[5:8] = out.actions.data_ptr(), out.log_probs.data_ptr(), out.entropies.data_ptr()
-        if out.draws is not None:
-            raw[9] = out.draws.data_ptr()
-        self._launch()
+        parameters, out = self._prepare("sample", parameters, out, "out")
+        self._draw(parameters, greedy, out)
         return out
 
-    def _check_parameters(self, parameters: torch.Tensor) -> None:
+    def step(
+        self,
+        parameters: torch.Tensor,
+        *,
+        greedy: bool = False,
+        sample: Sample | None = None,
+        out: Slab | None = None,
+    ) -> tuple[Sample, Outputs]:
+        """Draw one action per agent and make a tick with them: ``env.step(sampler.sample(parameters).actions)``.
+
+        The same bits. On a GPU it is one launch, where a replica's parameters are not too many for shared memory:
+        nothing is read twice, and replicas that still draw run beside others that step. Its kernel is compiled at the
+        first call.
+
+        Args:
+            parameters: As ``sample`` takes them.
+            greedy: As ``sample`` takes it.
+            sample: Where to write what is drawn.
+            out: Where to write the step's outputs.
+
+        Returns:
+            What was drawn, and what ``VecEnv.step`` returns.
+
+        Raises:
+            TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``sample`` and
+                ``VecEnv.step``. Where the environment looks at actions before they are taken (``validate="sync"``),
+                the draw has been made by then, and nothing else.
+        """
+        parameters, sample = self._prepare("step", parameters, sample, "sample")
+        if not self._at_once:
+            self._draw(parameters, greedy, sample)
+            return sample, self.env.step(sample.actions, out=out)
+        return sample, self.env.step_sampled(self._drawn(parameters, greedy, sample), out)
+
+    def _pays_at_once(self) -> bool:
+        """Whether a step that draws is faster than a draw and a step: where a block holds what it draws from."""
+        teams, each = self.env.teams, self.num_parameters
+        if teams is None:  # the host's threads have nothing to gain
+            return False
+        numbers = each * self.env.num_agents * (teams.block // teams.team)
+        return each <= 8 or (each % 8 != 0 and 4 * numbers <= SHARED_ROWS)
+
+    def _prepare(
+        self, method: str, parameters: torch.Tensor, out: Sample | None, name: str
+    ) -> tuple[torch.Tensor, Sample]:
+        """The arguments, looked at, and a new place for what is drawn where ``out``, called ``name``, is None."""
+        self.env.check_ready(method)
+        self._check_parameters(method, parameters)
+        parameters = parameters.detach().contiguous()
+        if parameters.data_ptr() % ALIGNMENT:
+            parameters = parameters.clone()
+        if out is not None:
+            self._check_output(f"{method}: {name}", out)
+            return parameters, out
+        rows, action = self.env.layout.batch, self.env.game.action
+        new = torch.empty((2, *rows), device=self.env.device)
+        dtype = torch.float32 if action.continuous else torch.int32
+        actions = torch.empty((*rows, *action.shape), dtype=dtype, device=self.env.device)
+        draws = torch.empty_like(actions) if action.continuous else None
+        return parameters, Sample(actions, new[0], new[1], draws)
+
+    def _draw(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> None:
+        raw, drawn = self._launch.raw, self._drawn(parameters, greedy, out)
+        raw[0], raw[4:8], raw[9:] = drawn[0], drawn[1:5], drawn[5:]
+        self._launch()
+
+    def _drawn(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> list[Any]:
+        """Arguments of a kernel that draws: parameters, greedy, and where to write."""
+        entropies = 0 if out.entropies is None else out.entropies.data_ptr()
+        drawn = [parameters.data_ptr(), np.int32(greedy), out.actions.data_ptr(), out.log_probs.data_ptr(), entropies]
+        return drawn if out.draws is None else [*drawn, out.draws.data_ptr(), np.int32(self.squash == "tanh")]
+
+    def _check_parameters(self, method: str, parameters: torch.Tensor) -> None:
         expected = (*self.env.layout.batch, self.num_parameters)
         name, device = "parameters" if self.env.game.action.continuous else "logits", self.env.device
         if not isinstance(parameters, torch.Tensor):
-            raise TypeError(f"sample: {name} are a {type(parameters).__name__}; expected a torch tensor")
+            raise TypeError(f"{method}: {name} are a {type(parameters).__name__}; expected a torch tensor")
         if parameters.dtype != torch.float32:
             raise TypeError(
-                f"sample: {name} have dtype {parameters.dtype}; expected torch.float32 (use {name}.float())"
+                f"{method}: {name} have dtype {parameters.dtype}; expected torch.float32 (use {name}.float())"
             )
         if parameters.layout != torch.strided:
-            raise ValueError(f"sample: {name} are {parameters.layout}; expected a dense tensor")
+            raise ValueError(f"{method}: {name} are {parameters.layout}; expected a dense tensor")
         if parameters.shape != expected or parameters.device != device:
             meaning = ", means before log standard deviations" if self.env.game.action.continuous else ""
             raise ValueError(
-                f"sample: {name} are {tuple(parameters.shape)} on {parameters.device}; "
+                f"{method}: {name} are {tuple(parameters.shape)} on {parameters.device}; "
                 f"expected {expected} on {device}{meaning}"
             )
 
-    def _check_output(self, out: Sample) -> None:
+    def _check_output(self, what: str, out: Sample) -> None:
         if not isinstance(out, Sample):
-            raise TypeError(f"sample: out is a {type(out).__name__}; expected a Sample")
+            raise TypeError(f"{what} is a {type(out).__name__}; expected a Sample")
         rows, action = self.env.layout.batch, self.env.game.action
         shape, dtype = (*rows, *action.shape), torch.float32 if action.continuous else torch.int32
-        wanted = [("actions", shape, dtype), ("log_probs", rows, torch.float32), ("entropies", rows, torch.float32)]
+        wanted = [("actions", shape, dtype), ("log_probs", rows, torch.float32)]
+        if out.entropies is not None:
+            wanted.append(("entropies", rows, torch.float32))
         if action.continuous:
             wanted.append(("draws", shape, torch.float32))
         elif out.draws is not None:
-            raise ValueError("sample: out.draws is given; expected None, as only Box games have Gaussian draws")
+            raise ValueError(f"{what}.draws is given; expected None, as only Box games have Gaussian draws")
         for name, shape, dtype in wanted:
             tensor = getattr(out, name)
             if not isinstance(tensor, torch.Tensor):
                 raise TypeError(
-                    f"sample: out.{name} is a {type(tensor).__name__}; expected a {dtype} tensor of shape {shape}"
+                    f"{what}.{name} is a {type(tensor).__name__}; expected a {dtype} tensor of shape {shape}"
                 )
             if tensor.dtype != dtype:
-                raise TypeError(f"sample: out.{name} has dtype {tensor.dtype}; expected {dtype}")
+                raise TypeError(f"{what}.{name} has dtype {tensor.dtype}; expected {dtype}")
             if tensor.shape != shape or tensor.device != self.env.device or not tensor.is_contiguous():
                 raise ValueError(
-                    f"sample: out.{name} is {tuple(tensor.shape)}, strides {tensor.stride()}, on {tensor.device}; "
+                    f"{what}.{name} is {tuple(tensor.shape)}, strides {tensor.stride()}, on {tensor.device}; "
                     f"expected {shape}, contiguous, on {self.env.device}"
                 )

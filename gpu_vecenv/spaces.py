@@ -111,6 +111,11 @@ class ActionLayout:
         return sum(self.head_sizes)
 
     @property
+    def num_parameters(self) -> int:
+        """Numbers per agent that an action is drawn from: its logits, or of a Box the means and deviations."""
+        return 2 * self.heads if self.continuous else self.num_logits
+
+    @property
     def widest(self) -> Space[Any]:
         """The space of the action tensor's last axis: the widest role's, head by head."""
         if self.continuous:

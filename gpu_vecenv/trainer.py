@@ -266,12 +266,7 @@ class Trainer:
     @torch.no_grad()
     def _roll_out(self) -> None:
         data, watched = self.rollout, self.config.num_steps // 2  # one tick's stages stand for all
-
-        def mark(t: int, stage: str) -> None:
-            if t == watched:
-                self.clock.mark(stage)
-
-        data.collect(self.policies.values(), self.sampler, self._parameters, mark)
+        data.collect(self.policies.values(), self.sampler, self._parameters, self.clock.mark, watched)
         for policy in self.policies.values():
             data.values[-1][:, policy.view.agents] = policy(policy.view.obs(data.obs[-1]))[1]
         self._estimate()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntFlag
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from gpu_vecenv.tuning_cache import team_shape
 AutoresetMode = Literal["same_step", "next_step", "disabled"]
 MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # machine.cuh, enum AutoresetMode
 Info = dict[str, torch.Tensor]
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  # of a step
 
 
 class Fault(IntFlag):
@@ -144,10 +145,9 @@ class VecEnv:
         shared, pool = shared_arrays(game, arrays or {}), pool_arrays(game, starts or {})
         self._check_capacity()
         self.build = Build(tuple(pool), quarantine, guards, lane_order)
-        self.program = self.functions.compile_game(game, teams=self.teams, build=self.build)
         self._allocate(shared, pool)
         self._kernels = Kernels(
-            self.program,
+            self.functions,
             game,
             self._data,
             self.num_envs,
@@ -157,6 +157,7 @@ class VecEnv:
             rows=rows,
             first_replica=self.first_replica,
         )
+        self.program = self._kernels.program
         self.seed: int | None = None  # of the last seeded reset
         self._begun = False
         # Of state_dicts, and by clear_episode_statistics: who keeps what was so knows by them that it is no longer so.
@@ -248,9 +249,7 @@ class VecEnv:
         self._begun = True
         return out.obs, _info(out)
 
-    def step(
-        self, actions: torch.Tensor, out: Slab | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]:
+    def step(self, actions: torch.Tensor, out: Slab | None = None) -> Outputs:
         """One tick of every replica.
 
         Args:
@@ -274,10 +273,14 @@ class VecEnv:
             self._action_check.values(actions, self.active, self.action_mask if self.game.masks_actions else None)
         out = self._output(out)
         self._kernels.step(actions, out)
-        info = _info(out)
-        if out.final_obs is not None:
-            info |= {"final_obs": out.final_obs, "_final_obs": out.final_mask}
-        return out.obs, out.rewards, out.terminations, out.truncations, info
+        return _outputs(out)
+
+    def step_sampled(self, drawn: Sequence[Any], out: Slab | None) -> Outputs:
+        """A tick that draws its own actions, on a GPU: for ``Sampler.step``, which has looked at the arguments."""
+        out = self._output(out)
+        self._kernels.prepare_sampled_step()
+        self._kernels.sampled_step(drawn, out)
+        return _outputs(out)
 
     def repeat_step(self) -> None:
         """The last ``step`` once more: the launch alone, with the tensors that it had, which must still be there."""
@@ -415,6 +418,13 @@ class VecEnv:
         if not isinstance(out, Slab) or (out.layout is not self.layout and out.layout != self.layout):
             raise ValueError(f"out is {type(out).__name__}; expected a Slab made by this environment's slab()")
         return out
+
+
+def _outputs(slab: Slab) -> Outputs:
+    info = _info(slab)
+    if slab.final_obs is not None:
+        info |= {"final_obs": slab.final_obs, "_final_obs": slab.final_mask}
+    return slab.obs, slab.rewards, slab.terminations, slab.truncations, info
 
 
 def _info(slab: Slab) -> Info:

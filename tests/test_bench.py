@@ -114,14 +114,14 @@ def test_the_bytes_of_a_step_are_those_of_state_and_outputs(measured):
     expected = 64 * (2 * (state + machine) + agents * (obs + reward + flags + action))
     assert row["step_bytes"] == row["tick_bytes"] == expected
     assert row["bytes_per_agent_step"] == round(expected / 64 / agents, 2)
-    clocks, logits, drawn = 2 * 4 + 8 + 4, 5 * 4, 3 * 4  # key, episode, time; five moves; action, log-prob., entropy
+    clocks, logits, drawn = 2 * 4 + 8 + 4, 5 * 4, 2 * 4  # key, episode, time; five moves; action, log-probability
     assert row["sampling_bytes"] == 64 * (clocks + agents * (logits + drawn))
 
 
 def test_games_with_continuous_actions_are_sampled_too(quick):
     (row,) = quick(game="pendulum", num_envs=3)["rows"]
     assert set(row) == ROW and row["faults"] == 0
-    clocks, parameters, drawn = 2 * 4 + 8 + 4, 2 * 4, 4 * 4  # mean, log-std.; action, draw, log-probability, entropy
+    clocks, parameters, drawn = 2 * 4 + 8 + 4, 2 * 4, 3 * 4  # mean, log-std.; action, draw, log-probability
     assert row["sampling_bytes"] == 3 * (clocks + parameters + drawn)
 
 

@@ -102,6 +102,45 @@ def test_samples_are_the_same(name, config, by_lanes):
         assert getattr(samples[0], field).equal(getattr(samples[1], field)), field
 
 
+# Heads of 5, 21 and 8 choices, which lie in shared memory or not; teams of several warps; a Box; roles of other sizes.
+@pytest.mark.parametrize("num_envs", [1, 37])
+@pytest.mark.parametrize(
+    ("name", "config", "team"),
+    [
+        ("cartpole", {}, None),
+        ("tag_gridworld", {}, None),
+        ("tag_gridworld", PARTIAL, 32),
+        ("tag_continuous", FEW, None),
+        ("tag_continuous", {"num_taggers": 5, "num_runners": 65}, None),
+        ("simple_tag", {"continuous_actions": True}, None),
+        ("pendulum", {}, 4),
+        (Crew, {}, None),
+        (Painter, {}, None),
+    ],
+)
+def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, team, num_envs, by_lanes):
+    game = gpu_vecenv.configure(name, **{"max_steps": 4, **config})
+    random, found = np.random.default_rng(num_envs), []
+    parameters = random.normal(size=(9, num_envs, game.num_agents, 64)).astype(np.float32)
+    mode = list(MODES)[len(str(name)) % 3] if num_envs > 1 else "same_step"
+    for env in (
+        VecEnv(game, num_envs, "cpu", autoreset_mode=mode),
+        by_lanes(game, num_envs, autoreset_mode=mode, team=team),
+    ):
+        sampler = Sampler(env, squash="tanh" if game.action.continuous else "clip")
+        env.reset(seed=5)
+        ticks = []
+        for t in range(9):
+            given = torch.tensor(parameters[t, ..., : sampler.num_parameters])
+            sample, (*outputs, info) = sampler.step(given, greedy=t == 3)
+            drawn = [getattr(sample, field) for field in ("actions", "log_probs", "entropies", "draws")]
+            ticks.append([x.clone() for x in (*drawn, *outputs, info["active"]) if x is not None])
+        found.append((ticks, env.state_dict()))
+    for one, many in zip(found[0][0], found[1][0], strict=True):
+        assert all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(one, many, strict=True))
+    assert all(value.equal(found[1][1][key]) for key, value in found[0][1].items())
+
+
 DIVERGENT = """
 import sys
 sys.path.insert(0, "tests")

@@ -11,6 +11,9 @@ from gpu_vecenv import FunctionManager, Slab, VecEnv
 SINCOS = """#include "math.cuh"
 KERNEL(map_sincos, const float* x, float* s, float* c, i64 n) { FOR_ITEMS(k, n) math::sincos(x[k], &s[k], &c[k]); }
 """
+SHARES = """#include "tag_gridworld.cu"
+KERNEL(shares, float* out, i64 n) { FOR_ITEMS(k, n) out[k] = share_of_grid((int)k); }
+"""
 GRIDWORLDS = {
     "defaults": {},
     "the end by time": {"max_steps": 20},
@@ -79,6 +82,15 @@ def oracle_of(name: str, config: dict, device: str):
         return sine.cpu().numpy(), cosine.cpu().numpy()
 
     return tag_continuous.TagContinuousOracle(sin=lambda x: sincos(x)[0], cos=lambda x: sincos(x)[1], **config)
+
+
+def test_a_share_of_the_grid_is_rounded_as_a_division(device):
+    for grid in (1, 41, 3001, 32767):
+        shares = torch.zeros(grid + 1, device=device)
+        program = FunctionManager(device).compile(SHARES, game=gpu_vecenv.configure("tag_gridworld", grid=grid))
+        program.launch("shares", grid + 1, shares, np.int64(grid + 1))
+        expected = np.arange(grid + 1, dtype=np.float32) / np.float32(grid)
+        np.testing.assert_array_equal(shares.cpu().numpy(), expected)
 
 
 @pytest.mark.parametrize(("name", "config", "num_envs", "steps"), CASES)

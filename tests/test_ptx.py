@@ -39,13 +39,15 @@ class Text:
     def __str__(self) -> str:
         name = self.game if isinstance(self.game, str) else self.game.name()
         chosen = [f"{key}={value}" for key, value in self.config]
-        chosen += [key for key in ("pooled", "quarantine", "guards") if getattr(self.build, key)]
+        chosen += [key for key in ("pooled", "quarantine", "guards", "sampled") if getattr(self.build, key)]
         return "-".join([name, *chosen])
 
     def write(self) -> str:
         game = gpu_vecenv.configure(self.game, **dict(self.config))
         text = cuda_prologue(default_team(game.num_agents), SHARED_LIMIT) + game_text(game, self.build)
-        for name in ("sampler.cu", "learner.cu"):
+        for name in ("sampling.cuh", "sampler.cu", "learner.cu"):
+            if name == "sampling.cuh" and self.build.sampled:
+                continue  # the machine has it
             lines = [line for line in (device_folder() / name).read_text().splitlines() if "#include" not in line]
             text += f'#line 1 "{name}"\n' + "\n".join(lines) + "\n"
         return text
@@ -61,6 +63,11 @@ TEXTS = [
     Text("tag_continuous", (("num_taggers", 500), ("num_runners", 9500))),
     Text("simple_tag", (("continuous_actions", True),), Build(guards=True, quarantine=True)),
     Text(Crew, (), Build(guards=True, pooled=("place",))),
+    *(
+        Text(game, (), Build(sampled=True))
+        for game in ("cartpole", "tag_gridworld", "tag_continuous", "pendulum", Crew)
+    ),
+    Text("tag_gridworld", (("num_taggers", 999), ("full_observation", False)), Build(sampled=True, quarantine=True)),
     Text(Scouts),
     Text(Painter),
 ]
@@ -147,7 +154,8 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
     made, cubin = built(text.write(), f"sm_{architecture}")
     assert cubin.startswith(b"\x7fELF")
     kernels = kernels_of(made)
-    known = MACHINE_KERNELS | LEARNER_KERNELS
+    machine = {"kernel_vecenv_layout", "kernel_vecenv_step"} if text.build.sampled else MACHINE_KERNELS
+    known = machine | LEARNER_KERNELS
     assert len(kernels) == len(known) + 1 and kernels > known  # the sampler has one of two names
     for kernel in kernels:
         assert b".text." + kernel.encode() + b"\0" in cubin
@@ -338,7 +346,7 @@ def test_addresses_in_64_bits_are_let_pass(case):
         ("i64 k = (i64)blockIdx.x *", "int k = blockIdx.x *", "sampler.cu"),
         ("OUTPUT_ROWS = NUM_AGENTS", "UNUSED = 0; constexpr i32 OUTPUT_ROWS = NUM_AGENTS", None),  # e itself is long
         ("i64 row = e *", "i32 row = (i32)e *", "machine.cuh"),
-        ("table[first * N + ", "table[(i32)first * N + ", "sampler.cu"),
+        ("(table + first * N)", "(table + (i32)first * N)", "sampler.cu"),
         ("(i64)(e) * 10", "(i32)(e) * 10", "machine.cuh"),
     ],
 )

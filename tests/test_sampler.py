@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from oracles.philox import philox
 
 import gpu_vecenv
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, InvalidActionError, ResetNeededError
 from gpu_vecenv.sampler import Sample, Sampler
 from gpu_vecenv.vec_env import Fault, VecEnv
 
@@ -239,8 +240,8 @@ SMALLEST_DRAW, LARGEST_DRAW = [1434075, 2691185, 7211575], [7459937, 22810931, 3
 def test_the_smallest_and_the_largest_draw_choose_possible_actions(device, choosing):
     inf, rare = torch.inf, math.log(0.75 * EPSILON)
     rows = {
-        # 0 takes the first possible choice, however unlikely.
-        "first": (SMALLEST_DRAW, [-inf, -inf, -100.0, 0.0] + [-inf] * 6, 2),
+        # 0 takes the first possible choice, however unlikely; one of less than exp(-87) counts as impossible.
+        "first": (SMALLEST_DRAW, [-inf, -88.0, -86.0, 0.0] + [-inf] * 6, 2),
         # The largest takes the last, however unlikely. Eight weights are each rounded up when added to 1, so that
         # there are not enough of them to reach the total: the last possible choice is meant, not the last one.
         "last": (LARGEST_DRAW, [0.0] + [rare] * 8 + [-inf], 8),
@@ -352,6 +353,88 @@ def test_a_draw_depends_on_seed_episode_tick_and_nothing_else(device, choosing):
     env.reset(seed=5)
     assert torch.equal(draw(), seen[0])
     assert torch.equal(Sampler(env).sample(logits).actions, seen[0])
+
+
+# Rows of 2, 5, 15 and 42 numbers, a Box's, and those of so many agents that a step does not draw them itself.
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("cartpole", {}),
+        ("tag_gridworld", {}),
+        ("tag_gridworld", {"num_taggers": 999, "full_observation": False}),
+        ("tag_continuous", {}),
+        ("tag_continuous", {"num_taggers": 20, "num_runners": 280}),
+        ("simple_tag", {"continuous_actions": True}),
+        ("pendulum", {}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+def test_a_step_with_its_draw_has_the_bits_of_a_draw_and_a_step(name, config, mode, device):
+    game = gpu_vecenv.configure(name, **{"max_steps": 5, **config})
+    num_envs = 257 if game.num_agents < 200 else 9
+    envs = [VecEnv(game, num_envs, where, autoreset_mode=mode) for where in (device, device, "cpu")]
+    squash = "tanh" if game.action.continuous else "clip"
+    one, other, on_host = samplers = [Sampler(env, squash) for env in envs]
+    for env in envs:
+        env.reset(seed=3)
+    random = torch.Generator().manual_seed(1)
+    for tick in range(8):
+        given = torch.randn((num_envs, game.num_agents, one.num_parameters), generator=random)
+        sample, outputs = one.step(given.to(device), greedy=tick == 4)
+        again = other.sample(given.to(device), greedy=tick == 4)
+        host, on_the_host = on_host.step(given, greedy=tick == 4)
+        for each, found in ((again, other.env.step(again.actions)), (host, on_the_host)):
+            drawn = [(getattr(each, f.name), getattr(sample, f.name)) for f in dataclasses.fields(each)]
+            for a, b in (*drawn, *zip(found[:4], outputs[:4], strict=True)):
+                assert (a is None) == (b is None)
+                assert a is None or a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes(), tick
+            assert found[4].keys() == outputs[4].keys()
+    states = [sampler.env.state_dict() for sampler in samplers]
+    assert all(x.cpu().equal(state[key].cpu()) for key, x in states[0].items() for state in states[1:])
+
+
+@pytest.mark.parametrize("name", ["tag_gridworld", "cartpole"])
+def test_a_step_with_its_draw_writes_where_it_is_told_and_what_is_asked_for(name, device):
+    env, twin = (VecEnv(gpu_vecenv.configure(name), 70, device) for _ in range(2))
+    sampler, slab = Sampler(env), env.slab()
+    for each in (env, twin):
+        each.reset(seed=8)
+    wide = torch.randn((70, env.num_agents, sampler.num_parameters * 2 + 1), device=device)
+    given = wide[..., 1 : sampler.num_parameters + 1]  # begins at no multiple of 16 bytes, and has gaps
+    full = Sampler(twin).sample(given.clone())
+    bare = Sample(torch.empty_like(full.actions), torch.empty_like(full.log_probs))
+    sample, (obs, *_) = sampler.step(given, sample=bare, out=slab)
+    assert sample is bare and obs is slab.obs and bare.entropies is None
+    assert torch.equal(bare.actions, full.actions) and torch.equal(bare.log_probs, full.log_probs)
+    assert torch.equal(obs, twin.step(full.actions)[0])
+
+
+def test_a_step_with_its_draw_refuses_what_its_halves_refuse_and_changes_nothing(device, choosing):
+    env = choosing(device, 20)
+    sampler, logits = Sampler(env), torch.zeros(20, 3, 10, device=device)
+    with pytest.raises(ResetNeededError, match="step before reset"):
+        sampler.step(logits)
+    env.reset(seed=1)
+    before, sample = env.state_dict(), sampler.sample(logits)
+    for call, error, said in (
+        (lambda: sampler.step(logits[:, :2]), ValueError, "step: logits are"),
+        (lambda: sampler.step(logits.double()), TypeError, "float64"),
+        (lambda: sampler.step(logits, sample=5), TypeError, "step: sample is a int"),
+        (lambda: sampler.step(logits, sample=dataclasses.replace(sample, actions=logits)), TypeError, "sample.actions"),
+        (lambda: sampler.step(logits, sample=sample, out=choosing(device, 21).slab()), ValueError, "out is Slab"),
+    ):
+        with pytest.raises(error, match=re.escape(said)):
+            call()
+    assert all(torch.equal(x, before[key]) for key, x in env.state_dict().items())
+
+
+def test_where_actions_are_looked_at_first_a_step_with_its_draw_does_so_too(device, choosing):
+    env = choosing(device, 20).like(validate="sync")
+    env.reset(seed=1)
+    with pytest.raises(InvalidActionError):
+        Sampler(env).step(torch.full((20, 3, 10), float("nan"), device=device))
+    assert not env.time.any()
 
 
 def test_a_draw_is_not_the_random_action_of_the_same_tick(device, choosing):

@@ -128,10 +128,14 @@ def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mo
         actions = env.sample_actions()
         if tick % 3 == 1 and sampler is not None:
             parameters = torch.zeros((*env.layout.batch, sampler.num_parameters), device=device)
-            actions = sampler.sample(masked(parameters, info.get("action_mask"))).actions
-        elif tick % 3 == 2 and not env.game.action.continuous:
-            actions = actions.long()
-        *outputs, info = env.step(actions, out=out)
+            parameters = masked(parameters, info.get("action_mask"))
+            if tick == 1:
+                *outputs, info = env.step(sampler.sample(parameters).actions, out=out)
+            else:  # a step that draws its actions is a kernel of its own
+                _, (*outputs, info) = sampler.step(parameters, out=out)
+        else:
+            wide = tick % 3 == 2 and not env.game.action.continuous
+            *outputs, info = env.step(actions.long() if wide else actions, out=out)
         feed(*outputs, **info)
     some = torch.arange(num_envs, device=device) % 2 == 0
     obs, info = env.reset(seed=2, mask=some, out=out)
