@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 
 from gpu_vecenv import Sampler, VecEnv, bench_games
 from gpu_vecenv.device import resolve_device
+from gpu_vecenv.env import Env
 from gpu_vecenv.gymnasium_env import GymnasiumVectorEnv
 from gpu_vecenv.measurement import captured, provenance, seconds, wait
 from gpu_vecenv.policy import Precision
@@ -69,7 +71,7 @@ def sampler(device: torch.device) -> Iterator[Row]:
         env.reset(seed=1)
         own, sizes = Sampler(env), list(env.game.action.head_sizes)
         logits = torch.randn((num_envs, env.num_agents, own.num_parameters), device=device)
-        sample = own.sample(logits)
+        sample = replace(own.sample(logits), entropies=None)
 
         def draw(own: Sampler = own, logits: torch.Tensor = logits, sample: Any = sample) -> None:
             own.sample(logits, out=sample)
@@ -111,10 +113,8 @@ def eager(device: torch.device) -> Iterator[Row]:
 
 
 def training(device: torch.device) -> Iterator[Row]:
-    """Rollout and update, end to end."""
+    """Rollout and update, end to end; of A2C, with its own configuration, there is no goal."""
     for name, num_envs, layers, num_steps, epochs, shared, precision, goal in TRAINING:
-        game = configure(name)
-        roles = "+".join(role for role, count in game.roles.items() if count)
         config = PPOConfig(
             total_steps=10**12,
             num_steps=num_steps,
@@ -123,31 +123,36 @@ def training(device: torch.device) -> Iterator[Row]:
             hidden_sizes=layers,
             precision=precision,
         )
-        policies = {roles: PolicySpec()} if shared else None
-        trainer = Trainer(VecEnv(game, num_envs, device), config, policies=policies)
-        for _ in range(4):
-            figures = trainer.train_iteration()
-        wait(device)
-        start, iterations = time.perf_counter(), 12
-        for _ in range(iterations):
-            figures = trainer.train_iteration()
-        wait(device)
-        duration = (time.perf_counter() - start) / iterations
-        shares = {
-            key: round(value, 3) for key, value in figures.items() if key.endswith("_share") and "_share_" not in key
-        }
-        trainer.close()
-        yield {
-            **bench_games.named(game, num_envs),
-            "layers": layers,
-            "num_steps": num_steps,
-            "epochs": epochs,
-            "precision": precision,
-            "iteration_ms": round(duration * 1e3, 3),
-            "agent_steps_per_s": round(num_steps * num_envs * game.num_agents / duration),
-            **shares,
-            "goals": {"agent_steps_per_s": goal},
-        }
+        yield {**trained(configure(name), num_envs, config, shared, device), "goals": {"agent_steps_per_s": goal}}
+    config = PPOConfig.a2c(total_steps=10**12, hidden_sizes=(32, 32), precision="tf32")
+    row = trained(configure("tag_gridworld", **MANY), 2000, config, True, device)
+    yield {**row, "how": "a2c", "goals": {}}
+
+
+def trained(game: Env, num_envs: int, config: PPOConfig, shared: bool, device: torch.device) -> Row:
+    """The mean of twelve iterations; ``shared``: one policy for all roles."""
+    roles = "+".join(role for role, count in game.roles.items() if count)
+    trainer = Trainer(VecEnv(game, num_envs, device), config, policies={roles: PolicySpec()} if shared else None)
+    for _ in range(4):
+        figures = trainer.train_iteration()
+    wait(device)
+    start, iterations = time.perf_counter(), 12
+    for _ in range(iterations):
+        figures = trainer.train_iteration()
+    wait(device)
+    duration = (time.perf_counter() - start) / iterations
+    shares = {key: round(value, 3) for key, value in figures.items() if key.endswith("_share") and "_share_" not in key}
+    trainer.close()
+    return {
+        **bench_games.named(game, num_envs),
+        "layers": config.hidden_sizes,
+        "num_steps": config.num_steps,
+        "epochs": config.num_epochs,
+        "precision": config.precision,
+        "iteration_ms": round(duration * 1e3, 3),
+        "agent_steps_per_s": round(config.num_steps * num_envs * game.num_agents / duration),
+        **shares,
+    }
 
 
 def solved(device: torch.device) -> Iterator[Row]:
