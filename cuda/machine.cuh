@@ -32,11 +32,13 @@ HD void begin_episode(Machine m, State s, Io io, Pool pool) {
     }
 }
 
-// Bytes of working memory: of each replica in the device's memory, and of a block in shared memory.
+// Bytes of working memory: of each replica in the device's memory, and of a block in shared memory; and whether a step
+// that draws its actions is faster than a draw and a step.
 KERNEL(vecenv_layout, i64* out) {
     FOR_ITEMS (k, 1) {
         out[0] = staging::SCRATCH_IS_SHARED ? 0 : sizeof(Scratch);
         out[1] = staging::SHARED_BYTES;
+        out[2] = staging::DRAWING_PAYS;
     }
 }
 
@@ -84,17 +86,23 @@ REPLICA_KERNEL(vecenv_observe, STATE_PARAMETERS, i32 rows, Observation* obs, Scr
 
 #else
 
-#define ACTION_PARAMETERS const float *parameters, DRAWN_PARAMETERS
+#define ACTION_PARAMETERS                                                                                         \
+    const float *parameters, i32 greedy, i32 squash_by_tanh, Action *actions, float *log_probs, float *entropies, \
+        float *draws
+
+namespace sampling {
 
 // A tick that draws its own actions: each lane those of its agents, where the tick will read them, and for the caller.
-HD void draw_actions(Machine m, i64 e, const float* rows, bool greedy, const Drawn& drawn, Action* near) {
+HD void draw_actions(Machine m, i64 e, const float* rows, const Drawn& drawn, Action* near) {
     Rng rng = rng_of(m, SAMPLER_STREAM, m.episode[0], m.time[0]);
     FOR_AGENTS (i) {
         Action action[ACTION_HEADS];
-        sample_row(rows + (i64)i * PARAMETERS_PER_AGENT, rng, i, greedy, drawn, e * NUM_AGENTS + i, action);
+        sample_row(rows + (i64)i * PARAMETERS_PER_AGENT, rng, i, drawn, e * NUM_AGENTS + i, action);
         UNROLL for (int head = 0; head < ACTION_HEADS; ++head) near[i * ACTION_HEADS + head] = action[head];
     }
 }
+
+}  // namespace sampling
 
 #endif
 
@@ -143,7 +151,9 @@ REPLICA_KERNEL(vecenv_step, STATE_PARAMETERS, ACTION_PARAMETERS, i32 mode, i32 r
 #endif
         if (SAMPLED || staging::IS_NEAR) team_sync();
 #if SAMPLED
-        draw_actions(m, e, drawn_from, greedy, DRAWN, (Action*)io.actions);
+        sampling::draw_actions(m, e, drawn_from,
+                               {greedy != 0, squash_by_tanh != 0, actions, log_probs, entropies, draws},
+                               (Action*)io.actions);
 #endif
         Observation* seen = staging::obs_of(obs + row * OBS_SIZE);
         io.time = m.time[0];

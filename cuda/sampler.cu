@@ -38,27 +38,13 @@ HD const float* own_row(const float* table, i64 row, i64) {
 
 #endif
 
-HD Rng rng_of_row(i64 e, const u32* key, const i64* episode, const i32* time) {
-    return {key[2 * e], key[2 * e + 1], SAMPLER_STREAM, (u32)episode[e], (u32)time[e]};
-}
-
-#if !BOX_ACTIONS
-KERNEL(sample, const float* logits, const u32* key, const i64* episode, const i32* time, i32 greedy, i32* actions,
-       float* log_probs, float* entropies, i64 rows) {
+KERNEL(sample, const float* parameters, const u32* key, const i64* episode, const i32* time, i32 greedy,
+       i32 squash_by_tanh, Action* actions, float* log_probs, float* entropies, float* draws, i64 rows) {
     FOR_ITEMS (row, rows) {
+        i64 e = row / NUM_AGENTS;
+        Rng rng = {key[2 * e], key[2 * e + 1], SAMPLER_STREAM, (u32)episode[e], (u32)time[e]};
         Action action[ACTION_HEADS];
-        sample_row(own_row<PARAMETERS_PER_AGENT>(logits, row, rows), rng_of_row(row / NUM_AGENTS, key, episode, time),
-                   (int)(row % NUM_AGENTS), greedy, Drawn{actions, log_probs, entropies}, row, action);
+        sampling::sample_row(own_row<PARAMETERS_PER_AGENT>(parameters, row, rows), rng, (int)(row % NUM_AGENTS),
+                             {greedy != 0, squash_by_tanh != 0, actions, log_probs, entropies, draws}, row, action);
     }
 }
-#else
-KERNEL(sample_box, const float* parameters, const u32* key, const i64* episode, const i32* time, i32 greedy,
-       float* actions, float* log_probs, float* entropies, i64 rows, float* draws, i32 squash_by_tanh) {
-    FOR_ITEMS (row, rows) {
-        Action action[ACTION_HEADS];
-        sample_row(own_row<PARAMETERS_PER_AGENT>(parameters, row, rows),
-                   rng_of_row(row / NUM_AGENTS, key, episode, time), (int)(row % NUM_AGENTS), greedy,
-                   Drawn{actions, log_probs, entropies, draws, squash_by_tanh}, row, action);
-    }
-}
-#endif

@@ -6,15 +6,13 @@
 #include "math.cuh"
 #include "rng.cuh"
 
-// Where a draw goes: rows of agents, replica after replica. What nobody asks for is null.
+namespace sampling {
+
+// How to draw, and where a draw goes: rows of agents, replica after replica. What nobody asks for is null.
 struct Drawn {
+    bool greedy, squash_by_tanh;
     Action* actions;
-    float* log_probs;
-    float* entropies;
-#if BOX_ACTIONS
-    float* draws;
-    i32 squash_by_tanh;
-#endif
+    float *log_probs, *entropies, *draws;  // the last of Box games only
 };
 
 #if !BOX_ACTIONS
@@ -31,7 +29,7 @@ HD float weight_of(float x) {
 
 // Head by head. Logits of one agent lie head after head, each padded to the widest role's size. A choice is made by
 // inverting the cumulative distribution; sums run in the order of the choices.
-HD void sample_row(const float* logits, Rng rng, int agent, bool greedy, const Drawn& drawn, i64 row,
+HD void sample_row(const float* logits, Rng rng, int agent, const Drawn& drawn, i64 row,
                    Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
     Philox4 random = {};
@@ -53,7 +51,7 @@ HD void sample_row(const float* logits, Rng rng, int agent, bool greedy, const D
             continue;
         }
         int choice = 0;
-        if (greedy) {
+        if (drawn.greedy) {
             while (x[choice] < largest) ++choice;
         } else {
             // What is left falls below 0 with the choice, and stays there.
@@ -87,12 +85,12 @@ HD float box_action(float s, int head) {
 }
 
 // Head by head: a Gaussian draw, squashed. All means come before all log standard deviations.
-HD void sample_row(const float* parameters, Rng rng, int agent, bool greedy, const Drawn& drawn, i64 row,
+HD void sample_row(const float* parameters, Rng rng, int agent, const Drawn& drawn, i64 row,
                    Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
     for (int head = 0; head < ACTION_HEADS; ++head) {
         float mean = parameters[head], log_std = parameters[ACTION_HEADS + head], std = math::exp(log_std);
-        float u = greedy ? mean : mean + std * rng.normal(agent, head);
+        float u = drawn.greedy ? mean : mean + std * rng.normal(agent, head);
         // No distribution, or a draw too large for a float. The environment refuses NaN.
         if (!math::is_finite(mean) || !math::is_finite(log_std) || !math::is_finite(u)) {
             action[head] = sum_log_prob = sum_entropy = math::from_bits(math::NAN_BITS);
@@ -117,14 +115,4 @@ HD void sample_row(const float* parameters, Rng rng, int agent, bool greedy, con
 }
 #endif
 
-// What follows `Drawn` in the parameters of a kernel that draws, and how it comes to be there.
-#if BOX_ACTIONS
-#define DRAWN_PARAMETERS \
-    i32 greedy, Action *actions, float *log_probs, float *entropies, float *draws, i32 squash_by_tanh
-#define DRAWN \
-    Drawn { actions, log_probs, entropies, draws, squash_by_tanh }
-#else
-#define DRAWN_PARAMETERS i32 greedy, Action *actions, float *log_probs, float *entropies
-#define DRAWN \
-    Drawn { actions, log_probs, entropies }
-#endif
+}  // namespace sampling

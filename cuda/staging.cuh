@@ -30,17 +30,20 @@ constexpr bool SCRATCH_IS_SHARED = SCRATCH_BYTES <= MOST_SHARED;
 constexpr u64 SCRATCH_END = SCRATCH_IS_SHARED && !__is_empty(Scratch) ? SCRATCH_BYTES : 0;
 constexpr bool NEAR_IS_SHARED = FITS && !IN_REGISTERS && SCRATCH_END + NEAR_BYTES <= MOST_SHARED;
 constexpr u64 NEAR_END = SCRATCH_END + (NEAR_IS_SHARED ? NEAR_BYTES : 0);
-constexpr bool OBS_IS_SHARED = FITS && OBS_BYTES <= MOST_SHARED_ROWS && NEAR_END + OBS_BYTES <= MOST_SHARED;
+constexpr bool OBS_IS_SHARED = FITS && OBS_BYTES <= MOST_GATHERED && NEAR_END + OBS_BYTES <= MOST_SHARED;
 constexpr u64 OBS_END = NEAR_END + (OBS_IS_SHARED ? OBS_BYTES : 0);
 // What actions are drawn from, where a tick draws its own: a team that is a block has done so before it observes. Rows
-// of a few numbers are read as fast where they lie, and so are those whose numbers would share few banks.
-constexpr int OWN_PARAMETERS = NUM_AGENTS * PARAMETERS_PER_AGENT;
+// of a few numbers are read as fast where they lie; those whose numbers would share few banks, or that are more than
+// lanes can carry, lie there too, and then a kernel that does nothing else is faster.
+constexpr int OWN_PARAMETERS = NUM_AGENTS * PARAMETERS_PER_AGENT, CARRIED_AT_ONCE = OWN_PARAMETERS % 4 == 0 ? 4 : 1;
 constexpr u64 PARAMETERS_BEGIN = TEAMS_PER_BLOCK > 1 ? OBS_END : NEAR_END;
 constexpr u64 PARAMETERS_STRIDE = stride_of(sizeof(float) * OWN_PARAMETERS);
-constexpr u64 PARAMETERS_END = PARAMETERS_BEGIN + PARAMETERS_STRIDE * TEAMS_PER_BLOCK;
-constexpr bool PARAMETERS_ARE_SHARED = SAMPLED && PARAMETERS_PER_AGENT >= 4 && PARAMETERS_PER_AGENT % 8 != 0 &&
-                                       PARAMETERS_END - PARAMETERS_BEGIN <= MOST_SHARED_ROWS &&
-                                       PARAMETERS_END <= MOST_SHARED;
+constexpr u64 PARAMETERS_END = PARAMETERS_BEGIN + PARAMETERS_STRIDE * TEAMS_PER_BLOCK, MOST_PARAMETERS = 24 << 10;
+constexpr bool PARAMETERS_FIT = FITS && PARAMETERS_PER_AGENT >= 4 && PARAMETERS_PER_AGENT % 8 != 0 &&
+                                OWN_PARAMETERS <= TEAM * MOST_PARTS * CARRIED_AT_ONCE &&
+                                PARAMETERS_END - PARAMETERS_BEGIN <= MOST_PARAMETERS && PARAMETERS_END <= MOST_SHARED;
+constexpr bool PARAMETERS_ARE_SHARED = SAMPLED && PARAMETERS_FIT,
+               DRAWING_PAYS = PARAMETERS_FIT || PARAMETERS_PER_AGENT <= 8;
 constexpr u64 SHARED_BYTES = PARAMETERS_ARE_SHARED && PARAMETERS_END > OBS_END ? PARAMETERS_END : OBS_END;
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
@@ -86,10 +89,10 @@ HD void write_obs(Observation* obs, i64 num_envs) {
     }
 }
 
-// So many lanes are there at once on a multiprocessor, at least: the compiler uses no more registers than that leaves.
+// So many lanes are to be there at once on a multiprocessor: the compiler uses no more registers than that leaves.
 // Small teams wait for memory most of the time, larger ones for one another. Of the largest it knows best (0).
 constexpr int BLOCK = TEAM * TEAMS_PER_BLOCK, RESIDENT_LANES = TEAM < 32 ? 1280 : TEAM <= 128 ? 640 : 0;
-constexpr int RESIDENT_BLOCKS = (RESIDENT_LANES + BLOCK - 1) / BLOCK;
+constexpr int RESIDENT_BLOCKS = RESIDENT_LANES / BLOCK < 32 ? RESIDENT_LANES / BLOCK : 32;  // more are never there
 
 #define SCRATCH(everywhere, e) staging::scratch_of(everywhere, e)
 #define REPLICA_KERNEL(name, ...) \
@@ -98,7 +101,7 @@ constexpr int RESIDENT_BLOCKS = (RESIDENT_LANES + BLOCK - 1) / BLOCK;
 
 #else
 
-constexpr bool SCRATCH_IS_SHARED = false, NEAR_IS_SHARED = false;
+constexpr bool SCRATCH_IS_SHARED = false, NEAR_IS_SHARED = false, DRAWING_PAYS = false;
 constexpr u64 SHARED_BYTES = 0;
 HD Near& near_of(Near& own) { return own; }
 HD Observation* obs_of(Observation* there) { return there; }
@@ -142,11 +145,11 @@ struct Part {
 #if SAMPLED && defined(__CUDACC__)
 // A team's parameters on their way to where it draws: four at a time where they are a multiple of four.
 struct Parameters {
-    static constexpr int WIDTH = OWN_PARAMETERS % 4 == 0 ? 4 : 1;
-    struct alignas(4 * WIDTH) Word {
-        float number[WIDTH];
+    struct alignas(4 * CARRIED_AT_ONCE) Word {
+        float number[CARRIED_AT_ONCE];
     };
-    static constexpr int WORDS = PARAMETERS_ARE_SHARED ? OWN_PARAMETERS / WIDTH : 1, COUNT = (WORDS + TEAM - 1) / TEAM;
+    static constexpr int WORDS = PARAMETERS_ARE_SHARED ? OWN_PARAMETERS / CARRIED_AT_ONCE : 1;
+    static constexpr int COUNT = (WORDS + TEAM - 1) / TEAM;
     Word word[COUNT];
 
     HD void ask(const float* own) {

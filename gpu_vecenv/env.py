@@ -52,7 +52,8 @@ RESERVED_CONSTANTS = frozenset(
     "FOR_AGENTS FOR_OBS FOR_REPLICAS REPLICA_KERNEL LANE_ORDER STATE_PARAMETERS STATE_OF MACHINE_OF ACTION_HEADS "
     "ACTION_LOW ACTION_HIGH BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
     "NON_FINITE_ACTION NON_FINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
-    "RANDOM_ACTION_STREAM QUARANTINE GUARD_ROWS OUTPUT_ROWS".split()
+    "RANDOM_ACTION_STREAM QUARANTINE GUARD_ROWS OUTPUT_ROWS MAY_STAGE MOST_GATHERED SAMPLED PARAMETERS_PER_AGENT "
+    "ACTION_PARAMETERS".split()
 )
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -115,6 +116,9 @@ class Env:
     derived: ClassVar[tuple[str, ...]] = ()  # further attributes that the device text sees as constants
     host: ClassVar[bool] = True  # False: all of CUDA C++, no CPU, no promise of equal bits
     allows: ClassVar[tuple[str, ...]] = ()  # rules of kernel_policy.py that its device text may break
+    # Bytes of observations that a block of a GPU gathers in shared memory before it writes them. More leaves room for
+    # fewer blocks, which pays where a tick writes long rows and does little else.
+    gathered: ClassVar[int] = 24 << 10
     source: ClassVar[Path | None] = None  # the .cu file, where it is not the declaration's neighbour
     terminated_means: ClassVar[str] = "terminated"  # what an episode's end by termination says
     preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})  # of PPOConfig, and num_envs: what learns it well

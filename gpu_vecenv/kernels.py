@@ -13,7 +13,7 @@ import torch
 from gpu_vecenv.backends import Argument, LaunchShape, TeamShape
 from gpu_vecenv.data_manager import DataManager
 from gpu_vecenv.env import Env
-from gpu_vecenv.errors import ConcurrentUseError
+from gpu_vecenv.errors import ConcurrentUseError, ResetNeededError
 from gpu_vecenv.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.guards import check, fill, output_bands, state_bands
 from gpu_vecenv.prologue import Build, kernel_fields
@@ -59,8 +59,11 @@ class Kernels:
         self._common.append(np.int64(len(data[f"pool_{build.pooled[0]}"]) if build.pooled else 0))
         self._first = len(self._common)  # place of the first argument that varies
         self.program = functions.compile_game(game, teams=teams, build=build)
-        shape, scratch = self._shape(self.program)
-        end: list[Argument] = [scratch, np.int64(num_envs)]
+        scratch_bytes, shared_bytes, self._drawing_pays = self._layout(self.program)
+        shape, copies = self._shape(shared_bytes)
+        scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
+        self._end: list[Argument] = [scratch, np.int64(num_envs)]
+        end = self._end
         varying: dict[str, list[Argument]] = {
             "vecenv_reset": [None, np.int32(0), np.uint64(0), self._first_replica, self._rows, *[None] * 3, *end],
             "vecenv_step": [None, np.int32(0), self._mode, self._rows, *[None] * 8, *end],
@@ -71,25 +74,26 @@ class Kernels:
         self._reset, self._step = launches["vecenv_reset"], launches["vecenv_step"]
         self._observe, self._random_actions = launches["vecenv_observe"], launches["vecenv_random_actions"]
         self._sampled_step: Launch | None = None
+        self._last_step: Launch | None = None
         if build.guards:
             fill(state_bands(data))
 
-    def _shape(self, program: Program) -> tuple[LaunchShape, torch.Tensor]:
-        """How the kernels of a program are launched, and the working memory that they need."""
-        layout = torch.zeros(2, dtype=torch.int64, device=self.data.device)
+    def _layout(self, program: Program) -> list[int]:
+        """Bytes of each replica's and each block's working memory, and whether a step had better draw its actions."""
+        layout = torch.zeros(3, dtype=torch.int64, device=self.data.device)
         program.launch("vecenv_layout", 1, layout)
-        scratch_bytes, shared_bytes = layout.tolist()
-        copies, teams, agents = self._num_envs, self._teams, self._game.num_agents
-        if teams is None:
-            from gpu_vecenv.backends.host import workers
+        return layout.tolist()
 
-            copies = workers()  # one for each thread
-            # Replicas of one agent go in lockstep, where they can: several at a time.
-            work = self._num_envs * agents if agents > 1 else self._num_envs // 4
-            shape = LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work)
-        else:
-            shape = LaunchShape(self._num_envs, teams.team, teams.block, shared_bytes)
-        return shape, torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=self.data.device)
+    def _shape(self, shared_bytes: int) -> tuple[LaunchShape, int]:
+        """How the kernels are launched, and how many replicas need working memory at once."""
+        if self._teams is not None:
+            return LaunchShape(self._num_envs, self._teams.team, self._teams.block, shared_bytes), self._num_envs
+        from gpu_vecenv.backends.host import workers
+
+        # Replicas of one agent go in lockstep, where they can: several at a time. Each thread does one of the others.
+        agents = self._game.num_agents
+        work = self._num_envs * agents if agents > 1 else self._num_envs // 4
+        return LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work), workers()
 
     def reset(self, mask: torch.Tensor | None, seed: int | None, out: Slab) -> None:
         """New episodes where ``mask`` (num_envs,) is True or None; observations of all."""
@@ -102,28 +106,40 @@ class Kernels:
     def step(self, actions: torch.Tensor, out: Slab) -> None:
         """One tick."""
         wide = np.int32(actions.dtype == torch.int64)
+        self._last_step = self._step
         self._run(self._step, (actions.data_ptr(), wide, self._mode, self._rows, *out.pointers), "step", out)
 
-    def prepare_sampled_step(self) -> None:
-        """Compile the step that draws its own actions, once; a GPU's only."""
+    def draws_in_step(self) -> bool:
+        """Whether a step that draws its actions pays, and is there.
+
+        It is compiled now if it was not, which waits for the device; not while a graph is captured, which would break.
+        """
+        if not self._drawing_pays:
+            return False
         if self._sampled_step is None:
+            if self.data.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return False
             build = dataclasses.replace(self.build, sampled=True)
             program = self._functions.compile_game(self._game, teams=self._teams, build=build)
-            shape, scratch = self._shape(program)
-            drawn: list[Argument] = [None, np.int32(0), *[None] * 3]
-            if self._game.action.continuous:
-                drawn += [None, np.int32(0)]
-            arguments = [*self._common, *drawn, self._mode, self._rows, *[None] * 8, scratch, np.int64(self._num_envs)]
+            shape, _ = self._shape(self._layout(program)[1])
+            drawn: list[Argument] = [None, *[np.int32(0)] * 2, *[None] * 4]
+            arguments = [*self._common, *drawn, self._mode, self._rows, *[None] * 8, *self._end]
             self._sampled_step = program.prepare("vecenv_step", shape, arguments)
+        return True
 
     def sampled_step(self, drawn: Sequence[Any], out: Slab) -> None:
         """One tick with the actions that it draws; ``drawn`` are the arguments of sampling.cuh, parameters first."""
         assert self._sampled_step is not None
+        self._last_step = None
         self._run(self._sampled_step, (*drawn, self._mode, self._rows, *out.pointers), "step", out)
 
     def repeat_step(self) -> None:
-        """The last ``step`` once more, not one that drew its actions."""
-        self._step()
+        """The last ``step`` once more."""
+        if self._last_step is None:
+            raise ResetNeededError(
+                "repeat_step: there was no tick yet, or the last one drew its actions; call step first"
+            )
+        self._last_step()
 
     def observe(self, out: Slab) -> None:
         """Observations of the state as it is."""

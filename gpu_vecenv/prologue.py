@@ -28,7 +28,6 @@ _MACHINE_STATE = (
     Field("completed_terminations", i64, (1,)),  # of those, the ones whose last tick truncated no agent
 )
 FUNCTIONS = ("reset", "step", "observe")
-SHARED_ROWS = 24 << 10  # bytes that a block keeps in shared memory of its rows of an input or output: more costs blocks
 LANES = 64  # replicas that the host steps in lockstep, one bit of a word for each
 GUARD_ROWS = 16  # rows of outputs, and
 GUARD_BYTES = 64  # bytes of state, that a debug build leaves after those of each replica
@@ -89,7 +88,7 @@ def prologue(env: Env, build: Build = PLAIN) -> str:
         f"constexpr int GUARD_ROWS = {GUARD_ROWS if build.guards else 0};",
         f"constexpr bool MAY_STAGE = {str(env.host).lower()};",
         f"constexpr int ACTION_HEADS = {action.heads};",
-        f"constexpr unsigned long long MOST_SHARED_ROWS = {SHARED_ROWS};",
+        f"constexpr unsigned long long MOST_GATHERED = {env.gathered};",
         f"#define SAMPLED {int(build.sampled)}",
         f"#define BOX_ACTIONS {int(action.continuous)}",
         f"#define ACTION_MASKS {int(env.masks_actions)}",

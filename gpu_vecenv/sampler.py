@@ -11,7 +11,6 @@ import torch
 from gpu_vecenv.backends import Argument, LaunchShape
 from gpu_vecenv.env import device_folder
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.prologue import SHARED_ROWS
 from gpu_vecenv.slab import Slab
 from gpu_vecenv.vec_env import Outputs, VecEnv
 
@@ -74,11 +73,8 @@ class Sampler:
         program = env.functions.compile(device_folder() / "sampler.cu", game=env.game)
         rows = env.num_envs * env.num_agents
         clocks: list[Argument] = [env.data[f"machine_{name}"] for name in ("key", "episode", "time")]
-        kernel, arguments = "sample", [None, *clocks, np.int32(0), None, None, None, np.int64(rows)]
-        if action.continuous:
-            kernel, arguments = "sample_box", [*arguments, None, np.int32(squash == "tanh")]
-        self._launch = program.prepare(kernel, LaunchShape(rows, block=128), arguments)
-        self._at_once = env.validate == "async" and self._pays_at_once()
+        arguments = [None, *clocks, *[np.int32(0)] * 2, *[None] * 4, np.int64(rows)]
+        self._launch = program.prepare("sample", LaunchShape(rows, block=128), arguments)
 
     def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.
@@ -120,7 +116,7 @@ class Sampler:
 
         The same bits. On a GPU it is one launch, where a replica's parameters are not too many for shared memory:
         nothing is read twice, and replicas that still draw run beside others that step. Its kernel is compiled at the
-        first call.
+        first call; where that is captured in a CUDA graph, it draws and steps one after the other.
 
         Args:
             parameters: As ``sample`` takes them.
@@ -137,18 +133,12 @@ class Sampler:
                 the draw has been made by then, and nothing else.
         """
         parameters, sample = self._prepare("step", parameters, sample, "sample")
-        if not self._at_once:
+        out = self.env.output(out)
+        outputs = self.env.step_sampled(self._drawn(parameters, greedy, sample), out)
+        if outputs is None:
             self._draw(parameters, greedy, sample)
-            return sample, self.env.step(sample.actions, out=out)
-        return sample, self.env.step_sampled(self._drawn(parameters, greedy, sample), out)
-
-    def _pays_at_once(self) -> bool:
-        """Whether a step that draws is faster than a draw and a step: where a block holds what it draws from."""
-        teams, each = self.env.teams, self.num_parameters
-        if teams is None:  # the host's threads have nothing to gain
-            return False
-        numbers = each * self.env.num_agents * (teams.block // teams.team)
-        return each <= 8 or (each % 8 != 0 and 4 * numbers <= SHARED_ROWS)
+            outputs = self.env.step(sample.actions, out=out)
+        return sample, outputs
 
     def _prepare(
         self, method: str, parameters: torch.Tensor, out: Sample | None, name: str
@@ -171,14 +161,14 @@ class Sampler:
 
     def _draw(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> None:
         raw, drawn = self._launch.raw, self._drawn(parameters, greedy, out)
-        raw[0], raw[4:8], raw[9:] = drawn[0], drawn[1:5], drawn[5:]
+        raw[0], raw[4:10] = drawn[0], drawn[1:]
         self._launch()
 
     def _drawn(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> list[Any]:
-        """Arguments of a kernel that draws: parameters, greedy, and where to write."""
-        entropies = 0 if out.entropies is None else out.entropies.data_ptr()
-        drawn = [parameters.data_ptr(), np.int32(greedy), out.actions.data_ptr(), out.log_probs.data_ptr(), entropies]
-        return drawn if out.draws is None else [*drawn, out.draws.data_ptr(), np.int32(self.squash == "tanh")]
+        """Arguments of a kernel that draws: parameters, how to draw, and where to write."""
+        how = parameters.data_ptr(), np.int32(greedy), np.int32(self.squash == "tanh")
+        where = out.actions, out.log_probs, out.entropies, out.draws
+        return [*how, *(0 if tensor is None else tensor.data_ptr() for tensor in where)]
 
     def _check_parameters(self, method: str, parameters: torch.Tensor) -> None:
         expected = (*self.env.layout.batch, self.num_parameters)

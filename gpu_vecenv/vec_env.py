@@ -236,7 +236,7 @@ class VecEnv:
             ClosedEnvError: After ``close``.
         """
         self._check_open("reset")
-        out = self._output(out)
+        out = self.output(out)
         begins = None if mask is None else checked_mask(mask, self.num_envs, self.device)
         if begins is not None and not self._begun:
             raise ResetNeededError("reset(mask=…) before the first reset: call reset() for all replicas first")
@@ -271,19 +271,24 @@ class VecEnv:
         actions = self._action_check(actions)
         if self.validate == "sync":
             self._action_check.values(actions, self.active, self.action_mask if self.game.masks_actions else None)
-        out = self._output(out)
+        out = self.output(out)
         self._kernels.step(actions, out)
         return _outputs(out)
 
-    def step_sampled(self, drawn: Sequence[Any], out: Slab | None) -> Outputs:
-        """A tick that draws its own actions, on a GPU: for ``Sampler.step``, which has looked at the arguments."""
-        out = self._output(out)
-        self._kernels.prepare_sampled_step()
+    def step_sampled(self, drawn: Sequence[Any], out: Slab) -> Outputs | None:
+        """For ``Sampler.step``: a tick that draws its own actions. None where it is to draw and to call ``step``."""
+        apart = self.validate == "sync" or type(self).step is not VecEnv.step  # or whose class has a step of its own
+        if apart or not self._kernels.draws_in_step():
+            return None
         self._kernels.sampled_step(drawn, out)
         return _outputs(out)
 
     def repeat_step(self) -> None:
-        """The last ``step`` once more: the launch alone, with the tensors that it had, which must still be there."""
+        """The last ``step`` once more: the launch alone, with the tensors that it had, which must still be there.
+
+        Raises:
+            ResetNeededError: There has been none, or the last tick was one of ``Sampler.step``.
+        """
         self._kernels.repeat_step()
 
     def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -412,7 +417,12 @@ class VecEnv:
             if fault := self.functions.backend.fault:
                 raise DeviceFaultError(f"{method} after a fault, after which nothing on {self.device} works: {fault}")
 
-    def _output(self, out: Slab | None) -> Slab:
+    def output(self, out: Slab | None) -> Slab:
+        """Where a call writes: ``out``, if it is one of this environment's slabs, or a new one.
+
+        Raises:
+            ValueError: It is something else.
+        """
         if out is None:
             return self._stock.take()
         if not isinstance(out, Slab) or (out.layout is not self.layout and out.layout != self.layout):

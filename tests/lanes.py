@@ -50,7 +50,6 @@ class LanesBackend(HostBackend):
         names = set(KERNEL_NAME.findall(text)) - {"name"}
         if "#define SAMPLED 1" in text:
             names -= {"vecenv_reset", "vecenv_observe", "vecenv_random_actions"}
-        names -= {"sample"} if "#define BOX_ACTIONS 1" in text else {"sample_box"}
         text = text.replace("extern __shared__ __align__(16) unsigned char shared_memory[];", "")
         text = re.sub(r"asm volatile\(.*?\)\);", "", text)
         super().compile(PRELUDE + text + "".join(ENTRIES.format(name) for name in sorted(names)), target)

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpu_vecenv
-from gpu_vecenv.env import Env, Field, boolean, f32, f64, i32, i64, param, u8, u32
+from gpu_vecenv.env import RESERVED_CONSTANTS, Env, Field, boolean, device_folder, f32, f64, i32, i64, param, u8, u32
 from gpu_vecenv.envs.tag_continuous import TagContinuous
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
 from gpu_vecenv.errors import ConfigError, DeviceUnavailableError, EnvDefinitionError, KernelCompileError
@@ -713,3 +713,12 @@ def test_a_game_for_cuda_only_is_refused_on_the_cpu(write):
     write(game, BARE_TEXT)
     with pytest.raises(DeviceUnavailableError, match="host = False"):
         VecEnv(game(), 2, "cpu")
+
+
+@pytest.mark.parametrize("name", ["tag_continuous", "pendulum", "cartpole"])
+def test_no_key_of_a_configuration_may_have_a_name_that_the_generated_text_gives(name):
+    game = gpu_vecenv.configure(name)
+    text = prologue(game) + "".join(path.read_text() for path in sorted(device_folder().glob("machine.cuh")))
+    given = set(re.findall(r"^(?:constexpr [\w ]+|#define) ([A-Z][A-Z_]+)\b", text, re.MULTILINE))
+    assert given - set(game.constants()) - {"LARGEST_FIELD"} <= RESERVED_CONSTANTS  # that one is in a namespace
+    assert {"SAMPLED", "MOST_GATHERED", "ACTION_PARAMETERS"} <= given

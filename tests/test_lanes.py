@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,14 @@ from games.crew import Crew
 from games.fragile import Fragile
 from games.painter import Painter
 from games.scouts import Scouts
+from gymnasium.spaces import Discrete
 from lanes import LanesBackend
 
 import gpu_vecenv
 from gpu_vecenv import Sampler, VecEnv, function_manager
 from gpu_vecenv.digest import trajectory_digest
+from gpu_vecenv.env import Env, Field, f32
+from gpu_vecenv.errors import ResetNeededError
 from gpu_vecenv.vec_env import MODES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -139,6 +143,75 @@ def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, team, 
     for one, many in zip(found[0][0], found[1][0], strict=True):
         assert all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(one, many, strict=True))
     assert all(value.equal(found[1][1][key]) for key, value in found[0][1].items())
+
+
+CLASHING = """#include "vecenv.cuh"
+struct Scratch {};
+struct Drawn { float weight; };
+HD float weight_of(float x) { return x + SAMPLES; }
+HD float box_action(float x, int) { return x; }
+HD void sample_row() {}
+HD void draw_actions() {}
+HD void reset(State s, Io) { FOR_AGENTS (i) s.place[i] = 0; }
+HD void step(State s, Io io) {
+    FOR_AGENTS (i) {
+        s.place[i] += weight_of((float)io.action(i));
+        io.truncations[i] = io.time >= 3;
+    }
+}
+HD void observe(State s, Io io) { FOR_AGENTS (i) io.obs[i][0] = s.place[i]; }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clashing(Env):
+    """A game whose own words are those of the sampler."""
+
+    samples: int = 2
+    state = (Field("place", f32, ("num_agents",)),)
+    obs_dim = 1
+    action_space = Discrete(5)
+
+
+def test_a_games_own_names_do_not_meet_those_of_the_draw(by_lanes, tmp_path, monkeypatch):
+    (tmp_path / "clashing.cu").write_text(CLASHING)
+    monkeypatch.setattr(Clashing, "source", tmp_path / "clashing.cu")
+    found = []
+    for env in (VecEnv(Clashing(), 7, "cpu"), by_lanes(Clashing(), 7)):
+        env.reset(seed=2)
+        found.append(Sampler(env).step(torch.zeros(7, 1, 5))[1][0])
+    assert found[0].equal(found[1]) and found[0].ge(2).all()
+
+
+def test_a_step_of_a_subclass_of_the_environment_is_called(by_lanes, monkeypatch):
+    steps = []
+
+    class Counting(VecEnv):
+        def step(self, actions, out=None):
+            steps.append(actions)
+            return super().step(actions, out)
+
+    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+    for kind in (VecEnv, Counting):
+        env = kind(gpu_vecenv.configure("cartpole"), 5, "cpu")
+        env.reset(seed=1)
+        sample, _ = Sampler(env).step(torch.zeros(5, 1, 2))
+    assert len(steps) == 1 and steps[0] is sample.actions
+
+
+def test_a_tick_that_drew_its_actions_is_not_repeated(by_lanes):
+    env = by_lanes(gpu_vecenv.configure("cartpole"), 5)
+    env.reset(seed=1)
+    with pytest.raises(ResetNeededError, match="repeat_step: there was no tick yet"):
+        env.repeat_step()
+    actions, slab = env.sample_actions(), env.slab()
+    env.step(actions, out=slab)
+    env.repeat_step()
+    assert env.time.eq(2).all()
+    Sampler(env).step(torch.zeros(5, 1, 2))
+    with pytest.raises(ResetNeededError, match="repeat_step"):
+        env.repeat_step()
+    assert env.time.eq(3).all()
 
 
 DIVERGENT = """

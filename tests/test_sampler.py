@@ -427,6 +427,31 @@ def test_a_step_with_its_draw_refuses_what_its_halves_refuse_and_changes_nothing
         with pytest.raises(error, match=re.escape(said)):
             call()
     assert all(torch.equal(x, before[key]) for key, x in env.state_dict().items())
+    sample.actions.fill_(77)
+    with pytest.raises(ValueError, match="out is Slab"):
+        sampler.step(logits, sample=sample, out=choosing(device, 21).slab())
+    assert sample.actions.eq(77).all()
+
+
+@pytest.mark.gpu
+def test_a_first_step_with_its_draw_may_be_captured():
+    envs = [VecEnv(gpu_vecenv.configure("tag_gridworld"), 50, "cuda") for _ in range(2)]
+    one, other = (Sampler(env) for env in envs)
+    logits = torch.randn((50, 5, 5), device="cuda")
+    slab = envs[0].slab()
+    for env in envs:
+        env.reset(seed=1)
+    envs[0].step(envs[0].sample_actions())
+    other.env.step(other.env.sample_actions())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        sample = Sample(*(torch.empty(50, 5, dtype=kind, device="cuda") for kind in (torch.int32, torch.float32)))
+        one.step(logits, sample=sample, out=slab)
+    for _ in range(3):
+        graph.replay()
+        expected, (obs, *_) = other.step(logits)
+        assert torch.equal(sample.actions, expected.actions) and torch.equal(slab.obs, obs)
 
 
 def test_where_actions_are_looked_at_first_a_step_with_its_draw_does_so_too(device, choosing):

@@ -33,6 +33,7 @@ class TagGridworld(Env):
     )
     terminated_means = "the runner was caught"
     render_fps = 10
+    gathered = 200 << 10
     preset = MappingProxyType(
         {
             "num_envs": 512,
