@@ -35,7 +35,8 @@ constexpr u64 OBS_END = NEAR_END + (OBS_IS_SHARED ? OBS_BYTES : 0);
 // What actions are drawn from, where a tick draws its own: a team that is a block has done so before it observes. Rows
 // of a few numbers are read as fast where they lie; those whose numbers would share few banks, or that are more than
 // lanes can carry, lie there too, and then a kernel that does nothing else is faster.
-constexpr int OWN_PARAMETERS = NUM_AGENTS * PARAMETERS_PER_AGENT, CARRIED_AT_ONCE = OWN_PARAMETERS % 4 == 0 ? 4 : 1;
+constexpr i64 OWN_PARAMETERS = (i64)NUM_AGENTS * PARAMETERS_PER_AGENT;
+constexpr int CARRIED_AT_ONCE = OWN_PARAMETERS % 4 == 0 ? 4 : 1;
 constexpr u64 PARAMETERS_BEGIN = TEAMS_PER_BLOCK > 1 ? OBS_END : NEAR_END;
 constexpr u64 PARAMETERS_STRIDE = stride_of(sizeof(float) * OWN_PARAMETERS);
 constexpr u64 PARAMETERS_END = PARAMETERS_BEGIN + PARAMETERS_STRIDE * TEAMS_PER_BLOCK, MOST_PARAMETERS = 24 << 10;
@@ -148,7 +149,7 @@ struct Parameters {
     struct alignas(4 * CARRIED_AT_ONCE) Word {
         float number[CARRIED_AT_ONCE];
     };
-    static constexpr int WORDS = PARAMETERS_ARE_SHARED ? OWN_PARAMETERS / CARRIED_AT_ONCE : 1;
+    static constexpr int WORDS = PARAMETERS_ARE_SHARED ? (int)(OWN_PARAMETERS / CARRIED_AT_ONCE) : 1;
     static constexpr int COUNT = (WORDS + TEAM - 1) / TEAM;
     Word word[COUNT];
 
