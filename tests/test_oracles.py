@@ -11,9 +11,6 @@ from gpu_vecenv import FunctionManager, Slab, VecEnv
 SINCOS = """#include "math.cuh"
 KERNEL(map_sincos, const float* x, float* s, float* c, i64 n) { FOR_ITEMS(k, n) math::sincos(x[k], &s[k], &c[k]); }
 """
-SHARES = """#include "tag_gridworld.cu"
-KERNEL(shares, float* out, i64 n) { FOR_ITEMS(k, n) out[k] = share_of_grid((int)k); }
-"""
 GRIDWORLDS = {
     "defaults": {},
     "the end by time": {"max_steps": 20},
@@ -86,11 +83,11 @@ def oracle_of(name: str, config: dict, device: str):
 
 def test_a_share_of_the_grid_is_rounded_as_a_division(device):
     for grid in (1, 41, 3001, 32767):
-        shares = torch.zeros(grid + 1, device=device)
-        program = FunctionManager(device).compile(SHARES, game=gpu_vecenv.configure("tag_gridworld", grid=grid))
-        program.launch("shares", grid + 1, shares, np.int64(grid + 1))
+        env = gpu_vecenv.make("tag_gridworld", grid + 1, device, grid=grid, num_taggers=1)
+        env.reset(seed=1)
+        env.state["cell"].copy_(torch.arange(grid + 1)[:, None, None].expand(-1, 2, 2))
         expected = np.arange(grid + 1, dtype=np.float32) / np.float32(grid)
-        np.testing.assert_array_equal(shares.cpu().numpy(), expected)
+        np.testing.assert_array_equal(env.observe()[:, 0, :4].cpu().numpy(), np.repeat(expected[:, None], 4, axis=1))
 
 
 @pytest.mark.parametrize(("name", "config", "num_envs", "steps"), CASES)

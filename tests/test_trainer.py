@@ -985,15 +985,15 @@ def test_an_iteration_that_was_broken_off_does_not_spoil_the_next(device, monkey
     env = gpu_vecenv.make("pendulum", 6, device, autoreset_mode="next_step")
     trainer = Trainer(env, changed(normalize_obs=True), seed=3, graphs=False)
     trainer.train_iteration()
-    step, calls = trainer.env.step, []
+    step, calls = trainer.sampler.step, []
 
     def interrupted(*arguments, **named):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise KeyboardInterrupt
         return step(*arguments, **named)
 
-    monkeypatch.setattr(trainer.env, "step", interrupted)
+    monkeypatch.setattr(trainer.sampler, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         trainer.train_iteration()
     now = trainer.env.observe()
