@@ -230,6 +230,8 @@ class Env:
             raise EnvDefinitionError(
                 f"{game}: allows is {self.allows!r}; expected a tuple of names from {', '.join(map(repr, RULES))}"
             )
+        if type(self.gathered) is not int or not 0 <= self.gathered < 2**31:
+            raise EnvDefinitionError(f"{game}: gathered is {self.gathered!r}; expected a number of bytes, 0 … 2^31 - 1")
         self.constants()
 
     @classmethod

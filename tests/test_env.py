@@ -722,3 +722,10 @@ def test_no_key_of_a_configuration_may_have_a_name_that_the_generated_text_gives
     given = set(re.findall(r"^(?:constexpr [\w ]+|#define) ([A-Z][A-Z_]+)\b", text, re.MULTILINE))
     assert given - set(game.constants()) - {"LARGEST_FIELD"} <= RESERVED_CONSTANTS  # that one is in a namespace
     assert {"SAMPLED", "MOST_GATHERED", "ACTION_PARAMETERS"} <= given
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 24.0, "24k", True])
+def test_gathered_bytes_that_are_no_number_of_bytes_are_refused(value):
+    members = {"__module__": __name__, "gathered": value}
+    with pytest.raises(EnvDefinitionError, match=r"gathered is .*; expected a number of bytes"):
+        type("TagGridworld", (TagGridworld,), members)()

@@ -19,6 +19,7 @@ import gpu_vecenv
 from gpu_vecenv import Sampler, VecEnv, function_manager
 from gpu_vecenv.digest import trajectory_digest
 from gpu_vecenv.env import Env, Field, f32
+from gpu_vecenv.envs.tag_gridworld import TagGridworld
 from gpu_vecenv.errors import ResetNeededError
 from gpu_vecenv.vec_env import MODES
 
@@ -171,6 +172,13 @@ class Clashing(Env):
     state = (Field("place", f32, ("num_agents",)),)
     obs_dim = 1
     action_space = Discrete(5)
+
+
+@pytest.mark.parametrize("gathered", [0, 40 << 10, 200 << 10])  # fewer than a replica's rows, as many, a block's
+def test_no_bit_depends_on_how_much_a_block_gathers(gathered, by_lanes):
+    game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "gathered": gathered})
+    one, many = (make(game(num_taggers=30, max_steps=5), 5) for make in (lambda g, n: VecEnv(g, n, "cpu"), by_lanes))
+    assert trajectory_digest(many, 3, 12).hex() == trajectory_digest(one, 3, 12).hex()
 
 
 def test_a_games_own_names_do_not_meet_those_of_the_draw(by_lanes, tmp_path, monkeypatch):
