@@ -230,6 +230,11 @@ class Env:
             raise EnvDefinitionError(
                 f"{game}: allows is {self.allows!r}; expected a tuple of names from {', '.join(map(repr, RULES))}"
             )
+        if "gathered" in {field.name for field in dataclasses.fields(self)}:
+            raise EnvDefinitionError(
+                f"{game}: gathered is a key of the configuration; expected a number of bytes of the class's own, "
+                "gathered = … without a type: give the key another name"
+            )
         if type(self.gathered) is not int or not 0 <= self.gathered < 2**31:
             raise EnvDefinitionError(f"{game}: gathered is {self.gathered!r}; expected a number of bytes, 0 … 2^31 - 1")
         self.constants()

@@ -106,8 +106,8 @@ class Kernels:
     def step(self, actions: torch.Tensor, out: Slab) -> None:
         """One tick."""
         wide = np.int32(actions.dtype == torch.int64)
-        self._last_step = self._step
         self._run(self._step, (actions.data_ptr(), wide, self._mode, self._rows, *out.pointers), "step", out)
+        self._last_step = self._step
 
     def draws_in_step(self) -> bool:
         """Whether a step that draws its actions pays, and is there.

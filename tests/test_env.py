@@ -729,3 +729,10 @@ def test_gathered_bytes_that_are_no_number_of_bytes_are_refused(value):
     members = {"__module__": __name__, "gathered": value}
     with pytest.raises(EnvDefinitionError, match=r"gathered is .*; expected a number of bytes"):
         type("TagGridworld", (TagGridworld,), members)()
+
+
+def test_a_key_of_the_configuration_is_not_taken_for_the_gathered_bytes():
+    members = {"__module__": __name__, "__annotations__": {"gathered": "int"}, "gathered": 3}
+    game = dataclass(frozen=True, kw_only=True)(type("TagGridworld", (TagGridworld,), members))
+    with pytest.raises(EnvDefinitionError, match="give the key another name"):
+        game()

@@ -141,6 +141,7 @@ def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, team, 
             drawn = [getattr(sample, field) for field in ("actions", "log_probs", "entropies", "draws")]
             ticks.append([x.clone() for x in (*drawn, *outputs, info["active"]) if x is not None])
         found.append((ticks, env.state_dict()))
+    assert env._kernels.draws_in_step() == (config is not FEW)  # 42 logits for each of five agents are too many
     for one, many in zip(found[0][0], found[1][0], strict=True):
         assert all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(one, many, strict=True))
     assert all(value.equal(found[1][1][key]) for key, value in found[0][1].items())
@@ -174,11 +175,18 @@ class Clashing(Env):
     action_space = Discrete(5)
 
 
-@pytest.mark.parametrize("gathered", [0, 40 << 10, 200 << 10])  # fewer than a replica's rows, as many, a block's
-def test_no_bit_depends_on_how_much_a_block_gathers(gathered, by_lanes):
-    game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "gathered": gathered})
-    one, many = (make(game(num_taggers=30, max_steps=5), 5) for make in (lambda g, n: VecEnv(g, n, "cpu"), by_lanes))
-    assert trajectory_digest(many, 3, 12).hex() == trajectory_digest(one, 3, 12).hex()
+@pytest.mark.parametrize("agents", [31, 50])  # several replicas in a block, and one, whose rows lie over its logits
+def test_no_bit_depends_on_how_much_a_block_gathers(agents, by_lanes):
+    logits, found = torch.rand((5, agents, 5)), []
+    for gathered in (0, 200 << 10):
+        game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "gathered": gathered})
+        game = game(num_taggers=agents - 1, max_steps=5)
+        one, many = VecEnv(game, 5, "cpu"), by_lanes(game, 5)
+        assert trajectory_digest(many, 3, 12).hex() == trajectory_digest(one, 3, 12).hex()
+        (_, outputs), (_, expected) = (Sampler(env).step(logits) for env in (many, one))
+        assert all(a.equal(b) for a, b in zip(outputs[:4], expected[:4], strict=True))
+        found.append(many._kernels._layout(many.program)[1])
+    assert found[1] > found[0] + 4 * agents * (4 * agents + 1)  # of shared memory
 
 
 def test_a_games_own_names_do_not_meet_those_of_the_draw(by_lanes, tmp_path, monkeypatch):
