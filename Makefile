@@ -17,7 +17,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 
 train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
-	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 $(ARGS)
+	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 --seed 1 $(ARGS)
 
 test: $(VENV)/dev.stamp ## install, then run the tests, those of each RL library in processes of its own
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not exhaustive" $(ARGS)
