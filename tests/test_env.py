@@ -718,7 +718,7 @@ def test_a_game_for_cuda_only_is_refused_on_the_cpu(write):
 @pytest.mark.parametrize("name", ["tag_continuous", "pendulum", "cartpole"])
 def test_no_key_of_a_configuration_may_have_a_name_that_the_generated_text_gives(name):
     game = gpu_vecenv.configure(name)
-    text = prologue(game) + "".join(path.read_text() for path in sorted(device_folder().glob("machine.cuh")))
+    text = prologue(game) + (device_folder() / "machine.cuh").read_text()
     given = set(re.findall(r"^(?:constexpr [\w ]+|#define) ([A-Z][A-Z_]+)\b", text, re.MULTILINE))
     assert given - set(game.constants()) - {"LARGEST_FIELD"} <= RESERVED_CONSTANTS  # that one is in a namespace
     assert {"SAMPLED", "MOST_GATHERED", "ACTION_PARAMETERS"} <= given

@@ -147,6 +147,20 @@ def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, team, 
     assert all(value.equal(found[1][1][key]) for key, value in found[0][1].items())
 
 
+@pytest.mark.parametrize("agents", [31, 50])  # several replicas in a block, and one, whose rows lie over its logits
+def test_no_bit_depends_on_how_much_a_block_gathers(agents, by_lanes):
+    logits, found = torch.rand((5, agents, 5)), []
+    for gathered in (0, 200 << 10):
+        game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "gathered": gathered})
+        game = game(num_taggers=agents - 1, max_steps=5)
+        one, many = VecEnv(game, 5, "cpu"), by_lanes(game, 5)
+        assert trajectory_digest(many, 3, 12).hex() == trajectory_digest(one, 3, 12).hex()
+        (_, outputs), (_, expected) = (Sampler(env).step(logits) for env in (many, one))
+        assert all(a.equal(b) for a, b in zip(outputs[:4], expected[:4], strict=True))
+        found.append(many._kernels._layout(many.program)[1])
+    assert found[1] > found[0] + 4 * agents * (4 * agents + 1)  # of shared memory
+
+
 CLASHING = """#include "vecenv.cuh"
 struct Scratch {};
 struct Drawn { float weight; };
@@ -175,20 +189,6 @@ class Clashing(Env):
     action_space = Discrete(5)
 
 
-@pytest.mark.parametrize("agents", [31, 50])  # several replicas in a block, and one, whose rows lie over its logits
-def test_no_bit_depends_on_how_much_a_block_gathers(agents, by_lanes):
-    logits, found = torch.rand((5, agents, 5)), []
-    for gathered in (0, 200 << 10):
-        game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "gathered": gathered})
-        game = game(num_taggers=agents - 1, max_steps=5)
-        one, many = VecEnv(game, 5, "cpu"), by_lanes(game, 5)
-        assert trajectory_digest(many, 3, 12).hex() == trajectory_digest(one, 3, 12).hex()
-        (_, outputs), (_, expected) = (Sampler(env).step(logits) for env in (many, one))
-        assert all(a.equal(b) for a, b in zip(outputs[:4], expected[:4], strict=True))
-        found.append(many._kernels._layout(many.program)[1])
-    assert found[1] > found[0] + 4 * agents * (4 * agents + 1)  # of shared memory
-
-
 def test_a_games_own_names_do_not_meet_those_of_the_draw(by_lanes, tmp_path, monkeypatch):
     (tmp_path / "clashing.cu").write_text(CLASHING)
     monkeypatch.setattr(Clashing, "source", tmp_path / "clashing.cu")
@@ -199,7 +199,7 @@ def test_a_games_own_names_do_not_meet_those_of_the_draw(by_lanes, tmp_path, mon
     assert found[0].equal(found[1]) and found[0].ge(2).all()
 
 
-def test_a_step_of_a_subclass_of_the_environment_is_called(by_lanes, monkeypatch):
+def test_a_step_of_a_subclass_of_the_environment_is_called(monkeypatch):
     steps = []
 
     class Counting(VecEnv):
