@@ -1,4 +1,4 @@
-"""Fingerprints of trajectories: equal on CPU and GPU exactly when every bit of every output and of the state is."""
+"""Fingerprints of trajectories: equal on CPU and GPU when every bit of every output and of the declared state is."""
 
 from __future__ import annotations
 
@@ -68,20 +68,21 @@ class Digest:
         self.add_outputs(mask, rows.masked_fill(~mask.reshape(-1, 1), 0))
 
     def add_start(self, obs: torch.Tensor, info: Info) -> None:
-        """Feed what ``VecEnv.reset`` gives."""
-        self.add_outputs(obs, info["active"])
+        """Feed what ``VecEnv.reset`` returns."""
+        self.add_outputs(obs, *_masks(info))
 
     def add_tick(self, actions: torch.Tensor, outputs: Outputs) -> None:
-        """Feed what ``VecEnv.step`` takes and gives."""
+        """Feed what ``VecEnv.step`` takes and returns."""
         *tensors, info = outputs
-        self.add_outputs(actions, *tensors, info["active"])
+        self.add_outputs(actions, *tensors, *_masks(info))
         if "final_obs" in info:
             self.add_final_obs(info["final_obs"], info["_final_obs"])
 
     def add_state(self, env: VecEnv) -> None:
-        """Feed everything that an environment keeps per replica."""
-        for tensor in env.state_dict().values():
-            self.add(tensor)
+        """Feed the state that the game declares; shared fields belong to no environment and are left out."""
+        for field in env.game.state:
+            if not field.shared:
+                self.add(env.state[field.name])
 
     def hex(self) -> str:
         """One fingerprint of all replicas, as 16 hexadecimal digits. Waits for the device."""
@@ -91,8 +92,12 @@ class Digest:
             return f"{int((words * odd).sum(dtype=np.uint64)):016x}"
 
 
+def _masks(info: Info) -> list[torch.Tensor]:
+    return [info[name] for name in ("active", "action_mask") if name in info]
+
+
 def trajectory_digest(env: VecEnv, seed: int, steps: int, state_every: int = 1) -> Digest:
-    """Reset, then step with random actions; every output and, every so many steps, all state is fed.
+    """Reset, then step with random actions; every output and, every so many steps, the declared state is fed.
 
     Where agents are rows, each output counts as its replica's.
     """
