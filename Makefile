@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN = $(VENV)/bin
-INSTALL = $(BIN)/python gpu_vecenv/install.py
+INSTALL = $(BIN)/python gpu_vecenv/cli/install.py
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' gpu_vecenv/_version.py)
 CORES = $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 CLIENTS_APART = benchmarl rllib
@@ -34,6 +34,7 @@ check: $(VENV)/dev.stamp ## formatting, lint and types
 	$(BIN)/ruff format --check .
 	find cuda examples tests -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 gpu: $(VENV)/dev.stamp ## the tests that need an NVIDIA GPU; without one this fails
 	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch sees no GPU: ask $(BIN)/gpu-vecenv doctor")'
@@ -88,7 +89,7 @@ $(VENV)/dist.stamp: pyproject.toml | $(BIN)/python
 
 $(VENV)-%/stamp: pyproject.toml
 	$(MAKE) VENV=$(VENV)-$* $(VENV)-$*/bin/python
-	$(VENV)-$*/bin/python gpu_vecenv/install.py --extras render,test,$*
+	$(VENV)-$*/bin/python gpu_vecenv/cli/install.py --extras render,test,$*
 	@touch $@
 
 $(BIN)/python:

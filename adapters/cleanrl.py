@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import math
-import runpy
+import runpy  # noqa: TID251  (runs the script of CleanRL that the caller names)
 import sys
 from types import ModuleType
 from typing import Any

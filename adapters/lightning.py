@@ -21,9 +21,9 @@ import torch
 import gpu_vecenv
 from gpu_vecenv import PPOConfig, Trainer, VecEnv
 from gpu_vecenv.adapters import configured, needs
-from gpu_vecenv.distributed import World
 from gpu_vecenv.errors import ConfigError, NonFiniteError
-from gpu_vecenv.ppo import LOSS_NAMES, loss, normalized
+from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.ppo import LOSS_NAMES, loss, normalized
 
 with needs("lightning"):
     from lightning import LightningModule

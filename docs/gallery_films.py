@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import gpu_vecenv
-from gpu_vecenv import player, replay
+from gpu_vecenv.watch import player, replay
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 

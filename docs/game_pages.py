@@ -19,9 +19,9 @@ import numpy as np
 from gymnasium.spaces import Box
 
 import gpu_vecenv
-from gpu_vecenv.env import Env
-from gpu_vecenv.registry import GAMES, gymnasium_id
-from gpu_vecenv.render import Frames
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.envs.registry import GAMES, gymnasium_id
+from gpu_vecenv.views.frames import Frames
 
 SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 # The paragraph above a table of an observation, which may name values for which the table holds, and the table.

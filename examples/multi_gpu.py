@@ -26,7 +26,7 @@ class Options:
 
 if __name__ == "__main__":
     options = tyro.cli(Options)
-    with gpu_vecenv.distributed.joined(options.device) as (world, device):
+    with gpu_vecenv.train.distributed.joined(options.device) as (world, device):
         share = world.shard(options.num_envs)
         # Random numbers follow the number of the replica, so no two processes have the same episodes.
         env = gpu_vecenv.make(options.game, share, device, first_replica=world.rank * share)

@@ -1,22 +1,23 @@
 """GPU-resident multi-agent environments and a trainer."""
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.batched_env import BatchedParallelEnv, batched_parallel_env
 from gpu_vecenv.check import check_parallel_env, check_vector_env
-from gpu_vecenv.data_manager import DataManager
-from gpu_vecenv.env import Env, Field, param
-from gpu_vecenv.episode import rollout
-from gpu_vecenv.episode_log import EpisodeLog
-from gpu_vecenv.function_manager import FunctionManager
-from gpu_vecenv.game_policy import GamePolicy, load_policy
-from gpu_vecenv.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
-from gpu_vecenv.pettingzoo_env import ParallelEnv, aec_env, parallel_env
-from gpu_vecenv.ppo import PPOConfig
-from gpu_vecenv.registry import configure, make, register
-from gpu_vecenv.sampler import Sample, Sampler
-from gpu_vecenv.slab import Slab
-from gpu_vecenv.trainer import PolicySpec, Trainer
-from gpu_vecenv.vec_env import Fault, VecEnv
+from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.declare.env import Env, Field, param
+from gpu_vecenv.engine.data_manager import DataManager
+from gpu_vecenv.engine.make import make
+from gpu_vecenv.engine.sampler import Sample, Sampler
+from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.vec_env import Fault, VecEnv
+from gpu_vecenv.envs.registry import configure, register
+from gpu_vecenv.train.episode_log import EpisodeLog
+from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.trainer import PolicySpec, Trainer
+from gpu_vecenv.views.batched_env import BatchedParallelEnv, batched_parallel_env
+from gpu_vecenv.views.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
+from gpu_vecenv.views.pettingzoo_env import ParallelEnv, aec_env, parallel_env
+from gpu_vecenv.watch.episode import rollout
 
 __all__ = [
     "BatchedParallelEnv",

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 import gpu_vecenv
-from gpu_vecenv.drawing import BLUE, GREY, RED, WHITE, Circle, Drawing, Line, blend
-from gpu_vecenv.player import Film
-from gpu_vecenv.render import replica_state
+from gpu_vecenv.declare.drawing import BLUE, GREY, RED, WHITE, Circle, Drawing, Line, blend
+from gpu_vecenv.views.frames import replica_state
+from gpu_vecenv.watch.player import Film
 
 
 def film(drawings: Sequence[Drawing], roles=None, agents=None, **changes) -> Film:

@@ -40,8 +40,8 @@ from games.crew import Crew
 from injections import fuzz_injections
 
 import gpu_vecenv
-from gpu_vecenv.checkpoint import load_checkpoint, save_checkpoint
-from gpu_vecenv.env import Env
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import (
     AgentKeyError,
     CapacityError,
@@ -56,7 +56,7 @@ from gpu_vecenv.errors import (
     ResetNeededError,
     UnknownGameError,
 )
-from gpu_vecenv.registry import GAMES
+from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 
 LONGEST = 6000  # characters of a message; a refusal is to be read
 Errors = type[Exception] | tuple[type[Exception], ...]

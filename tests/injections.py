@@ -29,9 +29,13 @@ import numpy as np
 from gymnasium.spaces import Discrete
 
 import gpu_vecenv
-from gpu_vecenv import pettingzoo_env
-from gpu_vecenv.compile_cache import folder as cache_folder
-from gpu_vecenv.env import Env, Field, f32, param
+from gpu_vecenv.cli.new import new_game
+from gpu_vecenv.cli.options import named_game
+from gpu_vecenv.compile.cache import folder as cache_folder
+from gpu_vecenv.compile.codegen import game_text, inline_includes
+from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.declare.env import Env, Field, f32, param
+from gpu_vecenv.envs.registry import GAMES, find_game, load_game
 from gpu_vecenv.errors import (
     CompilerError,
     ConfigError,
@@ -41,11 +45,7 @@ from gpu_vecenv.errors import (
     UnknownGameError,
     UnknownModuleError,
 )
-from gpu_vecenv.function_manager import FunctionManager
-from gpu_vecenv.new_game import new_game
-from gpu_vecenv.options import named_game
-from gpu_vecenv.prologue import game_text, inline_includes
-from gpu_vecenv.registry import GAMES, find_game, load_game
+from gpu_vecenv.views import pettingzoo_env
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 

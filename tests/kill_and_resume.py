@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 import gpu_vecenv
-from gpu_vecenv.checkpoint import load_checkpoint
+from gpu_vecenv.train.checkpoint import load_checkpoint
 
 OPTIONS = "--num-envs 8 --num-steps 8 --num-minibatches 4 --hidden-sizes 16 --episodes 16 --checkpoint-seconds 0"
 STEPS = 8 * 8  # of an iteration with these options

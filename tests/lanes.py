@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_vecenv.backends import Launcher, LaunchShape, TeamShape
-from gpu_vecenv.backends.cuda import cuda_prologue, default_team
-from gpu_vecenv.backends.host import C_ARGUMENTS, HostBackend
-from gpu_vecenv.function_manager import KERNEL_NAME
+from gpu_vecenv.compile.backends import Launcher, LaunchShape, TeamShape
+from gpu_vecenv.compile.backends.cuda import cuda_prologue, default_team
+from gpu_vecenv.compile.backends.host import C_ARGUMENTS, HostBackend
+from gpu_vecenv.compile.function_manager import KERNEL_NAME
 
 PRELUDE = Path(__file__).with_name("lanes.hpp").read_text()
 SHARED_LIMIT = 232448  # bytes that a block may have on an H200

@@ -21,10 +21,10 @@ import receipts
 import torch
 
 import gpu_vecenv
-from gpu_vecenv.digest import Digest, sources
-from gpu_vecenv.measurement import provenance
-from gpu_vecenv.registry import GAMES
-from gpu_vecenv.vec_env import MODES, VecEnv
+from gpu_vecenv.engine.digest import Digest, sources
+from gpu_vecenv.engine.timing import provenance
+from gpu_vecenv.engine.vec_env import MODES, VecEnv
+from gpu_vecenv.envs.registry import GAMES
 
 LEDGER = Path(__file__).resolve().parent.parent / "docs" / "reliability" / "ledger.jsonl"
 SHORT, LONG = 2_000_000, 100_000_000
@@ -39,7 +39,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "continuous_mountain_car": {"max_steps": 100},
     "acrobot": {"max_steps": 100},
 }
-SOURCES = ("gpu_vecenv/prologue.py", "gpu_vecenv/kernels.py", "gpu_vecenv/vec_env.py", "gpu_vecenv/envs/*.py")
+SOURCES = (
+    "gpu_vecenv/compile/codegen.py",
+    "gpu_vecenv/engine/launches.py",
+    "gpu_vecenv/engine/vec_env.py",
+    "gpu_vecenv/envs/*.py",
+)
 Row = dict[str, Any]
 
 

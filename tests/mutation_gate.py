@@ -166,7 +166,7 @@ def _in_the_fork(folder: Path, tests: Sequence[str], stop: bool) -> tuple[int, l
     sys.path[:] = [str(folder), *(place for place in sys.path if place not in own)]
     importlib.invalidate_caches()
     package = importlib.import_module("gpu_vecenv")
-    device_text = importlib.import_module("gpu_vecenv.env").device_folder()
+    device_text = importlib.import_module("gpu_vecenv.files").cuda_folder()
     if Path(package.__file__ or "").parent != folder / "gpu_vecenv" or device_text != folder / "cuda":
         raise ImportError(f"{package.__file__} and {device_text} were taken instead of those in {folder}")
     recorder = _Recorder()

@@ -44,7 +44,7 @@ class ReceiptError(ValueError):
 
 def device_text(root: Path = ROOT) -> list[str]:
     """The files in cuda/, as paths relative to the root: every receipt depends on all of them."""
-    return sorted(path.relative_to(root).as_posix() for path in (root / "cuda").glob("*.cu*"))
+    return sorted(path.relative_to(root).as_posix() for path in (root / "cuda").rglob("*.cu*"))
 
 
 def hashes(files: Iterable[str], root: Path = ROOT) -> dict[str, str]:
@@ -172,7 +172,7 @@ def versions() -> dict[str, str]:
         "cuda": torch.version.cuda,
     }
     try:
-        from gpu_vecenv.backends.cuda_compiler import compiler
+        from gpu_vecenv.compile.backends.cuda_compiler import compiler
 
         found["compiler"] = compiler().strip().splitlines()[-1]
     except Exception as error:  # a receipt of a run on the host needs none

@@ -12,7 +12,7 @@ from pathlib import Path
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # One server for each process that asks; it never runs a kernel, nor touches a GPU.
-CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "gpu_vecenv.cli", "pygame", "matplotlib.pyplot"])
+CONTEXT.set_forkserver_preload(["torch", "torch._dynamo", "gpu_vecenv.cli.main", "pygame", "matplotlib.pyplot"])
 
 
 def run_python(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gymnasium.spaces import Discrete
 
 import gpu_vecenv
-from gpu_vecenv.env import Env, Field, boolean, i32, param
+from gpu_vecenv.declare.env import Env, Field, boolean, i32, param
 from gpu_vecenv.errors import ConfigError
 
 

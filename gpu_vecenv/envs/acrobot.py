@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv.drawing import BLACK, BLUE, BROWN, GREY, Drawing, Line, discs
-from gpu_vecenv.env import Env, Field, f32, param
+from gpu_vecenv.declare.drawing import BLACK, BLUE, BROWN, GREY, Drawing, Line, discs
+from gpu_vecenv.declare.env import Env, Field, f32, param
 from gpu_vecenv.errors import ConfigError
 
 

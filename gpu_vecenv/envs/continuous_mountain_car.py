@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 from gymnasium.spaces import Box
 
-from gpu_vecenv.env import param
+from gpu_vecenv.declare.env import param
 from gpu_vecenv.envs.valley import Valley
 
 

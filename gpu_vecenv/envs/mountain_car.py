@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from gymnasium.spaces import Discrete
 
-from gpu_vecenv.env import param
+from gpu_vecenv.declare.env import param
 from gpu_vecenv.envs.valley import Valley
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv.env import Env, param
+from gpu_vecenv.declare.env import Env, param
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from gpu_vecenv.drawing import BLACK, RED, Circle, Drawing, Line
-from gpu_vecenv.env import Env, Field, f32, param
+from gpu_vecenv.declare.drawing import BLACK, RED, Circle, Drawing, Line
+from gpu_vecenv.declare.env import Env, Field, f32, param
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from gpu_vecenv.drawing import BLUE, GREEN, GREY, RED, Drawing, discs, square_around
-from gpu_vecenv.env import Field, f32, i32, param
+from gpu_vecenv.declare.drawing import BLUE, GREEN, GREY, RED, Drawing, discs, square_around
+from gpu_vecenv.declare.env import Field, f32, i32, param
 from gpu_vecenv.envs.particles import Particles
 
 

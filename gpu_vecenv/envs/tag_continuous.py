@@ -10,8 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.spaces import MultiDiscrete
 
-from gpu_vecenv.drawing import BLACK, BLUE, GREY, RED, WHITE, Circle, Drawing, Line, blend, discs
-from gpu_vecenv.env import Env, Field, boolean, f32, param
+from gpu_vecenv.declare.drawing import BLACK, BLUE, GREY, RED, WHITE, Circle, Drawing, Line, blend, discs
+from gpu_vecenv.declare.env import Env, Field, boolean, f32, param
 from gpu_vecenv.errors import ConfigError
 
 

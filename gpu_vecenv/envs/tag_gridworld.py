@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv.drawing import BLUE, PALE, RED, Circle, Drawing, Line, discs
-from gpu_vecenv.env import Env, Field, i32, param
+from gpu_vecenv.declare.drawing import BLUE, PALE, RED, Circle, Drawing, Line, discs
+from gpu_vecenv.declare.env import Env, Field, i32, param
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Box
 
-from gpu_vecenv.drawing import BLACK, GOLD, GREY, PALE, Drawing, Line, Polygon, discs
-from gpu_vecenv.env import Env, Field, f32, param
+from gpu_vecenv.declare.drawing import BLACK, GOLD, GREY, PALE, Drawing, Line, Polygon, discs
+from gpu_vecenv.declare.env import Env, Field, f32, param
 from gpu_vecenv.errors import ConfigError
 
 

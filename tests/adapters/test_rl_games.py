@@ -23,8 +23,8 @@ from rl_games.torch_runner import Runner
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import rl_games
+from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
-from gpu_vecenv.registry import GAMES
 from gpu_vecenv.wrappers import ClipAction
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "rl_games_ppo.py"

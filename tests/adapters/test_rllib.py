@@ -27,8 +27,8 @@ from ray.rllib.utils.pre_checks.env import check_multiagent_environments
 import gpu_vecenv
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import rllib
+from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ConfigError, InvalidActionError, UnsupportedGameError
-from gpu_vecenv.registry import GAMES
 
 TESTS = Path(__file__).resolve().parent.parent
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}

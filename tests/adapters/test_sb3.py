@@ -18,8 +18,8 @@ from stable_baselines3.common.vec_env import VecCheckNan, VecEnvWrapper, VecFram
 import gpu_vecenv
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.adapters import sb3
+from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import InvalidActionError
-from gpu_vecenv.registry import GAMES
 
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 

@@ -30,7 +30,7 @@ import gpu_vecenv
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import supersuit as ours
 from gpu_vecenv.errors import UnsupportedGameError
-from gpu_vecenv.pettingzoo_env import aec_env, parallel_env
+from gpu_vecenv.views.pettingzoo_env import aec_env, parallel_env
 
 # Few agents, so that they leave early and replicas end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}

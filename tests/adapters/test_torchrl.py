@@ -28,8 +28,8 @@ from torchrl.objectives.value import GAE
 
 from gpu_vecenv import BatchedParallelEnv, Env
 from gpu_vecenv.adapters import torchrl
+from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ClosedEnvError, ConfigError, UnsupportedGameError
-from gpu_vecenv.registry import GAMES
 
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 LEAVE = {"num_leads": 2, "num_others": 3, "leave": 2}

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gymnasium.spaces import MultiDiscrete
 
-from gpu_vecenv.env import Env, Field, i32, param
+from gpu_vecenv.declare.env import Env, Field, i32, param
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from gymnasium.spaces import Discrete
 
-from gpu_vecenv.env import Env, Field, f32, f64, param
+from gpu_vecenv.declare.env import Env, Field, f32, f64, param
 
 FAULTS = (
     "none",

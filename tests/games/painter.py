@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from gymnasium.spaces import Box
 
-from gpu_vecenv.env import Env, Field, param, u8
+from gpu_vecenv.declare.env import Env, Field, param, u8
 
 
 @dataclass(frozen=True, kw_only=True)

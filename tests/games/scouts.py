@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from gymnasium.spaces import Discrete
 
-from gpu_vecenv.env import Env, Field, i32, param, u8
+from gpu_vecenv.declare.env import Env, Field, i32, param, u8
 
 
 @dataclass(frozen=True, kw_only=True)

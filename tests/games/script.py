@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv.env import Env, Field, f32, i32, param
+from gpu_vecenv.declare.env import Env, Field, f32, i32, param
 
 
 @dataclass(frozen=True, kw_only=True)

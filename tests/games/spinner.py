@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from gymnasium.spaces import MultiDiscrete
 
-from gpu_vecenv.env import Env, Field, boolean, f32, f64, i32, i64, param, u8
+from gpu_vecenv.declare.env import Env, Field, boolean, f32, f64, i32, i64, param, u8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,11 @@ from unittest import mock
 
 import torch
 
-from gpu_vecenv import function_manager
-from gpu_vecenv.device import resolve_device
-from gpu_vecenv.measurement import captured, provenance, seconds
-from gpu_vecenv.registry import configure
-from gpu_vecenv.vec_env import VecEnv
+from gpu_vecenv.compile import function_manager
+from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.engine.timing import captured, provenance, seconds
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.registry import configure
 
 SIZES = (("tag_gridworld", 2000), ("tag_gridworld", 1_000_000), ("tag_continuous", 2000), ("cartpole", 1_000_000))
 STEPS, TURNS = 20, 5

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import torch
 
-from gpu_vecenv.backends import LaunchShape
-from gpu_vecenv.function_manager import FunctionManager
+from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.function_manager import FunctionManager
 
 THREADS = 256
 TEXT = """#include "kernel.cuh"

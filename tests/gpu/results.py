@@ -26,10 +26,10 @@ import torch
 import tyro
 
 import gpu_vecenv
-from gpu_vecenv.device import resolve_device
-from gpu_vecenv.evaluation import evaluate
-from gpu_vecenv.measurement import provenance
-from gpu_vecenv.plot import plot_runs, read_metrics
+from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.engine.timing import provenance
+from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.plots import plot_runs, read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 # Name of the row -> what is trained. The longest come first, so that the last ones fill the gaps.

@@ -18,15 +18,16 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv import Sampler, VecEnv, bench_games
-from gpu_vecenv.device import resolve_device
-from gpu_vecenv.env import Env
-from gpu_vecenv.gymnasium_env import GymnasiumVectorEnv
-from gpu_vecenv.measurement import captured, provenance, seconds, wait
-from gpu_vecenv.policy import Precision
-from gpu_vecenv.ppo import PPOConfig
-from gpu_vecenv.registry import configure
-from gpu_vecenv.trainer import PolicySpec, Trainer
+from gpu_vecenv import Sampler, VecEnv
+from gpu_vecenv.bench import games as bench_games
+from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.timing import captured, provenance, seconds, wait
+from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.train.policy import Precision
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.trainer import PolicySpec, Trainer
+from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 
 Row = dict[str, Any]
 THOUSAND = {"num_taggers": 100, "num_runners": 900}

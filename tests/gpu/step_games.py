@@ -25,13 +25,13 @@ from games.painter import Painter
 from games.scouts import Scouts
 
 import gpu_vecenv
-from gpu_vecenv.digest import Digest
-from gpu_vecenv.env import Env
-from gpu_vecenv.policy import masked
-from gpu_vecenv.ppo import PPOConfig
-from gpu_vecenv.slab import Slab
-from gpu_vecenv.trainer import Trainer
-from gpu_vecenv.vec_env import VecEnv
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.digest import Digest
+from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.train.policy import masked
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.trainer import Trainer
 
 Game = str | type[Env]
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import gpu_vecenv
-from gpu_vecenv.digest import Digest, trajectory_digest
-from gpu_vecenv.vec_env import VecEnv
+from gpu_vecenv.engine.digest import Digest, trajectory_digest
+from gpu_vecenv.engine.vec_env import VecEnv
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from gpu_vecenv.measurement import provenance
+from gpu_vecenv.engine.timing import provenance
 
 CLEANRL_SCRIPT = os.environ.get("CLEANRL_SCRIPT", "")
 EXAMPLES = Path(__file__).parents[2] / "examples"

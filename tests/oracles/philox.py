@@ -1,4 +1,4 @@
-"""Random bits as cuda/rng.cuh has them, in Python; tests/test_rng.py holds it to the published answers."""
+"""Philox4x32-10 in Python; tests/compile/test_rng.py compares it with the published answers."""
 
 ONES = 2**32 - 1
 

@@ -1,4 +1,4 @@
-"""The order of a learner's rows as cuda/minibatch.cu has it, in Python's integers."""
+"""The order of a learner's rows as cuda/learner/minibatch.cu has it, in Python's integers."""
 
 from oracles.philox import ONES, philox
 

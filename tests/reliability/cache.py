@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.compile_cache import folder
-from gpu_vecenv.doctor import find_host_compiler
+from gpu_vecenv.compile.cache import folder
+from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import KernelCompileError
-from gpu_vecenv.function_manager import FunctionManager
 from reliability.experiment import Experiment, Figures, said
 
 DEADLINE = 120.0  # seconds; whoever waits for longer hangs
@@ -45,7 +45,7 @@ class Cache(Experiment):
     processes: int = 16
     """That start together."""
 
-    depends_on = ("gpu_vecenv/compile_cache.py",)
+    depends_on = ("gpu_vecenv/compile/cache.py",)
 
     def measure(self) -> Figures:
         torch.set_num_threads(1)

@@ -22,10 +22,10 @@ import torch
 from safetensors.torch import save
 
 import gpu_vecenv
-from gpu_vecenv.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
-from gpu_vecenv.ppo import PPOConfig
-from gpu_vecenv.trainer import Trainer
+from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.trainer import Trainer
 from reliability.experiment import Experiment, Figures, said
 
 GROWTH_LIMIT = 128 << 20  # bytes; the largest file has 1 MB, and a JSON parser needs some tens of bytes for each byte
@@ -51,7 +51,7 @@ class Damage(Experiment):
     count: int = 20_000
     """Files."""
 
-    depends_on = ("gpu_vecenv/checkpoint.py", "gpu_vecenv/trainer.py")
+    depends_on = ("gpu_vecenv/train/checkpoint.py", "gpu_vecenv/train/trainer.py")
 
     def measure(self) -> Figures:
         torch.set_num_threads(1)

@@ -19,7 +19,13 @@ TESTS = Path(__file__).resolve().parents[1]
 NAMES = ("saves", "damage", "resume", "cache", "leaks", "soak", "rng", "large", "interrupts")
 NOTHING = "nothing"
 # What every environment's steps go through, beside the device text.
-MACHINE = [f"gpu_vecenv/{name}.py" for name in ("vec_env", "slab", "data_manager", "prologue", "backends/*")]
+MACHINE = [
+    "gpu_vecenv/engine/vec_env.py",
+    "gpu_vecenv/engine/step_buffers.py",
+    "gpu_vecenv/engine/data_manager.py",
+    "gpu_vecenv/compile/codegen.py",
+    "gpu_vecenv/compile/backends/*.py",
+]
 SHOWN = 20  # failures that are printed
 Figures = dict[str, Any]
 

@@ -23,10 +23,10 @@ import torch
 
 import gpu_vecenv
 from gpu_vecenv import VecEnv
-from gpu_vecenv.digest import Digest, trajectory_digest
+from gpu_vecenv.engine.digest import Digest, trajectory_digest
 from gpu_vecenv.errors import ForkedProcessError
-from gpu_vecenv.ppo import PPOConfig
-from gpu_vecenv.trainer import Trainer
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.trainer import Trainer
 from reliability.experiment import Experiment, Figures, said
 
 DEADLINE = 60.0  # seconds; another process that takes longer hangs
@@ -45,7 +45,7 @@ class Interrupts(Experiment):
     count: int = 200
     """Interrupts at random instants; one at each line that a step, a reset or a load runs through comes besides."""
 
-    depends_on = ("gpu_vecenv/trainer.py", "gpu_vecenv/graph.py")
+    depends_on = ("gpu_vecenv/train/trainer.py", "gpu_vecenv/train/graph.py")
 
     def measure(self) -> Figures:
         torch.set_num_threads(1)

@@ -7,8 +7,8 @@ import torch
 
 import gpu_vecenv
 from gpu_vecenv import Sampler, VecEnv
-from gpu_vecenv.device import free_bytes
-from gpu_vecenv.digest import Digest
+from gpu_vecenv.compile.device import free_bytes
+from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.errors import CapacityError
 from reliability.experiment import Experiment, Figures, live_memory, said
 from reliability.wide import Wide
@@ -31,7 +31,7 @@ class Large(Experiment):
     mode: str = ""
     """Autoreset; by default same_step on CUDA, and on the host next_step, which needs half the memory."""
 
-    depends_on = ("gpu_vecenv/sampler.py", "gpu_vecenv/digest.py", "tests/reliability/wide.*")
+    depends_on = ("gpu_vecenv/engine/sampler.py", "gpu_vecenv/engine/digest.py", "tests/reliability/wide.*")
 
     def measure(self) -> Figures:
         torch.set_num_threads(1)

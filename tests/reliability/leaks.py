@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 import gpu_vecenv
-from gpu_vecenv.ppo import PPOConfig
-from gpu_vecenv.trainer import Trainer
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.trainer import Trainer
 from reliability.experiment import Experiment, Figures, live_memory, said
 
 LOOKS = 20  # at the process's figures, spread over all cycles
@@ -40,8 +40,12 @@ class Leaks(Experiment):
     alone: bool = True
     """Whether no other process uses the GPU: only then the driver's memory tells of this one."""
 
-    depends_on = tuple(
-        f"gpu_vecenv/{name}.py" for name in ("trainer", "rollout_storage", "ppo", "graph", "gymnasium_env")
+    depends_on = (
+        "gpu_vecenv/train/trainer.py",
+        "gpu_vecenv/train/rollout_storage.py",
+        "gpu_vecenv/train/ppo.py",
+        "gpu_vecenv/train/graph.py",
+        "gpu_vecenv/views/gymnasium_env.py",
     )
 
     def measure(self) -> Figures:

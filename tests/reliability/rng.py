@@ -14,7 +14,7 @@ import torch
 from oracles.philox import ONES, philox
 from scipy import stats
 
-from gpu_vecenv.function_manager import FunctionManager, Program
+from gpu_vecenv.compile.function_manager import FunctionManager, Program
 from reliability.experiment import Experiment, Figures, pieces, said
 
 # Random123, tests/kat_vectors: philox4x32, 10 rounds.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from gpu_vecenv.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
+from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
 from reliability.experiment import Experiment, Figures, said
 
 SIZE = 200_000  # numbers of a checkpoint's large tensor
@@ -29,7 +29,7 @@ class Saves(Experiment):
     what: Literal["folder", "file"] = "folder"
     """Whether it saves iterations and the best one in a folder, or one file again and again."""
 
-    depends_on = ("gpu_vecenv/checkpoint.py",)
+    depends_on = ("gpu_vecenv/train/checkpoint.py",)
 
     def measure(self) -> Figures:
         torch.set_num_threads(1)  # the saving process is a fork of this one: its pools would have no threads

@@ -6,7 +6,7 @@ import torch
 
 import gpu_vecenv
 from gpu_vecenv import VecEnv
-from gpu_vecenv.digest import Digest
+from gpu_vecenv.engine.digest import Digest
 from reliability.experiment import Experiment, Figures, live_memory, said
 
 LOOKS = 20  # spread over the run

@@ -5,7 +5,7 @@ from typing import Literal
 
 from gymnasium.spaces import Discrete
 
-from gpu_vecenv.env import Env, Field, f32, i32, param, u8
+from gpu_vecenv.declare.env import Env, Field, f32, i32, param, u8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv.env import Env, Field, f32, i32, param
+from gpu_vecenv.declare.env import Env, Field, f32, i32, param
 from gpu_vecenv.errors import ConfigError
 
 FOLDER = Path(__file__).parent

@@ -1,0 +1,88 @@
+"""Steps of a game of ours beside those of the library it comes from, stepped in the same run."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import gymnasium
+import torch
+
+from gpu_vecenv.engine.make import make
+from gpu_vecenv.engine.timing import seconds
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.errors import ConfigError
+
+Rival = Literal["gymnasium", "mpe2"]
+GAMES: dict[str, str] = {"gymnasium": "cartpole", "mpe2": "simple_tag"}
+ACTIONS = 16  # ticks' worth, drawn beforehand and taken in turn, the same for both
+
+
+def measure(rival: Rival, num_envs: int, device: torch.device) -> Iterator[dict[str, Any]]:
+    """One row: a step of ``num_envs`` replicas called from Python, resets of ended episodes included, for both.
+
+    Ours reads and writes tensors on the device; the other library's runs on the CPU, with NumPy arrays.
+
+    Raises:
+        ConfigError: The library is not installed.
+    """
+    env = make(GAMES[rival], num_envs, device, autoreset_mode="next_step")
+    env.reset(seed=1)
+    actions = []
+    for _ in range(ACTIONS):
+        actions.append(env.sample_actions())
+        env.step(actions[-1])
+    theirs = STEPS[rival](env, actions)
+    given, slab = itertools.cycle(actions), env.slab()
+    durations = {
+        "step": seconds(lambda: env.step(next(given), out=slab), device),
+        "against": seconds(theirs, torch.device("cpu")),
+    }
+    row: dict[str, Any] = {"against": rival, "version": importlib.metadata.version(rival)}
+    row |= {"game": GAMES[rival], "num_envs": num_envs, "num_agents": env.num_agents, "config": {}}
+    for stage, duration in durations.items():
+        row[f"{stage}_us"] = round(duration * 1e6, 2)
+        row[f"{stage}_env_steps_per_s"] = round(num_envs / duration, 1)
+    row["speedup"] = round(durations["against"] / durations["step"], 2)
+    env.close()
+    yield row
+
+
+def _gymnasium(env: VecEnv, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """Gymnasium's own vectorised CartPole, which is NumPy throughout."""
+    rival = gymnasium.make_vec("CartPole-v1", num_envs=env.num_envs, vectorization_mode="vector_entry_point")
+    rival.reset(seed=1)
+    given = itertools.cycle([action[:, 0].cpu().numpy() for action in actions])
+    return lambda: rival.step(next(given))
+
+
+def _mpe2(env: VecEnv, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """A loop over as many of MPE2's parallel environments, each reset where its episode has ended."""
+    try:
+        simple_tag = importlib.import_module("mpe2.simple_tag_v3")
+    except ImportError as error:
+        raise ConfigError('against is "mpe2", which is not installed here; run: pip install mpe2') from error
+    rivals = [simple_tag.parallel_env() for _ in range(env.num_envs)]
+    for seed, rival in enumerate(rivals):
+        rival.reset(seed=seed)
+    names = rivals[0].possible_agents
+    rows = [[dict(zip(names, row, strict=True)) for row in action.tolist()] for action in actions]
+    given = itertools.cycle(rows)
+
+    def step() -> None:
+        for rival, row in zip(rivals, next(given), strict=True):
+            if rival.agents:
+                rival.step(row)
+            else:
+                rival.reset()
+
+    return step
+
+
+STEPS: dict[str, Callable[[VecEnv, list[torch.Tensor]], Callable[[], Any]]] = {
+    "gymnasium": _gymnasium,
+    "mpe2": _mpe2,
+}

@@ -1,0 +1,158 @@
+"""Throughput of one game: its step, its sampler, both together, and rollouts of policies; in steps and in bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_vecenv.compile.codegen import machine_fields
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.sampler import Sampler
+from gpu_vecenv.engine.timing import captured, seconds, wait
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.train.ppo import PPOConfig, make_policy
+from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
+
+STEPS_PER_RUN = 20  # ticks timed together; on a GPU one captured graph
+COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
+CLOCKS = ("key", "episode", "time")  # what the sampler reads of a replica
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Bytes per second of a large copy on the device, read and written bytes counted."""
+    source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copies = STEPS_PER_RUN if device.type == "cuda" else 1  # the time of a launch is not to count
+
+    def run() -> None:
+        for _ in range(copies):
+            target.copy_(source)
+
+    return 2 * source.nbytes * copies / seconds(run, device)
+
+
+def bytes_per_env_step(game: Env) -> int:
+    """The fewest bytes that one tick of one replica moves: state in and out, actions in, outputs out."""
+    fields = [*game.state, *(f for f in machine_fields(game) if not f.name.startswith("completed"))]
+    state = sum(int(np.prod(game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
+    per_agent = (
+        game.obs_size * game.observation.dtype.itemsize + 4 + 4 + 4 * game.action.heads
+    )  # obs, reward, four flags, action
+    return 2 * state + game.num_agents * per_agent
+
+
+def bytes_per_env_sample(game: Env) -> int:
+    """The fewest bytes that the sampler moves for one replica: clocks, parameters in; draws, log-probabilities out."""
+    clocks = sum(f.dtype.itemsize * int(np.prod(game.shape(f))) for f in machine_fields(game) if f.name in CLOCKS)
+    drawn = game.action.heads * (2 if game.action.continuous else 1)
+    return clocks + 4 * game.num_agents * (game.action.num_parameters + drawn + 1)
+
+
+def measure(
+    game: Env, num_envs: int, bandwidth: float, device: torch.device, driver: str | None = None, team: int | None = None
+) -> dict[str, Any]:
+    """One row: the stages "step", "sampling" and "tick", which is both, in one launch where ``Sampler.step`` makes one.
+
+    Their times are of a single tick. What is drawn are actions and log-probabilities, as a trainer needs them. The
+    bytes of a tick are those of its step alone.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    start = time.perf_counter()
+    env = VecEnv(game, num_envs, device, driver=driver, team=team)
+    slab = env.slab()
+    env.reset(seed=1, out=slab)
+    actions = []
+    for _ in range(STEPS_PER_RUN):
+        actions.append(env.sample_actions())
+        env.step(actions[-1], out=slab)
+        if len(actions) == 1:
+            wait(device)
+            first_step = time.perf_counter() - start
+    row = {
+        **named(game, num_envs),
+        "first_step_s": round(first_step, 3),
+        "bytes_per_agent_step": round(bytes_per_env_step(game) / game.num_agents, 2),
+    }
+    sampler = Sampler(env)
+    parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=device)
+    sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
+
+    def step() -> None:
+        for action in actions:
+            env.step(action, out=slab)
+
+    def draw() -> None:
+        for _ in range(STEPS_PER_RUN):
+            sampler.sample(parameters, out=sample)
+
+    def tick() -> None:
+        for _ in range(STEPS_PER_RUN):
+            sampler.step(parameters, sample=sample, out=slab)
+
+    moved, drawn = num_envs * bytes_per_env_step(game), num_envs * bytes_per_env_sample(game)
+    for stage, call, moves in (("step", step, moved), ("sampling", draw, drawn), ("tick", tick, moved)):
+        duration = seconds(captured(call, device), device) / STEPS_PER_RUN
+        row |= rates(stage, duration, game, num_envs)
+        row[f"{stage}_bytes"] = moves
+        row[f"{stage}_gb_per_s"] = round(moves / duration / 1e9, 4)
+        row[f"{stage}_share_of_copy_bandwidth"] = round(moves / duration / bandwidth, 4)
+    row["env_bytes"] = env.bytes_per_env() * num_envs
+    if device.type == "cuda":
+        row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    row["faults"] = int(env.faults().count_nonzero())
+    env.close()
+    return row
+
+
+def measure_rollout(
+    game: Env,
+    num_envs: int,
+    config: PPOConfig,
+    device: torch.device,
+    driver: str | None = None,
+    team: int | None = None,
+) -> dict[str, Any]:
+    """The stage "rollout" of a row: a tick with a new policy for each role, written where the trainer's learner reads.
+
+    It is a ``config.num_steps``-th of a rollout's time. Neither advantages nor updates are in it.
+    """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    env = VecEnv(game, num_envs, device, autoreset_mode="next_step", driver=driver, team=team)
+    check_capacity(env, config.num_steps)
+    data, sampler = Rollout(env, config.num_steps), Sampler(env, squash=config.squash)
+    policies = [make_policy(game, [role], config, None, device) for role, count in game.roles.items() if count > 0]
+    parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=device)
+    env.reset(seed=1, out=data.last)
+
+    collect = partial(data.collect, policies, sampler, parameters)
+    with torch.no_grad():
+        duration = seconds(captured(collect, device), device) / config.num_steps
+    row = {"rollout_num_steps": config.num_steps, "rollout_hidden_sizes": list(config.hidden_sizes)}
+    row |= rates("rollout", duration, game, num_envs)
+    if device.type == "cuda":
+        row["rollout_peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    env.close()
+    return row
+
+
+def named(game: Env, num_envs: int) -> dict[str, Any]:
+    """What a row is of: the game, its sizes, and what of its configuration is not the default."""
+    fields = {field.name: (getattr(game, field.name), field.default) for field in dataclasses.fields(game)}
+    config = {name: value for name, (value, default) in fields.items() if value != default}
+    return {"game": game.name(), "num_envs": num_envs, "num_agents": game.num_agents, "config": config}
+
+
+def rates(stage: str, duration: float, game: Env, num_envs: int) -> dict[str, Any]:
+    """The figures of one stage, a tick of which takes ``duration`` seconds."""
+    return {
+        f"{stage}_us": round(duration * 1e6, 2),
+        f"{stage}_env_steps_per_s": round(num_envs / duration),
+        f"{stage}_agent_steps_per_s": round(num_envs * game.num_agents / duration),
+    }

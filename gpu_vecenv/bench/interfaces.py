@@ -1,0 +1,202 @@
+"""What a step costs through an interface or an adapter, host included, beside the machine's own step."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_vecenv.engine.make import make
+from gpu_vecenv.engine.timing import seconds
+from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.views.batched_env import BatchedParallelEnv
+from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
+
+Games = tuple[tuple[str, int, dict[str, Any]], ...]
+Prepare = Callable[[Any, list[torch.Tensor]], Callable[[], Any]]  # env, actions of rows -> what is measured
+ACTIONS = 16  # ticks' worth, drawn beforehand and taken in turn
+# 4,096 and 65,536 rows: game, replicas, configuration
+DISCRETE: Games = (
+    ("cartpole", 4096, {}),
+    ("cartpole", 65_536, {}),
+    ("tag_gridworld", 1024, {"num_taggers": 3}),
+    ("tag_gridworld", 16_384, {"num_taggers": 3}),
+)
+FEW: Games = (("cartpole", 64, {}), ("tag_gridworld", 64, {"num_taggers": 3}))  # an object for each replica
+CONTINUOUS: Games = (
+    ("pendulum", 4096, {}),
+    ("pendulum", 65_536, {}),
+    ("simple_spread", 1024, {"num_agents": 4, "continuous_actions": True}),
+    ("simple_spread", 16_384, {"num_agents": 4, "continuous_actions": True}),
+)
+
+
+def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
+    """A row for each size."""
+    games, prepare = INTERFACES[name]
+    for game, num_envs, config in games:
+        machine = make(game, num_envs, device, rows=True, **config)
+        machine.reset(seed=1)
+        actions = []
+        for _ in range(ACTIONS):
+            actions.append(machine.sample_actions())
+            machine.step(actions[-1])
+        given, slab = itertools.cycle(actions), machine.slab()
+        step_us = microseconds(lambda: machine.step(next(given)), device)  # noqa: B023
+        machine.step(actions[0], out=slab)  # the launch alone goes on writing into this slab
+        launch_us = microseconds(machine.repeat_step, device)
+        machine.close()
+        env = _made(name, game, num_envs, device, config)
+        through_us = microseconds(prepare(env, actions), device)
+        row = {"through": name, "game": game, "num_envs": num_envs, "config": config, "through_us": through_us}
+        row |= {"vec_env_step_us": step_us, "launch_us": launch_us, "overhead_us": round(through_us - step_us, 2)}
+        if name == "sb3":
+            row |= _naive(game, num_envs, device, config, actions)
+        yield row
+
+
+def microseconds(step: Callable[[], Any], device: torch.device) -> float:
+    """Least wall time of one call."""
+    for _ in range(20):
+        step()
+    return round(seconds(step, device, of=min) * 1e6, 2)
+
+
+def check_known(names: tuple[str, ...]) -> None:
+    """Raise ConfigError unless all are interfaces that can be measured."""
+    for name in names:
+        if name not in INTERFACES:
+            raise ConfigError(f"through is {name!r}; {nearest(name, INTERFACES)}")
+
+
+def _made(name: str, game: str, num_envs: int, device: torch.device, config: dict[str, Any]) -> Any:
+    if name == "gymnasium":
+        return GymnasiumVectorEnv(game, num_envs, device, **config)
+    if name == "batched":
+        return BatchedParallelEnv(game, num_envs, device, **config)
+    return importlib.import_module(f"gpu_vecenv.adapters.{name}").make(game, num_envs, device, **config)
+
+
+def _rows(env: Any, actions: list[Any]) -> Callable[[], Any]:
+    """Actions as they are."""
+    env.reset()
+    given = itertools.cycle(actions)
+    return lambda: env.step(next(given))
+
+
+def _columns(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """A dictionary of agents; every Discrete action with a last axis of length 1."""
+    agents = list(env.possible_agents)
+    return _rows(env, [_split(action, agents) for action in actions])
+
+
+def _split(action: torch.Tensor, agents: list[str]) -> Any:
+    parts = action.unflatten(0, (-1, len(agents))).unbind(1)
+    return {agent: part if part.dim() > 1 else part[:, None] for agent, part in zip(agents, parts, strict=True)}
+
+
+def _skrl(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    if getattr(env, "num_agents", 1) > 1:
+        return _columns(env, actions)
+    return _rows(env, [action if action.dim() > 1 else action[:, None] for action in actions])
+
+
+def _on_host(actions: list[torch.Tensor]) -> list[Any]:
+    return [action.cpu().numpy() for action in actions]
+
+
+def _arrays(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """NumPy rows; what is told of rows that are done is looked at, as the libraries do."""
+    env.reset()
+    given = itertools.cycle(_on_host(actions))
+
+    def step() -> None:
+        _, _, dones, infos = env.step(next(given))
+        for row in np.flatnonzero(dones):
+            infos[row]
+
+    return step
+
+
+def _numpy_view(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """NumPy rows."""
+    return _rows(env, _on_host(actions))
+
+
+def _tianshou(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """With the reset of the rows that are done, which its collector asks for."""
+    env.reset()
+    given = itertools.cycle(_on_host(actions))
+
+    def step() -> None:
+        _, _, terminated, truncated, _ = env.step(next(given))
+        done = np.flatnonzero(terminated | truncated)
+        if len(done):
+            env.reset(done)
+
+    return step
+
+
+def _torchrl(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
+    """With the partial reset, as its collectors step."""
+    data = env.reset()
+    counts = [len(agents) for agents in env.group_map.values()]
+    parts = [action.unflatten(0, (-1, sum(counts))).split(counts, 1) for action in actions]
+    given = itertools.cycle([dict(zip(env.group_map, part, strict=True)) for part in parts])
+
+    def step() -> None:
+        nonlocal data
+        for group, action in next(given).items():
+            data[group, "action"] = action
+        _, data = env.step_and_maybe_reset(data)
+
+    return step
+
+
+INTERFACES: dict[str, tuple[Games, Prepare]] = {
+    "gymnasium": (DISCRETE, _rows),
+    "batched": (DISCRETE, _columns),
+    "sb3": (DISCRETE, _arrays),
+    "torchrl": (DISCRETE, _torchrl),
+    "benchmarl": (DISCRETE, _torchrl),
+    "skrl": (DISCRETE, _skrl),
+    "rsl_rl": (CONTINUOUS, _rows),
+    "rl_games": (DISCRETE, _rows),
+    "tianshou": (DISCRETE, _tianshou),
+    "rllib": (DISCRETE, _numpy_view),
+    "cleanrl": (CONTINUOUS, _rows),
+    "supersuit": (FEW, _numpy_view),
+}
+
+
+def _naive(
+    game: str, num_envs: int, device: torch.device, config: dict[str, Any], actions: list[torch.Tensor]
+) -> dict[str, Any]:
+    """What SB3's adapter is to be compared with: four ``.cpu()`` calls and a dictionary for every row."""
+    env = GymnasiumVectorEnv(game, num_envs, device, **config)
+    env.reset(seed=1)
+    given = itertools.cycle(_on_host(actions))
+
+    def four_copies() -> tuple[list[np.ndarray[Any, Any]], dict[str, Any]]:
+        *outputs, info = env.step(torch.from_numpy(next(given)).to(device))
+        return [tensor.cpu().numpy() for tensor in outputs], info
+
+    def naive() -> None:
+        (_, _, terminations, truncations), info = four_copies()
+        infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
+        done = np.flatnonzero(terminations | truncations)
+        final = info["final_obs"].cpu().numpy() if len(done) else None
+        for row in done:
+            assert final is not None
+            infos[row] = {"terminal_observation": final[row], "TimeLimit.truncated": truncations[row]}
+
+    face = GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config)
+    return {
+        "naive_us": microseconds(naive, device),
+        "four_copies_us": microseconds(four_copies, device),
+        "numpy_face_us": microseconds(_numpy_view(face, actions), device),
+    }

@@ -1,0 +1,105 @@
+"""How fast training is, end to end: rollout, update and the figures of the log."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gpu_vecenv.bench.games import named
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.timing import wait
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.policy import Precision
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.trainer import Trainer
+
+# WarpDrive's own: game, replicas, ticks per iteration, units of both hidden layers.
+CONFIGURATIONS = (
+    ("tag_continuous", 100, 250, 256),
+    ("tag_continuous", 2000, 250, 256),
+    ("tag_gridworld", 2000, 100, 32),
+    ("cartpole", 10_000, 50, 32),
+)
+# WarpDrive makes one step on the whole batch; the others are passes and minibatches of this trainer's defaults.
+UPDATES = {(1, 1): "one step on the whole batch", (4, 4): "4 epochs of 4 minibatches"}
+WARM_UP, RUNS = 3, 5  # iterations; measurements, of which the median counts
+AGENT_STEPS_PER_RUN, LONGEST = 10_000_000, 2.0  # or about so many seconds, where they come first
+SHARES = ("policy_share", "sampling_share", "env_share", "update_share")
+
+
+def measure(device: torch.device, precisions: Sequence[Precision], graphs: bool = True) -> Iterator[dict[str, Any]]:
+    """One row for each of WarpDrive's configurations, kind of update and precision."""
+    for name, num_envs, num_steps, units in CONFIGURATIONS:
+        for epochs, minibatches in UPDATES:
+            config = PPOConfig(
+                total_steps=10**12,
+                num_steps=num_steps,
+                num_epochs=epochs,
+                num_minibatches=minibatches,
+                hidden_sizes=(units, units),
+            )
+            for row in measure_game(configure(name), num_envs, config, device, precisions, graphs):
+                yield {**row, "units": units}  # both layers have as many
+
+
+def measure_game(
+    game: Env,
+    num_envs: int,
+    config: PPOConfig,
+    device: torch.device,
+    precisions: Sequence[Precision],
+    graphs: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """One row for each precision."""
+    kind = config.num_epochs, config.num_minibatches
+    for changed in [replace(config, precision=precision) for precision in precisions]:
+        yield {
+            **named(game, num_envs),
+            "num_steps": config.num_steps,
+            "units": list(config.hidden_sizes),
+            "update": UPDATES.get(kind, "{} epochs of {} minibatches".format(*kind)),
+            "precision": changed.precision,
+            **_rates(game, num_envs, changed, device, graphs),
+        }
+
+
+def _rates(game: Env, num_envs: int, config: PPOConfig, device: torch.device, graphs: bool) -> dict[str, Any]:
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    first = World.current().rank * num_envs  # each process has as many
+    env = VecEnv(game, num_envs, device, autoreset_mode="next_step", first_replica=first)
+    trainer = Trainer(env, config, graphs=graphs)
+    for _ in range(WARM_UP):
+        start = time.perf_counter()
+        figures = trainer.train_iteration()
+    each, env_steps = time.perf_counter() - start, trainer.env_steps_per_iteration
+    enough = min(AGENT_STEPS_PER_RUN // (env_steps * env.num_agents), math.ceil(LONGEST / each))
+    agreed = torch.tensor(max(1, enough), device=device)
+    World.current().take_from_first(agreed)  # the same number in every process
+    iterations, seconds = int(agreed), []
+    for _ in range(RUNS):
+        wait(device)
+        start = time.perf_counter()
+        for _ in range(iterations):
+            figures = trainer.train_iteration()
+        seconds.append((time.perf_counter() - start) / iterations)
+    each = statistics.median(seconds)
+    row: dict[str, Any] = {
+        "iteration_ms": round(each * 1e3, 3),
+        "env_steps_per_s": round(env_steps / each),
+        "agent_steps_per_s": round(env_steps * env.num_agents / each),
+    }
+    row |= {name: round(value, 4) for name, value in figures.items() if name.endswith("_share") and name in SHARES}
+    if device.type == "cuda":
+        row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
+    trainer.close()
+    return row

@@ -1,0 +1,163 @@
+"""The only code that touches a compiler, a driver or a raw pointer: compile text to a binary, load it, launch it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from gpu_vecenv.errors import ConfigError
+
+# struct codes of kernel arguments: tensors are pointers, scalars say their width
+SCALAR_CODES: dict[type[np.generic], str] = {
+    np.int32: "i",
+    np.uint32: "I",
+    np.int64: "q",
+    np.uint64: "Q",
+    np.float32: "f",
+    np.float64: "d",
+}
+Argument = torch.Tensor | np.generic | None
+Launcher = Callable[[Sequence[Any]], None]
+SMALL_TEAMS = (1, 2, 4, 8, 16, 32)  # lanes: they divide a warp, and several share a block
+TEAMS = (*SMALL_TEAMS, *range(64, 1025, 32))  # the others are made of whole warps, and each has its block
+SMALL_TEAMS_BLOCKS = (32, 64, 128, 256, 512, 1024)  # threads; they hold a power of two of teams, as staging.cuh needs
+SMALL_TEAMS_BLOCK = 128  # the one by default
+
+
+@dataclass(frozen=True)
+class TeamShape:
+    """How a GPU's threads are shared out over replicas: speed depends on it, bits never do.
+
+    Args:
+        team: Lanes that run one replica: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
+        block: Threads of a block: a power of two from 32 to 1024, where a larger team does not fill a block of its own.
+
+    Raises:
+        ConfigError: One of them is none of these, or they do not go together.
+    """
+
+    team: int
+    block: int
+
+    def __post_init__(self) -> None:
+        if type(self.team) is not int or self.team not in TEAMS:
+            raise ConfigError(f"team is {self.team!r}; expected None, 1, 2, 4, 8, 16 or a multiple of 32 up to 1024")
+        fitting = SMALL_TEAMS_BLOCKS if self.team in SMALL_TEAMS else (self.team,)
+        if type(self.block) is not int or self.block not in fitting:
+            raise ConfigError(
+                f"block is {self.block!r} with teams of {self.team} lanes; "
+                f"expected None, or {', '.join(map(str, fitting))}; see team"
+            )
+
+    @classmethod
+    def of(cls, team: int, block: int | None = None) -> TeamShape:
+        """With the block that such a team has by default, if none is given."""
+        small = type(team) is int and team in SMALL_TEAMS
+        return cls(team, (SMALL_TEAMS_BLOCK if small else team) if block is None else block)
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How many items a kernel visits, and on a GPU with how many threads.
+
+    ``lanes`` threads share one item; blocks have ``block`` threads and ``shared_bytes`` of dynamic shared memory.
+    """
+
+    items: int
+    lanes: int = 1
+    block: int = 256
+    shared_bytes: int = 0
+    work: int | None = None  # items times their size: decides how many host threads are worth their start
+
+    @property
+    def grid(self) -> int:
+        """Blocks that hold every item."""
+        return max(1, -(-self.items * self.lanes // self.block))
+
+
+class Module(Protocol):
+    """A loaded binary."""
+
+    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        """A function that launches one kernel, given its raw arguments (pointers as ints, scalars as NumPy ones).
+
+        Raises:
+            AttributeError: The binary has no such kernel.
+        """
+
+
+class Backend(Protocol):
+    """One way to turn device text into something that runs on one device."""
+
+    device: torch.device
+    suffix: str
+
+    @property
+    def fault(self) -> str | None:
+        """What broke the device for this process; None while it works."""
+
+    @property
+    def identity(self) -> str:
+        """All that decides the binary beside the text: compiler, version, flags, architecture."""
+
+    @property
+    def hardware(self) -> str | None:
+        """The processor whose tunings hold here, by name; None where no lanes share replicas."""
+
+    def prologue(self, shape: TeamShape) -> str:
+        """Definitions that depend on the device, before a game's text."""
+
+    def team(self, num_agents: int) -> int:
+        """Lanes that run one replica by default."""
+
+    def compile(self, text: str, target: Path) -> None:
+        """Write the binary of ``text`` to ``target``, or raise KernelCompileError or CompilerError."""
+
+    def load(self, path: Path) -> Module:
+        """Load a compiled binary."""
+
+
+def code_of(kernel: str, place: int, argument: Argument) -> str:
+    """The struct code of one kernel argument, or TypeError."""
+    if argument is None or isinstance(argument, torch.Tensor):
+        return "P"
+    code = SCALAR_CODES.get(type(argument))
+    if code is None:
+        raise TypeError(
+            f"{kernel}: argument {place} is a {type(argument).__name__}; expected a tensor, None (a null pointer) or a "
+            f"NumPy scalar that says its width ({', '.join(t.__name__ for t in SCALAR_CODES)})"
+        )
+    return code
+
+
+def symbol(kernel: str) -> str:
+    """The name of a kernel in a binary; kernel.cuh gives it."""
+    return f"kernel_{kernel}"
+
+
+def select(device: torch.device, driver: str | None = None) -> Backend:
+    """The backend of a device; ``driver`` is "pycuda" or "cuda_core" (CUDA only), by default the first that works."""
+    if device.type == "cpu":
+        if driver is not None:
+            raise ValueError(f"driver={driver!r} belongs to CUDA devices; the device is {device}")
+        from gpu_vecenv.compile.backends.host import HostBackend
+
+        return HostBackend()
+    from gpu_vecenv.compile.backends.cuda import CudaBackend
+
+    return CudaBackend(device, driver)
+
+
+def working_drivers() -> dict[str, str]:
+    """CUDA driver name -> "works", or the reason why it does not: each launches a kernel on the current GPU."""
+    if not torch.cuda.is_available():
+        return {}
+    from gpu_vecenv.compile.backends.cuda import DRIVERS, probe
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    return {name: probe(name, device) or "works" for name in DRIVERS}

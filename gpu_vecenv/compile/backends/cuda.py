@@ -1,0 +1,186 @@
+"""The CUDA backend: one compiler, and whichever driver works."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_vecenv.compile.backends import Launcher, LaunchShape, TeamShape
+from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler
+from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
+
+DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
+# Of a replica: a lane for each agent of 256, then one for eight. On an H200 1,000 agents go fastest with 256 lanes,
+# 10,000 with as many as there can be.
+LANES, AGENTS_OF_A_LANE, MOST_LANES = 256, 8, 1024
+_FAULTS: dict[torch.device, str] = {}  # a fault is the process's: every environment on that GPU has it
+
+
+class CudaBackend:
+    """One GPU."""
+
+    suffix = ".cubin"
+
+    def __init__(self, device: torch.device, driver: str | None = None) -> None:
+        if driver is not None and driver not in DRIVERS:
+            raise ValueError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
+        self.device = device
+        if self.fault is not None:
+            raise DeviceFaultError(f"nothing on {device} works any more in this process; restart it: {self.fault}")
+        properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack some of them
+        self.architecture = f"sm_{properties.major}{properties.minor}"
+        self.shared_limit = properties.shared_memory_per_block_optin
+        self.hardware: str = properties.name
+        self.driver_name = driver or first_working_driver(device)
+        self.driver = load_driver(self.driver_name, device)
+
+    @property
+    def fault(self) -> str | None:
+        return _FAULTS.get(self.device)
+
+    @property
+    def identity(self) -> str:
+        return "\n".join([compiler(), *FLAGS, self.architecture])
+
+    def prologue(self, shape: TeamShape) -> str:
+        return cuda_prologue(shape.team, self.shared_limit, shape.block)
+
+    def team(self, num_agents: int) -> int:
+        return default_team(num_agents)
+
+    def compile(self, text: str, target: Path) -> None:
+        target.write_bytes(compile_cubin(text, self.architecture))
+
+    def load(self, path: Path) -> CudaModule:
+        with torch.cuda.device(self.device):
+            return CudaModule(self.driver, self.driver.load(path.read_bytes()))
+
+
+class CudaModule:
+    """A loaded cubin."""
+
+    def __init__(self, driver: Any, module: Any) -> None:
+        self.driver, self.module = driver, module
+
+    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        device = self.driver.device
+        try:
+            with torch.cuda.device(device):
+                launch = self.driver.launcher(self.module, kernel, codes, shape)
+        except (AttributeError, DeviceFaultError):
+            raise
+        except Exception as error:  # of the driver's own classes
+            raise DeviceFaultError(
+                f"{kernel}: blocks of {shape.block} threads with {shape.shared_bytes} bytes of shared "
+                f"memory are refused on {device}: {error}"
+            ) from error
+
+        def launch_there(arguments: Sequence[Any]) -> None:
+            _bind_thread(device)
+            try:
+                if torch.cuda.current_device() == device.index:
+                    launch(arguments)
+                else:
+                    with torch.cuda.device(device):
+                        launch(arguments)
+            except Exception as error:
+                what = (
+                    f"{kernel}: launch of {shape.grid} blocks of {shape.block} threads with {shape.shared_bytes} "
+                    f"bytes of shared memory on {device} failed: {error}"
+                )
+                if _broken(device):
+                    _FAULTS.setdefault(device, what)
+                    what += "; this, or a kernel before it, broke the device for this process: restart it"
+                raise DeviceFaultError(what) from error
+
+        return launch_there
+
+
+def _broken(device: torch.device) -> bool:
+    """Whether nothing works any more, not only the launch that failed."""
+    try:
+        if torch.cuda.is_current_stream_capturing():  # waiting would break the capture
+            return False
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
+def cuda_prologue(team: int, shared_limit: int, block: int | None = None) -> str:
+    """Definitions that depend on the GPU: bytes of shared memory that a block may have, and how threads form teams."""
+    shape = TeamShape.of(team, block)
+    return (
+        f"constexpr int TEAM = {shape.team}, TEAMS_PER_BLOCK = {shape.block // shape.team};\n"
+        f"constexpr unsigned long long SHARED_LIMIT = {shared_limit};\n"
+    )
+
+
+def default_team(num_agents: int) -> int:
+    """The power of two that holds the agents, up to a warp; beyond, warps, at last one lane for several agents."""
+    if num_agents <= 32:
+        return 1 << (num_agents - 1).bit_length()
+    lanes = min(num_agents, max(LANES, -(-num_agents // AGENTS_OF_A_LANE)), MOST_LANES)
+    return -(-lanes // 32) * 32
+
+
+@cache
+def load_driver(name: str, device: torch.device) -> Any:
+    """A driver on a device, or DeviceUnavailableError with the reason."""
+    try:
+        module = importlib.import_module(f"gpu_vecenv.compile.backends.{name}_driver")
+        with torch.cuda.device(device):  # the thread's own device is as it was afterwards
+            return getattr(module, DRIVERS[name])(device)
+    except Exception as error:
+        raise DeviceUnavailableError(f"driver {name!r} does not work: {type(error).__name__}: {error}") from error
+
+
+PROBE = """
+extern "C" __global__ void kernel_probe(int* x) { x[0] = 42; }
+"""
+
+
+@cache
+def probe(name: str, device: torch.device) -> str | None:
+    """None if the driver launches a kernel, else the reason why not."""
+    try:
+        driver = load_driver(name, device)
+        properties = torch.cuda.get_device_properties(device)
+        module = driver.load(compile_cubin(PROBE, f"sm_{properties.major}{properties.minor}"))
+        x = torch.zeros(1, dtype=torch.int32, device=device)
+        with torch.cuda.device(device):
+            driver.launcher(module, "probe", "P", LaunchShape(1, block=1))([x.data_ptr()])
+        return None if x.item() == 42 else "its launch had no effect"
+    except Exception as error:
+        return str(error)
+
+
+def first_working_driver(device: torch.device) -> str:
+    """PyCUDA if it launches, else cuda.core, else DeviceUnavailableError with both reasons."""
+    reasons = {}
+    for name in DRIVERS:
+        reasons[name] = probe(name, device)
+        if reasons[name] is None:
+            return name
+    raise DeviceUnavailableError(
+        f"no CUDA driver launches on {device}: "
+        + "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        + '. Install the extra that matches torch.version.cuda: pip install "gpu_vecenv[cuda13]" (or cuda12)'
+    )
+
+
+_bound = threading.local()
+
+
+def _bind_thread(device: torch.device) -> None:
+    # A thread that has not used CUDA yet has no current context; a first runtime call binds the primary one.
+    if not getattr(_bound, "done", False) and not torch.cuda.is_current_stream_capturing():
+        with torch.cuda.device(device):
+            torch.cuda.current_stream(device).query()
+        _bound.done = True

@@ -1,0 +1,49 @@
+"""Load and launch a cubin by NVIDIA's cuda.core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from cuda.bindings import driver as bindings
+from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
+
+from gpu_vecenv.compile.backends import Launcher, LaunchShape, symbol
+from gpu_vecenv.compile.device import current_stream
+from gpu_vecenv.errors import DeviceFaultError
+
+
+class CudaCoreDriver:
+    """cuda.core on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.zeros(1, device=device)  # torch makes the primary context, with its own flags
+        self.device = device
+        Device(device.index).set_current()
+        self.stream = lru_cache(maxsize=64)(Stream.from_handle)
+
+    def load(self, cubin: bytes) -> Any:
+        Device(self.device.index).set_current()
+        return ObjectCode.from_cubin(cubin)
+
+    def launcher(self, module: Any, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        try:
+            function = module.get_kernel(symbol(kernel))
+        except Exception as error:  # of a class that cuda.core keeps to itself
+            raise AttributeError(str(error)) from error
+        if shape.shared_bytes > 0:  # with static shared memory it may pass what needs no leave
+            attribute = bindings.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            (status,) = bindings.cuKernelSetAttribute(
+                attribute, shape.shared_bytes, function.handle, bindings.CUdevice(self.device.index)
+            )
+            if int(status) != 0:
+                raise DeviceFaultError(f"{kernel}: {shape.shared_bytes} bytes of shared memory refused: {status!r}")
+        config = LaunchConfig(grid=shape.grid, block=shape.block, shmem_size=shape.shared_bytes)
+
+        def launch_kernel(arguments: Sequence[Any]) -> None:
+            stream = self.stream(current_stream(self.device))
+            launch(stream, config, function, *arguments)
+
+        return launch_kernel

@@ -1,0 +1,165 @@
+"""The host: C++ compiler -> shared library -> ctypes, replicas split over threads, the GIL released."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_vecenv.compile.backends import Launcher, LaunchShape, TeamShape, symbol
+from gpu_vecenv.compile.backends.compiler_process import run_compiler
+from gpu_vecenv.compile.toolchain import find_host_compiler
+from gpu_vecenv.errors import CompilerError
+
+C_ARGUMENTS: dict[str, Any] = {
+    "P": ctypes.c_void_p,
+    "i": ctypes.c_int,
+    "I": ctypes.c_uint,
+    "q": ctypes.c_longlong,
+    "Q": ctypes.c_ulonglong,
+    "f": ctypes.c_float,
+    "d": ctypes.c_double,
+}
+# Contraction off: a product and a sum are rounded apart, as on the GPU. No C++ library: kernels use none.
+FLAGS = (
+    "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -fvisibility=hidden -fPIC -shared"
+).split()
+if sys.platform == "linux":
+    FLAGS.append("-Wl,-z,defs")  # a missing function is an error of the build, not of the first call
+NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
+WORK_PER_THREAD = 4096  # below this many agents a second thread costs more than it saves
+
+
+class HostBackend:
+    """Compiles device text for this machine's processor.
+
+    ``$GPU_VECENV_CXXFLAGS`` holds more flags for the compiler, after our own: for debug builds, those with sanitizers
+    above all. They are part of a binary's key in the cache. Like ``$CXX`` they can make the compiler run anything, so
+    they are for whoever starts the process, and must never come from a configuration or another file.
+    """
+
+    device = torch.device("cpu")
+    suffix = ".so"
+    fault = None
+    hardware: str | None = None
+
+    def __init__(self) -> None:
+        try:
+            command = find_host_compiler()
+        except ValueError as error:
+            raise CompilerError(f"$CXX is {os.environ.get('CXX')!r}: {error}") from error
+        if command is None:
+            raise CompilerError(
+                "no C++ compiler: looked for $CXX, c++, g++, clang++ and the Python package ziglang; "
+                "install one of them, for example: pip install ziglang"
+            )
+        try:
+            more = shlex.split(os.environ.get("GPU_VECENV_CXXFLAGS", ""))
+        except ValueError as error:
+            raise CompilerError(f"$GPU_VECENV_CXXFLAGS is {os.environ['GPU_VECENV_CXXFLAGS']!r}: {error}") from error
+        # Kernels use no C++ library; zig would build its own first, which takes minutes.
+        without_library = ["-nostdlib++"] if "ziglang" in command else []
+        self.version_of = command
+        self.command = [*command, *FLAGS, NATIVE, *without_library, *more]
+
+    @property
+    def identity(self) -> str:
+        return "\n".join([*self.command, _version(*self.version_of), _processor()])
+
+    def prologue(self, shape: TeamShape) -> str:
+        return ""
+
+    def team(self, num_agents: int) -> int:
+        return 1
+
+    def compile(self, text: str, target: Path) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            source = Path(folder, "kernel.cpp")
+            source.write_text(text, encoding="utf-8")
+            run_compiler([*self.command, "-o", str(target), str(source)], " ".join(self.command))
+
+    def load(self, path: Path) -> HostModule:
+        return HostModule(ctypes.CDLL(str(path)))
+
+
+class HostModule:
+    """A loaded shared library."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        function = self.library[symbol(kernel)]
+        function.restype = None
+        function.argtypes = [ctypes.c_longlong, ctypes.c_longlong, *(C_ARGUMENTS[code] for code in codes)]
+        work = shape.items if shape.work is None else shape.work
+        workers = max(1, min(_processors(), shape.items, work // WORK_PER_THREAD))
+
+        def launch(arguments: Sequence[Any]) -> None:
+            submit = _pool(os.getpid()).submit
+            others: list[Future[None]] = []
+            try:  # also when interrupted: they write to memory that the caller may let go of
+                try:
+                    others.extend(submit(function, w, workers, *arguments) for w in range(1, workers))
+                    function(0, workers, *arguments)
+                finally:
+                    _wait(others)
+            finally:  # and when the wait was interrupted
+                _wait(others)
+
+        return launch
+
+
+def _wait(others: Sequence[Future[None]]) -> None:
+    for other in others:
+        other.result()
+
+
+def workers() -> int:
+    """The most threads that one launch uses."""
+    return _processors()
+
+
+@cache
+def _pool(pid: int) -> ThreadPoolExecutor:
+    # One pool a process: threads do not survive a fork.
+    return ThreadPoolExecutor(max(1, _processors() - 1), thread_name_prefix="gpu_vecenv")
+
+
+@cache
+def _processors() -> int:
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+@cache
+def _version(*command: str) -> str:
+    question = "version" if "ziglang" in command else "--version"
+    arguments = command[:-1] if question == "version" else command  # ziglang: drop its "c++"
+    try:
+        return subprocess.run([*arguments, question], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompilerError(f"{' '.join(command)} could not be run: {error}") from error
+
+
+@cache
+def _processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = next(line for line in lines if line.lower().startswith(("flags", "features")))
+    except (OSError, StopIteration):
+        features = platform.processor()
+    return f"{platform.platform()} {hashlib.sha256(features.encode()).hexdigest()}"

@@ -1,0 +1,98 @@
+"""Load and launch a cubin by PyCUDA, in the context that torch uses too (the device's primary one)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pycuda.driver as cuda
+import torch
+
+from gpu_vecenv.compile.backends import Launcher, LaunchShape, symbol
+from gpu_vecenv.compile.device import current_stream
+
+_handles: list[weakref.ref[Any]] = []
+
+
+def _watch(*handles: Any) -> None:
+    # Without a callback for what is gone: an interrupt that comes within one is lost.
+    _handles[:] = [reference for reference in _handles if reference() is not None]
+    _handles.extend(map(weakref.ref, handles))
+
+
+def _keep_for_ever() -> None:
+    # In a forked process, where the GPU did not follow, PyCUDA's destructors abort: there nothing is ever let go of.
+    for reference in _handles:
+        if (handle := reference()) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
+
+
+class _Module:
+    """A module, which PyCUDA unloads in its context only: where it is let go of, in whatever thread, it waits there."""
+
+    def __init__(self, module: Any, dropped: list[Any]) -> None:
+        self.module, self._dropped = module, dropped
+
+    def __del__(self) -> None:
+        self._dropped.append(self.module)
+
+
+class PyCudaDriver:
+    """PyCUDA on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        cuda.init()
+        torch.zeros(1, device=device)  # torch makes the primary context, with its own flags
+        self.device = device
+        self._dropped: list[Any] = []  # modules that nobody uses any more, until the next one is loaded
+        self.context = cuda.Device(device.index).retain_primary_context()
+        with self._current():
+            self.stream = cuda.Stream()
+        _watch(self.context, self.stream)
+        self.fork = torch.cuda.ExternalStream(self.stream.handle, device=device)
+
+    @contextmanager
+    def _current(self) -> Iterator[None]:
+        # PyCUDA keeps its own stack of contexts and aborts the process if one is left on it at exit.
+        self.context.push()
+        try:
+            yield
+        finally:
+            cuda.Context.pop()
+
+    def load(self, cubin: bytes) -> _Module:
+        with self._current():
+            self._dropped.clear()
+            module = cuda.module_from_buffer(cubin)
+        _watch(module)
+        return _Module(module, self._dropped)
+
+    def launcher(self, loaded: _Module, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+        with self._current():
+            try:
+                function = loaded.module.get_function(symbol(kernel))
+            except cuda.LogicError as error:
+                raise AttributeError(str(error)) from error
+            if shape.shared_bytes > 0:  # with static shared memory it may pass what needs no leave
+                function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)
+            function.prepare(codes)
+        grid, block, shared = (shape.grid, 1), (shape.block, 1, 1), shape.shared_bytes
+
+        def launch(arguments: Sequence[Any], loaded: _Module = loaded) -> None:  # kept as long as the function
+            if current_stream(self.device) == 0:  # torch's default stream is PyCUDA's default stream too
+                function.prepared_async_call(grid, block, None, *arguments, shared_size=shared)
+                return
+            # PyCUDA cannot adopt a foreign stream: fork one of its own off torch's and join it again.
+            current = torch.cuda.current_stream(self.device)
+            self.fork.wait_stream(current)
+            function.prepared_async_call(grid, block, self.stream, *arguments, shared_size=shared)
+            current.wait_stream(self.fork)
+
+        return launch

@@ -1,0 +1,411 @@
+"""The text before a game's own: its configuration as constants, its state as a struct, all generated from the Env."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from gpu_vecenv.compile.source_rules import check_policy
+from gpu_vecenv.declare.env import C_TYPES, Env, Field, boolean, f32, i32, i64
+from gpu_vecenv.errors import EnvDefinitionError
+from gpu_vecenv.files import cuda_folder
+
+_MACHINE_STATE = (
+    Field("key", i32, (2,)),  # of the replica's random streams; its bits are a u32 pair
+    Field("episode", i64, (1,)),  # episodes begun since seeding, minus one
+    Field("time", i32, (1,)),  # ticks since reset
+    Field("active", boolean, ("num_agents",)),  # agents whose next action counts
+    Field("fault", i32, (1,)),  # fault bits since the last reset by hand
+    Field("returns", f32, ("num_agents",)),  # sum of rewards of the running episode
+    Field("completed_returns", f32, ("num_agents",)),  # sums over episodes that have ended
+    Field("completed_lengths", i64, (1,)),
+    Field("completed_episodes", i64, (1,)),
+    Field("completed_terminations", i64, (1,)),  # of those, the ones whose last tick truncated no agent
+)
+FUNCTIONS = ("reset", "step", "observe")
+LANES = 64  # replicas that the host steps in lockstep, one bit of a word for each
+GUARD_ROWS = 16  # rows of outputs, and
+GUARD_BYTES = 64  # bytes of state, that a debug build leaves after those of each replica
+PARAMETERS = r"\s*\((const\s+|\[\[\w+\]\]\s*)*State(\s+\w+)?\s*,\s*(const\s+|\[\[\w+\]\]\s*)*Io(\s+\w+)?\s*\)"
+SCRATCH = re.compile(r"\bstruct\s[^;{}]*\bScratch\b[^;{}]*\{")
+COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Build:
+    """How the text around one game is made.
+
+    Args:
+        pooled: Names of the state fields that a start pool gives.
+        quarantine: A replica in which something is NaN or infinite ends at once.
+        guards: Debug build: guard bands lie between replicas.
+        sampled: The step draws its own actions, from what a network gives; there is no other kernel.
+        lane_order: Debug build: 1 goes backwards, 2 shuffled, on the host through ranges, on a GPU through its blocks.
+    """
+
+    pooled: tuple[str, ...] = ()
+    quarantine: bool = False
+    guards: bool = False
+    lane_order: int = 0
+    sampled: bool = False
+
+    def guard_items(self, field: Field) -> int:
+        """Items of a field's guard band after each replica's own."""
+        return GUARD_BYTES // field.dtype.itemsize if self.guards and not field.shared else 0
+
+
+PLAIN = Build()
+
+
+def machine_fields(env: Env) -> tuple[Field, ...]:
+    """What the machine keeps for every replica beside the game's own state."""
+    if not env.masks_actions:
+        return _MACHINE_STATE
+    return (*_MACHINE_STATE, Field("action_mask", boolean, ("num_agents", env.action.num_logits)))
+
+
+def kernel_fields(env: Env, pooled: Iterable[str] = ()) -> list[tuple[str, Field]]:
+    """(argument name, field) of every tensor in STATE_PARAMETERS, in order: machine, state, start pool."""
+    fields = [(f"machine_{field.name}", field) for field in machine_fields(env)]
+    fields += [(f"state_{field.name}", field) for field in env.state]
+    return fields + [(f"pool_{field.name}", field) for field in env.state if field.name in set(pooled)]
+
+
+def prologue(env: Env, build: Build = PLAIN) -> str:
+    """The generated text of one configuration; what depends on the device comes before it."""
+    action, pool_fields = env.action, [field for field in env.state if field.name in build.pooled]
+    obs_type = C_TYPES[env.observation.dtype]
+    lines = [f"// Generated from {printable(repr(env))}. Do not edit."]
+    lines += [_constant(name, value) for name, value in sorted(env.constants().items())]
+    lines += [
+        f"constexpr bool QUARANTINE = {str(build.quarantine).lower()};",
+        f"constexpr int GUARD_ROWS = {GUARD_ROWS if build.guards else 0};",
+        f"constexpr bool MAY_STAGE = {str(env.host).lower()};",
+        f"constexpr int ACTION_HEADS = {action.heads};",
+        f"constexpr unsigned long long MOST_GATHERED = {env.gathered};",
+        f"#define SAMPLED {int(build.sampled)}",
+        f"#define BOX_ACTIONS {int(action.continuous)}",
+        f"#define ACTION_MASKS {int(env.masks_actions)}",
+        f"typedef {obs_type} Observation;",
+        f"typedef {'float' if action.continuous else 'i32'} Action;",
+        f"typedef {'float' if action.continuous else 'i64'} WideAction;",
+    ]
+    if action.continuous:
+        lines += [_table("ACTION_LOW", action.low), _table("ACTION_HIGH", action.high)]
+    lines += _action_sizes(env) + _observed(env)
+    largest = 0 if action.continuous else max(action.head_sizes)
+    lines += [
+        f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {largest};",
+        f"constexpr int PARAMETERS_PER_AGENT = {action.num_parameters};",
+    ]
+    if not action.continuous:
+        lines += [
+            "HD int logit_offset([[maybe_unused]] int head) {",
+            f"    return {_by_head([*accumulate(action.head_sizes, initial=0)])};",
+            "}",
+        ]
+    lines += _struct("State", env, env.state) + _struct("Machine", env, machine_fields(env)) + _near(env)
+    lines += [
+        "struct Pool {",
+        *(f"    {_declare(env, f, 'const ', stacked=True)};" for f in pool_fields),
+        "    i64 NUM_STARTS;",
+        "};",
+    ]
+    parameters = [
+        f"{'const ' if name.startswith('pool_') or field.shared else ''}{C_TYPES[field.dtype]}* {name}"
+        for name, field in kernel_fields(env, build.pooled)
+    ]
+    state, machine = (
+        [_slice(env, field, f"{kind}_{field.name}", build.guard_items(field)) for field in fields]
+        for kind, fields in (("state", env.state), ("machine", machine_fields(env)))
+    )
+    lines += [
+        _macro("STATE_PARAMETERS", [*parameters, "i64 num_starts"]),
+        _macro("STATE_OF(e)", state, "State{", "}"),
+        _macro("MACHINE_OF(e)", machine, "Machine{", "}"),
+        _macro(
+            "POOL", [*(_cast(env, f, f"pool_{f.name}", stacked=True) for f in pool_fields), "num_starts"], "Pool{", "}"
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def epilogue(env: Env, build: Build = PLAIN) -> str:
+    """What walks over the fields of the state; placed after the words FOR_RANGE and HD are defined."""
+    lines = ["HD void draw_start([[maybe_unused]] State s, [[maybe_unused]] Pool pool, [[maybe_unused]] i64 row) {"]
+    for field in env.state:
+        if field.name in build.pooled:
+            size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
+            source = f"((const {kind}*)pool.{field.name})[row * {size} + k]"
+            lines.append(f"    FOR_RANGE(k, {size}) (({kind}*)s.{field.name})[k] = {source};")
+    lines += ["}", "HD bool is_finite([[maybe_unused]] State s) {", "    bool finite = true;"]
+    for field in env.state:
+        if field.dtype.kind == "f" and not field.shared:
+            size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
+            lines.append(f"    FOR_RANGE(k, {size}) finite &= math::is_finite((({kind}*)s.{field.name})[k]);")
+    return "\n".join([*lines, "    return finite;", "}", *_near_functions(env), *_lockstep(env)]) + "\n"
+
+
+def printable(text: str) -> str:
+    """The text on one line; what cannot be printed, line ends among it, is a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def quoted(name: str) -> str:
+    """A file's name as a C string, which no letter of the name ends."""
+    return '"' + printable(name).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | None = None) -> str:
+    """``text`` with every ``#include "…"`` replaced by that file's text, each once, with #line marks.
+
+    Files are looked for in ``folder`` (the including file's own) and then among the package's device text.
+    The result is self-contained: it is what gets hashed, and the compiler needs no include path.
+    """
+    seen = set() if seen is None else seen
+    lines = [f"#line 1 {quoted(name)}"]
+    for number, line in enumerate(text.splitlines(), start=1):
+        if "#" not in line:
+            lines.append(line)
+            continue
+        match = INCLUDE.match(line)
+        if match is None:
+            lines.append("" if line.strip() == "#pragma once" else line)
+            continue
+        wanted = match.group(1)
+        places = [place / wanted for place in (folder, cuda_folder() / "engine") if place is not None]
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            raise EnvDefinitionError(
+                f'{name}:{number}: #include "{wanted}": no such file in {", ".join(map(str, places))}'
+            )
+        key = str(path.resolve())
+        if key not in seen:
+            seen.add(key)
+            lines.append(inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, seen))
+        lines.append(f"#line {number + 1} {quoted(name)}")
+    return "\n".join(lines) + "\n"
+
+
+def declared_text(env: Env, build: Build, seen: set[str]) -> str:
+    """The words of kernel.cuh and the prologue; ``seen`` collects the files that are in."""
+    words = inline_includes('#include "kernel.cuh"', "prologue", None, seen)
+    return words + '#line 1 "prologue"\n' + prologue(env, build)
+
+
+def game_text(env: Env, build: Build = PLAIN) -> str:
+    """Everything of one game after the device's own definitions: one self-contained translation unit."""
+    path, seen = env.source_path(), set[str]()
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EnvDefinitionError(f"{type(env).__name__}: its device text {path} cannot be read: {error}") from error
+    declared = declared_text(env, build, seen)
+    if build.lane_order:
+        declared = f"#define LANE_ORDER {build.lane_order}\n{declared}"
+    before = inline_includes('#include "vecenv.cuh"', "prologue", None, seen)
+    game = inline_includes(source, path.name, path.parent, seen)
+    if env.host:
+        check_policy(game, type(env).__name__, env.allows)
+    staging = inline_includes('#include "staging.cuh"', "epilogue", None, seen)
+    machine = inline_includes('#include "machine.cuh"', "epilogue", None, seen)
+    return declared + before + game + staging + '#line 1 "epilogue"\n' + epilogue(env, build) + machine
+
+
+def missing_definitions(env: Env) -> list[str]:
+    """What a game's text, or a file that it includes, should define but does not seem to; and what it has instead."""
+    path = env.source_path()
+    text = COMMENT.sub("", inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent))
+    missing = [] if SCRATCH.search(text) else ["struct Scratch { … }"]
+    for function in FUNCTIONS:
+        heads = re.findall(rf"[^;{{}}\n]*\b{function}\s*\([^;{{}}]*\)(?=\s*\{{)", text)
+        if not any(re.search(rf"\bvoid\s+{function}{PARAMETERS}", head) for head in heads):
+            instead = f" (it has {'; '.join(' '.join(head.split()) for head in heads)})" if heads else ""
+            missing.append(f"HD void {function}(State s, Io io) {{ … }}{instead}")
+    return missing
+
+
+def _constant(name: str, value: int | float | bool) -> str:
+    if isinstance(value, bool):
+        return f"constexpr bool {name} = {str(value).lower()};"
+    if isinstance(value, int):
+        return f"constexpr int {name} = {value};"
+    return f"constexpr float {name} = {_float(value)};"
+
+
+def _float(value: float) -> str:
+    text = f"{np.float32(value):.9g}"  # nine digits give back the same float32
+    return text + ("f" if "." in text or "e" in text else ".0f")
+
+
+def _table(name: str, values: Iterable[float]) -> str:
+    return f"TABLE float {name}[] = {{{', '.join(map(_float, values))}}};"
+
+
+def _action_sizes(env: Env) -> list[str]:
+    """action_size(agent, head): choices of that agent's head, 0 if it has no such head."""
+    lines = ["HD int action_size([[maybe_unused]] int agent, [[maybe_unused]] int head) {"]
+    roles = [role for role, count in env.roles.items() if count]
+    for role in roles:
+        sizes = env.action.sizes[role]
+        guard = "" if role == roles[-1] else f"if (agent < {env.role_slices[role].stop}) "
+        lines.append(f"    {guard}return {_by_head([*sizes, *[0] * (env.action.heads - len(sizes))])};")
+    return [*lines, "}"]
+
+
+def _observed(env: Env) -> list[str]:
+    """observed(agent, k): whether the k-th number of a row of the observation tensor belongs to that agent's role."""
+    layout = env.observation
+    lines = [
+        f"constexpr bool OBS_PADDED = {str(layout.padded).lower()};",
+        "HD bool observed([[maybe_unused]] int agent, [[maybe_unused]] int k) {",
+    ]
+    roles = [role for role, count in env.roles.items() if count]
+    for role in roles:
+        inside, stride = [], env.obs_size
+        for own, widest in zip(layout.shapes[role], layout.shape, strict=True):
+            stride //= widest
+            if own < widest:
+                inside.append(f"k / {stride} % {widest} < {own}")
+        guard = "" if role == roles[-1] else f"if (agent < {env.role_slices[role].stop}) "
+        lines.append(f"    {guard}return {' && '.join(inside) or 'true'};")
+    return [*lines, "}"]
+
+
+def _by_head(values: Sequence[int]) -> str:
+    """An expression in ``head``."""
+    choice = str(values[-1])
+    for head, value in reversed(list(enumerate(values[:-1]))):
+        choice = choice if choice == str(value) else f"head == {head} ? {value} : {choice}"
+    return choice
+
+
+def _declare(env: Env, field: Field, const: str = "", stacked: bool = False) -> str:
+    inner = "".join(f"[{n}]" for n in env.shape(field)[0 if stacked else 1 :])
+    kind = f"{const}{C_TYPES[field.dtype]}"
+    return f"{kind} (*{field.name}){inner}" if inner else f"{kind}* {field.name}"
+
+
+def _struct(name: str, env: Env, fields: Iterable[Field]) -> list[str]:
+    return [f"struct {name} {{", *(f"    {_declare(env, f, 'const ' if f.shared else '')};" for f in fields), "};"]
+
+
+def _near(env: Env) -> list[str]:
+    """What a tick of one replica works on: copies of the fields that it may change, and what it gives each agent."""
+    fields = _near_fields(env)
+    own = (
+        f"alignas({_alignment(env, f)}) {C_TYPES[f.dtype]} {who}_{f.name}"
+        f"{''.join(f'[{n}]' for n in env.shape(f) or (1,))};"
+        for who, f in fields
+    )
+    rows = (
+        "Action actions[NUM_AGENTS * ACTION_HEADS];",
+        "float rewards[NUM_AGENTS];",
+        "bool terminations[NUM_AGENTS];",
+        "bool truncations[NUM_AGENTS];",
+    )
+    largest = max(env.num_agents * env.action.heads, *(math.prod(env.shape(field)) for _, field in fields))
+    return [
+        "namespace staging {",
+        "struct Near {",
+        *(f"    {line}" for line in (*own, *rows)),
+        "};",
+        f"constexpr int LARGEST_FIELD = {largest};",
+        "}",
+    ]
+
+
+def _near_functions(env: Env) -> list[str]:
+    """near_machine, near_state: the structs of pointers, into a Near; fetch and put_back, there and back again."""
+    fields = _near_fields(env)
+    near = {(owner, field.name) for owner, field in fields}
+    lines = ["namespace staging {"]
+    for owner, kind, whole in (("m", "Machine", machine_fields(env)), ("s", "State", env.state)):
+        parts = [f"near.{owner}_{f.name}" if (owner, f.name) in near else f"{owner}.{f.name}" for f in whole]
+        head = f"HD {kind} near_{kind.lower()}([[maybe_unused]] Near& near, [[maybe_unused]] {kind} {owner})"
+        lines.append(f"{head} {{ return {{{', '.join(parts)}}}; }}")
+    lines += [
+        "HD void fetch(Near& near, Machine m, [[maybe_unused]] State s, const void* actions, bool wide) {",
+        "    Part<Action, NUM_AGENTS * ACTION_HEADS> asked;",
+        "    if (!SAMPLED) asked.take_actions(actions, wide);",
+    ]
+    for verb, place in (("take", "{0}.{1}"), ("give", "near.{0}_{1}")):
+        for owner, field in fields:
+            kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
+            declared = f"Part<{kind}, {size}> {owner}_{field.name}; " if verb == "take" else ""
+            lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){place.format(owner, field.name)});")
+    lines += [
+        "    if (!SAMPLED) asked.give(near.actions);",
+        "}",
+        "HD void put_back(const Near& near, Machine m, [[maybe_unused]] State s) {",
+    ]
+    for owner, field in fields:
+        kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
+        copy = f"(({kind}*){owner}.{field.name})[k] = ((const {kind}*)near.{owner}_{field.name})[k];"
+        if field.name != "key" or owner == "s":
+            lines.append(f"    FOR_RANGE(k, {size}) {copy}")
+    return [*lines, "}", "}"]
+
+
+def _lockstep(env: Env) -> list[str]:
+    """What steps many replicas at once: one's own state, that of LANES replicas, and a walk over the fields of both."""
+    own = [(f, C_TYPES[f.dtype], math.prod(env.shape(f))) for f in env.state if not f.shared]
+    parts = [_cast(env, f, f"s.{f.name}") if f.shared else _cast(env, f, f"own.{f.name}", const="") for f in env.state]
+    arguments = ("Lanes& lanes", "Own& own", "State s", "F f")
+    return [
+        "#if !defined(__CUDACC__)",
+        "namespace lockstep {",
+        f"constexpr int LANES = {LANES}, STATE_ITEMS = {sum(size for _, _, size in own)};",
+        "struct Own {",
+        *(f"    {kind} {f.name}[{size}];" for f, kind, size in own),
+        "};",
+        "struct alignas(64) Lanes {",
+        *(f"    {kind} {f.name}[{size}][LANES];" for f, kind, size in own),
+        "};",
+        "HD State state_of([[maybe_unused]] Own& own, [[maybe_unused]] State s) {",
+        f"    return {{{', '.join(parts)}}};",
+        "}",
+        "template <class F>",
+        f"HD void each_field({', '.join(f'[[maybe_unused]] {argument}' for argument in arguments)}) {{",
+        *(f"    f(lanes.{f.name}, own.{f.name}, ({kind}*)s.{f.name});" for f, kind, _ in own),
+        "}",
+        "}",
+        "#endif",
+    ]
+
+
+def _near_fields(env: Env) -> list[tuple[str, Field]]:
+    """(m or s, field) of what a tick reads and writes, the most aligned first, so that no byte is lost between them."""
+    machine = [
+        ("m", field) for field in _MACHINE_STATE if field.name in ("key", "episode", "time", "active", "returns")
+    ]
+    fields = [*machine, *(("s", field) for field in env.state if not field.shared)]
+    return sorted(fields, key=lambda item: -_alignment(env, item[1]))
+
+
+def _alignment(env: Env, field: Field) -> int:
+    """Bytes to which every replica's part of a field is aligned in its tensor, 16 at most: so it is when copied."""
+    size = math.prod(env.shape(field)) * field.dtype.itemsize
+    return min(16, size & -size)
+
+
+def _cast(env: Env, field: Field, argument: str, const: str = "const ", stacked: bool = False) -> str:
+    inner = "".join(f"[{n}]" for n in env.shape(field)[0 if stacked else 1 :])
+    return f"({const}{C_TYPES[field.dtype]} (*){inner})({argument})" if inner else f"({argument})"
+
+
+def _slice(env: Env, field: Field, argument: str, guard_items: int) -> str:
+    if field.shared:
+        return _cast(env, field, argument)
+    return _cast(env, field, f"{argument} + (i64)(e) * {math.prod(env.shape(field)) + guard_items}", "")
+
+
+def _macro(name: str, items: list[str], left: str = "", right: str = "") -> str:
+    return f"#define {name} {left}" + ", ".join(f"\\\n    {item}" for item in items) + right

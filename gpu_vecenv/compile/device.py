@@ -1,0 +1,71 @@
+"""Which device: None means cuda if usable, else cpu; an unusable GPU is never passed over in silence."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import torch
+
+from gpu_vecenv.compile.toolchain import find_driver, find_torch, gpu_problem
+from gpu_vecenv.errors import DeviceUnavailableError
+
+
+def resolve_device(device: str | torch.device | None) -> torch.device:
+    """The device with its index, checked to be usable.
+
+    Raises:
+        DeviceUnavailableError: It does not exist here; the message says what was found. No CUDA context is made.
+    """
+    if device is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        problem = gpu_problem(find_driver(), find_torch())
+        if problem:
+            warnings.warn(f'{problem}\nRunning on the CPU; say device="cpu" to silence this.', stacklevel=3)
+        return torch.device("cpu")
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceUnavailableError(f'device is {device!r}; expected "cpu", "cuda" or "cuda:<number>"') from error
+    if resolved.type == "cpu":
+        return torch.device("cpu")
+    if resolved.type != "cuda":
+        raise DeviceUnavailableError(f'device is {device!r}; expected "cpu", "cuda" or "cuda:<number>"')
+    if not torch.cuda.is_available():
+        built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
+        raise DeviceUnavailableError(
+            f"device is {device!r}, but torch {torch.__version__} (built for {built}) finds no usable GPU; "
+            'run "gpu-vecenv doctor" for the reason, or use device="cpu"'
+        )
+    index = torch.cuda.current_device() if resolved.index is None else resolved.index
+    if index >= torch.cuda.device_count():
+        raise DeviceUnavailableError(
+            f'device is {device!r}, but there are {torch.cuda.device_count()} GPUs: "cuda:0" to '
+            f'"cuda:{torch.cuda.device_count() - 1}"'
+        )
+    return torch.device("cuda", index)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be allocated: on a GPU with torch's unused cache, on the host available RAM."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:  # free pages alone would leave out what the page cache gives back
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):  # no Linux: half of the memory, where even its size is known
+        known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if known else 2**62
+
+
+def current_stream(device: torch.device) -> int:
+    """The handle of torch's current stream on a GPU.
+
+    ``torch.cuda.current_stream`` makes an object each time, which takes longer than the rest of a launch; where torch
+    still has it, the function that its own compiled code calls is used.
+    """
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(raw(device.index) if raw else torch.cuda.current_stream(device).cuda_stream)

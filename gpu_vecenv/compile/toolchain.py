@@ -1,0 +1,168 @@
+"""Which compilers, torch and NVIDIA driver this machine has.
+
+Only the standard library is imported: ``cli/install.py`` and ``cli/doctor.py`` run it before any installation.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+WHEELS = "https://download.pytorch.org/whl/"
+HOST_COMPILERS = ("c++", "g++", "clang++")
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The installed torch. `problem` says why it cannot use a GPU; it is empty when it can."""
+
+    version: str = ""
+    cuda: str = ""  # empty: a CPU build
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The NVIDIA driver, as nvidia-smi tells; `cuda` is the newest CUDA version it supports."""
+
+    version: str = ""
+    cuda: str = ""
+    gpus: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """'12.8' as (12, 8), to compare versions; what follows the numbers is dropped."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def output_of(command: Sequence[str]) -> tuple[bool, str]:
+    """Whether a short command succeeded, and what it printed."""
+    try:
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
+    except (OSError, subprocess.SubprocessError) as error:
+        return False, str(error)
+    return result.returncode == 0, result.stdout.strip()
+
+
+def find_torch() -> Torch:
+    """The installed torch; it launches a kernel, since a visible GPU may be an unsupported one."""
+    try:
+        torch = importlib.import_module("torch")
+    except Exception as error:
+        return Torch(problem=one_line(error))
+    version, cuda = str(torch.__version__), torch.version.cuda
+    if cuda is None:
+        return Torch(version, problem="this torch is a CPU build")
+    try:
+        torch.ones(1, device="cuda").add(1).item()
+    except Exception as error:
+        return Torch(version, cuda, one_line(error))
+    return Torch(version, cuda)
+
+
+def find_driver() -> Driver:
+    """The NVIDIA driver and its GPUs."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Driver(problem="nvidia-smi not found")
+    query = "--query-gpu=name,driver_version,compute_cap,memory.total"
+    ok, table = output_of([program, query, "--format=csv,noheader"])
+    rows = [[cell.strip() for cell in line.split(",")] for line in table.splitlines()]
+    if not ok or not rows or any(len(row) != 4 for row in rows):
+        return Driver(problem="nvidia-smi: " + one_line(table or "no GPU listed"))
+    match = re.search(r"CUDA[\w ]* Version: *([\d.]+)", output_of([program])[1])
+    gpus = tuple(f"{name}, compute capability {cap}, {size}" for name, _, cap, size in rows)
+    return Driver(rows[0][1], match[1] if match else "", gpus)
+
+
+def find_nvcc() -> str | None:
+    """The path of nvcc: on PATH, else where a CUDA toolkit usually lies."""
+    homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    beside = (shutil.which("nvcc", path=os.path.join(home, "bin")) for home in homes if home)
+    return shutil.which("nvcc") or next(filter(None, beside), None)
+
+
+@cache
+def _answers(program: str, changed: int) -> bool:
+    return bool(output_of([program, "--version"])[0])
+
+
+def find_host_compiler() -> list[str] | None:
+    """The C++ compiler to call, as the first words of its command line.
+
+    $CXX is taken at its word, even when it names nothing: to use another silently would be worse.
+    """
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return chosen
+    for name in HOST_COMPILERS:
+        program = shutil.which(name)
+        # A found name may be a stub that only offers to install a compiler.
+        if program and _answers(program, os.stat(program).st_mtime_ns):
+            return [program]
+    if importlib.util.find_spec("ziglang"):
+        return [sys.executable, "-m", "ziglang", "c++"]
+    return None
+
+
+def cuda_wheels(driver_cuda: str) -> str | None:
+    """The index of torch wheels for a driver that supports `driver_cuda`, None when it is too old.
+
+    Releases within CUDA 12 run on any CUDA 12 driver, hence 12.6 for all that is older than 12.8.
+    """
+    for least, tag in (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 0), "cu126")):
+        if numbers(driver_cuda) >= least:
+            return WHEELS + tag
+    return None
+
+
+def gpu_problem(driver: Driver, torch: Torch) -> str:
+    """Why torch cannot use the GPU that is there, and the remedy; empty when nothing is wrong."""
+    if not driver.gpus or not torch.problem:
+        return ""
+    hidden, index = os.environ.get("CUDA_VISIBLE_DEVICES"), cuda_wheels(driver.cuda)
+    if torch.cuda and hidden is not None:
+        remedy = f"CUDA_VISIBLE_DEVICES is set to {hidden!r}; unset it if it hides the GPU"
+    elif index is None:
+        remedy = "update the NVIDIA driver: https://www.nvidia.com/drivers"
+    else:
+        remedy = pip("--force-reinstall", "torch", "--index-url", index)
+        if numbers(torch.cuda)[:1] > numbers(driver.cuda)[:1]:
+            remedy = f"update the NVIDIA driver, or {remedy}"
+    return (
+        f"torch cannot use the GPU: {torch.problem}\n"
+        f"  GPU     {driver.gpus[0]}\n"
+        f"  driver  {driver_text(driver)}\n"
+        f"  torch   {torch.version or 'missing'}, {torch_build(torch)}\n"
+        f"  remedy  {remedy}"
+    )
+
+
+def driver_text(driver: Driver) -> str:
+    """Its version, and the newest CUDA that it supports."""
+    return f"{driver.version}, supports CUDA up to {driver.cuda or 'an unknown version'}"
+
+
+def torch_build(torch: Torch) -> str:
+    """The CUDA version that torch was built for."""
+    return f"built for CUDA {torch.cuda}" if torch.cuda else "CPU build"
+
+
+def pip(*arguments: str) -> str:
+    """The command that installs something into this interpreter."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+
+
+def one_line(words: object) -> str:
+    """The first line of a text or of an error's message."""
+    return next(iter(str(words).splitlines()), type(words).__name__)

@@ -1,0 +1,11 @@
+"""Names of the rules that a game's CUDA source must keep; ``compile/source_rules.py`` checks them."""
+
+SOURCE_RULES = (
+    "system headers",
+    "library functions",
+    "atomics",
+    "inline assembly",
+    "intrinsics",
+    "allocation",
+    "printing",
+)

@@ -1,0 +1,1 @@
+"""Stepping: VecEnv and make(), launches, step buffers, DataManager, argument checks, Sampler, tuning, digests."""

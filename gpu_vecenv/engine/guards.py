@@ -1,0 +1,51 @@
+"""Guard bands of debug builds: bytes between replicas, in state and outputs, that no kernel may write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from gpu_vecenv.engine.data_manager import DataManager
+from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.errors import EnvContractError
+
+CANARY = 0xA5  # as a float, an index and a flag a number that no game writes by chance
+
+
+def state_bands(data: DataManager) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and band, (num_envs, items), of every tensor that has one."""
+    for name, tensor in data.items():
+        memory = data.memory(name)
+        if memory is not tensor:
+            yield name, memory[:, tensor[0].numel() :]
+
+
+def output_bands(slab: Slab) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and band, (num_envs, guard rows, …), of every tensor of a slab."""
+    for name, tensor in slab.tensors().items():
+        shape = (tensor.shape[0], slab.layout.guard_rows, *tensor.shape[2:])
+        start = tensor.storage_offset() + tensor.shape[1] * tensor.stride(1)
+        yield name, tensor.as_strided(shape, tensor.stride(), start)
+
+
+def fill(bands: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Write the canaries."""
+    for _, band in bands:
+        band.view(torch.uint8).fill_(CANARY)
+
+
+def check(bands: Iterable[tuple[str, torch.Tensor]], call: str) -> None:
+    """Look at the canaries, which waits for the device.
+
+    Raises:
+        EnvContractError: Some have changed.
+    """
+    for name, band in bands:
+        written = (band.view(torch.uint8) != CANARY).flatten(1).nonzero()
+        if len(written):
+            replica, offset = written[0].tolist()
+            raise EnvContractError(
+                f"{call} wrote {len(written)} bytes outside of {name}: the first is byte {offset} behind replica "
+                f"{replica}'s own; expected indices within the replica (agents, then the field's own sizes)"
+            )

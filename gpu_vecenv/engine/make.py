@@ -1,0 +1,48 @@
+"""make: a VecEnv from a game's name and configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.registry import Game, configure
+
+
+def make(
+    game: Game,
+    num_envs: int,
+    device: str | torch.device | None = None,
+    *,
+    autoreset_mode: Any = "same_step",
+    rows: bool = False,
+    driver: str | None = None,
+    validate: Any = "async",
+    arrays: Any = None,
+    starts: Any = None,
+    first_replica: int = 0,
+    quarantine: bool = False,
+    **config: Any,
+) -> VecEnv:
+    """``num_envs`` replicas of a game: ``make("tag_continuous", num_envs=2000, num_taggers=10)``.
+
+    ``game`` is a registered name, an Env class or an Env; ``config`` is the game's own configuration; the other
+    arguments are those of ``VecEnv``.
+
+    Raises:
+        UnknownGameError, ConfigError: The name or the configuration is wrong.
+    """
+    return VecEnv(
+        configure(game, **config),
+        num_envs,
+        device,
+        autoreset_mode=autoreset_mode,
+        rows=rows,
+        driver=driver,
+        validate=validate,
+        arrays=arrays,
+        starts=starts,
+        first_replica=first_replica,
+        quarantine=quarantine,
+    )

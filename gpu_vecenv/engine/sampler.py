@@ -1,0 +1,215 @@
+"""Sampler: actions with their log-probabilities and entropies from a network's outputs, and ticks that draw them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from gpu_vecenv.compile.backends import Argument, LaunchShape
+from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.vec_env import Outputs, VecEnv
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.files import cuda_folder
+
+Squash = Literal["clip", "tanh"]
+ALIGNMENT = 16  # bytes that the kernels read at once
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One draw: ``actions`` (num_envs, num_agents[, heads]), int32 or, of a Box, f32; the others f32.
+
+    ``log_probs`` and ``entropies`` are (num_envs, num_agents), with several heads sums over them. ``draws`` has the
+    shape of ``actions``: the Gaussian draws before squashing; None for discrete games. Where a sample is given to be
+    written, its ``entropies`` may be None: they are left out then.
+
+    Where the environment has agents as rows, one axis of num_envs * num_agents takes the place of the first two.
+    """
+
+    actions: torch.Tensor
+    log_probs: torch.Tensor
+    entropies: torch.Tensor | None = None
+    draws: torch.Tensor | None = None
+
+
+class Sampler:
+    """Draws actions for one environment: categorical ones, or for Box games Gaussian ones.
+
+    A draw is a function of the parameters and of each replica's seed, episode and tick: the same bits on CPU and GPU,
+    eager or in a graph, and no generator state. Two draws in the same tick are equal.
+
+    Attributes:
+        num_parameters: Numbers per agent that ``sample`` takes: the sum of the head sizes, or 2n for a Box of n.
+        num_logits: The same for discrete games; 0 for Box games.
+
+    Args:
+        env: The environment.
+        squash: How a Gaussian draw becomes a number in [-1, 1], which is then stretched to the Box: "clip" or "tanh".
+            Box games only.
+
+    Raises:
+        ConfigError: ``squash`` is neither, or is "tanh" and the game's actions are discrete.
+    """
+
+    def __init__(self, env: VecEnv, squash: Squash = "clip") -> None:
+        if not isinstance(env, VecEnv):
+            raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
+        action = env.game.action
+        if squash not in get_args(Squash):
+            raise ConfigError(f"squash is {squash!r}; expected {' or '.join(map(repr, get_args(Squash)))}")
+        if squash != "clip" and not action.continuous:
+            raise ConfigError(
+                f"squash is {squash!r}, but {type(env.game).__name__} has discrete actions, which are not squashed; "
+                "leave squash out"
+            )
+        if env.build.guards:
+            raise ConfigError("guards lie between the clocks that a sampler reads; use an environment without guards")
+        self.env, self.squash = env, squash
+        self.num_logits = action.num_logits
+        self.num_parameters = action.num_parameters
+        program = env.functions.compile(cuda_folder() / "engine/sampler.cu", game=env.game)
+        rows = env.num_envs * env.num_agents
+        clocks: list[Argument] = [env.data[f"machine_{name}"] for name in ("key", "episode", "time")]
+        arguments = [None, *clocks, *[np.int32(0)] * 2, *[None] * 4, np.int64(rows)]
+        self._launch = program.prepare("sample", LaunchShape(rows, block=128), arguments)
+
+    def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
+        """Draw one action per agent.
+
+        Discrete games: the parameters are logits, unnormalised, head after head. A role with smaller heads uses the
+        first logits of each. -inf, or 87 less than the largest, excludes a choice; NaN, or nothing but -inf, yields
+        action -1, which the environment refuses.
+
+        Box games: n means, then n log standard deviations. A draw is u = mean + exp(log_std) * normal, an action
+        mid + half * s(u), where mid and half are the Box's centre and half width and s clips to [-1, 1] or is tanh;
+        no action leaves the Box. Log-probabilities are log densities in units of the Box stretched to [-1, 1]: with
+        "clip" that of u, as the clipping is the environment's; with "tanh" that of tanh(u), log N(u) -
+        log(1 - tanh(u)^2) (Haarnoja et al., "Soft Actor-Critic", 2018, appendix C). Entropies are the Gaussian's,
+        before squashing. A parameter or draw that is not finite yields action NaN, which the environment refuses.
+
+        Args:
+            parameters: (num_envs, num_agents, num_parameters) f32, contiguous.
+            greedy: Take the largest logit, the first of equals, or u = mean.
+            out: Where to write.
+
+        Raises:
+            TypeError, ValueError: Dtype, shape or device of ``parameters`` or ``out`` is wrong, or ``out`` lacks
+                ``draws`` (Box games) or has them (discrete games).
+            ResetNeededError, ClosedEnvError: The environment has not been reset yet, or has been closed.
+        """
+        parameters, out = self._prepare("sample", parameters, out, "out")
+        self._draw(parameters, greedy, out)
+        return out
+
+    def step(
+        self,
+        parameters: torch.Tensor,
+        *,
+        greedy: bool = False,
+        sample: Sample | None = None,
+        out: Slab | None = None,
+    ) -> tuple[Sample, Outputs]:
+        """Draw one action per agent and make a tick with them: ``env.step(sampler.sample(parameters).actions)``.
+
+        The same bits. On a GPU it is one launch, where a replica's parameters are not too many for shared memory:
+        nothing is read twice, and replicas that still draw run beside others that step. Its kernel is compiled at the
+        first call; where that is captured in a CUDA graph, it draws and steps one after the other.
+
+        Args:
+            parameters: As ``sample`` takes them.
+            greedy: As ``sample`` takes it.
+            sample: Where to write what is drawn.
+            out: Where to write the step's outputs.
+
+        Returns:
+            What was drawn, and what ``VecEnv.step`` returns.
+
+        Raises:
+            TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``sample`` and
+                ``VecEnv.step``. Where the environment looks at actions before they are taken (``validate="sync"``),
+                the draw has been made by then, and nothing else.
+        """
+        parameters, sample = self._prepare("step", parameters, sample, "sample")
+        out = self.env.output(out)
+        outputs = self.env.step_sampled(self._drawn(parameters, greedy, sample), out)
+        if outputs is None:
+            self._draw(parameters, greedy, sample)
+            outputs = self.env.step(sample.actions, out=out)
+        return sample, outputs
+
+    def _prepare(
+        self, method: str, parameters: torch.Tensor, out: Sample | None, name: str
+    ) -> tuple[torch.Tensor, Sample]:
+        """The arguments, looked at, and a new place for what is drawn where ``out``, called ``name``, is None."""
+        self.env.check_ready(method)
+        self._check_parameters(method, parameters)
+        parameters = parameters.detach().contiguous()
+        if parameters.data_ptr() % ALIGNMENT:
+            parameters = parameters.clone()
+        if out is not None:
+            self._check_output(f"{method}: {name}", out)
+            return parameters, out
+        rows, action = self.env.layout.batch, self.env.game.action
+        new = torch.empty((2, *rows), device=self.env.device)
+        dtype = torch.float32 if action.continuous else torch.int32
+        actions = torch.empty((*rows, *action.shape), dtype=dtype, device=self.env.device)
+        draws = torch.empty_like(actions) if action.continuous else None
+        return parameters, Sample(actions, new[0], new[1], draws)
+
+    def _draw(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> None:
+        raw, drawn = self._launch.raw, self._drawn(parameters, greedy, out)
+        raw[0], raw[4:10] = drawn[0], drawn[1:]
+        self._launch()
+
+    def _drawn(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> list[Any]:
+        """Arguments of a kernel that draws: parameters, how to draw, and where to write."""
+        how = parameters.data_ptr(), np.int32(greedy), np.int32(self.squash == "tanh")
+        where = out.actions, out.log_probs, out.entropies, out.draws
+        return [*how, *(0 if tensor is None else tensor.data_ptr() for tensor in where)]
+
+    def _check_parameters(self, method: str, parameters: torch.Tensor) -> None:
+        expected = (*self.env.layout.batch, self.num_parameters)
+        name, device = "parameters" if self.env.game.action.continuous else "logits", self.env.device
+        if not isinstance(parameters, torch.Tensor):
+            raise TypeError(f"{method}: {name} are a {type(parameters).__name__}; expected a torch tensor")
+        if parameters.dtype != torch.float32:
+            raise TypeError(
+                f"{method}: {name} have dtype {parameters.dtype}; expected torch.float32 (use {name}.float())"
+            )
+        if parameters.layout != torch.strided:
+            raise ValueError(f"{method}: {name} are {parameters.layout}; expected a dense tensor")
+        if parameters.shape != expected or parameters.device != device:
+            meaning = ", means before log standard deviations" if self.env.game.action.continuous else ""
+            raise ValueError(
+                f"{method}: {name} are {tuple(parameters.shape)} on {parameters.device}; "
+                f"expected {expected} on {device}{meaning}"
+            )
+
+    def _check_output(self, what: str, out: Sample) -> None:
+        if not isinstance(out, Sample):
+            raise TypeError(f"{what} is a {type(out).__name__}; expected a Sample")
+        rows, action = self.env.layout.batch, self.env.game.action
+        shape, dtype = (*rows, *action.shape), torch.float32 if action.continuous else torch.int32
+        wanted = [("actions", shape, dtype), ("log_probs", rows, torch.float32)]
+        if out.entropies is not None:
+            wanted.append(("entropies", rows, torch.float32))
+        if action.continuous:
+            wanted.append(("draws", shape, torch.float32))
+        elif out.draws is not None:
+            raise ValueError(f"{what}.draws is given; expected None, as only Box games have Gaussian draws")
+        for name, shape, dtype in wanted:
+            tensor = getattr(out, name)
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(
+                    f"{what}.{name} is a {type(tensor).__name__}; expected a {dtype} tensor of shape {shape}"
+                )
+            if tensor.dtype != dtype:
+                raise TypeError(f"{what}.{name} has dtype {tensor.dtype}; expected {dtype}")
+            if tensor.shape != shape or tensor.device != self.env.device or not tensor.is_contiguous():
+                raise ValueError(
+                    f"{what}.{name} is {tuple(tensor.shape)}, strides {tensor.stride()}, on {tensor.device}; "
+                    f"expected {shape}, contiguous, on {self.env.device}"
+                )

@@ -1,0 +1,199 @@
+"""Slab: the tensors that one tick writes, by default views of one contiguous buffer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_vecenv.compile.device import current_stream
+
+ALIGNMENT = 256  # bytes; every view starts on such a boundary
+STOCK = 16  # slabs made at a time at most
+STOCK_BYTES = {"cuda": 128 << 20, "cpu": 1 << 20}  # and their bytes
+
+
+@dataclass(frozen=True)
+class SlabLayout:
+    """Shapes and dtypes of a slab's tensors, for one environment.
+
+    ``batch`` is (num_envs, num_agents), or (num_envs * num_agents,) where agents are rows; ``num_choices`` counts the
+    entries of an agent's action mask, 0 without one. In a debug build ``guard_rows`` follow the rows of each replica:
+    no view shows them, and nobody may write there.
+    """
+
+    batch: tuple[int, ...]
+    obs_shape: tuple[int, ...]
+    obs_dtype: torch.dtype
+    has_final_obs: bool
+    num_choices: int
+    device: torch.device
+    guard_rows: int = 0
+
+    @cached_property
+    def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Tensor name -> (shape, dtype), in the order of the buffer."""
+        rows = self.batch
+        specs = {
+            "obs": ((*rows, *self.obs_shape), self.obs_dtype),
+            "rewards": (rows, torch.float32),
+            "terminations": (rows, torch.bool),
+            "truncations": (rows, torch.bool),
+            "active": (rows, torch.bool),
+            "final_mask": (rows, torch.bool),
+        }
+        if self.num_choices:
+            specs["action_mask"] = ((*rows, self.num_choices), torch.bool)
+        if self.has_final_obs:  # the last: whoever copies a slab to the host may leave it out
+            specs["final_obs"] = specs["obs"]
+        return specs
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the buffer."""
+        return sum(_padded(self.guarded(shape), dtype) for shape, dtype in self.specs.values())
+
+    def guarded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of a tensor with its guard rows."""
+        return (shape[0], shape[1] + self.guard_rows, *shape[2:]) if self.guard_rows else shape
+
+    @property
+    def nbytes_without_final_obs(self) -> int:
+        """Bytes of the buffer before ``final_obs``, its last part."""
+        return self.nbytes - (_padded(*self.specs["final_obs"]) if self.has_final_obs else 0)
+
+    @cached_property
+    def places(self) -> list[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
+        """Name, dtype, shape, strides and first element of every view of the buffer."""
+        places, start = [], 0
+        for name, (shape, dtype) in self.specs.items():
+            memory = self.guarded(shape)
+            strides = tuple(math.prod(memory[axis + 1 :]) for axis in range(len(shape)))
+            places.append((name, dtype, shape, strides, start // dtype.itemsize))
+            start += _padded(memory, dtype)
+        return places
+
+
+class Slab(NamedTuple):
+    """Where a tick writes. Made by ``VecEnv.slab``; ``VecEnv.step(actions, out=slab)`` writes into it.
+
+    ``obs`` is (num_envs, num_agents, *obs_shape), the others (num_envs, num_agents); one axis of num_envs * num_agents
+    where agents are rows. ``final_mask`` marks the rows of ``final_obs`` that this tick wrote; ``final_obs`` is None
+    unless the environment resets in the same step. ``action_mask`` (…, num_logits) is None unless the game declares it.
+    """
+
+    layout: SlabLayout
+    pointers: tuple[int, ...]  # addresses of the tensors below, in their order; 0 for None
+    obs: torch.Tensor
+    rewards: torch.Tensor
+    terminations: torch.Tensor
+    truncations: torch.Tensor
+    active: torch.Tensor
+    final_mask: torch.Tensor
+    action_mask: torch.Tensor | None = None
+    final_obs: torch.Tensor | None = None
+
+    @staticmethod
+    def allocate(layout: SlabLayout, buffer: torch.Tensor | None = None) -> Slab:
+        """Views of one buffer of ``layout.nbytes`` bytes, a fresh one unless given."""
+        if buffer is None:
+            buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=layout.device)
+        typed = {dtype: buffer.view(dtype) for dtype in {place[1] for place in layout.places}}
+        named = {n: typed[kind].as_strided(shape, strides, at) for n, kind, shape, strides, at in layout.places}
+        return Slab._of(layout, named)
+
+    @staticmethod
+    def around(layout: SlabLayout, given: dict[str, torch.Tensor]) -> Slab:
+        """A slab of the caller's tensors; those not given are allocated.
+
+        Raises:
+            TypeError, ValueError: A given tensor has an unknown name, or another shape, dtype or device, or is not
+                contiguous.
+        """
+        specs = layout.specs
+        for name, tensor in given.items():
+            if name not in specs:
+                raise TypeError(f"slab: unknown tensor {name!r}; expected some of {', '.join(specs)}")
+            shape, dtype = specs[name]
+            if not isinstance(tensor, torch.Tensor):
+                raise TypeError(f"slab: {name} is a {type(tensor).__name__}; expected a torch tensor")
+            if tensor.shape != shape or tensor.dtype != dtype or tensor.device != layout.device:
+                raise ValueError(
+                    f"slab: {name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
+                    f"expected {shape} {dtype} on {layout.device}"
+                )
+            if not tensor.is_contiguous():
+                raise ValueError(f"slab: {name} has strides {tensor.stride()}; expected a contiguous tensor")
+        spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, name) for name, t in given.items())
+        for (_, end, name), (start, _, other) in pairwise(spans):
+            if start < end:
+                raise ValueError(f"slab: {name} and {other} share memory; expected tensors apart from each other")
+        rest = {
+            name: torch.empty(shape, dtype=dtype, device=layout.device)
+            for name, (shape, dtype) in specs.items()
+            if name not in given
+        }
+        return Slab._of(layout, given | rest)
+
+    @staticmethod
+    def _of(layout: SlabLayout, named: Mapping[str, torch.Tensor]) -> Slab:
+        tensors: list[Any] = [named.get(name) for name in Slab._fields[2:]]
+        return Slab(layout, tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors), *tensors)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Name -> tensor."""
+        return {name: tensor for name, tensor in zip(Slab._fields[2:], self[2:], strict=True) if tensor is not None}
+
+
+class SlabStock:
+    """Fresh slabs for one environment; small ones are made several at a time.
+
+    To make a tensor costs a microsecond or more on the host, and a slab has eight; many chunks of one tensor in one
+    call cost a fraction each. A tensor of a slab keeps its neighbours' memory alive, STOCK_BYTES at most.
+    """
+
+    def __init__(self, layout: SlabLayout) -> None:
+        self._layout = layout
+        self._many = max(1, min(STOCK, STOCK_BYTES[layout.device.type] // max(1, layout.nbytes)))
+        self._stocks: dict[int, list[Slab]] = {}  # stream -> slabs: memory is reused in the order of its stream
+
+    def take(self) -> Slab:
+        """A slab that nobody has had before."""
+        if self._layout.guard_rows:
+            return Slab.allocate(self._layout)
+        stream = 0
+        if self._layout.device.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return Slab.allocate(self._layout)  # from the memory that the graph keeps for itself
+            stream = current_stream(self._layout.device)
+        stock = self._stocks.get(stream)
+        if not stock:
+            stock = self._stocks[stream] = self._new()
+        return stock.pop()
+
+    def _new(self) -> list[Slab]:
+        layout, many = self._layout, self._many
+        chunks: dict[str, Sequence[Any]] = {}
+        starts: dict[str, Sequence[int]] = {}
+        # Whatever mode the first taker is in, later ones may want gradients of what they compute from a slab. Unsafe
+        # chunks are unrelated to autograd: to write into one does not spoil another that some graph has saved. They do
+        # not overlap.
+        with torch.inference_mode(False):
+            for name, (shape, dtype) in layout.specs.items():
+                whole = torch.empty((many * shape[0], *shape[1:]), dtype=dtype, device=layout.device)
+                chunks[name] = whole.unsafe_chunk(many)
+                size, first = math.prod(shape) * dtype.itemsize, whole.data_ptr()
+                starts[name] = range(first, first + many * size, size)
+        fields = Slab._fields[2:]
+        pointers = zip(*(starts.get(name, [0] * many) for name in fields), strict=True)
+        tensors = (chunks.get(name, [None] * many) for name in fields)
+        return [Slab(layout, *parts) for parts in zip(pointers, *tensors, strict=True)]
+
+
+def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,88 @@
+"""How the benchmarks take time, and what a figure needs beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_vecenv._version import __version__
+from gpu_vecenv.compile.backends.host import workers
+from gpu_vecenv.files import cuda_folder
+
+RUNS = 7  # of which one figure is made
+SHORTEST, LONGEST = 0.1, 1.0  # seconds of a run; of at least 3 calls, unless they take longer than LONGEST
+
+
+def seconds(
+    call: Callable[[], Any], device: torch.device, *, of: Callable[[Iterable[float]], float] = statistics.median
+) -> float:
+    """Wall time of one call: ``of`` what several runs of many calls say; a GPU is waited for at the end of each run.
+
+    The median says what to expect. The least says what the host has to do, to which other processes only add.
+    """
+    call()
+    times = []
+    for _ in range(RUNS):
+        wait(device)
+        start, calls, elapsed = time.perf_counter(), 0, 0.0
+        while elapsed < SHORTEST or (calls < 3 and elapsed < LONGEST):
+            call()
+            calls += 1
+            elapsed = time.perf_counter() - start
+            if device.type == "cuda" and calls % 20 == 0:  # a call may take long there and return at once
+                wait(device)
+        wait(device)
+        times.append((time.perf_counter() - start) / calls)
+    return of(times)
+
+
+def captured(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
+    """``call`` as a CUDA graph, where the device knows graphs."""
+    if device.type != "cuda":
+        return call
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def wait(device: torch.device) -> None:
+    """For all that a GPU has been given to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def provenance(device: torch.device) -> dict[str, Any]:
+    """What a figure needs beside it: commit, hash of the device text, device, processors, versions.
+
+    Where the tree is no git checkout, $GPU_VECENV_COMMIT names the commit.
+    """
+    text = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(cuda_folder().rglob("*.cu*"))))
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],  # noqa: S607
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parent,
+    ).stdout.strip()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    return {
+        "gpu_vecenv": __version__,
+        "commit": described or os.environ.get("GPU_VECENV_COMMIT"),
+        "device_text_sha256": text.hexdigest(),
+        "device": name,
+        "processors": workers(),  # of the host, as many as this process may use
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,445 @@
+"""VecEnv, the machine: replicas of one game on one device, reset, stepped and reset again without leaving it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from enum import IntFlag
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gpu_vecenv.compile.codegen import GUARD_ROWS, Build, kernel_fields, machine_fields
+from gpu_vecenv.compile.device import free_bytes
+from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.arguments import ActionCheck, checked_mask, checked_seed, count, made, pool_arrays, shared_arrays
+from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager
+from gpu_vecenv.engine.launches import Kernels
+from gpu_vecenv.engine.step_buffers import Slab, SlabLayout, SlabStock
+from gpu_vecenv.engine.tuning_cache import team_shape
+from gpu_vecenv.errors import (
+    CapacityError,
+    ClosedEnvError,
+    ConfigError,
+    DeviceFaultError,
+    ForkedProcessError,
+    InvalidActionError,
+    NonFiniteError,
+    ResetNeededError,
+)
+
+AutoresetMode = Literal["same_step", "next_step", "disabled"]
+MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # machine.cuh, enum AutoresetMode
+Info = dict[str, torch.Tensor]
+Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  # of a step
+
+
+class Fault(IntFlag):
+    """Bits of a replica's fault word (actions.cuh), kept until its next reset by hand.
+
+    After the first three the tick did not step the replica: reward 0, flags False. With ``quarantine`` the last ended
+    its episode: reward 0, terminated, observations 0.
+    """
+
+    INVALID_ACTION = 1
+    NON_FINITE_ACTION = 2
+    STEPPED_AFTER_END = 4
+    NON_FINITE = 8
+
+
+class VecEnv:
+    """``num_envs`` replicas of a game. All tensors live on ``device``; replica is the first axis, agent the second.
+
+    Args:
+        game: The game and its configuration.
+        num_envs: Replicas, at least 1.
+        device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
+        autoreset_mode: When a replica whose agents have all ended begins anew: "same_step" (at once; its last
+            observation is in ``info["final_obs"]``), "next_step" (at the next tick, whose actions it ignores) or
+            "disabled" (by ``reset(mask=…)`` only).
+        driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
+        validate: "async": invalid actions set a replica's fault word, read by ``faults()``. "sync": ``step`` looks at
+            the actions before it runs and raises InvalidActionError; that waits for the device.
+        quarantine: Look at state, rewards and observations in each tick: a replica in which one became NaN or infinite
+            ends its episode there, alone and marked in ``faults()``, and nothing of it is left in the next.
+        arrays: Values of shared state fields.
+        rows: Agents as rows: observations, actions and the other outputs have one axis of num_envs * num_agents in
+            place of two, and each row has episodes of its own. An agent that leaves early ends there ("same_step" gives
+            its "final_obs"), is a row of zeros until its replica ends, and then terminates once more.
+        starts: A pool of saved starts: field name -> (number of starts, *field shape). After the game's own reset,
+            each new episode takes one start at random, the same for all these fields.
+        first_replica: Number of the first replica in the random streams; shards of one run start at different ones.
+        team: Lanes per replica on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024. It changes speed only, never a
+            bit. None takes what ``gpu_vecenv.engine.tuning.tune`` has kept for this game, size and GPU, else a default.
+        block: Threads of a block, a power of two from 32 to 1024; teams of more than 32 lanes have a block each, of
+            their own size. It, too, changes no bit. None as with ``team``; if either is given, nothing kept is used.
+        lane_order: Debug builds: 1 goes backwards, 2 shuffled, on the host through every range, on a GPU from block to
+            block. Bits must not change.
+        guards: Debug builds: bytes lie between replicas, in state and outputs, that no kernel may write; each call
+            looks at them and raises EnvContractError. Not with ``rows``.
+
+    Raises:
+        TypeError, ValueError, ConfigError: An argument is wrong.
+        CapacityError: The replicas do not fit in memory.
+        DeviceUnavailableError, CompilerError, KernelCompileError: The device, a compiler or the game's text fails.
+    """
+
+    def __init__(
+        self,
+        game: Env,
+        num_envs: int,
+        device: str | torch.device | None = None,
+        *,
+        autoreset_mode: AutoresetMode = "same_step",
+        rows: bool = False,
+        driver: str | None = None,
+        validate: Literal["async", "sync"] = "async",
+        arrays: Mapping[str, ArrayLike] | None = None,
+        starts: Mapping[str, ArrayLike] | None = None,
+        first_replica: int = 0,
+        team: int | None = None,
+        block: int | None = None,
+        quarantine: bool = False,
+        lane_order: int = 0,
+        guards: bool = False,
+    ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        if not isinstance(game, Env):
+            raise TypeError(f"game is {game!r:.128}; expected a configured Env: make() takes names and classes too")
+        self.game = game
+        self.num_envs = count("num_envs", num_envs, 1)
+        self.first_replica = count("first_replica", first_replica, 0, 2**63 - 1)
+        if not isinstance(autoreset_mode, str) or autoreset_mode not in MODES:
+            raise ValueError(f"autoreset_mode is {autoreset_mode!r}; expected one of {', '.join(map(repr, MODES))}")
+        if not isinstance(validate, str) or validate not in ("async", "sync"):
+            raise ValueError(f'validate is {validate!r}; expected "async" or "sync"')
+        for name, flag in (("rows", rows), ("quarantine", quarantine), ("guards", guards)):
+            if not isinstance(flag, bool):
+                raise TypeError(f"{name} is {flag!r} ({type(flag).__name__}); expected True or False")
+        if rows and guards:
+            raise ConfigError("guards lie between replicas, where agents as rows leave no place; use rows=False")
+        lane_order = count("lane_order", lane_order, 0, 2)
+        self.autoreset_mode, self.validate = autoreset_mode, validate
+        self.functions = FunctionManager(device, driver)
+        self.device = self.functions.device
+        # Lanes per replica and threads per block; None on the host.
+        self.teams = team_shape(game, self.num_envs, self.functions.backend, team, block)
+        self.closed = False
+        self._process = os.getpid() if self.device.type == "cuda" else None
+        self._data = DataManager(self.device)
+        self.rows = rows
+        self.layout = SlabLayout(
+            (self.num_envs * game.num_agents,) if rows else (self.num_envs, game.num_agents),
+            game.observation.shape,
+            TORCH_TYPES[game.observation.dtype],
+            autoreset_mode == "same_step",
+            game.action.num_logits if game.masks_actions else 0,
+            self.device,
+            GUARD_ROWS if guards else 0,
+        )
+        self._stock = SlabStock(self.layout)
+        self._action_check = ActionCheck(game, self.layout.batch, self.device)
+        shared, pool = shared_arrays(game, arrays or {}), pool_arrays(game, starts or {})
+        self._check_capacity()
+        self.build = Build(tuple(pool), quarantine, guards, lane_order)
+        self._allocate(shared, pool)
+        self._kernels = Kernels(
+            self.functions,
+            game,
+            self._data,
+            self.num_envs,
+            teams=self.teams,
+            build=self.build,
+            mode=MODES[autoreset_mode],
+            rows=rows,
+            first_replica=self.first_replica,
+        )
+        self.program = self._kernels.program
+        self.seed: int | None = None  # of the last seeded reset
+        self._begun = False
+        # Of state_dicts, and by clear_episode_statistics: who keeps what was so knows by them that it is no longer so.
+        self.loads = self.clears = 0
+
+    def like(self, **changes: Any) -> VecEnv:
+        """A new environment made with the same arguments, but for ``changes``."""
+        return VecEnv(**{**self._arguments, **changes})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickled and copied as its constructor arguments: a device handle never travels, state does by state_dict().
+        return made, (type(self), self._arguments)
+
+    @property
+    def data(self) -> DataManager:
+        """Every tensor, by name."""
+        self._check_open("data")
+        return self._data
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of one replica."""
+        return self.game.num_agents
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Field name -> live, writable tensor (num_envs, *shape); shared fields without the replica axis."""
+        return {field.name: self.data[f"state_{field.name}"] for field in self.game.state}
+
+    @property
+    def time(self) -> torch.Tensor:
+        """Ticks since reset, (num_envs,) int32, live."""
+        return self.data["machine_time"][:, 0]
+
+    @property
+    def action_mask(self) -> torch.Tensor:
+        """Choices that are allowed in the coming tick, (num_envs, num_agents, num_logits) bool, live.
+
+        Raises:
+            KeyError: The game declares no action masks.
+        """
+        return self.data["machine_action_mask"]
+
+    @property
+    def active(self) -> torch.Tensor:
+        """Agents whose next action counts, (num_envs, num_agents) bool, live."""
+        return self.data["machine_active"]
+
+    def slab(self, **tensors: torch.Tensor) -> Slab:
+        """A new place for outputs: fresh memory, or the caller's own tensors under the slab's names.
+
+        Raises:
+            TypeError, ValueError: A tensor's name, shape, dtype, device or strides are wrong.
+        """
+        self._check_open("slab")
+        if tensors and self.build.guards:
+            raise ConfigError(f"slab: {', '.join(tensors)} have no guard bands between replicas; let slab() allocate")
+        return Slab.around(self.layout, tensors) if tensors else Slab.allocate(self.layout)
+
+    def reset(
+        self, *, seed: int | None = None, mask: ArrayLike | None = None, out: Slab | None = None
+    ) -> tuple[torch.Tensor, Info]:
+        """Begin new episodes in all replicas, or in those where ``mask`` is True.
+
+        Args:
+            seed: 0 … 2**64 - 1. Starts the random streams of the reset replicas anew. Without a seed they go on; the
+                very first reset then draws one (``env.seed`` tells it).
+            mask: (num_envs,) bool, torch or NumPy.
+            out: Where to write; None allocates.
+
+        Returns:
+            ``obs`` of all replicas, and ``info`` with "active" and, if the game declares it, "action_mask".
+
+        Raises:
+            InvalidSeedError, TypeError, ValueError: An argument is wrong; nothing has changed.
+            ClosedEnvError: After ``close``.
+        """
+        self._check_open("reset")
+        out = self.output(out)
+        begins = None if mask is None else checked_mask(mask, self.num_envs, self.device)
+        if begins is not None and not self._begun:
+            raise ResetNeededError("reset(mask=…) before the first reset: call reset() for all replicas first")
+        if seed is None and not self._begun:
+            seed = secrets.randbits(63)
+        if seed is not None:
+            seed = checked_seed(seed)
+        self._kernels.reset(begins, seed, out)
+        self.seed = self.seed if seed is None else seed
+        self._begun = True
+        return out.obs, _info(out)
+
+    def step(self, actions: torch.Tensor, out: Slab | None = None) -> Outputs:
+        """One tick of every replica.
+
+        Args:
+            actions: (num_envs, num_agents[, heads]) int32 or int64, or (num_envs, num_agents, n) float32; with
+                ``rows``, (num_envs * num_agents, …).
+            out: Where to write; None allocates one fresh slab, so that earlier outputs stay as they are.
+
+        Returns:
+            ``obs``, ``rewards``, ``terminations``, ``truncations`` and ``info`` with "active" and, in "same_step" mode,
+            "final_obs" and "_final_obs" (which of its rows are meant); and "action_mask" if the game declares it.
+
+        Raises:
+            TypeError, ValueError: Dtype, shape or device of ``actions`` or ``out`` is wrong; nothing has changed.
+            InvalidActionError: With ``validate="sync"``, a value is outside the action space; nothing has changed.
+            ResetNeededError: Before the first ``reset``.
+            ClosedEnvError: After ``close``.
+        """
+        self.check_ready("step")
+        actions = self._action_check(actions)
+        if self.validate == "sync":
+            self._action_check.values(actions, self.active, self.action_mask if self.game.masks_actions else None)
+        out = self.output(out)
+        self._kernels.step(actions, out)
+        return _outputs(out)
+
+    def step_sampled(self, drawn: Sequence[Any], out: Slab) -> Outputs | None:
+        """For ``Sampler.step``: a tick that draws its own actions. None where it is to draw and to call ``step``."""
+        apart = self.validate == "sync" or type(self).step is not VecEnv.step  # or whose class has a step of its own
+        if apart or not self._kernels.draws_in_step():
+            return None
+        self._kernels.sampled_step(drawn, out)
+        return _outputs(out)
+
+    def repeat_step(self) -> None:
+        """The last ``step`` once more: the launch alone, with the tensors that it had, which must still be there.
+
+        Raises:
+            ResetNeededError: There has been none, or the last tick was one of ``Sampler.step``.
+        """
+        self._kernels.repeat_step()
+
+    def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Observations of the state as it is now, for instance after writing to ``state``."""
+        self._check_open("observe")
+        slab = self.slab() if out is None else self.slab(obs=out)
+        self._kernels.observe(slab)
+        return slab.obs
+
+    def sample_actions(self) -> torch.Tensor:
+        """Uniform valid actions for the coming tick, drawn on the device from the replicas' own random streams.
+
+        The same until the next tick: (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``rows``,
+        (num_envs * num_agents, …). Where choices are masked, uniform among the allowed ones.
+        """
+        self._check_open("sample_actions")
+        action = self.game.action
+        kind = torch.float32 if action.continuous else torch.int32
+        actions = torch.empty((*self.layout.batch, *action.shape), dtype=kind, device=self.device)
+        self._kernels.random_actions(actions)
+        return actions
+
+    def faults(self) -> torch.Tensor:
+        """(num_envs,) int32, bits of ``Fault`` since each replica's last reset by hand; live, on the device."""
+        return self.data["machine_fault"][:, 0]
+
+    def raise_for_faults(self) -> None:
+        """Look at ``faults()``, which waits for the device.
+
+        Raises:
+            InvalidActionError: Some replica was given an invalid action, or stepped after its end.
+            NonFiniteError: With ``quarantine``, some replica had to end.
+        """
+        words = self.faults().cpu()
+        for error, bits in ((InvalidActionError, ~Fault.NON_FINITE), (NonFiniteError, Fault.NON_FINITE)):
+            faulted = (words & int(bits)).nonzero()[:, 0].tolist()
+            if faulted:
+                names = " and ".join(str(fault.name) for fault in Fault if fault & int(words[faulted[0]]))
+                raise error(f"{len(faulted)} of {self.num_envs} replicas have faults; the first, {faulted[0]}: {names}")
+
+    def episode_statistics(self) -> dict[str, torch.Tensor]:
+        """Sums over the episodes completed since ``clear_episode_statistics``, live tensors on the device.
+
+        ``returns`` (num_envs, num_agents) f32, ``lengths``, ``episodes`` and ``terminations`` (num_envs,) int64:
+        the last counts episodes whose last tick truncated no agent.
+        """
+        return {
+            "returns": self.data["machine_completed_returns"],
+            "lengths": self.data["machine_completed_lengths"][:, 0],
+            "episodes": self.data["machine_completed_episodes"][:, 0],
+            "terminations": self.data["machine_completed_terminations"][:, 0],
+        }
+
+    def clear_episode_statistics(self) -> None:
+        """Start the sums of ``episode_statistics`` anew."""
+        for tensor in self.episode_statistics().values():
+            tensor.zero_()
+        self.clears += 1
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """All that the next tick depends on, copied: state, clocks, random streams, statistics."""
+        return {name: self.data[name].clone() for name in self._own}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Go on from a ``state_dict`` of an environment of the same game and size."""
+        self._check_open("load_state_dict")
+        self.data.load_state_dict(state, self._own)
+        self._begun = True
+        self.loads += 1
+
+    def close(self) -> None:
+        """Let go of all memory. Calling it again does nothing."""
+        if not self.closed:
+            self.closed = True
+            del self._data, self._stock, self.program, self._kernels
+
+    def __repr__(self) -> str:
+        return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
+
+    def bytes_per_env(self) -> int:
+        """Device memory of one replica: state, machine and one slab."""
+        fields = [*self.game.state, *machine_fields(self.game)]
+        own = sum(int(np.prod(self.game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
+        return own + self.layout.nbytes // self.num_envs + 1
+
+    def _check_capacity(self) -> None:
+        free, each = free_bytes(self.device), self.bytes_per_env()
+        if each * self.num_envs > free:
+            raise CapacityError(
+                f"num_envs = {self.num_envs:,} replicas of {type(self.game).__name__} need "
+                f"{each * self.num_envs:,} bytes ({each:,} each); {free:,} bytes are free on {self.device}: "
+                f"at most num_envs = {free // each:,} fit"
+            )
+
+    @property
+    def _own(self) -> list[str]:
+        """Names of the tensors that hold the replicas: neither shared fields nor what users pushed."""
+        fields = [("machine", machine_fields(self.game)), ("state", self.game.state)]
+        return [f"{kind}_{field.name}" for kind, group in fields for field in group if not field.shared]
+
+    def _allocate(self, shared: Mapping[str, ArrayLike], pool: Mapping[str, ArrayLike]) -> None:
+        for name, field in kernel_fields(self.game, pool):
+            if name.startswith("pool_"):
+                self.data.push(name, pool[field.name])
+            elif field.shared:
+                self.data.push(name, shared[field.name])
+            else:
+                shape, guard_items = (self.num_envs, *self.game.shape(field)), self.build.guard_items(field)
+                self.data.allocate(name, shape, field.dtype, guard_items=guard_items)
+
+    def check_ready(self, method: str) -> None:
+        """Raise ClosedEnvError after ``close``, ResetNeededError before the first ``reset``."""
+        self._check_open(method)
+        if not self._begun:
+            raise ResetNeededError(f"{method} before reset: call reset() first")
+
+    def _check_open(self, method: str) -> None:
+        if self.closed:
+            raise ClosedEnvError(f"{method} after close: make a new environment")
+        if self._process is not None:
+            if self._process != os.getpid():
+                raise ForkedProcessError(
+                    f"{method} in a forked process: a GPU's memory does not follow; make environments in processes "
+                    'that the start method "spawn" has begun'
+                )
+            if fault := self.functions.backend.fault:
+                raise DeviceFaultError(f"{method} after a fault, after which nothing on {self.device} works: {fault}")
+
+    def output(self, out: Slab | None) -> Slab:
+        """Where a call writes: ``out``, if it is one of this environment's slabs, or a new one.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        if out is None:
+            return self._stock.take()
+        if not isinstance(out, Slab) or (out.layout is not self.layout and out.layout != self.layout):
+            raise ValueError(f"out is {type(out).__name__}; expected a Slab made by this environment's slab()")
+        return out
+
+
+def _outputs(slab: Slab) -> Outputs:
+    info = _info(slab)
+    if slab.final_obs is not None:
+        info |= {"final_obs": slab.final_obs, "_final_obs": slab.final_mask}
+    return slab.obs, slab.rewards, slab.terminations, slab.truncations, info
+
+
+def _info(slab: Slab) -> Info:
+    return (
+        {"active": slab.active}
+        if slab.action_mask is None
+        else {"active": slab.active, "action_mask": slab.action_mask}
+    )

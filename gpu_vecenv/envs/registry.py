@@ -1,0 +1,227 @@
+"""Registered games by name, and their ids for Gymnasium and PettingZoo."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import gymnasium
+import pettingzoo
+
+from gpu_vecenv.declare.env import FIELD_NAME, Env
+from gpu_vecenv.envs.acrobot import Acrobot
+from gpu_vecenv.envs.cartpole import Cartpole
+from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar
+from gpu_vecenv.envs.mountain_car import MountainCar
+from gpu_vecenv.envs.pendulum import Pendulum
+from gpu_vecenv.envs.simple_adversary import SimpleAdversary
+from gpu_vecenv.envs.simple_spread import SimpleSpread
+from gpu_vecenv.envs.simple_tag import SimpleTag
+from gpu_vecenv.envs.tag_continuous import TagContinuous
+from gpu_vecenv.envs.tag_gridworld import TagGridworld
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError, UnknownGameError, nearest
+
+GAMES: dict[str, type[Env]] = {
+    game.name(): game
+    for game in (
+        TagContinuous,
+        TagGridworld,
+        Cartpole,
+        MountainCar,
+        ContinuousMountainCar,
+        Acrobot,
+        Pendulum,
+        SimpleSpread,
+        SimpleTag,
+        SimpleAdversary,
+    )
+}
+Game = str | type[Env] | Env  # a registered name, a class or a configured game
+GAME_FILE = re.compile(r"(.+\.py)(?::(\w+))?", re.DOTALL)  # my_game.py, my_game.py:MyGame
+ENV_ID = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_]+-v[0-9]+")
+
+
+def register(game: type[Env], name: str | None = None) -> None:
+    """Make a game known by name, by default its class name in snake case; and to Gymnasium and PettingZoo by its ids.
+
+    Raises:
+        EnvDefinitionError: It is no Env, or the name is no identifier, or it or the id is already another game's.
+    """
+    if not (isinstance(game, type) and issubclass(game, Env)):
+        raise EnvDefinitionError(f"register: {game!r} is no subclass of gpu_vecenv.Env")
+    name = game.name() if name is None else name
+    if type(name) is not str or not FIELD_NAME.fullmatch(name):
+        raise EnvDefinitionError(f"register: {name!r} is no identifier [a-z][a-z0-9_]*")
+    if not ENV_ID.fullmatch(gymnasium_id(game, name)):
+        raise EnvDefinitionError(
+            f"register: {gymnasium_id(game, name)!r}, of the title {game.title!r} and the version {game.version!r}, is "
+            "no id; expected gpu_vecenv/<letters, digits, _>-v<number>"
+        )
+    if GAMES.get(name, game) is not game:
+        raise EnvDefinitionError(f"register: {name!r} is already {GAMES[name].__qualname__}")
+    known = gymnasium.registry.get(gymnasium_id(game, name))
+    if known is not None and known.kwargs.get("game") != name:
+        raise EnvDefinitionError(
+            f"register: the id {known.id!r} of {name!r} is already that of {known.kwargs.get('game')!r}; "
+            "give the class another name, title or version"
+        )
+    GAMES[name] = game
+    _announce(game, name)
+
+
+def gymnasium_id(game: type[Env], name: str | None = None) -> str:
+    """``gpu_vecenv/TagContinuous-v0``; from the name where the game is registered by another one than its own."""
+    title = game.title or game.__name__
+    if name is not None and name != game.name():
+        title = "".join(word.capitalize() for word in name.split("_"))
+    return f"gpu_vecenv/{title}-v{game.version}"
+
+
+def _announce(game: type[Env], name: str) -> None:
+    """Ids under which Gymnasium and PettingZoo find the game; they name the game, nothing is imported by them."""
+    if (title := gymnasium_id(game, name)) not in gymnasium.registry:
+        gymnasium.register(
+            title,
+            entry_point="gpu_vecenv.views.gymnasium_env:GymnasiumEnv",
+            vector_entry_point="gpu_vecenv.views.gymnasium_env:GymnasiumVectorEnv",
+            kwargs={"game": name},
+        )
+    title = f"gpu_vecenv/{name}-v{game.version}"
+    if hasattr(pettingzoo, "register") and title not in pettingzoo.parallel_registry:  # since PettingZoo 1.27
+        pettingzoo.register("parallel", title, "gpu_vecenv.views.pettingzoo_env:parallel_env", kwargs={"game": name})
+        pettingzoo.register("aec", title, "gpu_vecenv.views.pettingzoo_env:aec_env", kwargs={"game": name})
+
+
+def find_game(name: str) -> type[Env]:
+    """The game of that name.
+
+    Raises:
+        UnknownGameError: There is none; the message has the nearest names.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"a game is {name!r} ({type(name).__name__}); expected a registered name, an Env class or an Env"
+        )
+    if name not in GAMES:
+        raise UnknownGameError(
+            f"no game is called {name[:128]!r}; {nearest(name, GAMES)}. "
+            "A name imports nothing: games of your own are made known by gpu_vecenv.register(MyGame)"
+        )
+    return GAMES[name]
+
+
+def load_game(file: str | Path) -> type[Env]:
+    """The game in a Python file: ``my_game.py``, or ``my_game.py:MyGame`` where it holds several. Registers it.
+
+    The file is run, once in a process, as ``import my_game`` beside it would; its folder goes to the end of
+    ``sys.path``, so that it finds its neighbours. Names of games, as ``make`` takes them, never run or import anything.
+
+    Raises:
+        UnknownGameError: There is no such file, or no such game in it.
+        EnvDefinitionError: The file fails, holds no game or several, or its name or its game's name is taken.
+    """
+    match = GAME_FILE.fullmatch(str(file))
+    if match is None:
+        raise UnknownGameError(f"{str(file)!r} is no file of a game; expected my_game.py or my_game.py:MyGame")
+    path, wanted = Path(match[1]), match[2]
+    if not path.is_file():
+        raise UnknownGameError(f'no file {path}; "gpu-vecenv new my_game" writes one to begin with')
+    path = path.resolve()
+    module = _module_of(path)
+    games = {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Env) and value.__module__ == module.__name__
+    }
+    if wanted is not None and wanted not in games:
+        raise UnknownGameError(f"{path} has no game {wanted!r}; {nearest(wanted, games)}")
+    if not games:
+        raise EnvDefinitionError(f"{path} holds no game: no class in it derives from gpu_vecenv.Env")
+    if wanted is None and len(games) > 1:
+        raise EnvDefinitionError(
+            f"{path} holds several games, {', '.join(games)}; choose one: {path.name}:{next(iter(games))}"
+        )
+    game = games[wanted or next(iter(games))]
+    if game not in GAMES.values():
+        register(game)
+    return game
+
+
+def _module_of(path: Path) -> ModuleType:
+    """The module of a file: the one that is there already, else it is run."""
+    for name in (path.stem, "__main__"):
+        module = sys.modules.get(name)
+        where = getattr(module, "__file__", None)
+        if module is not None and where is not None and Path(where).resolve() == path:
+            return module
+    if path.stem in sys.modules or path.stem in sys.stdlib_module_names:
+        raise EnvDefinitionError(f"{path}: there is another module called {path.stem!r} already; rename the file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    folder, added = str(path.parent), str(path.parent) not in sys.path
+    registries: list[dict[str, Any]] = [GAMES, gymnasium.registry]
+    if hasattr(pettingzoo, "register"):
+        registries += [pettingzoo.parallel_registry, pettingzoo.aec_registry]
+    known = [dict(registry) for registry in registries]
+    if added:
+        sys.path.append(folder)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[path.stem]
+        if added:
+            sys.path.remove(folder)
+        for registry, before in zip(registries, known, strict=True):
+            registry.clear()
+            registry.update(before)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        raise EnvDefinitionError(f"{path}:{line}: {type(error).__name__}: {error}") from error
+    return module
+
+
+def configure(game: Game, /, **config: Any) -> Env:
+    """A game with its configuration: a registered name, an Env class, or an Env changed in ``config``.
+
+    Raises:
+        UnknownGameError: No game has this name.
+        ConfigError: A key is unknown, or a value has the wrong type or range.
+    """
+    kind = type(game) if isinstance(game, Env) else game
+    if not (isinstance(kind, type) and issubclass(kind, Env)):
+        kind = find_game(kind)
+    keys = [field.name for field in dataclasses.fields(kind)]
+    for key in config:
+        if key == "seed" and key not in keys:
+            raise ConfigError(f"seed is {config[key]!r}; it is no part of a configuration: give it to reset(seed=…)")
+        if key not in keys:
+            raise ConfigError(
+                f"{kind.name()} has no configuration key {key!r} (= {config[key]!r}); {nearest(key, keys)}"
+            )
+    return dataclasses.replace(game, **config) if isinstance(game, Env) else kind(**config)
+
+
+def limited(config: dict[str, Any], word: str, limit: int | None) -> dict[str, Any]:
+    """``config`` with the episode limit that another library calls ``word``; our own word is max_steps.
+
+    Raises:
+        ConfigError: Both are given and differ.
+    """
+    if limit is None:
+        return config
+    if config.get("max_steps", limit) != limit:
+        raise ConfigError(
+            f"{word} is {limit} and max_steps is {config['max_steps']}; expected one of them, or equal ones"
+        )
+    return {**config, "max_steps": limit}
+
+
+for _name, _game in GAMES.items():
+    _announce(_game, _name)

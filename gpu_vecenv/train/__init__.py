@@ -1,0 +1,1 @@
+"""The trainer: policies, PPO and A2C, rollouts, evaluation, checkpoints, runs, logs and plots."""

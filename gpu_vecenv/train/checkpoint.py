@@ -1,0 +1,269 @@
+"""Checkpoints: tensors and a JSON description in one safetensors file, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as from_bytes
+from safetensors.torch import save as to_bytes
+
+from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
+from gpu_vecenv.files import put_file, replace_file
+
+FORMAT = "2"
+BEST = "best.safetensors"
+_MANIFEST_LIMIT = 25_000_000  # bytes; safetensors refuses headers of 100 MB, which hold it quoted, and names once more
+_PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle")
+_PICKLE_STARTS = (b"PK\x03\x04", *(bytes((0x80, protocol)) for protocol in range(2, 6)))  # torch.save's zip, plain ones
+_FILE = re.compile(r"iteration-([0-9]{8}|[1-9][0-9]{8,})(?:\.rank([1-9][0-9]*))?\.safetensors")
+_DRAFT = re.compile(rf"\.(?:{_FILE.pattern}|{re.escape(BEST)})\.[0-9a-f]{{12}}\.draft")
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> None:
+    """Write ``tensors`` and ``manifest`` to ``path``; they are on disk when this returns.
+
+    The file is written beside its name, flushed and renamed: a crash leaves the former file intact, and at most a draft
+    named ``.<name>.<12 hexadecimal digits>.draft``.
+
+    Args:
+        path: The file; its folder is made where it is missing.
+        tensors: Dense tensors of any shape and device, of the dtypes that safetensors has.
+        manifest: JSON values, under any name but "tensors", where the SHA-256 of each tensor is kept.
+
+    Raises:
+        ConfigError: A tensor or an entry cannot be stored.
+        OSError: Writing failed; the former file is as it was and no draft is left.
+    """
+    replace_file(path, _content(tensors, manifest))
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Tensors, on the host, and manifest as they were saved. Nothing in the file is ever executed.
+
+    Raises:
+        FileNotFoundError: There is no such file, or it is a folder, pipe or device.
+        CheckpointCorruptError: It is no checkpoint of this library, or damaged; the message says which part is.
+    """
+    if not path.is_file():  # opening a pipe would wait for its writer
+        raise FileNotFoundError(f"no checkpoint at {path}; expected a file")
+    content = path.read_bytes()
+    try:
+        tensors = {name: tensor.cpu() for name, tensor in from_bytes(content).items()}
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    except (SafetensorError, AssertionError, LookupError, RuntimeError, ValueError) as error:
+        if path.suffix.lower() in _PICKLE_SUFFIXES or content.startswith(_PICKLE_STARTS):
+            raise CheckpointCorruptError(
+                f"{path} is no checkpoint but looks like a pickle. Pickles are never opened, since one may run "
+                "anything; weights can be converted with safetensors.torch.save_file"
+            ) from error
+        raise _damaged(path, f"safetensors cannot read it: {error}") from error
+    metadata = header.get("__metadata__") or {}
+    if metadata.get("format") != FORMAT:
+        raise _damaged(path, f"its format is {metadata.get('format')!r}; expected {FORMAT!r}")
+    text = str(metadata.get("manifest"))
+    if _sha256(text) != metadata.get("sha256"):
+        raise _damaged(path, "its manifest and the manifest's SHA-256 differ")
+    try:
+        manifest = json.loads(text, parse_constant=int)  # which refuses NaN and Infinity: they are no JSON
+        digests = {**manifest.pop("tensors")}
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"its manifest {text[:80]} is no strict JSON object with digests: {error}") from error
+    for name in sorted(digests.keys() | tensors.keys()):
+        if name not in tensors or _digest(tensors[name]) != digests.get(name):
+            raise _damaged(path, f"tensor {name!r} and its SHA-256 differ, or one of both is missing")
+    return tensors, manifest
+
+
+class CheckpointFolder:
+    """The latest checkpoints of a run, one file for each saved iteration and process.
+
+    They are named ``iteration-00000123.safetensors``, and ``iteration-00000123.rank1.safetensors`` and so on those of
+    other processes than the first. The newest iteration is what ``load`` takes, so a run that goes back to an earlier
+    one belongs in a new folder.
+
+    Args:
+        folder: Made by the first ``save``.
+        keep: So many of the newest iterations are kept; with 1 there is none to go back to when its file is damaged.
+        rank: Number of this process.
+        world_size: Number of processes.
+
+    Raises:
+        ConfigError: An argument is out of range.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 3, rank: int = 0, world_size: int = 1) -> None:
+        _check_range("keep", keep, 1)
+        _check_range("world_size", world_size, 1)
+        _check_range("rank", rank, 0, world_size - 1)
+        self.folder, self.keep, self.rank, self.world_size = Path(folder), keep, rank, world_size
+
+    def save(
+        self, iteration: int, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any], *, best: bool = False
+    ) -> Path:
+        """Write this process's file of an iteration as ``save_checkpoint`` does, then remove its files that are old.
+
+        The file of an iteration goes when ``keep`` newer ones are complete: not while other processes still write them.
+
+        Args:
+            iteration: At least 0; it is added to the manifest, as are "rank" and "world_size".
+            tensors: This process's, as for ``save_checkpoint``.
+            manifest: As for ``save_checkpoint``.
+            best: Keep rank 0's file also as ``best.safetensors``, until the next best one.
+        """
+        _check_range("iteration", iteration, 0)
+        own = {"iteration": iteration, "rank": self.rank, "world_size": self.world_size}
+        if {**own, **manifest} != {**manifest, **own}:
+            raise ConfigError(f"the manifest has other values of {own}; leave these entries out")
+        path = self._path(iteration, self.rank)
+        if best and self.rank == 0:  # before the other: whoever finds that one is sure of this
+            save_checkpoint(self.folder / BEST, tensors, {**manifest, **own})
+            try:
+                put_file(path, lambda draft: os.link(self.folder / BEST, draft))
+            except OSError:  # a file system without links
+                replace_file(path, (self.folder / BEST).read_bytes())
+        else:
+            save_checkpoint(path, tensors, {**manifest, **own})
+        complete = self.iterations()
+        oldest = complete[-self.keep] if len(complete) >= self.keep else 0
+        for old, ranks in self._found().items():
+            if old < min(oldest, iteration) and self.rank in ranks:
+                self._path(old, self.rank).unlink(missing_ok=True)
+        return path
+
+    def begun(self) -> bool:
+        """Whether any process of any run has left a checkpoint here."""
+        return bool(self._found())
+
+    def iterations(self) -> list[int]:
+        """The iterations, ascending, of which the files of all processes exist."""
+        return sorted(found for found, ranks in self._found().items() if ranks.issuperset(range(self.world_size)))
+
+    def newest(self) -> int:
+        """The newest iteration of which no process's file is damaged or missing: the same for every process.
+
+        All processes call it before any of them saves. A warning names each newer file that is not usable.
+
+        Raises:
+            FileNotFoundError: No iteration has the files of all processes.
+            CheckpointCorruptError: Those that have are damaged.
+            ConfigError: The run had another number of processes.
+        """
+        refused: list[Exception] = []
+        for iteration in sorted(self._found(), reverse=True):
+            try:
+                for rank in range(self.world_size):
+                    self._load(iteration, rank)
+            except (CheckpointCorruptError, FileNotFoundError) as error:
+                refused.append(error)
+                continue
+            for refusal in refused:
+                warnings.warn(f"{refusal}; iteration {iteration} is taken instead", stacklevel=2)
+            return iteration
+        kind = CheckpointCorruptError if self.iterations() else FileNotFoundError
+        reasons = "; ".join(map(str, refused)) or "it has none"
+        raise kind(f"no usable checkpoint of {self.world_size} process(es) in {self.folder}: {reasons}")
+
+    def load(self, iteration: int | None = None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """This process's tensors, on the host, and manifest, of one of ``iterations()`` or else of ``newest()``.
+
+        Raises:
+            FileNotFoundError: There is no such iteration, or not of all processes.
+            CheckpointCorruptError: This process's file is damaged.
+            ConfigError: The run had another number of processes.
+        """
+        if iteration is None:
+            iteration = self.newest()
+        _check_range("iteration", iteration, 0)
+        complete = self.iterations()
+        if iteration not in complete:
+            self._load(iteration, 0)  # says so where it is of another number of processes
+            raise FileNotFoundError(f"{self.folder} lacks files of iteration {iteration}; complete ones: {complete}")
+        return self._load(iteration, self.rank)
+
+    def clean(self) -> None:
+        """Remove the drafts that a killed process of this rank has left. Not while one is saving."""
+        for match in filter(None, map(_DRAFT.fullmatch, self._names())):
+            if int(match[2] or 0) == self.rank:
+                (self.folder / match[0]).unlink(missing_ok=True)
+
+    def _path(self, iteration: int, rank: int) -> Path:
+        return self.folder / f"iteration-{iteration:08d}{f'.rank{rank}' if rank else ''}.safetensors"
+
+    def _load(self, iteration: int, rank: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        path = self._path(iteration, rank)
+        tensors, manifest = load_checkpoint(path)
+        found, size = [manifest.get("iteration"), manifest.get("rank")], manifest.get("world_size")
+        if found != [iteration, rank]:
+            raise _damaged(path, f"it holds iteration and rank {found}; expected {[iteration, rank]}")
+        if size != self.world_size:
+            raise ConfigError(
+                f"{path} is of a run of {size} process(es), this one has {self.world_size}; relaunch with as many: "
+                f"torchrun --nproc-per-node={size}"
+            )
+        return tensors, manifest
+
+    def _names(self) -> list[str]:
+        return os.listdir(self.folder) if self.folder.exists() else []
+
+    def _found(self) -> dict[int, set[int]]:
+        """The ranks whose files exist, of each iteration."""
+        found: dict[int, set[int]] = {}
+        for match in filter(None, map(_FILE.fullmatch, self._names())):
+            found.setdefault(int(match[1]), set()).add(int(match[2] or 0))
+        return found
+
+
+def _content(tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> bytes:
+    if "tensors" in manifest:
+        raise ConfigError('the manifest has the entry "tensors", which is kept for digests; give it another name')
+    host = {name: _on_host(name, tensor) for name, tensor in tensors.items()}
+    digests = {name: _digest(tensor) for name, tensor in host.items()}
+    try:
+        text = json.dumps({**manifest, "tensors": digests}, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the manifest is not strict JSON: {error}") from error
+    if len(text) > _MANIFEST_LIMIT:
+        raise ConfigError(f"the manifest has {len(text)} bytes; at most {_MANIFEST_LIMIT}: put data into tensors")
+    try:
+        return to_bytes(host, {"format": FORMAT, "manifest": text, "sha256": _sha256(text)})
+    except (KeyError, ValueError, SafetensorError) as error:  # a dtype, a name
+        raise ConfigError(f"safetensors cannot hold these tensors, because of {error}") from error
+
+
+def _on_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is contiguous and shares memory with no other tensor, as safetensors wants it."""
+    if not isinstance(name, str) or name == "__metadata__":
+        raise ConfigError(f"a tensor's name is {name!r}; expected text other than '__metadata__'")
+    if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_meta:
+        raise ConfigError(f"tensors[{name!r}] is {tensor!r:.80}; expected a dense tensor with data")
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    """SHA-256 of dtype, shape and bytes of a contiguous tensor on the host."""
+    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+    digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path, what: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(f"{path} is no checkpoint of this library, or damaged: {what}")
+
+
+def _check_range(name: str, value: int, low: int, high: int | None = None) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        expected = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ConfigError(f"{name} is {value!r}; expected an integer {expected}")

@@ -1,0 +1,43 @@
+"""EpisodeLog: means over the episodes that ended lately, for the logs of trainers."""
+
+from __future__ import annotations
+
+import torch
+
+from gpu_vecenv.engine.vec_env import VecEnv
+
+
+class EpisodeLog:
+    """Means over the episodes that ended since somebody looked; nothing waits for the device.
+
+    Args:
+        vec_env: Whose ``episode_statistics`` are looked at.
+    """
+
+    def __init__(self, vec_env: VecEnv) -> None:
+        self._vec_env = vec_env
+        roles = {role: count for role, count in vec_env.game.roles.items() if count}
+        self._counts = list(roles.values())
+        self.names = (*(f"return_{role}" for role in roles), "length", "terminated")
+        self._means = torch.full((len(self.names),), torch.nan, dtype=torch.float64, device=vec_env.device)
+        self._before, self._clears = self._sums(), vec_env.clears
+
+    def means(self) -> dict[str, torch.Tensor]:
+        """Of each role the return of an agent, the length in ticks, and the share of episodes that no limit truncated.
+
+        Each is a float64 tensor without axes on the device: NaN before the first episode's end, and what it was where
+        no episode has ended since the last look, or since ``clear_episode_statistics``. A ``state_dict`` of before that
+        counts from the first look after it was loaded.
+        """
+        sums = self._sums()
+        if self._clears != self._vec_env.clears:
+            self._before, self._clears = torch.zeros_like(sums), self._vec_env.clears
+        new, self._before = sums - self._before, sums
+        self._means = torch.where(new[-1] > 0, new[:-1] / new[-1], self._means)
+        return dict(zip(self.names, self._means.unbind(), strict=True))
+
+    def _sums(self) -> torch.Tensor:
+        statistics = self._vec_env.episode_statistics()
+        by_role = statistics["returns"].sum(0, dtype=torch.float64).split(self._counts)
+        counts = [statistics[name].sum() for name in ("lengths", "terminations", "episodes")]
+        return torch.stack([*(returns.mean() for returns in by_role), *counts])

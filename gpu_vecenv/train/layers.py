@@ -1,0 +1,214 @@
+"""Layers of a network for training: gradients of activations and of biases in one pass of a kernel, not two of torch's.
+
+Products of matrices are torch's. A layer is differentiated once, not twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from gpu_vecenv.compile.backends import Argument, LaunchShape
+from gpu_vecenv.compile.function_manager import FunctionManager, Launch
+from gpu_vecenv.files import cuda_folder
+
+NO_ACTIVATION, TANH, RELU = range(3)  # numbers of layers.cu
+ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
+MOST_STRANDS, FEWEST_ROWS = 2**18, 16  # floats, enough for a large GPU; rows that a strand has where there are so many
+
+
+class LayerKernel:
+    """Gradients in front of an activation and their sums over the rows. The order of the sums depends on sizes alone.
+
+    Args:
+        functions: Of the tensors' device.
+    """
+
+    def __init__(self, functions: FunctionManager) -> None:
+        self._program = functions.compile(cuda_folder() / "learner/layers.cu")
+        self._launches: dict[tuple[int, int], Launch] = {}
+        self._idle = threading.Lock()  # threads that train on one device share the launches
+
+    def __call__(
+        self, gradients: torch.Tensor, outputs: torch.Tensor | None = None, activation: int = NO_ACTIVATION
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Gradients in front of the activation (rows, columns), and their sums over the rows (columns,).
+
+        Args:
+            gradients: Behind it, (rows, columns) float32, contiguous.
+            outputs: What it gave, like ``gradients``. None without an activation: ``gradients`` themselves come back.
+            activation: ``NO_ACTIVATION``, ``TANH`` or ``RELU``.
+        """
+        rows, columns = gradients.shape
+        parts = max(1, min(rows // FEWEST_ROWS, MOST_STRANDS // max(columns, 1)))
+        inputs = gradients if outputs is None else torch.empty_like(gradients)
+        sums = gradients.new_empty((parts, columns))
+        if columns == 0:
+            return inputs, sums.sum(0)
+        matrices = [x.data_ptr() for x in (gradients, gradients if outputs is None else outputs, inputs, sums)]
+        width = 4 if columns % 4 == 0 and all(address % 16 == 0 for address in matrices) else 1
+        with self._idle:
+            launch = self._launch(sums.numel() // width, gradients.numel())
+            launch.raw[:] = [*matrices, np.int32(activation), np.int32(width), np.int64(sums.numel()), launch.raw[-1]]
+            launch()
+        return inputs, sums.sum(0)
+
+    def _launch(self, items: int, floats: int) -> Launch:
+        if (items, floats) not in self._launches:
+            words: list[Argument] = [np.int32(0), np.int32(0), np.int64(0), np.int64(floats)]
+            launch = self._program.prepare("layer_gradients", LaunchShape(items, work=floats), [*[None] * 4, *words])
+            self._launches[items, floats] = launch
+        return self._launches[items, floats]
+
+
+@cache
+def kernel_on(device: torch.device) -> LayerKernel:
+    """The one of a device: made before a capture, as it may compile."""
+    return LayerKernel(FunctionManager(device))
+
+
+class _Layer(torch.autograd.Function):
+    """See ``layer``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: int
+    ) -> torch.Tensor:
+        outputs = nn.functional.linear(rows, weight, bias)
+        if activation != NO_ACTIVATION:
+            outputs = outputs.tanh_() if activation == TANH else outputs.relu_()
+        ctx.activation = activation
+        ctx.save_for_backward(rows, weight, outputs if activation != NO_ACTIVATION else None)
+        return outputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, weight, outputs = ctx.saved_tensors
+        inputs, sums = kernel_on(rows.device)(gradients.contiguous(), outputs, ctx.activation)
+        return (*_products(ctx, inputs, rows, weight), sums, None)
+
+
+class _Heads(torch.autograd.Function):
+    """See ``heads``. One product for all: the rows, the largest tensor, are read once.
+
+    The columns of the product are filled up to a multiple of four by copies of the last one: so every row, and every
+    row of gradients, begins where words of 16 bytes do.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, *layers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights, biases = layers[::2], layers[1::2]
+        ctx.sizes = [len(bias) for bias in biases]
+        last = sum(ctx.sizes) - 1
+        filling = width_of(last) - last - 1
+        weight, bias = (torch.cat([*x, *x[-1:] * filling]) for x in (weights, biases))
+        ctx.save_for_backward(rows, weight)
+        outputs = nn.functional.linear(rows, weight, bias)
+        return outputs[:, :last], outputs[:, last]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        both = joined(*gradients)
+        sums = kernel_on(rows.device)(both)[1]
+        count = sum(ctx.sizes)
+        of_rows, of_weight = _products(ctx, both[:, :count], rows, weight[:count])
+        assert of_weight is not None
+        of_layers = zip(of_weight.split(ctx.sizes), sums[:count].split(ctx.sizes), strict=True)
+        return (of_rows, *(gradient for pair in of_layers for gradient in pair))
+
+
+def width_of(parameters: int) -> int:
+    """Columns of a tensor that holds so many parameters and a value a row, and begins each row at 16 bytes."""
+    return parameters // 4 * 4 + 4
+
+
+def lie_together(parameters: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether (n, m) and (n,), both float32, are columns of one tensor (n, width_of(m)), the first ones."""
+    rows, count = parameters.shape
+    width = width_of(count)
+    together = parameters.stride() == (width, 1) and values.stride() == (width,)
+    together &= values.data_ptr() == parameters.data_ptr() + 4 * count
+    return together and parameters.untyped_storage().nbytes() >= 4 * (parameters.storage_offset() + rows * width)
+
+
+def joined(parameters: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Both as (n, width_of(m)); nothing is copied where they lie so. What is in the last columns is any number."""
+    rows, count = parameters.shape
+    width = width_of(count)
+    if lie_together(parameters, values):
+        return parameters.as_strided((rows, width), (width, 1))
+    return torch.cat([parameters, values[:, None].expand(rows, width - count)], 1)
+
+
+def _products(
+    ctx: Any, gradients: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Gradients of the rows, where they are wanted, and of the weight."""
+    return gradients @ weight if ctx.needs_input_grad[0] else None, gradients.T @ rows
+
+
+def is_chain(layers: nn.Module) -> bool:
+    """Whether these are linear layers, each with an activation behind it, that do nothing else when they are called."""
+    if type(layers) is not nn.Sequential:
+        return False
+    linears, activations = list(layers)[::2], list(layers)[1::2]
+    return (
+        len(linears) == len(activations)
+        and all(type(layer) in ACTIVATIONS for layer in activations)
+        and all(is_plain(layer) for layer in linears)
+        and not any(_hooks(layer) for layer in (layers, *activations))
+    )
+
+
+def is_plain(layer: nn.Module) -> bool:
+    """Whether it is torch's linear layer, float32 and with a bias, and nothing else happens when it is called."""
+    if type(layer) is not nn.Linear or layer.bias is None or _hooks(layer):
+        return False
+    return layer.weight.dtype == torch.float32
+
+
+def layer(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: int) -> torch.Tensor:
+    """activation(rows @ weight.T + bias), (n, outputs), of rows (n, inputs), weight (outputs, inputs), bias (outputs,).
+
+    All are float32; ``activation`` is ``NO_ACTIVATION``, ``TANH`` or ``RELU``.
+    """
+    outputs: torch.Tensor = _Layer.apply(rows, weight, bias, activation)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def through(layers: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """What a chain makes of rows (n, inputs) float32."""
+    assert isinstance(layers, nn.Sequential)
+    parts = list(layers)  # one that comes twice, twice
+    for linear, activation in zip(parts[::2], parts[1::2], strict=True):
+        assert isinstance(linear, nn.Linear)
+        rows = layer(rows, linear.weight, linear.bias, ACTIVATIONS[type(activation)])
+    return rows
+
+
+def heads(rows: torch.Tensor, *layers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Several linear layers on the same rows: outputs (n, m) of all but the last, and those (n,) of the last.
+
+    Args:
+        rows: (n, inputs) float32.
+        layers: Weight (outputs, inputs) and bias (outputs,) of each; the last has one output.
+    """
+    outputs: tuple[torch.Tensor, torch.Tensor] = _Heads.apply(rows, *layers)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def _hooks(layer: nn.Module) -> bool:
+    """Whether somebody is told of its calls, or changes what they give."""
+    if "forward" in vars(layer) or torch.nn.modules.module._has_any_global_hook():
+        return True
+    kinds = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    return any(map(bool, kinds))

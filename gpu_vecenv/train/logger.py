@@ -1,0 +1,135 @@
+"""What a run writes down: a table as CSV, TensorBoard's events, Weights & Biases, and the line on the screen."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.files import replace_file
+
+METRICS = "metrics.csv"
+
+
+class RunLog:
+    """Writes each iteration's figures to ``metrics.csv``, to TensorBoard where it is installed, and to the screen.
+
+    Args:
+        folder: Where to.
+        num_iterations: Of the whole run.
+        done: Iterations that are already there: later rows, of a run that was interrupted, are taken out.
+        wandb: Project of Weights & Biases to write to as well.
+        console: The screen.
+
+    Raises:
+        ConfigError: ``wandb`` is given and not installed.
+    """
+
+    def __init__(
+        self, folder: Path, num_iterations: int, console: Console, *, done: int = 0, wandb: str | None = None
+    ) -> None:
+        self._wandb = _wandb(wandb, folder, done)  # the first, as it may refuse
+        folder.mkdir(parents=True, exist_ok=True)
+        names, steps = _keep_rows(folder / METRICS, done)
+        self._file = (folder / METRICS).open("a", newline="")
+        self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
+        self._events = _tensorboard(folder / "tensorboard", steps)
+        columns = (
+            BarColumn(bar_width=10),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.fields[figures]}", table_column=Column(ratio=1)),
+        )
+        self._shown = "no episode has ended yet"
+        self._progress = Progress(*columns, console=console)
+        self._task = self._progress.add_task("training", total=num_iterations, completed=done, figures="")
+
+    def __enter__(self) -> RunLog:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        self._file.close()
+        if self._events is not None:
+            self._events.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def __call__(self, figures: Mapping[str, float | str]) -> None:
+        """Add one iteration."""
+        if self._csv is None:
+            self._csv = csv.DictWriter(self._file, list(figures))
+            self._csv.writeheader()
+        self._csv.writerow(figures)
+        self._file.flush()
+        numbers = {name: value for name, value in figures.items() if not isinstance(value, str)}
+        step = int(numbers["env_steps"])
+        if self._events is not None:
+            for name, value in numbers.items():
+                self._events.add_scalar(name.replace("_", "/", 1) if name.startswith("return_") else name, value, step)
+        if self._wandb is not None:
+            self._wandb.log(numbers, step=step)
+        returns = " ".join(
+            f"{k.removeprefix('return_')} {v:.2f}" for k, v in numbers.items() if k.startswith("return_")
+        )
+        if numbers["episodes"]:
+            self._shown = f"return: {returns}  episode: {numbers['episode_length']:.0f} ticks"
+        text = f"{numbers['agent_steps_per_s'] / 1e3:,.0f}k agent-steps/s  {self._shown}"
+        self._progress.update(self._task, completed=numbers["iteration"], figures=text)
+
+
+def _keep_rows(path: Path, done: int) -> tuple[list[str], int]:
+    """Cut the table back to the first ``done`` iterations; its columns, none if there is no table, and env-steps."""
+    if not done or not path.exists():
+        path.unlink(missing_ok=True)
+        return [], 0
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        rows = [row for row in reader if None not in row.values() and int(row["iteration"]) <= done]
+        names = list(reader.fieldnames or ())
+    if not names:
+        path.unlink()
+        return [], 0
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, names)
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(path, text.getvalue().encode())
+    return names, int(rows[-1]["env_steps"]) if rows else 0
+
+
+def _tensorboard(folder: Path, steps: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    if not steps:
+        shutil.rmtree(folder, ignore_errors=True)
+    return SummaryWriter(str(folder), purge_step=steps + 1 if steps else None)
+
+
+def _wandb(project: str | None, folder: Path, done: int) -> Any:
+    if project is None:
+        return None
+    try:
+        import wandb
+    except ImportError:
+        raise ConfigError("wandb is not installed: pip install wandb, or leave --wandb out") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    known = folder / "wandb_id"
+    number = known.read_text().strip() if done and known.is_file() else None
+    started = wandb.init(project=project, name=folder.name, dir=str(folder), id=number, resume="allow")
+    known.write_text(started.id + "\n")
+    return started

@@ -1,0 +1,224 @@
+"""Learning curves: the figures of one or several runs over env-steps or time, as a picture."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.errors import ConfigError, nearest
+
+METRICS = "metrics.csv"
+WORDS = ("weights",)  # columns that hold no numbers
+OF_EPISODES = ("return_", "episode_length", "terminated_share")  # means over the episodes that an iteration ended
+SEED = re.compile(r"(.*?)[-_. ]?seed[-_=]?\d+")  # cartpole-seed0, cartpole_seed_1, seed2
+# Okabe and Ito, "Color universal design", 2008, without their yellow, which is too pale for a line on white.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", ":", "-.")
+X = Literal["env_steps", "seconds"]
+Rows: TypeAlias = list[dict[str, float]]
+Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seed only, or a single run, and how they are drawn."""
+
+    label: str
+    runs: list[Rows]
+    style: dict[str, Any]
+
+
+def read_metrics(run: Path) -> Rows:
+    """The figures of each iteration, from RUN/metrics.csv. A last line that is still being written is left out.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ConfigError: It is damaged; the message names the line.
+    """
+    path = Path(run) / METRICS
+    if not path.is_file():
+        raise FileNotFoundError(f"no {path}; expected the folder of a run")
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+    reader = csv.reader(lines if not lines or lines[-1].endswith("\n") else lines[:-1], strict=True)
+    rows: Rows = []
+    try:
+        names = next(reader, [])
+        if reader.line_num and ("env_steps" not in names or len(set(names)) != len(names)):
+            raise ValueError(f"the columns are {names}; expected different names, env_steps among them")
+        for values in reader:
+            if len(values) != len(names):
+                raise ValueError(f"it has {len(values)} values; expected {len(names)}, one for each column")
+            row = {name: float(value) for name, value in zip(names, values, strict=True) if name not in WORDS}
+            if rows and not row["env_steps"] > rows[-1]["env_steps"]:
+                raise ValueError(f"env_steps is {row['env_steps']:.0f}; expected more than in the line before")
+            rows.append(row)
+    except (csv.Error, ValueError) as error:
+        raise ConfigError(f"{path}, line {reader.line_num}, is damaged: {error}") from error
+    return rows
+
+
+def plot_runs(
+    runs: Sequence[Path],
+    out: Path,
+    *,
+    figures: Sequence[str] = (),
+    x: X = "env_steps",
+    smooth: int = 1,
+) -> bool:
+    """Draw figures of runs, one panel for each figure.
+
+    Folders in one place that differ only in a seed at the end of their names, as cartpole-seed0 and cartpole-seed1,
+    are drawn as one line, their mean, in a band from their least to their largest value, as far as all of them have
+    come. Values between two rows are interpolated. Iterations in which no episode ended say nothing about episodes and
+    are left out there.
+
+    Args:
+        runs: Folders with a metrics.csv.
+        out: The picture, .png or .svg; its folder is made where it is missing.
+        figures: Columns of metrics.csv; by default the return of each role, and the episodes' length.
+        x: "env_steps", or "seconds" of training.
+        smooth: Each value becomes the mean of so many rows: itself and those before it.
+
+    Returns:
+        False, and nothing is written, where matplotlib is not installed.
+
+    Raises:
+        FileNotFoundError: A run has no metrics.csv.
+        ConfigError: One is damaged, no run has the figure, or an argument is wrong.
+    """
+    out, smooth = Path(out), count("smooth", smooth, 1)
+    if x not in get_args(X):
+        raise ConfigError(f"x is {x!r}; expected {' or '.join(map(repr, get_args(X)))}")
+    if out.suffix.lower() not in (".png", ".svg"):
+        raise ConfigError(f"out is {out}; expected a name that ends in .png or .svg")
+    if not runs:
+        raise ConfigError("there are no runs to draw; expected at least one folder with a metrics.csv")
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+        from matplotlib.ticker import EngFormatter
+    except ImportError:
+        return False
+    groups = _groups(runs)
+    figures = _figures(groups, figures)
+    rows = [row for group in groups for run in group.runs for row in run]
+    scale, x_label = _unit(x, max((row[x] for row in rows if x in row), default=0))
+    columns = len(figures) if len(figures) < 4 else 2 if len(figures) == 4 else 3
+    lines = -(-len(figures) // columns)
+    width = max(5.2 * columns, 6.4)
+    longest = max(len(group.label) for group in groups)
+    across = min(max(int(9 * width / (longest + 6)), 1), len(groups))  # about 9 letters an inch; 6 for the line
+    height = 3.7 * lines + 0.3 + 0.22 * -(-len(groups) // across)
+    canvas = Figure(figsize=(width, height), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
+    FigureCanvasAgg(canvas)
+    for place, name in enumerate(figures):
+        axes = canvas.add_subplot(lines, columns, place + 1)
+        for group in groups:
+            having = [run for run in group.runs if run and name in run[0]]
+            _draw(axes, [_curve(run, name, x, scale, smooth) for run in having], group.style)
+        title, unit = _words(name)
+        axes.set_title(title)
+        axes.set_ylabel(unit)
+        axes.set_xlabel(x_label)
+        axes.margins(x=0.02)
+        axes.grid(alpha=0.3)
+        if x == "env_steps":
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    handles = [canvas.axes[0].plot([], [], label=group.label, **group.style)[0] for group in groups]
+    canvas.legend(handles=handles, loc="outside lower center", ncols=across, frameon=False)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    canvas.savefig(out)
+    return True
+
+
+def _groups(runs: Sequence[Path]) -> list[Group]:
+    members: dict[Path, list[Path]] = {}
+    for run in dict.fromkeys(Path(run).resolve() for run in runs):
+        match = SEED.fullmatch(run.name)
+        members.setdefault(run.parent / match[1] if match else run, []).append(run)
+    names = [stem.name for stem in members]
+    groups = []
+    for place, (stem, folders) in enumerate(members.items()):
+        label = stem.name if names.count(stem.name) == 1 else f"{stem.parent.name}/{stem.name}"
+        if len(folders) > 1:
+            label += f" (mean and range of {len(folders)} runs)"
+        dashes = DASHES[place // len(COLOURS) % len(DASHES)]
+        style = {"color": COLOURS[place % len(COLOURS)], "linestyle": dashes, "linewidth": 1.8}
+        groups.append(Group(label, [read_metrics(folder) for folder in folders], style))
+    return groups
+
+
+def _figures(groups: Sequence[Group], asked: Sequence[str]) -> list[str]:
+    """Those to draw, or ConfigError."""
+    known = dict.fromkeys(name for group in groups for run in group.runs for row in islice(run, 1) for name in row)
+    wanted = list(dict.fromkeys(asked)) or [name for name in known if name.startswith("return_")] + ["episode_length"]
+    for name in wanted if known or asked else ():
+        if name not in known:
+            raise ConfigError(f"no run has the figure {name!r}; {nearest(name, known)}")
+    return wanted
+
+
+def _curve(run: Rows, name: str, x: X, scale: float, smooth: int) -> Curve:
+    """Points of one run, without those that are no numbers."""
+    if x not in run[0]:
+        raise ConfigError(f"x is {x!r}, but a run has no such column; {nearest(x, run[0])}")
+    of_episodes = name.startswith(OF_EPISODES)
+    told = [row for row in run if not of_episodes or row.get("episodes", 1) > 0]
+    places, values = (np.array([row[key] for row in told]) for key in (x, name))
+    finite = np.isfinite(values)
+    places, values = places[finite] / scale, values[finite]
+    means = [values[max(0, end - smooth) : end].mean() for end in range(1, len(values) + 1)]
+    return places, np.array(means)
+
+
+def _draw(axes: Any, curves: Sequence[Curve], style: dict[str, Any]) -> None:
+    """One line, with a band where there are several curves."""
+    curves = [curve for curve in curves if len(curve[0])]
+    if not curves:
+        return
+    first, last = max(places[0] for places, _ in curves), min(places[-1] for places, _ in curves)
+    if len(curves) == 1 or first > last:  # nothing in common: each for itself
+        for places, values in curves:
+            axes.plot(places, values, marker="." if len(places) == 1 else None, **style)
+        return
+    grid = np.unique(np.concatenate([places[(places >= first) & (places <= last)] for places, _ in curves]))
+    values = np.stack([np.interp(grid, *curve) for curve in curves])
+    axes.plot(grid, values.mean(0), marker="." if len(grid) == 1 else None, **style)
+    axes.fill_between(grid, values.min(0), values.max(0), color=style["color"], alpha=0.2, linewidth=0)
+
+
+def _unit(x: X, largest: float) -> tuple[float, str]:
+    """What x is divided by, and its label."""
+    if x == "env_steps":
+        return 1, "env-steps (all replicas)"
+    for scale, unit in ((3600, "hours"), (60, "minutes")):
+        if largest >= 2 * scale:
+            return scale, f"training time ({unit})"
+    return 1, "training time (seconds)"
+
+
+def _words(figure: str) -> tuple[str, str]:
+    """A panel's title and its unit."""
+    title = figure.replace("_", " ")
+    if figure.startswith("return_"):
+        return f"return, {figure.removeprefix('return_')}", "reward per agent and episode"
+    if figure.startswith(("entropy", "approximate_kl")):
+        return title, "nats"
+    units = {
+        "agent_steps_per_s": "agent-steps / s",
+        "env_steps": "env-steps",
+        "episode_length": "ticks",
+        "episodes": "per iteration",
+        "seconds": "s",
+        "terminated_share": "share of episodes",
+        **dict.fromkeys(("policy_share", "sampling_share", "env_share", "update_share"), "share of the time"),
+    }
+    return title, units.get(figure, "share" if "_share" in figure else "")

@@ -1,0 +1,162 @@
+"""Storage of a rollout: what T ticks of E replicas with A agents leave for the learner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import torch
+
+from gpu_vecenv.compile.device import free_bytes
+from gpu_vecenv.engine.sampler import Sample, Sampler
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.errors import CapacityError
+from gpu_vecenv.train.policy import Policy, RoleView, masked
+
+
+class Batch(NamedTuple):
+    """Rows of a rollout, (rows, …). Only those of ``active`` agents count; ``advantages`` as they are to be used."""
+
+    obs: torch.Tensor
+    draws: torch.Tensor
+    log_probs: torch.Tensor
+    values: torch.Tensor
+    advantages: torch.Tensor
+    returns: torch.Tensor
+    active: torch.Tensor
+    action_mask: torch.Tensor | None = None
+
+
+class Rollout:
+    """Storage of one iteration. The environment writes observations where the learner reads them: nothing is copied.
+
+    Tensors are (T, E, A, …); ``obs``, ``active``, ``action_mask`` and ``values`` have one row more.
+    """
+
+    def __init__(self, env: VecEnv, num_steps: int) -> None:
+        self.env, rows, device = env, (num_steps, env.num_envs, env.num_agents), env.device
+        after, action = (num_steps + 1, *rows[1:]), env.game.action
+        self.obs = torch.zeros((*after, *env.game.observation.shape), dtype=env.layout.obs_dtype, device=device)
+        self.active = torch.zeros(after, dtype=torch.bool, device=device)
+        self.values = torch.zeros(after, device=device)
+        choices = (env.layout.num_choices,) if env.layout.num_choices else ()
+        self.action_mask = torch.zeros((*after, *choices), dtype=torch.bool, device=device) if choices else None
+        kind = torch.float32 if action.continuous else torch.int32
+        self.draws = torch.zeros((*rows, *action.shape), dtype=kind, device=device)  # actions, or what becomes them
+        self.log_probs, self.rewards, self.advantages, self.returns = torch.zeros((4, *rows), device=device)
+        self.terminations, self.truncations = torch.zeros((2, *rows), dtype=torch.bool, device=device)
+        self.slabs = [
+            env.slab(
+                **self._before(t + 1),
+                rewards=self.rewards[t],
+                terminations=self.terminations[t],
+                truncations=self.truncations[t],
+            )
+            for t in range(num_steps)
+        ]
+        boxed = torch.empty_like(self.draws[0])
+        self.samples = [
+            Sample(boxed, self.log_probs[t], None, self.draws[t])
+            if action.continuous
+            else Sample(self.draws[t], self.log_probs[t])
+            for t in range(num_steps)
+        ]
+        self.last = env.slab(**self._before(-1))
+
+    def _before(self, t: int) -> dict[str, torch.Tensor]:
+        """What tick t begins with, and tick t - 1 has written."""
+        rows = {"obs": self.obs[t], "active": self.active[t]}
+        return rows if self.action_mask is None else rows | {"action_mask": self.action_mask[t]}
+
+    def go_on(self) -> None:
+        """The end of the last iteration is the beginning of the next."""
+        for name, first in self._before(0).items():
+            first.copy_(self._before(-1)[name])
+
+    def collect(
+        self,
+        policies: Collection[Policy],
+        sampler: Sampler,
+        parameters: torch.Tensor,
+        mark: Callable[[str], None] = lambda stage: None,
+        watched: int | None = None,
+    ) -> None:
+        """All ticks of an iteration, but for the values of the state that the last one leads to.
+
+        Args:
+            policies: Of all roles.
+            sampler: Of the environment.
+            parameters: (E, A, sampler.num_parameters) float32, into which each policy writes its agents' outputs.
+            mark: Told the stages of one tick: "policy", "sampling", "env" as they begin, "ticked" at its end.
+            watched: That tick. To tell its stages apart it samples and steps one after the other, the others at once:
+                the same bits.
+        """
+        self.go_on()
+        for t, (slab, sample) in enumerate(zip(self.slabs, self.samples, strict=True)):
+            told = mark if t == watched else lambda stage: None
+            told("policy")
+            for policy in policies:
+                view = policy.view
+                outputs, self.values[t][:, view.agents] = policy(view.obs(self.obs[t]))
+                parameters[:, view.agents][..., view.columns] = outputs
+            told("sampling")
+            allowed = masked(parameters, None if self.action_mask is None else self.action_mask[t])
+            if t == watched:
+                sampler.sample(allowed, out=sample)
+                told("env")
+                self.env.step(sample.actions, out=slab)
+            else:
+                sampler.step(allowed, sample=sample, out=slab)
+            told("ticked")
+
+    def look_again(self) -> None:
+        """Fill the last row from the environment's state, as after ``load_state_dict``."""
+        self.env.observe(out=self.obs[-1])
+        self.active[-1].copy_(self.env.active)
+        if self.action_mask is not None:
+            self.action_mask[-1].copy_(self.env.action_mask)
+
+    def at(self, view: RoleView, places: torch.Tensor, estimates: torch.Tensor) -> Batch:
+        """Rows of a role; ``places`` (rows,) int64 count through (T, E, A); ``estimates`` are their advantages."""
+
+        def rows(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[: len(self.draws)].flatten(0, 2)[places]
+
+        draws = rows(self.draws).view(len(places), -1)[:, : view.heads]
+        log_probs, values, returns = (rows(x) for x in (self.log_probs, self.values, self.returns))
+        mask = None if self.action_mask is None else view.mask(rows(self.action_mask))
+        return Batch(self.obs_rows(view)[places], draws, log_probs, values, estimates, returns, rows(self.active), mask)
+
+    def obs_rows(self, view: RoleView) -> torch.Tensor:
+        """All observations before a tick, cut to a role's own: (T * E * A, *obs_shape), no copy."""
+        return self.obs[:-1].flatten(0, 2)[(slice(None), *view.own)]
+
+    @staticmethod
+    def bytes_per_env(env: VecEnv, num_steps: int) -> int:
+        """Memory of one replica's rows, with what the update makes of them."""
+        per_row = env.game.obs_size * env.layout.obs_dtype.itemsize + 4 * env.game.action.heads + 40
+        per_row += env.layout.num_choices
+        return (num_steps + 1) * env.num_agents * 2 * per_row
+
+
+def check_capacity(env: VecEnv, num_steps: int) -> None:
+    """Raise CapacityError where a rollout does not fit in the device's free memory."""
+    each, free = Rollout.bytes_per_env(env, num_steps), free_bytes(env.device)
+    if each * env.num_envs > free:
+        raise CapacityError(
+            f"a rollout of {num_steps} steps x {env.num_envs:,} replicas needs about {each * env.num_envs:,} bytes, "
+            f"{free:,} are free on {env.device}; at most num_envs = {free // each:,} fit"
+        )
+
+
+def fitting_num_envs(game_env: Callable[[int], VecEnv], num_steps: int, wanted: int) -> int:
+    """The most replicas up to ``wanted`` whose environment and rollout fit in 80 % of the free memory."""
+    env = game_env(1)
+    each = env.bytes_per_env() + Rollout.bytes_per_env(env, num_steps)
+    fit = int(0.8 * free_bytes(env.device)) // each
+    env.close()
+    if fit < 1:
+        raise CapacityError(
+            f"one replica needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
+        )
+    return min(wanted, fit)

@@ -1,0 +1,1 @@
+"""The standard interfaces on one VecEnv: Gymnasium, PettingZoo (one environment, AEC, batched), NumPy, rendering."""

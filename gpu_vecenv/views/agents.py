@@ -1,0 +1,98 @@
+"""Agents by name: their spaces, their parts of a game's tensors, and dictionaries of their actions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterable, Mapping
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete, Space
+
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.errors import AgentKeyError, nearest
+
+LISTED = 8  # names that a message shows of a list
+
+
+def versioned_name(given: str | type[Env] | Env, game: Env | type[Env]) -> str:
+    """``tag_continuous_v0``: PettingZoo's kind of name, of a game that was asked for as ``given``."""
+    return f"{given if isinstance(given, str) else game.name()}_v{game.version}"
+
+
+def role_of_agents(game: Env) -> dict[str, str]:
+    """Agent name -> role, in agent order."""
+    roles = (role for role, count in game.roles.items() for _ in range(count))
+    return dict(zip(game.agent_names, roles, strict=True))
+
+
+def own_spaces(roles: Mapping[str, str], spaces: Mapping[str, Space[Any]]) -> dict[str, Any]:
+    """Key -> a copy of its role's space, with a random stream of its own: to seed one seeds no other."""
+    own = {key: copy.deepcopy(spaces[role]) for key, role in roles.items()}
+    for space in own.values():
+        space.seed()  # a copy begins with the original's stream
+    return own
+
+
+def space_of(spaces: Mapping[str, Space[Any]], agent: str) -> Space[Any]:
+    """An agent's space, or AgentKeyError."""
+    if agent not in spaces:
+        raise AgentKeyError(f"no agent is called {agent!r}; {nearest(str(agent), spaces)}")
+    return spaces[agent]
+
+
+def own_obs(game: Env, role: str, rows: Any) -> Any:
+    """The part of rows (…, *obs_shape), torch or NumPy, that an agent of this role observes; a view."""
+    return rows[(..., *game.observation.own(role))]
+
+
+def joint_space(game: Env) -> Box:
+    """The space of ``joint_obs``, of one replica."""
+    spaces = [game.observation.spaces[role] for role, count in game.roles.items() for _ in range(count)]
+    low, high = (np.concatenate([getattr(s, bound).ravel() for s in spaces]) for bound in ("low", "high"))
+    return Box(low, high, dtype=game.observation.dtype.type)
+
+
+def joint_obs(game: Env, obs: torch.Tensor) -> torch.Tensor:
+    """All agents' own observations in agent order, (num_envs, elements); a view of ``obs`` if no role's is padded."""
+    if not game.observation.padded:
+        return obs.flatten(1)
+    roles = game.role_slices.items()
+    return torch.cat([own_obs(game, role, obs[:, where]).flatten(1) for role, where in roles], 1)
+
+
+def choices(game: Env) -> dict[str, list[slice]]:
+    """Role -> where in an agent's action mask the choices of each of its numbers lie."""
+    action = game.action
+    first = [0, *accumulate(action.head_sizes)]
+    return {
+        role: [slice(at, at + n) for at, n in zip(first, sizes, strict=False)] for role, sizes in action.sizes.items()
+    }
+
+
+def own_choices(mask: Any, places: Iterable[slice], space: Space[Any]) -> Any:
+    """What ``space.sample`` takes: the choices of a Discrete space, or a tuple of those of each number. Views."""
+    masks = tuple(mask[..., place] for place in places)
+    return masks[0] if isinstance(space, Discrete) else masks
+
+
+def check_keys(actions: Any, expected: Collection[str], known: Collection[str]) -> None:
+    """Raise TypeError, or AgentKeyError unless the keys of ``actions`` are exactly those ``expected``."""
+    if not isinstance(actions, Mapping):
+        raise TypeError(f"step: actions are a {type(actions).__name__}; expected a dictionary, one action per agent")
+    if len(actions) == len(expected) and all(key in actions for key in expected):
+        return
+    wrong = {
+        "no action for": [key for key in expected if key not in actions],
+        "an action for one that has ended:": [key for key in actions if key in known and key not in expected],
+        "an action for an unknown": [key for key in actions if key not in known],
+    }
+    found = "; ".join(f"{what} {_listed(keys)}" for what, keys in wrong.items() if keys)
+    raise AgentKeyError(f"step: {found}. Expected one action for each of: {_listed(expected) or 'none, call reset()'}")
+
+
+def _listed(names: Collection[Any]) -> str:
+    first = ", ".join(map(str, list(names)[:LISTED]))
+    return first if len(names) <= LISTED else f"{first} and {len(names) - LISTED} more"

@@ -1,0 +1,369 @@
+"""The Gymnasium views: a VectorEnv whose rows are agents, on the device, and the single-replica Env, in NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import MultiDiscrete, Space
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.spaces import with_zero
+from gpu_vecenv.engine.arguments import ActionCheck, checked_mask, checked_seed, made, reset_mask
+from gpu_vecenv.engine.make import make
+from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.registry import Game, limited
+from gpu_vecenv.errors import ConfigError, ResetNeededError
+from gpu_vecenv.views.frames import Frames, Viewer, checked_render_mode, render_metadata, viewer_of
+from gpu_vecenv.views.host_copy import HostCopy
+
+Output = Literal["torch", "numpy"]
+Step = tuple[Any, Any, Any, Any, dict[str, Any]]
+
+
+class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
+    """A game as Gymnasium's vector env: ``gymnasium.make_vec("gpu_vecenv/TagContinuous-v0", num_envs=1000)``.
+
+    Agents are rows: agent ``a`` of replica ``e`` is row ``e * num_agents + a``. ``num_envs`` counts rows, as the
+    contract demands, ``num_replicas`` replicas. An agent that leaves its game early ends its row's episode there, is a
+    row of zeros until its replica ends, and then terminates once more; so nothing is learned across a new start.
+    Observations of roles with smaller spaces are padded with zeros. An action outside its space is refused where the
+    host sees it (``output="numpy"``, or ``validate="sync"``) and else marks the replica in ``vec_env.faults()``.
+
+    Args:
+        game: A registered name, an Env class or an Env.
+        num_envs: Replicas.
+        device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
+        output: "torch": tensors on the device, in which no step reads anything on the host. "numpy": arrays, by one
+            copy and one synchronisation a step.
+        autoreset_mode: A member of Gymnasium's AutoresetMode, or "same_step" (default), "next_step", "disabled".
+        render_mode: "rgb_array" (``render`` gives frames), "human" (a window shows every reset and step) or None.
+        render_replicas: Which replicas the window shows, one or several; None: the first ones, at most 16.
+        max_episode_steps: Another word for the game's ``max_steps``.
+        **arguments: Of ``gpu_vecenv.make``: the game's configuration, and driver, validate, arrays, starts,
+            first_replica, quarantine.
+
+    Raises:
+        TypeError, ValueError, ConfigError, CapacityError: As ``gpu_vecenv.make``.
+    """
+
+    def __init__(
+        self,
+        game: Game,
+        num_envs: int = 1,
+        device: str | torch.device | None = None,
+        *,
+        output: Output = "torch",
+        autoreset_mode: AutoresetMode | str = "same_step",
+        render_mode: str | None = None,
+        render_replicas: int | Sequence[int] | None = None,
+        max_episode_steps: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        self._arguments: dict[str, Any] = {"game": game, "num_envs": num_envs, "device": device, "output": output}
+        self._arguments |= {"autoreset_mode": autoreset_mode, "render_mode": render_mode, **arguments}
+        self._arguments |= {"max_episode_steps": max_episode_steps, "render_replicas": render_replicas}
+        mode = autoreset_mode.name.lower() if isinstance(autoreset_mode, AutoresetMode) else autoreset_mode
+        if output not in ("torch", "numpy"):
+            raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
+        self.output = output
+        config = limited(arguments, "max_episode_steps", max_episode_steps)
+        self._viewer: Viewer | None = None
+        self.vec_env = make(game, num_envs, device, autoreset_mode=mode, rows=True, **config)
+        self.game, self.device = self.vec_env.game, self.vec_env.device
+        self.render_mode = checked_render_mode(self.game, render_mode)
+        self._viewer = viewer_of(self.vec_env, render_mode, render_replicas)
+        self.num_replicas, self.num_agents = self.vec_env.num_envs, self.game.num_agents
+        self.num_envs = self.num_replicas * self.num_agents
+        self.autoreset_mode = AutoresetMode[mode.upper()]
+        self.metadata = {"autoreset_mode": self.autoreset_mode, **render_metadata(self.game)}
+        widest = self.game.observation.widest
+        # A row of several agents' game may be all 0.
+        self.single_observation_space = widest if self.num_agents == 1 else with_zero(widest)
+        self.single_action_space = self.game.action.widest
+        self._check = ActionCheck(self.game, self.vec_env.layout.batch, self.device)
+        self._host = HostCopy(self.vec_env.layout) if output == "numpy" else None
+        # In NumPy, Gymnasium's infos say with "_key" which rows have "key"; here all do. Nobody can write to the array.
+        self._every = None if self._host is None else np.broadcast_to(True, self.num_envs)
+        self._seen: _Seen | None = None
+
+    # Whole batches of spaces hold bounds for every row; they are made when somebody asks.
+    @cached_property
+    def observation_space(self) -> Space[Any]:  # type: ignore[override]
+        """The space of all rows' observations."""
+        return batch_space(self.single_observation_space, self.num_envs)
+
+    @cached_property
+    def action_space(self) -> Space[Any]:  # type: ignore[override]
+        """The space of all rows' actions; each row's own choices where roles differ."""
+        return _rows_of_actions(self.game, self.num_replicas)
+
+    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes.
+
+        Args:
+            seed: 0 … 2**64 - 1, one for all rows; see ``VecEnv.reset``.
+            options: ``{"reset_mask": mask}`` resets some replicas: (num_envs,) bool, torch or NumPy, the same for all
+                rows of a replica.
+
+        Raises:
+            InvalidSeedError, ConfigError, TypeError, ValueError: An argument is wrong; nothing has changed.
+        """
+        if seed is not None:
+            seed = checked_seed(seed)
+        mask = self._replicas(reset_mask(options))
+        slab = None if self._host is None else self._host.slab()
+        obs, info = self.vec_env.reset(seed=seed, mask=mask, out=slab)
+        super().reset(seed=seed)
+        if self._host is not None:
+            arrays = self._host.arrays()
+            self._seen = _Seen(self.vec_env, arrays)
+        if self._viewer is not None:
+            self._viewer.draw()
+        if self._host is not None:
+            return arrays["obs"], self._with_masks({name: arrays[name] for name in info})
+        return obs, self._with_masks(info)
+
+    def step(self, actions: Any, out: Slab | None = None) -> Step:
+        """One tick of every replica.
+
+        Args:
+            actions: (num_envs[, heads]), torch int32, int64 or float32 on the device, or NumPy of these types.
+            out: Where to write (``vec_env.slab()``), with ``output="torch"``; None allocates.
+
+        Returns:
+            Observations, rewards (float32), terminations, truncations and info: "active" (rows whose next action
+            counts), "action_mask" if the game has one, in "same_step" mode "final_obs" and "final_info" with their
+            masks of rows, "_final_obs" and "_final_info"; in NumPy every key has its mask. Rows of "final_obs" outside
+            the mask are unspecified.
+
+        Raises:
+            TypeError, ValueError: Actions or ``out`` have a wrong type, dtype, shape or device; nothing has changed.
+            InvalidActionError: The host sees a value outside the space; nothing has changed.
+            ResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
+        """
+        if isinstance(actions, np.ndarray):
+            actions = self._from_numpy(actions)
+        if self._host is None:
+            obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
+            if self._viewer is not None:
+                self._viewer.draw()
+            return obs, rewards, terminations, truncations, self._with_masks(info)
+        if out is not None:
+            raise ValueError('step: out is a Slab of tensors, but output is "numpy"; expected None')
+        *_, written = self.vec_env.step(actions, self._host.slab())
+        arrays = self._host.arrays()
+        self._seen = _Seen(self.vec_env, arrays)
+        named = {name: arrays["final_mask" if name == "_final_obs" else name] for name in written}
+        outputs = [arrays[name] for name in ("obs", "rewards", "terminations", "truncations")]
+        if self._viewer is not None:
+            self._viewer.draw()
+        return outputs[0], outputs[1], outputs[2], outputs[3], self._with_masks(named)
+
+    def action_masks(self) -> Any:
+        """Choices that are allowed in the coming tick, (num_envs, num_logits) bool, as in ``info["action_mask"]``."""
+        if not self.game.masks_actions:
+            raise AttributeError(f"{type(self.game).__name__} has no action masks: masks_actions is False")
+        mask = self.vec_env.action_mask.flatten(0, 1).clone()
+        return mask if self._host is None else mask.cpu().numpy()
+
+    def sample_actions(self) -> torch.Tensor:
+        """Uniform valid actions drawn on the device, see ``VecEnv.sample_actions``."""
+        return self.vec_env.sample_actions()
+
+    def render(self) -> Sequence[np.ndarray[Any, Any]] | None:  # type: ignore[override]
+        """With "rgb_array" one frame per row, (height, width, 3) uint8, drawn when it is looked at, else None.
+
+        Rows of a replica share theirs.
+        """
+        return Frames(self.vec_env, self.num_agents) if self.render_mode == "rgb_array" else None
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Let go of all memory, and of the window."""
+        if hasattr(self, "vec_env"):  # Gymnasium closes what a constructor has refused, too
+            self.vec_env.close()
+            self._host = self._seen = None
+            if self._viewer is not None:
+                self._viewer.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made, (type(self), self._arguments), {"spec": self.spec}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.game!r}, num_replicas={self.num_replicas}, device={str(self.device)!r})"
+
+    def _from_numpy(self, actions: np.ndarray[Any, Any]) -> torch.Tensor:
+        array = self._check.array(actions)
+        if self._host is not None:
+            self.vec_env.check_ready("step")
+            if self.game.masks_actions or not self._check.plainly_valid(array):
+                self._seen = _Seen.of(self.vec_env, self._seen)
+                self._check.values(torch.tensor(array, device="cpu"), self._seen.active, self._seen.action_mask)
+        return self._check.tensor(array)
+
+    def _with_masks(self, info: Mapping[str, Any]) -> dict[str, Any]:
+        masked = dict(info)
+        if self._every is not None:
+            masked |= {f"_{name}": self._every for name in info if f"_{name}" not in info and name[0] != "_"}
+        if "final_obs" in info:
+            masked |= {"final_info": {}, "_final_info": info["_final_obs"]}
+        return masked
+
+    def _replicas(self, mask: Any) -> Any:
+        """Rows to replicas; the one look at a mask, where a replica has several rows."""
+        if mask is None or self.num_agents == 1:
+            return mask
+        mask = checked_mask(mask, self.num_envs, self.device)
+        rows = mask.reshape(self.num_replicas, self.num_agents)
+        if bool((rows.any(1) != rows.all(1)).any()):
+            raise ValueError(
+                f"reset: reset_mask is True for some of a replica's {self.num_agents} rows only; agents begin anew "
+                "together: expected the same value for all rows of a replica"
+            )
+        return rows[:, 0]
+
+
+class GymnasiumEnv(gymnasium.Env[Any, Any]):
+    """One replica in NumPy: ``gymnasium.make("gpu_vecenv/CartPole-v1")``.
+
+    A game of several agents appears as one player who sees and moves them all: observations and actions have a leading
+    agent axis, the reward is the sum, and the episode ends when all agents have ended.
+
+    Args:
+        game: A registered name, an Env class or an Env.
+        device: By default the CPU, which one replica keeps busy enough.
+        render_mode: "rgb_array" (``render`` gives a frame), "human" (a window shows every reset and step) or None.
+        **arguments: Of ``gpu_vecenv.make``.
+    """
+
+    # What gymnasium.make looks at before it makes one; an instance has its own game's.
+    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
+
+    def __init__(
+        self, game: Game, device: str | torch.device = "cpu", *, render_mode: str | None = None, **arguments: Any
+    ) -> None:
+        self._arguments = {"game": game, "device": device, "render_mode": render_mode, **arguments}
+        self.vec_env = make(game, 1, device, autoreset_mode="disabled", **arguments)
+        self.game = self.vec_env.game
+        self.render_mode = checked_render_mode(self.game, render_mode)
+        self._viewer = viewer_of(self.vec_env, render_mode)
+        self.metadata = render_metadata(self.game)
+        alone = self.game.num_agents == 1
+        space = self.game.observation.widest
+        self.observation_space = space if alone else batch_space(space, self.game.num_agents)
+        self.action_space = self.game.action.widest if alone else _rows_of_actions(self.game, 1)
+        self._shape = self.game.action.shape if alone else (self.game.num_agents, *self.game.action.shape)
+        self._check = ActionCheck(self.game, self.vec_env.layout.batch, self.vec_env.device)
+        self._host = HostCopy(self.vec_env.layout)
+        self._seen: _Seen | None = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
+        """Begin a new episode; ``options`` knows no key.
+
+        Raises:
+            InvalidSeedError, ConfigError: An argument is wrong; nothing has changed.
+        """
+        if options is not None and not isinstance(options, Mapping):
+            raise TypeError(f"reset: options is a {type(options).__name__}; expected a dict")
+        if options:
+            raise ConfigError(f"reset: options has {sorted(options, key=str)}; expected none")
+        self.vec_env.reset(seed=None if seed is None else checked_seed(seed), out=self._host.slab())
+        super().reset(seed=seed)
+        arrays = self._host.arrays()
+        info = self._info(arrays)
+        if self._viewer is not None:
+            self._viewer.draw()
+        return self._part(arrays["obs"]), info
+
+    def step(self, action: Any) -> tuple[np.ndarray[Any, Any], float, bool, bool, dict[str, Any]]:
+        """One tick.
+
+        Raises:
+            TypeError, ValueError, InvalidActionError: The action does not fit its space; nothing has changed.
+            ResetNeededError, ClosedEnvError: Before ``reset`` or after an episode's end, after ``close``.
+        """
+        self.vec_env.check_ready("step")
+        self._seen = _Seen.of(self.vec_env, self._seen)
+        if not self._seen.active.any():
+            raise ResetNeededError("step after the episode's end: call reset() first")
+        array = self._check.array(action, self._shape)
+        self._check.values(torch.tensor(array, device="cpu"), self._seen.active, self._seen.action_mask)
+        self.vec_env.step(self._check.tensor(array), self._host.slab())
+        arrays = self._host.arrays()
+        info = self._info(arrays)
+        over = not arrays["active"].any()
+        truncated = over and bool(arrays["truncations"].any())
+        if self._viewer is not None:
+            self._viewer.draw()
+        return (
+            self._part(arrays["obs"]),
+            float(arrays["rewards"].sum(dtype=np.float64)),
+            over and not truncated,
+            truncated,
+            info,
+        )
+
+    def render(self) -> np.ndarray[Any, Any] | None:
+        """With "rgb_array" a frame of the replica, (height, width, 3) uint8, else None."""
+        return Frames(self.vec_env)[0] if self.render_mode == "rgb_array" else None
+
+    def close(self) -> None:
+        """Let go of all memory, and of the window."""
+        self.vec_env.close()
+        if self._viewer is not None:
+            self._viewer.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made, (type(self), self._arguments), {"spec": self.spec}
+
+    def _part(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The replica's; without the agent axis where there is one agent."""
+        part: np.ndarray[Any, Any] = array[0, 0] if self.game.num_agents == 1 else array[0]
+        return part
+
+    def _info(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+        self._seen = _Seen(self.vec_env, arrays)
+        info = {"active": arrays["active"][0]} if self.game.num_agents > 1 else {}
+        return info | {name: self._part(arrays[name]) for name in ("action_mask",) if name in arrays}
+
+
+class _Seen:
+    """What the host knows of the coming tick: who acts, and which choices are allowed. Copies: infos may be written to.
+
+    Args:
+        env: Of which.
+        arrays: What its last tick wrote.
+    """
+
+    def __init__(self, env: VecEnv, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self.loads = env.loads
+        self.active = torch.tensor(arrays["active"], device="cpu")
+        self.action_mask = torch.tensor(arrays["action_mask"], device="cpu") if "action_mask" in arrays else None
+
+    @staticmethod
+    def of(env: VecEnv, seen: _Seen | None) -> _Seen:
+        """``seen``, or what the environment says, where a loaded state has overtaken it."""
+        if seen is not None and seen.loads == env.loads:
+            return seen
+        tensors = {"active": env.active} | ({"action_mask": env.action_mask} if env.game.masks_actions else {})
+        return _Seen(env, {name: tensor.cpu().numpy() for name, tensor in tensors.items()})
+
+
+def _rows_of_actions(game: Env, num_envs: int) -> Space[Any]:
+    """The space of all agents' actions; each agent's own choices where roles differ."""
+    action, rows = game.action, num_envs * game.num_agents
+    if action.continuous or len(set(action.sizes.values())) == 1:
+        return batch_space(action.widest, rows)
+    own = [
+        (*action.sizes[role], *[1] * action.heads)[: action.heads] for role, n in game.roles.items() for _ in range(n)
+    ]
+    return MultiDiscrete(np.tile(np.array(own), (num_envs, 1)).reshape(rows, *action.shape))

@@ -1,0 +1,353 @@
+"""The PettingZoo views of one replica, ParallelEnv and AECEnv, and a module for each game in PettingZoo's manner.
+
+``from gpu_vecenv.views.pettingzoo_env import tag_continuous_v0`` gives
+``tag_continuous_v0.parallel_env(max_cycles=100)``,
+``.env()`` (AEC) and ``.raw_env()`` (AEC that checks no actions); so for every registered game.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache, partial
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+import pettingzoo
+import torch
+from gymnasium.spaces import Box, Space
+from pettingzoo.utils.conversions import parallel_to_aec
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
+
+from gpu_vecenv.engine.arguments import ActionCheck, checked_seed, made
+from gpu_vecenv.engine.make import make
+from gpu_vecenv.engine.step_buffers import Slab, SlabLayout
+from gpu_vecenv.envs.registry import GAMES, Game, limited
+from gpu_vecenv.errors import InvalidActionError, PettingZooResetNeededError, UnknownModuleError, nearest
+from gpu_vecenv.views.agents import (
+    check_keys,
+    choices,
+    joint_obs,
+    joint_space,
+    own_choices,
+    own_obs,
+    own_spaces,
+    role_of_agents,
+    space_of,
+    versioned_name,
+)
+from gpu_vecenv.views.frames import Frames, checked_render_mode, render_metadata, viewer_of
+from gpu_vecenv.views.host_copy import Arrays, HostCopy
+
+Infos = dict[str, dict[str, Any]]
+
+
+class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
+    """One replica as PettingZoo's ParallelEnv: ``pettingzoo.make("parallel", "gpu_vecenv/tag_continuous-v0")``.
+
+    An agent that ends leaves ``agents`` and does not return before ``reset``; no agents, no episode. Each agent has
+    space objects of its own, of its role's size: to seed one seeds no other's samples. Rewards are Python floats, flags
+    Python bools. For many replicas there is ``BatchedParallelEnv``.
+
+    Args:
+        game: A registered name, an Env class or an Env.
+        device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
+        output: "torch": observations are tensors on the device, views of the one that the tick wrote. "numpy": arrays,
+            views of one copy. Either way a step waits for the device once.
+        render_mode: "rgb_array" (``render`` gives a frame), "human" (a window shows every reset and step) or None.
+        max_cycles: PettingZoo's word for the game's ``max_steps``. As an attribute, which PettingZoo's own test sets,
+            it means nothing: the rules are compiled.
+        **arguments: Of ``gpu_vecenv.make``.
+
+    Raises:
+        TypeError, ValueError, ConfigError: As ``gpu_vecenv.make``.
+    """
+
+    def __init__(
+        self,
+        game: Game,
+        device: str | torch.device | None = None,
+        *,
+        output: Literal["torch", "numpy"] = "torch",
+        render_mode: str | None = None,
+        max_cycles: int | None = None,
+        **arguments: Any,
+    ) -> None:
+        self._arguments = {"game": game, "device": device, "output": output, "render_mode": render_mode, **arguments}
+        self._arguments |= {"max_cycles": max_cycles}
+        if output not in ("torch", "numpy"):
+            raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
+        if "num_envs" in arguments:
+            raise TypeError("a ParallelEnv is one replica, without num_envs; for more there is batched_parallel_env")
+        config = limited(arguments, "max_cycles", max_cycles)
+        self.vec_env = make(game, 1, device, autoreset_mode="disabled", rows=False, **config)
+        self.game, self.device = self.vec_env.game, self.vec_env.device
+        self.render_mode = checked_render_mode(self.game, render_mode)
+        self._viewer = viewer_of(self.vec_env, render_mode)
+        self.metadata = {"name": versioned_name(game, self.game), **render_metadata(self.game)}
+        self.metadata["is_parallelizable"] = True
+        self._roles = role_of_agents(self.game)
+        self._places = {agent: i for i, agent in enumerate(self._roles)}
+        self.possible_agents = list(self._roles)
+        self.observation_spaces = own_spaces(self._roles, self.game.observation.spaces)
+        self.action_spaces = own_spaces(self._roles, self.game.action.spaces)
+        self.state_space: Box = joint_space(self.game)
+        self._masks = choices(self.game)
+        layout = self.vec_env.layout
+        self._check = ActionCheck(self.game, layout.batch, self.device)
+        self.output, self._numpy = output, output == "numpy"
+        self._host: HostCopy | _PartialCopy = HostCopy(layout) if self._numpy else _PartialCopy(layout)
+        self._live: dict[str, int] | None = None  # agent -> its place, of those whose next action counts
+
+    @property
+    def agents(self) -> list[str]:  # type: ignore[override]
+        """Agents whose episode goes on, in agent order.
+
+        Raises:
+            PettingZooResetNeededError: Before ``reset``.
+        """
+        if self._live is None:
+            raise PettingZooResetNeededError("agents before reset: call reset() first")
+        return list(self._live)
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """An agent's observation space, always the same object.
+
+        Raises:
+            AgentKeyError: There is no such agent.
+        """
+        return space_of(self.observation_spaces, agent)
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """An agent's action space, always the same object.
+
+        Raises:
+            AgentKeyError: There is no such agent.
+        """
+        return space_of(self.action_spaces, agent)
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Infos]:
+        """Begin a new episode.
+
+        Args:
+            seed: 0 … 2**64 - 1; see ``VecEnv.reset``.
+            options: Ignored, whatever it holds: PettingZoo's test of the API gives some to every environment.
+
+        Returns:
+            Observations and infos of all agents, see ``step``.
+
+        Raises:
+            InvalidSeedError: Nothing has changed.
+            ClosedEnvError: After ``close``.
+        """
+        seed = None if seed is None else checked_seed(seed)
+        slab = self._host.slab()
+        self.vec_env.reset(seed=seed, out=slab)
+        observations, infos, _ = self._outputs(slab, self._places)
+        if self._viewer is not None:
+            self._viewer.draw()
+        return observations, infos
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], Infos]:
+        """One tick. Without live agents and without actions there is none: five empty dictionaries.
+
+        Args:
+            actions: One for each live agent, of its own action space: an int, or an int32, int64 or float32 array or
+                tensor, on the host or on the device.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos of the agents that were live before the step.
+            An info has "action_mask", what the coming action may be, if the game declares it: for ``output="numpy"`` as
+            ``action_space(agent).sample(mask)`` takes it, int8 arrays, else bool tensors on the device; one for a
+            Discrete space, for a MultiDiscrete one a tuple with one for each number.
+
+        Raises:
+            AgentKeyError: A live agent has no action, or somebody else has one; nothing has changed.
+            TypeError, ValueError, InvalidActionError: An action is none of its agent's; nothing has changed.
+            PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
+        """
+        live = self._ready("step")
+        check_keys(actions, live, self._places)
+        if not live:
+            return {}, {}, {}, {}, {}
+        array = self._joined({agent: self._checked(agent, actions[agent]) for agent in live})
+        self._check.values(torch.from_numpy(array), torch.from_numpy(self._active), self._mask)
+        slab = self._host.slab()
+        self.vec_env.step(self._check.tensor(array), slab)
+        observations, infos, arrays = self._outputs(slab, live)
+        if self._viewer is not None:
+            self._viewer.draw()
+        rewards, terminations, truncations = (
+            arrays[name][0].tolist() for name in ("rewards", "terminations", "truncations")
+        )
+        return (
+            observations,
+            {agent: rewards[i] for agent, i in live.items()},
+            {agent: terminations[i] for agent, i in live.items()},
+            {agent: truncations[i] for agent, i in live.items()},
+            infos,
+        )
+
+    def state(self) -> Any:
+        """All agents' own observations, one after the other, (elements,), an array or a tensor like them.
+
+        It is a view of them where no role sees less than another. Agents that have ended count too.
+
+        Raises:
+            PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
+        """
+        self._ready("state")
+        state = joint_obs(self.game, self._obs)[0]
+        return state.numpy() if self._numpy else state
+
+    def render(self) -> np.ndarray[Any, Any] | None:
+        """With "rgb_array" a frame, (height, width, 3) uint8, else None.
+
+        Raises:
+            PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
+        """
+        self._ready("render")
+        return Frames(self.vec_env)[0] if self.render_mode == "rgb_array" else None
+
+    def close(self) -> None:
+        """Let go of all memory, and of the window. Calling it again does nothing."""
+        self.vec_env.close()
+        if self._viewer is not None:
+            self._viewer.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made, (type(self), self._arguments)
+
+    def __repr__(self) -> str:
+        return f"ParallelEnv({self.game!r}, device={str(self.device)!r})"
+
+    def _ready(self, method: str) -> dict[str, int]:
+        """The live agents."""
+        if self._live is None and not self.vec_env.closed:
+            raise PettingZooResetNeededError(f"{method} before reset: call reset() first")
+        self.vec_env.check_ready(method)
+        assert self._live is not None, "reset() sets it"
+        return self._live
+
+    def _outputs(self, slab: Slab, agents: Mapping[str, int]) -> tuple[dict[str, Any], Infos, Arrays]:
+        """Observations and infos of these agents, and the arrays of what has been written into the slab."""
+        arrays = self._host.arrays()
+        self._obs = torch.from_numpy(arrays["obs"]) if self._numpy else slab.obs
+        self._active, masks = arrays["active"], arrays.get("action_mask")
+        self._mask = None if masks is None else torch.from_numpy(masks)
+        active = self._active[0].tolist()
+        self._live = {agent: i for agent, i in self._places.items() if active[i]}
+        rows: Any = arrays["obs"][0] if self._numpy else slab.obs[0].unbind()
+        observations = {agent: own_obs(self.game, self._roles[agent], rows[i]) for agent, i in agents.items()}
+        infos: Infos = {agent: {} for agent in agents}
+        if masks is not None:
+            # Copied: whoever writes into an info does not change what the next step checks.
+            own: Any = masks[0].astype(np.int8) if self._numpy else slab.action_mask[0].unbind()  # type: ignore[index]
+            for agent, i in agents.items():
+                places = self._masks[self._roles[agent]]
+                infos[agent]["action_mask"] = own_choices(own[i], places, self.action_spaces[agent])
+        return observations, infos, arrays
+
+    def _checked(self, agent: str, action: Any) -> torch.Tensor | np.ndarray[Any, Any]:
+        """An agent's action: a tensor if it lies on the device, else an array."""
+        given = action if isinstance(action, torch.Tensor) else np.asarray(action)
+        names, space = self._check.names, self.action_spaces[agent]
+        if str(given.dtype).removeprefix("torch.") not in names:
+            if type(action) is int:
+                raise InvalidActionError(f"step: {agent}'s action is {action}; expected a member of {space}")
+            raise TypeError(f"step: {agent}'s action has dtype {given.dtype}; expected {' or '.join(names)}")
+        if given.shape != space.shape:
+            raise ValueError(f"step: {agent}'s action has shape {tuple(given.shape)}; expected {space.shape}")
+        if not isinstance(given, torch.Tensor):
+            return given
+        if given.requires_grad:
+            raise TypeError(f"step: {agent}'s action requires a gradient, which no kernel passes on; use .detach()")
+        if given.device not in (self.device, torch.device("cpu")):
+            raise ValueError(f"step: {agent}'s action is on {given.device}; expected {self.device} or cpu")
+        return given if given.device.type != "cpu" else given.numpy()
+
+    def _joined(self, actions: Mapping[str, torch.Tensor | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+        """The action array of the replica; those that lie on the device come by one copy."""
+        action = self.game.action
+        joined = np.zeros((self.game.num_agents, action.heads), np.float32 if action.continuous else np.int64)
+        distant = {agent: given.reshape(-1) for agent, given in actions.items() if isinstance(given, torch.Tensor)}
+        if distant:
+            parts = torch.cat(list(distant.values())).cpu().split([len(part) for part in distant.values()])
+            actions = {**actions, **{agent: part.numpy() for agent, part in zip(distant, parts, strict=True)}}
+        for agent, given in actions.items():
+            joined[self._places[agent], : given.size] = given.reshape(-1)
+        return joined.reshape(self._check.shape)
+
+
+parallel_env = ParallelEnv  # PettingZoo's name for what makes one
+
+
+def aec_env(
+    game: Game, device: str | torch.device | None = "cpu", **arguments: Any
+) -> pettingzoo.AECEnv[str, Any, Any]:
+    """One replica as PettingZoo's AECEnv, in which agents act one by one and the tick comes after the last of them.
+
+    PettingZoo's own conversion of ``ParallelEnv`` with ``output="numpy"``, which checks every action against its space
+    when it is given.
+
+    Args:
+        game: A registered name, an Env class or an Env.
+        device: By default the CPU, which one replica keeps busy enough.
+        **arguments: Of ``ParallelEnv``.
+    """
+    return OrderEnforcingWrapper(AssertOutOfBoundsWrapper(_raw_env(game, device, **arguments)))
+
+
+def _raw_env(
+    game: Game, device: str | torch.device | None = "cpu", **arguments: Any
+) -> pettingzoo.AECEnv[str, Any, Any]:
+    return parallel_to_aec(ParallelEnv(game, device, output="numpy", **arguments))
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``tag_continuous_v0`` and its like.
+
+    Raises:
+        UnknownModuleError: No registered game has this name and version.
+    """
+    known = [versioned_name(title, game) for title, game in GAMES.items()]
+    if name not in known:
+        raise UnknownModuleError(f"module {__name__} has no attribute {name!r}; {nearest(name, known)}")
+    return _module(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *(versioned_name(title, game) for title, game in GAMES.items())})
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    title = name.rpartition("_v")[0]
+    module = ModuleType(f"{__name__}.{name}", f"The game {title}, version {name.rpartition('_v')[2]}, for PettingZoo.")
+    vars(module).update(
+        parallel_env=partial(ParallelEnv, title), env=partial(aec_env, title), raw_env=partial(_raw_env, title)
+    )
+    return module
+
+
+class _PartialCopy:
+    """HostCopy's methods for a client that keeps observations on the device: all else is copied."""
+
+    def __init__(self, layout: SlabLayout) -> None:
+        self._layout, self._on_host = layout, replace(layout, device=torch.device("cpu"))
+        self._first = next(at * dtype.itemsize for name, dtype, *_, at in layout.places if name == "rewards")
+
+    def slab(self) -> Slab:
+        """Where the next tick writes, fresh memory."""
+        self._buffer = torch.empty(self._layout.nbytes, dtype=torch.uint8, device=self._layout.device)
+        return Slab.allocate(self._layout, self._buffer)
+
+    def arrays(self) -> Arrays:
+        """Name -> array of what has been written since ``slab``, observations left out; waits for the device."""
+        host = torch.empty(self._layout.nbytes, dtype=torch.uint8, device="cpu")
+        host[self._first :] = self._buffer[self._first :]
+        tensors = Slab.allocate(self._on_host, host).tensors()
+        return {name: tensor.numpy() for name, tensor in tensors.items() if name != "obs"}

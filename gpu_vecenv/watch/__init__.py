@@ -1,0 +1,1 @@
+"""Episodes to look at: recorded arrays, replay files and the page that plays them."""

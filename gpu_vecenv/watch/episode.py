@@ -1,0 +1,120 @@
+"""One episode as NumPy arrays, for analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.train.evaluation import TICKS_BETWEEN_LOOKS, Player, Players, table_like, ticks_to_play
+from gpu_vecenv.train.game_policy import GamePolicy
+
+BETWEEN_TICKS = ("obs", "active")  # recorded T + 1 times, as fields are
+OF_TICKS = ("actions", "rewards", "terminations", "truncations")  # T times
+
+
+@torch.no_grad()
+def rollout(
+    env: VecEnv,
+    policy: GamePolicy | Mapping[str, Player] | Callable[[torch.Tensor], torch.Tensor] | None = None,
+    replica: int = 0,
+    fields: Sequence[str] = (),
+    *,
+    greedy: bool = False,
+    seed: int = 1,
+) -> dict[str, np.ndarray[Any, Any]]:
+    """Play one whole episode in a fresh environment like ``env``, and return what happened in it; ``env`` itself rests.
+
+    Index t is the moment before tick t: the agents of ``active[t]`` see ``obs[t]`` and do ``actions[t]``. For that they
+    get ``rewards[t]``, ``terminations[t]`` and ``truncations[t]``, and ``obs[t + 1]`` and the fields at t + 1 say what
+    has become of the replica. An episode has T ticks; at t = T no agent is active any more.
+
+    Policies and chance draw from the random streams of the replica: the episode is the one that replica ``replica`` of
+    ``env`` plays first after ``reset(seed=seed)``. It is recorded on the device and comes to the host in pieces; so a
+    function is asked for up to 15 actions after the episode's end.
+
+    Args:
+        env: The pattern: its game, device and shared fields.
+        policy: Who acts: a GamePolicy; role -> player, as ``Trainer.evaluate`` has them (a policy, a function, or None
+            for chance); a function from all agents' observations, (1, num_agents, *obs_shape), to actions, (1,
+            num_agents[, heads]), as ``VecEnv`` gives and takes them; or None: chance.
+        replica: Which one of ``env``; further ones have random streams of their own, too.
+        fields: State fields to record beside.
+        greedy: Policies take the likeliest action instead of sampling.
+        seed: Of the random streams.
+
+    Returns:
+        Name -> array. (T + 1, …): "obs" (num_agents, *obs_shape), "active" (num_agents,) bool, and each field with its
+        own shape and dtype (a shared one once, without the axis of time). (T, …): "actions" (num_agents[, heads]) int32
+        or float32, "rewards" (num_agents,) float32, "terminations" and "truncations" (num_agents,) bool.
+
+    Raises:
+        TypeError, ValueError, InvalidSeedError: An argument has a wrong type or range.
+        ConfigError: There is no such field, or it is called like one of the other arrays; or a role has no player.
+        NonFiniteError: A policy gives NaN, or excludes every choice, or a function gives an action that is none.
+    """
+    if not isinstance(env, VecEnv):
+        raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
+    game = env.game
+    replica = count("replica", replica, 0, 2**63 - 1 - env.first_replica)
+    known = {field.name: field for field in game.state}
+    if isinstance(fields, str):
+        raise TypeError(f"fields is {fields!r}; expected a sequence of names, ({fields!r},)")
+    for name in fields:
+        if name not in known:
+            raise ConfigError(f"{type(game).__name__} has no state field {name!r}; {nearest(str(name), known)}")
+        if name in BETWEEN_TICKS + OF_TICKS:
+            raise ConfigError(f"the state field {name!r} is called like what is always recorded; give it another name")
+    own = [name for name in fields if not known[name].shared]
+    table = table_like(env, 1, first_replica=env.first_replica + replica)
+    try:
+        act = _actions_of(table, policy, greedy)
+        kind = torch.float32 if game.action.continuous else torch.int32
+        noted: dict[str, list[torch.Tensor]] = {name: [] for name in (*BETWEEN_TICKS, *own, *OF_TICKS)}
+        parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in noted}
+
+        def note(**tensors: torch.Tensor) -> None:
+            for name, tensor in tensors.items():
+                noted[name].append(tensor[0])
+
+        obs, info = table.reset(seed=seed)
+        note(obs=obs, active=info["active"], **{name: table.state[name].clone() for name in own})
+        for _ in ticks_to_play(table):
+            actions = act(obs, info.get("action_mask"))
+            obs, rewards, terminations, truncations, info = table.step(actions)
+            note(actions=actions.to(kind, copy=True), rewards=rewards)
+            note(terminations=terminations, truncations=truncations)
+            note(obs=obs, active=info["active"], **{name: table.state[name].clone() for name in own})
+            if len(noted["actions"]) == TICKS_BETWEEN_LOOKS:
+                for name, tensors in noted.items():
+                    parts[name].append(torch.stack(tensors).cpu().numpy())
+                    tensors.clear()
+        shared = {name: table.state[name].cpu().numpy().copy() for name in fields if known[name].shared}
+    finally:
+        table.close()
+    arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
+    ticks = int(arrays["active"].any(1).argmin())  # the first moment at which nobody is active
+    episode = {name: array[: ticks if name in OF_TICKS else ticks + 1] for name, array in arrays.items()}
+    return episode | shared
+
+
+def _actions_of(
+    table: VecEnv, policy: Any, greedy: bool
+) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
+    """From observations and masks to actions."""
+    if policy is None:
+        return lambda obs, action_mask: table.sample_actions()
+    if isinstance(policy, GamePolicy):
+        policy = policy.policies
+    if isinstance(policy, Mapping):
+        return Players(table, policy, greedy)
+    if not callable(policy):
+        raise TypeError(
+            f"policy is a {type(policy).__name__}; expected a GamePolicy, role -> player, a function or None"
+        )
+    return lambda obs, action_mask: policy(obs)

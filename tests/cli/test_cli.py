@@ -1,0 +1,1027 @@
+import csv
+import dataclasses
+import inspect
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import gymnasium
+import pytest
+import torch
+
+import gpu_vecenv
+from gpu_vecenv.cli.main import COMMANDS, main
+from gpu_vecenv.cli.train import EvaluateConfig, PlotConfig, TrainConfig
+from gpu_vecenv.compile.codegen import prologue
+from gpu_vecenv.envs.registry import GAMES, configure, gymnasium_id
+from gpu_vecenv.train import evaluation
+from gpu_vecenv.train.checkpoint import load_checkpoint
+from gpu_vecenv.train.game_policy import load_policy
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.run import RunConfig
+
+TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8 --device cpu".split()
+GRID = "train tag_gridworld --max-steps 11 --grid 4".split()
+SHORT = [*TINY, "--total-steps", "16", "--episodes", "2"]  # one iteration
+CONTINUOUS = "train tag_continuous --num-taggers 3 --num-runners 4 --side 3 --tagging-distance 0.2".split()
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """Runs a command line in an empty folder: exit code, lines of output, lines of errors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        capsys.readouterr()
+        try:
+            code = main(arguments)
+        except SystemExit as stop:
+            code = stop.code
+        output, errors = capsys.readouterr()
+        return code, output, errors.splitlines()
+
+    return run
+
+
+def in_a_process(*arguments, folder, **variables):
+    package = Path(gpu_vecenv.__file__).parents[1]
+    return subprocess.run(
+        [sys.executable, "-m", "gpu_vecenv.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(package), **variables},
+    )
+
+
+def newest(run):
+    """Tensors and manifest of a run's last checkpoint."""
+    return load_checkpoint(max((run / "checkpoints").glob("iteration-*")))
+
+
+def metrics(run):
+    with (run / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(result, message):
+    """Whether a command ended with 2 and one line that says this."""
+    code, output, errors = result
+    assert (code, output) == (2, "")
+    assert len(errors) == 1 and errors[0].startswith("gpu-vecenv: error: "), errors
+    assert re.search(message, errors[0]), errors
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of nine iterations, the last three of which are kept. Only to be read."""
+    folder = tmp_path_factory.mktemp("runs") / "grid"
+    options = (
+        "--total-steps 144 --episodes 5 --checkpoint-seconds 0 --normalize-obs --learning-rate 0.03 --seed 3".split()
+    )
+    assert main([*GRID, *TINY, *options, "--digests", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+    """Runs of other games: one with the same roles, one with a role of its own. Only to be read."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, (first, *rest) in {"continuous": CONTINUOUS, "cartpole": ["train", "cartpole"]}.items():
+        assert main([first, *rest, *SHORT, "--max-steps", "13", "--out", str(folder / name)]) == 0
+    return folder
+
+
+def test_help_names_every_command(command):
+    for arguments in (["--help"], ["-h"], ["help"]):
+        code, output, errors = command(*arguments)
+        assert (code, errors) == (0, [])
+        assert all(re.search(rf"^  {name} ", output, re.MULTILINE) for name in COMMANDS)
+
+
+def test_without_a_command_help_is_shown(tmp_path):
+    done = in_a_process(folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "") and "usage: gpu-vecenv COMMAND" in done.stdout
+
+
+def test_version_is_the_packages(command):
+    assert command("--version") == (0, f"{gpu_vecenv.__version__}\n", [])
+
+
+def test_list_shows_every_game_with_roles_and_purpose(command):
+    code, output, errors = command("list")
+    assert (code, errors) == (0, [])
+    for name, game in GAMES.items():
+        assert re.search(rf"\b{name}\b", output) and game.__doc__.splitlines()[0][:40] in output
+        assert all(f"{count} {role}" in output for role, count in game().roles.items())
+
+
+@pytest.mark.parametrize("name", sorted(GAMES))
+def test_show_prints_the_generated_text(name, command):
+    assert command("show", name) == (0, prologue(configure(name)), [])
+
+
+def test_show_takes_the_games_options(command):
+    config = {"grid": 7, "num_taggers": 2, "full_observation": False, "tagger_reward": 2.5}
+    options = "--grid 7 --num-taggers 2 --no-full-observation --tagger-reward 2.5".split()
+    code, output, errors = command("show", "tag_gridworld", *options)
+    assert (code, output, errors) == (0, prologue(configure("tag_gridworld", **config)), [])
+    assert "constexpr int GRID = 7;" in output.splitlines()
+    both = [command("show", "tag_continuous", "--num-neighbors", value)[1] for value in ("all", "3")]
+    assert both == [prologue(configure("tag_continuous", num_neighbors=value)) for value in ("all", 3)]
+
+
+def test_doctor_says_what_is_there(command):
+    code, output, errors = command("doctor")
+    assert code in (0, 1) and errors == []
+    assert all(f"\n{part}" in f"\n{output}" for part in ("Python", "torch", "GPU driver", "C++ compiler", "What to do"))
+    assert torch.__version__ in output
+
+
+def test_the_help_of_bench_names_its_options(command):
+    code, output, _ = command("bench", "--help")
+    assert code == 0
+    assert all(f"--{name} " in output for name in ("game", "num-envs", "config", "device", "driver", "team", "json"))
+
+
+@pytest.mark.parametrize("name", sorted(GAMES))
+@pytest.mark.parametrize("verb", ["show", "train"])
+def test_help_mentions_every_field(verb, name, command):
+    code, output, errors = command(verb, name, "--help")
+    assert (code, errors) == (0, [])
+    assert_mentioned([GAMES[name]] + [TrainConfig, PPOConfig, RunConfig] * (verb == "train"), output)
+    assert f"gpu-vecenv {verb} {name}" in output
+    comments = re.findall(r"^    \w+: .*?  # (.{12})", Path(inspect.getfile(GAMES[name])).read_text(), re.MULTILINE)
+    assert comments
+    others = ["per epoch", "of each evaluation", "one policy for all roles"] * (verb == "train")
+    assert all(words in output for words in comments + others)
+
+
+def assert_mentioned(kinds, output):
+    mentioned = set(re.findall(r"--[a-z][a-z0-9-]*", output))
+    for field in (field for kind in kinds for field in dataclasses.fields(kind)):
+        assert f"--{field.name.replace('_', '-')}" in mentioned
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "plot"])
+def test_help_of_what_takes_a_run_mentions_every_field(verb, command):
+    code, output, errors = command(verb, "--help")
+    assert (code, errors) == (0, [])
+    assert_mentioned([EvaluateConfig if verb == "evaluate" else PlotConfig], output)
+    assert f"gpu-vecenv {verb} RUN" in output
+    assert {"evaluate": "roles that others play", "plot": "columns of metrics.csv"}[verb] in output
+
+
+def events(folder):
+    return [path for path in folder.rglob("events.out.tfevents.*") if path.stat().st_size > 100]
+
+
+@pytest.mark.parametrize(
+    ("game", "options"),
+    [
+        ("tag_gridworld", "--max-steps 11 --num-taggers 4"),
+        ("tag_continuous", "--num-taggers 3 --num-runners 4 --side 3 --tagging-distance 0.2 --max-steps 13"),
+    ],
+)
+def test_train_leaves_curve_checkpoint_figures_and_evaluation(game, options, command, tmp_path):
+    options = f"{options} --total-steps 144 --episodes 5 --out here/run --seed 3".split()
+    code, output, errors = command("train", game, *TINY, *options)
+    assert (code, errors) == (0, [])
+    folder = tmp_path / "here" / "run"
+    assert os.listdir(tmp_path) == ["here"]
+    files = {"evaluation.json", "learning_curve.png", "metrics.csv"}
+    for name in (*files, "checkpoints/iteration-00000009.safetensors"):
+        assert f"here/run/{name}" in output
+    assert re.search(r"^to watch it +gpu-vecenv replay record here/run$", output, re.MULTILINE)
+    assert set(os.listdir(folder)) == {*files, "settings.json", "checkpoints", "tensorboard"}
+    assert sorted(os.listdir(folder / "checkpoints")) == ["best.safetensors", "iteration-00000009.safetensors"]
+
+    rows = metrics(folder)
+    assert [int(row["iteration"]) for row in rows] == list(range(1, 10))
+    assert [int(row["env_steps"]) for row in rows] == list(range(16, 145, 16))
+    numbers = [float(value) for row in rows for value in row.values()]
+    assert {"explained_variance_tagger", "entropy_runner", "return_runner"} < set(rows[0])
+    assert all(abs(number) < float("inf") for number in numbers)
+    assert sum(float(row["episodes"]) for row in rows) >= 2 * 4
+
+    tensors, manifest = newest(folder)
+    assert (manifest["game"], manifest["seed"], manifest["iteration"], manifest["num_envs"]) == (game, 3, 9, 4)
+    assert manifest["config"]["hidden_sizes"] == [8] and manifest["game_config"]["num_taggers"] in (3, 4)
+    assert manifest["trained"] == ["tagger", "runner"] and set(manifest["policies"]) == {"tagger", "runner"}
+    assert all(config == manifest["config"] for config in manifest["policies"].values())
+    assert {name.split(".")[1] for name in tensors if name.startswith("policy.")} == {"tagger", "runner"}
+    assert load_checkpoint(folder / "checkpoints" / "best.safetensors")[1] == manifest  # there is no other
+
+    results = json.loads((folder / "evaluation.json").read_text())
+    assert list(results) == ["all random", "tagger trained", "runner trained", "all trained"]
+    assert all(name in output for name in results)
+    for figures in results.values():
+        assert figures["episodes"] == 5 and 0 <= figures["terminated_share"] <= 1
+        assert 1 <= figures["episode_length"] <= 13
+        assert {"return_tagger", "return_runner"} < set(figures)
+
+    picture = (folder / "learning_curve.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture.rstrip().endswith(b"IEND\xaeB`\x82")
+    width, height = (int.from_bytes(picture[start : start + 4], "big") for start in (16, 20))
+    assert width > 300 and height > 300
+    assert len(events(folder / "tensorboard")) == 1
+
+
+def test_without_a_folder_train_makes_one_of_its_own(command, tmp_path):
+    code, _, errors = command(*GRID, *TINY, "--total-steps", "16", "--episodes", "1")
+    assert (code, errors) == (0, [])
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"tag_gridworld-\d{8}-\d{6}", folder.name)
+    assert (folder / "checkpoints" / "iteration-00000001.safetensors").is_file()
+
+
+def test_the_automatic_number_of_replicas_is_used_and_told(command, tmp_path):
+    options = "--num-envs auto --num-steps 2 --total-steps 1 --episodes 1 --num-epochs 1 --device cpu --out run".split()
+    code, output, errors = command(*GRID, *options)
+    assert (code, errors) == (0, [])
+    num_envs = newest(tmp_path / "run")[1]["num_envs"]
+    assert 1 <= num_envs <= 512 and f"{num_envs} replicas x 5 agents on cpu" in output
+
+
+@pytest.mark.parametrize("seed", [2**31, 2**64 - 1])
+def test_every_seed_of_64_bits_is_taken(seed, command, tmp_path):
+    code, _, errors = command(*GRID, *SHORT, "--out", "run", "--seed", str(seed))
+    assert (code, errors) == (0, [])
+    assert newest(tmp_path / "run")[1]["seed"] == seed
+
+
+def test_the_same_seed_trains_the_same_policy_in_another_process(command, tmp_path):
+    options = [*TINY, "--total-steps", "48", "--episodes", "2", "--seed", "9"]
+    assert command(*GRID, *options, "--out", "one")[0] == 0
+    done = in_a_process(*GRID, *options, "--out", "two", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    (weights, manifest), (again, manifest_again) = (newest(tmp_path / name) for name in ("one", "two"))
+    for progress in (manifest["progress"], manifest_again["progress"]):
+        assert progress.pop("seconds") > 0  # of the clock
+    assert manifest == manifest_again and weights.keys() == again.keys()
+    assert all(weights[name].equal(again[name]) for name in weights)
+
+
+REFUSED = {
+    "unknown command": ("trian tag_gridworld", "unknown command 'trian'; nearest: train"),
+    "nothing like a command": (
+        "xyzzy",
+        "unknown command 'xyzzy'; known: bench, check, doctor, evaluate, list, new, plot, replay, show, train",
+    ),
+    "list with arguments": ("list all", "list takes no arguments; got all"),
+    "doctor with arguments": ("doctor all", "all"),
+    "show without a game": (
+        "show",
+        "show needs a game's name first: .*tag_continuous, tag_gridworld; see gpu-vecenv show GAME --help",
+    ),
+    "train without a game": ("train --seed 3", "train needs a game's name first: .*tag_continuous, tag_gridworld; see"),
+    "check without a game": ("check --steps 30", "check needs a game's name first: .*tag_gridworld; see"),
+    "new without a name": ("new", "new needs a name first, gpu-vecenv new my_game; see gpu-vecenv new --help"),
+    "new with an option for a name": ("new --folder here", "new needs a name first"),
+    "a name that is no identifier": ("new MyGame", r"'MyGame' is no name of a game; expected an identifier \[a-z\]"),
+    "a name that is a keyword": ("new class --folder here", "'class' is a word that Python"),
+    "a name that is taken": ("new tag_gridworld", "'tag_gridworld' is a game already: TagGridworld"),
+    "an unknown option to new": ("new my_game --foldr here", "--foldr.*nearest: --folder"),
+    "a path to nowhere to show": ("show ./nowhere.py", 'no file nowhere.py; "gpu-vecenv new my_game" writes one'),
+    "a path to nowhere to train": ("train nowhere.py:Game", "no file nowhere.py"),
+    "a path to nowhere to check": ("check folder/nowhere.py", "no file folder/nowhere.py"),
+    "a path to nowhere to measure": ("bench --game nowhere.py --device cpu", "no file nowhere.py"),
+    "a path that is no Python file": ("train ./my_game.cu", "no game is called './my_game.cu'"),
+    "unknown game to check": ("check tag_gridwrld", "no game is called 'tag_gridwrld'; nearest: tag_gridworld"),
+    "unknown id to check": ("check Nonsuch-v3", "Nonsuch"),
+    "arguments that are no JSON": ("check CartPole-v1 --config {", "line 1 column 2"),
+    "arguments that are no object": ("check CartPole-v1 --config 3", "config is '3'; expected a JSON object"),
+    "an argument that an id does not take": ('check CartPole-v1 --config {"nonsuch":1}', "nonsuch"),
+    "an option of ours for an id": ("check CartPole-v1 --num-envs 3", "--num-envs"),
+    "too few ticks to check": ("check tag_gridworld --steps 9", r"steps is 9; expected a value in \[10, inf\]"),
+    "too few replicas to check": ("check tag_gridworld --num-envs 1", r"num_envs is 1; expected a value in \[2"),
+    "an unknown device to check": ("check tag_gridworld --device tpu", "device is 'tpu'"),
+    "a game's field to check": ("check tag_gridworld --grid 0", r"grid is 0; expected a value in \[1, 32767\]"),
+    "unknown game to show": ("show tag_gridwrld", "no game is called 'tag_gridwrld'; nearest: tag_gridworld"),
+    "unknown game to train": ("train tag_continous", "no game is called 'tag_continous'; nearest: tag_continuous"),
+    "unknown game to measure": (
+        "bench --game tag_gird --device cpu",
+        "no game is called 'tag_gird'; nearest: tag_grid",
+    ),
+    "unknown option to show": ("show tag_gridworld --gird 3", "--gird.*nearest: --grid"),
+    "unknown option to train": ("train tag_gridworld --lerning-rate 3", "--lerning-rate.*nearest: --learning-rate"),
+    "an option of the other game": ("train tag_gridworld --num-runners 3", "--num-runners"),
+    "a field below its range": ("show tag_gridworld --num-taggers 0", r"num_taggers is 0; expected a value in \[1"),
+    "a field above its range": ("train tag_gridworld --grid 40000", r"grid is 40000; expected .* \[1, 32767\]"),
+    "a field that is no number": ("train tag_gridworld --grid seven", "--grid.*'seven'"),
+    "a fraction for an integer": ("train tag_gridworld --grid 7.5", "--grid.*'7.5'"),
+    "a field that is not finite": (
+        "train tag_gridworld --step-cost nan",
+        "step_cost is nan; expected a finite float32",
+    ),
+    "a word that is no choice": ("train tag_continuous --num-neighbors some", "--num-neighbors.*'some'"),
+    "a missing value": ("train tag_gridworld --grid", "--grid"),
+    "fields that contradict": (
+        "show tag_continuous --min-turn 1 --max-turn 0",
+        "min_turn = 1.0 exceeds max_turn = 0.0",
+    ),
+    "no replicas": ("train tag_gridworld --num-envs 0", "num_envs is 0; expected an int >= 1"),
+    "fewer than no replicas": ("train tag_gridworld --num-envs -1", "num_envs is -1; expected an int >= 1"),
+    "replicas in words": ("train tag_gridworld --num-envs many", "--num-envs.*'many'"),
+    "too many replicas": (
+        "train tag_continuous --num-envs 2000000000 --device cpu",
+        r"2,000,000,000 replicas .* need [\d,]+ bytes .* [\d,]+ bytes are free .* at most num_envs = [\d,]+ fit",
+    ),
+    "a rollout that is too long": (
+        "train tag_gridworld --num-envs 4 --num-steps 1000000000 --device cpu",
+        r"needs about [\d,]+ bytes, [\d,]+ are free on cpu; at most num_envs = [\d,]+ fit",
+    ),
+    "automatic size that fits nowhere": (
+        "train tag_gridworld --num-envs auto --num-steps 2000000000 --device cpu",
+        r"one replica needs about [\d,]+ bytes; [\d,]+ are free on cpu",
+    ),
+    "minibatches that do not divide": (
+        "train tag_gridworld --num-envs 4 --num-steps 8 --num-minibatches 7 --device cpu",
+        "num_minibatches is 7; .* = 8 x 4 x 4 = 128",
+    ),
+    "a discount above 1": ("train tag_gridworld --gamma 2", r"gamma is 2.0; expected a value in \[0, 1\]"),
+    "no steps at all": ("train tag_gridworld --total-steps 0", r"total_steps is 0; expected a value in \[1"),
+    "a learning rate that is NaN": ("train tag_gridworld --learning-rate nan", "learning_rate is nan"),
+    "a layer without units": (
+        "train tag_gridworld --hidden-sizes 8 0",
+        r"hidden_sizes\[1\] is 0; expected a value in \[1",
+    ),
+    "an unknown device": ("train tag_gridworld --device tpu", 'device is \'tpu\'; expected "cpu", "cuda"'),
+    "an unknown device to measure": ("bench --game tag_gridworld --device tpu", "device is 'tpu'"),
+    "a driver on the CPU": ("train tag_gridworld --device cpu --driver pycuda", "driver.*'pycuda'"),
+    "a negative seed": ("train tag_gridworld --num-envs 4 --seed -1", r"seed is -1; expected an int in \[0, 2\*\*64"),
+    "a seed too large": (
+        "train tag_gridworld --num-envs 4 --seed 18446744073709551616",
+        "seed is 18446744073709551616",
+    ),
+    "no evaluation episodes": (
+        "train tag_gridworld --episodes 0",
+        "episodes is 0",
+    ),
+    "an unknown algorithm": ("train tag_gridworld --algorithm sac", "'sac'.*--algorithm"),
+    "no checkpoints": ("train tag_gridworld --keep 0", r"keep is 0; expected a value in \[1"),
+    "negative seconds": (
+        "train tag_gridworld --checkpoint-seconds -1",
+        r"checkpoint_seconds is -1.0; expected a value",
+    ),
+    "a figure that no run has": (
+        "train tag_gridworld --best-by retrun_tagger",
+        "best_by is 'retrun_tagger'; expected one of return_tagger, return_runner, episode_length, terminated_share",
+    ),
+    "policies that are no JSON": ("train tag_gridworld --policies {", "line 1 column 2"),
+    "policies that are no object": (
+        "train tag_gridworld --policies [3]",
+        r"policies is '\[3\]'; expected JSON like",
+    ),
+    "a policy that is no object": (
+        'train tag_gridworld --policies {"tagger":3}',
+        "policies is .*; expected JSON like",
+    ),
+    "an unknown policy": (
+        'train tag_gridworld --policies {"taggr":{}}',
+        r"unknown policy 'taggr'; the policies are \['tagger', 'runner'\]",
+    ),
+    "a shared policy where none is shared": (
+        'train tag_gridworld --policies {"tagger+runner":{}}',
+        r"unknown policy 'tagger\+runner'; the policies are \['tagger', 'runner'\]",
+    ),
+    "a policy of its own where all share one": (
+        'train tag_gridworld --share --policies {"tagger":{"clip":0.1}}',
+        r"unknown policy 'tagger'; the policies are \['tagger\+runner'\]",
+    ),
+    "an unknown key of a policy": (
+        'train tag_gridworld --policies {"tagger":{"lerning_rate":0.1}}',
+        r"unknown keys \['lerning_rate'\] for tagger; known: .*learning_rate",
+    ),
+    "a policy's value of a wrong type": (
+        'train tag_gridworld --policies {"tagger":{"learning_rate":"high"}}',
+        "learning_rate is 'high'.*; expected float",
+    ),
+    "a policy's value out of range": (
+        'train tag_gridworld --policies {"tagger":{"gamma":2}}',
+        r"gamma is 2.0; expected a value in \[0, 1\]",
+    ),
+    "a policy with a run of its own": (
+        'train tag_gridworld --policies {"tagger":{"num_steps":7}}',
+        "num_steps of tagger is 7, the run's is 4; expected the same",
+    ),
+    "a frozen role without a run": (
+        "train tag_gridworld --frozen tagger",
+        "frozen is tagger; expected ROLE=RUN",
+    ),
+    "a role that is frozen twice": (
+        "train tag_gridworld --frozen tagger=one tagger=two",
+        "frozen is tagger=one tagger=two; expected ROLE=RUN for each role, every role once",
+    ),
+    "a frozen role that there is not": (
+        "train tag_gridworld --frozen taggr=nowhere",
+        "unknown policy 'taggr'|unknown role 'taggr'",
+    ),
+    "a frozen role's run that there is not": (
+        "train tag_gridworld --frozen tagger=nowhere",
+        "nowhere",
+    ),
+    "a run to go on with that there is not": ("train --resume nowhere", "no run at nowhere"),
+    "evaluate without a run": ("evaluate", "evaluate needs a run's folder first: gpu-vecenv evaluate runs/my_run"),
+    "evaluate with an option for a run": ("evaluate --best", "evaluate needs a run's folder first"),
+    "a run to evaluate that there is not": ("evaluate nowhere --device cpu", "nowhere"),
+    "an unknown option to evaluate": ("evaluate nowhere --gredy", "--gredy.*nearest: --greedy"),
+    "no episodes to evaluate": ("evaluate nowhere --episodes 0", r"episodes is 0; expected a value in \[1"),
+    "an unknown device to evaluate": ("evaluate nowhere --device tpu", "device is 'tpu'"),
+    "a game's file to evaluate that there is not": ("evaluate nowhere --game nowhere.py", "no file nowhere.py"),
+    "plot without a run": ("plot", "plot needs the folders of runs first: gpu-vecenv plot runs/one runs/other"),
+    "plot with options alone": ("plot --out curve.png", "plot needs the folders of runs first"),
+    "a run to plot that there is not": ("plot nowhere", "no .*nowhere/metrics.csv; expected the folder of a run"),
+    "a picture of another kind": ("plot nowhere --out curve.txt", "out is curve.txt; expected .* .png or .svg"),
+    "an unknown axis": ("plot nowhere --x ticks", "'ticks'.*--x"),
+    "a mean of no iterations": ("plot nowhere --smooth 0", r"smooth is 0; expected a value in \[1"),
+    "an unknown option to plot": ("plot nowhere --figurs return_tagger", "--figurs.*nearest: --figures"),
+    "a configuration that is no JSON": ("bench --game tag_gridworld --device cpu --config {", "line 1 column 2"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_wrong_argument_gives_one_line_and_exit_code_2(what, command, tmp_path):
+    arguments, message = REFUSED[what]
+    words = arguments.split()
+    if arguments.startswith("train tag"):  # short, should it not be refused
+        words = [*words[:2], *SHORT, *words[2:], "--out", "run"]
+    result = command(*words)
+    refused(result, message)
+    assert "---" not in result[2][0]  # words, not pieces of a frame
+    assert os.listdir(tmp_path) == []  # refused before anything was done
+
+
+@pytest.fixture
+def own(command, tmp_path):
+    """A new game called acorn, whose module is forgotten afterwards."""
+    games, modules = dict(GAMES), set(sys.modules)
+    assert command("new", "acorn")[0] == 0
+    yield tmp_path / "acorn.py"
+    GAMES.clear()
+    GAMES.update(games)
+    gymnasium.registry.pop("gpu_vecenv/Acorn-v0", None)
+    for name in {"acorn"} - modules:
+        sys.modules.pop(name, None)
+
+
+def test_new_writes_a_game_and_says_what_comes_next(command, tmp_path):
+    code, output, errors = command("new", "acorn", "--folder", "my own/games")
+    assert (code, errors) == (0, [])
+    assert sorted(os.listdir(tmp_path / "my own" / "games")) == ["acorn.cu", "acorn.py", "test_acorn.py"]
+    lines = [line.strip() for line in output.splitlines()]
+    assert lines[1].startswith("edit my own/games/acorn.cu")
+    assert lines[2] == "gpu-vecenv check 'my own/games/acorn.py'"
+    assert lines[3].startswith("gpu-vecenv train 'my own/games/acorn.py'")
+
+
+def test_new_overwrites_nothing(own, command, tmp_path):
+    before = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    own.unlink()
+    code, output, errors = command("new", "acorn")
+    assert (code, output) == (2, "")
+    assert errors == ["gpu-vecenv: error: acorn.cu is there already; choose another name or --folder"]
+    del before["acorn.py"]
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("spelling", ["acorn.py", "./acorn.py", "acorn.py:Acorn", "{}"])
+def test_a_path_is_as_good_as_a_name(spelling, own, command):
+    code, output, errors = command("show", spelling.format(own), "--length", "7")
+    assert (code, errors) == (0, [])
+    assert output.startswith("// Generated from Acorn(") and "constexpr int LENGTH = 7;" in output
+    code, output, _ = command("train", spelling.format(own), "--help")
+    assert code == 0 and "--num-sprinters" in output and f"gpu-vecenv train {spelling.format(own)}" in output
+
+
+def test_train_and_bench_take_a_path(own, command, tmp_path):
+    code, _, errors = command("train", "acorn.py", *SHORT, "--out", "run", "--length", "9")
+    assert (code, errors) == (0, [])
+    _, manifest = newest(tmp_path / "run")
+    assert manifest["game"] == "acorn" and manifest["game_config"]["length"] == 9
+    code, output, errors = command("bench", "--game", "acorn.py", "--num-envs", "2", "--device", "cpu")
+    assert (code, errors) == (0, [])
+    assert json.loads(output.splitlines()[0])["game"] == "acorn"
+
+
+def test_check_tells_that_a_game_keeps_its_promises(own, command):
+    code, output, errors = command("check", "acorn.py", "--steps", "30", "--max-steps", "9", "--device", "cpu")
+    assert (code, errors) == (0, [])
+    for mode in ("same_step", "next_step", "disabled"):
+        assert re.search(rf"acorn, {mode}: 2\d passed, 0 failed", output), output
+    assert re.search(r"acorn, parallel: 1\d passed, 0 failed", output), output
+    assert all(f"{way} │ equal" in re.sub(" +", " ", output) for way in ("50 of 100 replicas", "ranges shuffled"))
+
+
+WRONG_RULES = (  # an episode that is a tick too long; an order of the lanes that matters
+    ("io.time >= MAX_STEPS", "io.time > MAX_STEPS", "K10.*episodes end as declared"),
+    (
+        "s.left[0] = NUM_BERRIES;",
+        "s.left[0] = NUM_BERRIES;\n        FOR_AGENTS (i) s.berry[0] = i;",
+        "ranges backwards.*replicas 0, 1, 2",
+    ),
+)
+
+
+def test_check_ends_with_1_where_promises_are_broken(own, command):
+    rules = own.with_suffix(".cu")
+    for right, wrong, _ in WRONG_RULES:
+        assert right in rules.read_text()
+        rules.write_text(rules.read_text().replace(right, wrong))
+    code, output, errors = command("check", "acorn.py", "--steps", "30", "--max-steps", "9", "--device", "cpu")
+    assert (code, errors) == (1, [])
+    for _, _, message in WRONG_RULES:
+        assert re.search(message, output), output
+
+
+def test_check_takes_any_vector_environment_of_gymnasium(command):
+    code, output, errors = command("check", "CartPole-v1", "--steps", "10")
+    assert errors == []
+    failed = int(re.search(r"(\d+) failed", output)[1])
+    assert code == int(failed > 0) and "episodes end as declared" in output
+    ours = ["check", gymnasium_id(GAMES["cartpole"]), "--steps", "10"]
+    code, output, errors = command(*ours, "--config", '{"device": "cpu"}')
+    assert (code, errors) == (0, []) and " 0 failed" in " ".join(output.split())
+    code, output, errors = command(*ours, "--config", '{"device": "cpu", "validate": "async"}')
+    assert (code, errors) == (1, []) and "bad actions are refused" in output
+    assert " 1 failed" in " ".join(output.split())
+
+
+def test_check_takes_parallel_environments_of_pettingzoo(command):
+    options = ["--parallel", "--steps", "10", "--config"]
+    ours = "gpu_vecenv/tag_gridworld-v0"
+    code, output, errors = command("check", ours, *options, '{"device": "cpu", "random_start": true}')
+    assert (code, errors) == (0, []) and "tag_gridworld_v0: " in output and " 0 failed" in " ".join(output.split())
+    refused(command("check", ours, *options, '{"nonsuch": 1}'), "pettingzoo.make: ConfigError: .*nonsuch")
+    refused(command("check", "sisl/nonsuch_v3", *options, "{}"), "pettingzoo.make: .*nonsuch")
+
+
+def test_the_size_that_is_said_to_fit_is_the_free_memory_by_the_bytes_of_one(command):
+    _, _, (line,) = command("train", "tag_continuous", "--num-envs", str(2 * 10**9), "--device", "cpu")
+    all_bytes, each, free, fits = (
+        int(text.replace(",", "")) for text in re.findall(r"(?:need|\(|;|=) ?([\d,]+)(?= bytes| each| fit)", line)
+    )
+    assert all_bytes == 2 * 10**9 * each and fits == free // each
+
+
+@pytest.mark.parametrize("out", ["file", "file/below"])
+def test_a_run_folder_that_cannot_be_made_gives_one_line(out, command, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, errors = command(*GRID, *TINY, "--total-steps", "16", "--out", out)
+    assert code == 2
+    assert len(errors) == 1 and errors[0].startswith("gpu-vecenv: error: ") and out in errors[0]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_gpu_that_is_not_there_gives_one_line(tmp_path):
+    done = in_a_process("train", "tag_gridworld", "--device", "cuda", folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("gpu-vecenv: error: device is 'cuda', but torch")
+    assert "gpu-vecenv doctor" in line and 'device="cpu"' in line
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_process_ends_with_the_exit_code_and_without_a_traceback(tmp_path):
+    done = in_a_process("show", "tag_gridwrld", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"gpu-vecenv: error: no game is called 'tag_gridwrld'; nearest: tag_gridworld.*\n", done.stderr)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+def test_the_line_has_the_nearest_names_whatever_the_terminal_can_show(encoding, tmp_path):
+    done = in_a_process("train", "tag_gridworld", "--gird", "3", folder=tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "--gird" in line and "nearest: --grid" in line and "---" not in line
+
+
+def test_a_run_whose_loss_is_not_finite_gives_one_line(command):
+    """Rewards of 1e38 square to infinity."""
+    options = "--total-steps 16 --step-cost 1e38 --out run".split()
+    code, _, errors = command(*GRID, *TINY, *options)
+    assert code not in (0, None)
+    assert len(errors) == 1 and re.search(r"error: iteration 1: losses .* are not finite", errors[0])
+
+
+# Train: whose hyper-parameters
+
+
+@pytest.mark.parametrize("spelling", [["--algorithm", "a2c"], ["--algorithm=a2c"]])
+def test_a2c_has_defaults_of_its_own(spelling, command, tmp_path):
+    options = "--num-envs 4 --hidden-sizes 8 --device cpu --total-steps 40 --episodes 2 --out run".split()
+    code, _, errors = command(*GRID, *spelling, *options)
+    assert (code, errors) == (0, [])
+    wanted = dataclasses.asdict(PPOConfig.a2c(total_steps=40, hidden_sizes=(8,)))
+    config = newest(tmp_path / "run")[1]["config"]
+    assert {**config, "hidden_sizes": tuple(config["hidden_sizes"])} == wanted
+    assert wanted["num_steps"] == 5 and len(metrics(tmp_path / "run")) == 2
+    help_text = command(*GRID, *spelling, "--help")[1]
+    assert re.search(r"--num-steps INT .*\(default: 5\)", help_text)
+    assert re.search(r"--algorithm .*\(default: a2c\)", help_text)
+
+
+def test_what_is_given_wins_over_a2cs_defaults(command, tmp_path):
+    """Also where it is PPO's default, which a comparison with that would take for not given."""
+    options = [*SHORT, "--gae-lambda", "0.95", "--normalize-advantages", "--num-steps", "2", "--out", "run"]
+    assert command(*GRID, "--algorithm", "a2c", *options)[0] == 0
+    config = newest(tmp_path / "run")[1]["config"]
+    told = {key: config[key] for key in ("gae_lambda", "normalize_advantages", "num_steps", "num_minibatches")}
+    assert told == {"gae_lambda": 0.95, "normalize_advantages": True, "num_steps": 2, "num_minibatches": 2}
+    assert config["learning_rate"] == PPOConfig.a2c().learning_rate
+
+
+def test_a_folder_called_a2c_is_no_algorithm(command, tmp_path):
+    assert command(*GRID, *SHORT, "--out", "a2c")[0] == 0
+    config = newest(tmp_path / "a2c")[1]["config"]
+    assert config["gae_lambda"] == PPOConfig().gae_lambda and config["normalize_advantages"]
+
+
+@pytest.mark.parametrize("name", sorted(GAMES))
+def test_presets_fit_their_games(name):
+    game, preset = configure(name), dict(GAMES[name].preset)
+    num_envs = preset.pop("num_envs", "auto")
+    assert num_envs == "auto" or (type(num_envs) is int and num_envs >= 1)
+    config = PPOConfig(**preset)
+    for count in game.roles.values() if num_envs != "auto" else ():
+        assert config.num_steps * num_envs * count % config.num_minibatches == 0
+
+
+PRESET = '{"num_envs": 6, "num_steps": 3, "num_minibatches": 1, "hidden_sizes": (8,), "learning_rate": 0.0042}'
+
+
+@pytest.fixture
+def with_preset(own):
+    """The new game, with a preset."""
+
+    def write(preset):
+        line = '    terminated_means = "all berries were found"\n'
+        text = own.read_text()
+        assert line in text
+        own.write_text(text.replace(line, f"{line}    preset = {preset}  # noqa: RUF012\n"))
+
+    return write
+
+
+def test_a_games_preset_gives_the_defaults(with_preset, command, tmp_path):
+    with_preset(PRESET)
+    code, output, errors = command("train", "acorn.py", "--help")
+    assert (code, errors) == (0, [])
+    shown = {
+        name: re.search(rf"--{name} [^(]*(?:\([^d][^(]*)*\(default: ([^)]+)\)", output)[1]
+        for name in ("num-envs", "num-steps", "num-minibatches", "hidden-sizes", "learning-rate", "gamma")
+    }
+    assert shown == {
+        "num-envs": "6",
+        "num-steps": "3",
+        "num-minibatches": "1",
+        "hidden-sizes": "8",
+        "learning-rate": "0.0042",
+        "gamma": "0.99",
+    }
+    options = "--device cpu --total-steps 18 --episodes 2".split()
+    assert command("train", "acorn.py", *options, "--out", "preset")[0] == 0
+    given = ["--num-envs", "4", "--learning-rate", "0.0003"]  # PPO's default, that is given
+    assert command("train", "acorn.py", *options, *given, "--out", "given")[0] == 0
+    a2c = ["--algorithm", "a2c", "--num-envs", "2"]  # a preset is for PPO
+    assert command("train", "acorn.py", *options, *a2c, "--out", "a2c")[0] == 0
+    used = {}
+    for name in ("preset", "given", "a2c"):
+        _, manifest = newest(tmp_path / name)
+        config = manifest["config"]
+        keys = ("num_steps", "num_minibatches", "hidden_sizes", "learning_rate")
+        used[name] = (manifest["num_envs"], *(config[key] for key in keys))
+    assert used == {
+        "preset": (6, 3, 1, [8], 0.0042),
+        "given": (4, 3, 1, [8], 0.0003),
+        "a2c": (2, 5, 1, [64, 64], 0.0007),
+    }
+
+
+def test_a_wrong_preset_gives_one_line(with_preset, command, tmp_path):
+    with_preset('{"lerning_rate": 0.1}')
+    before = set(os.listdir(tmp_path))
+    refused(command("train", "acorn.py", *SHORT, "--out", "run"), "lerning_rate")
+    assert set(os.listdir(tmp_path)) - before <= {"__pycache__"}
+
+
+def test_a_role_without_agents_is_no_hindrance(own, command, tmp_path):
+    code, _, errors = command("train", "acorn.py", *SHORT, "--num-sprinters", "0", "--max-steps", "9", "--out", "run")
+    assert (code, errors) == (0, [])
+    assert list(newest(tmp_path / "run")[1]["policies"]) == ["walker"]
+    code, output, errors = command("evaluate", "run", "--episodes", "3", "--device", "cpu")
+    assert (code, errors) == (0, []) and json.loads(output)["episodes"] == 3
+
+
+# Train: whose policies
+
+
+def width(tensors, name):
+    """Units of the first hidden layer of a policy."""
+    return len(tensors[f"policy.{name}.network.trunk.0.bias"])
+
+
+def test_one_policy_may_be_shared_by_all_roles(command, tmp_path):
+    changes = '{"tagger+runner": {"entropy_coefficient": 0.5}}'
+    code, _, errors = command(*GRID, *SHORT, "--share", "--policies", changes, "--out", "run")
+    assert (code, errors) == (0, [])
+    tensors, manifest = newest(tmp_path / "run")
+    assert list(manifest["policies"]) == manifest["trained"] == ["tagger+runner"]
+    assert {name.split(".")[1] for name in tensors if name.startswith("policy.")} == {"tagger+runner"}
+    assert manifest["policies"]["tagger+runner"]["entropy_coefficient"] == 0.5
+    assert "entropy_tagger+runner" in metrics(tmp_path / "run")[0]
+    results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert list(results) == ["all random", "tagger trained", "runner trained", "all trained"]
+    code, output, errors = command("evaluate", "run", "--episodes", "3", "--device", "cpu")
+    assert (code, errors) == (0, []) and {"return_tagger", "return_runner"} < set(json.loads(output))
+
+
+def test_each_policy_may_have_hyper_parameters_of_its_own(command, tmp_path):
+    changes = {"tagger": {"learning_rate": 0.5, "hidden_sizes": [5, 4], "num_minibatches": 1, "final_clip": 0}}
+    code, _, errors = command(*GRID, *SHORT, "--policies", json.dumps(changes), "--out", "run")
+    assert (code, errors) == (0, [])
+    tensors, manifest = newest(tmp_path / "run")
+    assert manifest["policies"]["runner"] == manifest["config"]
+    assert manifest["policies"]["tagger"] == {**manifest["config"], **changes["tagger"]}
+    assert (width(tensors, "tagger"), width(tensors, "runner")) == (5, 8)
+    assert "learning_rate_tagger" in metrics(tmp_path / "run")[0]
+
+
+@pytest.mark.parametrize("source", ["the run", "a file"])
+def test_a_frozen_role_plays_by_another_run_and_keeps_its_bits(source, trained, command, tmp_path):
+    """Weights and running statistics; the network is as wide as it was there."""
+    given = trained if source == "the run" else max((trained / "checkpoints").glob("iteration-*"))
+    options = [*SHORT, "--total-steps", "64", "--hidden-sizes", "6", "--no-normalize-obs"]
+    code, _, errors = command(*GRID, *options, "--frozen", f"tagger={given}", "--out", "run")
+    assert (code, errors) == (0, [])
+    (old, old_manifest), (new, manifest) = newest(trained), newest(tmp_path / "run")
+    assert set(manifest["policies"]) == {"tagger", "runner"} and manifest["trained"] == ["runner"]
+    kept = {name: tensor for name, tensor in old.items() if name.startswith("policy.tagger.")}
+    assert any("normalizer" in name for name in kept) and not old["policy.tagger.obs_normalizer.mean"].eq(0).all()
+    assert {name for name in new if name.startswith("policy.tagger.")} == set(kept)
+    assert all(new[name].equal(tensor) for name, tensor in kept.items())
+    assert not any(name.startswith("optimizer.tagger") for name in new)
+    assert manifest["policies"]["tagger"]["normalize_obs"] and not manifest["policies"]["runner"]["normalize_obs"]
+    assert width(new, "runner") == 6 and old_manifest["config"]["hidden_sizes"] == [8]
+    assert {"entropy_runner"} <= set(metrics(tmp_path / "run")[0]).difference({"entropy_tagger"})
+
+
+def test_frozen_roles_leave_the_others_to_share(trained, command, tmp_path):
+    assert command(*GRID, *SHORT, "--share", "--frozen", f"runner={trained}", "--out", "run")[0] == 0
+    assert newest(tmp_path / "run")[1]["trained"] == ["tagger"]
+    result = command(*GRID, *SHORT, "--frozen", f"tagger={trained}", "--policies", '{"tagger": {"clip": 0.1}}')
+    refused(result, r"unknown policy 'tagger'; the policies are \['runner'\]")  # a frozen one has none to change
+
+
+def test_all_roles_may_be_frozen(trained, command, tmp_path):
+    frozen = [f"{role}={trained}" for role in ("tagger", "runner")]
+    code, _, errors = command(*GRID, *SHORT, "--frozen", *frozen, "--out", "run")
+    assert (code, errors) == (0, [])
+    tensors, manifest = newest(tmp_path / "run")
+    assert manifest["trained"] == []
+    assert all(tensors[name].equal(x) for name, x in newest(trained)[0].items() if name.startswith("policy."))
+
+
+@pytest.mark.parametrize("other", ["continuous", "cartpole"])
+def test_a_run_of_another_game_plays_no_role_in_this_one(other, elsewhere, trained, command, tmp_path):
+    game = {"continuous": "tag_continuous", "cartpole": "cartpole"}[other]
+    given = f"tagger={elsewhere / other}"
+    refused(command(*GRID, *SHORT, "--frozen", given, "--out", "run"), rf"{other}.*\b{game}\b")
+    refused(command("evaluate", str(trained), "--device", "cpu", "--opponents", given), rf"{other}.*\b{game}\b")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_run_with_another_observation_plays_no_role(trained, command, tmp_path):
+    assert command(*GRID, *SHORT, "--num-taggers", "2", "--out", "two")[0] == 0
+    before = contents(tmp_path)
+    refused(command(*GRID, *SHORT, "--frozen", "tagger=two", "--out", "run"), "tagger")
+    refused(command("evaluate", str(trained), "--device", "cpu", "--opponents", "tagger=two"), "tagger")
+    assert contents(tmp_path) == before
+
+
+def test_a_shared_policy_can_play_one_role(command, tmp_path):
+    assert command(*GRID, *SHORT, "--share", "--out", "shared")[0] == 0
+    code, _, errors = command(*GRID, *SHORT, "--frozen", "runner=shared", "--out", "run")
+    assert (code, errors) == (0, [])
+    (old, _), (new, _) = (newest(tmp_path / name) for name in ("shared", "run"))
+    kept = {name: x for name, x in new.items() if name.startswith("policy.runner.network")}
+    assert kept and all(old[name.replace("runner", "tagger+runner", 1)].equal(x) for name, x in kept.items())
+
+
+# Train: what it leaves
+
+
+def test_graphs_change_no_bit_and_are_noted(device, command, tmp_path):
+    options = ["--digests", "--device", device]
+    for name in ("graphs", "no-graphs"):
+        code, _, errors = command(*GRID, *SHORT, "--total-steps", "64", *options, f"--{name}", "--out", name)
+        assert (code, errors) == (0, [])
+        settings = json.loads((tmp_path / name / "settings.json").read_text())
+        assert settings["graphs"] is (name == "graphs") and settings["device"] == device
+    one, other = ([row["weights"] for row in metrics(tmp_path / name)] for name in ("graphs", "no-graphs"))
+    assert one == other and len(set(one)) == len(one) == 4
+    assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in one)
+
+
+def test_settings_hold_what_the_checkpoint_does_not(trained):
+    settings = json.loads((trained / "settings.json").read_text())
+    run = dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))
+    assert settings == {"game": "tag_gridworld", "device": "cpu", "graphs": True, "run": run}
+
+
+@pytest.mark.parametrize("figure", ["return_runner", "episode_length"])
+def test_the_best_checkpoint_is_that_of_the_figure(figure, command, tmp_path):
+    """With a checkpoint after each iteration: the first of the iterations with the largest mean."""
+    options = "--total-steps 144 --episodes 2 --checkpoint-seconds 0 --keep 2 --seed 5".split()
+    assert command(*GRID, *TINY, *options, "--best-by", figure, "--out", "run")[0] == 0
+    files = sorted(os.listdir(tmp_path / "run" / "checkpoints"))
+    assert files == ["best.safetensors", "iteration-00000008.safetensors", "iteration-00000009.safetensors"]
+    rows = [row for row in metrics(tmp_path / "run") if float(row["episodes"]) > 0]
+    assert len({row[figure] for row in rows}) > 1
+    largest = max(rows, key=lambda row: float(row[figure]))
+    _, manifest = load_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")
+    assert manifest["iteration"] == int(largest["iteration"])
+    # A mean goes through a product and a quotient by the number of episodes, which may round.
+    assert manifest["progress"]["best"] == pytest.approx(float(largest[figure]), rel=1e-12)
+
+
+def test_a_folder_that_holds_a_run_is_left_as_it_is(trained, command):
+    before = contents(trained)
+    result = command(*GRID, *SHORT, "--no-graphs", "--out", str(trained))
+    refused(result, f"{trained} already holds a run; take another folder, or go on with: --resume {trained}$")
+    assert contents(trained) == before
+
+
+# Evaluate
+
+
+def played(run, episodes, num_envs, players=None, *, greedy=False, seed=1, best=False):
+    """What ``gpu_vecenv.train.evaluation`` makes of it."""
+    policy = load_policy(run, best=best, device="cpu")
+    env = gpu_vecenv.VecEnv(policy.game, num_envs, "cpu")
+    return evaluation.evaluate(env, {**policy.policies, **(players or {})}, episodes, greedy=greedy, seed=seed)
+
+
+def test_evaluate_prints_json(trained, command):
+    code, output, errors = command("evaluate", str(trained), "--device", "cpu", "--episodes", "20")
+    assert (code, errors) == (0, [])
+    said = json.loads(output)
+    wanted = {"game": "tag_gridworld", "run": str(trained), "greedy": False, **played(trained, 20, 20)}
+    assert said == wanted
+    figures = {"episodes", "episode_length", "terminated_share", "return_tagger", "return_runner"}
+    assert set(said) == {"game", "run", "greedy"} | figures
+
+
+def test_evaluate_takes_one_checkpoint(trained, command):
+    file = min((trained / "checkpoints").glob("iteration-*"))
+    code, output, errors = command("evaluate", str(file), "--device", "cpu", "--episodes", "20")
+    assert (code, errors) == (0, [])
+    figures = played(file, 20, 20)
+    assert json.loads(output).items() >= figures.items()
+
+
+@pytest.mark.parametrize(("episodes", "num_envs"), [(1, 1000), (7, 3), (40, 40)])
+def test_evaluate_plays_so_many_episodes(episodes, num_envs, trained, command):
+    options = ["--episodes", str(episodes), "--num-envs", str(num_envs), "--seed", "6"]
+    code, output, _ = command("evaluate", str(trained), "--device", "cpu", *options)
+    assert code == 0 and json.loads(output)["episodes"] == episodes
+    assert json.loads(output).items() >= played(trained, episodes, min(num_envs, episodes), seed=6).items()
+
+
+def test_evaluate_takes_the_likeliest_action_if_asked(trained, command):
+    options = ["evaluate", str(trained), "--device", "cpu", "--episodes", "30"]
+    drawn, greedy = (json.loads(command(*options, *more)[1]) for more in ([], ["--greedy"]))
+    assert greedy.pop("greedy") and not drawn.pop("greedy")
+    assert greedy != drawn
+    assert greedy.items() >= played(trained, 30, 30, greedy=True).items()
+
+
+def test_evaluate_takes_the_best_checkpoint_if_asked(trained, command, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    shutil.copy(min((run / "checkpoints").glob("iteration-*")), run / "checkpoints" / "best.safetensors")
+    options = ["evaluate", "run", "--device", "cpu", "--episodes", "30"]
+    last, best = (json.loads(command(*options, *more)[1]) for more in ([], ["--best"]))
+    assert last != best
+    assert best.items() >= played(run, 30, 30, best=True).items()
+    (run / "checkpoints" / "best.safetensors").unlink()
+    refused(command(*options, "--best"), "no checkpoint at .*best.safetensors")
+
+
+def test_others_may_play_a_role(trained, command, tmp_path):
+    assert command(*GRID, *SHORT, "--seed", "8", "--out", "other")[0] == 0
+    options = ["evaluate", str(trained), "--device", "cpu", "--episodes", "30"]
+    other = load_policy(tmp_path / "other", device="cpu")
+    for given, players in (
+        (["runner=random"], {"runner": None}),
+        (["runner=other"], {"runner": other["runner"]}),
+        (["runner=random", "tagger=other"], {"runner": None, "tagger": other["tagger"]}),
+        ([f"runner={trained}"], {}),
+    ):
+        code, output, errors = command(*options, "--opponents", *given)
+        assert (code, errors) == (0, []), given
+        assert json.loads(output).items() >= played(trained, 30, 30, players).items(), given
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["hunter=random"], r"unknown role 'hunter' in opponents; the roles are .*'runner'"),
+        (["runner"], "opponents is runner; expected ROLE=RUN"),
+        (["runner=random", "runner=random"], "opponents is runner=random runner=random; expected ROLE=RUN"),
+        (["runner=nowhere"], "nowhere"),
+    ],
+)
+def test_opponents_that_there_are_not(given, message, trained, command, tmp_path):
+    options = ["--device", "cpu", "--episodes", "2", "--out", "result.json"]
+    refused(command("evaluate", str(trained), *options, "--opponents", *given), message)
+    assert os.listdir(tmp_path) == []
+
+
+def test_evaluate_writes_what_it_prints(trained, command, tmp_path):
+    options = ["--device", "cpu", "--episodes", "3", "--out", "result.json"]
+    code, output, errors = command("evaluate", str(trained), *options)
+    assert (code, errors) == (0, [])
+    assert (tmp_path / "result.json").read_text() == output
+
+
+def test_evaluate_finds_a_game_of_ones_own_in_its_file(own, command, tmp_path):
+    assert command("train", "acorn.py", *SHORT, "--max-steps", "9", "--out", "run")[0] == 0
+    options = ["evaluate", "run", "--episodes", "3", "--device", "cpu"]
+    done = in_a_process(*options, "--game", "acorn.py", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["game"] == "acorn"
+    done = in_a_process(*options, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "'acorn'" in line and "--game" in line
+
+
+# Plot
+
+
+def words(picture):
+    """The texts of an SVG, which Matplotlib notes beside the shapes of their letters."""
+    return set(re.findall("<!-- (.*?) -->", picture.read_text()))
+
+
+def test_plot_draws_a_run(trained, command, tmp_path):
+    code, output, errors = command("plot", str(trained))
+    assert (code, output, errors) == (0, "drew curves.png\n", [])
+    picture = (tmp_path / "curves.png").read_bytes()
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture.rstrip().endswith(b"IEND\xaeB`\x82")
+    assert os.listdir(tmp_path) == ["curves.png"]
+
+
+def test_plot_draws_several_runs_as_svg(trained, elsewhere, command, tmp_path):
+    options = "--out deep/curves.svg --figures episode_length return_runner --x seconds --smooth 3".split()
+    code, output, errors = command("plot", str(trained), str(elsewhere / "continuous"), *options)
+    assert (code, output, errors) == (0, "drew deep/curves.svg\n", [])
+    picture = tmp_path / "deep" / "curves.svg"
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+    assert {"grid", "continuous", "episode length", "return, runner", "training time (seconds)"} <= words(picture)
+    assert "return, tagger" not in words(picture)
+    assert command("plot", str(trained), "--out", "one.svg")[0] == 0
+    assert {"grid", "return, tagger", "env-steps (all replicas)"} <= words(tmp_path / "one.svg")
+    assert "continuous" not in words(tmp_path / "one.svg")
+
+
+def test_plot_smooths_as_it_is_told(trained, command, tmp_path):
+    for smooth in ("1", "3"):
+        assert command("plot", str(trained), "--smooth", smooth, "--out", f"{smooth}.png")[0] == 0
+    assert (tmp_path / "1.png").read_bytes() != (tmp_path / "3.png").read_bytes()
+
+
+def test_plot_wants_the_figures_of_every_run(trained, command, tmp_path):
+    (tmp_path / "empty").mkdir()
+    refused(command("plot", str(trained), "empty"), "no .*empty/metrics.csv; expected the folder of a run")
+    refused(command("plot", str(trained), "--figures", "return_taggr"), "'return_taggr'; nearest: return_tagger")
+    assert os.listdir(tmp_path) == ["empty"]
+
+
+def test_a_game_that_names_a_value_like_an_option_is_refused_in_one_line(command, tmp_path):
+    assert command("new", "acorn")[0] == 0
+    declaration = tmp_path / "acorn.py"
+    text = declaration.read_text()
+    first = next(line for line in text.splitlines() if "param(" in line and ": int" in line)
+    declaration.write_text(text.replace(first, f"{first}\n    gamma: float = 0.5"))
+    code, output, errors = command("train", "acorn.py", "--num-envs", "4")
+    assert (code, output) == (2, "") and "gamma has the name of an option of PPOConfig; rename it" in errors[0]
+
+
+def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(command, tmp_path, monkeypatch):
+    monkeypatch.setattr("time.strftime", lambda form: "20260101-000000")
+    for _ in range(2):
+        assert command(*GRID, *TINY, "--total-steps", "16", "--episodes", "1")[0] == 0
+    names = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert names == ["tag_gridworld-20260101-000000", "tag_gridworld-20260101-000000-2"]

@@ -1,0 +1,643 @@
+"""Kernels of one's own, named tensors, the compilers and the cache of what they built."""
+
+import errno
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gpu_vecenv
+from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.backends.compiler_process import run_compiler
+from gpu_vecenv.compile.backends.host import HostBackend
+from gpu_vecenv.compile.cache import DIGEST_BYTES, ROOM, cached, folder
+from gpu_vecenv.compile.codegen import game_text
+from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.compile.toolchain import find_host_compiler
+from gpu_vecenv.declare.env import C_TYPES
+from gpu_vecenv.engine.data_manager import TORCH_TYPES, DataManager
+from gpu_vecenv.engine.digest import trajectory_digest
+from gpu_vecenv.errors import CompilerError, EnvDefinitionError, KernelCompileError
+
+SCALE = """#include "kernel.cuh"
+KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS (k, n) x[k] *= a; }
+"""
+ROOT = Path(gpu_vecenv.__file__).parent.parent
+
+
+def doubled(functions: FunctionManager, text: str = SCALE, name: str | None = None) -> list[float]:
+    """Compiles, launches and reads back; [2, 4, 6] when all is well."""
+    x = torch.tensor([1.0, 2.0, 3.0], device=functions.device)
+    functions.compile(text, name).launch("scale", 3, x, np.float32(2), np.int64(3))
+    return x.tolist()
+
+
+# ---------------------------------------------------------------------- kernels of one's own
+
+
+def test_a_kernel_of_ones_own_runs_on_a_games_tensors(device):
+    env = gpu_vecenv.make("tag_gridworld", 6, device, full_observation=False)
+    env.reset(seed=1)
+    env.data.push("by", np.arange(6, dtype=np.int32))
+    text = """#include "kernel.cuh"
+    KERNEL(shift, i32* cell, const i32* by, i64 each, i64 n) { FOR_ITEMS (k, n) cell[k] += by[k / each]; }
+    """
+    before = env.data.pull("state_cell")
+    program = env.functions.compile(text, name="shift.cu")
+    program.launch("shift", 60, env.state["cell"], env.data["by"], np.int64(10), np.int64(60))
+    assert np.array_equal(env.data.pull("state_cell"), before + np.arange(6)[:, None, None])
+    own_column = env.observe()[:, -1, 0] * env.game.grid
+    assert own_column.round().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_kernel_compiled_with_a_game_sees_its_constants(device):
+    game = gpu_vecenv.configure("tag_gridworld", grid=13, wall_penalty=0.3)
+    text = "KERNEL(constants, float* out) { FOR_ITEMS (k, 1) { out[0] = GRID; out[1] = WALL_PENALTY; } }"
+    out = torch.zeros(2, device=device)
+    FunctionManager(device).compile(text, game=game).launch("constants", 1, out)
+    assert out.cpu().numpy().tolist() == np.array([13, 0.3], np.float32).tolist()
+
+
+def test_scalars_of_every_width_and_null_pointers_arrive(device):
+    text = """#include "kernel.cuh"
+    KERNEL(all, i32 a, u32 b, i64 c, u64 d, float e, double f, const void* none, i64* ints, double* floats) {
+        FOR_ITEMS (k, 1) {
+            ints[0] = a; ints[1] = b; ints[2] = c; ints[3] = (i64)d; ints[4] = none == nullptr;
+            floats[0] = e; floats[1] = f;
+        }
+    }
+    """
+    ints = torch.zeros(5, dtype=torch.int64, device=device)
+    floats = torch.zeros(2, dtype=torch.float64, device=device)
+    scalars = [np.int32(-(2**31)), np.uint32(2**32 - 1), np.int64(-(2**63)), np.uint64(2**63 + 5)]
+    reals = [np.float32(0.1), np.float64(0.1)]
+    FunctionManager(device).compile(text).launch("all", 1, *scalars, *reals, None, ints, floats)
+    assert ints.tolist() == [-(2**31), 2**32 - 1, -(2**63), 5 - 2**63, 1]
+    assert floats.tolist() == [float(np.float32(0.1)), 0.1]
+
+
+def test_a_macro_may_write_kernels(device):
+    text = """#include "kernel.cuh"
+    #define FILL(name, value) KERNEL(name, float* x, i64 n) { FOR_ITEMS (k, n) x[k] = value; }
+    FILL(ones, 1)
+    FILL(twos, 2)
+    """
+    x = torch.zeros(3, device=device)
+    FunctionManager(device).compile(text).launch("twos", 3, x, np.int64(3))
+    assert x.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 255, 256, 257, 4097, 100_003])
+def test_every_item_is_visited_once(device, n):
+    text = '#include "kernel.cuh"\nKERNEL(count, i32* x, i64 n) { FOR_ITEMS (k, n) x[k] += 1; }\n'
+    x = torch.zeros(n + 1, dtype=torch.int32, device=device)
+    FunctionManager(device).compile(text).launch("count", n, x, np.int64(n))
+    np.testing.assert_array_equal(x.cpu(), [1] * n + [0])
+
+
+def test_a_file_may_include_its_neighbours(device, tmp_path):
+    (tmp_path / "factor.cuh").write_text("#pragma once\nHD float factor() { return 10; }\n")
+    (tmp_path / "mine.cu").write_text(
+        '#include "kernel.cuh"\n#include "factor.cuh"\n#include "factor.cuh"\n'
+        "KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS (k, n) x[k] *= a * factor(); }\n"
+    )
+    functions = FunctionManager(device)
+    assert doubled(functions, tmp_path / "mine.cu") == [20, 40, 60]
+    (tmp_path / "factor.cuh").write_text("#pragma once\nHD float factor() { return 1; }\n")
+    assert doubled(functions, tmp_path / "mine.cu") == [2, 4, 6]
+    (tmp_path / "factor.cuh").unlink()
+    with pytest.raises(EnvDefinitionError, match=r'mine\.cu:2: #include "factor\.cuh": no such file'):
+        functions.compile(tmp_path / "mine.cu")
+
+
+def test_a_prepared_launch_takes_other_arguments_later(device):
+    x, y = torch.ones(3, device=device), torch.ones(3, device=device)
+    program = FunctionManager(device).compile(SCALE)
+    launch = program.prepare("scale", LaunchShape(3), [x, np.float32(2), np.int64(3)])
+    launch()
+    launch()
+    launch.raw[0], launch.raw[1] = y.data_ptr(), np.float32(5)
+    launch()
+    assert x.tolist() == [4, 4, 4] and y.tolist() == [5, 5, 5]
+
+
+@pytest.mark.parametrize("wrong", [2, 2.0, True, [2], "2", np.int8(2), np.bool_(True), np.float16(2), np.zeros(3)])
+def test_a_scalar_must_say_its_width(device, wrong):
+    x = torch.ones(3, device=device)
+    program = FunctionManager(device).compile(SCALE, name="mine.cu")
+    with pytest.raises(TypeError, match=rf"mine\.cu: scale: argument 1 is a {type(wrong).__name__};.*NumPy scalar"):
+        program.launch("scale", 3, x, wrong, np.int64(3))
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_tensors_elsewhere_or_with_gaps_are_refused(device):
+    program = FunctionManager(device).compile(SCALE, name="mine.cu")
+    x = torch.ones(6, device=device)
+    others = [x.to("meta"), x[::2], x.view(2, 3).T]
+    if device == "cuda":
+        others.append(x.cpu())
+    for other in others:
+        with pytest.raises(ValueError, match=rf"mine\.cu: scale: got a tensor on .*a contiguous one on {device}"):
+            program.launch("scale", 3, other, np.float32(2), np.int64(3))
+    assert x.tolist() == [1] * 6
+
+
+@pytest.mark.parametrize("name", ["nonesuch", "Scale", "abs"])  # abs is in every C library
+def test_an_unknown_kernel_is_named_with_its_program(device, name):
+    program = FunctionManager(device).compile(SCALE, name="mine.cu")
+    with pytest.raises(AttributeError, match=rf"mine\.cu.*{name}"):
+        program.prepare(name, LaunchShape(1), [])
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_compile_error_names_file_line_and_the_compilers_words(device, tmp_path, as_file):
+    text = SCALE + "\nKERNEL(wrong, i64 n) { FOR_ITEMS (k, n) undeclared[k] = 1; }\n"
+    path = tmp_path / "mine.cu"
+    path.write_text(text)
+    functions = FunctionManager(device)
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(KernelCompileError) as error:
+            functions.compile(path) if as_file else functions.compile(text, name="mine.cu")
+        messages.add(str(error.value))
+        assert "undeclared" in error.value.log
+    (message,) = messages
+    assert message.startswith("mine.cu did not compile")
+    assert re.search(r'mine\.cu(:4:\d+|\(4\)): error: .*"?undeclared', message), message
+
+
+# ---------------------------------------------------------------------- named tensors
+
+
+def test_values_of_every_type_go_there_and_back(device):
+    data = DataManager(torch.device(device))
+    for dtype in C_TYPES:
+        array = np.array([[0, 1, 1], [1, 0, 1]], dtype)
+        tensor = data.push(dtype.name, array)
+        assert tensor is data[dtype.name]
+        assert tensor.dtype == TORCH_TYPES[dtype] and tensor.device.type == device
+        back = data.pull(dtype.name)
+        assert back.dtype == dtype and np.array_equal(back, array)
+        back[:] = 0
+        assert np.array_equal(data.pull(dtype.name), array)
+    assert list(data) == [dtype.name for dtype in C_TYPES] and len(data) == len(C_TYPES)
+    assert data.nbytes == 6 * sum(dtype.itemsize for dtype in C_TYPES)
+
+
+def test_push_writes_into_the_same_memory(device):
+    data = DataManager(torch.device(device))
+    tensor = data.allocate("x", (2, 2), np.dtype(np.float32))
+    assert tensor.tolist() == [[0, 0], [0, 0]]
+    pointer = tensor.data_ptr()
+    for array in (np.ones((2, 2), np.float32), torch.ones(2, 2), np.ones((4, 4), np.float32)[::2, ::2]):
+        tensor.zero_()
+        assert data.push("x", array).data_ptr() == pointer
+        assert tensor.tolist() == [[1, 1], [1, 1]]
+
+
+def test_push_and_allocate_refuse_what_does_not_fit(device):
+    data = DataManager(torch.device(device))
+    data.push("x", np.ones(3, np.float32))
+    wrong_shapes, wrong_types = [(4,), (1, 3), ()], [np.float64, np.int32]
+    for wrong in [np.zeros(shape, np.float32) for shape in wrong_shapes] + [np.zeros(3, kind) for kind in wrong_types]:
+        with pytest.raises(ValueError, match=r"push\('x'\): got .*expected \(3,\) torch\.float32"):
+            data.push("x", wrong)
+    assert data.pull("x").tolist() == [1, 1, 1]
+    with pytest.raises(KeyError, match="already allocated"):
+        data.allocate("x", (3,), torch.float32)
+    for call in (data.pull, data.__getitem__):
+        with pytest.raises(KeyError, match="nothing"):
+            call("nothing")
+
+
+def test_a_state_is_a_copy_that_can_be_loaded_again(device):
+    data = DataManager(torch.device(device))
+    data.push("x", np.arange(3, dtype=np.float32))
+    data.push("y", np.arange(2))
+    state, pointer = data.state_dict(), data["x"].data_ptr()
+    data["x"].fill_(9)
+    assert state["x"].tolist() == [0, 1, 2] and state["x"].device == data["x"].device
+    data.load_state_dict({name: tensor.cpu() for name, tensor in state.items()})
+    assert data["x"].tolist() == [0, 1, 2] and data["x"].data_ptr() == pointer
+    state["x"].fill_(7)
+    assert data["x"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": None}, r"state has \['x'\]; expected \['x', 'y'\]"),
+        ({"z": torch.zeros(1)}, r"state has \['x', 'y', 'z'\]"),
+        ({"y": torch.zeros(3, dtype=torch.int64)}, r"'y' is \(3,\) torch.int64; expected \(2,\) torch.int64"),
+        ({"y": torch.zeros(2)}, r"'y' is \(2,\) torch.float32; expected \(2,\) torch.int64"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(device, change, message):
+    data = DataManager(torch.device(device))
+    data.push("x", np.arange(3, dtype=np.float32))
+    data.push("y", np.arange(2))
+    state = {**data.state_dict(), **change, "x": torch.full((3,), 5.0)}
+    with pytest.raises(ValueError, match=message):
+        data.load_state_dict({name: tensor for name, tensor in state.items() if tensor is not None})
+    assert data["x"].tolist() == [0, 1, 2] and data["y"].tolist() == [0, 1]
+
+
+# ---------------------------------------------------------------------- the compile cache
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache folder; it does not exist yet."""
+    path = tmp_path / "kernels"
+    monkeypatch.setenv("GPU_VECENV_CACHE", str(path))
+    folder.cache_clear()
+    yield path
+    folder.cache_clear()
+
+
+def contents(path: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Name -> inode, time of the last change and bytes of every file."""
+    return {file.name: (file.stat().st_ino, file.stat().st_mtime_ns, file.read_bytes()) for file in path.rglob("*")}
+
+
+def test_nothing_is_built_twice(device, cache):
+    assert doubled(FunctionManager(device)) == [2, 4, 6]
+    assert len(contents(cache)) == 1
+    gpu_vecenv.make("tag_gridworld", 2, device).reset(seed=1)
+    built = contents(cache)
+    assert len(built) == 2
+    assert doubled(FunctionManager(device)) == [2, 4, 6]
+    gpu_vecenv.make("tag_gridworld", 7, device).reset(seed=1)  # the number of replicas is no constant
+    assert contents(cache) == built
+    gpu_vecenv.make("tag_gridworld", 2, device, grid=19).reset(seed=1)
+    assert len(contents(cache)) == 3
+    assert {name: entry for name, entry in contents(cache).items() if name in built} == built
+
+
+def test_other_compiler_flags_make_another_entry(cache, monkeypatch):
+    command = shlex.join(find_host_compiler())
+    for flags in ("", " -DSOMETHING=1", " -DSOMETHING=2"):
+        monkeypatch.setenv("CXX", command + flags)
+        assert doubled(FunctionManager("cpu")) == [2, 4, 6]
+    assert len(contents(cache)) == 3
+
+
+def test_a_damaged_entry_is_built_anew(device, cache):
+    functions = FunctionManager(device)
+    assert doubled(functions) == [2, 4, 6]
+    (entry,) = cache.iterdir()
+    good = entry.read_bytes()
+    middle, last = len(good) // 2, len(good) - 1
+    damages = [good[:n] for n in (0, 1, 31, 32, 33, middle, last)]
+    damages += [good[:n] + bytes([good[n] ^ 1]) + good[n + 1 :] for n in (0, middle, last - 32, last)]
+    for damage in [*damages, good + b"x"]:
+        draft = cache.with_name("damaged")
+        draft.write_bytes(damage)
+        draft.replace(entry)  # what is loaded already keeps its own file
+        with pytest.warns(UserWarning, match=f"{entry.name} is damaged: it is compiled anew"):
+            assert doubled(functions) == [2, 4, 6]
+        assert len(entry.read_bytes()) == len(good)
+        rebuilt = contents(cache)
+        assert list(rebuilt) == [entry.name]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # said once
+            assert doubled(functions) == [2, 4, 6]
+        assert contents(cache) == rebuilt
+
+
+def test_a_failed_build_leaves_nothing(device, cache):
+    functions = FunctionManager(device)
+    for _ in range(2):
+        with pytest.raises(KernelCompileError):
+            functions.compile("nonsense")
+        assert contents(cache) == {}
+    assert doubled(functions) == [2, 4, 6]
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_only_its_owner_may_enter_the_cache(cache, umask):
+    previous = os.umask(umask)
+    try:
+        assert doubled(FunctionManager("cpu")) == [2, 4, 6]
+    finally:
+        os.umask(previous)
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert [file.stat().st_mode & 0o022 for file in cache.iterdir()] == [0]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o720, 0o702, 0o777, 0o1777])
+def test_a_cache_that_others_can_write_to_is_not_used(cache, mode):
+    cache.mkdir()
+    cache.chmod(mode)
+    with pytest.warns(UserWarning, match=r"kept for this process only: .*kernels belongs to, or can be written by"):
+        assert doubled(FunctionManager("cpu")) == [2, 4, 6]
+    assert contents(cache) == {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        assert doubled(FunctionManager("cpu")) == [2, 4, 6]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
+def test_a_cache_of_somebody_else_is_not_used(cache):
+    cache.mkdir(mode=0o700)
+    os.chown(cache, 65534, 65534)
+    with pytest.warns(UserWarning, match="belongs to"):
+        assert doubled(FunctionManager("cpu")) == [2, 4, 6]
+    assert contents(cache) == {}
+
+
+@pytest.mark.parametrize("name", ["HOME", "XDG_CACHE_HOME", "GPU_VECENV_CACHE"])
+def test_without_a_home_kernels_are_kept_for_the_process(cache, monkeypatch, tmp_path, name):
+    for other in ("XDG_CACHE_HOME", "GPU_VECENV_CACHE"):
+        monkeypatch.delenv(other, raising=False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(name, str(tmp_path / "file" / "home"))
+    with pytest.warns(UserWarning, match="compiled kernels are kept for this process only"):
+        assert doubled(FunctionManager("cpu")) == [2, 4, 6]
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+    assert len(contents(folder())) == 1
+    assert folder().stat().st_mode & 0o777 == 0o700
+
+
+def killed_builder(key: str) -> None:
+    """A process that builds an entry and is killed in the middle of it, having written half of a file."""
+    begun, begin = os.pipe()
+    child = os.fork()
+    if child == 0:
+
+        def build(draft: Path) -> None:
+            draft.write_bytes(b"half")
+            os.write(begin, b"!")
+            signal.pause()
+
+        try:
+            cached(key, ".so", build)
+        finally:
+            os._exit(1)
+    os.close(begin)
+    assert os.read(begun, 1) == b"!"
+    os.kill(child, signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    os.close(begun)
+
+
+def entries(path: Path) -> list[str]:
+    return sorted(file.read_bytes()[:-DIGEST_BYTES].decode() for file in path.iterdir() if file.suffix == ".so")
+
+
+def test_whoever_comes_after_a_killed_builder_goes_on(cache):
+    killed_builder("one")
+    assert {path.suffix for path in cache.iterdir()} == {".lock", ".draft"}  # neither says that anybody builds
+    assert cached("one", ".so", lambda draft: draft.write_text("whole")).parent == cache
+    assert entries(cache) == ["whole"] and len(list(cache.iterdir())) == 1
+
+
+def test_drafts_of_killed_builders_go_when_something_else_is_built(cache):
+    killed_builder("one")
+    assert len(list(cache.iterdir())) == 2
+    cached("another", ".so", lambda draft: draft.write_text("whole"))
+    assert entries(cache) == ["whole"] and len(list(cache.iterdir())) == 1
+
+
+def test_the_draft_of_a_living_builder_stays_and_others_wait_for_it(cache):
+    waiting, found, built = [], [], []
+
+    def build(draft: Path) -> None:
+        draft.write_text("first")
+        cached("another", ".so", lambda other: other.write_text("other"))  # which clears what killed ones have left
+        waiting.append(threading.Thread(target=lambda: found.append(cached("one", ".so", built.append))))
+        waiting[0].start()
+        assert draft.read_text() == "first" and not found
+
+    path = cached("one", ".so", build)
+    waiting[0].join()
+    assert found == [path] and built == []
+    assert entries(cache) == ["first", "other"] and len(list(cache.iterdir())) == 2
+
+
+def test_without_locks_each_builds_for_itself(cache, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def none(*_):
+        raise OSError(errno.ENOLCK, "no locks here")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+
+    def build(draft: Path) -> None:
+        cached("one", ".so", lambda other: other.write_text("by another"))  # it need not wait
+        assert entries(cache) == ["by another"]
+        draft.write_text("last")
+
+    cached("one", ".so", build)
+    assert entries(cache) == ["last"] and len(list(cache.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "failing", [CompilerError("none"), KeyboardInterrupt()], ids=lambda error: type(error).__name__
+)
+def test_a_build_that_breaks_off_lets_the_next_one_in(cache, failing):
+    def build(draft: Path) -> None:
+        draft.write_text("half")
+        raise failing
+
+    for _ in range(2):
+        with pytest.raises(type(failing)):
+            cached("one", ".so", build)
+        assert list(cache.iterdir()) == []
+    cached("one", ".so", lambda draft: draft.write_text("whole"))
+    assert entries(cache) == ["whole"]
+
+
+def test_a_full_disk_is_no_cache(cache):
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM - 1, before[1]))  # the last byte fails, as on a full disk
+    try:
+        with pytest.warns(UserWarning, match="kept for this process only"):
+            used = folder()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert used != cache and list(cache.iterdir()) == []
+
+
+# A process with these lines first obeys permissions even if it belongs to root.
+OBEY = """
+import ctypes, os
+if os.getuid() == 0:
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, none) == 0
+"""
+DOUBLE = f"""
+import warnings
+import numpy as np, torch
+from gpu_vecenv.compile.cache import folder
+from gpu_vecenv.compile.function_manager import FunctionManager
+def doubled():
+    x = torch.tensor([1.0, 2.0, 3.0])
+    FunctionManager("cpu").compile({SCALE!r}).launch("scale", 3, x, np.float32(2), np.int64(3))
+    return x.tolist()
+"""
+
+
+def output_of(script: str, **environment: str) -> str:
+    """What a new Python process prints; it must succeed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPU_VECENV", "XDG_"))}
+    variables = {**kept, "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=variables, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_with_a_read_only_home_kernels_are_kept_for_the_process(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o500)
+    script = textwrap.dedent("""
+        import json, pathlib
+        try:
+            pathlib.Path.home().joinpath("x").mkdir()
+        except PermissionError:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                print(json.dumps([doubled(), [str(w.message) for w in caught], str(folder())]))
+    """)
+    result, (warning,), used = json.loads(output_of(OBEY + DOUBLE + script, HOME=str(home)))
+    assert result == [2, 4, 6]
+    assert warning.startswith("compiled kernels are kept for this process only: ") and str(home) in warning
+    assert list(home.iterdir()) == []
+    assert not Path(used).exists()  # it ended with the process
+
+
+def test_eight_processes_that_want_one_entry_compile_it_once(tmp_path):
+    # One import, then eight forks that start together. The compiler notes each time that it builds something.
+    compiler = tmp_path / "compiler"
+    note = f'case " $* " in *" -o "*) echo built >> {shlex.quote(str(tmp_path / "log"))} ;; esac'
+    compiler.write_text(f'#!/bin/sh\n{note}\nexec {shlex.join(find_host_compiler())} "$@"\n')
+    compiler.chmod(0o700)
+    script = DOUBLE + textwrap.dedent("""
+        import multiprocessing
+        context = multiprocessing.get_context("fork")
+        start, results = context.Barrier(8), context.SimpleQueue()
+        def work():
+            start.wait()
+            results.put(doubled())
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
+        processes = [context.Process(target=work) for _ in range(8)]
+        for process in processes: process.start()
+        for process in processes: process.join()
+        assert [process.exitcode for process in processes] == [0] * 8
+        print([results.get() for _ in processes])
+    """)
+    variables = {"GPU_VECENV_CACHE": str(tmp_path / "kernels"), "CXX": shlex.quote(str(compiler))}
+    assert output_of(script, **variables).strip() == str([[2.0, 4.0, 6.0]] * 8)
+    assert len(contents(tmp_path / "kernels")) == 1
+    assert (tmp_path / "log").read_text() == "built\n"
+
+
+# ---------------------------------------------------------------------- compilers
+
+
+@pytest.mark.parametrize("command", ["/nowhere/c++", "nosuchcompiler -O2"])
+def test_a_compiler_that_is_not_there_is_named(monkeypatch, cache, command):
+    monkeypatch.setenv("CXX", command)
+    with pytest.raises(CompilerError, match=re.escape(command.split()[0])):
+        doubled(FunctionManager("cpu"))
+    assert contents(cache) == {}
+
+
+@pytest.mark.parametrize(
+    ("does", "error", "words"),
+    [
+        ("echo 'k.cu:3: error: no' >&2; exit 1", KernelCompileError, "^mine$"),
+        ("echo half >&2; kill -9 $$", CompilerError, "was ended by SIGKILL while it compiled.*memory.*said: half$"),
+        (
+            "echo 'c++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1",
+            CompilerError,
+            "was ended by the system while it compiled",
+        ),
+        ("sleep 1000 & echo $! >child; wait", CompilerError, "was still compiling after 0.5 s and has been stopped"),
+    ],
+)
+def test_what_becomes_of_a_compiler_is_told_apart(tmp_path, does, error, words):
+    program = tmp_path / "c++"
+    program.write_text(f"#!/bin/sh\ncd {shlex.quote(str(tmp_path))}\n{does}\n")
+    program.chmod(0o755)
+    with pytest.raises(error, match=words) as raised:
+        run_compiler([str(program)], "mine", seconds=0.5 if "sleep" in does else 60)
+    if "sleep" in does:  # nor does what it had started run on; killed, it waits to be noticed
+        state = Path(f"/proc/{(tmp_path / 'child').read_text().strip()}/stat")
+        assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX"
+    if error is KernelCompileError:
+        assert raised.value.log == "k.cu:3: error: no"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ziglang") is None, reason="the package ziglang is not installed")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compare with")
+def test_clang_from_a_wheel_gives_the_same_bits_as_gcc(monkeypatch):
+    digests = {}
+    for compiler in ("g++", f"{shlex.quote(sys.executable)} -m ziglang c++"):
+        monkeypatch.setenv("CXX", compiler)
+        for name, config in (("tag_gridworld", {}), ("tag_continuous", {"num_runners": 20, "max_steps": 40})):
+            env = gpu_vecenv.make(name, 100, "cpu", **config)
+            digests.setdefault(name, []).append(trajectory_digest(env, 5, 120).hex())
+            assert env.episode_statistics()["episodes"].min() >= 1
+    for name, (by_gcc, by_clang) in digests.items():
+        assert by_gcc == by_clang, name
+
+
+FUSED_ON_THE_HOST = re.compile(r"\b(?:vf(?:m|nm)(?:add|sub)\w*|f(?:n?madd|n?msub|ml[as]))\b")
+
+
+def test_the_host_fuses_only_what_is_written(tmp_path):
+    text = game_text(gpu_vecenv.configure("tag_continuous"))
+    written = "return __builtin_fmaf(a, b, c);"
+    assert text.count(written) == 1
+    (tmp_path / "kernel.cpp").write_text(text.replace(written, "return a * b + c;"))
+    command = [*HostBackend().command, "-S", "-o", "-", str(tmp_path / "kernel.cpp")]
+    assembly, fused = (
+        subprocess.run([*command, *more], capture_output=True, text=True, check=True).stdout
+        for more in ((), ("-ffp-contract=fast",))
+    )
+    assert "vecenv_step" in assembly
+    if not FUSED_ON_THE_HOST.search(fused):
+        pytest.skip("this processor has no fused multiply-add")
+    assert FUSED_ON_THE_HOST.findall(assembly) == []
+
+
+SCALE = """#include "kernel.cuh"
+KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS (k, n) x[k] *= a; }
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (torch.ones(3), np.float32(2)),
+        (torch.ones(3), np.float32(2), np.int64(3), np.int64(3)),
+        (torch.ones(3), np.float64(2), np.int64(3)),
+        (torch.ones(3), np.float32(2), np.int32(3)),
+        (torch.ones(3, dtype=torch.float64), np.float32(2), np.int64(3)),
+        (np.float32(1), np.float32(2), np.int64(3)),
+    ],
+)
+def test_arguments_that_the_kernel_does_not_declare_are_refused(arguments):
+    program = FunctionManager("cpu").compile(SCALE)
+    with pytest.raises(TypeError, match=r"scale.*(takes 3 arguments|the kernel declares)"):
+        program.launch("scale", 3, *arguments)
+    x = torch.ones(3)
+    program.launch("scale", 3, x, np.float32(2), np.int64(3))
+    assert x.tolist() == [2, 2, 2]

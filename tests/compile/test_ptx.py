@@ -1,0 +1,409 @@
+"""What the CUDA compiler makes of every kernel: it compiles for GPUs that are not there, and its PTX is linted."""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+from games.crew import Crew
+from games.painter import Painter
+from games.scouts import Scouts
+from ptx_lint import Finding, instructions, lint
+
+import gpu_vecenv
+from gpu_vecenv.compile.backends.cuda import cuda_prologue, default_team
+from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin
+from gpu_vecenv.compile.codegen import PLAIN, Build, game_text, inline_includes
+from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.errors import KernelCompileError
+from gpu_vecenv.files import cuda_folder
+
+USUAL = 90  # the others are compiled by `make test-exhaustive`
+ARCHITECTURES = (75, 80, 86, USUAL, 100)
+EACH = [pytest.param(k, marks=[] if k == USUAL else pytest.mark.exhaustive) for k in ARCHITECTURES]
+MACHINE_KERNELS = {f"kernel_vecenv_{name}" for name in ("layout", "reset", "step", "observe", "random_actions")}
+LEARNER_KERNELS = {f"kernel_{name}" for name in ("advantages", "advantage_moments", "loss_gradients")}
+SHARED_LIMIT = 48 << 10
+FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
+BUNDLED = [name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")]
+
+
+def source_file(name: str) -> Path:
+    (path,) = cuda_folder().rglob(name)
+    return path
+
+
+@dataclass(frozen=True)
+class Text:
+    """A game with its machine, and the sampler and the learner after it, as one text."""
+
+    game: object
+    config: tuple = ()
+    build: Build = PLAIN
+
+    def __str__(self) -> str:
+        name = self.game if isinstance(self.game, str) else self.game.name()
+        chosen = [f"{key}={value}" for key, value in self.config]
+        chosen += [key for key in ("pooled", "quarantine", "guards", "sampled") if getattr(self.build, key)]
+        return "-".join([name, *chosen])
+
+    def write(self) -> str:
+        game = gpu_vecenv.configure(self.game, **dict(self.config))
+        text = cuda_prologue(default_team(game.num_agents), SHARED_LIMIT) + game_text(game, self.build)
+        for name in ("sampling.cuh", "sampler.cu", "learner.cu"):
+            if name == "sampling.cuh" and self.build.sampled:
+                continue  # the machine has it
+            lines = [line for line in source_file(name).read_text().splitlines() if "#include" not in line]
+            text += f'#line 1 "{name}"\n' + "\n".join(lines) + "\n"
+        return text
+
+
+# Every bundled game as it comes, and then: partial observations; teams of several warps, with scratch that is too large
+# for shared memory; masks, roles and images; Box actions; start pools; what debug builds have.
+TEXTS = [
+    *(Text(name) for name in BUNDLED),
+    Text("tag_gridworld", (("num_taggers", 40), ("full_observation", False), ("random_start", True))),
+    Text("tag_continuous", tuple(FEW.items()), Build(pooled=("position", "in_game"), quarantine=True)),
+    Text("tag_continuous", (*FEW.items(), ("num_neighbors", "all")), Build(guards=True)),
+    Text("tag_continuous", (("num_taggers", 500), ("num_runners", 9500))),
+    Text("simple_tag", (("continuous_actions", True),), Build(guards=True, quarantine=True)),
+    Text(Crew, (), Build(guards=True, pooled=("place",))),
+    *(
+        Text(game, (), Build(sampled=True))
+        for game in ("cartpole", "tag_gridworld", "tag_continuous", "pendulum", Crew)
+    ),
+    Text("tag_gridworld", (("num_taggers", 999), ("full_observation", False)), Build(sampled=True, quarantine=True)),
+    Text(Scouts),
+    Text(Painter),
+]
+
+
+OF_NO_GAME = {
+    "digest": {"digest"},
+    "layers": {"layer_gradients"},
+    "minibatch": {"shuffle", "gather_rows", "limit_step"},
+}
+
+
+def plain_text(name: str) -> str:
+    return inline_includes(source_file(f"{name}.cu").read_text(), f"{name}.cu", None)
+
+
+# ---------------------------------------------------------------------- the compiler
+
+
+def nvrtc():
+    return pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC (cuda.bindings) is not installed")
+
+
+def call(result: tuple):
+    status, *values = result
+    assert int(status) == 0, status
+    return values[0] if values else None
+
+
+@cache
+def known_architectures() -> list[int]:
+    return list(call(nvrtc().nvrtcGetSupportedArchs()))
+
+
+def need(architecture: int) -> None:
+    nvrtc()
+    if architecture not in known_architectures():
+        version = ".".join(map(str, nvrtc().nvrtcVersion()[1:]))
+        pytest.skip(f"NVRTC {version} does not know sm_{architecture}; it knows {known_architectures()}")
+
+
+def built(text: str, architecture: str, flags: tuple[str, ...] = FLAGS) -> tuple[str, bytes]:
+    """PTX, which tells source lines, and the cubin, of one compilation; virtual architectures have no cubin."""
+    library = nvrtc()
+    program = call(library.nvrtcCreateProgram(text.encode(), b"kernel.cu", 0, [], []))
+    options = [option.encode() for option in (*flags, "-lineinfo", f"--gpu-architecture={architecture}")]
+    status = int(library.nvrtcCompileProgram(program, len(options), options)[0])
+    log = bytes(call(library.nvrtcGetProgramLogSize(program)))
+    call(library.nvrtcGetProgramLog(program, log))
+    assert status == 0, log.decode()
+    made = bytes(call(library.nvrtcGetPTXSize(program)))
+    call(library.nvrtcGetPTX(program, made))  # writes into the object it is given
+    cubin = bytes(call(library.nvrtcGetCUBINSize(program)))
+    if cubin:
+        call(library.nvrtcGetCUBIN(program, cubin))
+    library.nvrtcDestroyProgram(program)
+    return made.rstrip(b"\0").decode(), cubin
+
+
+def ptx(text: str, flags: tuple[str, ...] = FLAGS, architecture: int = 80) -> str:
+    return built(text, f"compute_{architecture}", flags)[0]
+
+
+def kernels_of(made: str) -> set[str]:
+    return {instruction.kernel for instruction in instructions(made)}
+
+
+def told(findings: list[Finding]) -> list[str]:
+    return [str(finding) for finding in findings]
+
+
+# ---------------------------------------------------------------------- our kernels
+
+
+def test_every_device_text_is_in_one_of_these_texts():
+    sources = {path.stem for path in cuda_folder().rglob("*.cu")}
+    assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner"}
+
+
+@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("text", TEXTS, ids=str)
+def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_in_64_bits(text, architecture):
+    need(architecture)
+    made, cubin = built(text.write(), f"sm_{architecture}")
+    assert cubin.startswith(b"\x7fELF")
+    kernels = kernels_of(made)
+    machine = {"kernel_vecenv_layout", "kernel_vecenv_step"} if text.build.sampled else MACHINE_KERNELS
+    known = machine | LEARNER_KERNELS | {"kernel_sample"}
+    assert kernels == known
+    for kernel in kernels:
+        assert b".text." + kernel.encode() + b"\0" in cubin
+    assert told(finding for finding in lint(made) if finding.rule != "fused") == []
+
+
+@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("name", OF_NO_GAME)
+def test_texts_of_no_game_do_so_too(name, architecture):
+    need(architecture)
+    cubin = compile_cubin(plain_text(name), f"sm_{architecture}")
+    assert all(b".text.kernel_" + kernel.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
+    assert told(lint(ptx(plain_text(name), architecture=architecture))) == []
+
+
+# The one function that asks for a fused product and sum, and what it is without.
+WRITTEN = ("return __fmaf_rn(a, b, c);", "return __fadd_rn(__fmul_rn(a, b), c);")
+
+
+@pytest.mark.parametrize(
+    ("text", "architecture"),
+    [*((text, 80) for text in TEXTS), *((Text("acrobot"), other) for other in ARCHITECTURES if other != 80)],
+    ids=str,
+)
+@pytest.mark.exhaustive
+def test_what_is_fused_is_what_the_source_fuses(text, architecture):
+    need(architecture)
+    text = text.write()
+    assert text.count(WRITTEN[0]) == 1
+    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture))) == []
+
+
+def test_cuda_errors_name_file_and_line_too():
+    nvrtc()
+    text = Text("tag_gridworld").write().replace("bool hit = false;", "bool hit = falsch;")
+    line = next(
+        number
+        for number, line in enumerate((cuda_folder() / "games/tag_gridworld.cu").read_text().splitlines(), start=1)
+        if "bool hit = false;" in line
+    )
+    with pytest.raises(KernelCompileError) as error:
+        compile_cubin(text, "sm_80")
+    assert re.search(rf'tag_gridworld\.cu\({line}\): error: identifier "falsch" is undefined', error.value.log)
+
+
+# ---------------------------------------------------------------------- the linter can fail
+
+
+def test_looser_flags_are_seen():
+    text = Text("tag_continuous", tuple(FEW.items())).write().replace(*WRITTEN)
+    loose = tuple(flag for flag in FLAGS if flag != "--fmad=false")
+    rules = [finding.rule for finding in lint(ptx(text, flags=loose))]
+    assert rules.count("fused") > 10
+    rules = {finding.rule for finding in lint(ptx(text, flags=("--std=c++17", "--use_fast_math")))}
+    assert rules >= {"fused", "flush to zero", "approximate"}
+
+
+def planted(parameters: str, body: str) -> str:
+    """A kernel of its own after kernel.cuh and rng.cuh."""
+    words = inline_includes('#include "kernel.cuh"\n#include "rng.cuh"\n', "words", None)
+    # Its fused sums are the source's own here, and no kernel below has any.
+    return f'{words}#line 1 "planted.cu"\nKERNEL(planted, {parameters}) {{ {body} }}\n'
+
+
+FLOAT_FAULTS = {
+    "approximate": "x[0] = __fdividef(x[1], x[2]);",
+    "flush to zero": 'asm("add.rn.ftz.f32 %0, %1, %2;" : "=f"(x[0]) : "f"(x[1]), "f"(x[2]));',
+    "saturated": "x[0] = __saturatef(x[1]);",
+    "may be fused": 'asm("mul.f32 %0, %1, %2;" : "=f"(x[0]) : "f"(x[1]), "f"(x[2]));',
+    "fused": "x[0] = __fmaf_rn(x[1], x[2], x[3]);",
+    "minimum": "x[0] = fminf(x[1], x[2]);",
+    "rounding": "x[0] = __fadd_rz(x[1], x[2]);",
+    "narrow float": '{ unsigned short h; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x[1])); x[0] = h; }',
+    "float atomic": "atomicAdd(x, 1.0f);",
+    "call": 'printf("%d", 1);',
+}
+
+
+@pytest.mark.parametrize("rule", FLOAT_FAULTS)
+def test_a_planted_float_fault_is_seen(rule):
+    head = 'extern "C" int printf(const char*, ...);\n' if rule == "call" else ""
+    text = head + planted("float* x", f"FOR_ITEMS (k, 1) {{ {FLOAT_FAULTS[rule]} }}")
+    found = lint(ptx(text))
+    assert {finding.rule for finding in found} == {rule}, told(found)
+    assert {finding.instruction.kernel for finding in found} == {"kernel_planted"}
+
+
+def test_what_the_source_may_write_is_let_pass():
+    body = """FOR_ITEMS (k, 1) {
+        x[0] = x[1] * x[2] + x[3];
+        x[1] = x[0] / x[3];
+        x[2] = math::sqrt(x[1]) + (float)(int)x[4];
+        x[3] = math::clamp(x[2], -3.0f, 7.0f);
+        x[4] = math::min(x[5], x[6]);
+    }"""
+    assert told(lint(ptx(planted("float* x", body)))) == []
+
+
+# Parameters, body. Each forms an address in fewer than 64 bits from a block's number or a count.
+ADDRESS_FAULTS = {
+    "thread number": ("float* x", "int i = blockIdx.x * blockDim.x + threadIdx.x; x[i] = 1;"),
+    "times a stride": (
+        "float* x, i32 stride",
+        "int i = blockIdx.x * blockDim.x + threadIdx.x; x[i * stride + 3] = 1;",
+    ),
+    "times a constant": ("float* x", "x[(int)blockIdx.x * 17 + (int)threadIdx.x] = 1;"),
+    "shifted": ("float* x", "x[(blockIdx.x << 6) + threadIdx.x] = 1;"),
+    "u32": ("float* x", "u32 e = blockIdx.x; x[e * 100u + threadIdx.x] = 1;"),
+    "replica in an int": ("float* x, i64 n", "FOR_ITEMS (k, n) { int e = (int)k; x[e * 5] = 1; }"),
+    "byte of a replica in an int": ("u8* x, i64 n", "FOR_ITEMS (k, n) { int e = (int)k; x[e * 5] = 1; }"),
+    "byte of a replica in a u32": ("u8* x, i64 n", "FOR_ITEMS (k, n) { u32 e = (u32)k; x[e * 5] = 1; }"),
+    "byte in an int": ("u8* x, i64 n", "FOR_ITEMS (k, n) x[(int)k] = 1;"),
+    "element in an int": ("float* x, i64 n", "FOR_ITEMS (k, n) { int at = (int)(k * 5 + 2); x[at] = 1; }"),
+    "element in a u32": ("float* x, i64 n", "FOR_ITEMS (k, n) { u32 at = (u32)(k * 5); x[at] = 1; }"),
+    "element as a float": ("float* x, i64 n", "FOR_ITEMS (k, n) x[(i64)(float)k] = 1;"),
+    "grid stride": (
+        "float* x, i32 n",
+        "for (int i = threadIdx.x; i < n; i += gridDim.x * blockDim.x) x[i] = 1;",
+    ),
+    "count as a stride": ("float* x, i32 n", "x[(i64)((int)threadIdx.x * n)] = 1;"),
+    "count in an int": ("float* x, i64 n", "int size = (int)n; x[size + (int)threadIdx.x] = 1;"),
+    "read": ("float* x, float* y", "y[threadIdx.x] = x[(int)(blockIdx.x * blockDim.x)];"),
+    "atomic": ("i32* x", "atomicAdd(x + blockIdx.x * blockDim.x, 1);"),
+    "choice": ("float* x, i32 c", "int at = c ? (int)blockIdx.x * 9 : 4; x[at] = 1;"),
+    "through a local array": (
+        "float* x, i32 c",
+        "int at[4]; for (int j = 0; j < 4; ++j) at[j] = (int)(blockIdx.x * (blockDim.x + j)); x[at[c & 3]] = 1;",
+    ),
+    "through shared memory": (
+        "float* x",
+        "__shared__ int at[256]; at[threadIdx.x] = (int)(blockIdx.x * blockDim.x); __syncthreads(); "
+        "x[at[threadIdx.x ^ 1]] = 1;",
+    ),
+    "through a shuffle": (
+        "float* x",
+        "int at = __shfl_sync(0xffffffffu, (int)(blockIdx.x * blockDim.x), 0); x[at] = 1;",
+    ),
+    "long word taken apart": ("float* x, i64 n", "FOR_ITEMS (k, n) x[(u32)(k * 3) + (u32)((k * 3) >> 32)] = 1;"),
+}
+
+
+@pytest.mark.parametrize("fault", ADDRESS_FAULTS)
+def test_a_planted_short_address_is_seen(fault):
+    found = lint(ptx(planted(*ADDRESS_FAULTS[fault])))
+    assert {finding.rule for finding in found} - {"rounding"} == {"address"}, told(found)
+    short = next(finding for finding in found if finding.rule == "address")
+    assert short.instruction.source == "planted.cu:1" and short.origin is not None
+    assert "planted.cu:1" in str(short)
+
+
+ADDRESSES = {
+    "item": ("float* x, i64 n", "FOR_ITEMS (k, n) x[k * 5 + 3] = 1;"),
+    "thread number": ("float* x", "x[(i64)blockIdx.x * blockDim.x + threadIdx.x] = 1;"),
+    "block": ("float* x", "x[blockIdx.x] = 1;"),
+    "block and lane": ("float* x", "x[(i64)blockIdx.x * 4 + threadIdx.x / 32] = 1;"),
+    "lane inside a replica": (
+        "float* x, i64 n",
+        "FOR_ITEMS (k, n) for (int i = 0; i < 9; ++i) x[k * 81 + (int)(threadIdx.x % 9) * 9 + i] = 1;",
+    ),
+    "count as a stride": ("float* x, i64 n", "x[(i64)threadIdx.x * n] = 1;"),
+    "remainder": ("float* x, i64 n", "FOR_ITEMS (k, n) x[(u32)k * 2654435761u % 16] = 1;"),
+    "bits": ("float* x, i64 n", "FOR_ITEMS (k, n) x[(u32)(k >> 3) * 2654435761u & 15] = 1;"),
+    "product as a value": ("i32* x, i64 n", "FOR_ITEMS (k, n) x[k] = (int)k * 3;"),
+    "product in a question": ("i32* x, i64 n", "FOR_ITEMS (k, n) if ((int)k * 3 > 500) x[k] = 1;"),
+    "random": (
+        "float* x, const u32* key, i64 n",
+        "FOR_ITEMS (k, n) { Rng rng = {key[2 * k], key[2 * k + 1], 0, (u32)k, 1}; x[k * 7 + rng.below(1, 0, 7)] = 1; }",
+    ),
+    "read from memory": ("float* x, const i32* at, i64 n", "FOR_ITEMS (k, n) x[k * 8 + at[k] * 2] = 1;"),
+}
+
+
+@pytest.mark.parametrize("case", ADDRESSES)
+def test_addresses_in_64_bits_are_let_pass(case):
+    made = ptx(planted(*ADDRESSES[case]))
+    assert told(lint(made)) == []
+    assert any(".global" in instruction.opcode for instruction in instructions(made))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "file"),
+    [
+        (
+            "return (i64)in_order(blockIdx.x, gridDim.x) *",
+            "return (int)in_order(blockIdx.x, gridDim.x) *",
+            "machine.cuh",
+        ),
+        ("i64 k = (i64)blockIdx.x *", "int k = blockIdx.x *", "sampler.cu"),
+        ("OUTPUT_ROWS = NUM_AGENTS", "UNUSED = 0; constexpr i32 OUTPUT_ROWS = NUM_AGENTS", None),  # e itself is long
+        ("i64 row = e *", "i32 row = (i32)e *", "machine.cuh"),
+        ("(table + first * N)", "(table + (i32)first * N)", "sampler.cu"),
+        ("(i64)(e) * 10", "(i32)(e) * 10", "machine.cuh"),
+    ],
+)
+def test_a_short_address_in_the_machine_is_seen(old, new, file):
+    text = Text("tag_gridworld").write()
+    assert old in text
+    found = [finding for finding in lint(ptx(text.replace(old, new))) if finding.rule == "address"]
+    if file is None:
+        assert told(found) == []
+    else:
+        assert any(f" ({file}:" in finding for finding in told(found))
+
+
+def test_ptx_is_read_whole():
+    made = """
+    .version 8.0
+    .target sm_80
+    .address_size 64
+    .visible .entry one(
+        .param .u64 one_param_0,
+        .param .u32 one_param_1
+    )
+    .maxntid 256, 1, 1
+    {
+        .reg .pred %p<3>;
+        .local .align 4 .b8 __local_depot0[16];
+        ld.param.u64 %rd1, [one_param_0];   // a comment; with a semicolon
+    $L__BB0_1: @!%p1 bra $L__BB0_1;
+        { // callseq 0, 0
+        .param .b32 param0;
+        call.uni (retval0),
+        vprintf,
+        (
+        param0
+        );
+        } // callseq 0
+        {  .reg .pred p; setp.ne.u32 p, %r1, 0; @p st.global.v2.f32 [%rd1+8], {%f1, %f2}; }
+        ret;
+    }
+    .entry two()
+    {
+        cp.async.bulk.shared::cluster.global [%r1], [%rd1], %r2;
+    }
+    """
+    read = [(instruction.kernel, instruction.opcode, instruction.operands) for instruction in instructions(made)]
+    assert read == [
+        ("one", "ld.param.u64", ("%rd1", "[one_param_0]")),
+        ("one", "bra", ("$L__BB0_1",)),
+        ("one", "call.uni", ("(retval0)", "vprintf", "( param0 )")),
+        ("one", "setp.ne.u32", ("p", "%r1", "0")),
+        ("one", "st.global.v2.f32", ("[%rd1+8]", "{%f1, %f2}")),
+        ("one", "ret", ()),
+        ("two", "cp.async.bulk.shared::cluster.global", ("[%r1]", "[%rd1]", "%r2")),
+    ]

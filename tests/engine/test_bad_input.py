@@ -1,0 +1,554 @@
+"""Wrong input: a typed error that says what, what was got and what is expected, and nothing has changed.
+
+Wrong declarations of games are in test_env.py, wrong values of actions in test_vec_env.py.
+"""
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import gymnasium.error
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Discrete
+
+import gpu_vecenv
+from gpu_vecenv import Env, Sampler, Trainer, VecEnv, load_policy
+from gpu_vecenv.engine.digest import Digest
+from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.errors import (
+    CapacityError,
+    CheckpointCorruptError,
+    ClosedEnvError,
+    ConfigError,
+    DeviceUnavailableError,
+    EnvDefinitionError,
+    InvalidSeedError,
+    ResetNeededError,
+    UnknownGameError,
+)
+from gpu_vecenv.train.checkpoint import save_checkpoint
+
+GRIDWORLD = gpu_vecenv.configure("tag_gridworld", max_steps=7)
+CONTINUOUS = gpu_vecenv.configure("tag_continuous", num_taggers=2, num_runners=3, num_neighbors=3)
+
+
+@pytest.fixture(params=[GRIDWORLD, CONTINUOUS], ids=lambda game: game.name())
+def env(request, device) -> VecEnv:
+    """Six replicas, three ticks into an episode."""
+    env = VecEnv(request.param, 6, device)
+    env.reset(seed=5)
+    for _ in range(3):
+        env.step(env.sample_actions())
+    return env
+
+
+def refuse(env: VecEnv, error: type[Exception] | tuple[type[Exception], ...], words: list[str], call: Callable) -> None:
+    """The call raises this error, says these words and leaves every bit as it was."""
+
+    def fingerprint() -> tuple[str, int | None, list[int]]:
+        digest = Digest(env.functions, env.num_envs)
+        digest.add_state(env)
+        return digest.hex(), env.seed, [tensor.data_ptr() for tensor in env.data.values()]
+
+    before = fingerprint()
+    with pytest.raises(error) as raised:
+        call()
+    assert [word for word in words if word not in str(raised.value)] == [], str(raised.value)
+    assert fingerprint() == before
+
+
+def actions_of(env: VecEnv, kind: torch.dtype = torch.int32) -> torch.Tensor:
+    shape = (env.num_envs, env.num_agents, *env.game.action.shape)
+    return torch.ones(shape, dtype=kind, device=env.device)
+
+
+def make(*arguments, **keywords) -> VecEnv:
+    return gpu_vecenv.make("tag_gridworld", *arguments, **keywords)
+
+
+# make
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tag_gridwrld", ["'tag_gridwrld'", "nearest: tag_gridworld"]),
+        ("TagContinuous", ["'TagContinuous'", "tag_continuous"]),
+        ("tag_gridworld-v0", ["'tag_gridworld-v0'", "nearest: tag_gridworld"]),
+        ("chess", ["'chess'", "known: ", "tag_continuous", "tag_gridworld"]),
+        ("", ["''", "tag_gridworld"]),
+        ("os:system", ["'os:system'"]),
+        ("../../etc/passwd", ["'../../etc/passwd'"]),
+        ("tag\0", [r"'tag\x00'"]),
+    ],
+)
+def test_an_unknown_game_is_refused_with_the_nearest_names(name, words):
+    with pytest.raises(UnknownGameError) as raised:
+        gpu_vecenv.make(name, 4)
+    assert isinstance(raised.value, gymnasium.error.NameNotFound) and isinstance(raised.value, ValueError)
+    assert [word for word in [*words, "gpu_vecenv.register"] if word not in str(raised.value)] == []
+
+
+def test_a_very_long_name_does_not_flood_the_message():
+    with pytest.raises(UnknownGameError) as raised:
+        gpu_vecenv.make("x" * 100_000, 4)
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("name", [None, 7, b"tag_gridworld", ["tag_gridworld"]])
+def test_a_name_that_is_no_string_is_refused(name):
+    with pytest.raises(TypeError, match=r"game is .* expected a registered name, an Env class or an Env"):
+        gpu_vecenv.make(name, 4)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "error"),
+    [
+        *((n, ValueError) for n in (0, -1, -(2**63))),
+        *((n, TypeError) for n in (1.5, 2.0, True, "3", None, [4], 4 + 0j)),
+    ],
+)
+def test_a_number_of_replicas_that_is_none_is_refused(num_envs, error, device):
+    with pytest.raises(error) as raised:
+        make(num_envs, device)
+    assert type(raised.value) is error
+    assert "num_envs is " + repr(num_envs) in str(raised.value) and "expected an int >= 1" in str(raised.value)
+
+
+@pytest.mark.parametrize("num_envs", [2**40, 2**64, 10**30])
+def test_more_replicas_than_fit_are_refused_with_the_number_that_fits(num_envs, device):
+    with pytest.raises(CapacityError) as raised:
+        make(num_envs, device)
+    message = str(raised.value)
+    each = VecEnv(gpu_vecenv.configure("tag_gridworld"), 1000, device).bytes_per_env()
+    assert f"num_envs = {num_envs:,}" in message and "bytes are free on" in message
+    assert f"{each * num_envs:,} bytes ({each:,} each)" in message
+    fits = int(message.rsplit("num_envs = ", 1)[1].split()[0].replace(",", ""))
+    assert 1000 < fits < 2**40
+
+
+def test_a_numpy_integer_is_an_int(device):
+    env = make(np.int64(3), device, first_replica=np.uint8(2))
+    env.reset(seed=np.uint64(2**64 - 1), mask=None)
+    assert (env.num_envs, env.first_replica, env.seed) == (3, 2, 2**64 - 1)
+    assert type(env.num_envs) is type(env.first_replica) is type(env.seed) is int
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:99", "gpu", "meta", "", "cuda:x", 99, torch.device("meta")])
+def test_a_device_that_cannot_be_used_is_refused(device):
+    with pytest.raises(DeviceUnavailableError, match=r"device is .*") as raised:
+        make(4, device)
+    assert repr(device) in str(raised.value)
+    assert any(word in str(raised.value) for word in ('"cpu"', "GPUs: "))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a usable GPU")
+def test_without_a_gpu_cuda_is_refused_and_the_cpu_offered():
+    for device in ("cuda", "cuda:0", torch.device("cuda")):
+        with pytest.raises(DeviceUnavailableError) as raised:
+            make(4, device)
+        assert all(word in str(raised.value) for word in (torch.__version__, "finds no usable GPU", 'device="cpu"'))
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("tag_gridworld", "gird", 5, ["'gird'", "5", "nearest: grid"]),
+        ("tag_continuous", "num_tagers", 5, ["'num_tagers'", "nearest: num_taggers"]),
+        ("tag_gridworld", "render_mode", "human", ["'render_mode'", "'human'", "max_steps"]),
+        ("tag_gridworld", "grid", 5.0, ["TagGridworld.grid", "5.0 (float)", "expected int"]),
+        ("tag_gridworld", "grid", True, ["TagGridworld.grid", "True (bool)", "expected int"]),
+        ("tag_gridworld", "grid", "5", ["TagGridworld.grid", "'5' (str)", "expected int"]),
+        ("tag_gridworld", "grid", None, ["TagGridworld.grid", "None", "expected int"]),
+        ("tag_gridworld", "random_start", 1, ["TagGridworld.random_start", "1 (int)", "expected bool"]),
+        ("tag_gridworld", "num_taggers", 0, ["TagGridworld.num_taggers is 0", "[1, inf]"]),
+        ("tag_gridworld", "grid", 32768, ["TagGridworld.grid is 32768", "[1, 32767]"]),
+        ("tag_gridworld", "max_steps", 2**31, ["TagGridworld.max_steps is 2147483648", "32-bit"]),
+        ("tag_gridworld", "step_cost", float("nan"), ["TagGridworld.step_cost is nan", "finite"]),
+        ("tag_gridworld", "step_cost", float("inf"), ["TagGridworld.step_cost is inf", "finite"]),
+        ("tag_gridworld", "step_cost", 1e39, ["TagGridworld.step_cost is 1e+39", "float32"]),
+        ("tag_continuous", "num_neighbors", "some", ["TagContinuous.num_neighbors is 'some'", "int or 'all'"]),
+        ("tag_continuous", "num_neighbors", 0, ["TagContinuous.num_neighbors is 0", "[1, inf]"]),
+        ("tag_continuous", "max_turn", 7.0, ["TagContinuous.max_turn is 7.0", "6.283"]),
+        ("tag_continuous", "min_acceleration", 0.2, ["min_acceleration = 0.2", "max_acceleration = 0.1"]),
+        ("tag_continuous", "num_runners", 2**31 - 1, ["num_agents", "2^31"]),
+    ],
+)
+def test_a_wrong_configuration_is_refused_with_key_value_and_what_is_expected(name, key, value, words):
+    with pytest.raises(ConfigError) as raised:
+        gpu_vecenv.make(name, 4, "cpu", **{key: value})
+    assert isinstance(raised.value, ValueError)
+    assert [word for word in words if word not in str(raised.value)] == [], str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error", "words"),
+    [
+        ("autoreset_mode", "sometimes", ValueError, ["'sometimes'", "same_step", "next_step", "disabled"]),
+        ("autoreset_mode", None, ValueError, ["None", "same_step", "next_step", "disabled"]),
+        ("validate", "maybe", ValueError, ["validate is 'maybe'", "async", "sync"]),
+        ("validate", True, ValueError, ["validate is True", "async", "sync"]),
+        ("first_replica", -1, ValueError, ["first_replica is -1", ">= 0"]),
+        ("first_replica", 1.0, TypeError, ["first_replica is 1.0 (float)", ">= 0"]),
+        ("first_replica", True, TypeError, ["first_replica is True (bool)", ">= 0"]),
+        ("first_replica", 2**64, ValueError, ["first_replica is 18446744073709551616"]),
+        ("driver", "opengl", ValueError, ["opengl"]),
+        ("arrays", {"wind": np.zeros(3)}, ConfigError, ["TagGridworld", "arrays", "unknown ['wind']"]),
+        ("starts", {"room": np.zeros((3, 5, 2), np.int32)}, ConfigError, ["starts", "['room']", "known: ['cell']"]),
+        ("starts", {"cell": np.zeros((0, 5, 2), np.int32)}, ConfigError, ["starts", "same number of starts"]),
+        ("starts", {"cell": np.zeros((3, 5), np.int32)}, ConfigError, ["starts", "(3, 5)", "(3, 5, 2) int32"]),
+        ("starts", {"cell": np.zeros((3, 5, 2))}, ConfigError, ["starts", "float64", "(3, 5, 2) int32"]),
+        ("starts", {"cell": [[[0, 0]] * 5]}, TypeError, ["starts", "'cell' is a list", "expected an array"]),
+        ("starts", {"cell": np.array(3, np.int32)}, (TypeError, ValueError), ["starts", "'cell'", "expected"]),
+        ("starts", {3: np.zeros((3, 5, 2), np.int32), "x": 1}, ConfigError, ["starts", "[3, 'x']", "known: ['cell']"]),
+        ("starts", [1], TypeError, ["starts is a list", "expected a mapping"]),
+        ("starts", 7, TypeError, ["starts is a int", "expected a mapping"]),
+        ("arrays", "wind", TypeError, ["arrays is a str", "expected a mapping"]),
+        ("arrays", {3: 1, "x": 2}, ConfigError, ["arrays", "unknown [3, 'x']"]),
+    ],
+)
+def test_a_wrong_argument_of_make_is_refused(key, value, error, words, device):
+    with pytest.raises(error) as raised:
+        make(4, device, **{key: value})
+    assert [word for word in words if word not in str(raised.value)] == [], str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "words"),
+    [
+        ({"turn_level": np.zeros(20, np.float32)}, ConfigError, ["arrays", "'turn_level'", "(20,)", "(21,) float32"]),
+        ({"turn_level": np.zeros(21)}, ConfigError, ["arrays", "'turn_level'", "float64", "(21,) float32"]),
+        ({"turn_level": [0.0] * 21}, TypeError, ["arrays", "'turn_level' is a list", "expected an array"]),
+        ({"position": np.zeros((5, 2), np.float32)}, ConfigError, ["arrays", "unknown ['position']", "turn_level"]),
+    ],
+)
+def test_wrong_shared_arrays_are_refused(arrays, error, words, device):
+    with pytest.raises(error) as raised:
+        VecEnv(CONTINUOUS, 4, device, arrays=arrays)
+    assert [word for word in words if word not in str(raised.value)] == [], str(raised.value)
+
+
+def test_start_pools_of_different_sizes_are_refused(device):
+    starts = {"heading": np.zeros((3, 5), np.float32), "speed": np.zeros((4, 5), np.float32)}
+    with pytest.raises(ConfigError, match=r"starts: .*same number of starts.*'heading', 'speed' have \[3, 4\]"):
+        VecEnv(CONTINUOUS, 4, device, starts=starts)
+
+
+def test_a_cuda_driver_is_refused_on_the_cpu():
+    with pytest.raises(ValueError, match=r"driver='pycuda' belongs to CUDA"):
+        make(4, "cpu", driver="pycuda")
+
+
+def test_a_game_for_cuda_only_is_refused_on_the_cpu(monkeypatch):
+    class CudaOnly(Env):
+        host = False
+        obs_dim = 1
+        action_space = Discrete(2)
+
+    monkeypatch.setitem(GAMES, "cuda_only", CudaOnly)
+    with pytest.raises(DeviceUnavailableError, match=r'CudaOnly declares host = False.*device="cuda"'):
+        gpu_vecenv.make("cuda_only", 4, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("game", "name", "words"),
+    [
+        (int, None, ["<class 'int'>", "gpu_vecenv.Env"]),
+        (GRIDWORLD, None, ["TagGridworld(", "gpu_vecenv.Env"]),
+        (type(GRIDWORLD), "tag-gridworld", ["'tag-gridworld'", "[a-z]"]),
+        (type(GRIDWORLD), "Tag", ["'Tag'", "[a-z]"]),
+        (type(GRIDWORLD), 7, ["7 is no identifier", "[a-z]"]),
+        (type(GRIDWORLD), b"tag", ["b'tag' is no identifier", "[a-z]"]),
+        (type(GRIDWORLD), "tag_continuous", ["'tag_continuous'", "already TagContinuous"]),
+    ],
+)
+def test_a_wrong_registration_is_refused(game, name, words):
+    before = dict(GAMES)
+    with pytest.raises(EnvDefinitionError) as raised:
+        gpu_vecenv.register(game, name)
+    assert [word for word in words if word not in str(raised.value)] == [] and before == GAMES
+
+
+# reset
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.5, "7", True, np.float64(3), np.bool_(True), [1, 2], np.arange(6), b"7"])
+def test_a_wrong_seed_is_refused(env, seed):
+    words = ["reset: seed is", repr(seed), "expected an int in [0, 2**64 - 1]"]
+    for error in (InvalidSeedError, gymnasium.error.Error, ValueError):
+        refuse(env, error, words, lambda: env.reset(seed=seed))
+
+
+MASKS = {
+    "float": (lambda: torch.ones(6), TypeError, ["torch.float32", "expected bool"]),
+    "uint8": (lambda: torch.ones(6, dtype=torch.uint8), TypeError, ["torch.uint8", "expected bool"]),
+    "integer array": (lambda: np.arange(6), TypeError, ["int64", "expected bool"]),
+    "object array": (lambda: np.array([None] * 6), TypeError, ["expected bool"]),
+    "list": (lambda: [True] * 6, TypeError, ["list", "expected bool"]),
+    "bool": (lambda: True, TypeError, ["bool", "expected bool"]),
+    "short": (lambda: torch.ones(5, dtype=torch.bool), ValueError, ["(5,)", "expected (6,)"]),
+    "column": (lambda: torch.ones((6, 1), dtype=torch.bool), ValueError, ["(6, 1)", "expected (6,)"]),
+    "scalar": (lambda: np.array(True), ValueError, ["()", "expected (6,)"]),
+    "elsewhere": (lambda: torch.ones(6, dtype=torch.bool, device="meta"), ValueError, ["meta", "expected c"]),
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_a_wrong_mask_is_refused(env, kind):
+    mask, error, words = MASKS[kind]
+    refuse(env, error, ["reset: mask", *words], lambda: env.reset(mask=mask()))
+    refuse(env, error, ["reset: mask", *words], lambda: env.reset(mask=mask(), seed=1))
+
+
+def test_a_masked_first_reset_is_refused(device):
+    env = VecEnv(GRIDWORLD, 6, device)
+    mask = torch.ones(6, dtype=torch.bool, device=device)
+    refuse(env, ResetNeededError, ["reset(mask", "call reset()"], lambda: env.reset(mask=mask))
+    refuse(env, ResetNeededError, ["reset(mask", "call reset()"], lambda: env.reset(mask=mask, seed=1))
+
+
+def test_an_unknown_option_of_reset_is_refused(env):
+    refuse(env, TypeError, ["options"], lambda: env.reset(options={"mask": None}))
+    refuse(env, TypeError, [], lambda: env.reset(7))
+
+
+# step
+
+
+def test_a_step_before_the_first_reset_is_refused(device):
+    env = VecEnv(GRIDWORLD, 6, device)
+    refuse(env, ResetNeededError, ["step before reset", "call reset()"], lambda: env.step(actions_of(env)))
+    refuse(env, gymnasium.error.ResetNeeded, ["call reset()"], lambda: env.step(actions_of(env)))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        *(lambda a, kind=kind: a.to(kind) for kind in (torch.float32, torch.float64, torch.float16, torch.bool)),
+        *(lambda a, kind=kind: a.to(kind) for kind in (torch.int8, torch.uint8, torch.int16, torch.complex64)),
+        lambda a: a.float().requires_grad_(),
+    ],
+)
+def test_actions_of_another_dtype_are_refused(env, convert):
+    actions = convert(actions_of(env))
+    words = ["step: actions", f"dtype {actions.dtype}", "expected torch.int32 or torch.int64", ".long()"]
+    refuse(env, TypeError, words, lambda: env.step(actions))
+
+
+@pytest.mark.parametrize("convert", [lambda a: a.cpu().numpy(), lambda a: a.tolist(), lambda a: None, lambda a: 0])
+def test_actions_that_are_no_tensor_are_refused(env, convert):
+    actions = convert(actions_of(env))
+    refuse(env, TypeError, ["step: actions", type(actions).__name__, "torch tensor"], lambda: env.step(actions))
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda a: a[:1],
+        lambda a: a[:, :1],
+        lambda a: a[0],
+        lambda a: a[None],
+        lambda a: a[..., None],
+        lambda a: a[..., 0],
+        lambda a: a.transpose(0, 1),
+        lambda a: a.flatten(0, 1),
+        lambda a: a.sum(),
+        lambda a: a[:0],
+        lambda a: torch.cat([a, a]),
+    ],
+)
+def test_actions_of_another_shape_are_refused_and_never_broadcast(env, convert):
+    actions, expected = convert(actions_of(env)), tuple(actions_of(env).shape)
+    words = ["step: actions", f"shape {tuple(actions.shape)}", f"expected {expected}"]
+    refuse(env, ValueError, words, lambda: env.step(actions))
+
+
+def test_actions_elsewhere_or_sparse_are_refused(env):
+    elsewhere = "meta" if env.device.type == "cpu" else "cpu"
+    words = ["step: actions", elsewhere, f"expected {env.device}"]
+    refuse(env, ValueError, words, lambda: env.step(actions_of(env).to(elsewhere)))
+    words = ["step: actions", "torch.sparse_coo", "dense"]
+    refuse(env, ValueError, words, lambda: env.step(actions_of(env).to_sparse()))
+
+
+# outputs, state, end
+
+
+def test_a_place_for_outputs_that_does_not_fit_is_refused(env):
+    for other in (VecEnv(env.game, 5, env.device), VecEnv(env.game, 6, env.device, autoreset_mode="disabled")):
+        slab = other.slab()
+        refuse(env, ValueError, ["out is", "slab()"], lambda out=slab: env.step(actions_of(env), out=out))
+        refuse(env, ValueError, ["out is", "slab()"], lambda out=slab: env.reset(out=out))
+    obs = env.observe()
+    refuse(env, (TypeError, ValueError), ["Tensor", "slab()"], lambda: env.step(actions_of(env), out=obs))
+    refuse(env, (TypeError, ValueError), ["dict", "slab()"], lambda: env.reset(seed=3, out={"obs": obs}))
+
+
+def test_tensors_that_do_not_fit_a_slab_are_refused(env):
+    obs, flags = env.observe(), torch.zeros((6, env.num_agents), dtype=torch.bool, device=env.device)
+    strided = torch.stack([obs, obs], dim=-1)[..., 0]
+    elsewhere = torch.empty_like(obs, device="meta")
+    wrong = [
+        ({"observation": obs}, TypeError, ["'observation'", "obs, rewards"]),
+        ({"obs": obs[:3]}, ValueError, ["slab: obs is", str(tuple(obs[:3].shape)), f"expected {tuple(obs.shape)}"]),
+        ({"obs": obs.double()}, ValueError, ["slab: obs is", "torch.float64", "torch.float32"]),
+        ({"obs": elsewhere}, ValueError, ["slab: obs is", "meta", f"on {env.device}"]),
+        ({"obs": strided}, ValueError, ["slab: obs has strides", "contiguous"]),
+        ({"rewards": flags}, ValueError, ["slab: rewards is", "torch.bool", "torch.float32"]),
+        ({"terminations": flags.byte()}, ValueError, ["slab: terminations is", "torch.uint8", "torch.bool"]),
+    ]
+    for tensors, error, words in wrong:
+        refuse(env, error, words, lambda tensors=tensors: env.slab(**tensors))
+    refuse(env, ValueError, ["obs is", "torch.float64"], lambda: env.observe(out=obs.double()))
+    disabled = VecEnv(env.game, 6, env.device, autoreset_mode="disabled")
+    refuse(env, TypeError, ["'final_obs'"], lambda: disabled.slab(final_obs=obs))
+
+
+@pytest.mark.parametrize("convert", [lambda obs: obs.cpu().numpy(), lambda obs: obs.tolist(), lambda obs: 7])
+def test_only_tensors_make_a_slab(env, convert):
+    given = convert(env.observe())
+    refuse(env, TypeError, ["slab: obs is", type(given).__name__, "tensor"], lambda: env.slab(obs=given))
+    refuse(env, TypeError, ["slab: obs is", type(given).__name__, "tensor"], lambda: env.observe(out=given))
+
+
+def test_a_saved_state_that_does_not_fit_is_refused(env):
+    saved = env.state_dict()
+    env.step(env.sample_actions())
+    less = {name: tensor for name, tensor in saved.items() if name != "machine_time"}
+    shorter = {**saved, "machine_time": saved["machine_time"][:5]}
+    wider = {**saved, "machine_time": saved["machine_time"].long()}
+    refuse(env, ValueError, ["machine_time", "expected"], lambda: env.load_state_dict(less))
+    refuse(env, ValueError, ["weight", "expected"], lambda: env.load_state_dict({**saved, "weight": torch.ones(3)}))
+    refuse(env, ValueError, ["'machine_time'", "(5, 1)", "expected (6, 1)"], lambda: env.load_state_dict(shorter))
+    refuse(env, ValueError, ["'machine_time'", "torch.int64", "torch.int32"], lambda: env.load_state_dict(wider))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda env: env.step(actions_of(env)),
+        lambda env: env.reset(),
+        lambda env: env.reset(seed=1),
+        lambda env: env.observe(),
+        lambda env: env.sample_actions(),
+        lambda env: env.state_dict(),
+        lambda env: env.load_state_dict({}),
+        lambda env: env.faults(),
+        lambda env: env.episode_statistics(),
+        lambda env: env.clear_episode_statistics(),
+        lambda env: env.state,
+        lambda env: env.time,
+        lambda env: env.active,
+    ],
+)
+def test_a_closed_environment_cannot_be_used(env, use):
+    env.close()
+    with pytest.raises(ClosedEnvError, match="after close") as raised:
+        use(env)
+    assert isinstance(raised.value, gymnasium.error.ClosedEnvironmentError)
+    env.close()
+
+
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_live_environment_travels_as_its_arguments(env, duplicate):
+    twin = duplicate(env)
+    if isinstance(twin, bytes):
+        assert len(twin) < 2000  # arguments, not tensors
+        twin = pickle.loads(twin)
+    assert repr(twin) == repr(env) and twin.data is not env.data
+    with pytest.raises(ResetNeededError):
+        twin.step(twin.sample_actions())
+
+
+# something else in the place of an environment, a configuration, an output
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda env, view: VecEnv("tag_gridworld", 2), ["game is 'tag_gridworld'", "expected a configured Env"]),
+        (lambda env, view: VecEnv(type(env.game), 2), ["game is <class", "expected a configured Env"]),
+        (lambda env, view: Sampler(view), ["env is a GymnasiumVectorEnv", "vec_env"]),
+        (lambda env, view: Sampler(env).sample(torch.zeros(6, 5, 5), out=5), ["out is a int", "expected a Sample"]),
+        (lambda env, view: Trainer(view), ["env is a GymnasiumVectorEnv", "vec_env"]),
+        (lambda env, view: Trainer(env, {}), ["config is a dict", "expected a PPOConfig"]),
+        (lambda env, view: Trainer(env, policies=["tagger"]), ["policies is a list"]),
+        (lambda env, view: Trainer(env, policies={"tagger": 5, "runner": 5}), ["policies hold a int"]),
+        (lambda env, view: env.load_state_dict(None), ["state is a NoneType", "expected a mapping"]),
+        (lambda env, view: gpu_vecenv.GymnasiumEnv("cartpole").reset(options=5), ["options is a int", "a dict"]),
+    ],
+)
+def test_something_else_in_its_place_is_refused(call, words):
+    env, view = VecEnv(GRIDWORLD, 6, "cpu"), gpu_vecenv.GymnasiumVectorEnv(GRIDWORLD, 2, "cpu")
+    env.reset(seed=5)
+    refuse(env, TypeError, words, lambda: call(env, view))
+
+
+@pytest.mark.parametrize("convert", [lambda x: x.tolist(), lambda x: x.cpu().numpy(), lambda x: x.to_sparse()])
+def test_a_saved_state_is_looked_at_as_a_whole_before_any_of_it_is_taken(env, convert):
+    saved = {name: tensor.new_zeros(tensor.shape) for name, tensor in env.state_dict().items()}
+    for name, tensor in saved.items():
+        wrong = {**saved, name: convert(tensor)}
+        refuse(env, (TypeError, ValueError), [name, "expected"], lambda wrong=wrong: env.load_state_dict(wrong))
+    wrong = {**saved, "state_" + env.game.state[-1].name: saved["machine_time"].to("meta")}
+    refuse(env, ValueError, ["expected"], lambda: env.load_state_dict(wrong))
+
+
+@pytest.mark.parametrize(("key", "value"), [("autoreset_mode", []), ("validate", np.zeros(2)), ("team", True)])
+def test_an_argument_that_cannot_be_compared_is_refused(key, value):
+    with pytest.raises(ValueError, match=f"{key} is .*expected"):
+        VecEnv(GRIDWORLD, 2, "cpu", **{key: value})
+
+
+@pytest.mark.parametrize("order", [3, -1, True, 1.0, "1"])
+def test_an_order_of_lanes_is_a_plain_number(order):
+    """It is written into device text."""
+    with pytest.raises((TypeError, ValueError), match=r"lane_order is .*expected an int"):
+        VecEnv(GRIDWORLD, 2, "cpu", lane_order=order)
+
+
+def test_a_number_that_is_no_float32_is_no_hyper_parameter():
+    for key in ("learning_rate", "final_learning_rate", "clip", "max_grad_norm"):
+        with pytest.raises(ConfigError, match=rf"PPOConfig\.{key} is 1e\+39; expected a finite float32"):
+            gpu_vecenv.PPOConfig(**{key: 1e39})
+
+
+def test_minibatches_of_one_row_cannot_be_normalised():
+    env = VecEnv(gpu_vecenv.configure("cartpole"), 4, "cpu")
+    config = {"num_steps": 2, "num_minibatches": 8, "hidden_sizes": (4,)}
+    with pytest.raises(ConfigError, match=r"num_minibatches is 8, so each holds 8 / 8 = 1 row.*normalize_advantages"):
+        Trainer(env, gpu_vecenv.PPOConfig(**config))
+    Trainer(env, gpu_vecenv.PPOConfig(**config, normalize_advantages=False))
+
+
+@pytest.mark.parametrize("sizes", [(2**20, 2**20), (10**30,), (8,) * 10_000, (7,)])
+def test_a_checkpoint_that_describes_a_huge_network_makes_none(sizes, tmp_path):
+    env = VecEnv(gpu_vecenv.configure("cartpole"), 4, "cpu")
+    trainer = Trainer(env, gpu_vecenv.PPOConfig(num_steps=4, num_minibatches=2, hidden_sizes=(8, 8)))
+    tensors, manifest = trainer.state()
+    policies = {name: {**config, "hidden_sizes": sizes} for name, config in manifest["policies"].items()}
+    save_checkpoint(tmp_path / "x.safetensors", tensors, {**manifest, "policies": policies})
+    with pytest.raises(
+        ConfigError, match=r"x\.safetensors: .*networks=.* hidden_sizes are .*no weights have the shapes"
+    ):
+        load_policy(tmp_path / "x.safetensors", device="cpu")
+
+
+@pytest.mark.parametrize("iteration", [-1, "3", None, 1.5, True])
+def test_a_checkpoint_without_an_iteration_is_refused(iteration, tmp_path):
+    env = VecEnv(gpu_vecenv.configure("cartpole"), 4, "cpu")
+    trainer = Trainer(env, gpu_vecenv.PPOConfig(num_steps=4, num_minibatches=2, hidden_sizes=(8,)))
+    tensors, manifest = trainer.state()
+    save_checkpoint(tmp_path / "x.safetensors", tensors, {**manifest, "iteration": iteration})
+    refuse(trainer.env, CheckpointCorruptError, ["iteration is"], lambda: trainer.load(tmp_path / "x.safetensors"))
+
+
+def test_a_device_text_that_is_no_utf_8_is_named(tmp_path):
+    path = tmp_path / "own.cu"
+    path.write_bytes(b"// \xff\n")
+    game = type("Own", (type(GRIDWORLD),), {"source": path, "__module__": __name__})
+    with pytest.raises(EnvDefinitionError, match=r"device text .*own\.cu cannot be read: 'utf-8' codec"):
+        VecEnv(game(), 2, "cpu")

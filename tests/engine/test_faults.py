@@ -1,0 +1,356 @@
+"""What goes wrong stays where it is: NaN in its replica, writes in their bands, an environment in its thread."""
+
+import gc
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import gpu_vecenv
+from gpu_vecenv import Fault, PPOConfig, Trainer, VecEnv
+from gpu_vecenv.engine.digest import trajectory_digest
+from gpu_vecenv.engine.guards import CANARY, output_bands, state_bands
+from gpu_vecenv.errors import (
+    ConcurrentUseError,
+    ConfigError,
+    EnvContractError,
+    InvalidActionError,
+    NonFiniteError,
+)
+from tests.games.fragile import FAULTS, Fragile
+
+MODES = ("same_step", "next_step", "disabled")
+NON_FINITE = [fault for fault in FAULTS if fault.startswith(("NaN", "infinity"))]
+OUTSIDE = {
+    "beyond the state": "state_place",
+    "before the state": "machine_",
+    "beyond the observations": "obs",
+    "beyond the rewards": "rewards",
+    "beyond the flags": "truncations",
+}
+GAMES = [
+    name
+    for name in gpu_vecenv.envs.registry.GAMES
+    if any(f.dtype.kind == "f" for f in gpu_vecenv.configure(name).state)
+]
+
+
+def actions(env, replica=None, fault="none"):
+    """Nobody does anything wrong, but for one replica."""
+    chosen = torch.zeros(env.num_envs, 2, dtype=torch.int64)
+    if replica is not None:
+        chosen[replica, 1] = FAULTS.index(fault)
+    return chosen.to(env.device)
+
+
+def rows(env, replica):
+    """The others."""
+    return torch.arange(env.num_envs, device=env.device) != replica
+
+
+# ---------------------------------------------------------------------- quarantine
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fault", NON_FINITE)
+def test_what_is_not_finite_ends_its_own_replica_alone(fault, mode, device):
+    env, twin = (VecEnv(Fragile(), 9, device, autoreset_mode=mode, quarantine=True) for _ in range(2))
+    for each in (env, twin):
+        each.reset(seed=3)
+    for tick in range(5):
+        obs, rewards, terminations, truncations, info = env.step(actions(env, 4 if tick == 2 else None, fault))
+        expected = twin.step(actions(env))
+        for got, other in zip((obs, rewards, terminations, truncations, info["active"]), expected, strict=False):
+            if isinstance(other, torch.Tensor):
+                assert got[rows(env, 4)].equal(other[rows(env, 4)])
+        assert obs.isfinite().all() and rewards.isfinite().all()
+        if tick == 2:
+            assert terminations[4].all() and not truncations[4].any() and rewards[4].eq(0).all()
+            last = info["final_obs"] if mode == "same_step" else obs
+            assert last[4].eq(0).all()
+            assert info["active"][4].all() == (mode == "same_step")
+        elif tick < 2:
+            assert not terminations.any()
+    after_end = Fault.STEPPED_AFTER_END if mode == "disabled" else Fault(0)
+    assert env.faults().tolist() == [Fault.NON_FINITE | after_end if replica == 4 else 0 for replica in range(9)]
+    with pytest.raises(InvalidActionError if after_end else NonFiniteError, match=r"1 of 9 .* first, 4: .*NON_FINITE"):
+        env.raise_for_faults()
+    twin.raise_for_faults()
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step"])
+@pytest.mark.parametrize("fault", NON_FINITE)
+def test_a_replica_that_comes_back_is_like_a_new_one(fault, mode, device):
+    """Its next episode is the one that it would have had, had it been reset by hand."""
+    env, twin = (VecEnv(Fragile(), 3, device, autoreset_mode=mode, quarantine=True) for _ in range(2))
+    for each in (env, twin):
+        each.reset(seed=3)
+        each.step(actions(env))
+    env.step(actions(env, 1, fault))
+    if mode == "next_step":
+        env.step(actions(env))
+    twin.reset(mask=torch.tensor([False, True, False], device=device))
+    for name, tensor in env.state.items():
+        assert tensor[1].equal(twin.state[name][1]), name
+    assert env.observe()[1].equal(twin.observe()[1])
+    assert env.time[1] == 0 and env.active[1].all()
+
+
+def test_a_view_may_ask_for_it(device):
+    env = gpu_vecenv.GymnasiumVectorEnv(Fragile(), 3, device, quarantine=True)
+    env.reset(seed=3)
+    obs, _, terminations, *_ = env.step(actions(env.vec_env, 1, "NaN in the state").view(-1))
+    assert obs.isfinite().all() and terminations.tolist() == [False, False, True, True, False, False]
+
+
+def test_without_it_what_is_not_finite_goes_on(device):
+    env = VecEnv(Fragile(), 3, device)
+    env.reset(seed=3)
+    obs, *_ = env.step(actions(env, 1, "NaN in the state"))
+    assert obs[1].isnan().any() and obs[[0, 2]].isfinite().all() and env.faults().eq(0).all()
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_quarantine_changes_no_bit_of_what_is_finite(name, device):
+    game = gpu_vecenv.configure(name)
+    plain, watched = (trajectory_digest(VecEnv(game, 7, device, quarantine=q), 3, 40).hex() for q in (False, True))
+    assert plain == watched
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_every_float_of_every_game_is_watched(name, device):
+    game = gpu_vecenv.configure(name)
+    fields = [field for field in game.state if field.dtype.kind == "f" and not field.shared]
+    for field in fields:
+        env = VecEnv(game, 4, device, quarantine=True)
+        env.reset(seed=1)
+        env.step(env.sample_actions())
+        spoilt = env.state[field.name][2].view(-1)
+        spoilt[-1] = float("nan")
+        obs, rewards, *_ = env.step(env.sample_actions())
+        assert obs.isfinite().all() and rewards.isfinite().all()
+        if env.faults()[2] == 0:  # the step wrote the field anew
+            assert spoilt.isfinite().all()
+        assert env.faults()[[0, 1, 3]].eq(0).all()
+
+
+def test_training_goes_on_without_the_lost_replica(device):
+    harmless = FAULTS.index("beyond the state")  # an untrained policy would choose the others too
+    env = VecEnv(Fragile(num_actions=harmless), 8, device, autoreset_mode="next_step", quarantine=True)
+    config = PPOConfig(total_steps=10_000, num_steps=4, num_minibatches=1, hidden_sizes=(8,))
+    trainer = Trainer(env, config)
+    lost = 0.0
+    for _ in range(4):
+        lost = max(lost, trainer.train_iteration()["quarantined"])
+    assert lost >= 1
+    assert all(p.isfinite().all() for p in trainer.policies["agent"].parameters())
+
+
+# ---------------------------------------------------------------------- guard bands
+
+
+@pytest.mark.parametrize("fault", OUTSIDE)
+def test_a_write_outside_of_a_replica_is_named(fault, device):
+    env = VecEnv(Fragile(), 5, device, guards=True)
+    env.reset(seed=3)
+    env.step(actions(env))
+    expected = "machine_|state_" if fault == "before the state" else OUTSIDE[fault]
+    with pytest.raises(EnvContractError, match=rf"step wrote \d+ bytes outside of ({expected})\w*: .* behind replica"):
+        env.step(actions(env, 2, fault))
+
+
+def test_the_bands_lie_behind_every_replica_of_every_tensor(device):
+    env = VecEnv(gpu_vecenv.configure("simple_tag"), 3, device, guards=True)
+    env.reset(seed=1)
+    slab = env.slab()
+    env.step(env.sample_actions(), out=slab)
+    bands = {**dict(state_bands(env.data)), **dict(output_bands(slab))}
+    assert bands.keys() == {*env.state_dict(), *slab.tensors()}, "but for what all replicas share"
+    for name, band in bands.items():
+        tensor = env.data[name] if name in env.data else slab.tensors()[name]
+        assert band.view(torch.uint8).eq(CANARY).all() and band.numel() > 0
+        for replica in range(3):
+            end = tensor[replica].data_ptr() + tensor[replica].numel() * tensor.element_size()
+            assert band[replica].data_ptr() == end, name
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", gpu_vecenv.envs.registry.GAMES)
+def test_every_game_stays_inside_and_bands_change_no_bit(name, mode, device):
+    game = gpu_vecenv.configure(name)
+    plain, guarded = (VecEnv(game, 5, device, autoreset_mode=mode, guards=guards) for guards in (False, True))
+    assert trajectory_digest(plain, 3, 40).hex() == trajectory_digest(guarded, 3, 40).hex()
+    guarded.reset(mask=torch.tensor([True, False, True, False, False], device=device))
+    guarded.load_state_dict(plain.state_dict())
+    assert guarded.observe().equal(plain.observe())
+
+
+def test_what_has_no_bands_is_refused(device):
+    with pytest.raises(ConfigError, match="rows=False"):
+        VecEnv(Fragile(), 3, device, guards=True, rows=True)
+    env = VecEnv(Fragile(), 3, device, guards=True)
+    with pytest.raises(ConfigError, match="without guards"):
+        gpu_vecenv.Sampler(env)
+    with pytest.raises(ConfigError, match="rewards have no guard bands"):
+        env.slab(rewards=torch.zeros(3, 2, device=device))
+
+
+@pytest.mark.parametrize("name", ["guards", "quarantine"])
+def test_the_switches_are_yes_or_no(name):
+    with pytest.raises(TypeError, match=f"{name} is 1 .* expected True or False"):
+        VecEnv(Fragile(), 3, "cpu", **{name: 1})
+
+
+# ---------------------------------------------------------------------- threads and processes
+
+
+def test_two_threads_in_one_environment_are_told():
+    """One thread is held inside of a call; another one's call is refused, and leaves everything as it was."""
+    env, twin = (VecEnv(Fragile(), 3, "cpu") for _ in range(2))
+    for each in (env, twin):
+        each.reset(seed=3)
+    inside, go_on, refused = threading.Event(), threading.Event(), []
+    launch = env._kernels._step
+
+    class Held:
+        raw = launch.raw
+
+        def __call__(self):
+            inside.set()
+            assert go_on.wait(60)
+            launch()
+
+    env._kernels._step = Held()
+    first = threading.Thread(target=lambda: env.step(actions(env)))
+    first.start()
+    assert inside.wait(60)
+    for call in (lambda: env.step(actions(env)), env.reset, env.observe, env.sample_actions):
+        with pytest.raises(ConcurrentUseError, match="another thread"):
+            call()
+        refused.append(call)
+    go_on.set()
+    first.join()
+    env._kernels._step = launch
+    twin.step(actions(twin))
+    assert len(refused) == 4
+    assert env.step(actions(env))[0].equal(twin.step(actions(twin))[0])
+
+
+def test_environments_in_threads_of_their_own_keep_their_bits(device):
+    game = gpu_vecenv.configure("tag_gridworld")
+    expected, found = trajectory_digest(VecEnv(game, 64, device), 5, 50).hex(), {}
+
+    def run(k):
+        found[k] = trajectory_digest(VecEnv(game, 64, device), 5, 50).hex()
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == dict.fromkeys(range(4), expected)
+
+
+@pytest.mark.gpu
+def test_what_another_thread_lets_go_of_is_unloaded_all_the_same(recwarn):
+    """PyCUDA unloads a module only where its context is current: elsewhere it warns, and the module stays."""
+    pytest.importorskip("pycuda")
+    held = [VecEnv(gpu_vecenv.configure("tag_gridworld"), 4, "cuda", driver="pycuda")]
+    held[0].reset(seed=1)
+    thread = threading.Thread(target=lambda: (held.clear(), gc.collect()))
+    thread.start()
+    thread.join()
+    VecEnv(gpu_vecenv.configure("cartpole"), 4, "cuda", driver="pycuda").close()  # the next one to load a module
+    assert not [str(warning.message) for warning in recwarn if "cleaned up" in str(warning.message)]
+
+
+def _stepped(env):
+    return trajectory_digest(env, 5, 20).hex()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_other_processes_step_with_the_same_bits(method):
+    """A forked process goes on with its parent's environment on the CPU; a spawned one makes it from its arguments."""
+    env = VecEnv(gpu_vecenv.configure("tag_gridworld"), 32, "cpu")
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        assert pool.apply(_stepped, (env,)) == _stepped(env)
+
+
+FORKED = """
+import os, sys, torch
+import gpu_vecenv
+from gpu_vecenv.errors import ForkedProcessError
+env = gpu_vecenv.make("cartpole", 4, "cuda")
+env.reset(seed=1)
+if os.fork() == 0:
+    for call in (env.reset, lambda: env.step(None), env.observe, env.faults, env.state_dict, lambda: env.state):
+        try:
+            call()
+        except ForkedProcessError as error:
+            assert "spawn" in str(error)
+        else:
+            os._exit(1)
+    env.close()
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+env.step(env.sample_actions())
+print("done")
+"""
+
+BROKEN = """
+import torch
+import gpu_vecenv
+from gpu_vecenv.errors import DeviceFaultError
+from tests.games.fragile import FAULTS, Fragile
+env, other = (gpu_vecenv.VecEnv(Fragile(), 4, "cuda", driver=DRIVER) for _ in range(2))
+for each in (env, other):
+    each.reset(seed=1)
+actions = torch.full((4, 2), len(FAULTS) - 1, device="cuda")
+try:
+    env.step(actions)  # queued; the device notices later
+    torch.cuda.synchronize()
+except Exception:
+    pass
+refused = []
+for each in (env, other):
+    for call in (each.observe, each.reset, lambda: each.step(actions), each.sample_actions, each.faults,
+                 lambda: each.state, lambda: each.data, each.state_dict, each.slab):
+        try:
+            call()
+        except DeviceFaultError as error:
+            refused.append(str(error))
+assert len(refused) == 18, refused
+assert "restart" in refused[0] and "vecenv_" in refused[-1] and "blocks" in refused[-1], refused
+try:
+    gpu_vecenv.make("cartpole", 4, "cuda")
+except DeviceFaultError as error:
+    assert "restart" in str(error)
+else:
+    raise AssertionError
+env.close()
+other.close()
+print("done")
+"""
+
+
+def child(text):
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=300, env={**os.environ}, check=False
+    )
+    return done.stdout, done.stderr
+
+
+@pytest.mark.gpu
+def test_a_forked_process_is_told_that_the_gpu_did_not_follow():
+    assert child(FORKED)[0] == "done\n", child(FORKED)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("driver", gpu_vecenv.compile.backends.working_drivers())
+def test_after_a_fault_on_the_device_everything_but_close_is_refused(driver):
+    stdout, stderr = child(BROKEN.replace("DRIVER", repr(driver)))
+    assert "done\n" in stdout, stderr

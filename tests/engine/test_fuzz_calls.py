@@ -1,0 +1,218 @@
+"""Wrong calls and injections at random, a few of each; and that whoever looks for failures finds them."""
+
+import dataclasses
+import os
+import random
+import subprocess
+from pathlib import Path
+
+import fuzz_calls
+import gymnasium
+import injections
+import pytest
+import torch
+from fuzz_calls import Bad, Pair, complaint
+from injections import HostileInt, HostileStr, Injector, Named, stripped, watching
+
+import gpu_vecenv
+from gpu_vecenv.compile.backends.host import HostBackend
+from gpu_vecenv.compile.codegen import game_text, prologue
+from gpu_vecenv.declare.env import CONSTANT_NAME, Env
+from gpu_vecenv.envs.registry import ENV_ID, GAMES
+from gpu_vecenv.errors import CompilerError, ConfigError, EnvDefinitionError, UnknownGameError
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_wrong_calls_are_refused_and_change_nothing(seed, device):
+    failures, counts = fuzz_calls.fuzz_calls(device, 250, seed)
+    assert failures == []
+    assert len(counts) > 12
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_injections_are_refused_or_arrive_as_what_they_are(seed):
+    failures, counts = injections.fuzz_injections(700, seed, compiled_every=10)
+    assert failures == []
+    assert counts["given to a compiler"] > 3 and counts["as_file, accepted"] > 50 < counts["as_name, refused"]
+
+
+# ---------------------------------------------------------------------- the fuzzer itself
+
+
+def test_a_call_that_is_not_refused_as_listed_is_a_failure():
+    def wrong() -> None:
+        raise ConfigError("grid is 5")
+
+    assert complaint(Bad("", wrong, ValueError, ["grid is 5"])) == ""
+    assert "not <class 'KeyError'>" in complaint(Bad("", wrong, KeyError))
+    assert "lacks ['expected']" in complaint(Bad("", wrong, ConfigError, ["grid", "expected"]))
+    assert "was not refused" in complaint(Bad("", lambda: 3, ConfigError))
+
+
+def test_a_refusal_that_changes_a_bit_is_a_failure(monkeypatch, device):
+    monkeypatch.setattr(fuzz_calls, "subjects", lambda device, folder: [Spoiled(device)])
+    failures, _ = fuzz_calls.fuzz_calls(device, 3, 0)
+    assert [failure.split(": ")[-1] for failure in failures] == [
+        "something has changed", "the twin goes on otherwise", "something has changed",
+    ]  # fmt: skip
+
+
+class Spoiled(Pair):
+    """Its refusals change something: at first the state, then what no fingerprint shows."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__("spoiled", lambda: gpu_vecenv.VecEnv(gpu_vecenv.configure("tag_gridworld"), 3, device))
+        self.called = 0
+
+    def bad(self, rng: random.Random) -> Bad:
+        def call() -> None:
+            self.called += 1
+            if self.called != 2:
+                self.env.step(self.env.sample_actions())
+            raise ConfigError
+
+        return Bad("call", call, ConfigError)
+
+    def tick(self, env: gpu_vecenv.VecEnv) -> bytes:
+        return b"odd" if env is self.env else b"even"
+
+
+def test_what_is_run_or_written_meanwhile_is_seen(tmp_path):
+    with watching() as events:
+        subprocess.run(["true"], check=True)
+        (tmp_path / "file").write_text("")
+        compile(f"'{injections.MARK}'", "x", "eval")
+        HostBackend()  # asks a compiler for its version, which is none of it
+    assert [event.split()[0] for event in events] == ["subprocess.Popen", "open", "compile"]
+    (tmp_path / "other").write_text("")
+    assert len(events) == 3
+
+
+def test_a_text_that_says_something_else_is_seen():
+    text = game_text(GAMES["tag_gridworld"]())
+    assert stripped(text) == stripped(text.replace("tag_gridworld.cu", 'a \\" \\\\ b.cu'))
+    for other in (
+        text.replace('"tag_gridworld.cu"', '"a" "b.cu"'),
+        text.replace('"tag_gridworld.cu"', '"a\nb.cu"'),
+        text.replace("Do not edit.", "\\"),
+        text.replace("Do not edit.", "\n#error"),
+        text.replace("Do not edit.", "\r#error"),
+        text.replace("GRID = ", "GRID = 1 + "),
+    ):
+        assert other != text and stripped(other) != stripped(text)
+
+
+# ---------------------------------------------------------------------- rules of names and values
+
+
+def test_every_id_of_ours_keeps_the_grammar():
+    ids = [name for name in gymnasium.registry if name.startswith("gpu_vecenv/")]
+    assert len(ids) >= len(GAMES) - 1 and [name for name in ids if not ENV_ID.fullmatch(name)] == []
+    for name in ids:
+        spec = gymnasium.spec(name)
+        assert str(spec.entry_point).startswith("gpu_vecenv.views.gymnasium_env:")
+        assert str(spec.vector_entry_point).startswith("gpu_vecenv.views.gymnasium_env:")
+        assert set(spec.kwargs) == {"game"} and type(spec.kwargs["game"]) is str
+
+
+@pytest.mark.parametrize("name", sorted(GAMES))
+def test_constants_of_bundled_games_are_plain_numbers_under_plain_names(name):
+    for key, value in GAMES[name]().constants().items():
+        assert CONSTANT_NAME.fullmatch(key) and type(value) in (bool, int, float)
+
+
+@pytest.mark.parametrize("name", ["antigravity:tag_gridworld", "gpu_vecenv.envs.tag_gridworld", "this", "a b", "x.py"])
+def test_a_name_imports_nothing(name):
+    with watching() as events, pytest.raises(UnknownGameError, match=r"imports nothing.*gpu_vecenv\.register"):
+        gpu_vecenv.make(name, 1, "cpu")
+    assert events == []
+
+
+@pytest.mark.parametrize("field", ["größe", "_x", "x" * 200, "naïve"])
+def test_a_constant_needs_a_plain_name(field):
+    game = dataclasses.make_dataclass(
+        "Odd", [(field, int, 3)], bases=(Named,), frozen=True, kw_only=True, namespace={"__module__": __name__}
+    )
+    with pytest.raises(EnvDefinitionError, match=r"is no name of a constant; expected \[A-Z\]"):
+        game()
+
+
+@pytest.mark.parametrize(
+    "value", [HostileInt(1), injections.HostileFloat(1.0), injections.HostileNumber.ONE, "1", None]
+)
+def test_a_constant_is_a_number_of_its_very_type(value):
+    game = injections.game_with(derived=("far",), far=property(lambda self: value))
+    with pytest.raises(EnvDefinitionError, match=r"(?s)Own\.far is .*expected a bool, a 32-bit int or a finite"):
+        game()
+
+
+def test_a_word_in_a_configuration_becomes_a_plain_one():
+    game = Named(label=HostileStr("quiet"), labels=[HostileStr("a")])
+    assert (type(game.label), type(game.labels), type(game.labels[0])) == (str, tuple, str)
+    assert (game.label, game.labels) == ("quiet", ("a",))
+    assert prologue(game).splitlines()[0].startswith("// Generated from Named(label='quiet', ")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"title": "os:system"}, ["'gpu_vecenv/os:system-v0'", "'os:system'"]),
+        ({"title": "A b"}, ["'gpu_vecenv/A b-v0'"]),
+        ({"version": "1-v2"}, ["'1-v2'"]),
+        ({"title": "Größe"}, ["Größe"]),
+    ],
+)
+def test_a_title_that_makes_no_id_is_refused_before_anything_is_registered(changes, words):
+    before = dict(GAMES), sorted(gymnasium.registry)
+    with pytest.raises(EnvDefinitionError, match="is no id; expected gpu_vecenv/") as raised:
+        gpu_vecenv.register(injections.game_with(**changes))
+    assert [word for word in words if word not in str(raised.value)] == []
+    assert (dict(GAMES), sorted(gymnasium.registry)) == before
+
+
+# ---------------------------------------------------------------------- compilers and shells
+
+
+@pytest.mark.parametrize(
+    "name", ['a "quoted" one.cu', "back\\slash.cu", "two\nlines.cu", "naïve 游戏.cu", "$(touch canary).cu", "-o x.cu"]
+)
+def test_a_game_file_of_any_name_compiles_and_steps(name, device, tmp_path):
+    path = tmp_path / name
+    path.write_text(injections.RULES)
+    env = gpu_vecenv.VecEnv(injections.game_with(source=path)(), 2, device)
+    env.reset(seed=1)
+    env.step(env.sample_actions())
+    assert env.time.tolist() == [1, 1] and not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["c++; touch {canary}", "c++ `touch {canary}`", "$(touch {canary})", "c++ | tee {canary}"]
+)
+def test_cxx_is_no_line_of_a_shell(command, monkeypatch, tmp_path):
+    """$CXX is the user's own word: what it names is started, but no shell reads it."""
+    canary = tmp_path / "canary"
+    monkeypatch.setenv("CXX", command.format(canary=canary))
+    monkeypatch.setenv("GPU_VECENV_CACHE", str(tmp_path / "kernels"))
+    with pytest.raises((CompilerError, gpu_vecenv.errors.KernelCompileError)):
+        gpu_vecenv.make("tag_gridworld", 1, "cpu")
+    assert not canary.exists()
+
+
+def test_a_number_in_a_configuration_reaches_the_compiler_as_a_number(tmp_path):
+    """What the recorder is given for an honest game: the whole command line, and nothing on its standard input."""
+    recorder, records = tmp_path / "c++", tmp_path / "records"
+    records.mkdir()
+    recorder.write_text(injections.RECORDER.format(records=records))
+    recorder.chmod(0o755)
+    injector = Injector(tmp_path)
+    honest = stripped(game_text(Named(level=0.25)))
+    assert injections.compiler_complaint(Named(level=0.25), recorder, records, honest) == ""
+    assert "read another text" in injections.compiler_complaint(Named(level=0.5), recorder, records, injector.honest)
+    (record,) = records.iterdir()
+    arguments = (record / "arguments").read_bytes().decode().split("\0")
+    assert "-shared" in arguments and arguments[-2].endswith("kernel.cpp") and Path(arguments[-2]).is_absolute()
+    assert os.environ.get("CXX") != str(recorder)
+
+
+def test_bundled_games_are_all_there_to_be_injected_into():
+    assert issubclass(Named, Env) and torch.Size([1]) == Named().observation.shape

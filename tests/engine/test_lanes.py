@@ -1,0 +1,249 @@
+"""The GPU's side of the text, run on the CPU lane by lane: teams, barriers and shared memory change no bit."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from games.crew import Crew
+from games.fragile import Fragile
+from games.painter import Painter
+from games.scouts import Scouts
+from gymnasium.spaces import Discrete
+from lanes import LanesBackend
+
+import gpu_vecenv
+from gpu_vecenv import Sampler, VecEnv
+from gpu_vecenv.compile import function_manager
+from gpu_vecenv.declare.env import Env, Field, f32
+from gpu_vecenv.engine.digest import trajectory_digest
+from gpu_vecenv.engine.vec_env import MODES
+from gpu_vecenv.envs.tag_gridworld import TagGridworld
+from gpu_vecenv.errors import ResetNeededError
+
+ROOT = Path(__file__).resolve().parents[2]
+FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 2.0}
+PARTIAL = {"num_taggers": 40, "full_observation": False, "random_start": True}
+# Game, configuration, replicas (1, fewer than a block has, more), lanes of a team (None: as many as a GPU would have).
+CASES = [
+    *((name, {}, 5, None) for name in gpu_vecenv.envs.registry.GAMES if name != "tag_continuous"),
+    ("tag_gridworld", {}, 37, None),
+    ("tag_gridworld", {}, 3, 64),
+    ("tag_gridworld", {}, 140, 1),
+    ("tag_gridworld", PARTIAL, 4, None),
+    ("tag_gridworld", PARTIAL, 5, 32),
+    ("tag_continuous", FEW, 17, None),
+    ("tag_continuous", {**FEW, "num_neighbors": "all"}, 1, 2),
+    ("tag_continuous", {"num_taggers": 5, "num_runners": 85}, 2, None),
+    ("tag_continuous", {"num_taggers": 5, "num_runners": 65}, 3, 32),
+    ("cartpole", {}, 129, 4),
+    ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45}, 1, None),  # too many to be near
+    (Crew, {}, 11, None),
+    (Crew, {}, 4, 16),
+    (Crew, {"num_helpers": 5}, 9, None),  # agents leave while others stay, as rows
+    (Crew, {"num_helpers": 60}, 3, None),
+    (Scouts, {}, 9, None),
+    (Painter, {}, 3, None),
+    ("tag_continuous", {"num_taggers": 6, "num_runners": 214}, 2, 64),  # so many are sorted into cells
+]
+
+
+@pytest.fixture
+def by_lanes(monkeypatch):
+    """Compile and launch as on a GPU; of an odd number of replicas the lanes run from the last to the first."""
+
+    def make(game, num_envs, **settings) -> VecEnv:
+        monkeypatch.setenv("LANES", ("forwards", "backwards")[num_envs % 2])
+        with monkeypatch.context() as patch:
+            patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+            return VecEnv(game, num_envs, "cpu", **settings)
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "config", "num_envs", "team"), CASES)
+def test_teams_of_lanes_give_the_bits_of_one(name, config, num_envs, team, by_lanes):
+    game = gpu_vecenv.configure(name, **{"max_steps": 6, **config})
+    mode = list(MODES)[num_envs % 3]
+    settings = {"autoreset_mode": mode, "rows": num_envs % 2 == 1 and mode != "disabled"}
+    one, many = VecEnv(game, num_envs, "cpu", **settings), by_lanes(game, num_envs, team=team, **settings)
+    assert trajectory_digest(many, 3, 15).hex() == trajectory_digest(one, 3, 15).hex()
+
+
+@pytest.mark.parametrize("builds", [{"quarantine": True}, {"guards": True}, {"lane_order": 2}], ids=str)
+def test_so_do_debug_builds(builds, by_lanes):
+    for name in ("cartpole", "tag_gridworld"):
+        game = gpu_vecenv.configure(name, max_steps=6)
+        one, many = VecEnv(game, 21, "cpu"), by_lanes(game, 21, **builds)
+        assert trajectory_digest(many, 3, 15).hex() == trajectory_digest(one, 3, 15).hex()
+
+
+def test_a_lost_replica_ends_alone(by_lanes):
+    one, many = (make(Fragile(), 9, quarantine=True) for make in (lambda *a, **k: VecEnv(*a, "cpu", **k), by_lanes))
+    for env in (one, many):
+        env.reset(seed=3)
+    actions = torch.zeros((9, 2), dtype=torch.int32)
+    actions[4, 1] = 1
+    for _ in range(3):
+        outputs = [env.step(actions) for env in (one, many)]
+        for a, b in zip(*(o[:4] for o in outputs), strict=True):
+            assert a.equal(b)
+    assert one.faults().equal(many.faults()) and one.faults().any()
+
+
+@pytest.mark.parametrize(("name", "config"), [("tag_gridworld", {}), ("tag_continuous", FEW), ("pendulum", {})])
+def test_samples_are_the_same(name, config, by_lanes):
+    game = gpu_vecenv.configure(name, **config)
+    samples = []
+    for env in (VecEnv(game, 67, "cpu"), by_lanes(game, 67)):
+        env.reset(seed=3)
+        sampler = Sampler(env)
+        shape = (67, game.num_agents, sampler.num_parameters)
+        parameters = torch.tensor(np.random.default_rng(1).normal(size=shape), dtype=torch.float32)
+        samples.append(sampler.sample(parameters))
+    for field in ("actions", "log_probs", "entropies"):
+        assert getattr(samples[0], field).equal(getattr(samples[1], field)), field
+
+
+# Heads of 5, 21 and 8 choices, which lie in shared memory or not; teams of several warps; a Box; roles of other sizes.
+@pytest.mark.parametrize("num_envs", [1, 37])
+@pytest.mark.parametrize(
+    ("name", "config", "team"),
+    [
+        ("cartpole", {}, None),
+        ("tag_gridworld", {}, None),
+        ("tag_gridworld", PARTIAL, 32),
+        ("tag_continuous", FEW, None),
+        ("tag_continuous", {"num_taggers": 5, "num_runners": 65}, None),
+        ("simple_tag", {"continuous_actions": True}, None),
+        ("pendulum", {}, 4),
+        (Crew, {}, None),
+        (Painter, {}, None),
+    ],
+)
+def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, team, num_envs, by_lanes):
+    game = gpu_vecenv.configure(name, **{"max_steps": 4, **config})
+    random, found = np.random.default_rng(num_envs), []
+    parameters = random.normal(size=(9, num_envs, game.num_agents, 64)).astype(np.float32)
+    mode = list(MODES)[len(str(name)) % 3] if num_envs > 1 else "same_step"
+    for env in (
+        VecEnv(game, num_envs, "cpu", autoreset_mode=mode),
+        by_lanes(game, num_envs, autoreset_mode=mode, team=team),
+    ):
+        sampler = Sampler(env, squash="tanh" if game.action.continuous else "clip")
+        env.reset(seed=5)
+        ticks = []
+        for t in range(9):
+            given = torch.tensor(parameters[t, ..., : sampler.num_parameters])
+            sample, (*outputs, info) = sampler.step(given, greedy=t == 3)
+            drawn = [getattr(sample, field) for field in ("actions", "log_probs", "entropies", "draws")]
+            ticks.append([x.clone() for x in (*drawn, *outputs, info["active"]) if x is not None])
+        found.append((ticks, env.state_dict()))
+    assert env._kernels.draws_in_step() == (config is not FEW)  # 42 logits for each of five agents are too many
+    for one, many in zip(found[0][0], found[1][0], strict=True):
+        assert all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(one, many, strict=True))
+    assert all(value.equal(found[1][1][key]) for key, value in found[0][1].items())
+
+
+@pytest.mark.parametrize("agents", [31, 50])  # several replicas in a block, and one, whose rows lie over its logits
+def test_no_bit_depends_on_how_much_a_block_gathers(agents, by_lanes):
+    logits, found = torch.rand((5, agents, 5)), []
+    for gathered in (0, 200 << 10):
+        game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "gathered": gathered})
+        game = game(num_taggers=agents - 1, max_steps=5)
+        one, many = VecEnv(game, 5, "cpu"), by_lanes(game, 5)
+        assert trajectory_digest(many, 3, 12).hex() == trajectory_digest(one, 3, 12).hex()
+        (_, outputs), (_, expected) = (Sampler(env).step(logits) for env in (many, one))
+        assert all(a.equal(b) for a, b in zip(outputs[:4], expected[:4], strict=True))
+        found.append(many._kernels._layout(many.program)[1])
+    assert found[1] > found[0] + 4 * agents * (4 * agents + 1)  # of shared memory
+
+
+CLASHING = """#include "vecenv.cuh"
+struct Scratch {};
+struct Drawn { float weight; };
+HD float weight_of(float x) { return x + SAMPLES; }
+HD float box_action(float x, int) { return x; }
+HD void sample_row() {}
+HD void draw_actions() {}
+HD void reset(State s, Io) { FOR_AGENTS (i) s.place[i] = 0; }
+HD void step(State s, Io io) {
+    FOR_AGENTS (i) {
+        s.place[i] += weight_of((float)io.action(i));
+        io.truncations[i] = io.time >= 3;
+    }
+}
+HD void observe(State s, Io io) { FOR_AGENTS (i) io.obs[i][0] = s.place[i]; }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clashing(Env):
+    """A game whose own words are those of the sampler."""
+
+    samples: int = 2
+    state = (Field("place", f32, ("num_agents",)),)
+    obs_dim = 1
+    action_space = Discrete(5)
+
+
+def test_a_games_own_names_do_not_meet_those_of_the_draw(by_lanes, tmp_path, monkeypatch):
+    (tmp_path / "clashing.cu").write_text(CLASHING)
+    monkeypatch.setattr(Clashing, "source", tmp_path / "clashing.cu")
+    found = []
+    for env in (VecEnv(Clashing(), 7, "cpu"), by_lanes(Clashing(), 7)):
+        env.reset(seed=2)
+        found.append(Sampler(env).step(torch.zeros(7, 1, 5))[1][0])
+    assert found[0].equal(found[1]) and found[0].ge(2).all()
+
+
+def test_a_step_of_a_subclass_of_the_environment_is_called(monkeypatch):
+    steps = []
+
+    class Counting(VecEnv):
+        def step(self, actions, out=None):
+            steps.append(actions)
+            return super().step(actions, out)
+
+    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+    for kind in (VecEnv, Counting):
+        env = kind(gpu_vecenv.configure("cartpole"), 5, "cpu")
+        env.reset(seed=1)
+        sample, _ = Sampler(env).step(torch.zeros(5, 1, 2))
+    assert len(steps) == 1 and steps[0] is sample.actions
+
+
+def test_a_tick_that_drew_its_actions_is_not_repeated(by_lanes):
+    env = by_lanes(gpu_vecenv.configure("cartpole"), 5)
+    env.reset(seed=1)
+    with pytest.raises(ResetNeededError, match="repeat_step: there was no tick yet"):
+        env.repeat_step()
+    actions, slab = env.sample_actions(), env.slab()
+    env.step(actions, out=slab)
+    env.repeat_step()
+    assert env.time.eq(2).all()
+    Sampler(env).step(torch.zeros(5, 1, 2))
+    with pytest.raises(ResetNeededError, match="repeat_step"):
+        env.repeat_step()
+    assert env.time.eq(3).all()
+
+
+DIVERGENT = """
+import sys
+sys.path.insert(0, "tests")
+from lanes import LanesBackend
+from gpu_vecenv import FunctionManager
+from gpu_vecenv.compile import function_manager
+import torch
+function_manager.select = lambda device, driver=None: LanesBackend()
+text = '#include "kernel.cuh"\\nKERNEL(some, float* x, i64 n) { if (threadIdx.x < 200) __syncthreads(); x[0] = 1; }'
+FunctionManager("cpu").compile(text).launch("some", 256, torch.zeros(1), __import__("numpy").int64(1))
+"""
+
+
+def test_a_barrier_that_not_all_come_to_is_seen():
+    done = subprocess.run([sys.executable, "-c", DIVERGENT], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "block 0: 200 lanes wait for others that do not come" in done.stderr

@@ -1,0 +1,100 @@
+"""The ledger: the host gives the digests that a GPU has given; and a digest that is another is seen."""
+
+import json
+
+import ledger
+import pytest
+
+import gpu_vecenv
+from gpu_vecenv.envs.registry import GAMES
+
+
+def row(ticks=(5, 40), **changes):
+    made = {"game": "tag_gridworld", "config": {"max_steps": 7}, "autoreset_mode": "same_step", "num_envs": 8}
+    made |= {"seed": 3, "digests": dict.fromkeys(map(str, ticks), ""), **changes}
+    said = {"device": "a GPU", "sources": ledger.sources(gpu_vecenv.configure(made["game"], **made["config"]))}
+    return {**said, **made, "digests": ledger.digests(made, "cpu", ticks)}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Path of a ledger of these rows."""
+
+    def write(*rows):
+        path = tmp_path / "ledger.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+def test_it_asks_for_every_game_in_every_mode_and_far_enough():
+    rows = list(ledger.rows_to_record(100_000_000))
+    assert {(r["game"], r["autoreset_mode"]) for r in rows} == {
+        (name, mode) for name in GAMES for mode in ("same_step", "next_step", "disabled")
+    }
+    for each in rows:
+        agents = gpu_vecenv.configure(each["game"], **each["config"]).num_agents
+        steps = [int(ticks) * each["num_envs"] * agents for ticks in each["digests"]]
+        assert 2_000_000 <= steps[0] < 2_100_000
+        assert len(steps) == 1 or 100_000_000 <= steps[1] < 105_000_000
+        assert (len(steps) == 2) == (each["autoreset_mode"] == "same_step")
+
+
+@pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
+def test_what_was_recorded_is_replayed(mode, device):
+    made = row(autoreset_mode=mode)
+    assert ledger.digests(made, device, (5, 40)) == made["digests"]
+    steps = 8 * 5 * 40
+    assert ledger.replay(made, steps) == (steps, [])
+    assert ledger.replay(made, steps // 2) == (steps // 8, []), "only the first digest"
+    assert not ledger.is_stale(made)
+
+
+@pytest.mark.parametrize("mark", ["5", "40"])
+def test_another_digest_is_told(mark, written, capsys):
+    good, bad = row(), row(seed=4)
+    bad["digests"][mark] = "0" * 16
+    assert ledger.main(["replay", "--ledger", str(written(good, bad)), "--agent-steps", "2e3"]) == 1
+    said = capsys.readouterr().out
+    assert f"{mark} ticks: " in said and "0000000000000000 on a GPU" in said
+    assert said.endswith("2 rows, 1 differ, 0 stale\n")
+
+
+@pytest.mark.parametrize("change", [{"seed": 4}, {"num_envs": 9}, {"config": {"max_steps": 8}}])
+def test_everything_in_a_row_counts(change):
+    made = row()
+    assert ledger.replay({**made, **change}, 10**4)[1]
+
+
+def test_a_replay_that_holds_may_leave_a_receipt(written, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        ledger.receipts.write, "__kwdefaults__", {**ledger.receipts.write.__kwdefaults__, "folder": tmp_path}
+    )
+    assert ledger.main(["replay", "--ledger", str(written(row(), row(seed=4))), "--receipt"]) == 0
+    receipt = ledger.receipts.read("parity", tmp_path)
+    assert receipt["figures"] == {"rows": 2, "agent_steps": {"tag_gridworld": 2 * 8 * 5 * 40}}
+    assert "40 ticks" in str(receipt["planted"]) or "5 ticks" in str(receipt["planted"])
+    assert receipt["device"] == "a GPU" and ledger.receipts.stale(receipt) == []
+
+
+def test_a_row_of_another_device_text_is_stale_but_may_hold(written, capsys):
+    assert ledger.main(["replay", "--ledger", str(written({**row(), "sources": "0" * 64}))]) == 0
+    assert capsys.readouterr().out.endswith("(stale)\n1 rows, 0 differ, 1 stale\n")
+
+
+@pytest.mark.gpu
+def test_a_gpu_records_what_the_host_replays(tmp_path, capsys):
+    path = tmp_path / "new" / "ledger.jsonl"
+    assert ledger.main(["record", "--agent-steps", "2e6", "--ledger", str(path)]) == 0
+    assert len(ledger.read(path)) == 3 * len(GAMES)
+    assert ledger.main(["replay", "--ledger", str(path)]) == 0
+
+
+SAME_STEP = [recorded for recorded in ledger.read() if recorded["autoreset_mode"] == "same_step"]
+
+
+@pytest.mark.parametrize("recorded", SAME_STEP, ids=lambda recorded: recorded["game"])
+def test_the_host_gives_the_bits_that_a_gpu_gave(recorded):
+    """2 million agent-steps of each game; ``python tests/ledger.py replay`` does so in every mode."""
+    assert ledger.replay(recorded, ledger.SHORT)[1] == []

@@ -1,0 +1,158 @@
+"""A bundled game's version rises when its rules change: results of two versions do not compare.
+
+The table tests/game_versions.json says what each version does. After a change of rules, raise ``version`` in the game's
+declaration and run
+
+    python tests/envs/test_game_versions.py
+
+which writes the table anew. It refuses to where rules have changed and the version has not.
+"""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.digest import Digest
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.envs.cartpole import Cartpole
+from gpu_vecenv.envs.registry import GAMES
+
+TABLE = Path(__file__).parents[1] / "game_versions.json"
+BUNDLED = [name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")]
+REWRITE = "python tests/envs/test_game_versions.py"
+AGENTS, SEED = 256, 2**40 + 8  # of all replicas together
+MORE = 20  # ticks, beyond those after which an episode is truncated
+HELD = 16  # ticks for which every other replica repeats its actions: that gets a car up the hill
+
+
+def rules(game: type[Env], device: str = "cpu") -> dict[str, Any]:
+    """What a version stands for: its default configuration, and the outputs of a fixed trajectory in that one.
+
+    State counts only by what is seen of it: how a game keeps its books is no rule.
+    """
+    num_envs, ticks = -(-AGENTS // game().num_agents), game().max_steps + MORE
+    env = VecEnv(game(), num_envs, device)
+    digest, slab = Digest(env.functions, num_envs), env.slab()
+    digest.add_start(*env.reset(seed=SEED))
+    held = torch.empty(0)
+    for tick in range(ticks):
+        actions = env.sample_actions()
+        if tick % HELD == 0:
+            held = actions[::2].clone()
+        actions[::2] = held
+        digest.add_tick(actions, env.step(actions, out=slab))
+    ended = {name: total.sum().item() for name, total in env.episode_statistics().items()}
+    defaults = {field.name: field.default for field in dataclasses.fields(game)}
+    counted = {"episodes": ended["episodes"], "terminated": ended["terminations"], "digest": digest.hex()}
+    env.close()
+    return {"version": game.version, "defaults": defaults, **counted}
+
+
+def changes(name: str, known: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs from the table although the version does not. A new configuration value is no change by itself."""
+    if now["version"] > known["version"]:
+        return []
+    if now["version"] < known["version"]:
+        return [f"{name}: version fell from {known['version']} to {now['version']}"]
+    found = []
+    for key, value in known["defaults"].items():
+        if key not in now["defaults"]:
+            found.append(f"{name}: {key}, by default {value}, is gone")
+        elif now["defaults"][key] != value:
+            found.append(f"{name}: {key} was {value} by default and is {now['defaults'][key]}")
+    for key in ("episodes", "terminated", "digest"):
+        if now[key] != known[key]:
+            found.append(f"{name}: {key} was {known[key]} and is {now[key]}")
+    return found
+
+
+def to_do(found: list[str]) -> str:
+    """The message."""
+    return "\n".join([*found, "the rules have changed: raise `version` in the declaration, then run", REWRITE])
+
+
+@pytest.fixture(scope="module")
+def table() -> dict[str, Any]:
+    return json.loads(TABLE.read_text())
+
+
+def test_the_table_has_the_bundled_games_and_no_others(table: dict[str, Any]) -> None:
+    assert list(table) == BUNDLED, f"run {REWRITE}"
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_rules_are_those_of_the_version(name: str, table: dict[str, Any], device: str) -> None:
+    now = rules(GAMES[name], device)
+    assert not (found := changes(name, table[name], now)), to_do(found)
+    assert table[name] == now, f"the table is behind: run {REWRITE}"
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_trajectory_sees_every_way_to_end(name: str, table: dict[str, Any]) -> None:
+    """A rule that the trajectory never meets could change unseen."""
+    entry = table[name]
+    # Of tag_continuous an end is 100 tags away; the trajectory has tags enough. A pole falls long before its limit,
+    # which the table knows from the defaults.
+    never_terminates = {"tag_continuous", "pendulum", "simple_spread", "simple_tag", "simple_adversary"}
+    outlasts = {"cartpole"}
+    assert entry["episodes"] > 0
+    assert (entry["terminated"] > 0) == (name not in never_terminates)
+    assert (entry["terminated"] < entry["episodes"]) == (name not in outlasts)
+
+
+def with_text(folder: Path, old: str, new: str, **attributes: Any) -> type[Env]:
+    """Cartpole with another text."""
+    text = Cartpole.source_path().read_text()
+    assert text.count(old) == 1
+    (folder / "cartpole.cu").write_text(text.replace(old, new))
+    return type("Cartpole", (Cartpole,), {"source": folder / "cartpole.cu", **attributes})
+
+
+def test_a_changed_rule_needs_a_new_version(table: dict[str, Any], tmp_path: Path) -> None:
+    heavier = "io.rewards[0] = fell ? -1.0f : 0.0f;\n        else\n            io.rewards[0] = 1;"
+    changed = heavier.replace("= 1;", "= 2;")
+    now = rules(with_text(tmp_path, heavier, changed))
+    found = changes("cartpole", table["cartpole"], now)
+    assert len(found) == 1 and "cartpole: digest" in found[0]
+    assert not changes("cartpole", table["cartpole"], rules(with_text(tmp_path, heavier, changed, version=2)))
+
+
+def test_another_way_to_write_the_same_rules_does_not(table: dict[str, Any], tmp_path: Path) -> None:
+    old = "bool fell = math::abs(s.position[0]) > MAX_POSITION ||"
+    new = "bool fell = MAX_POSITION < math::abs(s.position[0]) ||"
+    same = with_text(tmp_path, old, new)
+    assert rules(same) == table["cartpole"]
+
+
+def test_a_changed_default_needs_a_new_version(table: dict[str, Any]) -> None:
+    known = table["cartpole"]
+    more = {**known, "defaults": {**known["defaults"], "wind": 0.0}}  # the old rules, as long as nothing blows
+    assert changes("cartpole", known, more) == []
+    (found,) = changes("cartpole", {**known, "defaults": {**known["defaults"], "max_steps": 200}}, known)
+    assert found == "cartpole: max_steps was 200 by default and is 500"
+    (gone,) = changes("cartpole", more, known)
+    assert gone == "cartpole: wind, by default 0.0, is gone"
+    (fell,) = changes("cartpole", {**known, "version": known["version"] + 1}, known)
+    assert fell.startswith("cartpole: version fell")
+
+
+def main() -> int:
+    """Write the table anew; 1 and no table where rules have changed under an old version."""
+    known = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    table = {name: rules(GAMES[name]) for name in BUNDLED}
+    found = [line for name in BUNDLED if name in known for line in changes(name, known[name], table[name])]
+    if found:
+        print(to_do(found))
+        return 1
+    TABLE.write_text(json.dumps(table, indent=2) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""The documentation site: it builds without a warning, lacks nothing, and a browser fetches nothing from elsewhere."""
+
+import dataclasses
+import importlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_vecenv
+from gpu_vecenv.envs.registry import GAMES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+RULES = (DOCS / "games.md").read_text(encoding="utf-8")
+# Whatever a browser loads by itself; links that are clicked may lead anywhere.
+FOREIGN = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|object|embed)\b[^>]*\b(?:src|data)=["']?(?:https?:)?//[^>]*>"""
+    r"""|<link\b[^>]*\bhref=["']?(?:https?:)?//[^>]*>|url\(["']?(?:https?:)?//|@import\s+["'](?:https?:)?//"""
+)
+
+
+@pytest.fixture(scope="module")
+def game_pages() -> Any:
+    """The module beside Sphinx's configuration; nothing of Sphinx is needed for it."""
+    sys.path.insert(0, str(DOCS))
+    try:
+        return importlib.import_module("game_pages")
+    finally:
+        sys.path.remove(str(DOCS))
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_a_game_s_page_has_all_that_is_declared(game_pages: Any, name: str) -> None:
+    page = game_pages.page(name, RULES)
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page.partition("## Parameters")[2], re.MULTILINE))
+    beside = game_pages.comments(GAMES[name])
+    for field in dataclasses.fields(GAMES[name]):
+        told, default = rows[field.name], field.default
+        if told.startswith("≈ "):  # six digits
+            assert f"{float(told[2:]):.6g}" == f"{default:.6g}"
+        else:
+            assert told == str(default)
+        assert beside[field.name], f"{name}.{field.name} has no comment beside it, which would say what it is"
+    assert {field.name for field in GAMES[name].state} <= set(rows)
+    assert all(f"`{role}_0`" in page for role, agents in GAMES[name]().roles.items() if agents)
+    assert all(f"| `{key}` |" in page for key in GAMES[name].preset)
+    assert (DOCS / "results" / f"{name}.png").exists()
+
+
+def variants(kind: Any) -> list[Any]:
+    """The game as it is by default, and with each number that has a name of its own, one by one, a little larger."""
+    numbers = [f.name for f in dataclasses.fields(kind) if f.name.startswith("num_")]
+    return [kind(), *(kind(**{name: (getattr(kind(), name) or 0) + 2}) for name in numbers)]
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_the_tables_of_observations_count_every_number(game_pages: Any, name: str) -> None:
+    kind = GAMES[name]
+    tables = [table for _, table in game_pages.observation_tables(kind, game_pages.sections(RULES)[name])]
+    assert tables
+    games = {id(table): [table.game] for table in tables} | {id(tables[0]): variants(kind)}
+    for table in tables:
+        for game in games[id(table)]:
+            if name == "simple_tag" and game.num_agent_neighbors is not None:
+                continue  # told below its table
+            expected = {role: shape[0] for role, shape in game.observation.shapes.items()}
+            assert dataclasses.replace(table, game=game).lengths() == expected, game
+
+
+def test_places_in_an_observation_follow_each_other(game_pages: Any) -> None:
+    page = game_pages.page("tag_continuous", RULES)
+    places = re.findall(r"^\| (\d+)(?: … (\d+))?[^|]*\|", page.partition("**Observation**")[2], re.MULTILINE)
+    assert (places[0], places[7]) == (("0", "9"), ("70", ""))
+    assert [int(after[0]) for after in places[1:8]] == [int(before[1]) + 1 for before in places[:7]]
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_what_a_game_s_page_shows_runs(game_pages: Any, name: str) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```$", game_pages.page(name, RULES), re.MULTILINE | re.DOTALL)
+    told = re.search(r"a torch tensor \((.*)\)", blocks[0])
+    scope: dict[str, Any] = {}
+    exec(blocks[0], scope)
+    assert told and told[1] == ", ".join(map(str, scope["obs"].shape))
+
+
+def figures(file: str) -> list[dict[str, Any]]:
+    return json.loads((DOCS / "performance" / file).read_text())["rows"]
+
+
+def scaled(rate: float) -> str:
+    """A rate with three or four digits and its unit."""
+    if rate >= 1e9:
+        return f"{rate / 1e9:,.1f} G"
+    return f"{rate / 1e6:,.1f} M" if rate >= 1e5 else f"{rate / 1e3:,.0f} k"
+
+
+def test_the_figures_of_performance_are_those_measured() -> None:
+    rows = set(re.findall(r"^\| (.*) \|$", (DOCS / "performance.md").read_text(encoding="utf-8"), re.MULTILINE))
+    core, pycuda = figures("h200-cuda_core.json"), figures("h200-pycuda.json")
+    told = set()
+    for row in [*core, *figures("cpu-one-core.json")]:
+        million = row["step_env_steps_per_s"] / 1e6
+        told.add(
+            f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
+            f"{million:,.{2 if million > 0.1 else 3}f} | {row['step_agent_steps_per_s'] / 1e6:,.1f} | "
+            f"{row['step_bytes'] / 1e6:,.1f} | {row['step_share_of_copy_bandwidth']:.0%}"
+        )
+    for row, other in zip(core, pycuda, strict=True):
+        if "tick_us" in row:
+            told.add(
+                f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
+                f"{row['tick_us']:,.1f} | {other['step_us']:,.1f} | {other['tick_us']:,.1f}"
+            )
+    for row in figures("h200-training.json"):
+        shares = [row[f"{part}_share"] for part in ("policy", "sampling", "env", "update")]
+        told.add(
+            f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, 2 x {row['units']} | {row['update']} | "
+            f"{row['iteration_ms']:,.1f} | {row['env_steps_per_s'] / 1e6:.2f} | {row['agent_steps_per_s'] / 1e6:.1f} | "
+            f"{' | '.join(f'{share:.0%}' for share in shares)} | {row['peak_bytes'] / 2**30:.1f}"
+        )
+    latest = json.loads((DOCS / "performance" / "h200-ticks.json").read_text())
+    for row in latest["rows"]:
+        rate, goal = row["num_envs"] / row["tick_us"] * 1e6, row["goal_env_steps_per_s"]
+        reached = f"{scaled(goal)}, {'reached' if rate >= goal else 'missed'}" if goal else "none"
+        told.add(
+            f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
+            f"{row['tick_us']:,.1f} | {scaled(rate)} | {row['step_share_of_copy_bandwidth']:.0%} | {reached}"
+        )
+    for row in latest["training"]:
+        networks = ("one network", "two networks")[row["networks"] - 1]
+        told.add(
+            f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, {networks} of 2 x {row['layers'][0]} | "
+            f"{row['epochs']} | {row['precision']} | {row['iteration_ms']:.1f} | "
+            f"{row['agent_steps_per_s'] / 1e6:.1f} | {row['goal_agent_steps_per_s'] / 1e6:.0f}"
+        )
+    heads = {row for row in rows if row.startswith(("game |", "configuration |"))}
+    assert rows - heads == told
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the extra docs is not installed")
+    made = shutil.ignore_patterns("_build", "games", "project", "__pycache__")
+    shutil.copytree(DOCS, tmp_path / "docs", ignore=made)
+    for beside in (*ROOT.glob("*.md"), ROOT / "examples"):
+        (tmp_path / beside.name).symlink_to(beside)
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", tmp_path / "docs", site],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr  # a page outside of every table of contents is a warning too
+
+    pages = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    for name in GAMES:
+        page = pages[site / "games" / f"{name}.html"]
+        assert f"_images/{name}.png" in page  # a picture and a learning curve, which Sphinx calls cartpole1.png
+        assert f"_images/{name}1.png" in page
+    assert (site / "_images" / "cartpole.png").stat().st_size > 1000
+
+    reference = "".join(page for path, page in pages.items() if path.parent.name == "api")
+    assert [name for name in gpu_vecenv.__all__ if f'id="gpu_vecenv.{name}"' not in reference] == []
+
+    for path, page in pages.items():
+        assert FOREIGN.findall(page) == [], path
+        for played in re.findall(r'<iframe[^>]*src="([^"]*)"', page):
+            assert Path(played).stem in pages[path.parent / played]
+    for path in [*site.rglob("*.css"), *site.rglob("*.js")]:
+        assert FOREIGN.findall(path.read_text(encoding="utf-8")) == [], path
+
+
+def test_the_search_for_foreign_references_finds_them() -> None:
+    foreign = [
+        '<script async="async" src="https://cdn.example/x.js"></script>',
+        '<link rel="stylesheet" href="//fonts.example/css" />',
+        '<img alt="" src="http://example/badge.svg" />',
+        "@import 'https://example/x.css'",
+        "src: url(https://example/font.woff2)",
+    ]
+    assert all(FOREIGN.search(text) for text in foreign)
+    assert not FOREIGN.search(
+        '<a href="https://example">a link</a><img src="../_images/x.png" /><link href="../x.css" />'
+    )

@@ -1,0 +1,106 @@
+"""The notebooks: as committed they hold no results; on a CPU they run top to bottom, each in a kernel of its own."""
+
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_vecenv
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
+REPOSITORY = re.compile(r'^Repository = "https://github\.com/(.+)"$', re.MULTILINE)
+BADGE = re.compile(
+    r"\[!\[Open in Colab\]\(https://colab\.research\.google\.com/assets/colab-badge\.svg\)\]"
+    r"\(https://colab\.research\.google\.com/github/([\w.-]+/[\w.-]+)/blob/main/(\S+)\)\n"
+)
+# Libraries that a notebook needs beside those of all tests; two numbers that it must print, and how much larger the
+# second is at least: about half of what was seen. After as few steps as the quick start takes, runs differ much: there
+# it is thrice what 500 episodes leave to chance.
+SAYS = {
+    "lightning_tag": (("lightning",), [(r"random taggers: a return of (\d+) (?s:.*)trained taggers: .* of (\d+) ", 8)]),
+    "own_game": ((), [(r"in 50 ticks: ([\d.]+) at random, ([\d.]+) trained", 3)]),
+    "quick_start": ((), [(r"random taggers catch .* in (\d+)% (?s:.*)trained taggers catch .* in (\d+)% ", 10)]),
+    "sb3_and_torchrl": (
+        ("stable_baselines3", "torchrl"),
+        [
+            (r"stays up: (\d+) at random, (\d+) trained", 150),
+            (r"return of an agent: (-\d+\.\d) in the first .* (-\d+\.\d) in the last", 2),
+        ],
+    ),
+}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(Path(gpu_vecenv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+    "CUDA_VISIBLE_DEVICES": "",  # with a GPU they take larger sizes
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def read(path: Path) -> Any:
+    return nbformat.read(path, as_version=nbformat.NO_CONVERT)
+
+
+def code(path: Path) -> list[Any]:
+    return [cell for cell in read(path).cells if cell.cell_type == "code"]
+
+
+def test_every_notebook_is_tested_and_named_in_the_table_of_examples() -> None:
+    assert [path.stem for path in NOTEBOOKS] == sorted(SAYS)
+    table = (ROOT / "examples" / "README.md").read_text()
+    missing = [path for path in (ROOT / "examples").rglob("*") if path.suffix in (".py", ".ipynb")]
+    assert [path.name for path in missing if f"]({path.relative_to(ROOT / 'examples').as_posix()})" not in table] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_committed_without_results(path: Path) -> None:
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)  # the first that has ids of cells
+    ids = [cell.id for cell in notebook.cells]
+    assert all(re.fullmatch("[a-z0-9-]+", name) for name in ids) and len(set(ids)) == len(ids)
+    assert [cell.id for cell in code(path) if cell.outputs or cell.execution_count is not None] == []
+    assert [cell.id for cell in notebook.cells if cell.metadata] == []
+    assert set(notebook.metadata) == {"accelerator", "colab", "kernelspec", "language_info"}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_opens_in_colab_and_installs_only_what_is_missing(path: Path) -> None:
+    badge = BADGE.match(read(path).cells[0].source)
+    assert badge and badge[2] == path.relative_to(ROOT).as_posix()
+    text = (ROOT / "pyproject.toml").read_text()
+    repository = REPOSITORY.search(text)
+    assert {badge[1]} == {BADGE.match(read(other).cells[0].source)[1] for other in NOTEBOOKS}
+    assert repository is None or badge[1] == repository[1]
+    first = code(path)[0].source
+    assert 'if importlib.util.find_spec("gpu_vecenv") is None:' in first
+    (extras,) = re.findall(r'^    %pip install -q "gpu_vecenv\[cuda\{cuda\},([\w,-]+)\]"$', first, re.MULTILINE)
+    assert [extra for extra in extras.split(",") if f"\n{extra} = [" not in text] == []
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_on_a_cpu(path: Path, tmp_path: Path) -> None:
+    libraries, says = SAYS[path.stem]
+    for library in libraries:
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(f"{library} is not installed")
+    notebook = read(path)
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    )
+    client.execute(env={**ENVIRONMENT, "IPYTHONDIR": str(tmp_path / "ipython")})
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    said = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
+    for pattern, gain in says:
+        match = re.search(pattern, said)
+        assert match and float(match[2]) - float(match[1]) >= gain, said
+    shown = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+    assert shown and all("srcdoc=" in text for text in shown)

@@ -1,0 +1,233 @@
+"""The documents do not lie: their code and commands run, and what they name exists."""
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from games.crew import Crew
+from warm_process import run_python
+
+import gpu_vecenv
+from gpu_vecenv.cli.main import COMMANDS
+from gpu_vecenv.compile import function_manager
+from gpu_vecenv.envs.registry import GAMES
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = {str(path.relative_to(ROOT)): path.read_text() for path in DOCUMENTS}
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"\A(?:#|//) (\w+\.\w+)$", re.MULTILINE)  # a first line that names the file a block is
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+PATH = re.compile(r"\w[\w.-]*(/[\w.-]+)*(/|\.(py|cu|cuh|md|toml|yml|cff))")
+NOT_HERE = {"walk.py", "walk.cu", "my_game.py", "my_game.cu", "test_my_game.py"}  # made by the reader
+SMALL = ["--total-steps", "64", "--num-steps", "4", "--num-envs", "4", "--episodes", "4", "--device", "cpu"]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(Path(gpu_vecenv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
+}
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(document, text) of every fenced block in exactly this language."""
+    return [(name, body) for name, text in TEXTS.items() for kind, body in FENCE.findall(text) if kind == language]
+
+
+def inline(text: str) -> list[str]:
+    return INLINE.findall(FENCE.sub("", text))
+
+
+def anchors(text: str) -> set[str]:
+    """The headings of a document as GitHub links to them."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def commands() -> list[str]:
+    """Every gpu-vecenv command of the documents, once; not those named without the game that they need."""
+    lines = [line for _, body in blocks("sh") for line in body.splitlines()]
+    spans = [span for text in TEXTS.values() for span in inline(text)]
+    bare = re.compile(r"gpu-vecenv (?!(train|evaluate|plot|replay|show|bench|check|new)$)")
+    found = [line for line in [*lines, *spans] if bare.match(line)]
+    return list(dict.fromkeys(found))
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python(folder, *arguments, environment=ENVIRONMENT)
+
+
+def test_the_documents_have_what_is_tested_here() -> None:
+    assert len(blocks("python")) >= 9
+    assert len(commands()) >= 5
+    assert any("make train" in body and "make test" in body for _, body in blocks("sh"))
+
+
+def test_only_the_predecessors_code_is_skipped() -> None:
+    kinds = {(name, kind) for name, text in TEXTS.items() for kind, _ in FENCE.findall(text)}
+    # A diff is of a file that gpu-vecenv new writes; tests/cli/test_own_game.py applies it.
+    assert {kind.partition("my_game")[0] for _, kind in kinds} <= {
+        "python",
+        "python skip",
+        "sh",
+        "cuda",
+        "diff ",
+        "diff test_",
+    }
+    assert {name for name, kind in kinds if "skip" in kind} <= {"docs/coming_from_warpdrive.md"}
+
+
+@pytest.mark.parametrize(
+    ("document", "code"), [pytest.param(*block, id=f"{block[0]}-{i}") for i, block in enumerate(blocks("python"))]
+)
+def test_python_blocks_run(document: str, code: str, tmp_path: Path) -> None:
+    for language in ("python", "cuda"):  # a block that says which file it is, lies beside the one that runs
+        for where, text in blocks(language):
+            name = FILE_NAME.match(text)
+            if name and where == document:
+                (tmp_path / name[1]).write_text(text)
+    name = FILE_NAME.match(code)
+    script = tmp_path / (name[1] if name else "block.py")
+    script.write_text(re.sub(r"total_steps=[\d_]+", "total_steps=1", code))
+    done = run(tmp_path, script.name)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="session")
+def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small run, replays, and a game of one's own: what earlier commands have left behind."""
+    folder = tmp_path_factory.mktemp("made_before")
+    assert run(folder, "-m", "gpu_vecenv.cli", "train", "tag_gridworld", *SMALL, "--out", "run").returncode == 0
+    record = ["replay", "record", "tag_gridworld", "--seed", "1", "--device", "cpu"]
+    assert run(folder, "-m", "gpu_vecenv.cli", *record).returncode == 0
+    (folder / "game").mkdir()
+    assert run(folder / "game", "-m", "gpu_vecenv.cli", "new", "my_game").returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
+    _, verb, *arguments = shlex.split(command)
+    assert verb in COMMANDS
+    helps, resumes = "--help" in arguments, "--resume" in arguments
+    takes_runs = resumes or verb in ("evaluate", "plot", "replay")
+    for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if takes_runs else ():
+        shutil.copytree(made_before / "run", tmp_path / old)
+    for old in ("replays", "trained") if verb == "replay" and arguments[0] != "record" else ():
+        shutil.copytree(made_before / "replays", tmp_path / old)
+    if verb == "train" and not helps and not resumes:
+        arguments += [*SMALL, "--out", "run"]
+    if verb == "evaluate" and not helps:
+        arguments += ["--episodes", "4", "--device", "cpu"]
+    if verb == "check" and "--help" not in arguments:
+        arguments += ["--steps", "30"]
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    if any(argument.startswith("my_game.py") for argument in arguments):
+        shutil.copytree(made_before / "game", tmp_path, dirs_exist_ok=True)
+    done = run(tmp_path, "-m", "gpu_vecenv.cli", verb, *arguments)
+    assert "Traceback" not in done.stderr
+    assert done.stdout.strip()
+    # doctor's exit code tells of the machine, not of the command
+    assert done.returncode in ((0, 1) if verb == "doctor" else (0,)), done.stderr
+    if verb == "train" and not helps and not resumes:
+        assert {"checkpoints", "evaluation.json", "metrics.csv"} <= set(os.listdir(tmp_path / "run"))
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    lines = [line for _, body in blocks("sh") for line in body.splitlines()]
+    lines += [span for text in TEXTS.values() for span in inline(text)]
+    named = {target for line in lines for target in re.findall(r"^make ([a-z-]+)", line)}
+    assert {"train", "test"} <= named <= targets
+
+
+@pytest.mark.parametrize("document", TEXTS)
+def test_paths_exist(document: str) -> None:
+    named = {span for span in inline(TEXTS[document]) if PATH.fullmatch(span)} - NOT_HERE
+    assert {path for path in named if not (ROOT / path).exists()} == set()
+
+
+@pytest.mark.parametrize("document", TEXTS)
+def test_links_lead_somewhere(document: str) -> None:
+    for target in LINK.findall(FENCE.sub("", TEXTS[document])):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            file = (ROOT / document).parent / path if path else ROOT / document
+            assert file.exists(), target
+            assert not anchor or anchor in anchors(file.read_text()), target
+
+
+def test_every_module_is_in_the_reading_order() -> None:
+    table = TEXTS["README.md"].partition("reading order")[2]
+    here = [*ROOT.glob("gpu_vecenv/*.py"), *ROOT.glob("cuda/*.cuh"), *ROOT.glob("examples/*.py")]
+    trivial = {"__init__.py", "_version.py", "errors.py", "neighbors.cuh"}
+    paths = [str(path.relative_to(ROOT)) for path in here if path.name not in trivial]
+    assert [path for path in paths if f"`{path}`" not in table] == []
+
+
+def test_names_exist() -> None:
+    public = SimpleNamespace(**vars(gpu_vecenv), Program=function_manager.Program)
+    views = [
+        gpu_vecenv.make("tag_gridworld", 1, "cpu"),
+        gpu_vecenv.make(Crew, 1, "cpu"),
+        gpu_vecenv.GymnasiumVectorEnv("tag_gridworld", 1, "cpu"),
+        gpu_vecenv.parallel_env("tag_gridworld", "cpu"),
+        gpu_vecenv.batched_parallel_env("tag_gridworld", 1, "cpu"),
+    ]
+    unknown = []
+    for document, text in TEXTS.items():
+        for span in re.findall(r"`[^`\n]+`", text):
+            for owner, name in re.findall(r"\b([A-Z]\w+)\.(\w+)", span):
+                kind = getattr(public, owner, None)
+                if kind is not None and not hasattr(kind, name) and name not in vars(kind).get("__annotations__", {}):
+                    unknown.append(f"{document}: {owner}.{name}")
+            for name in re.findall(r"\bgpu_vecenv\.(\w+)", span):
+                if not hasattr(gpu_vecenv, name):
+                    try:
+                        importlib.import_module(f"gpu_vecenv.{name}")
+                    except ImportError:
+                        unknown.append(f"{document}: gpu_vecenv.{name}")
+            for name in re.findall(r"(?<![\w/])env\.(\w+)", span):
+                if not any(hasattr(env, name) for env in views):
+                    unknown.append(f"{document}: env.{name}")
+    assert not unknown
+
+
+def figures(file: str) -> list[dict[str, Any]]:
+    return json.loads((ROOT / "docs" / "performance" / file).read_text())["rows"]
+
+
+def test_the_costs_of_interfaces_are_those_measured() -> None:
+    section = TEXTS["docs/adapters.md"].partition("## What they cost")[2].partition("\n## ")[0]
+    told = {name: cells.split(" | ") for name, cells in re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)}
+    measured: dict[str, list[str]] = {}
+    for row in [*figures("h200-interfaces.json"), *figures("cpu-interfaces.json")]:
+        if row["num_envs"] > 64:
+            measured.setdefault(row["through"], []).append(f"{round(row['overhead_us']):,}")
+    assert told == measured and len(told) >= 9
+
+
+def test_what_the_libraries_reach_is_what_was_measured() -> None:
+    section = TEXTS["docs/adapters.md"].partition("## What they reach")[2].partition("\n## ")[0]
+    told = re.findall(r"^\| `(\w+)` \| (.*) \| ([\d.]+) M \|$", section, re.MULTILINE)
+    measured = [
+        (row["example"], row["said"], f"{row['agent_steps_per_s'] / 1e6:.2f}")
+        for row in figures("h200-train-examples.json")
+    ]
+    assert told == measured and len(told) >= 6
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_parameter_tables_are_complete(game: str) -> None:
+    section = re.search(rf"^## {game}$(.*?)(?=^## |\Z)", TEXTS["docs/games.md"], re.MULTILINE | re.DOTALL)
+    assert section
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section[1], re.MULTILINE))
+    assert rows == {field.name: str(field.default) for field in dataclasses.fields(GAMES[game])}

@@ -1,0 +1,78 @@
+"""What a release goes through: the tag is the version everywhere, and the workflows run what is there."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpu_vecenv.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github").rglob("*.yml"))
+TOLD = {
+    "gpu_vecenv/_version.py": '__version__ = "1.2.3"\n',
+    "CITATION.cff": "cff-version: 1.2.0\nversion: 1.2.3\n",
+    "CHANGELOG.md": "## [Unreleased]\n\n## [1.2.3] - 2031-02-03\n",
+}
+BUILDS = "no-such-venv/bin/python"  # what it comes to once the tag is found good; it is not there
+WRONG = {
+    "another tag": ("v1.2.4", {}, "TAG is v1.2.4, but gpu_vecenv/_version.py says 1.2.3"),
+    "no v": ("1.2.3", {}, "TAG is 1.2.3, but"),
+    "not quoted": ("v$(touch ran)`touch ran`", {}, "TAG is v$(touch ran)`touch ran`, but"),
+    "an old citation": ("v1.2.3", {"CITATION.cff": "version: 1.2.2\n"}, "CITATION.cff does not say version: 1.2.3"),
+    "no date": ("v1.2.3", {"CHANGELOG.md": "## [1.2.3] - unreleased\n"}, "CHANGELOG.md has no date for [1.2.3]"),
+}
+
+
+def dist(folder: Path, tag: str, changed: dict[str, str]) -> str:
+    """What `make dist` says in a tree of these files; nothing is built."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    shutil.copy(ROOT / "Makefile", folder)
+    for name, text in {**TOLD, **changed}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    command = ["make", "dist", "VENV=no-such-venv", "-o", "no-such-venv/dist.stamp"]
+    # Without the variables by which a make that runs these tests speaks to its children.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    done = subprocess.run(command, cwd=folder, env={**kept, "TAG": tag}, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_tag_that_is_not_the_version_everywhere_builds_nothing(what: str, tmp_path: Path) -> None:
+    tag, changed, message = WRONG[what]
+    said = dist(tmp_path, tag, changed)
+    assert message in said and BUILDS not in said and not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("tag", ["v1.2.3", ""])
+def test_the_versions_own_tag_and_none_are_built(tag: str, tmp_path: Path) -> None:
+    assert BUILDS in dist(tmp_path, tag, {})
+
+
+def test_workflows_and_templates_name_what_is_there() -> None:
+    texts = [path.read_text() for path in [*WORKFLOWS, ROOT / ".github" / "pull_request_template.md"]]
+    text = "".join(texts)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {target for line in re.findall(r"(?:run: |`)make ([a-z -]+)", text) for target in line.split()}
+    assert {"check", "dist", "release-check", "test"} <= named <= targets
+    assert set(re.findall(r"gpu-vecenv ([a-z]+)", text)) <= set(COMMANDS)
+    for path in re.findall(r"(?:run|uses): (\.[\w./-]+)", text) + re.findall(r"python (tests/\S+?\.py)", text):
+        assert (ROOT / path).is_file(), path
+    for action in re.findall(r"uses: ([^.\s]\S*)", text):
+        assert re.search(r"@(v\d+|release/v\d+)$", action), action
+
+
+def test_only_the_job_that_publishes_may_say_who_it_is() -> None:
+    """Trusted publishing is a right of the job's; code of the tree runs in the others."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    head, *jobs = re.split(r"^  (?=\w+:\n)", text.partition("\njobs:\n")[2], flags=re.MULTILINE)
+    assert not head.strip() and [job.partition(":")[0] for job in jobs] == ["ci", "build", "try", "publish"]
+    assert ["id-token: write" in job for job in jobs] == [False, False, False, True]
+    assert "needs: [ci, build, try]" in jobs[-1] and "checkout" not in jobs[-1] and "run:" not in jobs[-1]
+    assert "password" not in text and "secrets" not in text

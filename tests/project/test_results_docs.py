@@ -1,0 +1,84 @@
+"""What docs/results.md says is what was measured: its tables are made of the JSON beside it."""
+
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT = (DOCS / "results.md").read_text(encoding="utf-8")
+PLACES = {"h200.json": "H200", "cpu.json": "CPU"}
+
+
+def results(file: str) -> dict[str, Any]:
+    return json.loads((DOCS / "results" / file).read_text(encoding="utf-8"))
+
+
+def spread(values: list[float]) -> str:
+    mean = statistics.fmean(values)
+    return f"{mean:.1f} ({min(values):.1f} … {max(values):.1f})" if len(values) > 1 else f"{mean:.1f}"
+
+
+def learning_rows(file: str) -> Iterator[str]:
+    """One line for each role of each game: mean over the seeds, least and most."""
+    games: dict[str, list[dict[str, Any]]] = {}
+    for row in results(file)["rows"]:
+        games.setdefault(re.sub(r"-seed\d+$", "", row["run"]), []).append(row)
+    for game, rows in games.items():
+        seconds, steps = statistics.median(row["seconds"] for row in rows), rows[0]["env_steps"] / 1e6
+        for name in (key for key in rows[0]["random"] if key.startswith("return_")):
+            kinds = [spread([row[kind][name] for row in rows]) for kind in ("sampled", "greedy")]
+            chance = f"{rows[0]['random'][name]:.1f}"
+            cells = (
+                game,
+                name.removeprefix("return_"),
+                PLACES[file],
+                f"{len(rows)}",
+                f"{steps:.1f} M",
+                f"{seconds:.0f} s",
+            )
+            yield f"| {' | '.join((*cells, chance, *kinds))} |"
+
+
+def matches(game: str) -> Iterator[str]:
+    """One line for each pairing of taggers and runners."""
+    for row in results("h200.json")["against_scripts"]:
+        if row["game"].lower().startswith(game.replace("_", "")):
+            figures = f"{row['terminated_share']:.1%}", f"{row['episode_length']:.0f}", f"{row['return_tagger']:.2f}"
+            yield f"| {' | '.join((row['tagger'], row['runner'], *figures, f'''{row['return_runner']:.2f}'''))} |"
+
+
+def speeds() -> Iterator[str]:
+    """One line for each configuration and kind of update, on one GPU and on two."""
+    measured = json.loads((DOCS / "performance" / "h200-training.json").read_text(encoding="utf-8"))
+    for one, two in zip(measured["rows"], measured["two_processes"], strict=True):
+        name = f"{one['game']}, {one['num_envs']:,} x {one['num_steps']}, 2 x {one['units']}"
+        rates = [row["env_steps_per_s"] / 1e6 for row in (one, two)]
+        figures = f"{rates[0]:.2f} M", f"{rates[1]:.2f} M", f"{rates[1] / rates[0]:.2f}"
+        yield f"| {' | '.join((name, one['update'], *figures))} |"
+
+
+@pytest.mark.parametrize("file", PLACES)
+def test_the_table_of_games_is_what_was_measured(file: str) -> None:
+    rows = list(learning_rows(file))
+    assert rows and [row for row in rows if row not in TEXT] == []
+
+
+@pytest.mark.parametrize("game", ["tag_gridworld", "tag_continuous"])
+def test_the_tables_against_scripts_are_what_was_measured(game: str) -> None:
+    rows = list(matches(game))
+    assert len(rows) == 9 and [row for row in rows if row not in TEXT] == []
+
+
+def test_the_table_of_speeds_is_what_was_measured() -> None:
+    rows = list(speeds())
+    assert len(rows) == 8 and [row for row in rows if row not in TEXT] == []
+
+
+def test_every_curve_is_shown_and_is_there() -> None:
+    shown = set(re.findall(r"\]\((results/[\w-]+\.png)\)", TEXT))
+    assert shown == {f"results/{path.name}" for path in (DOCS / "results").glob("*.png")}

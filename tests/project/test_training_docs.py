@@ -1,0 +1,83 @@
+"""docs/training.md agrees with the code: its table of hyper-parameters, its figures and options."""
+
+import csv
+import dataclasses
+import re
+from pathlib import Path
+
+from gpu_vecenv.cli.main import main
+from gpu_vecenv.cli.options import PROGRAM
+from gpu_vecenv.cli.train import EvaluateConfig, PlotConfig, ResumeConfig, TrainConfig
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.run import RunConfig
+from gpu_vecenv.train.trainer import OF_THE_RUN
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "training.md").read_text()
+SMALL = "--total-steps 64 --num-steps 4 --num-envs 4 --episodes 4 --device cpu".split()
+
+
+def section(heading: str) -> str:
+    return TEXT.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of a section's tables, heads and rules left out."""
+    lines = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    return [[cell.strip() for cell in line] for line in lines]
+
+
+def test_the_table_of_hyper_parameters_is_the_configuration() -> None:
+    table = rows(section("Hyper-parameters"))
+    told = {name.strip("`"): default for name, default, _ in table}
+    assert told == {field.name: str(field.default) for field in dataclasses.fields(PPOConfig)}
+    assert list(told) == [field.name for field in dataclasses.fields(PPOConfig)]
+    starred = {name.strip("`") for name, _, meaning in table if meaning.startswith("* ")}
+    assert starred == set(OF_THE_RUN)
+
+
+def test_what_a2c_changes_is_told() -> None:
+    (told,) = re.findall(r"^\*\*A2C\.\*\*.*?\n\n", TEXT, re.MULTILINE | re.DOTALL)
+    a2c, ppo = (dataclasses.asdict(config) for config in (PPOConfig.a2c(), PPOConfig()))
+    assert {name for name in ppo if a2c[name] != ppo[name]} == {
+        "num_steps",
+        "num_epochs",
+        "num_minibatches",
+        "gae_lambda",
+        "learning_rate",
+        "normalize_advantages",
+    }
+    assert (a2c["num_epochs"], a2c["num_minibatches"], a2c["gae_lambda"]) == (1, 1, 1)
+    assert f"each rollout of {a2c['num_steps']} ticks" in told and f"`learning_rate` {a2c['learning_rate']}" in told
+
+
+def test_the_columns_of_the_figures_are_those_of_a_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert main(["train", "tag_gridworld", *SMALL, "--digests", "--out", str(run)]) == 0
+    with (run / "metrics.csv").open(newline="") as file:
+        written = next(csv.reader(file))
+    told = [name for cells in rows(section("The folder of a run")) for name in re.findall(r"`([^`]+)`", cells[0])]
+    files = {name for name in told if (run / name).exists()}
+    assert files == {path.name for path in run.iterdir()} - {"tensorboard"}
+    told = [name.replace("<role>", "<policy>") for name in told if name not in files]
+    known = {re.sub(r"_(tagger|runner)$", "_<policy>", name) for name in written}
+    assert set(told) == known and len(set(told)) == len(told)
+
+
+def test_options_exist() -> None:
+    kinds = (TrainConfig, RunConfig, PPOConfig, ResumeConfig, EvaluateConfig, PlotConfig)
+    names = {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
+    of_torchrun = {"standalone", "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port"}
+    told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT))
+    assert {"out", "resume", "share", "help", "no-graphs"} <= told
+    assert told - names - of_torchrun - {"help"} == {"no-graphs"}
+
+
+def test_the_words_of_warnings_and_errors_are_those_of_the_code() -> None:
+    sources = {name: (ROOT / "gpu_vecenv" / name).read_text() for name in ("graph.py", "distributed.py", "run.py")}
+    for words, name in (
+        ("cannot be captured as a CUDA graph and runs without: ", "graph.py"),
+        ("lost the others", "distributed.py"),
+    ):
+        assert words in TEXT and words in sources[name]
+    assert "checkpoints" in sources["run.py"] and PROGRAM in TEXT

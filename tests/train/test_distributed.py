@@ -1,0 +1,320 @@
+"""Several processes that train together, started by torchrun on the CPU (gloo): equal weights, lost ranks, going on."""
+
+import contextlib
+import copy
+import csv
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import gpu_vecenv
+from gpu_vecenv.cli.main import main
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint
+from gpu_vecenv.train.distributed import TIMEOUT, World, joined
+from gpu_vecenv.train.ppo import Learner, PPOConfig
+from gpu_vecenv.train.trainer import Trainer
+
+pytestmark = pytest.mark.slow
+
+DEADLINE = 4 * TIMEOUT.total_seconds()  # by then whatever lost its partners has given up, and torchrun has ended
+ITERATIONS = 30
+GRID = "train tag_gridworld --max-steps 7 --device cpu --num-envs 8 --num-steps 4".split()
+LEARNING = "--num-epochs 4 --num-minibatches 2 --hidden-sizes 16 --normalize-obs --normalize-returns".split()
+KEPT = f"--checkpoint-seconds 0 --digests --episodes 4 --total-steps {ITERATIONS * 8 * 4}".split()
+TRAIN = [*GRID, *LEARNING, *KEPT]
+ONE_STEP = PPOConfig(
+    num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(16,), max_grad_norm=1e9, normalize_advantages=False
+)
+
+
+# What a process does under torchrun
+
+
+def train_as_a_rank(folder, *arguments):
+    """The command line; the process's number lies in a file."""
+    (folder / f"{os.environ['RANK']}.pid").write_text(str(os.getpid()))
+    return main(arguments)
+
+
+def train_with_a_rank_that_is_wrong(folder, *arguments):
+    """The first process is told something that cannot be, before it has heard of the others."""
+    wrong = ["--gamma", "2"] if os.environ["RANK"] == "0" else []
+    return main([*arguments, *wrong])
+
+
+def step_once(folder):
+    """One iteration of one minibatch. What it had, what it made of it, and the gradient of its own rows."""
+    with joined("cpu") as (world, device):
+        env = gpu_vecenv.make(
+            "tag_gridworld", 4, device, autoreset_mode="next_step", first_replica=4 * world.rank, max_steps=5
+        )
+        trainer = Trainer(env, ONE_STEP, seed=3)
+        found = {f"env.{name}": tensor for name, tensor in env.state_dict().items()}
+        before = copy.deepcopy(trainer.policies)
+        trainer.train_iteration()
+        for name, learner in trainer.learners.items():
+            found[f"before.{name}"] = torch.cat([p.detach().flatten() for p in before[name].parameters()])
+            alone = Learner(before[name], ONE_STEP, trainer.rollout, seed=3, world=World(), memory=None)
+            alone.update(0.0, 0)
+            found[f"own.{name}"] = alone.gradient.clone()
+            found[f"average.{name}"] = learner.gradient.clone()
+            found[f"after.{name}"] = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
+        save_file(found, folder / f"{world.rank}.safetensors")
+    return 0
+
+
+# The other side
+
+
+def port():
+    """A free one."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def launched(folder, *arguments, torchrun=("--standalone", "--nproc-per-node=2")):
+    """torchrun in a process of its own; whatever is left of it in the end is killed."""
+    folder.mkdir(exist_ok=True)
+    package = Path(gpu_vecenv.__file__).resolve().parents[1]
+    with (folder / "output.txt").open("w") as output, (folder / "errors.txt").open("w") as errors:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *torchrun, *map(str, arguments)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            os.killpg(running.pid, signal.SIGTERM)  # torchrun then ends the ranks, which have groups of their own
+            try:
+                running.wait(DEADLINE)
+            finally:
+                running.kill()
+
+
+def done(folder, *arguments, **options):
+    """Wait for torchrun: its exit code, and what it and the ranks have said to stdout and stderr."""
+    with launched(folder, *arguments, **options) as running:
+        code = running.wait(DEADLINE)
+    return code, (folder / "output.txt").read_text(), (folder / "errors.txt").read_text()
+
+
+def until(running, there):
+    """Wait for what a process does."""
+    end = time.monotonic() + DEADLINE
+    while not there():
+        assert running.poll() is None and time.monotonic() < end
+        time.sleep(0.01)
+
+
+def said(errors):
+    """The lines of the command line's own errors."""
+    return [line for line in errors.splitlines() if line.startswith("gpu-vecenv: error: ")]
+
+
+def rows(run):
+    with (run / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def fingerprints(run):
+    """Of all weights, after each iteration."""
+    found = [(int(row["iteration"]), row["weights"]) for row in rows(run)]
+    assert len({weights for _, weights in found}) == len(found) > 0
+    return found
+
+
+def tensors_of(run, iteration):
+    """Each rank's."""
+    folder = run / "checkpoints"
+    return [load_checkpoint(folder / f"iteration-{iteration:08d}{rank}.safetensors")[0] for rank in ("", ".rank1")]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A run of two processes that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("alone")
+    code, output, errors = done(folder, "-m", "gpu_vecenv.cli", *TRAIN, "--out", folder / "run")
+    assert (code, said(errors)) == (0, []), errors
+    assert output.count("learning curve ") == output.count("all trained") == 1  # the first process speaks
+    return folder / "run"
+
+
+def test_two_processes_have_the_same_weights_and_different_replicas(alone):
+    for iteration in (ITERATIONS - 2, ITERATIONS - 1, ITERATIONS):
+        one, other = tensors_of(alone, iteration)
+        assert one.keys() == other.keys()
+        for name, tensor in one.items():
+            if not name.startswith("env."):
+                assert tensor.equal(other[name]), name
+        assert any(not tensor.equal(other[name]) for name, tensor in one.items() if name.startswith("env."))
+    assert any("mean" in name for name in one if name.startswith("policy."))  # statistics are of all replicas
+    assert CheckpointFolder(alone / "checkpoints", world_size=2).newest() == ITERATIONS
+
+
+def test_the_first_process_alone_writes_figures(alone):
+    assert [int(row["iteration"]) for row in rows(alone)] == list(range(1, ITERATIONS + 1))
+    assert [int(row["env_steps"]) for row in rows(alone)] == [32 * i for i in range(1, ITERATIONS + 1)]
+    assert sum(float(row["episodes"]) for row in rows(alone)) > 4 * ITERATIONS * 4 / 8  # of both: 4 replicas had less
+    assert len(list((alone / "tensorboard").iterdir())) == 1
+    left = {"checkpoints", "evaluation.json", "learning_curve.png", "metrics.csv", "settings.json", "tensorboard"}
+    assert {path.name for path in alone.iterdir()} == left
+
+
+def test_a_run_of_two_processes_is_evaluated_by_one(alone, capsys):
+    assert main(["evaluate", str(alone), "--episodes", "4", "--device", "cpu"]) == 0
+    assert '"episodes": 4' in capsys.readouterr().out
+
+
+def test_one_process_does_not_take_up_the_run_of_two(alone, capsys):
+    before = (alone / "metrics.csv").read_text()
+    assert main(["train", "--resume", str(alone)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is of a run of 2 process(es), this one has 1" in line and "torchrun --nproc-per-node=2" in line
+    assert (alone / "metrics.csv").read_text() == before
+
+
+def test_one_step_is_by_the_average_of_the_gradients_of_disjoint_replicas(tmp_path):
+    code, _, errors = done(tmp_path, __file__, "step_once", tmp_path)
+    assert code == 0, errors
+    ranks = [load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1)]
+    whole = gpu_vecenv.make("tag_gridworld", 8, "cpu", autoreset_mode="next_step", max_steps=5)
+    whole.reset(seed=3)
+    for name, tensor in whole.state_dict().items():
+        parts = [rank[f"env.{name}"] for rank in ranks]
+        assert torch.cat(parts).equal(tensor) if tensor.shape[:1] == (8,) else parts[0].equal(tensor), name
+    for name in ("tagger", "runner"):
+        own = [rank[f"own.{name}"] for rank in ranks]
+        assert not own[0].equal(own[1])
+        for rank in ranks:
+            # The same sums over the same rows by one thread; a sum of two numbers has one order, its half is exact.
+            assert rank[f"average.{name}"].equal((own[0] + own[1]) / 2)
+        # Adam's first step: mean and root of the mean square are the gradient itself. In float32 the step has some
+        # ten roundings, its difference to the weight one of at most half an ulp of 2.
+        gradient, before, after = (ranks[0][f"{what}.{name}"].double() for what in ("average", "before", "after"))
+        rate = ONE_STEP.learning_rate
+        expected = before - rate * gradient / (gradient.abs() + 1e-5)
+        assert before.abs().max() < 2
+        torch.testing.assert_close(after, expected, rtol=0, atol=2.0**-24 + 10 * 2.0**-24 * rate)
+        assert (after - before).abs().max() > rate / 2 and ranks[1][f"after.{name}"].double().equal(after)
+
+
+def test_two_machines_train_like_two_processes_of_one(alone, tmp_path):
+    address, common = port(), [*TRAIN, "--out", tmp_path / "run"]
+
+    def node(rank):
+        where = (f"--node-rank={rank}", "--master-addr=127.0.0.1", f"--master-port={address}")
+        options = ("--nnodes=2", "--nproc-per-node=1", *where)
+        return launched(tmp_path / f"node{rank}", "-m", "gpu_vecenv.cli", *common, torchrun=options)
+
+    with node(0) as first, node(1) as second:
+        assert [first.wait(DEADLINE), second.wait(DEADLINE)] == [0, 0]
+    assert fingerprints(tmp_path / "run") == fingerprints(alone)
+    assert "all trained" not in (tmp_path / "node1" / "output.txt").read_text()
+
+
+# Lost ranks and signals
+
+
+def test_a_rank_that_is_killed_ends_all_and_the_run_goes_on(alone, tmp_path):
+    run = tmp_path / "run"
+    folder = CheckpointFolder(run / "checkpoints", world_size=2)
+    # torchrun looks now and then, and ends the other rank: which shall have had the time to say its line.
+    rare = ("--standalone", "--nproc-per-node=2", "--monitor-interval=3")
+    with launched(tmp_path, __file__, "train_as_a_rank", tmp_path, *TRAIN, "--out", run, torchrun=rare) as running:
+        until(running, lambda: max(folder.iterations(), default=0) >= 3)
+        os.kill(int((tmp_path / "1.pid").read_text()), signal.SIGKILL)
+        assert running.wait(DEADLINE) not in (0, None)
+    errors = (tmp_path / "errors.txt").read_text()
+    (line,) = said(errors)
+    assert re.match(r"gpu-vecenv: error: rank 0 of 2 lost the others: .*torchrun's report names the process", line)
+    assert re.search(r"rank +: 1 \(local_rank: 1\)\s+exitcode +: -9 ", errors), errors
+    assert 3 <= folder.newest() < ITERATIONS
+    code, _, errors = done(tmp_path, "-m", "gpu_vecenv.cli", "train", "--resume", run)
+    assert (code, said(errors)) == (0, []), errors
+    assert fingerprints(run) == fingerprints(alone)
+    assert (run / "evaluation.json").read_text() == (alone / "evaluation.json").read_text()
+    for one, other in zip(tensors_of(run, ITERATIONS), tensors_of(alone, ITERATIONS), strict=True):
+        assert one.keys() == other.keys() and all(tensor.equal(other[name]) for name, tensor in one.items())
+
+
+def test_a_signal_to_the_launcher_makes_the_ranks_save_and_leave(tmp_path):
+    run = tmp_path / "run"
+    folder = CheckpointFolder(run / "checkpoints", world_size=2)
+    long = ["--checkpoint-seconds", "1000000", "--total-steps", "100000000"]  # it saves because it is told to
+    with launched(tmp_path, "-m", "gpu_vecenv.cli", *TRAIN, *long, "--out", run) as running:
+        until(running, lambda: (run / "metrics.csv").exists() and len(rows(run)) > 1)
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(DEADLINE) != 0
+    (iteration,) = folder.iterations()
+    assert iteration == folder.newest() == len(rows(run)) > 1
+    output = (tmp_path / "output.txt").read_text()
+    assert re.search(rf"(SIGTERM|another process): saved .*iteration-{iteration:08d}", output), output
+    assert f"go on with: gpu-vecenv train --resume {run}" in output
+
+
+def test_a_rank_that_fails_before_the_others_hear_of_it_ends_all(tmp_path):
+    code, _, errors = done(tmp_path, __file__, "train_with_a_rank_that_is_wrong", tmp_path, *TRAIN, "--out", "run")
+    assert code not in (0, None)
+    assert any("gamma is 2.0" in line for line in said(errors)), errors
+    assert re.search(r"rank +: 0 \(local_rank: 0\)\s+exitcode +: 2 ", errors), errors
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+# What is refused
+
+
+REFUSED = {
+    "replicas that cannot be dealt out": (["--num-envs", "7", "--out", "run"], "num_envs is 7; .* 2 processes, 6 or 8"),
+    "no folder": ([], "several processes need one run folder: give --out"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_two_processes_cannot_do_gives_each_one_line(what, tmp_path):
+    options, message = REFUSED[what]
+    code, _, errors = done(tmp_path, "-m", "gpu_vecenv.cli", *TRAIN, *options)
+    assert code not in (0, None)
+    lines = said(errors)
+    assert lines and all(re.search(message, line) for line in lines), errors
+    assert not (tmp_path / "run").exists() and not (tmp_path / "runs").exists()
+
+
+def test_a_world_deals_out_replicas_evenly_or_says_what_would_do():
+    assert (World().shard(7), World(1, 3).shard(9)) == (7, 3)
+    with pytest.raises(ConfigError, match=r"num_envs is 8; expected a multiple of the 3 processes, 6 or 9"):
+        World(0, 3).shard(8)
+
+
+def test_alone_nobody_is_asked():
+    tensor = torch.tensor([1.0, 3.0])
+    world = World.current()
+    world.sum(tensor)
+    world.average(tensor)
+    world.wait()
+    assert (world.rank, world.size) == (0, 1) and tensor.tolist() == [1, 3]
+    assert [world.agree(a, b) for a in (True, False) for b in (True, False)] == [
+        (a, b) for a in (True, False) for b in (True, False)
+    ]
+
+
+if __name__ == "__main__":
+    CALLS = (train_as_a_rank, train_with_a_rank_that_is_wrong, step_once)
+    sys.exit({call.__name__: call for call in CALLS}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:]))

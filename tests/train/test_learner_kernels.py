@@ -1,0 +1,468 @@
+"""The kernels of the learner against float64: the oracle of advantages, and autograd through ``ppo.loss``."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from games.crew import Crew
+from games.script import Script
+from lanes import LanesBackend
+from oracles.gae import of_deltas
+from tests.test_advantages import ALIVE, FACTORS, episodes_of, patterned
+from torch import nn
+
+import gpu_vecenv
+from gpu_vecenv.compile import function_manager
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.layers import lie_together, width_of
+from gpu_vecenv.train.learner_kernels import LossKernel, advantage_launch
+from gpu_vecenv.train.policy import Policy, default_network
+from gpu_vecenv.train.ppo import Learner, PPOConfig, advantages, loss, normalized
+from gpu_vecenv.train.rollout_storage import Batch, Rollout
+
+# Advantages
+
+
+def launched(given, gamma, gae_lambda, device):
+    """Estimates and returns of arguments (ticks, replicas, agents); the factors are tensors (agents,)."""
+    _, replicas, agents = given.rewards.shape
+    env = gpu_vecenv.make(Script, replicas, device, num_leads=agents)
+    tensors = [torch.tensor(x, device=device) for x in given]
+    out = torch.full_like(tensors[0], torch.nan), torch.full_like(tensors[0], torch.nan)
+    launch = advantage_launch(env, *tensors, gamma.to(device), gae_lambda.to(device), out=out)
+    launch()
+    return [x.cpu().numpy() for x in out]
+
+
+@pytest.mark.parametrize(("kinds", "horizon"), [(ALIVE, 6), ((*ALIVE, "both", "inactive"), 5)], ids=["alive", "all"])
+def test_estimates_of_every_pattern_of_a_few_ticks(kinds, horizon, device):
+    """Each agent with factors of its own."""
+    alone = patterned(kinds, horizon)
+    given = type(alone)(*(np.repeat(x[:, :, None], len(FACTORS), axis=2) for x in alone))
+    gammas, lambdas = torch.tensor(FACTORS).T.contiguous()
+    found, returns = launched(given, gammas, lambdas, device)
+    tensors = (torch.tensor(x, device=device) for x in given)
+    by_torch = advantages(*tensors, gammas.to(device), lambdas.to(device)).cpu().numpy()
+    for agent, factors in enumerate(FACTORS):
+        expected, bounds = np.zeros((2, *alone.rewards.shape))
+        for column, ticks, rows in episodes_of(alone):
+            expected[ticks, column], bounds[ticks, column] = of_deltas(*rows, *factors)
+        assert (np.abs(found[..., agent] - expected) <= bounds).all()
+        # The kernel fuses the product and the sum; whether torch does is up to the processor. Both keep to the bounds.
+        assert (np.abs(found[..., agent] - by_torch[..., agent]) <= 2 * bounds).all()
+    assert (returns == found + given.values).all()
+
+
+# Loss
+
+TICKS, REPLICAS = 5, 40
+TAG = {"num_taggers": 3, "num_runners": 4, "num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
+
+
+class Case(NamedTuple):
+    """A policy's roles in a game, and how it squashes."""
+
+    game: object
+    arguments: dict
+    roles: tuple
+    squash: str = "clip"
+
+
+CASES = {
+    "one head": Case("cartpole", {}, ("agent",)),
+    "two heads": Case("tag_continuous", TAG, ("runner",)),
+    "two roles in one": Case("tag_continuous", TAG, ("tagger", "runner")),
+    "fewer choices": Case(Script, {"num_others": 2, "choices_of_others": 3}, ("other",)),
+    "masks, fewer heads": Case(Crew, {}, ("driver",)),
+    "masks, fewer choices": Case(Crew, {}, ("helper",)),
+    "box": Case(Script, {"num_leads": 2, "continuous": True}, ("lead",)),
+    "box, tanh": Case(Script, {"num_leads": 2, "continuous": True}, ("lead",), "tanh"),
+}
+
+
+class Exact(Policy):
+    """Its outputs are given, in float64; a policy's own are float32."""
+
+    given: tuple[torch.Tensor, torch.Tensor]
+
+    def forward(self, obs):
+        return self.given
+
+
+class Rows(NamedTuple):
+    """A rollout and a network's outputs for some of its rows."""
+
+    policy: Exact
+    rollout: Rollout
+    places: torch.Tensor
+    parameters: torch.Tensor
+    values: torch.Tensor
+
+
+def allowed_draws(view, masks, random):
+    """A draw for each row, allowed where anything is."""
+    columns, offset = [], 0
+    for size in view.head_sizes:
+        part = masks[:, offset : offset + size].float()
+        columns.append(torch.multinomial(part + 1e-30, 1, generator=random)[:, 0])
+        offset += size
+    return torch.stack(columns, -1).int()
+
+
+def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, seed=0):
+    """Random numbers; inactive rows hold NaN, and draws that nobody could draw."""
+    env = gpu_vecenv.make(case.game, REPLICAS, device, autoreset_mode="next_step", **case.arguments)
+    random = torch.Generator().manual_seed(seed)
+    policy = Exact(
+        env.game, case.roles, nn.Identity(), normalize_returns=normalize_returns, squash=case.squash, device=env.device
+    )
+    if policy.return_normalizer is not None:
+        policy.return_normalizer.var.fill_(6.25)
+    view, data = policy.view, Rollout(env, TICKS)
+    numbers = torch.arange(data.rewards.numel()).view(data.rewards.shape)[:, :, view.agents].flatten()
+    places = numbers[torch.randperm(len(numbers), generator=random)]
+    for tensor in (data.values, data.advantages, data.returns):
+        tensor.copy_(torch.randn(tensor.shape, generator=random))
+    active = torch.rand(data.active.shape, generator=random) < 0.8
+    data.active.copy_(active)
+    parameters = torch.randn(len(places), view.num_parameters, generator=random)
+    values = torch.randn(len(places), generator=random)
+    draws = data.draws.cpu().view(data.rewards.numel(), -1)
+    if view.continuous:
+        parameters[:, view.heads :] *= 0.5
+        parameters[:, : view.heads] *= scale
+        noise = torch.randn(len(places), view.heads, generator=random)
+        draws[places] = parameters[:, : view.heads] + parameters[:, view.heads :].exp() * noise
+    else:
+        parameters *= scale
+        masks = torch.ones(len(places), view.num_parameters)
+        if data.action_mask is not None:
+            data.action_mask.copy_(torch.rand(data.action_mask.shape, generator=random) < 0.6)
+            masks = view.mask(data.action_mask[:-1].flatten(0, 2)).cpu()[places]
+        draws[places, : len(view.head_sizes)] = allowed_draws(view, masks, random)
+    gone = ~active[:-1].flatten()
+    draws[gone] = torch.nan if view.continuous else -1
+    data.draws.copy_(draws.view(data.draws.shape))
+    parameters[gone[places]] = values[gone[places]] = torch.nan
+    found = Rows(policy, data, *(x.to(device) for x in (places, parameters, values)))
+    exact = policy.log_probs_and_entropies(found.parameters.double(), *of_policy(found))[0]
+    data.log_probs.view(-1)[found.places] = (
+        exact + spread * torch.randn(len(places), generator=random).to(device)
+    ).float()
+    for tensor in (data.log_probs, data.advantages, data.returns, data.values[:-1]):
+        tensor[~data.active[:-1]] = torch.nan
+    return found
+
+
+def of_policy(rows):
+    """Draws and masks."""
+    batch = rows.rollout.at(rows.policy.view, rows.places, rows.values)
+    return batch.draws, batch.action_mask
+
+
+CLIP, ENTROPY_COEFFICIENT = 0.2, 0.03
+
+
+def kernel_of(rows, config):
+    clip, entropy_coefficient = torch.tensor([CLIP, ENTROPY_COEFFICIENT], device=rows.places.device)
+    return LossKernel(
+        rows.policy,
+        rows.rollout,
+        minibatch=len(rows.places),
+        chunk=len(rows.places),
+        clip=clip,
+        entropy_coefficient=entropy_coefficient,
+        value_coefficient=config.value_coefficient,
+        value_clip=config.value_clip,
+        normalize_advantages=config.normalize_advantages,
+    )
+
+
+def differentiated(rows, config=None):
+    """Gradients of parameters and of values, and figures, by the kernel."""
+    kernel = kernel_of(rows, config or PPOConfig())
+    return kernel(rows.places, kernel.moments(rows.places), rows.parameters, rows.values)
+
+
+def expected_of(rows, config):
+    """The same by autograd through ``loss`` in float64, on the active rows; elsewhere 0."""
+    data, view = rows.rollout, rows.policy.view
+    active = data.active[:-1].flatten()[rows.places]
+    kept = rows.places[active]
+    gains = data.advantages.flatten()[kept].double()
+    batch = data.at(view, kept, normalized(gains, active[active]) if config.normalize_advantages else gains)
+    batch = Batch(*(x.double() if x is not None and x.dtype == torch.float32 else x for x in batch))
+    parameters, values = (x[active].double().requires_grad_() for x in (rows.parameters, rows.values))
+    rows.policy.given = parameters, values
+    clip, weight = (torch.tensor(np.float32(x).item(), device=kept.device) for x in (CLIP, ENTROPY_COEFFICIENT))
+    total, parts = loss(rows.policy, batch, config, clip=clip.double(), entropy_coefficient=weight.double())
+    total.backward()
+    outputs = []
+    for leaf, whole in ((parameters, rows.parameters), (values, rows.values)):
+        full = torch.zeros_like(whole, dtype=torch.float64)
+        full[active] = leaf.grad
+        outputs.append(full)
+    return [*outputs, parts], int(active.sum())
+
+
+CONFIGS = {
+    "plain": {},
+    "values clipped": {"value_clip": 0.4, "value_coefficient": 2.0},
+    "advantages as they are": {"normalize_advantages": False},
+}
+
+
+def check(rows, config, within):
+    """Gradients of a row, and figures, up to ``within`` of the size of a row's."""
+    (*gradients, figures), count = expected_of(rows, config)
+    assert 0 < count < len(rows.places)
+    found = differentiated(rows, config)
+    for own, exact in zip(found, (*gradients, figures), strict=True):
+        assert own.dtype == torch.float32 and own.shape == exact.shape
+    inactive = ~rows.rollout.active[:-1].flatten()[rows.places]
+    assert all(x[inactive].eq(0).all() for x in found[:2])
+    for own, exact in zip(found[:2], gradients, strict=True):
+        assert exact.abs().max() * count > 0.1
+        torch.testing.assert_close(own.double() * count, exact * count, rtol=within, atol=within)
+    torch.testing.assert_close(found[2].double(), figures.double(), rtol=within, atol=within)
+    return figures
+
+
+@pytest.mark.parametrize("settings", CONFIGS)
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_and_figures_are_those_of_the_loss_in_float64(name, settings, device):
+    rows = rows_of(CASES[name], device, normalize_returns=settings == "plain")
+    # Logarithms of size 10 at most are off by some 1e-6, and so are ratios of size 3, relatively, and with them terms
+    # of size 10.
+    figures = check(rows, PPOConfig(**CONFIGS[settings]), 2e-5)
+    assert 0.1 < figures[4] < 0.9
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_extreme_parameters(name, device):
+    """Probabilities that are 0 in float32, and ratios that are exactly 1 but for rounding."""
+    rows = rows_of(CASES[name], device, scale=1e3, spread=0.0)
+    # Logarithms of size 5000, of which differences are taken, are rounded by 2.5e-4, and stored so.
+    check(rows, PPOConfig(), 5e-3)
+
+
+@pytest.mark.parametrize("name", ["two heads", "two roles in one", "masks, fewer choices"])
+def test_choices_that_logits_exclude(name, device):
+    rows = rows_of(CASES[name], device, spread=0.0)
+    draws = of_policy(rows)[0]
+    sizes, offset = rows.policy.view.head_sizes, 0
+    for head, size in enumerate(sizes):
+        excluded = (draws[:, head].long() + 1) % size  # never the one that was drawn
+        part = rows.parameters[:, offset : offset + size]
+        part.scatter_(1, excluded[:, None].clamp(min=0), -torch.inf)
+        offset += size
+    assert rows.parameters.isinf().any()
+    check(rows, PPOConfig(), 2e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["two heads", "box, tanh"])
+@pytest.mark.parametrize("what", ["parameters", "values", "log_probs", "old values", "advantages", "returns"])
+def test_an_active_row_that_is_not_finite_is_told(what, name, value, device):
+    """In the figures or gradients, either of which stops the learner, as in those of ``loss`` in torch."""
+    rows = rows_of(CASES[name], device)
+    row = int(rows.rollout.active[:-1].flatten()[rows.places].nonzero()[7])
+    data, place = rows.rollout, int(rows.places[row])
+    if what == "log_probs":
+        value = -value  # a row that was all but impossible
+    if what in ("parameters", "values"):
+        getattr(rows, what)[row] = value
+    else:
+        named = {"old values": data.values[:-1]}
+        (named[what] if what in named else getattr(data, what)).view(-1)[place] = value
+    for normalize in (True, False):
+        found = differentiated(rows, PPOConfig(value_clip=0.4, normalize_advantages=normalize))
+        assert not all(x.isfinite().all() for x in found)
+    others = torch.arange(len(rows.places), device=rows.places.device) != row
+    assert all(x[others].isfinite().all() for x in found[:2])
+
+
+def test_an_agent_without_a_distribution_is_told(device):
+    """A draw of -1, of logits that are NaN."""
+    rows = rows_of(CASES["one head"], device)
+    row = int(rows.rollout.active[:-1].flatten()[rows.places].nonzero()[0])
+    rows.parameters[row] = torch.nan
+    rows.rollout.draws.view(-1)[rows.places[row]] = -1
+    gradients, _, figures = differentiated(rows)
+    assert gradients[row].isnan().all() and figures.isnan().any()
+
+
+def test_rows_of_a_clipped_ratio_move_nothing_and_those_beyond_the_other_bound_do(device):
+    """Ratios of 1/2, 1 and 2 with advantages of either sign, of two equally likely choices; and no advantage."""
+    env = gpu_vecenv.make("cartpole", 7, device, autoreset_mode="next_step")
+    policy, data = Exact(env.game, ("agent",), nn.Identity(), device=env.device), Rollout(env, 1)
+    data.active.fill_(True)
+    ratios = torch.tensor([0.5, 1.0, 2.0, 0.5, 1.0, 2.0, 2.0], device=device)
+    gains = torch.tensor([1.0, 1.0, 1.0, -1.0, -1.0, -1.0, 0.0], device=device)
+    data.log_probs.view(-1)[:] = -torch.log(2 * ratios)
+    data.advantages.view(-1)[:] = gains
+    zeros = torch.zeros(7, 2, device=device)
+    rows = Rows(policy, data, torch.arange(7, device=device), zeros, zeros[:, 0])
+    gradients, _, figures = differentiated(rows, PPOConfig(normalize_advantages=False))
+    moves = torch.tensor([0.5, 1.0, 0.0, 0.0, -1.0, -2.0, 0.0], device=device)
+    # The gradient of a logarithm is half of the difference; logarithms and exponentials are off by an ulp or so.
+    expected = -moves[:, None] * torch.tensor([0.5, -0.5], device=device) / 7
+    torch.testing.assert_close(gradients, expected, rtol=1e-6, atol=1e-7)
+    assert figures[0].item() == pytest.approx(-(0.5 + 1 + 1.2 - 0.8 - 1 - 2 + 0) / 7)
+    assert figures[4].item() == pytest.approx(5 / 7)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_outputs_may_be_strided(name, device):
+    """As those of one product for logits and values are: the same bits."""
+    rows = rows_of(CASES[name], device)
+    both = torch.cat([rows.parameters, rows.values[:, None]], -1)
+    strided = rows._replace(parameters=both[:, :-1], values=both[:, -1])
+    turned = rows._replace(parameters=rows.parameters.T.contiguous().T)
+    expected = differentiated(rows)
+    for other in (strided, turned):
+        assert not (other.parameters.is_contiguous() and other.values.is_contiguous())
+        assert all(x.equal(y) for x, y in zip(differentiated(other), expected, strict=True))
+
+
+def as_of_one_product(rows):
+    """Outputs that lie together, the values behind the parameters, and anything behind them."""
+    count = rows.parameters.shape[1]
+    both = torch.full((len(rows.places), width_of(count)), torch.nan, device=rows.places.device)
+    both[:, :count], both[:, count] = rows.parameters, rows.values
+    return rows._replace(parameters=both[:, :count], values=both[:, count])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_outputs_that_lie_together_do_so_too(name, device):
+    """The same bits."""
+    rows = rows_of(CASES[name], device)
+    expected, found = differentiated(rows), differentiated(as_of_one_product(rows))
+    assert lie_together(*found[:2]) and not lie_together(*expected[:2])
+    assert all(x.equal(y) for x, y in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("order", ["forwards", "backwards"])
+@pytest.mark.parametrize("name", [*CASES, "many choices"])
+def test_lanes_give_the_bits_of_the_host(name, order, monkeypatch):
+    """Rows of a warp that is not whole, too; and logits that shared memory cannot hold."""
+    many = {"num_taggers": 3, "num_runners": 4, "num_neighbors": 2, "acceleration_levels": 40, "turn_levels": 40}
+    case = CASES.get(name, Case("tag_continuous", many, ("runner",)))
+    monkeypatch.setenv("LANES", order)
+    host = rows_of(case, "cpu", normalize_returns=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+        lanes = rows_of(case, "cpu", normalize_returns=True)
+    host, lanes = (Rows(*rows[:2], *(x[:-3] for x in rows[2:])) for rows in (host, lanes))
+    assert len(host.places) % 32 > 0
+    config = PPOConfig(value_clip=0.4)
+    for one, other in ((host, lanes), tuple(map(as_of_one_product, (host, lanes)))):
+        moments = [kernel_of(rows, config).moments(rows.places) for rows in (one, other)]
+        assert moments[0].equal(moments[1])
+        for x, y in zip(differentiated(one, config), differentiated(other, config), strict=True):
+            assert x.equal(y)
+
+
+@pytest.mark.parametrize("chunk", [1, 37])
+def test_parts_of_a_minibatch_add_up(chunk, device):
+    rows = rows_of(CASES["two heads"], device)
+    *expected, figures = differentiated(rows)
+    kernel = kernel_of(rows, PPOConfig())
+    moments, total = kernel.moments(rows.places), torch.zeros_like(figures)
+    for start in range(0, len(rows.places), chunk):
+        places, parameters, values = (x[start : start + chunk] for x in rows[2:])
+        *gradients, part = kernel(places, moments, parameters, values)
+        total += part
+        for found, whole in zip(gradients, expected, strict=True):
+            assert found.equal(whole[start : start + chunk])
+    # Sums of 800 numbers, of size 3 / 640 each, in another order.
+    torch.testing.assert_close(total, figures, rtol=0, atol=800 * 4 * 2.0**-24)
+
+
+def test_moments_are_those_of_the_active_rows(device):
+    rows = rows_of(CASES["two heads"], device)
+    rows.rollout.advantages += 1e4  # the mean square is then nearly the squared mean
+    kept = rows.rollout.advantages.flatten()[rows.places].double()
+    kept = kept[~kept.isnan()]
+    count, total, squares = kernel_of(rows, PPOConfig()).moments(rows.places).tolist()
+    assert count == len(kept) < len(rows.places)
+    assert total == pytest.approx(kept.sum().item(), rel=1e-14)
+    # The variance, 1, is a difference of numbers of size 1e8, each off by some 1e-16 of itself.
+    variance = squares / count - (total / count) ** 2
+    assert variance == pytest.approx(kept.var(correction=0).item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("rounding", [0.0, 1e-15])
+def test_advantages_that_do_not_differ_move_no_policy(rounding, device):
+    """Their variance, a difference of sums that were rounded, may come out as less than 0."""
+    rows, constant = rows_of(CASES["two heads"], device), np.float32(0.1).item()
+    rows.rollout.advantages[rows.rollout.active[:-1]] = constant
+    kernel = kernel_of(rows, PPOConfig())
+    count, total, squares = kernel.moments(rows.places)
+    assert total / count == constant  # a sum of some 640 equal floats is exact in float64
+    moments = torch.stack([count, total, squares * (1 - rounding)])
+    gradients, _, figures = kernel(rows.places, moments, rows.parameters, rows.values)
+    assert figures[0] == 0 and figures.isfinite().all() and gradients.isfinite().all()
+
+
+def test_a_policy_of_one_role_reads_a_whole_batch_where_it_lies(device):
+    """The same bits as from gathered rows."""
+    results = []
+    for gathers in (False, True):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            rows = rows_of(CASES["one head"], device)
+            view = rows.policy.view
+            network = default_network(view, (16,))
+        policy = Policy(rows.rollout.env.game, ("agent",), network, device=rows.rollout.env.device)
+        rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
+        config = PPOConfig(num_steps=TICKS, num_minibatches=1, chunk_rows=80, hidden_sizes=(16,))
+        learner = Learner(policy, config, rows.rollout, seed=0, world=World(), memory=None)
+        assert learner.in_order and learner.obs.data_ptr() == rows.rollout.obs.data_ptr()
+        learner.in_order = not gathers
+        seen = []
+        network.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].data_ptr()))
+        learner.update(0.0, 0)
+        lies = [learner.obs[start:].data_ptr() for start in (0, 80, 160)] * config.num_epochs
+        assert len(seen) == len(lies) and [own == place for own, place in zip(seen, lies, strict=True)] == [
+            not gathers
+        ] * len(lies)
+        results.append([*policy.parameters()])
+    assert all(x.equal(y) for x, y in zip(*results, strict=True))
+
+
+class Half(nn.Module):
+    """Only its values, or only its logits, can learn."""
+
+    def __init__(self, which):
+        super().__init__()
+        self.which, self.weight = which, nn.Parameter(torch.ones(4))
+
+    def forward(self, obs):
+        number, constant = (obs * self.weight).sum(-1), (obs * self.weight.detach()).sum(-1)
+        logits, values = (number, constant) if self.which == "logits" else (constant, number)
+        return torch.stack([logits, -logits], -1), values
+
+
+@pytest.mark.parametrize("which", ["logits", "values"])
+def test_a_network_may_learn_one_of_its_outputs_alone(which, device):
+    rows = rows_of(CASES["one head"], device)
+    policy = Policy(rows.rollout.env.game, ("agent",), Half(which), device=rows.rollout.env.device)
+    rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
+    config = PPOConfig(num_steps=TICKS, num_epochs=1)
+    learner = Learner(policy, config, rows.rollout, seed=0, world=World(), memory=None)
+    learner.update(0.0, 0)
+    assert policy.network.weight.isfinite().all() and policy.network.weight.ne(1).all()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda p, v: (p, v[:, None]), lambda p, v: (p[:, :-1], v), lambda p, v: (p[:-1], v[:-1])]
+)
+def test_outputs_of_other_shapes_are_refused(change, device):
+    rows = rows_of(CASES["two heads"], device)
+    kernel = kernel_of(rows, PPOConfig())
+    outputs = change(rows.parameters, rows.values)
+    with pytest.raises(ConfigError, match=r"network of runner gives shapes .*; expected .*\(800, 9\), \(800,\)"):
+        kernel(rows.places, kernel.moments(rows.places), *outputs)

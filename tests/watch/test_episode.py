@@ -1,0 +1,208 @@
+"""One episode as arrays: that it is the one the replica plays, and what stands at which index."""
+
+import numpy as np
+import pytest
+import torch
+from games.crew import Crew
+from games.painter import Painter
+from games.script import Script
+from torch import nn
+
+import gpu_vecenv
+from gpu_vecenv import GamePolicy
+from gpu_vecenv.declare.env import Field, i32
+from gpu_vecenv.envs.tag_gridworld import TagGridworld
+from gpu_vecenv.errors import ConfigError, InvalidSeedError, NonFiniteError
+from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.policy import Policy, RoleView, default_network
+
+ALWAYS = {"obs", "active", "actions", "rewards", "terminations", "truncations"}
+# Runners leave one by one, so that some agents are inactive in a running episode; two action heads.
+LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
+LEAVING |= {"num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
+# Shorter than the ticks between two looks at the device, just as long, and longer; Boxes; masks; images.
+CASES = {
+    "leaving": ("tag_continuous", LEAVING, ["position", "in_game"]),
+    "one agent": ("cartpole", {}, ["angle"]),
+    "16 ticks": ("pendulum", {"max_steps": 16}, ["angle", "velocity"]),
+    "17 ticks": ("pendulum", {"max_steps": 17}, ["velocity"]),
+    "masks": (Crew, {}, []),
+    "images": (Painter, {}, []),
+}
+
+
+def made(case, device, num_envs=5, **arguments):
+    game, config, fields = CASES[case]
+    return gpu_vecenv.make(game, num_envs, device, **arguments, **config), fields
+
+
+def policies_of(env, **settings):
+    """Role -> a policy whose choices are far from even."""
+    policies = {}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for role, count in env.game.roles.items():
+            if count:
+                network = default_network(RoleView(env.game, (role,)), (8,))
+                for p in network.parameters():
+                    nn.init.normal_(p)
+                policies[role] = Policy(env.game, (role,), network, device=env.device, **settings)
+    return policies
+
+
+def equal(one, other):
+    return one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_episode_is_the_one_that_the_replica_plays(case, device):
+    env, fields = made(case, device, autoreset_mode="disabled")
+    found = gpu_vecenv.rollout(env, None, 3, fields, seed=9)
+    assert found.keys() == ALWAYS | set(fields)
+    obs, info = env.reset(seed=9)
+    ticks = len(found["rewards"])
+    for t in range(ticks + 1):
+        now = {"obs": obs, "active": info["active"], **{name: env.state[name] for name in fields}}
+        for name, tensor in now.items():
+            assert (found[name][t] == tensor[3].cpu().numpy()).all(), (name, t)
+        assert bool(info["active"][3].any()) == (t < ticks)
+        if t == ticks:
+            break
+        actions = env.sample_actions()
+        obs, rewards, terminations, truncations, info = env.step(actions)
+        done = {"actions": actions, "rewards": rewards, "terminations": terminations, "truncations": truncations}
+        for name, tensor in done.items():
+            assert (found[name][t] == tensor[3].cpu().numpy()).all(), (name, t)
+    for name, array in found.items():
+        assert len(array) == ticks + (name not in done)
+        assert array.dtype == (now | done)[name].cpu().numpy().dtype and array.shape[1:] == (now | done)[name].shape[1:]
+
+
+def test_replicas_and_seeds_play_other_episodes(device):
+    env, _ = made("leaving", device)
+    first = gpu_vecenv.rollout(env)
+    assert equal(first, gpu_vecenv.rollout(env, None, 0, seed=1))
+    for other in (gpu_vecenv.rollout(env, replica=1), gpu_vecenv.rollout(env, replica=10**12)):
+        assert not (first["obs"][0] == other["obs"][0]).all()
+    assert not (first["obs"][0] == gpu_vecenv.rollout(env, seed=2)["obs"][0]).all()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"autoreset_mode": "next_step"}, {"first_replica": 100}, {"rows": True}, {"num_envs": 1}, {"validate": "sync"}],
+)
+def test_any_environment_serves_as_a_pattern_and_rests(arguments, device):
+    plain, fields = made("leaving", device)
+    other, _ = made("leaving", device, **arguments)
+    other.reset(seed=4)
+    before = other.state_dict()
+    same = 2 + arguments.get("first_replica", 0)
+    assert equal(gpu_vecenv.rollout(other, None, 2, fields), gpu_vecenv.rollout(plain, None, same, fields))
+    assert all((other.state_dict()[name] == tensor).all() for name, tensor in before.items())
+
+
+def test_a_shared_field_comes_once_and_as_it_is_now(device):
+    env = gpu_vecenv.make("simple_spread", 3, device, curriculum=True)
+    calm = gpu_vecenv.rollout(env, None, 0, ["curriculum_stage", "position"])
+    env.state["curriculum_stage"].fill_(1)
+    found = gpu_vecenv.rollout(env, None, 0, ["curriculum_stage", "position"])
+    assert found["curriculum_stage"].shape == () and found["curriculum_stage"] == 1 and calm["curriculum_stage"] == 0
+    assert (found["position"] == calm["position"]).all()
+    found["curriculum_stage"][...] = 7
+    assert int(env.state["curriculum_stage"]) == 1
+
+
+# Who acts
+
+
+@pytest.mark.parametrize("case", ["leaving", "masks", "images"])
+@pytest.mark.parametrize("greedy", [False, True])
+def test_policies_play_as_evaluation_has_them(case, greedy, device):
+    env, _ = made(case, device)
+    players = policies_of(env)
+    found = gpu_vecenv.rollout(env, players, greedy=greedy, seed=6)
+    assert equal(found, gpu_vecenv.rollout(env, GamePolicy(env.game, players), greedy=greedy, seed=6))
+    figures = evaluate(env, players, 1, greedy=greedy, seed=6)
+    assert figures["episode_length"] == len(found["rewards"])
+    for role, where in env.game.role_slices.items():
+        # evaluation sums in float32
+        assert found["rewards"][:, where].sum(0).mean() == pytest.approx(figures[f"return_{role}"], rel=1e-5, abs=1e-5)
+
+
+def test_roles_are_played_by_policies_scripts_and_chance(device):
+    env = gpu_vecenv.make(Script, 3, device, num_leads=2, num_others=2)
+    found = gpu_vecenv.rollout(env, {"lead": lambda obs: obs[..., 0].int() + 1, "other": None}, fields=["said"])
+    assert (found["actions"][:, :2] == [2, 3]).all() and len(np.unique(found["actions"][:, 2:])) > 1
+    assert (found["said"][1:] == found["actions"]).all()
+    assert (found["actions"][:, 2:] == gpu_vecenv.rollout(env)["actions"][:, 2:]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_function_sees_and_moves_all_agents(dtype, device):
+    """It gives the same tensor at every tick, with other numbers."""
+    env = gpu_vecenv.make(Script, 3, device, num_leads=2, num_others=3)
+    given, seen = torch.zeros(1, 5, dtype=dtype, device=device), []
+
+    def act(obs):
+        assert not torch.is_grad_enabled()
+        seen.append(obs.cpu().numpy())
+        given[:] = (torch.arange(5, device=device) + len(seen)) % 4
+        return given
+
+    found = gpu_vecenv.rollout(env, act, fields=["said"])
+    ticks = len(found["actions"])
+    assert (np.concatenate(seen)[:ticks] == found["obs"][:-1]).all() and seen[0].shape == (1, 5, 6)
+    expected = (np.arange(5) + 1 + np.arange(ticks)[:, None]) % 4
+    assert (found["actions"] == expected).all() and found["actions"].dtype == np.int32
+    assert (found["said"][1:] == expected).all()
+
+
+def test_a_function_may_be_a_game_policy_that_somebody_calls(device):
+    env, _ = made("leaving", device)
+    policy = GamePolicy(env.game, policies_of(env))
+    found = gpu_vecenv.rollout(env, lambda obs: policy(obs))  # greedy by default
+    assert equal(found, gpu_vecenv.rollout(env, policy, greedy=True))
+
+
+# Refusals
+
+
+class Named(TagGridworld):
+    """A game with a field that is called like what a tick gives."""
+
+    source = TagGridworld.source_path()
+    state = (*TagGridworld.state, Field("rewards", i32))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"env": "tag_gridworld"}, TypeError, ["env is a str", "VecEnv", "vec_env"]),
+        ({"policy": 3}, TypeError, ["policy is a int", "GamePolicy", "None"]),
+        ({"policy": {"tagger": None}}, ConfigError, ["players are for ['tagger']", "['tagger', 'runner']"]),
+        ({"replica": -1}, ValueError, ["replica is -1"]),
+        ({"replica": 1.0}, TypeError, ["replica is 1.0"]),
+        ({"fields": "cell"}, TypeError, ["fields is 'cell'", "('cell',)"]),
+        ({"fields": ["cel"]}, ConfigError, ["no state field 'cel'", "cell"]),
+        ({"env": Named, "fields": ["rewards"]}, ConfigError, ["'rewards' is called like", "another name"]),
+        ({"seed": -1}, InvalidSeedError, ["seed is -1"]),
+        ({"policy": lambda obs: obs}, TypeError, ["actions have dtype torch.float32"]),
+        ({"policy": lambda obs: torch.zeros(1, 4, dtype=torch.int32)}, ValueError, ["(1, 4)", "expected (1, 5)"]),
+        ({"policy": lambda obs: [0] * 5}, TypeError, ["actions are a list"]),
+        ({"policy": lambda obs: torch.full((1, 5), 9)}, NonFiniteError, ["an action that its role lacks"]),
+    ],
+)
+def test_what_gives_no_episode_is_refused(arguments, error, words):
+    pattern = arguments.get("env", TagGridworld)
+    env = pattern if isinstance(pattern, str) else gpu_vecenv.make(pattern, 2, "cpu")
+    with pytest.raises(error) as refusal:
+        gpu_vecenv.rollout(**{**arguments, "env": env})
+    assert all(word in str(refusal.value) for word in words), refusal.value
+
+
+def test_a_policy_that_gives_nan_is_refused(device):
+    env, _ = made("leaving", device)
+    players = policies_of(env)
+    next(players["runner"].network.parameters()).data.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="a policy gives NaN"):
+        gpu_vecenv.rollout(env, players)

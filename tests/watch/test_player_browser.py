@@ -1,0 +1,509 @@
+"""The page that plays films, in a real browser: headless Chromium, driven by Playwright."""
+
+import math
+import os
+import shutil
+
+import numpy as np
+import pytest
+from films import chase, film, played
+
+from gpu_vecenv.declare.drawing import BLACK, BLUE, GOLD, GREEN, RED, Circle, Drawing, Line, Polygon, discs
+from gpu_vecenv.watch.player import STEPS, page
+
+CHROMIUM = shutil.which("chromium")
+try:
+    from playwright import sync_api
+except ImportError:
+    sync_api = None
+if "chromium" not in os.environ.get("GPU_VECENV_REQUIRED", "").split():
+    if sync_api is None:
+        pytest.skip("the Python package playwright is missing", allow_module_level=True)
+    if CHROMIUM is None:
+        pytest.skip("no chromium on PATH", allow_module_level=True)
+
+# It runs as root in containers without a GPU, and shall not talk to anybody by itself.
+ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking".split()
+ARGUMENTS += "--disable-component-update --disable-sync".split()
+PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 3, "has_touch": True}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+
+
+@pytest.fixture(scope="module")
+def window(browser):
+    """Makes windows of a kind; those of one kind are one, for a new one takes as long as a test."""
+    made = {}
+
+    def of_kind(**kind):
+        if repr(kind) not in made:
+            made[repr(kind)] = browser.new_context(**kind)
+        return made[repr(kind)]
+
+    return of_kind
+
+
+@pytest.fixture
+def show(window, tmp_path):
+    """Opens films in a window, still at first. No page may ask anything of a network or complain."""
+    said, asked, opened, files = [], [], [], []
+
+    def open_films(*films, title="films", reduced_motion="reduce", **kind):
+        files.append(tmp_path / f"page{len(files)}.html")
+        files[-1].write_text(page(films, title), encoding="utf-8")
+        tab = window(reduced_motion=reduced_motion, **kind).new_page()
+        opened.append(tab)
+        tab.on("console", lambda message: said.append(message.text))
+        tab.on("pageerror", lambda error: said.append(str(error)))
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.goto(files[-1].as_uri())
+        wait(tab, "window.player")
+        return tab
+
+    yield open_films
+    for tab in opened:
+        tab.close()
+    assert said == [] and [url for url in asked if not url.startswith("data:")] == [file.as_uri() for file in files]
+
+
+@pytest.fixture(scope="module")
+def hunt():
+    return chase(60, 2, 8, title="hunt")
+
+
+def wait(tab, condition):
+    tab.wait_for_function(f"() => {condition}")  # a function: the page's policy forbids to evaluate a string
+
+
+def player(tab, expression):
+    return tab.evaluate(f"window.player.{expression}")
+
+
+def text(tab, selector):
+    return tab.locator(selector).inner_text()
+
+
+def check_drawn(drawing, shapes):
+    """What the page draws, in the game's units, is the drawing within half a step of a pixel."""
+    near = 0.5 / STEPS / drawing.scale * (1 + 1e-6)  # 1e-6: the arithmetic of both sides
+    assert len(shapes) == len(drawing.shapes)
+    for shape, seen in zip(drawing.shapes, shapes, strict=True):
+        assert seen["kind"] == type(shape).__name__.lower() and tuple(seen["colour"]) == shape.colour
+        if isinstance(shape, Circle):
+            assert seen["agent"] == shape.agent
+            assert seen["x"] == pytest.approx(shape.x, abs=near) and seen["y"] == pytest.approx(shape.y, abs=near)
+            assert seen["radius"] == pytest.approx(shape.radius, abs=near)
+        else:
+            assert np.abs(np.subtract(seen["points"], shape.points)).max() <= near
+        if isinstance(shape, Line):
+            assert seen["width"] == pytest.approx(shape.width, abs=near)
+
+
+def colour(tab, x, y, canvas=0):
+    """The canvas's colour at shares of its width and height."""
+    return tuple(
+        tab.evaluate(
+            """([x, y, canvas]) => {
+                const found = document.querySelectorAll("canvas")[canvas];
+                const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+                pixel.drawImage(found, -Math.floor(x * found.width), -Math.floor(y * found.height));
+                return [...pixel.getImageData(0, 0, 1, 1).data].slice(0, 3);
+            }""",
+            [x, y, canvas],
+        )
+    )
+
+
+# ---------------------------------------------------------------------- what is seen
+
+
+def test_drawn_positions_are_those_of_the_simulation(show, device):
+    given = played("tag_continuous", device, 40, num_taggers=2, num_runners=6, tagging_distance=0.1, max_steps=40)
+    tab = show(given)
+    assert player(tab, "ticks") == len(given.drawings) - 1
+    for tick in range(len(given.drawings)):
+        player(tab, f"seek({tick})")
+        check_drawn(given.drawings[tick], player(tab, "shapes(0)"))
+    bodies = {shape["agent"] for shape in player(tab, "shapes(0)") if shape.get("agent") is not None}
+    assert bodies == set(range(8)), "discs of tag belong to its agents"
+    leaving = [event["tick"] for event in player(tab, "events")]
+    assert leaving == sorted({tick + 1 for tick in np.flatnonzero((given.active[:-1] & ~given.active[1:]).any(1))})
+
+
+def test_pictures_on_the_canvas_are_the_drawings(show):
+    shapes = [
+        Polygon([(0, 0), (50, 0), (50, 50), (0, 50)], GREEN),
+        Line([(60, 10), (90, 10), (90, 40)], 6, BLACK),
+        Circle(75, 75, 10, RED),
+        Circle(25, 75, 10, BLUE, 0),
+    ]
+    later = Drawing((0, 100, 0, 200), shapes, 400, 300, (1, 2, 3))
+    tab = show(film([Drawing((0, 100, 0, 100), shapes, 300, 300, (250, 240, 230)), later]))
+    seen = {(0.25, 0.75): GREEN, (0.75, 0.9): BLACK, (0.9, 0.65): BLACK, (0.75, 0.25): RED, (0.25, 0.25): BLUE}
+    assert {at: colour(tab, *at) for at in seen} == seen
+    assert colour(tab, 0.5, 0.25) == colour(tab, 0.99, 0.01) == (250, 240, 230)
+    player(
+        tab, "seek(1)"
+    )  # 400 x 300 pixels in a square: 75 of 100 are seen in height, of which the drawing is 37.5 wide
+    assert colour(tab, 0.5 - 0.25 * 0.375, 0.5 + 0.75 * (0.5 - 75 / 200)) == BLUE
+    assert colour(tab, 0.02, 0.5) == (1, 2, 3)
+    check_drawn(later, player(tab, "shapes(0)"))
+
+
+def test_the_canvas_has_the_pixels_of_the_screen(show, hunt):
+    tab = show(hunt, **PHONE)
+    box = tab.locator("canvas").bounding_box()
+    size = tab.evaluate("[document.querySelector('canvas').width, document.querySelector('canvas').height]")
+    assert size == [round(3 * box["width"]), round(3 * box["height"])] and box["width"] == box["height"] > 280
+
+
+# ---------------------------------------------------------------------- playing
+
+
+def test_it_plays_and_stops_at_the_end(show, hunt):
+    tab = show(hunt, reduced_motion="no-preference")  # plays by itself
+    wait(tab, "window.player.tick > 2")
+    tab.locator("#play").click()
+    tick = player(tab, "tick")
+    assert player(tab, "playing") is False and tab.locator("#play").get_attribute("aria-label") == "Play"
+    tab.locator("#speed").select_option("8")
+    tab.locator("#play").click()
+    assert tab.locator("#play").get_attribute("aria-label") == "Pause"
+    wait(tab, "!window.player.playing")
+    assert player(tab, "tick") == 60 > tick and text(tab, "#clock").split() == ["tick", "60", "/", "60"]
+    tab.locator("#play").click()  # from the start again
+    wait(tab, "window.player.tick > 0 && window.player.tick < 60")
+
+
+def test_a_loop_goes_on(show):
+    tab = show(chase(4, 1, 2))
+    tab.locator("#loop").click()
+    tab.evaluate("window.seen = new Set(); window.turns = 0; window.player.play()")
+    tab.wait_for_function(
+        """() => {
+            const tick = window.player.tick;
+            if (tick < window.last) window.turns += 1;
+            window.last = tick;
+            return window.turns > 1;
+        }"""
+    )
+    assert player(tab, "playing") and tab.locator("#loop").get_attribute("aria-pressed") == "true"
+
+
+def test_to_play_again_is_not_to_play_twice(show, hunt):
+    tab = show(hunt)
+    asked = tab.evaluate(
+        """async () => {
+            const original = window.requestAnimationFrame.bind(window);
+            let asked = 0;
+            window.requestAnimationFrame = (act) => {
+                asked += 1;
+                return original(act);
+            };
+            for (let i = 0; i < 5; i++) {
+                window.player.play();
+                window.player.pause();
+            }
+            window.player.play();
+            for (let i = 0; i < 12; i++) await new Promise(original);
+            return asked;
+        }"""
+    )
+    assert 10 <= asked <= 6 + 12, "six to begin, then one a frame"
+
+
+def test_who_wants_less_motion_is_not_shown_any_unasked(show, hunt):
+    tab = show(hunt)
+    assert player(tab, "playing") is False and player(tab, "tick") == 0
+
+
+def test_the_bar_scrubs(show, hunt):
+    tab = show(hunt)
+    scrub = tab.locator("#scrub")
+    box = scrub.bounding_box()
+    middle = box["y"] + box["height"] / 2
+    tab.mouse.move(box["x"] + box["width"] / 2, middle)
+    tab.mouse.down()
+    assert player(tab, "tick") == 30
+    tab.mouse.move(box["x"] + box["width"], middle)
+    tab.mouse.up()
+    assert player(tab, "tick") == 60
+    check_drawn(hunt.drawings[60], player(tab, "shapes(0)"))
+    scrub.fill("17")
+    assert player(tab, "tick") == 17 and scrub.get_attribute("aria-valuetext") == "tick 17 of 60"
+    player(tab, "seek(-5)")
+    assert player(tab, "tick") == 0
+    player(tab, "seek(1e9)")
+    assert player(tab, "tick") == 60
+
+
+def test_a_click_on_a_plot_goes_to_its_tick(show, hunt):
+    tab = show(hunt)
+    axis = tab.locator(".plot .axis").first
+    box = tab.locator(".plot svg").first.bounding_box()
+    left = float(axis.get_attribute("x1"))
+    right = float(axis.get_attribute("x2"))
+    tab.mouse.click(box["x"] + left + (right - left) / 3, box["y"] + 40)
+    assert player(tab, "tick") == 20
+
+
+def test_keys(show, hunt):
+    tab = show(hunt)
+
+    def press(keys, expression):
+        for key in keys.split():
+            tab.keyboard.press(key)
+        return player(tab, expression)
+
+    assert press("ArrowRight ArrowRight ArrowRight ArrowLeft", "tick") == 2
+    assert press("Shift+ArrowRight", "tick") == 12
+    assert press("End", "tick") == 60
+    assert press("Home", "tick") == 0
+    events = sorted({event["tick"] for event in player(tab, "events")})
+    assert press("e e", "tick") == events[1]
+    assert press("Shift+E", "tick") == events[0]
+    assert press("+ +", "speed") == 4 and press("-", "speed") == 2 and tab.locator("#speed").input_value() == "2"
+    assert press("l", "loop") is True and press("l", "loop") is False
+    assert press("t", "trails") is True
+    assert press("f", "followed") == "tagger_0" and press("f", "followed") == "tagger_1"
+    assert press("Shift+F", "followed") == "tagger_0"
+    assert press("Escape", "followed") is None and player(tab, "zoom") == 1
+    assert press("z z", "zoom") == pytest.approx(2) and press("Shift+Z", "zoom") == pytest.approx(math.sqrt(2))
+    assert press("Space", "playing") is True and press("Space", "playing") is False
+    tab.keyboard.press("?")
+    assert tab.locator("#keys").is_visible() and "play or pause" in text(tab, "#keys")
+    tick = player(tab, "tick")
+    assert press("ArrowRight", "tick") == tick, "the panel has the keys"
+    tab.keyboard.press("Escape")
+    assert not tab.locator("#keys").is_visible()
+    tab.locator("#speed").focus()
+    assert press("ArrowRight", "tick") == tick, "a list keeps its keys"
+    tab.locator("#play").focus()
+    assert press("Space", "playing") is True, "pressed once, not twice"
+
+
+# ---------------------------------------------------------------------- agents, events, plots
+
+
+def test_following_keeps_an_agent_in_the_middle(show):
+    def lanes(tick):  # three agents, each on its own
+        places = [(10 + tick, 20), (90 - 2 * tick, 50), (50, 80 + tick)]
+        return [Circle(*places[i], 3, (RED, BLUE, GREEN)[i], i) for i in range(3)]
+
+    active, rewards = np.ones((11, 3), bool), np.arange(30, dtype=np.float32).reshape(10, 3)
+    active[4:, 1] = False
+    drawings = [Drawing((0, 100, 0, 100), lanes(tick)) for tick in range(11)]
+    drawings[10] = Drawing((0, 100, 0, 100), lanes(9)[:1])  # where others were last
+    tab = show(film(drawings, {"left": 1, "right": 2}, active=active, rewards=rewards))
+    box = tab.locator("canvas").bounding_box()
+    tab.mouse.click(box["x"] + 0.9 * box["width"], box["y"] + 0.5 * box["height"])
+    assert player(tab, "followed") == "right_0" and player(tab, "zoom") == 4
+    assert tab.locator("#follow").input_value() == "right_0"
+    for tick in range(10):
+        player(tab, f"seek({tick})")
+        assert colour(tab, 0.5, 0.5) == BLUE and colour(tab, 0.5, 0.7) == (255, 255, 255)
+        assert ("not active" in text(tab, ".badge")) == (tick >= 4)
+    assert text(tab, ".badge") == f"right_0 · reward so far {written(rewards[:9, 1].sum())} · not active"
+    assert text(tab, ".legend >> nth=0").split()[-2:] == ["right_0", written(rewards[:9, 1].sum())]
+    player(tab, "seek(10)")
+    assert colour(tab, 0.5, 0.5) == (255, 255, 255)
+    tab.locator("#follow").select_option("left_0")
+    assert colour(tab, 0.5, 0.5) == RED and player(tab, "zoom") == 4
+    tab.locator("#follow").select_option("")
+    assert player(tab, "followed") is None and player(tab, "zoom") == 1 and tab.locator(".badge").is_hidden()
+
+
+def written(value):
+    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
+
+
+def test_trails_show_where_agents_come_from(show):
+    drawings = [Drawing((0, 100, 0, 100), [Circle(5 + 3 * tick, 50, 2, RED, 0)]) for tick in range(31)]
+    drawings[30] = Drawing((0, 100, 0, 100), [Circle(50, 95, 2, RED, 0)])  # a jump is no way
+    tab = show(film(drawings, {"walker": 1}))
+    player(tab, "seek(29)")
+    assert colour(tab, 0.8, 0.5) == colour(tab, 0.2, 0.5) == (255, 255, 255)
+    tab.locator("#trails").click()
+    near, far = colour(tab, 0.8, 0.5), colour(tab, 0.2, 0.5)
+    assert RED[1] < near[1] < far[1] < 255 and near[0] > 200, "red, and fading"
+    player(tab, "seek(30)")
+    assert colour(tab, 0.71, 0.275) == (255, 255, 255), "half way"
+
+
+def test_events_are_listed_marked_and_lead_to_their_ticks(show):
+    active = np.ones((11, 4), bool)
+    active[4:, 1] = active[6:, 2] = active[6:, 3] = False
+    active[8:, 3] = True
+    active[10] = False
+    flags = {"active": active, "terminations": np.zeros((10, 4), bool), "truncations": np.zeros((10, 4), bool)}
+    flags["terminations"][3, 1] = flags["terminations"][9, 0] = flags["truncations"][9, 3] = True
+    drawings = [Drawing((0, 9, 0, 9), discs(np.ones((4, 2)), 1, RED, range(4)))] * 11
+    tab = show(film(drawings, {"cat": 1, "mouse": 3}, **flags))
+    assert [(event["tick"], event["text"]) for event in player(tab, "events")] == [
+        (4, "mouse_0 left"),
+        (6, "mouse_1 and mouse_2 left"),
+        (8, "mouse_2 came back"),
+        (10, "the episode ended: 1 terminated, 1 truncated (2 agents)"),
+    ]
+    rows = tab.locator("#events-list button")
+    assert [rows.nth(i).get_attribute("aria-label") for i in (0, 1)] == [
+        "mouse_0 left at tick 4",
+        "mouse_1 and mouse_2 left at tick 6",
+    ]
+    rows.nth(2).click()
+    assert player(tab, "tick") == 8 and rows.nth(2).get_attribute("aria-current") == "true"
+    marks = tab.evaluate("[...document.querySelectorAll('#marks i')].map((mark) => mark.style.left)")
+    assert marks == ["40%", "60%", "80%", "100%"]
+
+
+def test_a_long_list_of_events_is_cut(show):
+    active = np.arange(602)[:, None] % 2 == np.arange(2)
+    drawings = [Drawing((0, 9, 0, 9), [])] * 602
+    tab = show(film(drawings, {"agent": 2}, active=active))
+    assert tab.locator("#events-list li").count() == 200
+    assert len(player(tab, "events")) == 1202 and "1,002 later ones" in text(tab, "#events-more")
+
+
+def test_plots_say_rewards_and_active_agents_of_the_tick(show, hunt):
+    tab = show(hunt)
+    player(tab, "seek(33)")
+    sums = [hunt.rewards[:33, who].sum(0).mean() for who in (slice(0, 2), slice(2, 10))]
+    counts = [hunt.active[33, :2].sum(), hunt.active[33, 2:].sum()]
+    legends = [text(tab, f".legend >> nth={i}").split() for i in (0, 1)]
+    assert legends[0] == ["tagger", written(sums[0]), "runner", written(sums[1])]
+    assert legends[1] == ["tagger", str(counts[0]), "runner", str(counts[1])] and counts[1] < 8
+    captions = tab.locator(".plot figcaption").all_inner_texts()
+    assert captions == [
+        "Reward so far mean per agent of the role, summed since tick 0",
+        "Active agents number in each role",
+    ]
+
+
+def test_rewards_that_are_no_numbers_leave_gaps(show):
+    rewards = np.array([[1], [np.nan], [1]], np.float32)
+    tab = show(film([Drawing((0, 1, 0, 1), [])] * 4, rewards=rewards))
+    player(tab, "seek(3)")
+    assert text(tab, ".legend").split() == ["agent", "\N{EN DASH}"]
+    assert "NaN" not in tab.locator(".plot .curve").get_attribute("d")
+
+
+# ---------------------------------------------------------------------- several films, one agent, windows
+
+
+def test_films_play_in_step(show, hunt):
+    short = chase(20, 1, 3, seed=4, title="short", facts={"seed": "8"})
+    tab = show(hunt, short, title="two")
+    assert player(tab, "ticks") == 60 and tab.locator(".film canvas").count() == 2
+    left, right = (tab.locator(".film").nth(i).bounding_box() for i in (0, 1))
+    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
+    for tick in (7, 50):
+        player(tab, f"seek({tick})")
+        check_drawn(hunt.drawings[tick], player(tab, "shapes(0)"))
+        check_drawn(short.drawings[min(tick, 20)], player(tab, "shapes(1)"))
+    assert text(tab, ".film >> nth=1").startswith("short\nended at tick 20") and "ended" not in text(
+        tab, ".film >> nth=0"
+    )
+    tab.locator("#follow").select_option("runner_7")  # only the first film has it
+    assert tab.locator(".badge >> visible=true").count() == 1
+    assert {event["film"] for event in player(tab, "events")} == {0, 1}
+    tab.locator("#about summary").click()
+    assert text(tab, "#facts").split() == ["hunt", "short", "seed", "7", "8"]
+
+
+def test_a_game_of_one_agent_has_no_controls_of_many(show):
+    tab = show(played("cartpole", "cpu", 30, title="CartPole"))
+    hidden = ["#follow", "#trails", ".badge"]
+    assert [tab.locator(name).is_visible() for name in hidden] == [False] * 3
+    assert tab.locator(".plot").count() == 1 and text(tab, ".plot figcaption") == "Reward so far summed since tick 0"
+    for key in "ft":
+        tab.keyboard.press(key)
+    assert player(tab, "followed") is None and player(tab, "trails") is False
+    assert [event["text"] for event in player(tab, "events")] == ["the episode ended: terminated"]
+
+
+def test_control_and_the_wheel_zoom_where_the_pointer_is(show, hunt):
+    tab = show(hunt)
+    box = tab.locator("canvas").bounding_box()
+    before = colour(tab, 0.25, 0.25)
+    tab.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] / 4)
+    tab.mouse.wheel(0, -100)
+    assert player(tab, "zoom") == 1, "the wheel alone scrolls"
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -200)
+    tab.keyboard.up("Control")
+    wait(tab, "window.player.zoom > 1")
+    assert colour(tab, 0.25, 0.25) == before
+    tab.locator("#zoom-out").click(click_count=4)
+    assert player(tab, "zoom") == 1 and tab.locator("#zoom-out").is_disabled()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_light_or_dark_and_the_picture_as_the_game_gives_it(show, scheme):
+    drawings = [Drawing((0, 9, 0, 9), [Circle(1, 1, 1, GOLD, 0), Circle(5, 5, 1, BLACK, 1)])] * 2
+    tab = show(film(drawings, {"bright": 1, "dim": 1}), color_scheme=scheme)
+    colours = tab.evaluate(
+        "['backgroundColor', 'color'].map((name) => getComputedStyle(document.body)[name].match(/\\d+/g).map(Number))"
+    )
+    back, text_ = (sum(parts) for parts in colours)
+    assert (back > 600 and text_ < 200) if scheme == "light" else (back < 100 and text_ > 600)
+    assert colour(tab, 0.005, 0.5) == (255, 255, 255)
+    # Curves stand out from the panel, 3 : 1 as WCAG 2 asks of graphics.
+    panel = (255, 255, 255) if scheme == "light" else (25, 30, 38)
+    for stroke in tab.evaluate("[...document.querySelectorAll('.curve')].map((curve) => curve.getAttribute('stroke'))"):
+        bright, dim = sorted((luminance(panel), luminance([int(part) for part in stroke[4:-1].split()])), reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= 3
+
+
+def luminance(colour):
+    """Relative luminance, of WCAG 2: https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
+    shares = [part / 255 for part in colour]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return float(np.dot(linear, [0.2126, 0.7152, 0.0722]))
+
+
+@pytest.mark.parametrize("width", [320, 360, 768])
+def test_nothing_is_wider_than_a_phone(show, hunt, width):
+    others = [chase(5, 1, 1, facts={"digest": f"{i}" * 40}, title="title" * i) for i in range(5)]
+    tab = show(hunt, *others, title="word" * 40, viewport={"width": width, "height": 740})
+    tab.locator("#about summary").click()
+    assert tab.evaluate("document.documentElement.scrollWidth") == width
+    bar = tab.locator("#playback").bounding_box()
+    assert bar["y"] + bar["height"] <= 740 and bar["height"] < 130, "the bar is in the window, in two rows at most"
+    for name in ("#play", "#back", "#forward", "#loop", "#speed", "#trails", "#follow"):
+        box = tab.locator(name).bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["height"] >= 36
+
+
+def test_everything_that_can_be_used_has_a_name_and_a_ring(show, hunt):
+    tab = show(hunt)
+    nameless = tab.evaluate(
+        """[...document.querySelectorAll("button, select, input, canvas, svg[role]")].filter((one) =>
+            !(one.getAttribute("aria-label") || one.textContent.trim() || one.getAttribute("title"))).length"""
+    )
+    assert nameless == 0 and tab.evaluate("document.documentElement.lang") == "en"
+    for _ in range(4):
+        tab.keyboard.press("Tab")
+        ring = "getComputedStyle(document.activeElement)"
+        assert tab.evaluate(f"[{ring}.outlineStyle, {ring}.outlineWidth]") == ["solid", "2px"]
+
+
+HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+def test_hostile_texts_are_shown_and_not_obeyed(show):
+    drawings = [Drawing((0, 9, 0, 9), [Circle(i, i, 1, RED, i) for i in range(2)])] * 3
+    active = np.array([[1, 1], [1, 0], [1, 0]], bool)
+    given = film(drawings, {HOSTILE: 2}, [HOSTILE, "__proto__"], title=HOSTILE, facts={HOSTILE: HOSTILE}, active=active)
+    tab = show(given, given, title=HOSTILE)
+    player(tab, f"follow({HOSTILE!r})")
+    player(tab, "seek(2)")
+    tab.locator("#about summary").click()
+    assert tab.title() == text(tab, "h1") == text(tab, ".film h2 >> nth=0") == HOSTILE
+    assert HOSTILE in text(tab, "#facts") and HOSTILE in text(tab, ".badge >> nth=0")
+    assert player(tab, "events")[0]["text"] == "__proto__ left"
+    assert tab.evaluate("window.hacked") is None and tab.locator("img").count() == 0
+    assert tab.locator("script").count() == 2
