@@ -18,7 +18,7 @@ from gpu_vecenv import Env, GymnasiumVectorEnv, configure
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 
 # Adapters for what another library has no word for.
-ELSEWHERE = {
+SUPPORTED_BY = {
     "roles with actions of their own": ("torchrl", "benchmarl", "skrl", "rllib"),
     "action masks": ("sb3", "torchrl", "benchmarl", "rl_games", "tianshou"),
     "Box": ("sb3", "torchrl", "benchmarl", "skrl", "rsl_rl", "rl_games", "tianshou", "rllib", "cleanrl"),
@@ -28,7 +28,7 @@ ELSEWHERE = {
 
 
 @contextmanager
-def needs(extra: str) -> Iterator[None]:
+def requires_extra(extra: str) -> Iterator[None]:
     """Around the imports of a library: where it is missing, ModuleNotFoundError names the extra that brings it."""
     try:
         yield
@@ -38,7 +38,7 @@ def needs(extra: str) -> Iterator[None]:
         ) from None
 
 
-def configured(game: Any, config: Mapping[str, Any], **fixed: Any) -> tuple[Env, dict[str, Any]]:
+def split_config(game: Any, config: Mapping[str, Any], **fixed: Any) -> tuple[Env, dict[str, Any]]:
     """The game, with those of ``config`` that are its own, and the others with what the adapter fixes.
 
     Raises:
@@ -73,11 +73,11 @@ def unsupported(library: str, what: str, found: Any, *also: str) -> UnsupportedG
 
     Args:
         library: For the message.
-        what: A key of ELSEWHERE.
+        what: A key of SUPPORTED_BY.
         found: What the game has.
         also: Other keys: what else of the game those adapters must take.
     """
-    names = [name for name in ELSEWHERE[what] if all(name in ELSEWHERE[other] for other in also)]
+    names = [name for name in SUPPORTED_BY[what] if all(name in SUPPORTED_BY[other] for other in also)]
     return UnsupportedGameError(
         f"{library} has no {what}; the game has {found}. gpu_vecenv.adapters for it: {', '.join(names)}"
     )
@@ -98,7 +98,7 @@ def check_actions(
         raise unsupported(library, "action masks", "them", kind)
 
 
-def checked_rows(
+def checked_vector_env(
     env: Any,
     library: str,
     *,

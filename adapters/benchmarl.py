@@ -17,10 +17,10 @@ from typing import Any
 from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv import BatchedParallelEnv, Env
-from gpu_vecenv.adapters import check_actions, configured, needs
+from gpu_vecenv.adapters import check_actions, requires_extra, split_config
 from gpu_vecenv.errors import UnsupportedGameError
 
-with needs("benchmarl"):
+with requires_extra("benchmarl"):
     from benchmarl.environments import TaskClass
     from torchrl.data import Composite
     from torchrl.envs import ActionMask, EnvBase, Transform
@@ -45,7 +45,7 @@ class GameTask(TaskClass):
     def __init__(self, game: Any, config: dict[str, Any]) -> None:
         self.game: Env
         by_experiment = dict.fromkeys(("num_envs", "device", "seed"), "by the Experiment's configuration")
-        self.game, arguments = configured(game, config, **by_experiment)
+        self.game, arguments = split_config(game, config, **by_experiment)
         self.arguments = {key: value for key, value in arguments.items() if key not in by_experiment}
         checked(self.game)
         super().__init__(self.game.name(), {**dataclasses.asdict(self.game), **self.arguments})

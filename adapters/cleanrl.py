@@ -23,7 +23,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import VectorEnv
 
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv, configure
-from gpu_vecenv.adapters import ActionClip, checked_rows, needs
+from gpu_vecenv.adapters import ActionClip, checked_vector_env, requires_extra
 from gpu_vecenv.errors import ConfigError
 
 
@@ -51,7 +51,7 @@ class GymEnv:
         return self.env.reset(seed=seed)[0]
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """One tick: observation, reward, done and info, which at an end has "TimeLimit.truncated"."""
+        """One step: observation, reward, done and info, which at an end has "TimeLimit.truncated"."""
         obs, reward, terminated, truncated, info = self.env.step(actions)
         done = terminated or truncated
         return obs, reward, done, {**info, "TimeLimit.truncated": truncated} if done else info
@@ -79,7 +79,7 @@ class IsaacGymEnv(GymEnv):
     """
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
-        super().__init__(checked_rows(env, "CleanRL's GPU script", kinds=(Box,)))
+        super().__init__(checked_vector_env(env, "CleanRL's GPU script", kinds=(Box,)))
         self.num_envs, self.device = env.num_envs, env.unwrapped.device
         self._clip = ActionClip(env.single_action_space, self.device)
 
@@ -88,7 +88,7 @@ class IsaacGymEnv(GymEnv):
         return {"obs": super().reset(seed)}
 
     def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """One tick, of actions (rows, *shape) float32 on the device.
+        """One step, of actions (rows, *shape) float32 on the device.
 
         Returns:
             {"obs": (rows, *shape)}, rewards (rows,) float32, dones (rows,) int64, which the script subtracts from 1,
@@ -133,7 +133,7 @@ def run(script: str, *arguments: Any, **config: Any) -> dict[str, Any]:
         envs.seed(seed)
         return envs
 
-    with needs("cleanrl"):
+    with requires_extra("cleanrl"):
         gym = importlib.import_module("gym")
     for known in list(gymnasium.registry.values()):
         if known.namespace == "gpu_vecenv":

@@ -20,12 +20,12 @@ import torch
 
 import gpu_vecenv
 from gpu_vecenv import PPOConfig, Trainer, VecEnv
-from gpu_vecenv.adapters import configured, needs
+from gpu_vecenv.adapters import requires_extra, split_config
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.distributed import World
-from gpu_vecenv.train.ppo import LOSS_NAMES, loss, normalized
+from gpu_vecenv.train.ppo import LOSS_METRICS, loss, masked_normalize
 
-with needs("lightning"):
+with requires_extra("lightning"):
     from lightning import LightningModule
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
@@ -39,15 +39,15 @@ class PPOModule(LightningModule):
     def __init__(self, env: VecEnv, config: PPOConfig | None = None, seed: int = 0, policies: Any = None) -> None:
         super().__init__()
         self.automatic_optimization, self._given = False, policies
-        self._set_up = self._within = False  # for Lightning's Trainer; within an epoch
-        self._take(Trainer(env, config, seed=seed, policies=policies))
+        self._is_set_up = self._mid_epoch = False  # for Lightning's Trainer; within an epoch
+        self._set_trainer(Trainer(env, config, seed=seed, policies=policies))
         shapes = {(x.config.num_epochs, x.config.num_minibatches) for x in self.learners.values()}
         if len(shapes) != 1 or self.inner.config.precision == "tf32":
             found = f"precision is {self.inner.config.precision}, (num_epochs, num_minibatches) are {shapes}"
             raise ConfigError(f"{found}; expected one pair, and no tf32, which is torch's own setting here")
         ((self._passes, self._count),) = shapes
 
-    def _take(self, inner: Trainer) -> None:
+    def _set_trainer(self, inner: Trainer) -> None:
         self.inner, self.learners, self.policies = inner, inner.learners, torch.nn.ModuleDict(inner.policies)
         inner.learners = {}  # its iterations only collect
 
@@ -56,15 +56,15 @@ class PPOModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Take this process's device and shard; ConfigError where strategy or precision is one that cannot work."""
-        inner, strategy, precision, self._set_up = self.inner, self.trainer.strategy, self.trainer.precision, True
+        inner, strategy, precision, self._is_set_up = self.inner, self.trainer.strategy, self.trainer.precision, True
         if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or precision != "32-true":
             found = f"strategy is {type(strategy).__name__}, precision {precision!r}"
             raise ConfigError(f"{found}; expected one device or 'ddp', and '32-true': PPOConfig has a precision, too")
-        shard = {"device": strategy.root_device, "first_replica": self.trainer.global_rank * inner.env.num_envs}
+        shard = {"device": strategy.root_device, "first_env_index": self.trainer.global_rank * inner.env.num_envs}
         if inner.world.size != self.trainer.world_size or any(getattr(inner.env, k) != shard[k] for k in shard):
             weights, env = self.policies.state_dict(), inner.env.like(**shard)
             inner.close()
-            self._take(Trainer(env, inner.config, seed=inner.seed, policies=self._given))
+            self._set_trainer(Trainer(env, inner.config, seed=inner.seed, policies=self._given))
             self.policies.load_state_dict(weights)
 
     def train_dataloader(self) -> range:
@@ -72,19 +72,25 @@ class PPOModule(LightningModule):
         return range(self._passes * self._count)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """An Adam for each policy that learns. It takes no step where ``stopped`` of its learner is 1."""
+        """An Adam for each policy that learns. It takes no step where ``skip_update`` of its learner is 1."""
         return [learner.optimizer for learner in self.learners.values()]
 
     def on_train_epoch_start(self) -> None:
         """Collect."""
-        number, self._within = self.inner.iteration, True
-        kept, figures = ("env_steps", "episode", "return", "terminated"), self.inner.train_iteration()
-        entries: dict[str, Any] = {name: value for name, value in figures.items() if name.startswith(kept)}
+        number, self._mid_epoch = self.inner.iteration, True
+        kept, metrics = ("env_steps", "episode", "return", "terminated"), self.inner.train_iteration()
+        entries: dict[str, Any] = {name: value for name, value in metrics.items() if name.startswith(kept)}
         for name, learner in self.learners.items():
-            learner.look()
-            rate, clip, weight = learner.config.at(min(number / self.inner.num_iterations, 1.0))
+            learner.update_statistics()
+            rate, clip, weight = learner.config.schedule(min(number / self.inner.num_iterations, 1.0))
             learner.optimizer.param_groups[0]["lr"] = rate
-            tensors = (learner.clip, learner.entropy_coefficient, learner.epoch, learner.losses, learner.stopped)
+            tensors = (
+                learner.clip,
+                learner.entropy_coefficient,
+                learner.epoch,
+                learner.metric_sums,
+                learner.skip_update,
+            )
             for tensor, value in zip(tensors, (clip, weight, number * self._passes, 0, 0), strict=True):
                 tensor.fill_(value)
             entries |= {f"learning_rate_{name}": rate, f"explained_variance_{name}": learner.explained_variance}
@@ -97,61 +103,61 @@ class PPOModule(LightningModule):
             if batch % self._count == 0:
                 learner.shuffle()
             learner.optimizer.zero_grad()
-            data, places = learner.rollout, learner.order.view(self._count, -1)[batch % self._count]
-            active, estimates = (x.flatten()[places] for x in (data.active[:-1], data.advantages))
-            gains = normalized(estimates, active) if learner.config.normalize_advantages else estimates
-            rows, weight = data.at(learner.policy.view, places, gains), learner.entropy_coefficient
+            data, indices = learner.rollout, learner.order.view(self._count, -1)[batch % self._count]
+            active, estimates = (x.flatten()[indices] for x in (data.active[:-1], data.advantages))
+            advantages_used = masked_normalize(estimates, active) if learner.config.normalize_advantages else estimates
+            rows, weight = data.batch(learner.policy.view, indices, advantages_used), learner.entropy_coefficient
             own, part = loss(learner.policy, rows, learner.config, clip=learner.clip, entropy_coefficient=weight)
             parts, total = [*parts, part], total + own
         self.manual_backward(total)
         optimizers: Any = self.optimizers()  # in Lightning's own clothes; a list unless there is one
         optimizers = optimizers if isinstance(optimizers, list) else [optimizers]
         for (name, learner), part, optimizer in zip(self.learners.items(), parts, optimizers, strict=True):
-            learner.world.average(part)
+            learner.world.all_reduce_mean(part)
             most, limit = learner.config.max_grad_norm, learner.config.target_kl
-            figures = torch.stack([*part, torch.nn.utils.clip_grad_norm_(learner.parameters, most)])
-            far = limit is not None and figures[LOSS_NAMES.index("approximate_kl")] > limit
-            learner.stopped.clamp_(min=(~figures.isfinite().all() | far).float())
+            metrics = torch.stack([*part, torch.nn.utils.clip_grad_norm_(learner.parameters, most)])
+            kl_exceeded = limit is not None and metrics[LOSS_METRICS.index("approx_kl")] > limit
+            learner.skip_update.clamp_(min=(~metrics.isfinite().all() | kl_exceeded).float())
             optimizer.step()
-            learner.losses += torch.cat([figures, learner.stopped[None]])
-            entries = {f"{figure}_{name}": value for figure, value in zip(LOSS_NAMES, figures, strict=True)}
+            learner.metric_sums += torch.cat([metrics, learner.skip_update[None]])
+            entries = {f"{metric}_{name}": value for metric, value in zip(LOSS_METRICS, metrics, strict=True)}
             self.log_dict(entries, on_step=False, on_epoch=True, sync_dist=True, batch_size=1)
 
     def on_train_epoch_end(self) -> None:
         """Statistics of this epoch normalise the next; NonFiniteError where a loss or gradient was not finite."""
         for name, learner in self.learners.items():
-            if not learner.losses.isfinite().all():
+            if not learner.metric_sums.isfinite().all():
                 raise NonFiniteError(f"epoch {self.current_epoch}: losses of {name} are not finite; no step was taken")
-            for _, _, moments in learner.intakes:
-                learner.world.sum(moments)
-            learner.finish()
-        self._within = False
+            for _, _, moments in learner.normalizer_updates:
+                learner.world.all_reduce_sum(moments)
+            learner.update_normalizers()
+        self._mid_epoch = False
         self.trainer.should_stop |= self.inner.iteration >= self.inner.num_iterations
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the environments, each tensor (processes, …), and the iteration."""
         state, alone = self.inner.env.state_dict(), self.inner.world.size == 1
         envs = {name: x[None] if alone else self.all_gather(x) for name, x in state.items()}
-        checkpoint["gpu_vecenv"] = {"envs": envs, "iteration": self.inner.iteration, "within": self._within}
+        checkpoint["gpu_vecenv"] = {"envs": envs, "iteration": self.inner.iteration, "mid_epoch": self._mid_epoch}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on from them in ``fit``; ConfigError where it is of within an epoch, or of more or fewer processes."""
-        if not self._set_up:
+        if not self._is_set_up:
             return  # load_from_checkpoint: weights are all
         inner, found = self.inner, checkpoint["gpu_vecenv"]
         (processes,) = {len(x) for x in found["envs"].values()}
-        if found["within"] or processes != inner.world.size:
+        if found["mid_epoch"] or processes != inner.world.size:
             when = f"{'within' if found['within'] else 'at the end of'} an epoch, by {processes} processes"
             raise ConfigError(f"the checkpoint was written {when}; expected at the end of one, by {inner.world.size}")
         inner.env.load_state_dict({name: x[inner.world.rank] for name, x in found["envs"].items()})
         inner.iteration = found["iteration"]
-        inner.rollout.look_again()
+        inner.rollout.refresh_last_step()
 
 
 def make(game: Any, num_envs: int, device: Any = None, config: Any = None, seed: int = 0, **options: Any) -> PPOModule:
     """``num_envs`` replicas in each process; options are the game's, those of ``gpu_vecenv.make``, and policies."""
     policies, first = options.pop("policies", None), World.current().rank * num_envs
-    game, rest = configured(game, options, autoreset_mode="next_step", rows=False, first_replica=first)
+    game, rest = split_config(game, options, autoreset_mode="next_step", agents_as_envs=False, first_env_index=first)
     return wrap(gpu_vecenv.make(game, num_envs, device, **rest), config, seed, policies)
 
 

@@ -18,10 +18,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple, flatten_space
 from gymnasium.vector.utils import batch_space
 
 from gpu_vecenv import GymnasiumVectorEnv
-from gpu_vecenv.adapters import ActionClip, checked_rows, needs
+from gpu_vecenv.adapters import ActionClip, checked_vector_env, requires_extra
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 
-with needs("rl-games"):
+with requires_extra("rl-games"):
     from rl_games.common import env_configurations, vecenv
     from rl_games.common.ivecenv import IVecEnv
 
@@ -41,12 +41,12 @@ class RLGamesVecEnv(IVecEnv):
     """
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
-        self.env = checked_rows(env, "rl_games", masks=True)
-        self.rows: GymnasiumVectorEnv = env.unwrapped  # without wrappers
+        self.env = checked_vector_env(env, "rl_games", masks=True)
+        self.gymnasium_env: GymnasiumVectorEnv = env.unwrapped  # without wrappers
         self._seed: int | None = None
         space = env.single_action_space
         self._shape = (env.num_envs, *(space.shape or ()))
-        self._clip = ActionClip(space, self.rows.device)
+        self._clip = ActionClip(space, self.gymnasium_env.device)
         if isinstance(space, Box) and not space.is_bounded("both"):
             raise ValueError(f"env has actions {space}, which rl_games cannot scale to; expected finite bounds")
         sizes = space.nvec.tolist() if isinstance(space, MultiDiscrete) else []
@@ -57,8 +57,8 @@ class RLGamesVecEnv(IVecEnv):
             )
         self.action_space = Tuple([Discrete(size) for size in sizes]) if sizes else space  # rl_games' word for it
         self.observation_space = self.state_space = env.single_observation_space
-        if self.rows.num_agents > 1:
-            self.state_space = flatten_space(batch_space(self.observation_space, self.rows.num_agents))
+        if self.gymnasium_env.num_agents > 1:
+            self.state_space = flatten_space(batch_space(self.observation_space, self.gymnasium_env.num_agents))
 
     def reset(self) -> dict[str, torch.Tensor]:
         """{"obs": (rows, …), "states": (replicas, …)} of new episodes; begins with the seed given to ``seed``."""
@@ -75,19 +75,19 @@ class RLGamesVecEnv(IVecEnv):
     def get_env_info(self) -> dict[str, Any]:
         """Spaces of a row and, "state_space", of a replica; "agents" of a replica."""
         spaces = {name: getattr(self, name) for name in ("observation_space", "action_space", "state_space")}
-        return {**spaces, "agents": self.rows.num_agents, "value_size": 1}
+        return {**spaces, "agents": self.gymnasium_env.num_agents, "value_size": 1}
 
     def get_number_of_agents(self) -> int:
         """Agents of one replica."""
-        return self.rows.num_agents
+        return self.gymnasium_env.num_agents
 
     def has_action_masks(self) -> bool:
         """Whether the game masks choices."""
-        return self.rows.game.masks_actions
+        return self.gymnasium_env.game.masks_actions
 
     def get_action_masks(self) -> Any:
         """Choices that are allowed, (rows, num_logits) bool, in NumPy: of tensors rl_games refuses those on a GPU."""
-        return self.rows.action_masks().cpu().numpy()
+        return self.gymnasium_env.action_masks().cpu().numpy()
 
     has_action_mask, get_action_mask = has_action_masks, get_action_masks  # as rl_games' players call them
 
@@ -95,7 +95,7 @@ class RLGamesVecEnv(IVecEnv):
         """Here an agent shows itself before its first step: ConfigError for what would go wrong without a word."""
         if self.has_action_masks() and not agent.use_action_masks:
             raise ConfigError("the game masks choices: rl_games' config needs use_action_masks: True")
-        roles = {role: count for role, count in self.rows.game.roles.items() if count}
+        roles = {role: count for role, count in self.gymnasium_env.game.roles.items() if count}
         if len(roles) > 1 and agent.has_central_value:
             raise UnsupportedGameError(
                 "rl_games trains a central value on the first agent's rewards and takes it for all; the game has "
@@ -104,15 +104,15 @@ class RLGamesVecEnv(IVecEnv):
 
     def get_env_state(self) -> dict[str, Any]:
         """For checkpoints: the state of all replicas, random streams included."""
-        return {"num_envs": self.rows.num_replicas, "state": self.rows.vec_env.state_dict()}
+        return {"num_envs": self.gymnasium_env.num_game_envs, "state": self.gymnasium_env.vec_env.state_dict()}
 
     def set_env_state(self, env_state: dict[str, Any] | None) -> None:
         """Go on with a checkpoint's random streams; of another number of replicas, it is left with a warning."""
-        if env_state is not None and env_state["num_envs"] != self.rows.num_replicas:
-            found = f"{env_state['num_envs']} replicas, this environment {self.rows.num_replicas}"
+        if env_state is not None and env_state["num_envs"] != self.gymnasium_env.num_game_envs:
+            found = f"{env_state['num_envs']} replicas, this environment {self.gymnasium_env.num_game_envs}"
             warnings.warn(f"the checkpoint has {found}: not loaded", stacklevel=2)
         elif env_state is not None:
-            self.rows.vec_env.load_state_dict(env_state["state"])
+            self.gymnasium_env.vec_env.load_state_dict(env_state["state"])
             self._seed = None  # it would start the streams anew
 
     def seed(self, seed: int | None) -> None:

@@ -1,8 +1,8 @@
-"""RLlib: agents as rows of a vector env that share one policy (``rows``), or a policy for each role (``roles``).
+"""RLlib: agents as rows of a vector env that share one policy (``shared_policy``), or a policy for each role (``policy_per_role``).
 
-RLlib works in NumPy. With ``rows`` an env runner steps all its replicas at once, for one copy of the outputs to pinned
+RLlib works in NumPy. With ``shared_policy`` an env runner steps all its replicas at once, for one copy of the outputs to pinned
 memory and one synchronisation. It takes what follows a done row for the next start: this adapter fixes "next_step".
-With ``roles`` each replica is an object of its own, by default on the CPU: RLlib has no other way for several policies.
+With ``policy_per_role`` each replica is an object of its own, by default on the CPU: RLlib has no other way for several policies.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 from gymnasium.vector import VectorEnv, VectorWrapper
 
 from gpu_vecenv import Env, GymnasiumVectorEnv, parallel_env
-from gpu_vecenv.adapters import checked_rows, configured, needs, unsupported
+from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config, unsupported
 from gpu_vecenv.errors import ConfigError
 
-with needs("rllib"):
+with requires_extra("rllib"):
     from ray.rllib.algorithms import AlgorithmConfig
     from ray.rllib.env.multi_agent_env import MultiAgentEnv
 
@@ -27,7 +27,7 @@ class RLlibVectorEnv(VectorWrapper):
     """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``; all rows of a replica end together.
 
     Where an agent ends before its replica, RLlib would begin an episode in which nobody plays, and might go on with it
-    into the replica's next one. Here its row sees zeros until its replica's last tick, has reward 0, and terminates
+    into the replica's next one. Here its row sees zeros until its replica's last step, has reward 0, and terminates
     with it. So its return is right, its length the replica's, and an early truncation counts as a termination.
 
     Args:
@@ -42,11 +42,11 @@ class RLlibVectorEnv(VectorWrapper):
     def __init__(self, env: VectorEnv[Any, Any, Any] | Mapping[str, Any]) -> None:
         if isinstance(env, Mapping):
             env = _view(**env)
-        super().__init__(checked_rows(env, "RLlib's single-agent runner", output="numpy", mode="NEXT_STEP"))
+        super().__init__(checked_vector_env(env, "RLlib's single-agent runner", output="numpy", mode="NEXT_STEP"))
         self._by_replica = (-1, env.unwrapped.num_agents)  # type: ignore[attr-defined]
 
     def step(self, actions: Any) -> Any:
-        """One tick, see ``GymnasiumVectorEnv.step``."""
+        """One step, see ``GymnasiumVectorEnv.step``."""
         obs, rewards, terminations, truncations, info = self.env.step(actions)
         dones = (terminations | truncations).reshape(self._by_replica)
         left = (dones & ~dones.all(1, keepdims=True)).ravel()
@@ -55,7 +55,7 @@ class RLlibVectorEnv(VectorWrapper):
 
 
 class RLlibParallelEnv(MultiAgentEnv):
-    """One replica. An agent that ends is in that tick's dictionaries for the last time; so is it in ``agents``.
+    """One replica. An agent that ends is in that step's dictionaries for the last time; so is it in ``agents``.
 
     Where the last agents are truncated, "__all__" alone says so: RLlib takes an episode in which each agent has a flag
     of its own for terminated, and would not bootstrap.
@@ -71,7 +71,7 @@ class RLlibParallelEnv(MultiAgentEnv):
         super().__init__()
         # RLlib's seeds are those of the next env runner's, one replica later: the runners' streams keep them apart.
         stream = getattr(config, "worker_index", None) or 0
-        self.env = parallel_env(**{"device": "cpu", "first_replica": stream, **config, "output": "numpy"})
+        self.env = parallel_env(**{"device": "cpu", "first_env_index": stream, **config, "output": "numpy"})
         if self.env.game.masks_actions:
             raise unsupported("RLlib", "action masks", "them")
         self.possible_agents, self.agents = self.env.possible_agents, list(self.env.possible_agents)
@@ -84,7 +84,7 @@ class RLlibParallelEnv(MultiAgentEnv):
         return self.env.reset(seed, options)
 
     def step(self, action_dict: Mapping[str, Any]) -> Any:
-        """Observations, rewards, terminateds, truncateds and infos of the agents that played this tick."""
+        """Observations, rewards, terminateds, truncateds and infos of the agents that played this step."""
         obs, rewards, terminateds, truncateds, infos = self.env.step(action_dict)
         self.agents = list(obs)
         over, truncated = not self.env.agents, any(truncateds.values())
@@ -102,7 +102,7 @@ class RLlibParallelEnv(MultiAgentEnv):
         self.env.close()
 
 
-def rows(config: Any, game: Any, num_envs: int, device: Any = None, **arguments: Any) -> Any:
+def shared_policy(config: Any, game: Any, num_envs: int, device: Any = None, **arguments: Any) -> Any:
     """``config``, an AlgorithmConfig, set to train one policy on agents as rows; other arguments as for ``make``.
 
     Each env runner has ``num_envs`` replicas; ``device`` None takes cuda if Ray gave the runner a GPU, else cpu.
@@ -113,7 +113,7 @@ def rows(config: Any, game: Any, num_envs: int, device: Any = None, **arguments:
     return config.env_runners(num_envs_per_env_runner=count, gym_env_vectorize_mode="vector_entry_point")
 
 
-def roles(config: Any, game: Any, num_envs: int = 1, device: Any = "cpu", **arguments: Any) -> Any:
+def policy_per_role(config: Any, game: Any, num_envs: int = 1, device: Any = "cpu", **arguments: Any) -> Any:
     """``config`` set to train a policy for each role, named like it; ``arguments`` of ``gpu_vecenv.parallel_env``."""
     game, arguments = _checked(config, game, arguments)
     config.environment(RLlibParallelEnv, env_config={"game": game, "device": device, **arguments})
@@ -125,8 +125,8 @@ def roles(config: Any, game: Any, num_envs: int = 1, device: Any = "cpu", **argu
 
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> RLlibVectorEnv:
-    """What ``rows`` lets env runners step: ``num_envs`` replicas; ``config`` as for ``GymnasiumVectorEnv``."""
-    game, config = configured(game, config, **VIEW)
+    """What ``shared_policy`` lets env runners step: ``num_envs`` replicas; ``config`` as for ``GymnasiumVectorEnv``."""
+    game, config = split_config(game, config, **VIEW)
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
@@ -136,7 +136,7 @@ def wrap(env: VectorEnv[Any, Any, Any]) -> RLlibVectorEnv:
 
 
 def _view(game: Any, num_envs: int = 0, **arguments: Any) -> GymnasiumVectorEnv:
-    game, arguments = configured(game, arguments, **VIEW)
+    game, arguments = split_config(game, arguments, **VIEW)
     num_agents = game.num_agents
     if num_envs < 1 or num_envs % num_agents:
         raise ConfigError(
@@ -150,7 +150,7 @@ def _checked(config: Any, game: Any, arguments: Mapping[str, Any]) -> tuple[Env,
     """The game itself, of a class that other processes import, where they would not know a name; what is left."""
     if not isinstance(config, AlgorithmConfig):
         raise TypeError(f"config is {config!r}; expected an AlgorithmConfig, PPOConfig() for instance")
-    known, rest = configured(game, arguments)
+    known, rest = split_config(game, arguments)
     if known.masks_actions:
         raise unsupported("RLlib", "action masks", "them")
     return known, rest

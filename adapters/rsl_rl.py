@@ -1,11 +1,11 @@
 """rsl_rl: every agent of every replica is one row of its VecEnv, trained by one policy.
 
-Observations, rewards and flags stay where the tick wrote them; nothing is copied and no step waits for the device.
+Observations, rewards and flags stay where the step wrote them; nothing is copied and no step waits for the device.
 (rsl_rl itself waits: for ``check_for_nan``, and for its logger.) Its VecEnv has no reset and reads next to the dones
 which of them are time-outs: this adapter fixes "same_step".
 
 rsl_rl's policies are Gaussians without bounds, and its environments clip: actions are clipped to the game's Box here,
-on the device. Its PPO bootstraps a time-out with the value of the observation before the tick, not of the last one, so
+on the device. Its PPO bootstraps a time-out with the value of the observation before the step, not of the last one, so
 it has no use for ``final_obs``.
 """
 
@@ -17,21 +17,21 @@ import torch
 from gymnasium.spaces import Box
 
 from gpu_vecenv import EpisodeLog, GymnasiumVectorEnv
-from gpu_vecenv.adapters import ActionClip, checked_rows, needs
+from gpu_vecenv.adapters import ActionClip, checked_vector_env, requires_extra
 from gpu_vecenv.errors import UnsupportedGameError
 
-with needs("rsl-rl"):
+with requires_extra("rsl-rl"):
     from rsl_rl.env import VecEnv
     from tensordict import TensorDict
 
-LOG_EVERY = 8  # ticks from one "log" to the next: rollouts are seldom shorter, and the sums cost several launches
+LOG_EVERY = 8  # steps from one "log" to the next: rollouts are seldom shorter, and the sums cost several launches
 
 
 class RslRlVecEnv(VecEnv):
     """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``; ``num_envs`` counts rows, as rsl_rl does.
 
     The rows of an agent that left early are zeros until its replica ends, and end once more there; rsl_rl learns from
-    them as from others. With ``step_dt`` 1 the weight of random network distillation is per tick, as rewards are.
+    them as from others. With ``step_dt`` 1 the weight of random network distillation is per step, as rewards are.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.
@@ -41,13 +41,13 @@ class RslRlVecEnv(VecEnv):
     step_dt = 1.0
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
-        self.env = checked_rows(env, "rsl_rl", kinds=(Box,))
+        self.env = checked_vector_env(env, "rsl_rl", kinds=(Box,))
         self.vec_env = env.unwrapped.vec_env  # env may be inside wrappers
         self.num_envs, self.device, self.cfg = env.num_envs, self.vec_env.device, self.vec_env.game
         box: Any = env.single_action_space
         self.num_actions = box.shape[0]
         self._clip = ActionClip(box, self.device)
-        self._episodes, self._ticks = EpisodeLog(self.vec_env), 0
+        self._episodes, self._num_steps = EpisodeLog(self.vec_env), 0
         self.reset()
 
     @property
@@ -73,13 +73,13 @@ class RslRlVecEnv(VecEnv):
         To assign a tensor of this shape sets the clocks on the device, and what is observed of them. A replica has one
         clock: it takes the value of its first row, and the others' are left out.
         """
-        return self.vec_env.time.long().repeat_interleave(self.vec_env.num_agents)
+        return self.vec_env.elapsed_steps.long().repeat_interleave(self.vec_env.num_agents)
 
     @episode_length_buf.setter
     def episode_length_buf(self, lengths: torch.Tensor) -> None:
         if lengths.shape != (self.num_envs,):
             raise ValueError(f"episode_length_buf: shape is {tuple(lengths.shape)}; expected ({self.num_envs},)")
-        self.vec_env.time.copy_(lengths[:: self.vec_env.num_agents])
+        self.vec_env.elapsed_steps.copy_(lengths[:: self.vec_env.num_agents])
         nobody = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
         self._obs, _ = self.env.reset(options={"reset_mask": nobody})  # so that wrappers see the new clocks too
 
@@ -97,20 +97,20 @@ class RslRlVecEnv(VecEnv):
         return self.get_observations(), {}
 
     def step(self, actions: torch.Tensor) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """One tick.
+        """One step.
 
         Args:
             actions: (rows, num_actions) float32 on the device.
 
         Returns:
             Observations, rewards (rows,) float32, dones (rows,) int64 and extras: "time_outs" (rows,) bool; and at
-            every eighth tick "log", of the episodes completed since the last one (of those before where there are none,
-            NaN before the first): each role's returns, the length in ticks, the share that no time limit ended.
+            every eighth step "log", of the episodes completed since the last one (of those before where there are none,
+            NaN before the first): each role's returns, the length in steps, the share that no time limit ended.
         """
         self._obs, rewards, terminations, truncations, _ = self.env.step(self._clip(actions))
         extras: dict[str, Any] = {"time_outs": truncations & ~terminations}
-        self._ticks += 1
-        if self._ticks % LOG_EVERY == 0:
+        self._num_steps += 1
+        if self._num_steps % LOG_EVERY == 0:
             extras["log"] = {f"Episode/{name}": mean for name, mean in self._episodes.means().items()}
         return self.get_observations(), rewards, (terminations | truncations).long(), extras
 

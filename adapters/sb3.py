@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv import GymnasiumVectorEnv
-from gpu_vecenv.adapters import checked_rows, configured, needs
+from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config
 
-with needs("sb3"):
+with requires_extra("sb3"):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
 
@@ -63,7 +63,7 @@ class SB3VecEnv(VecEnv):
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
         # Plain SB3 has no masks, sb3-contrib's MaskablePPO has; which of them will learn is not known here.
-        self.env = checked_rows(env, "Stable-Baselines3", output="numpy", masks=True, wrapped=False)
+        self.env = checked_vector_env(env, "Stable-Baselines3", output="numpy", masks=True, wrapped=False)
         self.metadata = env.metadata
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self._begin()
@@ -141,7 +141,7 @@ class SB3VecEnv(VecEnv):
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> SB3VecEnv:
     """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
-    game, config = configured(game, config, output="numpy")
+    game, config = split_config(game, config, output="numpy")
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 

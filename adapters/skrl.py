@@ -3,7 +3,7 @@
 skrl acts next on what a step returns, and asks nobody who still plays. So this adapter fixes "same_step", and ``rows``:
 an agent that leaves early ends there, is zeros until its replica ends, and then terminates once more; nothing is
 learned across a new start. Tensors stay on the device: skrl's own wrappers for Isaac Lab, which need no Isaac Lab, take
-views of what the machine wrote. Copied are the joint state where roles see unequally much, and Box actions: skrl's
+views of what the engine wrote. Copied are the joint state where roles see unequally much, and Box actions: skrl's
 Gaussian policies leave the action space, so the game gets a copy clipped to it.
 
 What is left to the user:
@@ -29,13 +29,13 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
 from gpu_vecenv import BatchedParallelEnv, EpisodeLog, GymnasiumVectorEnv
-from gpu_vecenv.adapters import ActionClip, check_actions, checked_rows, configured, needs
+from gpu_vecenv.adapters import ActionClip, check_actions, checked_vector_env, requires_extra, split_config
 
-with needs("skrl"):
+with requires_extra("skrl"):
     from skrl.envs.wrappers.torch import MultiAgentEnvWrapper, Wrapper, wrap_env
 
 
-class Means:
+class LazyMeans:
     """What skrl's trainer looks at in each step's infos: worked out when it does, on the device."""
 
     def __init__(self, log: EpisodeLog) -> None:
@@ -46,15 +46,15 @@ class Means:
         return self._log.means().items()
 
 
-class AgentsEnv:
+class MultiAgentEnv:
     """A BatchedParallelEnv that clips Box actions and logs episodes. All other attributes are its own."""
 
     def __init__(self, env: Any, action_space: Space[Any]) -> None:
-        self.env, self._episode = env, Means(EpisodeLog(env.unwrapped.vec_env))
+        self.env, self._episode = env, LazyMeans(EpisodeLog(env.unwrapped.vec_env))
         self._clip = ActionClip(action_space, self.device)  # a Box is the same for all roles
 
     @property
-    def unwrapped(self) -> AgentsEnv:
+    def unwrapped(self) -> MultiAgentEnv:
         """Itself: skrl looks for attributes there."""
         return self
 
@@ -69,7 +69,7 @@ class AgentsEnv:
         return *outputs, {**extras, "episode": self._episode}
 
 
-class RowsEnv(AgentsEnv):
+class SingleAgentEnv(MultiAgentEnv):
     """A GymnasiumVectorEnv likewise, with its observations under "policy"."""
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
@@ -90,12 +90,12 @@ class RowsEnv(AgentsEnv):
 
 
 def with_final_obs(agent: Any) -> Any:
-    """A learner of skrl's, changed: what follows the last tick of an episode is now its last observation (and state).
+    """A learner of skrl's, changed: what follows the last step of an episode is now its last observation (and state).
 
-    Each tick then copies the observations, once more for the state.
+    Each step then copies the observations, once more for the state.
     """
     record = agent.record_transition
-    acting: dict[str, torch.Tensor] | None = None  # in the tick, by the infos of the one before
+    acting: dict[str, torch.Tensor] | None = None  # in the step, by the infos of the one before
 
     def seen(ended: torch.Tensor, final_obs: torch.Tensor, next_obs: torch.Tensor) -> torch.Tensor:
         return torch.where(ended[:, None], final_obs.flatten(1), next_obs)
@@ -120,20 +120,20 @@ def with_final_obs(agent: Any) -> Any:
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> Wrapper | MultiAgentEnvWrapper:
     """``num_envs`` replicas of a game, for multi-agent learners if it has several agents; ``config`` as for a view."""
-    game, config = configured(game, config, rows=True)
+    game, config = split_config(game, config, agents_as_envs=True)
     if game.num_agents > 1:
         return wrap(BatchedParallelEnv(game, num_envs, device, **config))
-    del config["rows"]  # the other view always has them
+    del config["agents_as_envs"]  # the other view always has them
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
 def wrap(env: BatchedParallelEnv | GymnasiumVectorEnv) -> Wrapper | MultiAgentEnvWrapper:
     """A view with ``rows`` for multi-agent learners, or a Gymnasium view, agents as rows, for single-agent learners."""
     if not isinstance(env, BatchedParallelEnv):
-        return wrap_env(RowsEnv(checked_rows(env, "skrl")), "isaaclab-single-agent", verbose=False)
-    found = f"group_by={env.group_by!r}, rows={env.vec_env.rows}, autoreset_mode={env.vec_env.autoreset_mode!r}"
-    if found != (expected := "group_by='agent', rows=True, autoreset_mode='same_step'"):
+        return wrap_env(SingleAgentEnv(checked_vector_env(env, "skrl")), "isaaclab-single-agent", verbose=False)
+    found = f"group_by={env.group_by!r}, agents_as_envs={env.vec_env.agents_as_envs}, autoreset_mode={env.vec_env.autoreset_mode!r}"
+    if found != (expected := "group_by='agent', agents_as_envs=True, autoreset_mode='same_step'"):
         raise ValueError(f"env has {found}; expected {expected}")
     space = next(iter(env.action_spaces.values()))
     check_actions("skrl", space, (Discrete, MultiDiscrete, Box), env.game.masks_actions)
-    return wrap_env(AgentsEnv(env, space), "isaaclab-multi-agent", verbose=False)
+    return wrap_env(MultiAgentEnv(env, space), "isaaclab-multi-agent", verbose=False)

@@ -22,7 +22,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.wrappers.vector import TransformAction, TransformReward
 
 from gpu_vecenv import GymnasiumVectorEnv, ParallelEnv, wrappers
-from gpu_vecenv.adapters import check_actions, needs
+from gpu_vecenv.adapters import check_actions, requires_extra
 
 
 def _observations(env: Any, change: Callable[..., Any], change_space: Callable[..., Any] | None = None) -> Any:
@@ -85,7 +85,7 @@ NATIVE: dict[str, Callable[..., Any]] = {
     "max_observation_v0": wrappers.MaxObservation,
     "normalize_obs_v0": lambda env, env_min=0.0, env_max=1.0: wrappers.RescaleObservation(env, env_min, env_max),
     "observation_lambda_v0": _observations,
-    "pad_action_space_v0": _as_it_is,  # the machine pads, and knows each role's own choices
+    "pad_action_space_v0": _as_it_is,  # the engine pads, and knows each role's own choices
     "pad_observations_v0": _as_it_is,
     "reshape_v0": wrappers.ReshapeObservation,
     "resize_v1": lambda env, x_size, y_size: wrappers.ResizeObservation(env, (y_size, x_size)),
@@ -98,7 +98,7 @@ NOT_NATIVE = {
     **dict.fromkeys(_VECTORS.split(), "all agents of all replicas are rows already"),
     **dict.fromkeys(_SB3.split(), "gpu_vecenv.adapters.sb3 has all agents of all replicas as rows"),
     **dict.fromkeys("nan_noop_v0 nan_random_v0 nan_zeros_v0".split(), "action_lambda_v1 can replace such actions"),
-    "frame_skip_v0": "a row that ends among the skipped ticks would play on in its next episode; repeat in the game",
+    "frame_skip_v0": "a row that ends among the skipped steps would play on in its next episode; repeat in the game",
     "scale_actions_v0": "its space is not that of what fits; wrappers.RescaleAction takes the bounds that you want",
     "vectorize_aec_env_v0": "agents that act one by one make no batch",
 }
@@ -121,7 +121,7 @@ def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gym
     one = wrap(ParallelEnv(game, device or "cpu", output="numpy", **config), black_death)
     import supersuit
 
-    with needs("sb3"):
+    with requires_extra("sb3"):
         vector = supersuit.concat_vec_envs_v1(one, num_envs, base_class=base_class)
     if base_class == "stable_baselines3":
         seeds: list[int | None] = []
@@ -139,7 +139,7 @@ def wrap(env: Any, black_death: bool = False) -> Any:
     Raises:
         TypeError, UnsupportedGameError: Another environment; masked actions, or roles with others than Discrete ones.
     """
-    with needs("supersuit"):
+    with requires_extra("supersuit"):
         import supersuit
     inner = env.unwrapped if isinstance(env, pettingzoo.ParallelEnv) else env
     if not isinstance(inner, ParallelEnv) or inner.output != "numpy":

@@ -1,9 +1,9 @@
 """Tianshou: every agent of every replica is one row of its BaseVectorEnv.
 
 Tianshou works in NumPy, so each step costs one copy of the outputs to pinned memory and one synchronisation. Its
-collectors reset rows that are done after each step. This adapter fixes "same_step": those began anew in the tick that
+collectors reset rows that are done after each step. This adapter fixes "same_step": those began anew in the step that
 ended them, ``step`` returns their last observations and ``reset(env_id)`` the first ones, so that agents of one replica
-may end at different ticks.
+may end at different steps.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from gpu_vecenv import GymnasiumVectorEnv
-from gpu_vecenv.adapters import checked_rows, configured, needs
+from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config
 
-with needs("tianshou"):
+with requires_extra("tianshou"):
     from tianshou.data import Batch
     from tianshou.env import BaseVectorEnv
 
@@ -24,7 +24,7 @@ with needs("tianshou"):
 class TianshouVectorEnv(BaseVectorEnv):
     """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``.
 
-    Rows that ``collect(n_episode=…)`` leaves out stand still: their replicas are put back after the tick. An agent that
+    Rows that ``collect(n_episode=…)`` leaves out stand still: their replicas are put back after the step. An agent that
     still plays cannot be left out of a replica that moves (ValueError): let ``n_episode`` be a multiple of the agents
     and, if some leave early, at most the rows. With ``n_step`` the rest until a replica's end counts as their episode.
 
@@ -33,11 +33,11 @@ class TianshouVectorEnv(BaseVectorEnv):
     a bound by rounding are put on it. Infos are empty, because Tianshou takes them apart row by row.
 
     Raises:
-        TypeError, ValueError, UnsupportedGameError: As ``checked_rows``; a wrapper would see rows move that stand.
+        TypeError, ValueError, UnsupportedGameError: As ``checked_vector_env``; a wrapper would see rows move that stand.
     """
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
-        self.env = checked_rows(env, "Tianshou", output="numpy", masks=True, wrapped=False)
+        self.env = checked_vector_env(env, "Tianshou", output="numpy", masks=True, wrapped=False)
         self.env_num, self.is_async, self.is_closed = env.num_envs, False, False
         self._infos = np.array([{} for _ in range(env.num_envs)])
         self._now = Batch(ended=np.zeros(env.num_envs, bool), active=np.ones(env.num_envs, bool))
@@ -59,7 +59,7 @@ class TianshouVectorEnv(BaseVectorEnv):
         return self._now.obs[rows], self._infos[rows]
 
     def step(self, action: Any, id: Any = None) -> Any:
-        """One tick: observations, the last ones where rows end, rewards, terminations, truncations (rows,) and infos.
+        """One step: observations, the last ones where rows end, rewards, terminations, truncations (rows,) and infos.
 
         ValueError, and nothing has changed, where ``id`` leaves out an agent that still plays in a replica that moves.
         """
@@ -143,7 +143,7 @@ def _batch(obs: Any, info: Any, ended: Any) -> Any:
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> TianshouVectorEnv:
     """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
-    game, config = configured(game, config, output="numpy")
+    game, config = split_config(game, config, output="numpy")
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 

@@ -1,7 +1,7 @@
 """TorchRL: replicas as an ``EnvBase`` of batch size (num_envs,), roles as its agent groups, each with its own spaces.
 
 TorchRL resets by itself, with masks of what is done: this adapter fixes "disabled". Observations, rewards and masks are
-views of what the tick wrote; actions are joined by one copy, action masks of MultiDiscrete spaces by another. Nothing
+views of what the step wrote; actions are joined by one copy, action masks of MultiDiscrete spaces by another. Nothing
 here waits for the device. TorchRL does, once a step, to know whether anything is done.
 
 Actions outside the space are not clipped: they mark a fault, see ``env.env.vec_env.faults()``. Where choices are
@@ -17,10 +17,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv import BatchedParallelEnv
-from gpu_vecenv.adapters import configured, needs
+from gpu_vecenv.adapters import requires_extra, split_config
 from gpu_vecenv.errors import UnsupportedGameError
 
-with needs("torchrl"):
+with requires_extra("torchrl"):
     from tensordict import TensorDict, TensorDictBase
     from torchrl import data
     from torchrl.envs import EnvBase
@@ -34,7 +34,7 @@ class TorchRLEnv(EnvBase):
     """Replicas as one batched environment; ``group_map`` is role -> its agents' names.
 
     Root keys: "done", "terminated" and "truncated", (num_envs, 1) bool, of the replica: done when no agent plays on,
-    and truncated if that tick truncated an agent. With ``return_state``, "state" (num_envs, elements).
+    and truncated if that step truncated an agent. With ``return_state``, "state" (num_envs, elements).
 
     Keys of each group, (num_envs, agents, …): "observation"; "action", numbers as int64, because one-hot would have to
     be converted; "reward" (…, 1) float32; "mask" (…) bool, the agents whose next action counts; "done", "terminated"
@@ -55,7 +55,7 @@ class TorchRLEnv(EnvBase):
     def __init__(self, env: BatchedParallelEnv, *, return_state: bool = False) -> None:
         if not isinstance(env, BatchedParallelEnv):
             raise TypeError(f"env is a {type(env).__name__}; expected a gpu_vecenv.BatchedParallelEnv")
-        found = (env.group_by, env.vec_env.autoreset_mode, env.vec_env.rows)
+        found = (env.group_by, env.vec_env.autoreset_mode, env.vec_env.agents_as_envs)
         if found != ("role", "disabled", False):
             raise ValueError(f'env has group_by, autoreset_mode, rows = {found}; expected ("role", "disabled", False)')
         if wrong := sorted(OTHER_KEYS & set(env.possible_agents)):
@@ -141,7 +141,7 @@ def _spec(space: Any) -> Any:
 
 def make(game: Any, num_envs: int, device: Any = None, *, return_state: bool = False, **config: Any) -> TorchRLEnv:
     """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.BatchedParallelEnv``."""
-    game, config = configured(game, config, group_by="role", autoreset_mode="disabled")
+    game, config = split_config(game, config, group_by="role", autoreset_mode="disabled")
     return wrap(BatchedParallelEnv(game, num_envs, device, **config), return_state=return_state)
 
 

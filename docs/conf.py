@@ -49,7 +49,7 @@ html_copy_source = html_show_sourcelink = False
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!gpu_vecenv\.).*"),
-    ("py:class", r"gpu_vecenv\.(backends|digest|drawing|function_manager|policy|prologue|slab|spaces)\.\w+"),
+    ("py:class", r"gpu_vecenv\.(backends|digest|drawing|function_manager|policy|codegen|step_buffers|spaces)\.\w+"),
 ]
 
 CODE = re.compile(r"(``.+?``)")

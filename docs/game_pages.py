@@ -166,7 +166,7 @@ def observation_tables(kind: type[Env], section: str) -> Iterator[tuple[re.Match
 
 
 def count(game: Env, cell: str) -> int:
-    """``2 * num_seen - 2``: a sum of products of numbers and of the game's attributes."""
+    """``2 * num_observed - 2``: a sum of products of numbers and of the game's attributes."""
     total = 0
     for term in re.findall(r"[+-]?[^+-]+", cell.strip("` ")):
         factors = [factor.strip() for factor in term.lstrip("+-").split("*")]
@@ -208,8 +208,8 @@ def facts(name: str, game: Env) -> str:
             rows.append([what, described(next(iter(by_role.values())))])
         else:
             rows += [[f"{what}, {role}", described(space)] for role, space in by_role.items()]
-    ends = f"terminated: {kind.terminated_means}; " if kind.terminated_means != Env.terminated_means else ""
-    rows.append(["An episode ends", f"{ends}truncated: after `max_steps` = {vars(game)['max_steps']} ticks"])
+    ends = f"terminated: {kind.termination_label}; " if kind.termination_label != Env.termination_label else ""
+    rows.append(["An episode ends", f"{ends}truncated: after `max_steps` = {vars(game)['max_steps']} steps"])
     return table(["", ""], rows)
 
 
@@ -221,7 +221,7 @@ def described(space: Any) -> str:
 
 
 def picture(game: Env, path: Path) -> None:
-    """A PNG of one replica that has acted at random for some ticks, at the latest at its end."""
+    """A PNG of one replica that has acted at random for some steps, at the latest at its end."""
     import pygame
 
     env = gpu_vecenv.make(game, 1, "cpu", autoreset_mode="disabled")
@@ -272,7 +272,7 @@ def page(name: str, rules: str) -> str:
 :class: picture
 :width: 420px
 
-With default values, after {TICKS} ticks at random, or at the episode's end.
+With default values, after {TICKS} steps at random, or at the episode's end.
 :::
 
 {facts(name, game)}

@@ -21,7 +21,7 @@ env = benchmarl.make("simple_spread", num_envs=256)
 
 
 def mean_return(policy=None) -> float:
-    """Of one agent over an episode of 25 ticks; without a policy, of random actions."""
+    """Of one agent over an episode of 25 steps; without a policy, of random actions."""
     env.set_seed(7)
     with torch.no_grad():
         return env.rollout(25, policy)["next", "agent", "reward"].sum(1).mean().item()

@@ -45,7 +45,7 @@ class Options:
     num_taggers: int | None = None  # by default the game's
     num_runners: int | None = None  # tag_continuous only, by default the game's; tag_gridworld has one
     full_observation: bool | None = None  # tag_gridworld only, by default the game's
-    ticks: int = 50
+    steps: int = 50
     device: str | None = None  # of the network: cpu, cuda or cuda:1; by default cuda if usable, else cpu
 
 
@@ -90,7 +90,7 @@ def oracle_class(game: Env) -> Callable[[], Any]:
     return lambda: TagContinuousOracle(**functions, **asdict(game))
 
 
-def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, ticks: int) -> tuple[Stages, State]:
+def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, steps: int) -> tuple[Stages, State]:
     """Simulate in NumPy, a replica after another: the time it took, and the state that it ends with."""
     make = oracle_class(game)
     oracles = [make() for _ in range(replicas)]
@@ -103,7 +103,7 @@ def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, t
     def begin(chosen: Iterable[int]) -> None:
         starts = {name: streams.state[name].cpu().numpy() for name in fields}
         for e in chosen:
-            oracles[e].time, oracles[e].active = 0, np.ones(game.num_agents, bool)
+            oracles[e].elapsed_steps, oracles[e].active = 0, np.ones(game.num_agents, bool)
             for name in fields:
                 setattr(oracles[e], name, starts[name][e].copy())
 
@@ -115,7 +115,7 @@ def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, t
     begin(range(replicas))
     observe()
     sampler.sample(network(obs.to(device)))  # what loads or compiles at first use is not counted
-    for _ in range(ticks):
+    for _ in range(steps):
         with stages("copying"):
             rows = obs.to(device)
         with stages("model"):
@@ -129,26 +129,30 @@ def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, t
         if ended.any():
             streams.reset(mask=ended)
             begin(np.flatnonzero(ended))
-        streams.time.copy_(torch.tensor([oracle.time for oracle in oracles]))
+        streams.elapsed_steps.copy_(torch.tensor([oracle.elapsed_steps for oracle in oracles]))
         with stages("simulating"):
             observe()
     state = {name: np.stack([getattr(oracle, name) for oracle in oracles]) for name in fields}
-    return stages, {**state, "time": np.array([oracle.time for oracle in oracles], np.int32), "obs": obs.numpy()}
+    return stages, {
+        **state,
+        "elapsed_steps": np.array([oracle.elapsed_steps for oracle in oracles], np.int32),
+        "obs": obs.numpy(),
+    }
 
 
-def on_device(game: Env, replicas: int, network: nn.Module, device: torch.device, ticks: int) -> tuple[Stages, State]:
+def on_device(game: Env, replicas: int, network: nn.Module, device: torch.device, steps: int) -> tuple[Stages, State]:
     """The same on the device alone."""
-    env = VecEnv(game, replicas, device)  # a replica whose episode ends begins the next one in the same tick
-    sampler, stages, slab = Sampler(env), Stages(device), env.slab()
-    env.reset(seed=SEED, out=slab)
-    env.step(sampler.sample(network(slab.obs)).actions, out=slab)  # not counted, as above
-    env.reset(seed=SEED, out=slab)
+    env = VecEnv(game, replicas, device)  # a replica whose episode ends begins the next one in the same step
+    sampler, stages, buffers = Sampler(env), Stages(device), env.step_buffers()
+    env.reset(seed=SEED, out=buffers)
+    env.step(sampler.sample(network(buffers.obs)).actions, out=buffers)  # not counted, as above
+    env.reset(seed=SEED, out=buffers)
     with stages("all"):
-        for _ in range(ticks):
-            env.step(sampler.sample(network(slab.obs)).actions, out=slab)
+        for _ in range(steps):
+            env.step(sampler.sample(network(buffers.obs)).actions, out=buffers)
     env.raise_for_faults()
     state = {field.name: env.state[field.name] for field in game.state if not field.shared}
-    state |= {"time": env.time, "obs": slab.obs}
+    state |= {"elapsed_steps": env.elapsed_steps, "obs": buffers.obs}
     return stages, {name: tensor.cpu().numpy() for name, tensor in state.items()}
 
 
@@ -162,30 +166,30 @@ def main(options: Options) -> None:
     layers = nn.Linear(game.obs_dim, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, game.action.num_logits)
     network = nn.Sequential(*layers).to(device)
 
-    given = game, options.cpu_replicas, network, device, options.ticks
+    given = game, options.cpu_replicas, network, device, options.steps
     cpu, expected = on_cpu(*given)
     small, found = on_device(*given)
     rows = [("NumPy on the CPU", options.cpu_replicas, cpu), ("all on the device", options.cpu_replicas, small)]
     if options.replicas != options.cpu_replicas:
-        large, _ = on_device(game, options.replicas, network, device, options.ticks)
+        large, _ = on_device(game, options.replicas, network, device, options.steps)
         rows.append(("all on the device", options.replicas, large))
 
     table = Table("", *(Column(name, justify="right") for name in "replicas env-steps/s agent-steps/s ratio".split()))
-    rates = [replicas * options.ticks / sum(stages.seconds.values()) for _, replicas, stages in rows]
+    rates = [replicas * options.steps / sum(stages.seconds.values()) for _, replicas, stages in rows]
     for (name, replicas, _), rate in zip(rows, rates, strict=True):
         numbers = f"{rate:,.0f}", f"{rate * game.num_agents:,.0f}", f"{rate / rates[0]:,.1f}"
         table.add_row(name, f"{replicas:,}", *numbers)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU, where a copy costs nothing"
-    print(f"{options.game}, {game.num_agents} agents, {options.ticks} ticks; the network is on {where}")
+    print(f"{options.game}, {game.num_agents} agents, {options.steps} steps; the network is on {where}")
     Console().print(table)
     whole = sum(cpu.seconds.values())
     shares = ", ".join(f"{name} {seconds / whole:.1%}" for name, seconds in sorted(cpu.seconds.items(), reverse=True))
     print(f"time of the first, on one core of {os.cpu_count()}: {shares}")
-    print("the model is network and sampling; ratios are of env-steps/s, ticks of one replica, whatever the replicas")
+    print("the model is network and sampling; ratios are of env-steps/s, steps of one replica, whatever the replicas")
     different = [name for name in expected if expected[name].tobytes() != found[name].tobytes()]
     if different:
-        sys.exit(f"after {options.ticks} ticks the two differ in {', '.join(different)}; expected the same bits")
-    print(f"after {options.ticks} ticks all {options.cpu_replicas} replicas have the same bits in both")
+        sys.exit(f"after {options.steps} steps the two differ in {', '.join(different)}; expected the same bits")
+    print(f"after {options.steps} steps all {options.cpu_replicas} replicas have the same bits in both")
 
 
 if __name__ == "__main__":

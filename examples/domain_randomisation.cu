@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A cart on a straight track, pushed towards its middle. Declared in domain_randomisation.py.
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -21,7 +21,7 @@ HD void step(State s, Io io) {
         s.velocity[0] += DT * push / s.mass[0];
         s.position[0] += DT * s.velocity[0];
         io.rewards[0] = -math::abs(s.position[0]);
-        io.truncations[0] = io.time >= MAX_STEPS;
+        io.truncations[0] = io.elapsed_steps >= MAX_STEPS;
     }
 }
 

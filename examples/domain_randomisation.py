@@ -23,8 +23,8 @@ class Cart(Env):
     high_mass: float = param(5.0, low=1e-3)  # kg
     force: float = 1.0  # N, of a push
     track: float = 1.0  # m, the farthest start from the middle
-    dt: float = param(0.1, low=1e-6)  # s, of a tick
-    max_steps: int = param(100, low=1)  # ticks until the episode is truncated
+    dt: float = param(0.1, low=1e-6)  # s, of a step
+    max_steps: int = param(100, low=1)  # steps until the episode is truncated
     show_mass: bool = False  # True: the mass is part of the observation
 
     state = (
@@ -78,8 +78,10 @@ def main(num_envs: int = 3000, device: str | None = None) -> None:
 
     for pinned in (0.5, 5.0):
         # A pool of one saved start; fields that it does not name are still drawn by the game's own reset.
-        starts = {"mass": np.array([pinned], np.float32)}
-        mass, returns = episode(gpu_vecenv.make(Cart, num_envs, device, autoreset_mode="disabled", starts=starts))
+        initial_states = {"mass": np.array([pinned], np.float32)}
+        mass, returns = episode(
+            gpu_vecenv.make(Cart, num_envs, device, autoreset_mode="disabled", initial_states=initial_states)
+        )
         print(f"pinned to {mass.unique().tolist()} kg: {returns.mean():.2f}")
 
 

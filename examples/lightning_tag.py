@@ -20,9 +20,9 @@ class Options:
     """Train taggers and runners; evaluate who is trained against who acts at random."""
 
     num_envs: int = 100  # replicas
-    iterations: int = 200  # rollouts of num_steps ticks, each with an update
-    num_steps: int = 32  # ticks
-    max_steps: int = 500  # ticks of an episode
+    iterations: int = 200  # rollouts of num_steps steps, each with an update
+    num_steps: int = 32  # steps
+    max_steps: int = 500  # steps of an episode
     episodes: int = 200  # of each evaluation
     device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
     out: Path = Path("lightning_tag")  # folder for metrics and checkpoints
@@ -47,8 +47,8 @@ if __name__ == "__main__":
 
     def returns(*at_random: str) -> str:
         """What a tagger and a runner get in an episode, where these roles act at random."""
-        figures = module.inner.evaluate(options.episodes, random_roles=at_random)
-        return f"tagger {figures['return_tagger']:.2f}, runner {figures['return_runner']:.2f}"
+        metrics = module.inner.evaluate(options.episodes, random_roles=at_random)
+        return f"tagger {metrics['return_tagger']:.2f}, runner {metrics['return_runner']:.2f}"
 
     print(f"returns, all random: {returns('tagger', 'runner')}")
     trainer.fit(module, ckpt_path=options.resume)

@@ -26,13 +26,15 @@ class Options:
 
 if __name__ == "__main__":
     options = tyro.cli(Options)
-    with gpu_vecenv.train.distributed.joined(options.device) as (world, device):
-        share = world.shard(options.num_envs)
+    with gpu_vecenv.train.distributed.process_group(options.device) as (world, device):
+        share = world.envs_per_process(options.num_envs)
         # Random numbers follow the number of the replica, so no two processes have the same episodes.
-        env = gpu_vecenv.make(options.game, share, device, first_replica=world.rank * share)
+        env = gpu_vecenv.make(options.game, share, device, first_env_index=world.rank * share)
         trainer = gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig(total_steps=options.total_steps, learning_rate=1e-3))
-        last = trainer.train()  # figures of all processes; every process has the same weights
-        print(f"process {world.rank} of {world.size}: replicas {env.first_replica} to {env.first_replica + share - 1}")
+        last = trainer.train()  # metrics of all processes; every process has the same weights
+        print(
+            f"process {world.rank} of {world.size}: replicas {env.first_env_index} to {env.first_env_index + share - 1}"
+        )
         if world.rank == 0:
             found = trainer.evaluate(options.episodes)
             returns = ", ".join(f"{name} {value:.2f}" for name, value in found.items() if name.startswith("return_"))

@@ -22,9 +22,9 @@ def situation(obs: np.ndarray) -> int:
 def play(
     env: ParallelEnv, tables: dict[str, np.ndarray], rng: np.random.Generator, learn: float, explore: float
 ) -> int:
-    """One episode; its ticks. The tables change unless ``learn`` is 0."""
+    """One episode; its steps. The tables change unless ``learn`` is 0."""
     observations, _ = env.reset()
-    ticks = 0
+    steps = 0
     while env.agents:
         seen = {agent: situation(obs) for agent, obs in observations.items()}
         actions = {}
@@ -32,12 +32,12 @@ def play(
             greedy = agent in tables and rng.random() >= explore
             actions[agent] = tables[agent][seen[agent]].argmax() if greedy else env.action_space(agent).sample()
         observations, rewards, terminations, _, _ = env.step(actions)
-        ticks += 1
+        steps += 1
         for agent, table in tables.items():
             future = 0.0 if terminations[agent] else 0.95 * table[situation(observations[agent])].max()
             change = rewards[agent] + future - table[seen[agent], actions[agent]]
             table[seen[agent], actions[agent]] += learn * change
-    return ticks
+    return steps
 
 
 def main(episodes: int = 100, num_taggers: int = 2, grid: int = 10, device: str | None = "cpu") -> None:
@@ -57,15 +57,15 @@ def main(episodes: int = 100, num_taggers: int = 2, grid: int = 10, device: str 
         env.action_space(agent).seed(1)
     tables = {agent: np.zeros((SITUATIONS, MOVES)) for agent in env.possible_agents if agent.startswith("tagger")}
 
-    def ticks(explore: float) -> float:
+    def steps(explore: float) -> float:
         return float(np.mean([play(env, tables, rng, learn=0.0, explore=explore) for _ in range(episodes // 4)]))
 
-    at_random = ticks(explore=1.0)
+    at_random = steps(explore=1.0)
     for _ in range(episodes):
         play(env, tables, rng, learn=0.2, explore=0.2)
-    learnt = ticks(explore=0.05)
+    learnt = steps(explore=0.05)
     print(
-        f"ticks until the runner is caught, or 100: at random {at_random:.0f}, after {episodes} episodes {learnt:.0f}"
+        f"steps until the runner is caught, or 100: at random {at_random:.0f}, after {episodes} episodes {learnt:.0f}"
     )
 
 

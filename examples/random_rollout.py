@@ -8,7 +8,7 @@ import gpu_vecenv
 
 
 def main(game: str = "tag_continuous", num_envs: int = 200, steps: int = 100, device: str | None = None) -> None:
-    """Random actions; the first tick, before which kernels may be compiled, is not counted."""
+    """Random actions; the first step, before which kernels may be compiled, is not counted."""
     env = gpu_vecenv.make(game, num_envs, device)
     env.reset(seed=0)
     env.step(env.sample_actions())[1].sum().item()  # reading a value waits for the device

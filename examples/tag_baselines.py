@@ -71,7 +71,7 @@ class GridFlee:
 
 
 @dataclass
-class Sight:
+class Perception:
     """What an agent of tag_continuous makes of an observation; all but ``there`` and ``tagger`` float32.
 
     Positions are relative to one's own, in the axes of the square; M agents are seen.
@@ -81,8 +81,8 @@ class Sight:
     tagger: torch.Tensor  # (num_envs, n, M) bool
     position: torch.Tensor  # (num_envs, n, M, 2)
     heading: torch.Tensor  # (num_envs, n, M) rad
-    speed: torch.Tensor  # (num_envs, n, M) per tick
-    acceleration: torch.Tensor  # (num_envs, n, M) per tick
+    speed: torch.Tensor  # (num_envs, n, M) per step
+    acceleration: torch.Tensor  # (num_envs, n, M) per step
 
 
 def direction(heading: torch.Tensor) -> torch.Tensor:
@@ -90,15 +90,15 @@ def direction(heading: torch.Tensor) -> torch.Tensor:
     return torch.stack([heading.cos(), heading.sin()], -1)
 
 
-class Reckoner:
+class StateEstimator:
     """What an agent of tag_continuous can know of itself, though no observation says it.
 
     Speed and acceleration follow from its own actions. So does its heading, but for that of the start, one of four
-    quarter turns: with the right one, the agents seen now come from where agents were seen a tick ago. Of its position
+    quarter turns: with the right one, the agents seen now come from where agents were seen a step ago. Of its position
     it keeps bounds: they move as it does, the edge stops them as it stops the agent, and whoever is seen is inside the
     square.
 
-    It relies on its actions being played, and on the game's own starts. A tick 0 in the observation begins anew.
+    It relies on its actions being played, and on the game's own starts. A step 0 in the observation begins anew.
     """
 
     def __init__(self, game: TagContinuous, role: str) -> None:
@@ -108,7 +108,7 @@ class Reckoner:
 
     def begin(self, obs: torch.Tensor) -> None:
         """Forget everything, and prepare for observations of this shape."""
-        n, seen = obs.shape[:2], self.game.num_seen
+        n, seen = obs.shape[:2], self.game.num_observed
         self.shape, self.device = obs.shape, obs.device
         levels = self.game.arrays()
         self.acceleration_level = torch.as_tensor(levels["acceleration_level"], device=obs.device)
@@ -116,11 +116,11 @@ class Reckoner:
         self.speed, self.acceleration, self.turned = torch.zeros(3, *n, device=obs.device)
         self.votes = torch.zeros(*n, 4, device=obs.device)  # for each quarter turn as the heading at the start
         self.low, self.high = torch.zeros(2, *n, 2, device=obs.device)  # bounds of the own position
-        self.before = torch.zeros(*n, seen, 2, device=obs.device)  # positions seen a tick ago; inf: nobody
+        self.before = torch.zeros(*n, seen, 2, device=obs.device)  # positions seen a step ago; inf: nobody
 
-    def look(self, obs: torch.Tensor) -> Sight:
+    def update(self, obs: torch.Tensor) -> Perception:
         """Take in the next observation."""
-        game, seen = self.game, self.game.num_seen
+        game, seen = self.game, self.game.num_observed
         if self.shape != obs.shape or self.device != obs.device:
             self.begin(obs)
         start = obs[..., -1] == 0
@@ -143,7 +143,7 @@ class Reckoner:
         self.sure = (self.votes == self.votes.amax(-1, keepdim=True)).sum(-1) == 1  # (num_envs, n) bool: no tie
         self.bound(position, there)
         heading = ahead + self.heading[..., None]
-        return Sight(there, features[..., 5, :] > 0.5, position, heading, speed, acceleration)
+        return Perception(there, features[..., 5, :] > 0.5, position, heading, speed, acceleration)
 
     def vote(self, position: torch.Tensor, speed: torch.Tensor, ahead: torch.Tensor) -> None:
         """Ask of each quarter turn how many of those seen come from where somebody was."""
@@ -152,7 +152,7 @@ class Reckoner:
         near = 1e-5 * self.game.side  # float32 rounds positions to a hundredth of it
         for quarter in range(4):
             came_from = position - moved
-            if self.game.see_all:  # each has its own place
+            if self.game.observe_all:  # each has its own place
                 found = ((came_from - self.before).abs() < near).all(-1)
             else:
                 apart = (came_from[..., :, None, :] - self.before[..., None, :, :]).abs()
@@ -180,7 +180,7 @@ class Reckoner:
         """Heading after each choice of turn, (num_envs, n, choices)."""
         return self.heading[..., None] + self.turn_level
 
-    def decide(self, acceleration: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    def actions_of(self, acceleration: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
         """The actions (num_envs, n, 2) of these choices, which count as played."""
         gained = self.acceleration + self.acceleration_level[acceleration]
         self.speed = (self.speed + gained).clamp(0, self.top)
@@ -197,12 +197,12 @@ class Pursuit:
     """
 
     def __init__(self, game: TagContinuous) -> None:
-        self.own = Reckoner(game, "tagger")
+        self.own = StateEstimator(game, "tagger")
         self.top = game.max_speed * game.runner_skill
 
     def __call__(self, obs: torch.Tensor) -> torch.Tensor:
         """Actions (num_envs, n, 2) int32 of the taggers."""
-        own, sight = self.own, self.own.look(obs)
+        own, sight = self.own, self.own.update(obs)
         chased = self.chased(sight)
         speed = (sight.speed + sight.acceleration).clamp(0, self.top)
         runners = sight.position + speed[..., None] * direction(sight.heading)
@@ -212,9 +212,9 @@ class Pursuit:
         after = after.flatten(-3, -2)  # (num_envs, n, actions, 2)
         distance = (after[..., :, None, :] - runners[..., None, :, :]).square().sum(-1)
         action = distance.where(chased[..., None, :], math.inf).amin(-1).argmin(-1)
-        return own.decide(action // len(own.turn_level), action % len(own.turn_level))
+        return own.actions_of(action // len(own.turn_level), action % len(own.turn_level))
 
-    def chased(self, sight: Sight) -> torch.Tensor:
+    def chased(self, sight: Perception) -> torch.Tensor:
         """Which of those seen to go after, (num_envs, n, M) bool."""
         runner, place = sight.there & ~sight.tagger, sight.position
         others = (place[..., :, None, :] - place[..., None, :, :]).norm(dim=-1)
@@ -224,17 +224,17 @@ class Pursuit:
 
 
 class Flee:
-    """At full speed, a runner turns to where the nearest tagger is farthest after the tick; the edge stops it.
+    """At full speed, a runner turns to where the nearest tagger is farthest after the step; the edge stops it.
 
     Who sees no tagger flees from the runners it sees: in a crowd one does not see far.
     """
 
     def __init__(self, game: TagContinuous) -> None:
-        self.own = Reckoner(game, "runner")
+        self.own = StateEstimator(game, "runner")
 
     def __call__(self, obs: torch.Tensor) -> torch.Tensor:
         """Actions (num_envs, n, 2) int32 of the runners."""
-        own, sight = self.own, self.own.look(obs)
+        own, sight = self.own, self.own.update(obs)
         feared = sight.there & sight.tagger
         feared = torch.where(feared.any(-1, keepdim=True), feared, sight.there)
         here = ((own.low + own.high) / 2)[..., None, :]
@@ -242,7 +242,7 @@ class Flee:
         after = (here + speed * direction(own.headings())).clamp(0, own.game.side) - here  # (num_envs, n, turns, 2)
         distance = (after[..., :, None, :] - sight.position[..., None, :, :]).square().sum(-1)
         turn = distance.where(feared[..., None, :], math.inf).amin(-1).argmax(-1)  # no turn, if nobody is there
-        return own.decide(own.acceleration_level.argmax().expand(turn.shape), turn)
+        return own.actions_of(own.acceleration_level.argmax().expand(turn.shape), turn)
 
 
 def pursuit(game: Env) -> Actor:
@@ -282,26 +282,26 @@ def play(
         episodes: How many.
 
     Returns:
-        "episodes", "terminated_share" (of the episodes, those whose last tick truncated no agent), "episode_length"
-        (mean ticks) and "return_<role>" (mean over episodes and the role's agents).
+        "episodes", "terminated_fraction" (of the episodes, those whose last step truncated no agent), "episode_length"
+        (mean steps) and "return_<role>" (mean over episodes and the role's agents).
     """
     rounds = -(-episodes // num_envs)
     num_envs = -(-episodes // rounds)
     env = VecEnv(game, num_envs, device, autoreset_mode="disabled")
-    slab, totals = env.slab(), dict[str, float]()
+    buffers, totals = env.step_buffers(), dict[str, float]()
     for played in range(0, episodes, num_envs):
-        obs, _ = env.reset(seed=seed if played == 0 else None, out=slab)
+        obs, _ = env.reset(seed=seed if played == 0 else None, out=buffers)
         env.clear_episode_statistics()
         while bool(env.active.any()):
-            for _ in range(16):  # ticks after the end change nothing; to look at every tick would wait each time
+            for _ in range(16):  # steps after the end change nothing; to look at every step would wait each time
                 actions = env.sample_actions()
                 for role, actor in actors.items():
                     if actor is not None:
                         where = game.role_slices[role]
                         actions[:, where] = actor(obs[(slice(None), where, *game.observation.own(role))])
-                env.step(actions, out=slab)
+                env.step(actions, out=buffers)
         statistics = env.episode_statistics()
-        sums = {"terminated_share": statistics["terminations"], "episode_length": statistics["lengths"]}
+        sums = {"terminated_fraction": statistics["terminations"], "episode_length": statistics["lengths"]}
         for role, where in game.role_slices.items():
             sums[f"return_{role}"] = statistics["returns"][:, where].mean(-1)
         for name, tensor in sums.items():
@@ -339,7 +339,7 @@ def main(
             table.add_row(
                 taggers,
                 runners,
-                f"{results['terminated_share']:.1%}",
+                f"{results['terminated_fraction']:.1%}",
                 f"{results['episode_length']:.1f}",
                 f"{results['return_tagger']:.3f}",
                 f"{results['return_runner']:.3f}",

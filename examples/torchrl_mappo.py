@@ -32,7 +32,7 @@ optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
 
 
 def mean_return(policy=None) -> float:
-    """Of one agent over an episode of 25 ticks; without a policy, of random actions."""
+    """Of one agent over an episode of 25 steps; without a policy, of random actions."""
     test_env.set_seed(7)
     with torch.no_grad():
         return test_env.rollout(25, policy)["next", "agent", "reward"].sum(1).mean().item()

@@ -58,11 +58,15 @@ def main(
     trainer = Trainer(env, config, seed=seed, policies={role: PolicySpec(), other: opponent})
     trainer.train()
     torch.manual_seed(seed)  # of the policy's draws below
-    table = Table("who plays the " + role, "caught", "ticks", "return", title=f"against {scripts[other]!r}")
-    for name, actor in (("chance", None), ("its script", scripts[role]), ("trained", trainer.policies[role].act)):
+    table = Table("who plays the " + role, "caught", "steps", "return", title=f"against {scripts[other]!r}")
+    for name, actor in (("random", None), ("its script", scripts[role]), ("trained", trainer.policies[role].act)):
         found = play(game, {role: actor, other: scripts[other]}, min(episodes, 1000), seed + 1, device, episodes)
-        figures = f"{found['terminated_share']:.1%}", f"{found['episode_length']:.1f}", f"{found[f'return_{role}']:.2f}"
-        table.add_row(name, *figures)
+        metrics = (
+            f"{found['terminated_fraction']:.1%}",
+            f"{found['episode_length']:.1f}",
+            f"{found[f'return_{role}']:.2f}",
+        )
+        table.add_row(name, *metrics)
     Console().print(table)
 
 

@@ -23,8 +23,8 @@ if __name__ == "__main__":
     options = tyro.cli(Options)
     env = gpu_vecenv.make("tag_gridworld", options.num_envs, options.device)
     trainer = gpu_vecenv.Trainer(env, gpu_vecenv.PPOConfig(total_steps=options.total_steps))
-    before = trainer.evaluate(options.episodes, random_roles=["tagger", "runner"])["terminated_share"]
+    before = trainer.evaluate(options.episodes, random_roles=["tagger", "runner"])["terminated_fraction"]
     last = trainer.train()
-    after = trainer.evaluate(options.episodes, random_roles=["runner"])["terminated_share"]
+    after = trainer.evaluate(options.episodes, random_roles=["runner"])["terminated_fraction"]
     print(f"{last['env_steps']:,.0f} env-steps; runner caught: {before:.1%} by random, {after:.1%} by trained taggers")
     print(f"checkpoint: {trainer.save(options.out).resolve()}")

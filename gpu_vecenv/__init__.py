@@ -7,7 +7,7 @@ from gpu_vecenv.declare.env import Env, Field, param
 from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.sampler import Sample, Sampler
-from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.envs.registry import configure, register
 from gpu_vecenv.train.episode_log import EpisodeLog
@@ -35,7 +35,7 @@ __all__ = [
     "PolicySpec",
     "Sample",
     "Sampler",
-    "Slab",
+    "StepBuffers",
     "Trainer",
     "VecEnv",
     "__version__",

@@ -13,11 +13,11 @@ class ConfigError(ValueError):
 
 
 class EnvDefinitionError(ValueError):
-    """A game's declaration contradicts itself or its device text."""
+    """A game's declaration contradicts itself or its device code."""
 
 
-class KernelPolicyError(EnvDefinitionError):
-    """A game's device text uses what runs on one device only or gives each other bits; ``Env.allows`` permits it."""
+class SourceRuleError(EnvDefinitionError):
+    """A game's device code uses what runs on one device only or gives each other bits; ``Env.allows`` permits it."""
 
 
 class UnknownGameError(gymnasium.error.NameNotFound, ValueError):
@@ -41,7 +41,7 @@ class CompilerError(RuntimeError):
 
 
 class KernelCompileError(RuntimeError):
-    """Device text did not compile. ``log`` holds everything the compiler said."""
+    """Device code did not compile. ``log`` holds everything the compiler said."""
 
     def __init__(self, message: str, log: str = ""):
         super().__init__(message)
@@ -53,7 +53,7 @@ class DeviceFaultError(RuntimeError):
 
 
 class EnvContractError(RuntimeError):
-    """A game's device text breaks the machine's rules, as by writing outside of its replica; seen by debug builds."""
+    """A game's device code breaks the engine's rules, as by writing outside of its replica; seen by debug builds."""
 
 
 class ForkedProcessError(RuntimeError):

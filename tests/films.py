@@ -6,7 +6,7 @@ import numpy as np
 
 import gpu_vecenv
 from gpu_vecenv.declare.drawing import BLUE, GREY, RED, WHITE, Circle, Drawing, Line, blend
-from gpu_vecenv.views.frames import replica_state
+from gpu_vecenv.views.frames import state_on_host
 from gpu_vecenv.watch.player import Film
 
 
@@ -32,7 +32,7 @@ def film(drawings: Sequence[Drawing], roles=None, agents=None, **changes) -> Fil
 def chase(ticks: int, taggers: int, runners: int, seed: int = 0, **changes) -> Film:
     """Agents that walk at random on a square of side 20, drawn as tag is: body, heading, a tagger's reach.
 
-    Half of the runners leave, one after the other, and are pale from then on. Everybody gets a reward at every tick.
+    Half of the runners leave, one after the other, and are pale from then on. Everybody gets a reward at every step.
     """
     random, count = np.random.default_rng(seed), taggers + runners
     heading = np.cumsum(random.uniform(-1, 1, (ticks + 1, count)), 0)
@@ -66,12 +66,12 @@ def played(game: str, device: str, ticks: int, title: str = "", seed: int = 1, *
     """An episode of a real game by random actions, or its first ticks."""
     env = gpu_vecenv.make(game, 1, device, autoreset_mode="disabled", **configuration)
     env.reset(seed=seed)
-    seen = [(env.game.draw(replica_state(env, 0)), env.active[0].cpu().numpy().copy())]
+    seen = [(env.game.draw(state_on_host(env, 0)), env.active[0].cpu().numpy().copy())]
     outputs = []
     while len(outputs) < ticks and seen[-1][1].any():
         step = env.step(env.sample_actions())
         outputs.append([tensor[0].cpu().numpy().copy() for tensor in step[1:4]])
-        seen.append((env.game.draw(replica_state(env, 0)), env.active[0].cpu().numpy().copy()))
+        seen.append((env.game.draw(state_on_host(env, 0)), env.active[0].cpu().numpy().copy()))
     drawings, active = zip(*seen, strict=True)
     rewards, terminations, truncations = map(np.array, zip(*outputs, strict=True))
     return Film(

@@ -5,7 +5,7 @@
 A bad call must raise one of the errors listed for it, and its message must hold certain words. Every bit of what was
 called must be as before, and a twin that was not called must step on with the same bits.
 
-An injection is a name, key or value that would be code if somebody pasted it into device text, a command line or a
+An injection is a name, key or value that would be code if somebody pasted it into device code, a command line or a
 module's name. It must be refused, or arrive as what it is: the text that a compiler would read is the same as for an
 honest one. Meanwhile nothing is compiled, imported, started or written. Some of those that are accepted go on to a
 compiler that only writes down what it is given.
@@ -257,7 +257,7 @@ class Pair(Subject):
 
     def __init__(self, name: str, make: Callable[[], Any]) -> None:
         self.name, self.env, self.twin = name, make(), make()
-        self.machine = getattr(self.env, "vec_env", self.env)
+        self.vec_env = getattr(self.env, "vec_env", self.env)
         self.begin()
 
     def begin(self) -> None:
@@ -265,7 +265,7 @@ class Pair(Subject):
             env.reset(seed=11)
 
     def fingerprint(self) -> bytes:
-        return bits(self.machine.state_dict(), self.machine.seed, [x.data_ptr() for x in self.machine.data.values()])
+        return bits(self.vec_env.state_dict(), self.vec_env.seed, [x.data_ptr() for x in self.vec_env.data.values()])
 
     def tick(self, env: Any) -> bytes:
         return bits(env.step(env.sample_actions()))
@@ -278,12 +278,12 @@ class Pair(Subject):
         return Bad("attribute", lambda: getattr(self.env, name), AttributeError, [name])
 
 
-class Machine(Pair):
+class VecEnvPair(Pair):
     """VecEnv."""
 
     def __init__(self, game: Env, device: str, **arguments: Any) -> None:
         super().__init__(f"VecEnv of {game.name()}", lambda: gpu_vecenv.VecEnv(game, 6, device, **arguments))
-        self.others = [gpu_vecenv.VecEnv(game, 5, device).slab(), object(), {}, [], self.env.observe()]
+        self.others = [gpu_vecenv.VecEnv(game, 5, device).step_buffers(), object(), {}, [], self.env.observe()]
 
     def bad(self, rng: random.Random) -> Bad:
         env, actions = self.env, self.env.sample_actions()
@@ -302,7 +302,7 @@ class Machine(Pair):
             case 4:
                 out = rng.choice(self.others)
                 call = rng.choice([lambda: env.step(actions, out=out), lambda: env.reset(out=out, seed=3)])
-                return Bad("out", call, ValueError, ["out is", "slab()"])
+                return Bad("out", call, ValueError, ["out is", "step_buffers()"])
             case 5 | 6:
                 return bad_seed(rng, env.reset)
             case 7:
@@ -311,10 +311,10 @@ class Machine(Pair):
                 return Bad("mask", lambda: env.reset(mask=wrong, seed=seed), error, ["reset: mask", *words])
             case 8:
                 name = rng.choice(["obs", "rewards", "terminations", "truncations", "active", "final_mask"])
-                good = env.slab().tensors()[name]
+                good = env.step_buffers().tensors()[name]
                 wrong, error, words = bad_tensor(rng, good, [good.dtype])
                 errors = (TypeError, ValueError, RuntimeError) if isinstance(wrong, torch.Tensor) else error
-                return Bad("slab", lambda: env.slab(**{name: wrong}), errors, [name, "expected"])
+                return Bad("step_buffers", lambda: env.step_buffers(**{name: wrong}), errors, [name, "expected"])
             case 9:
                 wrong, error, words = bad_tensor(rng, env.observe(), [env.layout.obs_dtype])
                 if wrong is None or (isinstance(wrong, torch.Tensor) and wrong.is_sparse):
@@ -323,7 +323,7 @@ class Machine(Pair):
             case 10:
                 return self.state(rng)
             case 11:
-                name, keyword = typo(rng, "seed"), rng.choice([env.reset, env.step, env.slab])
+                name, keyword = typo(rng, "seed"), rng.choice([env.reset, env.step, env.step_buffers])
                 return Bad("keyword", lambda: keyword(**{name: 3}), TypeError, [name])
             case _:
                 call = rng.choice([self.data, self.attribute])
@@ -650,17 +650,37 @@ class Making(Pair):
         cells = np.zeros((3, *shape.shape(shape.state[0])), np.int32)
         key, wrong, errors, words = rng.choice(
             [
-                ("first_replica", rng.choice([-1, 2**64, -(2**70)]), ValueError, ["first_replica is", "expected"]),
-                ("first_replica", rng.choice([1.0, True, "1", None]), TypeError, ["first_replica is", "expected"]),
+                ("first_env_index", rng.choice([-1, 2**64, -(2**70)]), ValueError, ["first_env_index is", "expected"]),
+                ("first_env_index", rng.choice([1.0, True, "1", None]), TypeError, ["first_env_index is", "expected"]),
                 ("driver", rng.choice(["opengl", "", "../x", "pycuda_"]), ValueError, ["driver"]),
                 ("arrays", {"wind": np.zeros(3)}, ConfigError, ["arrays", "unknown ['wind']"]),
                 ("arrays", rng.choice([[1], 7, "wind", np.ones(1)]), TypeError, ["arrays", "expected a mapping"]),
-                ("starts", rng.choice([[1], 7, "wind", {1}]), TypeError, ["starts", "expected a mapping"]),
-                ("starts", {typo(rng, "cell") + "_": cells}, ConfigError, ["starts", "unknown", "known: ['cell']"]),
-                ("starts", {"cell": cells[:0]}, ConfigError, ["starts", "same number of starts"]),
-                ("starts", {"cell": cells.astype(np.int64)}, ConfigError, ["starts", "int64", "expected"]),
-                ("starts", {"cell": cells.tolist()}, TypeError, ["starts", "expected an array"]),
-                ("starts", {"cell": cells[..., :1]}, ConfigError, ["starts", "expected"]),
+                (
+                    "initial_states",
+                    rng.choice([[1], 7, "wind", {1}]),
+                    TypeError,
+                    ["initial_states", "expected a mapping"],
+                ),
+                (
+                    "initial_states",
+                    {typo(rng, "cell") + "_": cells},
+                    ConfigError,
+                    ["initial_states", "unknown", "known: ['cell']"],
+                ),
+                (
+                    "initial_states",
+                    {"cell": cells[:0]},
+                    ConfigError,
+                    ["initial_states", "same number of initial states"],
+                ),
+                (
+                    "initial_states",
+                    {"cell": cells.astype(np.int64)},
+                    ConfigError,
+                    ["initial_states", "int64", "expected"],
+                ),
+                ("initial_states", {"cell": cells.tolist()}, TypeError, ["initial_states", "expected an array"]),
+                ("initial_states", {"cell": cells[..., :1]}, ConfigError, ["initial_states", "expected"]),
             ]
         )
         if key == "driver" and self.device != "cpu":
@@ -721,7 +741,7 @@ class Training(Subject):
 
     def trainers(self, rng: random.Random) -> Bad:
         change, make = partial(dataclasses.replace, self.config), partial(gpu_vecenv.Trainer, self.env)
-        rows = 4 * 4  # ticks x replicas x agents of either role
+        rows = 4 * 4  # steps x replicas x agents of either role
         parts = rng.choice([n for n in range(3, 40) if rows % n])
         spec, network = gpu_vecenv.PolicySpec, torch.nn.Linear(2, 2)
         return rng.choice(
@@ -838,8 +858,8 @@ class Lifeless(Subject):
             env.close()
 
     def some(self, env: Any) -> Any:
-        machine = getattr(env, "vec_env", env)
-        drawn = torch.zeros(machine.layout.batch, dtype=torch.int32, device=machine.device)
+        vec_env = getattr(env, "vec_env", env)
+        drawn = torch.zeros(vec_env.layout.batch, dtype=torch.int32, device=vec_env.device)
         if isinstance(env, gpu_vecenv.BatchedParallelEnv):
             return dict(zip(env.possible_agents, drawn.unbind(1), strict=True))
         if isinstance(env, gpu_vecenv.ParallelEnv):
@@ -849,8 +869,8 @@ class Lifeless(Subject):
         return drawn.cpu().numpy() if getattr(env, "output", "") == "numpy" else drawn
 
     def fingerprint(self) -> bytes:
-        machines = [getattr(env, "vec_env", env) for env in self.new]
-        return bits([machine.state_dict() for machine in machines], [machine.seed for machine in machines])
+        vec_envs = [getattr(env, "vec_env", env) for env in self.new]
+        return bits([vec_env.state_dict() for vec_env in vec_envs], [vec_env.seed for vec_env in vec_envs])
 
     def bad(self, rng: random.Random) -> Bad:
         place = rng.randrange(len(self.makers))
@@ -859,7 +879,14 @@ class Lifeless(Subject):
             env = self.closed[place]
             calls = [lambda: env.step(actions), env.reset, lambda: env.reset(seed=3)]
             if place == 0:
-                calls += [env.observe, env.sample_actions, env.state_dict, env.faults, lambda: env.state, env.slab]
+                calls += [
+                    env.observe,
+                    env.sample_actions,
+                    env.state_dict,
+                    env.faults,
+                    lambda: env.state,
+                    env.step_buffers,
+                ]
                 calls += [env.episode_statistics, lambda: env.load_state_dict({}), lambda: env.active]
             return Bad("closed", rng.choice(calls), ClosedEnvError, ["after close", "make a new environment"])
         env = self.new[place]
@@ -882,11 +909,11 @@ def subjects(device: str, folder: Path) -> list[Subject]:
     box, crew = gpu_vecenv.configure("pendulum", max_steps=6), Crew()
     single, batched = gpu_vecenv.ParallelEnv, gpu_vecenv.BatchedParallelEnv
     return [
-        Machine(grid, device),
-        Machine(plane, device, validate="sync"),
-        Machine(box, device, autoreset_mode="next_step"),
-        Machine(box, device, validate="sync"),
-        Machine(crew, device, validate="sync", rows=True),
+        VecEnvPair(grid, device),
+        VecEnvPair(plane, device, validate="sync"),
+        VecEnvPair(box, device, autoreset_mode="next_step"),
+        VecEnvPair(box, device, validate="sync"),
+        VecEnvPair(crew, device, validate="sync", agents_as_envs=True),
         Rows(grid, device),
         Rows(plane, device, output="numpy"),
         Rows(box, device, output="numpy", autoreset_mode="next_step"),
@@ -923,7 +950,7 @@ def fuzz_calls(device: str, calls: int, seed: int, first: int = 0) -> tuple[list
             wrong = complaint(bad)
             if not wrong and subject.fingerprint() != before:
                 wrong = "something has changed"
-            if not wrong and not subject.go_on():
+            if not wrong and not subject.carry_over():
                 wrong = "the twin goes on otherwise"
             if wrong:
                 failures.append(f"call {number}, {subject.name}, {bad.what}: {wrong}")

@@ -1,6 +1,6 @@
 """Names, keys and values that would be code if somebody pasted them somewhere; a part of fuzz_calls.py.
 
-An injection must be refused, or arrive as what it is: the device text is the same as for an honest one. Meanwhile
+An injection must be refused, or arrive as what it is: the device code is the same as for an honest one. Meanwhile
 nothing is compiled, imported, started or written, as Python's own audit tells. Some of those that are accepted go on to
 a compiler that only writes down what it is given.
 """
@@ -30,9 +30,9 @@ from gymnasium.spaces import Discrete
 
 import gpu_vecenv
 from gpu_vecenv.cli.new import new_game
-from gpu_vecenv.cli.options import named_game
-from gpu_vecenv.compile.cache import folder as cache_folder
-from gpu_vecenv.compile.codegen import game_text, inline_includes
+from gpu_vecenv.cli.options import parse_game
+from gpu_vecenv.compile.cache import cache_dir as cache_folder
+from gpu_vecenv.compile.codegen import game_source, inline_includes
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env, Field, f32, param
 from gpu_vecenv.envs.registry import GAMES, find_game, load_game
@@ -166,7 +166,7 @@ class Named(Env):
         return "named"
 
 
-RULES = """#include "vecenv.cuh"
+RULES = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State, Io) {}
 HD void step(State, Io) {}
@@ -242,7 +242,7 @@ class Refused:
 
 @dataclass
 class Harmless:
-    """A call that may be refused so, or gives a game, or device text, which must be the honest one's."""
+    """A call that may be refused so, or gives a game, or device code, which must be the honest one's."""
 
     call: Callable[[], Env | str]
     errors: Errors
@@ -253,7 +253,7 @@ Attempt = Refused | Harmless
 
 
 def stripped(text: str) -> str:
-    """Device text without the remark on its configuration and without the names in #line marks."""
+    """Device code without the remark on its configuration and without the names in #line marks."""
     lines = [re.sub(r'^(#line \d+ )"([^"\\]|\\.)*"$', r"\1", line) for line in text.split("\n")]
     return "\n".join("//" if line.startswith("// Generated from") and no_way_out(line) else line for line in lines)
 
@@ -276,10 +276,10 @@ class Injector:
         self.rules = folder / "named.cu"
         self.rules.write_text(RULES)
         Named.source = self.rules
-        self.honest = stripped(game_text(Named()))
+        self.honest = stripped(game_source(Named()))
         games = [GAMES[name]() for name in ("tag_gridworld", "tag_continuous", "pendulum")]
-        self.bundled = {game.name(): stripped(game_text(game)) for game in games}
-        self.all = stripped(game_text(gpu_vecenv.configure("tag_continuous", num_neighbors="all")))
+        self.bundled = {game.name(): stripped(game_source(game)) for game in games}
+        self.all = stripped(game_source(gpu_vecenv.configure("tag_continuous", num_neighbors="all")))
         self.kernel = stripped(inline_includes("int x;", "kernel.cu", None))
 
     def attempt(self, rng: random.Random) -> tuple[str, Attempt]:
@@ -312,7 +312,7 @@ class Injector:
                 Refused(lambda: getattr(pettingzoo_env, str.__str__(name)), UnknownModuleError),
                 Refused(lambda: load_game(f"{file}.py"), (UnknownGameError, OSError)),
                 Refused(lambda: load_game(f"{file}.py:{file}"), (UnknownGameError, OSError)),
-                Refused(lambda: named_game("show", [text]), (UnknownGameError, ConfigError)),
+                Refused(lambda: parse_game("show", [text]), (UnknownGameError, ConfigError)),
                 Refused(lambda: new_game(f"{text};", self.folder / "new"), ConfigError),
             ]
         )
@@ -366,7 +366,7 @@ class Injector:
 
     def as_argument(self, rng: random.Random, text: str) -> Attempt:
         value = rng.choice([hostile(rng, text), Pretender(), HostileInt(1), HostileNumber.ONE])
-        known = set(inspect.signature(gpu_vecenv.VecEnv).parameters) - {"game", "num_envs", "arrays", "starts"}
+        known = set(inspect.signature(gpu_vecenv.VecEnv).parameters) - {"game", "num_envs", "arrays", "initial_states"}
         key = rng.choice(sorted(known))
         if isinstance(value, int) or (key in ("autoreset_mode", "validate") and isinstance(value, Pretender)):
             value = HostileStr("1")  # a plain number is made of those, a plain mode of these
@@ -374,7 +374,7 @@ class Injector:
         return Refused(lambda: gpu_vecenv.VecEnv(Named(), 2, **{"device": "cpu", key: value}), wrong)
 
     def as_word(self, rng: random.Random, text: str) -> Attempt:
-        """Where names are looked up: spaces, roles, options, figures."""
+        """Where names are looked up: spaces, roles, options, metrics."""
         env = gpu_vecenv.configure("tag_gridworld")
         return rng.choice(
             [
@@ -454,11 +454,11 @@ def tried(attempt: Attempt) -> tuple[str, Any]:
 
 
 def text_complaint(given: Env | str, honest: str) -> str:
-    text = stripped(given if isinstance(given, str) else game_text(given))
+    text = stripped(given if isinstance(given, str) else game_source(given))
     if text == honest:
         return ""
     return next(
-        f"the device text is another: {line!r:.200}, not {other!r:.100}"
+        f"the device code is another: {line!r:.200}, not {other!r:.100}"
         for line, other in zip([*text.split("\n"), None], [*honest.split("\n"), None], strict=False)
         if line != other
     )

@@ -3,7 +3,7 @@
     python tests/kill_and_resume.py --kills 50
 
 SIGKILL comes at random instants: during the start, in an iteration, while a checkpoint is written, during the
-evaluation at the end. All weights after each iteration, all figures but times, the last and the best checkpoint and the
+evaluation at the end. All weights after each iteration, all metrics but times, the last and the best checkpoint and the
 evaluation must be the same to the last bit. The exit code is 0 if they are, else 1.
 """
 
@@ -30,7 +30,7 @@ from gpu_vecenv.train.checkpoint import load_checkpoint
 OPTIONS = "--num-envs 8 --num-steps 8 --num-minibatches 4 --hidden-sizes 16 --episodes 16 --checkpoint-seconds 0"
 STEPS = 8 * 8  # of an iteration with these options
 TIMES = re.compile("seconds|agent_steps_per_s|.*_share")  # columns that nobody can repeat
-REPEATED = re.compile("terminated_share|clip_share_.*|skipped_share_.*")  # shares, but not of time
+REPEATED = re.compile("terminated_fraction|clip_share_.*|skipped_share_.*")  # shares, but not of time
 DEADLINE = 120.0  # seconds in which a process must come to where it is to be killed
 FILE = re.compile(r"iteration-(\d+)\.safetensors")
 KINDS = ("start", "iteration", "saving", "evaluation")
@@ -128,12 +128,12 @@ def differences(one: Path, other: Path) -> list[str]:
     return found
 
 
-def order_of_kills(kills: int, chance: random.Random) -> list[str]:
+def order_of_kills(kills: int, rng: random.Random) -> list[str]:
     """Where each kill is to hit: the first before there is a checkpoint, some during the evaluation at the end."""
     first, last = max(kills // 10, 1), max(kills // 6, 1)
     middle = list(itertools.islice(itertools.cycle(("iteration", "saving", "iteration", "start")), kills))
     middle = middle[: max(kills - first - last, 0)]
-    chance.shuffle(middle)
+    rng.shuffle(middle)
     return [*["start"] * first, *middle, *["evaluation"] * last][:kills]
 
 
@@ -146,8 +146,8 @@ def kill_and_resume(
     tell: Callable[[str], None] = print,
 ) -> list[str]:
     """Train once undisturbed and once with so many kills; what differs between the two, none if all is well."""
-    chance = random.Random(seed)
-    kinds = order_of_kills(kills, chance)
+    rng = random.Random(seed)
+    kinds = order_of_kills(kills, rng)
     iterations = max(20, 2 * kills)
     command = ["train", game, *OPTIONS.split(), "--digests", "--device", device, "--seed", seed]
     command += ["--total-steps", iterations * STEPS]
@@ -172,8 +172,8 @@ def kill_and_resume(
         """Start or go on, kill, and say where; or say that it was over before."""
         before, written = saved(run), inode(last)
         left = sum(kind in ("iteration", "saving") for kind in kinds[done:])
-        target = before + chance.randint(1, max((iterations - before) // (left + 1), 1))
-        delay = chance.uniform(0, longest[kind])
+        target = before + rng.randint(1, max((iterations - before) // (left + 1), 1))
+        delay = rng.uniform(0, longest[kind])
 
         def there() -> bool:
             if kind == "start":

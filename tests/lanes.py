@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_vecenv.compile.backends import Launcher, LaunchShape, TeamShape
-from gpu_vecenv.compile.backends.cuda import cuda_prologue, default_team
+from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape
+from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.host import C_ARGUMENTS, HostBackend
 from gpu_vecenv.compile.function_manager import KERNEL_NAME
 
@@ -30,7 +30,7 @@ class LanesBackend(HostBackend):
     """A GPU's blocks on the host."""
 
     suffix = ".lanes.so"
-    hardware = "lanes of the host"
+    processor_name = "lanes of the host"
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class LanesBackend(HostBackend):
     def identity(self) -> str:
         return f"{super().identity}\n{PRELUDE}{ENTRIES}"
 
-    def prologue(self, shape: TeamShape) -> str:
-        return cuda_prologue(shape.team, SHARED_LIMIT, shape.block)
+    def device_constants(self, shape: GroupShape) -> str:
+        return cuda_constants(shape.threads_per_env, SHARED_LIMIT, shape.threads_per_block)
 
-    def team(self, num_agents: int) -> int:
-        return default_team(num_agents)
+    def default_threads_per_env(self, num_agents: int) -> int:
+        return default_threads_per_env(num_agents)
 
     def compile(self, text: str, target: Path) -> None:
         names = set(KERNEL_NAME.findall(text)) - {"name"}
@@ -73,6 +73,6 @@ class LanesModule:
                 C_ARGUMENTS[code](int(x) if code in "PiIqQ" else x) for code, x in zip(codes, arguments, strict=True)
             ]
             places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-            function(shape.grid, shape.block, ctypes.c_size_t(shape.shared_bytes), places)
+            function(shape.grid, shape.threads_per_block, ctypes.c_size_t(shape.shared_bytes), places)
 
         return launch

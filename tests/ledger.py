@@ -4,7 +4,7 @@
     python tests/ledger.py replay [--agent-steps N]   # anywhere: every row once more, on the host
 
 A row has digests after 2 million agent-steps and, in "same_step" mode, after N (by default 100 million). ``replay``
-goes as far as N allows (by default 2 million) and exits with 1 where a digest differs. A row whose device text has
+goes as far as N allows (by default 2 million) and exits with 1 where a digest differs. A row whose device code has
 changed since is told as stale: its digests may still be equal, and then the change has moved no bit.
 """
 
@@ -21,7 +21,7 @@ import receipts
 import torch
 
 import gpu_vecenv
-from gpu_vecenv.engine.digest import Digest, sources
+from gpu_vecenv.engine.digest import Digest, source_sha256
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.engine.vec_env import MODES, VecEnv
 from gpu_vecenv.envs.registry import GAMES
@@ -29,7 +29,7 @@ from gpu_vecenv.envs.registry import GAMES
 LEDGER = Path(__file__).resolve().parent.parent / "docs" / "reliability" / "ledger.jsonl"
 SHORT, LONG = 2_000_000, 100_000_000
 TICKS = 250  # to the first digest: replicas are so many that it comes after 2 million agent-steps
-STATE_EVERY = 10  # ticks between two looks at all state; outputs are fed in every tick
+STATE_EVERY = 10  # ticks between two looks at all state; outputs are fed in every step
 RESET_EVERY = 20  # ticks between two resets of what has ended, without autoreset
 SEED = 2**63 + 6
 # Beside the defaults: episodes that end by chance too seldom end by their limit.
@@ -64,17 +64,17 @@ def digests(row: Mapping[str, Any], device: str, marks: Sequence[int]) -> dict[s
     """Ticks -> digest, of a row's trajectory on a device."""
     game = gpu_vecenv.configure(row["game"], **row["config"])
     env = VecEnv(game, row["num_envs"], device, autoreset_mode=row["autoreset_mode"])
-    digest, slab, found = Digest(env.functions, env.num_envs), env.slab(), dict[str, str]()
-    digest.add_start(*env.reset(seed=row["seed"]))
-    for tick in range(1, max(marks, default=0) + 1):
+    digest, buffers, found = Digest(env.functions, env.num_envs), env.step_buffers(), dict[str, str]()
+    digest.add_reset(*env.reset(seed=row["seed"]))
+    for step in range(1, max(marks, default=0) + 1):
         actions = env.sample_actions()
-        digest.add_tick(actions, env.step(actions, out=slab))
-        if env.autoreset_mode == "disabled" and tick % RESET_EVERY == 0:
-            env.reset(mask=~env.active.any(1), out=slab)  # on the device: nobody looks
-        if tick % STATE_EVERY == 0:
+        digest.add_step(actions, env.step(actions, out=buffers))
+        if env.autoreset_mode == "disabled" and step % RESET_EVERY == 0:
+            env.reset(mask=~env.active.any(1), out=buffers)  # on the device: nobody looks
+        if step % STATE_EVERY == 0:
             digest.add_state(env)
-        if tick in marks:
-            found[str(tick)] = digest.hex()
+        if step in marks:
+            found[str(step)] = digest.hex()
     env.close()
     return found
 
@@ -91,7 +91,7 @@ def record(device: str, agent_steps: int, path: Path = LEDGER) -> list[Row]:
     for row in rows_to_record(agent_steps):
         answers = digests(row, device, [int(ticks) for ticks in row["digests"]])
         game = gpu_vecenv.configure(row["game"], **row["config"])
-        rows.append({**row, "digests": answers, "sources": sources(game), **said})
+        rows.append({**row, "digests": answers, "sources": source_sha256(game), **said})
         print(f"{row['game']} {row['autoreset_mode']}: {answers}", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -114,8 +114,8 @@ def replay(row: Row, agent_steps: int) -> tuple[int, list[str]]:
 
 
 def is_stale(row: Row) -> bool:
-    """Whether the device text has changed since the GPU was asked."""
-    return row["sources"] != sources(gpu_vecenv.configure(row["game"], **row["config"]))
+    """Whether the device code has changed since the GPU was asked."""
+    return row["sources"] != source_sha256(gpu_vecenv.configure(row["game"], **row["config"]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "parity",
             what="Trajectories of every game in every autoreset mode have the same digests on a GPU and on the host.",
             command=f"python tests/ledger.py record; python tests/ledger.py replay --agent-steps {wanted}",
-            figures={"rows": len(rows), "agent_steps": done},
+            metrics={"rows": len(rows), "agent_steps": done},
             planted={"another seed": replay({**rows[0], "seed": SEED + 1}, SHORT)[1][0]},
             python=SOURCES,
             device=rows[0]["device"],

@@ -29,7 +29,7 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 KINDS: dict[str, type] = {
     "what": str,  # in a sentence
     "command": str,  # that gives it again
-    "figures": dict,
+    "metrics": dict,
     "planted": dict,  # fault that was planted -> what the tool said of it
     "sources": dict,  # path, relative to the root -> SHA-256
     "device": str,
@@ -42,7 +42,7 @@ class ReceiptError(ValueError):
     """A file is no receipt."""
 
 
-def device_text(root: Path = ROOT) -> list[str]:
+def device_sources(root: Path = ROOT) -> list[str]:
     """The files in cuda/, as paths relative to the root: every receipt depends on all of them."""
     return sorted(path.relative_to(root).as_posix() for path in (root / "cuda").rglob("*.cu*"))
 
@@ -58,7 +58,7 @@ def write(
     *,
     what: str,
     command: str,
-    figures: Mapping[str, Any],
+    metrics: Mapping[str, Any],
     planted: Mapping[str, Any],
     python: Iterable[str],
     device: str | None = None,
@@ -70,8 +70,8 @@ def write(
     Args:
         name: Of the receipt, and of its file.
         what: What was run, in a sentence.
-        command: Gives the figures again.
-        figures: Numbers and short texts, the tool's own last words among them.
+        command: Gives the metrics again.
+        metrics: Numbers and short texts, the tool's own last words among them.
         planted: Fault -> what the tool said of it. A tool that has not been seen to catch a fault shows nothing.
         python: Files beside those in cuda/ that the result depends on; or patterns, such as "gpu_vecenv/envs/*.py".
         device: None asks torch for the name of its GPU.
@@ -85,7 +85,7 @@ def write(
         raise ReceiptError(f"a receipt is called {name!r}; expected {NAME.pattern}")
     if not planted:
         raise ReceiptError(f"{name}: nothing was planted; expected at least one fault and what the tool said of it")
-    files = device_text(root)
+    files = device_sources(root)
     for pattern in python:
         found = sorted(path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file())
         if not found:
@@ -94,7 +94,7 @@ def write(
     receipt = {
         "what": what,
         "command": command,
-        "figures": dict(figures),
+        "metrics": dict(metrics),
         "planted": dict(planted),
         "sources": hashes(files, root),
         "device": device or device_name(),
@@ -148,7 +148,7 @@ def checked(name: str, content: Any) -> dict[str, Any]:
 def stale(receipt: Mapping[str, Any], root: Path = ROOT) -> list[str]:
     """Files that are no longer what the receipt's run had: changed, gone, or new in cuda/."""
     sources: dict[str, str] = receipt["sources"]
-    now = hashes({*sources, *device_text(root)}, root)
+    now = hashes({*sources, *device_sources(root)}, root)
     return sorted(file for file in {*sources, *now} if sources.get(file) != now.get(file))
 
 

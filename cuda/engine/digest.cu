@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One 64-bit fingerprint per replica, fed tensor after tensor; the same on every device.
+// One 64-bit fingerprint per environment, fed tensor after tensor; the same on every device.
 #include "kernel.cuh"
 
-HD u64 mix(u64 h, u32 word) {
+HD u64 hash_word(u64 h, u32 word) {
     h = (h ^ word) * 0x9E3779B97F4A7C15ull;
     return h ^ h >> 29;
 }
@@ -13,21 +13,21 @@ HD u32 canonical(u32 word, bool is_float) {
 }
 
 // `size` bytes per element, `count` elements per replica.
-KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, u64* out, i64 replicas) {
-    FOR_ITEMS (e, replicas) {
-        u64 h = out[e];
-        for (i64 k = e * count; k < (e + 1) * count; ++k) {
+KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, u64* out, i64 environments) {
+    FOR_ITEMS (env, environments) {
+        u64 h = out[env];
+        for (i64 k = env * count; k < (env + 1) * count; ++k) {
             if (size == 1) {
-                h = mix(h, ((const u8*)data)[k]);
+                h = hash_word(h, ((const u8*)data)[k]);
             } else if (size == 4) {
-                h = mix(h, canonical(((const u32*)data)[k], is_float));
+                h = hash_word(h, canonical(((const u32*)data)[k], is_float));
             } else {
                 u64 word = ((const u64*)data)[k];
                 bool nan = is_float && (word & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;
                 if (nan) word = 0x7ff8000000000000ull;
-                h = mix(mix(h, (u32)word), (u32)(word >> 32));
+                h = hash_word(hash_word(h, (u32)word), (u32)(word >> 32));
             }
         }
-        out[e] = h;
+        out[env] = h;
     }
 }

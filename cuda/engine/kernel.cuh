@@ -12,12 +12,12 @@ typedef unsigned long long u64;
 #if defined(__CUDACC__)
 
 #define HD __device__ __forceinline__
-// A table that every lane of every replica reads.
+// A table that every lane of every environment reads.
 #define TABLE __constant__ const
 #define UNROLL _Pragma("unroll")
-namespace lockstep {
-HD bool rare(bool p) { return p; }
-}  // namespace lockstep
+namespace host_simd {
+HD bool needs_scalar_path(bool p) { return p; }
+}  // namespace host_simd
 // An entry point; its body visits its items with FOR_ITEMS. Its symbol is kernel_<name>: never one of the C library.
 #define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256) kernel_##name(__VA_ARGS__)
 // Every k in [0, n), shared out over the whole grid.
@@ -27,23 +27,23 @@ HD bool rare(bool p) { return p; }
 #else
 
 #if defined(__clang__)
-#define HD inline __attribute__((always_inline))  // flatten, in lockstep.cuh, reaches one level here
+#define HD inline __attribute__((always_inline))  // flatten, in host_simd.cuh, reaches one level here
 #else
 #define HD inline
 #endif
 #define TABLE static const
 #define UNROLL
-namespace lockstep {
-// Whether p, which hardly ever is, and is to be seen to here. Where the compiler knows that replicas go in lockstep
-// (lockstep.cuh), nothing is: that p was is told to whoever leads them.
-static thread_local bool in_step;
-static thread_local u32 left_out;
-HD bool rare(bool p) {
-    if (!__builtin_constant_p(in_step) || !in_step) return p;
-    left_out |= p;
+namespace host_simd {
+// Whether p, which hardly ever is, and is to be seen to here. Where the compiler knows that environments go in lockstep
+// (host_simd.cuh), nothing is: that p was is told to whoever leads them.
+static thread_local bool in_simd_loop;
+static thread_local u32 needs_scalar;
+HD bool needs_scalar_path(bool p) {
+    if (!__builtin_constant_p(in_simd_loop) || !in_simd_loop) return p;
+    needs_scalar |= p;
     return false;
 }
-}  // namespace lockstep
+}  // namespace host_simd
 // The host launcher calls the function once per worker thread with that worker's index.
 #define KERNEL(name, ...)                                                                              \
     extern "C" __attribute__((visibility("default"))) void kernel_##name([[maybe_unused]] i64 worker_, \

@@ -90,7 +90,7 @@ HD float floor(float x) {
 // x - trunc(x / y) * y for x >= 0, y > 0, x / y < 2^24. The rounded quotient never falls below an
 // integer that the exact one reaches, so its integer part is right or one too large; the remainder,
 // at least -y, is then a float and the fused multiply-add exact, and so is the correction.
-HD float remainder_of_near(float x, float y) {
+HD float remainder_of_close(float x, float y) {
     float r = fma(-floor(x / y), y, x);
     return r < 0.0f ? r + y : r;
 }
@@ -112,9 +112,9 @@ HD float mod(float x, float y) {
         // own turn.
         for (float step = y; r >= y * 0x1p23f; step = y) {
             while (step <= r * 0x1p-23f) step *= 0x1p22f;
-            r = remainder_of_near(r, step);
+            r = remainder_of_close(r, step);
         }
-        r = remainder_of_near(r, y);
+        r = remainder_of_close(r, y);
         r = x < 0.0f && r > 0.0f ? y - r : r;
     } else {
         return from_bits(NAN_BITS);
@@ -184,7 +184,7 @@ HD Reduced reduce_small(float x) {
 HD void sincos(float x, float* s, float* c) {
     float a = abs(x);
     Reduced t;
-    if (lockstep::rare(a >= 0x1p16f)) {
+    if (host_simd::needs_scalar_path(a >= 0x1p16f)) {
         t = reduce_large(a);
         if (!is_finite(a)) t.high = from_bits(NAN_BITS);
     } else {
@@ -193,11 +193,11 @@ HD void sincos(float x, float* s, float* c) {
     float r = t.high, z = r * r;
     float sine = fma(fma(-1.950788e-04f, z, 8.332106e-03f), z, -1.6666654e-01f);
     // 1 - r^2 / 2 and its rounding error.
-    float near = fma(-0.5f * r, r, 1.0f);
-    float error = fma(-0.5f * r, r, 1.0f - near);
-    sine = r + fma(r * z, sine, t.low * near);
+    float leading = fma(-0.5f * r, r, 1.0f);
+    float error = fma(-0.5f * r, r, 1.0f - leading);
+    sine = r + fma(r * z, sine, t.low * leading);
     float cosine = fma(fma(2.4431425e-05f, z, -1.3887305e-03f), z, 4.1666646e-02f);
-    cosine = near + fma(z * z, cosine, fma(-r, t.low, error));
+    cosine = leading + fma(z * z, cosine, fma(-r, t.low, error));
     bool odd = t.quadrant & 1u;
     u32 s_sign = (t.quadrant & 2u) << 30 ^ (bits(x) & SIGN);
     u32 c_sign = ((t.quadrant + 1u) & 2u) << 30;
@@ -266,12 +266,12 @@ HD float log(float x) {
     // f - f^2 / 2 and k * log(2) + that, each with its rounding error; k * A is exact, A having 15
     // bits.
     const float A = 0x1.62e4p-1f, B = 0x1.7f7d1cp-20f;
-    float near = fma(-0.5f * f, f, f);
-    float near_error = fma(-0.5f * f, f, f - near);
+    float leading = fma(-0.5f * f, f, f);
+    float leading_error = fma(-0.5f * f, f, f - leading);
     float whole = k * A;
-    float sum = whole + near;
-    float sum_error = near - (sum - whole);
-    float y = sum + fma(k, B, sum_error + fma(f * z, p, near_error));
+    float sum = whole + leading;
+    float sum_error = leading - (sum - whole);
+    float y = sum + fma(k, B, sum_error + fma(f * z, p, leading_error));
     y = bits(x) < INF_BITS ? y : x;
     return x == 0.0f ? from_bits(INF_BITS | SIGN) : x < 0.0f ? from_bits(NAN_BITS) : y;
 }

@@ -7,38 +7,38 @@
 // Exact, one by one.
 template <int K>
 struct Nearest {
-    static constexpr u64 NOBODY = (u64)math::INF_BITS << 32;  // infinitely far: nothing offered is farther
+    static constexpr u64 NONE = (u64)math::INF_BITS << 32;  // infinitely far: nothing offered is farther
     u64 key[K];  // the bits of a distance, which order like the distance, above the agent's number
 
-    HD void clear() { UNROLL for (int k = 0; k < K; ++k) key[k] = NOBODY; }
+    HD void clear() { UNROLL for (int k = 0; k < K; ++k) key[k] = NONE; }
 
     // Any measure d that orders like the distance and is not negative. An infinite one, or NaN, is passed over.
-    HD void offer(float d, int j) {
-        u64 mine = (u64)math::bits(d) << 32 | (u32)j;
-        if (mine >= key[K - 1]) return;
+    HD void insert(float d, int j) {
+        u64 candidate = (u64)math::bits(d) << 32 | (u32)j;
+        if (candidate >= key[K - 1]) return;
         UNROLL for (int k = K - 1; k >= 0; --k) {
-            bool after_previous = k > 0 && mine < key[k > 0 ? k - 1 : 0];
-            key[k] = after_previous ? key[k > 0 ? k - 1 : 0] : mine < key[k] ? mine : key[k];
+            bool after_previous = k > 0 && candidate < key[k > 0 ? k - 1 : 0];
+            key[k] = after_previous ? key[k > 0 ? k - 1 : 0] : candidate < key[k] ? candidate : key[k];
         }
     }
 
     HD float distance(int k) const { return math::from_bits((u32)(key[k] >> 32)); }
-    HD float bound() const { return distance(K - 1); }                          // of who may still be among them
-    HD int id(int k) const { return key[k] < NOBODY ? (int)(u32)key[k] : -1; }  // -1 where fewer than K were offered
+    HD float bound() const { return distance(K - 1); }                        // of who may still be among them
+    HD int id(int k) const { return key[k] < NONE ? (int)(u32)key[k] : -1; }  // -1 where fewer than K were offered
 };
 
 // What the number of one of N agents, or -1, is kept in.
 template <int N, bool SMALL = (N < 1 << 15)>
-struct AgentNumber {
+struct AgentIndex {
     typedef short Type;
 };
 template <int N>
-struct AgentNumber<N, false> {
+struct AgentIndex<N, false> {
     typedef int Type;
 };
 
 // The least power of two that is not below n.
-HD constexpr int power_of_two(int n) {
+HD constexpr int next_power_of_two(int n) {
     int power = 1;
     while (power < n) power *= 2;
     return power;
@@ -49,52 +49,52 @@ HD constexpr int power_of_two(int n) {
 // bits that are left tell all apart, which they mostly do.
 template <int K, int N>
 struct Shortlist {
-    static constexpr int SIZE = power_of_two(K + 2);
+    static constexpr int SIZE = next_power_of_two(K + 2);
     static constexpr bool FITS = SIZE <= 32;  // in registers
-    static constexpr u32 NUMBER = power_of_two(N) - 1, NOBODY = math::INF_BITS << 1;
+    static constexpr u32 INDEX_MASK = next_power_of_two(N) - 1, NONE = math::INF_BITS << 1;
     u32 key[SIZE];
 
     // Rounded up, so that no distance but 0 itself gives 0.
     HD static u32 key_of(float d, int j) {
         u32 b = math::bits(d);
-        return ((((b < math::INF_BITS ? b : math::INF_BITS) << 1) + NUMBER) & ~NUMBER) | (u32)j;
+        return ((((b < math::INF_BITS ? b : math::INF_BITS) << 1) + INDEX_MASK) & ~INDEX_MASK) | (u32)j;
     }
-    HD void clear() { UNROLL for (int k = 0; k < SIZE; ++k) key[k] = NOBODY; }
+    HD void clear() { UNROLL for (int k = 0; k < SIZE; ++k) key[k] = NONE; }
 
     // As Nearest has it. Below 2^127.
-    HD void offer(float d, int j) {
-        u32 mine = key_of(d, j);
-        if (mine >= key[SIZE - 1]) return;
-        UNROLL for (int k = SIZE - 1; k > 0; --k) key[k] = least(key[k], most(key[k - 1], mine));
-        key[0] = least(key[0], mine);
+    HD void insert(float d, int j) {
+        u32 candidate = key_of(d, j);
+        if (candidate >= key[SIZE - 1]) return;
+        UNROLL for (int k = SIZE - 1; k > 0; --k) key[k] = smaller(key[k], larger(key[k - 1], candidate));
+        key[0] = smaller(key[0], candidate);
     }
 
     // SIZE keys at once, in any order.
-    HD void offer(u32 (&more)[SIZE]) {
+    HD void insert(u32 (&more)[SIZE]) {
         sort(more);
-        UNROLL for (int k = 0; k < SIZE; ++k) key[k] = least(key[k], more[SIZE - 1 - k]);  // up, then down
+        UNROLL for (int k = 0; k < SIZE; ++k) key[k] = smaller(key[k], more[SIZE - 1 - k]);  // up, then down
         UNROLL for (int step = SIZE / 2; step > 0; step /= 2) UNROLL for (int k = 0; k < SIZE; ++k) if ((k & step) == 0)
             order(key[k], key[k + step]);
     }
 
-    HD int id(int k) const { return key[k] < NOBODY ? (int)(key[k] & NUMBER) : -1; }
-    HD float bound() const { return math::from_bits((key[K - 1] & ~NUMBER) >> 1); }
+    HD int id(int k) const { return key[k] < NONE ? (int)(key[k] & INDEX_MASK) : -1; }
+    HD float bound() const { return math::from_bits((key[K - 1] & ~INDEX_MASK) >> 1); }
 
     // Whether two keys may be in the wrong order.
-    HD static bool alike(u32 a, u32 b) { return (a ^ b) <= NUMBER && a > NUMBER && a < NOBODY; }
+    HD static bool is_ambiguous(u32 a, u32 b) { return (a ^ b) <= INDEX_MASK && a > INDEX_MASK && a < NONE; }
     HD bool is_certain() const {
         bool certain = true;
-        UNROLL for (int k = 0; k < K; ++k) certain = certain && !alike(key[k], key[k + 1]);
+        UNROLL for (int k = 0; k < K; ++k) certain = certain && !is_ambiguous(key[k], key[k + 1]);
         return certain;
     }
     // Whether the K nearest are all here, in whatever order.
-    HD bool is_complete() const { return !alike(key[K - 1], key[SIZE - 1]); }
+    HD bool is_complete() const { return !is_ambiguous(key[K - 1], key[SIZE - 1]); }
 
-    HD static u32 least(u32 a, u32 b) { return a < b ? a : b; }
-    HD static u32 most(u32 a, u32 b) { return a > b ? a : b; }
+    HD static u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
+    HD static u32 larger(u32 a, u32 b) { return a > b ? a : b; }
     HD static void order(u32& a, u32& b) {
-        u32 first = least(a, b);
-        b = most(a, b);
+        u32 first = smaller(a, b);
+        b = larger(a, b);
         a = first;
     }
     // Batcher, "Sorting networks and their applications", 1968: odd-even merges of ever longer sorted stretches.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counter-based randomness: every draw is a pure function of (seed, replica, stream, episode, step, item, draw).
-// No generator state: any tick of any episode of any replica can be drawn again alone.
+// Counter-based randomness: every draw is a pure function of (seed, env_index, stream, episode, step, item, draw).
+// No generator state: any step of any episode of any env_index can be drawn again alone.
 #pragma once
 #include "kernel.cuh"
 #include "math.cuh"
@@ -23,9 +23,9 @@ HD Philox4 philox(Philox4 counter, u32 key0, u32 key1) {
 // Streams never share a draw. The top bits of the first counter word hold them.
 enum Stream : u32 { RESET_STREAM, STEP_STREAM, SAMPLER_STREAM, RANDOM_ACTION_STREAM };
 
-// The key of one replica; all its draws use it, so replicas with other numbers or seeds are other streams.
-HD void replica_key(u64 seed, u64 replica, u32 key[2]) {
-    Philox4 k = philox({{(u32)replica, (u32)(replica >> 32), 0, 0}}, (u32)seed, (u32)(seed >> 32));
+// The key of one env_index; all its draws use it, so environments with other numbers or seeds are other streams.
+HD void env_key(u64 seed, u64 env_index, u32 key[2]) {
+    Philox4 k = philox({{(u32)env_index, (u32)(env_index >> 32), 0, 0}}, (u32)seed, (u32)(seed >> 32));
     key[0] = k.word[0];
     key[1] = k.word[1];
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Actions of all replicas; compiled after a game's declaration, with its constants.
+// Actions of all environments; compiled after a game's declaration, with its constants.
 #include "sampling.cuh"
 
 #if defined(__CUDACC__)
@@ -8,7 +8,7 @@
 // words; then each lane has its own row in shared memory. Where rows are short, would lie in too few banks, or are too
 // long, each lane reads its own.
 template <int N>
-HD const float* own_row(const float* table, i64 row, i64 rows) {
+HD const float* staged_row(const float* table, i64 row, i64 rows) {
     constexpr int BLOCK = 128;  // threads, as sampler.py launches them
     if constexpr (N < 4 || N % 8 == 0 || BLOCK * N * sizeof(float) > 48 << 10) {
         return table + row * N;
@@ -32,7 +32,7 @@ HD const float* own_row(const float* table, i64 row, i64 rows) {
 #else
 
 template <int N>
-HD const float* own_row(const float* table, i64 row, i64) {
+HD const float* staged_row(const float* table, i64 row, i64) {
     return table + row * N;
 }
 
@@ -41,10 +41,10 @@ HD const float* own_row(const float* table, i64 row, i64) {
 KERNEL(sample, const float* parameters, const u32* key, const i64* episode, const i32* time, i32 greedy,
        i32 squash_by_tanh, Action* actions, float* log_probs, float* entropies, float* draws, i64 rows) {
     FOR_ITEMS (row, rows) {
-        i64 e = row / NUM_AGENTS;
-        Rng rng = {key[2 * e], key[2 * e + 1], SAMPLER_STREAM, (u32)episode[e], (u32)time[e]};
+        i64 env = row / NUM_AGENTS;
+        Rng rng = {key[2 * env], key[2 * env + 1], SAMPLER_STREAM, (u32)episode[env], (u32)time[env]};
         Action action[ACTION_HEADS];
-        sampling::sample_row(own_row<PARAMETERS_PER_AGENT>(parameters, row, rows), rng, (int)(row % NUM_AGENTS),
+        sampling::sample_row(staged_row<PARAMETERS_PER_AGENT>(parameters, row, rows), rng, (int)(row % NUM_AGENTS),
                              {greedy != 0, squash_by_tanh != 0, actions, log_probs, entropies, draws}, row, action);
     }
 }

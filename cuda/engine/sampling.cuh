@@ -9,7 +9,7 @@
 namespace sampling {
 
 // How to draw, and where a draw goes: rows of agents, replica after replica. What nobody asks for is null.
-struct Drawn {
+struct SampleArguments {
     bool greedy, squash_by_tanh;
     Action* actions;
     float *log_probs, *entropies, *draws;  // the last of Box games only
@@ -18,7 +18,7 @@ struct Drawn {
 #if !BOX_ACTIONS
 // exp(x) for x <= 0, or NaN: relative error below 3e-7 down to -10 and 2e-6 at -87; 0 from there on. Half the
 // instructions of math::exp: a probability needs neither what is lost in rounding x nor what is smaller than floats.
-HD float weight_of(float x) {
+HD float exp_nonpositive(float x) {
     float rounded = math::fma(x, 0x1.715476p+0f, math::ROUNDER);
     float r = math::fma(x, 0x1.715476p+0f, math::ROUNDER - rounded);
     float p = math::fma(math::fma(1.3274557e-3f, r, 9.6719582e-3f), r, 5.5506788e-2f);
@@ -29,7 +29,7 @@ HD float weight_of(float x) {
 
 // Head by head. Logits of one agent lie head after head, each padded to the widest role's size. A choice is made by
 // inverting the cumulative distribution; sums run in the order of the choices.
-HD void sample_row(const float* logits, Rng rng, int agent, const Drawn& drawn, i64 row,
+HD void sample_row(const float* logits, Rng rng, int agent, const SampleArguments& sample, i64 row,
                    Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
     Philox4 random = {};
@@ -43,7 +43,7 @@ HD void sample_row(const float* logits, Rng rng, int agent, const Drawn& drawn, 
         if (n == 0) continue;
         float largest = x[0], weight[LARGEST_HEAD], total = 0;
         for (int k = 1; k < n; ++k) largest = math::max(x[k], largest);
-        for (int k = 0; k < n; ++k) total += weight[k] = weight_of(x[k] - largest);
+        for (int k = 0; k < n; ++k) total += weight[k] = exp_nonpositive(x[k] - largest);
         // NaN among the logits, or nothing but -infinity: no distribution. The environment refuses -1.
         if (!(total >= 1) || !math::is_finite(total)) {
             action[head] = -1;
@@ -51,7 +51,7 @@ HD void sample_row(const float* logits, Rng rng, int agent, const Drawn& drawn, 
             continue;
         }
         int choice = 0;
-        if (drawn.greedy) {
+        if (sample.greedy) {
             while (x[choice] < largest) ++choice;
         } else {
             // What is left falls below 0 with the choice, and stays there.
@@ -66,15 +66,15 @@ HD void sample_row(const float* logits, Rng rng, int agent, const Drawn& drawn, 
         float log_total = math::log(total);
         action[head] = choice;
         sum_log_prob += x[choice] - largest - log_total;
-        if (drawn.entropies) {
+        if (sample.entropies) {
             float moment = 0;
             for (int k = 0; k < n; ++k) moment += weight[k] * math::max(-104.0f, x[k] - largest);
             sum_entropy += log_total - moment / total;
         }
     }
-    drawn.log_probs[row] = sum_log_prob;
-    if (drawn.entropies) drawn.entropies[row] = sum_entropy;
-    UNROLL for (int head = 0; head < ACTION_HEADS; ++head) drawn.actions[row * ACTION_HEADS + head] = action[head];
+    sample.log_probs[row] = sum_log_prob;
+    if (sample.entropies) sample.entropies[row] = sum_entropy;
+    UNROLL for (int head = 0; head < ACTION_HEADS; ++head) sample.actions[row * ACTION_HEADS + head] = action[head];
 }
 #else
 // From [-1, 1] to the Box, ends to ends. Halves are taken first: the sum or difference of two bounds may overflow.
@@ -85,12 +85,12 @@ HD float box_action(float s, int head) {
 }
 
 // Head by head: a Gaussian draw, squashed. All means come before all log standard deviations.
-HD void sample_row(const float* parameters, Rng rng, int agent, const Drawn& drawn, i64 row,
+HD void sample_row(const float* parameters, Rng rng, int agent, const SampleArguments& sample, i64 row,
                    Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
     for (int head = 0; head < ACTION_HEADS; ++head) {
         float mean = parameters[head], log_std = parameters[ACTION_HEADS + head], std = math::exp(log_std);
-        float u = drawn.greedy ? mean : mean + std * rng.normal(agent, head);
+        float u = sample.greedy ? mean : mean + std * rng.normal(agent, head);
         // No distribution, or a draw too large for a float. The environment refuses NaN.
         if (!math::is_finite(mean) || !math::is_finite(log_std) || !math::is_finite(u)) {
             action[head] = sum_log_prob = sum_entropy = math::from_bits(math::NAN_BITS);
@@ -98,20 +98,20 @@ HD void sample_row(const float* parameters, Rng rng, int agent, const Drawn& dra
             // The density is that of the draw as it is stored, rounded. Where it is the mean, std may be 0.
             float distance = u - mean, z = distance == 0 ? 0 : distance / std;
             float density = -0.5f * z * z - log_std - 0.9189385f;  // log(2 pi) / 2
-            if (drawn.squash_by_tanh) {
+            if (sample.squash_by_tanh) {
                 // Less log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), where nothing overflows or is lost.
                 float a = math::abs(u);
                 density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
             }
-            action[head] = box_action(drawn.squash_by_tanh ? math::tanh(u) : math::clamp(u, -1.0f, 1.0f), head);
+            action[head] = box_action(sample.squash_by_tanh ? math::tanh(u) : math::clamp(u, -1.0f, 1.0f), head);
             sum_log_prob += density;
-            sum_entropy += 1.4189385f + log_std;  // log(2 pi e) / 2
+            sum_entropy += 1.4189385f + log_std;  // log(2 pi env) / 2
         }
-        drawn.draws[row * ACTION_HEADS + head] = math::is_nan(action[head]) ? action[head] : u;
+        sample.draws[row * ACTION_HEADS + head] = math::is_nan(action[head]) ? action[head] : u;
     }
-    drawn.log_probs[row] = sum_log_prob;
-    if (drawn.entropies) drawn.entropies[row] = sum_entropy;
-    UNROLL for (int head = 0; head < ACTION_HEADS; ++head) drawn.actions[row * ACTION_HEADS + head] = action[head];
+    sample.log_probs[row] = sum_log_prob;
+    if (sample.entropies) sample.entropies[row] = sum_entropy;
+    UNROLL for (int head = 0; head < ACTION_HEADS; ++head) sample.actions[row * ACTION_HEADS + head] = action[head];
 }
 #endif
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // A car in a valley with a motor that can be throttled, as in Gymnasium's MountainCarContinuous. Declared in
 // gpu_vecenv/envs/continuous_mountain_car.py.
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
 HD void reset(State s, Io io) {
     ONCE {
-        s.position[0] = START_LOW + io.rng.uniform(0, 0) * (START_HIGH - START_LOW);
+        s.position[0] = RESET_LOW + io.rng.uniform(0, 0) * (RESET_HIGH - RESET_LOW);
         s.velocity[0] = 0;
     }
 }
@@ -25,7 +25,7 @@ HD void step(State s, Io io) {
         bool goal = x >= GOAL_POSITION && v >= GOAL_VELOCITY;
         io.rewards[0] = (goal ? GOAL_REWARD : 0) - ACTION_COST * (action * action);
         io.terminations[0] = goal;
-        io.truncations[0] = !goal && io.time >= MAX_STEPS;
+        io.truncations[0] = !goal && io.elapsed_steps >= MAX_STEPS;
     }
 }
 

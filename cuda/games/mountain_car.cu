@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // A car in a valley, as in Gymnasium's MountainCar: A. W. Moore, "Efficient memory-based learning for robot control",
 // 1990. Declared in gpu_vecenv/envs/mountain_car.py.
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
 HD void reset(State s, Io io) {
     ONCE {
-        s.position[0] = START_LOW + io.rng.uniform(0, 0) * (START_HIGH - START_LOW);
+        s.position[0] = RESET_LOW + io.rng.uniform(0, 0) * (RESET_HIGH - RESET_LOW);
         s.velocity[0] = 0;
     }
 }
 
 HD void step(State s, Io io) {
     ONCE {
-        float motor = (float)(io.action(0) - 1) * FORCE;
-        float v = s.velocity[0] + (motor - GRAVITY * math::cos(3 * s.position[0]));
+        float force = (float)(io.action(0) - 1) * FORCE;
+        float v = s.velocity[0] + (force - GRAVITY * math::cos(3 * s.position[0]));
         v = math::clamp(v, -MAX_SPEED, MAX_SPEED);
         float x = math::clamp(s.position[0] + v, MIN_POSITION, MAX_POSITION);
         if (x == MIN_POSITION && v < 0) v = 0;  // the wall
@@ -25,7 +25,7 @@ HD void step(State s, Io io) {
         bool goal = x >= GOAL_POSITION && v >= GOAL_VELOCITY;
         io.rewards[0] = -1;
         io.terminations[0] = goal;
-        io.truncations[0] = !goal && io.time >= MAX_STEPS;
+        io.truncations[0] = !goal && io.elapsed_steps >= MAX_STEPS;
     }
 }
 

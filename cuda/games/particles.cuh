@@ -4,59 +4,59 @@
 // actor-critic for mixed cooperative-competitive environments", 2017.
 //
 // A game has state fields `position` and `velocity` of its agents and `landmark`, constants NUM_LANDMARKS,
-// NUM_SEEN_AGENTS, NUM_SEEN_LANDMARKS and SEE_ALL_AGENTS, SEE_ALL_LANDMARKS, a Scratch derived from Particles, and
-// gives agent_body() and landmark_body().
+// NUM_OBSERVED_AGENTS, NUM_OBSERVED_LANDMARKS and OBSERVE_ALL_AGENTS, OBSERVE_ALL_LANDMARKS, a Scratch derived from
+// Particles, and gives agent_entity() and landmark_entity().
 #pragma once
 #include "neighbors.cuh"
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
-constexpr float DT = 0.1f;                // time of a tick
-constexpr float DAMPING = 0.25f;          // share of its velocity that a body loses in a tick
+constexpr float DT = 0.1f;                // time of a step
+constexpr float DAMPING = 0.25f;          // share of its velocity that a body loses in a step
 constexpr float CONTACT_FORCE = 100.0f;   // per unit of depth
-constexpr float CONTACT_MARGIN = 0.001f;  // over which a contact sets in
+constexpr float CONTACT_MARGIN = 0.001f;  // at_time_limit which a contact sets in
 // Bodies this many margins apart do not feel each other: 1 + exp(-17) is 1 in float.
-constexpr float CONTACT_REACH = 17.0f * CONTACT_MARGIN;
-constexpr float ENDLESS = 3.4e38f;  // a speed that no body reaches
+constexpr float CONTACT_CUTOFF = 17.0f * CONTACT_MARGIN;
+constexpr float NO_SPEED_LIMIT = 3.4e38f;  // a speed that no body reaches
 
-struct Body {
+struct Entity {
     float radius;
-    bool solid;       // solid bodies push each other apart
-    float strength;   // force of a full action
+    bool collide;     // collide bodies push each other apart
+    float accel;      // force of a full action
     float max_speed;  // per unit of time
 };
 
-HD Body agent_body(State s, int i);  // the game's own
-HD Body landmark_body();
+HD Entity agent_entity(State s, int i);  // the game's own
+HD Entity landmark_entity();
 
 struct Particles {
     float force[NUM_AGENTS][2];
     // Nearest first, -1: nobody. Not used where all are seen.
-    int seen_agent[SEE_ALL_AGENTS ? 1 : NUM_AGENTS][SEE_ALL_AGENTS ? 1 : NUM_SEEN_AGENTS];
-    int seen_landmark[SEE_ALL_LANDMARKS ? 1 : NUM_AGENTS][SEE_ALL_LANDMARKS ? 1 : NUM_SEEN_LANDMARKS];
+    int observed_agent[OBSERVE_ALL_AGENTS ? 1 : NUM_AGENTS][OBSERVE_ALL_AGENTS ? 1 : NUM_OBSERVED_AGENTS];
+    int observed_landmark[OBSERVE_ALL_LANDMARKS ? 1 : NUM_AGENTS][OBSERVE_ALL_LANDMARKS ? 1 : NUM_OBSERVED_LANDMARKS];
 };
 
 // Uniform in the square [-extent, extent]^2.
-HD void scatter(float place[2], const Io& io, int item, float extent) {
+HD void random_position(float place[2], const Io& io, int item, float extent) {
     for (int axis = 0; axis < 2; ++axis) place[axis] = (2 * io.rng.uniform(item, axis) - 1) * extent;
 }
 
 // Agents anywhere in [-1, 1]^2 and at rest.
-HD void scatter_agents(State s, const Io& io) {
+HD void place_agents_randomly(State s, const Io& io) {
     FOR_AGENTS (i) {
-        scatter(s.position[i], io, i, 1);
+        random_position(s.position[i], io, i, 1);
         s.velocity[i][0] = s.velocity[i][1] = 0;
     }
 }
 
-HD float square_distance(const float a[2], const float b[2]) {
+HD float squared_distance(const float a[2], const float b[2]) {
     float x = a[0] - b[0], y = a[1] - b[1];
     return x * x + y * y;
 }
 
-HD float distance(const float a[2], const float b[2]) { return math::sqrt(square_distance(a, b)); }
+HD float distance(const float a[2], const float b[2]) { return math::sqrt(squared_distance(a, b)); }
 
 // How far, in [-1, 1], agent i's action pushes along an axis. Choices: nothing, left, right, down, up.
-HD float push(const Io& io, int i, int axis) {
+HD float action_direction(const Io& io, int i, int axis) {
     int back = 2 * axis + 1, forth = 2 * axis + 2;
 #if BOX_ACTIONS
     return io.action(i, forth) - io.action(i, back);
@@ -65,92 +65,94 @@ HD float push(const Io& io, int i, int axis) {
 #endif
 }
 
-// Adds the force on a solid body at `own` from one at `other` when they touch at the distance `touch`. It grows with
-// the depth of the contact, a softplus: margin * log(1 + exp((touch - distance) / margin)). Two bodies in one place do
-// not push each other: there is no direction for it.
-HD void add_contact(float force[2], const float own[2], const float other[2], float touch) {
-    float square = square_distance(own, other), reach = touch + CONTACT_REACH;
-    if (square > reach * reach || square == 0) return;
-    float apart = math::sqrt(square), x = (touch - apart) / CONTACT_MARGIN;
+// Adds the force on a collide body at `own` from one at `other` when they contact_distance at the distance
+// `contact_distance`. It grows with the depth of the contact, a softplus: margin * log(1 + exp((contact_distance -
+// distance) / margin)). Two bodies in one place do not push each other: there is no direction for it.
+HD void add_collision_force(float force[2], const float own[2], const float other[2], float contact_distance) {
+    float square = squared_distance(own, other), cutoff = contact_distance + CONTACT_CUTOFF;
+    if (square > cutoff * cutoff || square == 0) return;
+    float apart = math::sqrt(square), x = (contact_distance - apart) / CONTACT_MARGIN;
     float depth = (math::max(0.0f, x) + math::log(1.0f + math::exp(-math::abs(x)))) * CONTACT_MARGIN;
     for (int axis = 0; axis < 2; ++axis) force[axis] += CONTACT_FORCE * (own[axis] - other[axis]) / apart * depth;
 }
 
-// One tick of all agents. Positions move by the velocities of before.
+// One step of all agents. Positions move by the velocities of before.
 HD void move_agents(State s, const Io& io, Particles& particles) {
-    const Body landmark = landmark_body();
+    const Entity landmark = landmark_entity();
     FOR_AGENTS (i) {
-        const Body own = agent_body(s, i);
-        float force[2] = {push(io, i, 0) * own.strength, push(io, i, 1) * own.strength};
-        if (own.solid) {
+        const Entity own = agent_entity(s, i);
+        float force[2] = {action_direction(io, i, 0) * own.accel, action_direction(io, i, 1) * own.accel};
+        if (own.collide) {
             for (int j = 0; j < NUM_AGENTS; ++j) {
-                const Body other = agent_body(s, j);
-                if (j != i && other.solid) add_contact(force, s.position[i], s.position[j], own.radius + other.radius);
+                const Entity other = agent_entity(s, j);
+                if (j != i && other.collide)
+                    add_collision_force(force, s.position[i], s.position[j], own.radius + other.radius);
             }
-            for (int j = 0; landmark.solid && j < NUM_LANDMARKS; ++j)
-                add_contact(force, s.position[i], s.landmark[j], own.radius + landmark.radius);
+            for (int j = 0; landmark.collide && j < NUM_LANDMARKS; ++j)
+                add_collision_force(force, s.position[i], s.landmark[j], own.radius + landmark.radius);
         }
         particles.force[i][0] = force[0];
         particles.force[i][1] = force[1];
     }
-    team_sync();
+    group_sync();
     FOR_AGENTS (i) {
         float* v = s.velocity[i];
         for (int axis = 0; axis < 2; ++axis) {
             s.position[i][axis] += v[axis] * DT;
             v[axis] = v[axis] * (1 - DAMPING) + particles.force[i][axis] * DT;  // the mass is 1
         }
-        float speed = math::sqrt(v[0] * v[0] + v[1] * v[1]), max_speed = agent_body(s, i).max_speed;
+        float speed = math::sqrt(v[0] * v[0] + v[1] * v[1]), max_speed = agent_entity(s, i).max_speed;
         if (speed > max_speed)
             for (int axis = 0; axis < 2; ++axis) v[axis] = v[axis] / speed * max_speed;
     }
-    team_sync();
+    group_sync();
 }
 
 // The end of the time comes before success: whoever has both is truncated.
-HD void end_tick(Io io, bool success) {
-    bool over = io.time >= MAX_STEPS;
+HD void set_end_flags(Io io, bool success) {
+    bool at_time_limit = io.elapsed_steps >= MAX_STEPS;
     FOR_AGENTS (i) {
-        io.truncations[i] = over;
-        io.terminations[i] = success && !over;
+        io.truncations[i] = at_time_limit;
+        io.terminations[i] = success && !at_time_limit;
     }
 }
 
-// The K of n places nearest to `own`, the lowest number on ties; `self` is passed over.
+// The K of n places nearest to `own`, the lowest number on ties; `self` is passed at_time_limit.
 template <int K>
 HD void find_nearest(int (&seen)[K], const float own[2], const float (*places)[2], int n, int self) {
     Nearest<K> nearest;
     nearest.clear();
     for (int j = 0; j < n; ++j)
-        if (j != self) nearest.offer(square_distance(own, places[j]), j);
+        if (j != self) nearest.insert(squared_distance(own, places[j]), j);
     UNROLL for (int k = 0; k < K; ++k) seen[k] = nearest.id(k);
 }
 
-// Who and what is seen; before any seen_body().
-HD void look_around(State s, Particles& particles) {
-    if (SEE_ALL_AGENTS && SEE_ALL_LANDMARKS) return;
+// Who and what is seen; before any relative_position().
+HD void find_observed(State s, Particles& particles) {
+    if (OBSERVE_ALL_AGENTS && OBSERVE_ALL_LANDMARKS) return;
     FOR_AGENTS (i) {
-        if (!SEE_ALL_AGENTS) find_nearest(particles.seen_agent[i], s.position[i], s.position, NUM_AGENTS, i);
-        if (!SEE_ALL_LANDMARKS) find_nearest(particles.seen_landmark[i], s.position[i], s.landmark, NUM_LANDMARKS, -1);
+        if (!OBSERVE_ALL_AGENTS) find_nearest(particles.observed_agent[i], s.position[i], s.position, NUM_AGENTS, i);
+        if (!OBSERVE_ALL_LANDMARKS)
+            find_nearest(particles.observed_landmark[i], s.position[i], s.landmark, NUM_LANDMARKS, -1);
     }
-    team_sync();
+    group_sync();
 }
 
 // The agent in a slot of agent i's observation, or -1.
-HD int seen_agent(const Particles& particles, int i, int slot) {
-    return SEE_ALL_AGENTS ? slot + (slot >= i) : particles.seen_agent[i][slot];
+HD int observed_agent(const Particles& particles, int i, int slot) {
+    return OBSERVE_ALL_AGENTS ? slot + (slot >= i) : particles.observed_agent[i][slot];
 }
 
-// Numbers of an observation that seen_body() gives.
-constexpr int SEEN_SIZE = 2 * (NUM_SEEN_LANDMARKS + NUM_SEEN_AGENTS);
+// Numbers of an observation that relative_position() gives.
+constexpr int RELATIVE_POSITIONS_SIZE = 2 * (NUM_OBSERVED_LANDMARKS + NUM_OBSERVED_AGENTS);
 
 // The k-th number of the places, relative to agent i, of the landmarks and then of the other agents that it sees.
-HD float seen_body(State s, const Particles& particles, int i, int k) {
+HD float relative_position(State s, const Particles& particles, int i, int k) {
     int slot = k / 2, axis = k % 2;
-    bool landmark = slot < NUM_SEEN_LANDMARKS;
-    int j = !landmark           ? seen_agent(particles, i, slot - NUM_SEEN_LANDMARKS)
-            : SEE_ALL_LANDMARKS ? slot
-                                : particles.seen_landmark[i][slot];
+    bool landmark = slot < NUM_OBSERVED_LANDMARKS;
+    int j = !landmark               ? observed_agent(particles, i, slot - NUM_OBSERVED_LANDMARKS)
+            : OBSERVE_ALL_LANDMARKS ? slot
+                                    : particles.observed_landmark[i][slot];
     if (j < 0) return 0;
     return (landmark ? s.landmark[j][axis] : s.position[j][axis]) - s.position[i][axis];
 }

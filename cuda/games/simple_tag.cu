@@ -2,7 +2,7 @@
 // Adversaries hunt good agents among obstacles. Declared in gpu_vecenv/envs/simple_tag.py.
 #include "particles.cuh"
 
-constexpr float CATCH = 10.0f;  // what a contact of an adversary and a good agent is worth
+constexpr float CATCH_REWARD = 10.0f;  // what a contact of an adversary and a good agent is worth
 
 struct Scratch : Particles {
     int catches[NUM_GOOD];  // adversaries that touch a good agent
@@ -10,21 +10,21 @@ struct Scratch : Particles {
 
 HD bool is_adversary(int i) { return i < END_ADVERSARY; }
 
-HD Body agent_body(State s, int i) {
+HD Entity agent_entity(State s, int i) {
     if (is_adversary(i)) return {0.075f, true, 3, 1};
     return {0.05f, true, 4 * s.speed_factor[0], 1.3f * s.speed_factor[0]};
 }
-HD Body landmark_body() { return {0.2f, true, 0, 0}; }
+HD Entity landmark_entity() { return {0.2f, true, 0, 0}; }
 
 HD void reset(State s, Io io) {
-    scatter_agents(s, io);
-    FOR_RANGE (j, LANDMARK_ROWS) scatter(s.landmark[j], io, NUM_AGENTS + j, 0.9f);
+    place_agents_randomly(s, io);
+    FOR_RANGE (j, LANDMARK_ROWS) random_position(s.landmark[j], io, NUM_AGENTS + j, 0.9f);
     ONCE s
         .speed_factor[0] = CURRICULUM ? 0.5f + 0.25f * math::clamp(s.curriculum_stage[0], 0, 2) : 1.0f;
 }
 
 // What being at this place on one axis costs a good agent.
-HD float edge_cost(float place) {
+HD float bound_penalty(float place) {
     float x = math::abs(place);
     if (x < 0.9f) return 0;
     if (x < 1.0f) return (x - 0.9f) * 10;
@@ -34,53 +34,53 @@ HD float edge_cost(float place) {
 HD void step(State s, Io io) {
     move_agents(s, io, *io.scratch);
 
-    bool at_large = false;
+    bool any_free = false;
     FOR_RANGE (g, NUM_GOOD) {
         int i = FIRST_AGENT + g, catches = 0;
         for (int j = FIRST_ADVERSARY; j < END_ADVERSARY; ++j)
-            catches += distance(s.position[i], s.position[j]) < agent_body(s, i).radius + agent_body(s, j).radius;
+            catches += distance(s.position[i], s.position[j]) < agent_entity(s, i).radius + agent_entity(s, j).radius;
         io.scratch->catches[g] = catches;
-        at_large |= catches == 0;
+        any_free |= catches == 0;
     }
-    team_sync();
-    bool success = TERMINATE_ON_SUCCESS && !team_any(at_large);
+    group_sync();
+    bool success = TERMINATE_ON_SUCCESS && !group_any(any_free);
 
     int catches = 0;
     for (int g = 0; g < NUM_GOOD; ++g) catches += io.scratch->catches[g];
     FOR_AGENTS (i) {
         if (is_adversary(i))
-            io.rewards[i] = CATCH * catches;
+            io.rewards[i] = CATCH_REWARD * catches;
         else
-            io.rewards[i] = 0 - CATCH * io.scratch->catches[i - FIRST_AGENT] - edge_cost(s.position[i][0]) -
-                            edge_cost(s.position[i][1]);
+            io.rewards[i] = 0 - CATCH_REWARD * io.scratch->catches[i - FIRST_AGENT] - bound_penalty(s.position[i][0]) -
+                            bound_penalty(s.position[i][1]);
     }
-    end_tick(io, success);
+    set_end_flags(io, success);
 }
 
 // The k-th number of the velocities of other good agents: of all, or of those among the agents that are seen.
-HD float seen_velocity(State s, const Particles& particles, int i, int k) {
+HD float observed_velocity(State s, const Particles& particles, int i, int k) {
     int slot = k / 2, j;
-    if (SEE_ALL_AGENTS) {
+    if (OBSERVE_ALL_AGENTS) {
         j = FIRST_AGENT + slot;
         j += !is_adversary(i) && j >= i;
     } else {
-        j = seen_agent(particles, i, slot);
+        j = observed_agent(particles, i, slot);
     }
     return j < 0 || is_adversary(j) ? 0.0f : s.velocity[j][k % 2];
 }
 
 // Own velocity, own position, obstacles, other agents, velocities of good ones.
 HD void observe(State s, Io io) {
-    look_around(s, *io.scratch);
+    find_observed(s, *io.scratch);
     FOR_OBS (i, k) {
         if (k >= (is_adversary(i) ? OBS_SIZE_ADVERSARY : OBS_SIZE_AGENT)) continue;
         if (k < 2)
             io.obs[i][k] = s.velocity[i][k];
         else if (k < 4)
             io.obs[i][k] = s.position[i][k - 2];
-        else if (k < 4 + SEEN_SIZE)
-            io.obs[i][k] = seen_body(s, *io.scratch, i, k - 4);
+        else if (k < 4 + RELATIVE_POSITIONS_SIZE)
+            io.obs[i][k] = relative_position(s, *io.scratch, i, k - 4);
         else
-            io.obs[i][k] = seen_velocity(s, *io.scratch, i, k - 4 - SEEN_SIZE);
+            io.obs[i][k] = observed_velocity(s, *io.scratch, i, k - 4 - RELATIVE_POSITIONS_SIZE);
     }
 }

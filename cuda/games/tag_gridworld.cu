@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tag on a grid. Agents 0 .. NUM_TAGGERS - 1 tag, the last one runs. Declared in gpu_vecenv/envs/tag_gridworld.py.
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -29,20 +29,20 @@ HD void step(State s, Io io) {
         }
         io.rewards[i] = hit ? 0.0f - WALL_PENALTY : 0.0f;  // a penalty of 0 gives 0, not -0
     }
-    team_sync();
+    group_sync();
 
     bool here = false;  // tag: some tagger stands on the runner's cell
     FOR_RANGE (i, NUM_TAGGERS) {
         here |= s.cell[i][0] == s.cell[RUNNER][0] && s.cell[i][1] == s.cell[RUNNER][1];
     }
-    bool tag = team_any(here);
+    bool tag = group_any(here);
     FOR_AGENTS (i) {
         if (tag)
             io.rewards[i] += i == RUNNER ? -RUNNER_PENALTY : TAGGER_REWARD;
         else
             io.rewards[i] += i == RUNNER ? STEP_COST : -STEP_COST;
         io.terminations[i] = tag;
-        io.truncations[i] = !tag && io.time >= MAX_STEPS;
+        io.truncations[i] = !tag && io.elapsed_steps >= MAX_STEPS;
     }
 }
 
@@ -60,7 +60,7 @@ HD float common_feature(State s, Io io, int k) {
     if (kind < 2) return share_of_grid(s.cell[j][kind]);
     if (kind == 2) return j == RUNNER;
     if (kind == 3) return 0;
-    return (float)io.time / (float)MAX_STEPS;
+    return (float)io.elapsed_steps / (float)MAX_STEPS;
 }
 
 HD int squared_distance(State s, int i, int j) {
@@ -72,11 +72,11 @@ HD int squared_distance(State s, int i, int j) {
 HD int nearest_tagger(State s) {
     int least = 0x7fffffff, nearest = NUM_TAGGERS;
     FOR_RANGE (j, NUM_TAGGERS) least = math::min(least, squared_distance(s, RUNNER, j));
-    least = team_min(least);
+    least = group_reduce_min(least);
     FOR_RANGE (j, NUM_TAGGERS) {
         if (squared_distance(s, RUNNER, j) == least) nearest = math::min(nearest, j);
     }
-    return team_min(nearest);
+    return group_reduce_min(nearest);
 }
 
 HD void observe(State s, Io io) {
@@ -95,6 +95,6 @@ HD void observe(State s, Io io) {
         io.obs[i][2] = share_of_grid(s.cell[j][0]);
         io.obs[i][3] = share_of_grid(s.cell[j][1]);
         io.obs[i][4] = i == RUNNER;
-        io.obs[i][5] = (float)io.time / (float)MAX_STEPS;
+        io.obs[i][5] = (float)io.elapsed_steps / (float)MAX_STEPS;
     }
 }

@@ -5,7 +5,7 @@
 enum Activation : i32 { NO_ACTIVATION, TANH, RELU };
 
 // The gradient in front of an activation, of that behind it and of what it gave.
-HD float in_front(float gradient, float output, i32 activation) {
+HD float activation_gradient(float gradient, float output, i32 activation) {
     if (activation == TANH) return gradient * (1.0f - output * output);
     return activation == RELU && output <= 0 ? 0.0f : gradient;
 }
@@ -15,13 +15,13 @@ struct alignas(N * 4) Word {
     float x[N];
 };
 
-// One of the strands into which a matrix is taken apart, see below; `stride` and `words` count words of N floats.
+// One of the partial_sums into which a matrix is taken apart, see below; `stride` and `words` count words of N floats.
 template <int N>
-HD void along_strand(const float* gradients, const float* outputs, float* inputs, float* sums, i32 activation,
-                     i64 strand, i64 stride, i64 words) {
+HD void accumulate_partial_sum(const float* gradients, const float* outputs, float* inputs, float* sums, i32 activation,
+                               i64 partial_sum, i64 stride, i64 words) {
     constexpr int BATCH = 4;  // words that are on their way at once
     Word<N> sum = {};
-    for (i64 first = strand; first < words; first += BATCH * stride) {
+    for (i64 first = partial_sum; first < words; first += BATCH * stride) {
         Word<N> gradient[BATCH], output[BATCH];
         UNROLL for (int b = 0; b < BATCH; ++b) {
             i64 k = first + b * stride;
@@ -35,40 +35,41 @@ HD void along_strand(const float* gradients, const float* outputs, float* inputs
             Word<N> input = gradient[b];
             if (activation != NO_ACTIVATION) {
                 UNROLL for (int j = 0; j < N; ++j) {
-                    input.x[j] = in_front(gradient[b].x[j], output[b].x[j], activation);
+                    input.x[j] = activation_gradient(gradient[b].x[j], output[b].x[j], activation);
                 }
                 ((Word<N>*)inputs)[k] = input;
             }
             UNROLL for (int j = 0; j < N; ++j) sum.x[j] += input.x[j];
         }
     }
-    ((Word<N>*)sums)[strand] = sum;
+    ((Word<N>*)sums)[partial_sum] = sum;
 }
 
 // Gradients in front of an activation, of those behind it and its outputs, and their sums over the rows, in parts; both
-// in one pass. Without an activation only the sums. Strand k has the floats k, k + strands, k + 2 * strands and so on;
-// as the number of strands is a multiple of a row's floats, all of its floats belong to one column, and sums[k] is
-// their sum in this order. On a GPU neighbouring lanes have neighbouring words of `width` floats, 1 or 4.
+// in one pass. Without an activation only the sums. Strand k has the floats k, k + partial_sums, k + 2 * partial_sums
+// and so on; as the number of partial_sums is a multiple of a row's floats, all of its floats belong to one column, and
+// sums[k] is their sum in this order. On a GPU neighbouring lanes have neighbouring words of `width` floats, 1 or 4.
 KERNEL(layer_gradients, const float* gradients, const float* outputs, float* inputs, float* sums, i32 activation,
-       [[maybe_unused]] i32 width, i64 strands, i64 floats) {
+       [[maybe_unused]] i32 width, i64 partial_sums, i64 floats) {
 #if defined(__CUDACC__)
     if (width == 4) {
-        FOR_ITEMS (k, strands / 4) {
-            along_strand<4>(gradients, outputs, inputs, sums, activation, k, strands / 4, floats / 4);
+        FOR_ITEMS (k, partial_sums / 4) {
+            accumulate_partial_sum<4>(gradients, outputs, inputs, sums, activation, k, partial_sums / 4, floats / 4);
         }
     } else {
-        FOR_ITEMS (k, strands) along_strand<1>(gradients, outputs, inputs, sums, activation, k, strands, floats);
+        FOR_ITEMS (k, partial_sums)
+            accumulate_partial_sum<1>(gradients, outputs, inputs, sums, activation, k, partial_sums, floats);
     }
 #else
-    // The same sums, all strands side by side: a processor reads one stretch of memory at a time.
-    FOR_ITEMS (k, strands) sums[k] = 0;
-    for (i64 first = 0; first < floats; first += strands) {
+    // The same sums, all partial_sums side by side: a processor reads one stretch of memory at a time.
+    FOR_ITEMS (k, partial_sums) sums[k] = 0;
+    for (i64 first = 0; first < floats; first += partial_sums) {
         i64 left = floats - first;
-        FOR_ITEMS (k, strands) {
+        FOR_ITEMS (k, partial_sums) {
             if (k >= left) break;
             float input = gradients[first + k];
             if (activation != NO_ACTIVATION) {
-                inputs[first + k] = input = in_front(input, outputs[first + k], activation);
+                inputs[first + k] = input = activation_gradient(input, outputs[first + k], activation);
             }
             sums[k] += input;
         }

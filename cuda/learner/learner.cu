@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a learner computes of each row of a rollout: advantage estimates, and the loss of PPO with its gradients. The
-// formulas are those of `advantages` and `loss` in gpu_vecenv/train/ppo.py. Compiled after a game's declaration, with its
-// constants.
+// formulas are those of `advantages` and `loss` in gpu_vecenv/train/ppo.py. Compiled after a game's declaration, with
+// its constants.
 #include "kernel.cuh"
 #include "math.cuh"
 
-// Generalised advantage estimates and returns, one agent of one replica after the other, from the last tick back.
+// Generalised advantage estimates and returns, one agent of one environment after the other, from the last step back.
 KERNEL(advantages, const float* rewards, const float* values, const float* next_values, const bool* terminations,
        const bool* truncations, const bool* active, const float* gamma, const float* gae_lambda, float* estimates,
-       float* returns, i64 ticks, i64 columns) {
+       float* returns, i64 num_steps, i64 columns) {
     FOR_ITEMS (column, columns) {
         int agent = (int)(column % NUM_AGENTS);
-        float discount = gamma[agent], decay = discount * gae_lambda[agent], trace = 0;
-        for (i64 k = (ticks - 1) * columns + column; k >= 0; k -= columns) {
-            float ahead = terminations[k] ? 0.0f : discount * next_values[k];
-            float delta = active[k] ? rewards[k] + ahead - values[k] : 0.0f;
-            bool goes_on = active[k] && !(terminations[k] || truncations[k]);
-            trace = math::fma(goes_on ? decay : 0.0f, trace, delta);
-            estimates[k] = trace;
-            returns[k] = trace + values[k];
+        float discount = gamma[agent], decay = discount * gae_lambda[agent], gae = 0;
+        for (i64 k = (num_steps - 1) * columns + column; k >= 0; k -= columns) {
+            float bootstrap = terminations[k] ? 0.0f : discount * next_values[k];
+            float delta = active[k] ? rewards[k] + bootstrap - values[k] : 0.0f;
+            bool continues = active[k] && !(terminations[k] || truncations[k]);
+            gae = math::fma(continues ? decay : 0.0f, gae, delta);
+            estimates[k] = gae;
+            returns[k] = gae + values[k];
         }
     }
 }
@@ -26,14 +26,14 @@ KERNEL(advantages, const float* rewards, const float* values, const float* next_
 // Number of active rows, sum of their advantages and of the squares, in parts: that of `part` has every parts-th row.
 // Over a minibatch they are its count, and mean and variance of its advantages. In doubles the difference of the mean
 // square and the squared mean keeps what the advantages, as floats, can tell.
-KERNEL(advantage_moments, const bool* active, const float* estimates, const i64* places, double* moments, i64 parts,
+KERNEL(advantage_moments, const bool* active, const float* estimates, const i64* indices, double* moments, i64 parts,
        i64 rows) {
     FOR_ITEMS (part, parts) {
         double count = 0, sum = 0, squares = 0;
         for (i64 row = part; row < rows; row += parts) {
-            i64 place = places[row];
-            double x = active[place] ? (double)estimates[place] : 0.0;
-            count += active[place];
+            i64 index = indices[row];
+            double x = active[index] ? (double)estimates[index] : 0.0;
+            count += active[index];
             sum += x;
             squares += x * x;
         }
@@ -45,7 +45,7 @@ KERNEL(advantage_moments, const bool* active, const float* estimates, const i64*
 
 #if !BOX_ACTIONS
 // One head of a row. A choice that its mask forbids has this logit, as in gpu_vecenv/train/policy.py, and no gradient.
-constexpr float FORBIDDEN = -0x1.fffffep127f;
+constexpr float MASKED_LOGIT = -0x1.fffffep127f;
 
 struct Head {
     float largest, log_total, share,
@@ -60,7 +60,7 @@ struct Distribution {
 
 HD bool allowed([[maybe_unused]] const bool* mask, [[maybe_unused]] int k) { return !ACTION_MASKS || mask[k]; }
 
-HD float logit(const float* x, const bool* mask, int k) { return allowed(mask, k) ? x[k] : FORBIDDEN; }
+HD float logit(const float* x, const bool* mask, int k) { return allowed(mask, k) ? x[k] : MASKED_LOGIT; }
 
 // Each allowed choice's weight, relative to the largest, is left in `weights`.
 HD Head head_of(const float* x, const bool* mask, int n, float* weights) {
@@ -104,9 +104,9 @@ HD Distribution distribution(const float* x, const Action* draws, const bool* ma
     return d;
 }
 
-// The parameters' gradients, given those of the log-probability and of the entropy, in the place of their weights.
-HD void differentiate(const Distribution& d, const float* x, const Action* draws, const bool* mask, int agent,
-                      float by_log_prob, float by_entropy, float* gradients) {
+// The parameters' gradients, given those of the log-probability and of the entropy, in the index of their weights.
+HD void backward(const Distribution& d, const float* x, const Action* draws, const bool* mask, int agent,
+                 float by_log_prob, float by_entropy, float* gradients) {
     for (int head = 0; head < ACTION_HEADS; ++head) {
         int n = action_size(agent, head), choice = math::max(draws[head], 0);
         const bool* own = mask + (ACTION_MASKS ? logit_offset(head) : 0);
@@ -148,8 +148,8 @@ HD Distribution distribution(const float* x, const Action* draws, const bool*, i
 }
 
 // The parameters' gradients, given those of the log-probability and of the entropy. Squashing moves none of them.
-HD void differentiate(const Distribution&, const float* x, const Action* draws, const bool*, int, float by_log_prob,
-                      float by_entropy, float* gradients) {
+HD void backward(const Distribution&, const float* x, const Action* draws, const bool*, int, float by_log_prob,
+                 float by_entropy, float* gradients) {
     for (int head = 0; head < ACTION_HEADS; ++head) {
         float inverse = math::exp(-x[ACTION_HEADS + head]), z = (draws[head] - x[head]) * inverse;
         gradients[head] = by_log_prob * (z * inverse);
@@ -162,11 +162,11 @@ HD void differentiate(const Distribution&, const float* x, const Action* draws, 
 
 namespace learner {  // names that a game's configuration may have too
 
-constexpr int MOST_PARAMETERS = BOX_ACTIONS ? 2 * ACTION_HEADS : NUM_LOGITS;
-constexpr int LOSS_BLOCK = 128;                           // threads, at most
-constexpr int PITCH = (MOST_PARAMETERS / 4 * 4 + 4) | 1;  // odd: neighbouring lanes' numbers lie in different banks
-constexpr bool STAGES_ROWS = 2 * LOSS_BLOCK * PITCH * sizeof(float) <= 48 << 10;
-constexpr int ROW_LANES = PITCH > 16 ? 32 : PITCH > 8 ? 16 : 8;
+constexpr int MAX_PARAMETERS = BOX_ACTIONS ? 2 * ACTION_HEADS : NUM_LOGITS;
+constexpr int LOSS_BLOCK = 128;                          // threads, at most
+constexpr int PITCH = (MAX_PARAMETERS / 4 * 4 + 4) | 1;  // odd: neighbouring lanes' numbers lie in different banks
+constexpr bool STAGE_ROWS = 2 * LOSS_BLOCK * PITCH * sizeof(float) <= 48 << 10;
+constexpr int THREADS_PER_ROW = PITCH > 16 ? 32 : PITCH > 8 ? 16 : 8;
 
 // The warp's rows, from `from` on, go to shared memory or come from there: neighbouring lanes have neighbouring words.
 // Where a warp is not whole, each lane copies its own.
@@ -177,9 +177,9 @@ HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, 
         return;
     }
     __syncwarp();
-    _Pragma("unroll 8") for (int row = lane / ROW_LANES; row < 32; row += 32 / ROW_LANES) {
-        UNROLL for (int k = 0; k < PITCH; k += ROW_LANES) {
-            int column = k + lane % ROW_LANES;
+    _Pragma("unroll 8") for (int row = lane / THREADS_PER_ROW; row < 32; row += 32 / THREADS_PER_ROW) {
+        UNROLL for (int k = 0; k < PITCH; k += THREADS_PER_ROW) {
+            int column = k + lane % THREADS_PER_ROW;
             if (column < columns) to[row * to_stride + column] = from[row * from_stride + column];
         }
     }
@@ -190,82 +190,85 @@ HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, 
 
 #endif
 
-// Of the rows at these places, under a network's outputs for them: gradients of the loss with respect to the outputs,
-// and each row's part of policy loss, value loss, entropy, approximate KL and clipped share. All are 0 where an agent
-// was not active. A row of `gradients` has `width` columns: where there is no place of their own for the values' ones,
-// they fill the columns behind the parameters'. `moments` are a minibatch's sums, see above; a negative value_clip
-// clips no value.
+// Of the rows at these indices, under a network's outputs for them: gradients of the loss with respect to the outputs,
+// and each row's part of policy loss, value loss, entropy, approximate KL and surrogate_clipped share. All are 0 where
+// an agent was not active. A row of `gradients` has `width` columns: where there is no index of their own for the
+// values' ones, they fill the columns behind the parameters'. `moments` are a minibatch's sums, see above; a negative
+// value_clip clips no value.
 //
 // A comparison with a NaN is false: each choice below is written so that a NaN goes on into the loss or its gradient.
 KERNEL(loss_gradients, const bool* active, const Action* draws, const float* log_probs, const float* old_values,
        const float* estimates, const float* returns, const bool* action_mask, const float* clip,
        const float* entropy_coefficient, i32 normalize_advantages, i32 squash_by_tanh, float value_coefficient,
-       float value_clip, i32 num_parameters, const float* value_unit, const double* moments, const i64* places,
+       float value_clip, i32 num_parameters, const float* value_scale, const double* moments, const i64* indices,
        const float* parameters, i64 parameter_stride, const float* values, i64 value_stride, float* gradients,
-       i32 width, float* value_gradients, float* figures, i64 rows) {
+       i32 width, float* value_gradients, float* metrics, i64 rows) {
     FOR_ITEMS (row, rows) {
         const float* x = parameters + row * parameter_stride;
         float* own = gradients + row * width;
 #if defined(__CUDACC__)
         int lane = threadIdx.x % 32;
         bool whole = row - lane + 32 <= rows;
-        __shared__ float near[learner::STAGES_ROWS ? 2 * learner::LOSS_BLOCK * learner::PITCH : 1];
-        float* near_x = near + (threadIdx.x - lane) * 2 * learner::PITCH;
-        float* near_gradients = near_x + 32 * learner::PITCH;
-        if constexpr (learner::STAGES_ROWS) {
-            learner::copy_rows(near_x, learner::PITCH, x - lane * parameter_stride, parameter_stride, num_parameters,
+        __shared__ float staged[learner::STAGE_ROWS ? 2 * learner::LOSS_BLOCK * learner::PITCH : 1];
+        float* staged_x = staged + (threadIdx.x - lane) * 2 * learner::PITCH;
+        float* staged_gradients = staged_x + 32 * learner::PITCH;
+        if constexpr (learner::STAGE_ROWS) {
+            learner::copy_rows(staged_x, learner::PITCH, x - lane * parameter_stride, parameter_stride, num_parameters,
                                whole);
-            x = near_x + lane * learner::PITCH;
-            own = near_gradients + lane * learner::PITCH;
+            x = staged_x + lane * learner::PITCH;
+            own = staged_gradients + lane * learner::PITCH;
         }
 #endif
-        i64 place = places[row];
+        i64 index = indices[row];
         float value_gradient = 0, part[5] = {};
-        if (!active[place]) {
+        if (!active[index]) {
             for (int k = 0; k < num_parameters; ++k) own[k] = 0;
         } else {
             double exact_count = moments[0] > 1 ? moments[0] : 1.0;
-            float count = (float)exact_count, advantage = estimates[place];
+            float count = (float)exact_count, advantage = estimates[index];
             if (normalize_advantages) {
                 double mean = moments[1] / exact_count, variance = moments[2] / exact_count - mean * mean;
                 advantage = (float)(advantage - mean) / (math::sqrt((float)(variance < 0 ? 0.0 : variance)) + 1e-8f);
             }
-            const Action* drawn = draws + place * ACTION_HEADS;
-            const bool* mask = action_mask + (ACTION_MASKS ? place * NUM_LOGITS : 0);
-            int agent = (int)(place % NUM_AGENTS);
+            const Action* drawn = draws + index * ACTION_HEADS;
+            const bool* mask = action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0);
+            int agent = (int)(index % NUM_AGENTS);
             Distribution d = distribution(x, drawn, mask, agent, squash_by_tanh, own);
 
-            float log_ratio = d.log_prob - log_probs[place], ratio = math::exp(log_ratio);
-            float gain = ratio * advantage, clipped = math::clamp(ratio, 1.0f - *clip, 1.0f + *clip) * advantage;
-            bool holds_back = clipped < gain;
-            float by_log_prob = holds_back ? 0.0f : -gain / count;
-            differentiate(d, x, drawn, mask, agent, by_log_prob, -*entropy_coefficient / count, own);
+            float log_ratio = d.log_prob - log_probs[index], ratio = math::exp(log_ratio);
+            float surrogate = ratio * advantage,
+                  surrogate_clipped = math::clamp(ratio, 1.0f - *clip, 1.0f + *clip) * advantage;
+            bool is_clipped = surrogate_clipped < surrogate;
+            float by_log_prob = is_clipped ? 0.0f : -surrogate / count;
+            backward(d, x, drawn, mask, agent, by_log_prob, -*entropy_coefficient / count, own);
 
-            float value = values[row * value_stride], old = old_values[place];
-            float error = value - returns[place], slope = 2.0f * error, square = error * error;
+            float value = values[row * value_stride], old = old_values[index];
+            float error = value - returns[index], slope = 2.0f * error, square = error * error;
             if (value_clip >= 0) {
                 float change = value - old;
-                float near_error = old + math::clamp(change, -value_clip, value_clip) - returns[place];
-                float near_square = near_error * near_error;
-                float near_slope = math::abs(change) > value_clip ? 0.0f : 2.0f * near_error;
-                slope = square > near_square ? slope : square < near_square ? near_slope : 0.5f * (slope + near_slope);
-                square = square > near_square ? square : near_square;
+                float clipped_error = old + math::clamp(change, -value_clip, value_clip) - returns[index];
+                float clipped_square = clipped_error * clipped_error;
+                float clipped_slope = math::abs(change) > value_clip ? 0.0f : 2.0f * clipped_error;
+                slope = square > clipped_square   ? slope
+                        : square < clipped_square ? clipped_slope
+                                                  : 0.5f * (slope + clipped_slope);
+                square = square > clipped_square ? square : clipped_square;
             }
-            float unit = *value_unit * *value_unit;
+            float unit = *value_scale * *value_scale;
             value_gradient = value_coefficient * 0.5f * slope / unit / count;
 
-            part[0] = -(holds_back ? clipped : gain) / count;
+            part[0] = -(is_clipped ? surrogate_clipped : surrogate) / count;
             part[1] = 0.5f * square / unit / count;
             part[2] = d.entropy / count;
             part[3] = (ratio - 1.0f - log_ratio) / count;
             part[4] = (math::abs(ratio - 1.0f) > *clip ? 1.0f : 0.0f) / count;
         }
-        for (int k = 0; k < 5; ++k) figures[k * rows + row] = part[k];
+        for (int k = 0; k < 5; ++k) metrics[k * rows + row] = part[k];
         for (int k = num_parameters; k < width; ++k) own[k] = value_gradient;
         if (value_gradients) value_gradients[row] = value_gradient;
 #if defined(__CUDACC__)
-        if constexpr (learner::STAGES_ROWS)
-            learner::copy_rows(gradients + (row - lane) * width, width, near_gradients, learner::PITCH, width, whole);
+        if constexpr (learner::STAGE_ROWS)
+            learner::copy_rows(gradients + (row - lane) * width, width, staged_gradients, learner::PITCH, width, whole);
 #endif
     }
 }

@@ -4,12 +4,12 @@
 #include "math.cuh"
 #include "rng.cuh"
 
-constexpr int ROUNDS = 8;       // even, so that the halves are as wide at the end as at the beginning
-constexpr int FEWEST_BITS = 8;  // with fewer, a network's permutations would be few
-constexpr u32 OF_EPOCHS = ~0u;  // a counter's last word; that of a replica's key, in rng.cuh, is 0
+constexpr int ROUNDS = 8;           // even, so that the halves are as wide at the end as at the beginning
+constexpr int MIN_BITS = 8;         // with fewer, a network's permutations would be few
+constexpr u32 EPOCH_COUNTER = ~0u;  // a counter's last word; that of an environment's key, in rng.cuh, is 0
 
 // Another word for each, as good as random: the finaliser of Steele, Lea and Flood, SplitMix64, 2014.
-HD u64 mixed(u64 x) {
+HD u64 splitmix64(u64 x) {
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ x >> 27) * 0x94D049BB133111EBull;
     return x ^ x >> 31;
@@ -23,7 +23,7 @@ struct Permutation {
     HD u64 operator()(u64 x) const {
         u64 left = x >> right_bits, right = x & ((1ull << right_bits) - 1);
         UNROLL for (int round = 0; round < ROUNDS; ++round) {
-            u64 next = left ^ mixed(right ^ key[round]) >> (64 - (round % 2 ? right_bits : left_bits));
+            u64 next = left ^ splitmix64(right ^ key[round]) >> (64 - (round % 2 ? right_bits : left_bits));
             left = right;
             right = next;
         }
@@ -31,25 +31,25 @@ struct Permutation {
     }
 };
 
-// `places` in a pseudo-random order, a function of seed, epoch and number of rows alone. Where a permutation of more
+// `indices` in a pseudo-random order, a function of seed, epoch and number of rows alone. Where a permutation of more
 // numbers leads beyond them it is applied again, until it comes back: Black and Rogaway, "Ciphers with arbitrary finite
 // domains", 2002.
-KERNEL(shuffle, const i64* places, const u64* seed, const i64* epoch, i64* order, i64 rows) {
+KERNEL(shuffle, const i64* indices, const u64* seed, const i64* epoch, i64* order, i64 rows) {
     Permutation permutation;
-    int bits = FEWEST_BITS;
+    int bits = MIN_BITS;
     while (rows > 1 && (rows - 1) >> bits) ++bits;
     permutation.left_bits = bits / 2;
     permutation.right_bits = bits - bits / 2;
     for (int k = 0; k < ROUNDS / 4; ++k) {
         Philox4 draws =
-            philox({{(u32)*epoch, (u32)((u64)*epoch >> 32), (u32)k, OF_EPOCHS}}, (u32)*seed, (u32)(*seed >> 32));
+            philox({{(u32)*epoch, (u32)((u64)*epoch >> 32), (u32)k, EPOCH_COUNTER}}, (u32)*seed, (u32)(*seed >> 32));
         for (int j = 0; j < 4; ++j) permutation.key[4 * k + j] = draws.word[j];
     }
     FOR_ITEMS (row, rows) {
-        u64 place = (u64)row;
-        do place = permutation(place);
-        while (place >= (u64)rows);
-        order[row] = places[place];
+        u64 index = (u64)row;
+        do index = permutation(index);
+        while (index >= (u64)rows);
+        order[row] = indices[index];
     }
 }
 
@@ -74,25 +74,26 @@ HD void copy_row(const void* from, void* to, i64 words) {
     }
 }
 
-// The row at places[row] goes to the row'th of `out`. Long rows are copied by the lanes of a warp together,
+// The row at indices[row] goes to the row'th of `out`. Long rows are copied by the lanes of a warp together,
 // neighbouring lanes neighbouring words.
 template <int BYTES>
-HD void gather(const u8* table, i64 stride, i64 bytes, const i64* places, u8* out, i64 row, [[maybe_unused]] i64 rows) {
+HD void gather(const u8* table, i64 stride, i64 bytes, const i64* indices, u8* out, i64 row,
+               [[maybe_unused]] i64 rows) {
     i64 words = bytes / BYTES;
 #if defined(__CUDACC__)
-    __shared__ i64 place_of[256];
+    __shared__ i64 index_of[256];
     int lane = threadIdx.x % 32;
     if (words > 4 && row - lane + 32 <= rows) {
-        const i64* place = place_of + threadIdx.x / 32 * 32;
+        const i64* index = index_of + threadIdx.x / 32 * 32;
         __syncwarp();  // the rows before these have been copied
-        place_of[threadIdx.x] = places[row];
+        index_of[threadIdx.x] = indices[row];
         __syncwarp();
         out += (row - lane) * bytes;
         for (i64 k = lane; k < words; k += 32) {
             for (int first = 0; first < 32; first += BATCH) {
                 Word<BYTES> batch[BATCH];
                 UNROLL for (int b = 0; b < BATCH; ++b) {
-                    batch[b] = ((const Word<BYTES>*)(table + place[first + b] * stride))[k];
+                    batch[b] = ((const Word<BYTES>*)(table + index[first + b] * stride))[k];
                 }
                 UNROLL for (int b = 0; b < BATCH; ++b)((Word<BYTES>*)(out + (first + b) * bytes))[k] = batch[b];
             }
@@ -100,39 +101,40 @@ HD void gather(const u8* table, i64 stride, i64 bytes, const i64* places, u8* ou
         return;
     }
 #endif
-    copy_row<BYTES>(table + places[row] * stride, out + row * bytes, words);
+    copy_row<BYTES>(table + indices[row] * stride, out + row * bytes, words);
 }
 
 // Rows of `bytes`, copied in words of 16, 4 or 1 byte: both tables, and `stride`, are multiples of that.
-KERNEL(gather_rows, const u8* table, i64 stride, i64 bytes, i32 word, const i64* places, u8* out, i64 rows) {
+KERNEL(gather_rows, const u8* table, i64 stride, i64 bytes, i32 word, const i64* indices, u8* out, i64 rows) {
     FOR_ITEMS (row, rows) {
         if (word == 16) {
-            gather<16>(table, stride, bytes, places, out, row, rows);
+            gather<16>(table, stride, bytes, indices, out, row, rows);
         } else if (word == 4) {
-            gather<4>(table, stride, bytes, places, out, row, rows);
+            gather<4>(table, stride, bytes, indices, out, row, rows);
         } else {
-            gather<1>(table, stride, bytes, places, out, row, rows);
+            gather<1>(table, stride, bytes, indices, out, row, rows);
         }
     }
 }
 
-// Before a step: the gradient is scaled down to the largest norm, and `stopped` becomes 1 where a figure or the norm is
-// not finite, or the approximate KL is beyond its target. `losses` take in the figures, the norm, and whether it is 1.
-KERNEL(limit_step, const float* norm, float largest_norm, float target_kl, const float* figures, i32 num_figures,
-       i32 kl_figure, float* gradient, float* stopped, float* losses, i64 parameters) {
+// Before a step: the gradient is scaled down to the largest norm, and `skip_update` becomes 1 where a figure or the
+// norm is not finite, or the approximate KL is beyond its target. `metric_sums` take in the metrics, the norm, and
+// whether it is 1.
+KERNEL(clip_grad_norm, const float* norm, float max_grad_norm, float target_kl, const float* metrics, i32 num_metrics,
+       i32 kl_index, float* gradient, float* skip_update, float* metric_sums, i64 parameters) {
     FOR_ITEMS (k, parameters + 1) {
         if (k < parameters) {
-            float scale = largest_norm / (*norm + 1e-6f);
+            float scale = max_grad_norm / (*norm + 1e-6f);
             gradient[k] *= scale > 1 ? 1.0f : scale;  // a NaN stays one
             continue;
         }
         bool finite = math::is_finite(*norm);
-        for (int j = 0; j < num_figures; ++j) {
-            finite = finite && math::is_finite(figures[j]);
-            losses[j] += figures[j];
+        for (int j = 0; j < num_metrics; ++j) {
+            finite = finite && math::is_finite(metrics[j]);
+            metric_sums[j] += metrics[j];
         }
-        if (!finite || figures[kl_figure] > target_kl) *stopped = 1;
-        losses[num_figures] += *norm;
-        losses[num_figures + 1] += *stopped;
+        if (!finite || metrics[kl_index] > target_kl) *skip_update = 1;
+        metric_sums[num_metrics] += *norm;
+        metric_sums[num_metrics + 1] += *skip_update;
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Predators and prey on a torus, predators first. Declared in predator_prey.py.
 //
-// An agent that leaves for good terminates, and the machine shows it as inactive from then on. A prey that waits to be
+// An agent that leaves for good terminates, and the engine shows it as inactive from then on. A prey that waits to be
 // born again does not terminate: it stays active, with an empty observation and actions that move nothing.
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {
-    i32 eater[NUM_PREY];       // the predator that eats this prey in this tick, or -1
+    i32 eater[NUM_PREY];       // the predator that eats this prey in this step, or -1
     u8 count[2][GRID * GRID];  // predators, prey in each cell
 };
 
@@ -66,32 +66,32 @@ HD void step(State s, Io io) {
         if (!s.alive[i]) continue;
         for (int axis = 0; axis < 2; ++axis) s.cell[i][axis] = wrapped(s.cell[i][axis] + MOVES[io.action(i)][axis]);
     }
-    team_sync();
+    group_sync();
     FOR_RANGE (k, NUM_PREY) {  // the first predator in a prey's cell eats it
         int i = FIRST_PREY + k, eater = -1;
         for (int j = END_PREDATOR - 1; j >= 0; --j)
             if (s.alive[i] && s.alive[j] && place(s, i) == place(s, j)) eater = j;
         io.scratch->eater[k] = eater;
     }
-    team_sync();
+    group_sync();
     FOR_AGENTS (i) {
         if (is_predator(i))
             feed(s, io, i);
         else
             live(s, io, i - FIRST_PREY);
     }
-    team_sync();
+    group_sync();
     bool predators = false, prey = false;
     FOR_AGENTS (i) {
         predators |= is_predator(i) && s.alive[i];
         prey |= !is_predator(i) && (s.alive[i] || s.unborn[i - FIRST_PREY] > 0);
     }
-    predators = team_any(predators);
-    prey = team_any(prey);
+    predators = group_any(predators);
+    prey = group_any(prey);
     FOR_AGENTS (i) {
         if (!io.active[i]) continue;
         io.terminations[i] |= !predators || !prey;
-        io.truncations[i] = !io.terminations[i] && io.time >= MAX_STEPS;
+        io.truncations[i] = !io.terminations[i] && io.elapsed_steps >= MAX_STEPS;
     }
 }
 
@@ -112,7 +112,7 @@ HD void observe(State s, Io io) {
         io.scratch->count[0][k] = (u8)predators;
         io.scratch->count[1][k] = (u8)prey;
     }
-    team_sync();
+    group_sync();
     FOR_OBS (i, k) {
         if (!observed(i, k)) continue;  // a prey's row is shorter than a predator's
         if (!s.alive[i])

@@ -1,4 +1,4 @@
-"""Predators and prey on a torus: who lives changes from tick to tick. Its rules are in predator_prey.cu.
+"""Predators and prey on a torus: who lives changes from step to step. Its rules are in predator_prey.cu.
 
 ``gpu-vecenv train predator_prey.py`` trains it, ``python predator_prey.py`` steps it with random actions.
 """
@@ -21,23 +21,23 @@ class PredatorPrey(Env):
     num_prey: int = param(12, low=1, high=255)  # agents that flee
     grid: int = param(12, low=1, high=1024)  # cells per side; the torus has no edge
     sight: int = param(2, low=0)  # cells that an agent sees in each direction
-    hunger: int = param(25, low=1, high=1_000_000)  # ticks that a full predator lives without eating
-    meal: int = param(12, low=0, high=1_000_000)  # ticks that a prey is worth; a predator is never more than full
-    rebirth: int = param(10, low=0)  # ticks until an eaten prey is born again; 0: it leaves for good
-    max_steps: int = param(200, low=1)  # ticks until the episode is truncated
+    hunger: int = param(25, low=1, high=1_000_000)  # steps that a full predator lives without eating
+    meal: int = param(12, low=0, high=1_000_000)  # steps that a prey is worth; a predator is never more than full
+    rebirth: int = param(10, low=0)  # steps until an eaten prey is born again; 0: it leaves for good
+    max_steps: int = param(200, low=1)  # steps until the episode is truncated
     meal_reward: float = 1.0  # to a predator for each prey that it eats
     starving_penalty: float = 1.0  # taken from a predator that starves
     eaten_penalty: float = 1.0  # taken from a prey that is eaten
-    living_reward: float = 0.01  # to a prey for each tick that it lives through
+    living_reward: float = 0.01  # to a prey for each step that it lives through
 
     state = (
         Field("cell", i32, ("num_agents", 2)),  # row, column, in [0, grid)
         Field("alive", boolean, ("num_agents",)),  # on the torus
-        Field("energy", i32, ("num_predators",)),  # ticks that a predator can still live without eating
-        Field("unborn", i32, ("num_prey",)),  # ticks until a prey is born again; 0 while it lives or if it never is
+        Field("energy", i32, ("num_predators",)),  # steps that a predator can still live without eating
+        Field("unborn", i32, ("num_prey",)),  # steps until a prey is born again; 0 while it lives or if it never is
     )
-    derived = ("view",)  # VIEW in the device text, like every configuration value
-    terminated_means = "one side died out"
+    derived = ("view",)  # VIEW in the device code, like every configuration value
+    termination_label = "one side died out"
 
     def validate(self) -> None:
         """A window wider than the torus would show cells twice."""
@@ -73,5 +73,5 @@ if __name__ == "__main__":
     for _ in range(400):
         env.step(env.sample_actions())
     ended = {name: tensor.sum().item() for name, tensor in env.episode_statistics().items()}
-    print(f"{ended['episodes']} episodes of {ended['lengths'] / ended['episodes']:.1f} ticks by random actions")
-    print(f"{env.game.terminated_means} in {ended['terminations'] / ended['episodes']:.1%} of them")
+    print(f"{ended['episodes']} episodes of {ended['lengths'] / ended['episodes']:.1f} steps by random actions")
+    print(f"{env.game.termination_label} in {ended['terminations'] / ended['episodes']:.1%} of them")

@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import torch
 
-from gpu_vecenv.bench import against as bench_against
+from gpu_vecenv.bench import baselines as bench_baselines
 from gpu_vecenv.bench import compare as bench_compare
 from gpu_vecenv.bench import games as bench_games
 from gpu_vecenv.bench import interfaces as bench_interfaces
@@ -25,11 +25,11 @@ from gpu_vecenv.bench import table as bench_table
 from gpu_vecenv.bench import training as bench_training
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import CapacityError, ConfigError
-from gpu_vecenv.train.distributed import World, joined
+from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig
 
@@ -47,28 +47,28 @@ SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("simple_spread", 100_000, {}),
     ("simple_tag", 100_000, {}),
 )
-NUM_ENVS = {"games": 2000, "training": 2000, "replicas": 100_000, "agents": 100, "against": 2000}
+NUM_ENVS = {"games": 2000, "training": 2000, "replicas": 100_000, "agents": 100, "baseline": 2000}
 # What else may be given with each kind of measurement, beside what goes with all of them.
-OF_A_GAME = {"game", "num_envs", "config"}
-OF_PPO = {"num_steps", "hidden_sizes", "num_epochs", "num_minibatches"}
-TAKES = {
-    "games": OF_A_GAME | {"driver", "team", "rollout", "num_steps", "hidden_sizes"},
-    "sweep": OF_A_GAME | {"driver", "team", "plot"},
-    "training": OF_A_GAME | OF_PPO | {"precision"},
-    "through": set(),
-    "against": {"num_envs"},
+GAME_OPTIONS = {"game", "num_envs", "config"}
+PPO_OPTIONS = {"num_steps", "hidden_sizes", "num_epochs", "num_minibatches"}
+OPTIONS_OF = {
+    "games": GAME_OPTIONS | {"driver", "threads_per_env", "rollout", "num_steps", "hidden_sizes"},
+    "sweep": GAME_OPTIONS | {"driver", "threads_per_env", "plot"},
+    "training": GAME_OPTIONS | PPO_OPTIONS | {"precision"},
+    "interface": set(),
+    "baseline": {"num_envs"},
 }
-ALWAYS = {"device", "json", "table", "compare"}
-WORDS = {"games": "steps of games"}  # what messages call it
+COMMON_OPTIONS = {"device", "json", "table", "compare"}
+LABELS = {"games": "steps of games"}  # what messages call it
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Measure steps of games: fixed random actions ("step"), their draw from logits ("sampling"), both ("tick").
+    """Measure steps of games: fixed random actions ("step"), their draw from logits ("sampling"), both ("sample_and_step").
 
     Or --sweep: the same over numbers of replicas or agents. Or --training: rollouts and updates end to end, under
-    torchrun by all processes together. Or --through: what a step costs through interfaces and adapters, the host's work
-    included, beside the machine's. Or --against: other libraries' steps in the same run.
+    torchrun by all processes together. Or --interface: what a step costs through interfaces and adapters, the host's work
+    included, beside the machine's. Or --baseline: other libraries' steps in the same run.
 
     On a terminal a table is printed; else one JSON line per row, and at last one with device, commit and versions.
     """
@@ -76,20 +76,22 @@ class BenchConfig:
     game: str | None = None  # a game's name; without it a fixed suite is run
     num_envs: int | None = None  # replicas; by default 2000, in sweeps up to 100000 of them, or 100 with more agents
     config: str = "{}"  # the game's configuration as JSON (with --game)
-    rollout: bool = False  # also ticks with policies into the trainer's storage ("rollout")
+    rollout: bool = False  # also steps with policies into the trainer's storage ("rollout")
     sweep: bench_sweep.Sweep | None = None  # sizes: replicas 1, 3, 10, 32 … num_envs; agents 5, 10, 20, 50 … 1000
     plot: Path | None = None  # a picture of the sweep, .png or .svg
     training: bool = False  # trained end to end: --game with its preset, by default WarpDrive's configurations
-    num_steps: int | None = None  # ticks of a rollout (with --game --training, or --rollout); by default the preset's
+    num_steps: int | None = None  # steps of a rollout (with --game --training, or --rollout); by default the preset's
     hidden_sizes: tuple[int, ...] | None = None  # units of the policies' hidden layers (likewise)
     num_epochs: int | None = None  # passes over a rollout (with --game --training)
     num_minibatches: int | None = None  # of each pass (with --game --training)
     precision: tuple[Precision, ...] = ("float32",)  # of matrix products (with --training): float32, tf32, bfloat16
-    through: tuple[str, ...] = ()  # gymnasium, or adapters: sb3, torchrl, … ; measured on games of their own
-    against: bench_against.Rival | None = None  # Gymnasium's vectorised CartPole, or a loop over MPE2's simple_tag
+    interface: tuple[str, ...] = ()  # gymnasium, or adapters: sb3, torchrl, … ; measured on games of their own
+    baseline: bench_baselines.Baseline | None = (
+        None  # Gymnasium's vectorised CartPole, or a loop over MPE2's simple_tag
+    )
     device: str | None = None  # cpu, cuda, cuda:1; by default cuda if usable
     driver: str | None = None  # pycuda or cuda_core (CUDA only)
-    team: int | None = None  # lanes per replica (CUDA only)
+    threads_per_env: int | None = None  # lanes per replica (CUDA only)
     compare: Path | None = None  # an earlier --json; tells the ratios, now / then, of env-steps per second
     table: bool = False  # print a table even where standard output is no terminal
     json: Path | None = None  # where to write the rows as well
@@ -104,7 +106,11 @@ def run(config: BenchConfig) -> dict[str, Any]:
     kind = _kind(config)
     _check(config, kind)
     earlier = bench_compare.read(config.compare) if config.compare else None
-    with joined(config.device) if kind == "training" else contextlib.nullcontext((World(), config.device)) as place:
+    with (
+        process_group(config.device)
+        if kind == "training"
+        else contextlib.nullcontext((World(), config.device)) as place
+    ):
         world, own = place
         device = resolve_device(own)
         results: dict[str, Any] = provenance(device)
@@ -125,7 +131,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
         results["compared"] = {"file": str(config.compare), "rows": found, "then_now": earlier.differences(results)}
     if world.rank == 0:
         if as_table:
-            bench_table.tell(results, config.sweep)
+            bench_table.print_summary(results, config.sweep)
         else:
             print(json.dumps(results))
     results["rows"] = rows
@@ -135,7 +141,7 @@ def run(config: BenchConfig) -> dict[str, Any]:
 
 
 def _kind(config: BenchConfig) -> str:
-    chosen = [name for name in TAKES if name != "games" and getattr(config, name)]
+    chosen = [name for name in OPTIONS_OF if name != "games" and getattr(config, name)]
     if len(chosen) > 1:
         raise ConfigError(f"{' and '.join(chosen)} are different measurements; expected one of them")
     return chosen[0] if chosen else "games"
@@ -143,25 +149,25 @@ def _kind(config: BenchConfig) -> str:
 
 def _check(config: BenchConfig, kind: str) -> None:
     """Refuse what would be passed over, and what would fail once all has been measured."""
-    for name, known in (("sweep", bench_sweep.Sweep), ("against", bench_against.Rival)):
+    for name, known in (("sweep", bench_sweep.Sweep), ("baseline", bench_baselines.Baseline)):
         if (value := getattr(config, name)) is not None and value not in get_args(known):
             raise ConfigError(f"{name} is {value!r}; expected {' or '.join(map(repr, get_args(known)))}")
     given = [field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default]
     for name in given:
-        if name not in TAKES[kind] | ALWAYS | {kind}:
-            takers = ", ".join(WORDS.get(other, other) for other in TAKES if name in TAKES[other])
-            raise ConfigError(f"{name} does not go with {WORDS.get(kind, kind)}; it goes with {takers}")
-    of_one = TAKES[kind] - {"precision"} if kind == "training" else {"num_envs", "config", "plot"}
+        if name not in OPTIONS_OF[kind] | COMMON_OPTIONS | {kind}:
+            takers = ", ".join(LABELS.get(other, other) for other in OPTIONS_OF if name in OPTIONS_OF[other])
+            raise ConfigError(f"{name} does not go with {LABELS.get(kind, kind)}; it goes with {takers}")
+    of_one = OPTIONS_OF[kind] - {"precision"} if kind == "training" else {"num_envs", "config", "plot"}
     lonely = [name for name in given if name in of_one]
-    if config.game is None and kind != "against" and (lonely or kind == "sweep"):
+    if config.game is None and kind != "baseline" and (lonely or kind == "sweep"):
         raise ConfigError(f"got {', '.join(lonely) or 'sweep'} without a game; expected game as well")
-    if kind == "games" and not config.rollout and (lonely := [name for name in given if name in OF_PPO]):
+    if kind == "games" and not config.rollout and (lonely := [name for name in given if name in PPO_OPTIONS]):
         raise ConfigError(f"got {', '.join(lonely)} without rollouts; expected rollout or training as well")
     if config.num_envs is not None:
-        count("num_envs", config.num_envs, 1)
+        validate_int("num_envs", config.num_envs, 1)
     if config.plot:
         bench_sweep.check_picture(config.plot)
-    bench_interfaces.check_known(config.through)
+    bench_interfaces.check_known(config.interface)
     for name in ("json", "plot"):
         path = getattr(config, name)
         if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
@@ -172,12 +178,12 @@ def _measured(
     config: BenchConfig, kind: str, device: torch.device, results: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
     """The rows, measured one by one; what they have in common is written into ``results``."""
-    if kind == "through":
-        for name in config.through:
+    if kind == "interface":
+        for name in config.interface:
             yield from bench_interfaces.measure(name, device)
-    elif kind == "against":
-        assert config.against is not None
-        yield from bench_against.measure(config.against, config.num_envs or NUM_ENVS[kind], device)
+    elif kind == "baseline":
+        assert config.baseline is not None
+        yield from bench_baselines.measure(config.baseline, config.num_envs or NUM_ENVS[kind], device)
     elif kind == "training":
         results["processes"] = World.current().size
         if config.game is None:
@@ -190,7 +196,7 @@ def _measured(
         learnt = [_ppo(config, game) if config.rollout else None for game, _ in sizes]
         bandwidth = bench_games.copy_bandwidth(device)
         results["copy_bytes_per_s"] = round(bandwidth)
-        machine = device, config.driver, config.team
+        machine = device, config.driver, config.threads_per_env
         for (game, num_envs), ppo in zip(sizes, learnt, strict=True):
             try:
                 row = bench_games.measure(game, num_envs, bandwidth, *machine)
@@ -227,5 +233,5 @@ def _game(config: BenchConfig) -> Env:
 def _ppo(config: BenchConfig, game: Env) -> PPOConfig:
     """The game's preset, changed by what was given."""
     preset = {key: value for key, value in game.preset.items() if key not in ("num_envs", "precision")}
-    given = {key: getattr(config, key) for key in OF_PPO if getattr(config, key) is not None}
+    given = {key: getattr(config, key) for key in PPO_OPTIONS if getattr(config, key) is not None}
     return PPOConfig(**{**preset, **given, "total_steps": 10**12})

@@ -13,18 +13,18 @@ from gpu_vecenv.errors import ConfigError
 
 # Rows are of the same thing where all of these agree that both have, and their configurations.
 SAME = ("game", "num_envs", "num_agents", "num_steps", "units", "update", "precision")
-MODES = ("through", "against", "update")  # a key that only rows of this kind have, and must share
-SAID = ("commit", "device_text_sha256", "device", "processors", "torch", "cuda", "python", "gpu_vecenv")
+MODES = ("interface", "baseline", "update")  # a key that only rows of this kind have, and must share
+PROVENANCE_KEYS = ("commit", "device_source_sha256", "device", "processors", "torch", "cuda", "python", "gpu_vecenv")
 RATE = "env_steps_per_s"
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierRun:
     """An earlier run: its file, what it says of its machine, and its rows."""
 
     path: Path
-    said: Mapping[str, Any]
+    provenance: Mapping[str, Any]
     rows: tuple[Row, ...]
 
     def ratios(self, row: Row) -> dict[str, float] | None:
@@ -46,13 +46,15 @@ class Earlier:
 
         return next((old for old in self.rows if same(old)), None)
 
-    def differences(self, said: Mapping[str, Any]) -> dict[str, list[Any]]:
+    def differences(self, provenance: Mapping[str, Any]) -> dict[str, list[Any]]:
         """What was not the same about machine and versions: key -> [then, now]."""
-        keys = [key for key in SAID if key in self.said and self.said[key] != said.get(key)]
-        return {key: [self.said[key], said.get(key)] for key in keys}
+        keys = [
+            key for key in PROVENANCE_KEYS if key in self.provenance and self.provenance[key] != provenance.get(key)
+        ]
+        return {key: [self.provenance[key], provenance.get(key)] for key in keys}
 
 
-def read(path: Path) -> Earlier:
+def read(path: Path) -> EarlierRun:
     """A file that the benchmark's ``--json`` has written.
 
     Raises:
@@ -73,13 +75,13 @@ def read(path: Path) -> Earlier:
             raise ConfigError(f"{path}, rows[{number}], is damaged; expected a game and its num_envs")
         if wrong := [stage for stage, rate in rates(row).items() if not _positive(rate)]:
             raise ConfigError(f"{path}, rows[{number}], is damaged: {wrong[0]} has no rate above 0")
-    return Earlier(path, {key: value for key, value in told.items() if key != "rows"}, tuple(rows))
+    return EarlierRun(path, {key: value for key, value in told.items() if key != "rows"}, tuple(rows))
 
 
 def rates(row: Row) -> dict[str, Any]:
     """Stage -> env-steps/s. Of interfaces, whose rows have times alone, the rate of num_envs in that time."""
     found = {key.removesuffix(RATE).rstrip("_") or "iteration": row[key] for key in row if key.endswith(RATE)}
-    for key in ("through_us", "vec_env_step_us") if "through" in row else ():
+    for key in ("interface_us", "vec_env_step_us") if "interface" in row else ():
         if key in row:
             found[key.removesuffix("_us")] = 1e6 * row["num_envs"] / row[key] if _positive(row[key]) else row[key]
     return found

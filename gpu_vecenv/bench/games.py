@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.compile.codegen import machine_fields
+from gpu_vecenv.compile.codegen import engine_fields
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Sampler
-from gpu_vecenv.engine.timing import captured, seconds, wait
+from gpu_vecenv.engine.timing import captured, seconds, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 
-STEPS_PER_RUN = 20  # ticks timed together; on a GPU one captured graph
+STEPS_PER_RUN = 20  # steps timed together; on a GPU one captured graph
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
-CLOCKS = ("key", "episode", "time")  # what the sampler reads of a replica
+RNG_FIELDS = ("key", "episode", "elapsed_steps")  # what the sampler reads of a replica
 
 
 def copy_bandwidth(device: torch.device) -> float:
@@ -37,8 +37,8 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def bytes_per_env_step(game: Env) -> int:
-    """The fewest bytes that one tick of one replica moves: state in and out, actions in, outputs out."""
-    fields = [*game.state, *(f for f in machine_fields(game) if not f.name.startswith("completed"))]
+    """The fewest bytes that one step of one replica moves: state in and out, actions in, outputs out."""
+    fields = [*game.state, *(f for f in engine_fields(game) if not f.name.startswith("completed"))]
     state = sum(int(np.prod(game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
     per_agent = (
         game.obs_size * game.observation.dtype.itemsize + 4 + 4 + 4 * game.action.heads
@@ -48,31 +48,36 @@ def bytes_per_env_step(game: Env) -> int:
 
 def bytes_per_env_sample(game: Env) -> int:
     """The fewest bytes that the sampler moves for one replica: clocks, parameters in; draws, log-probabilities out."""
-    clocks = sum(f.dtype.itemsize * int(np.prod(game.shape(f))) for f in machine_fields(game) if f.name in CLOCKS)
+    clocks = sum(f.dtype.itemsize * int(np.prod(game.shape(f))) for f in engine_fields(game) if f.name in RNG_FIELDS)
     drawn = game.action.heads * (2 if game.action.continuous else 1)
     return clocks + 4 * game.num_agents * (game.action.num_parameters + drawn + 1)
 
 
 def measure(
-    game: Env, num_envs: int, bandwidth: float, device: torch.device, driver: str | None = None, team: int | None = None
+    game: Env,
+    num_envs: int,
+    bandwidth: float,
+    device: torch.device,
+    driver: str | None = None,
+    threads_per_env: int | None = None,
 ) -> dict[str, Any]:
-    """One row: the stages "step", "sampling" and "tick", which is both, in one launch where ``Sampler.step`` makes one.
+    """One row: the stages "step", "sampling" and "sample_and_step", which is both, in one launch where ``Sampler.step`` makes one.
 
-    Their times are of a single tick. What is drawn are actions and log-probabilities, as a trainer needs them. The
-    bytes of a tick are those of its step alone.
+    Their times are of a single step. What is drawn are actions and log-probabilities, as a trainer needs them. The
+    bytes of a step are those of its step alone.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     start = time.perf_counter()
-    env = VecEnv(game, num_envs, device, driver=driver, team=team)
-    slab = env.slab()
-    env.reset(seed=1, out=slab)
+    env = VecEnv(game, num_envs, device, driver=driver, threads_per_env=threads_per_env)
+    buffers = env.step_buffers()
+    env.reset(seed=1, out=buffers)
     actions = []
     for _ in range(STEPS_PER_RUN):
         actions.append(env.sample_actions())
-        env.step(actions[-1], out=slab)
+        env.step(actions[-1], out=buffers)
         if len(actions) == 1:
-            wait(device)
+            synchronize(device)
             first_step = time.perf_counter() - start
     row = {
         **named(game, num_envs),
@@ -85,18 +90,22 @@ def measure(
 
     def step() -> None:
         for action in actions:
-            env.step(action, out=slab)
+            env.step(action, out=buffers)
 
     def draw() -> None:
         for _ in range(STEPS_PER_RUN):
             sampler.sample(parameters, out=sample)
 
-    def tick() -> None:
+    def sample_and_step() -> None:
         for _ in range(STEPS_PER_RUN):
-            sampler.step(parameters, sample=sample, out=slab)
+            sampler.step(parameters, sample=sample, out=buffers)
 
     moved, drawn = num_envs * bytes_per_env_step(game), num_envs * bytes_per_env_sample(game)
-    for stage, call, moves in (("step", step, moved), ("sampling", draw, drawn), ("tick", tick, moved)):
+    for stage, call, moves in (
+        ("step", step, moved),
+        ("sampling", draw, drawn),
+        ("sample_and_step", sample_and_step, moved),
+    ):
         duration = seconds(captured(call, device), device) / STEPS_PER_RUN
         row |= rates(stage, duration, game, num_envs)
         row[f"{stage}_bytes"] = moves
@@ -116,15 +125,15 @@ def measure_rollout(
     config: PPOConfig,
     device: torch.device,
     driver: str | None = None,
-    team: int | None = None,
+    threads_per_env: int | None = None,
 ) -> dict[str, Any]:
-    """The stage "rollout" of a row: a tick with a new policy for each role, written where the trainer's learner reads.
+    """The stage "rollout" of a row: a step with a new policy for each role, written where the trainer's learner reads.
 
     It is a ``config.num_steps``-th of a rollout's time. Neither advantages nor updates are in it.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    env = VecEnv(game, num_envs, device, autoreset_mode="next_step", driver=driver, team=team)
+    env = VecEnv(game, num_envs, device, autoreset_mode="next_step", driver=driver, threads_per_env=threads_per_env)
     check_capacity(env, config.num_steps)
     data, sampler = Rollout(env, config.num_steps), Sampler(env, squash=config.squash)
     policies = [make_policy(game, [role], config, None, device) for role, count in game.roles.items() if count > 0]
@@ -150,7 +159,7 @@ def named(game: Env, num_envs: int) -> dict[str, Any]:
 
 
 def rates(stage: str, duration: float, game: Env, num_envs: int) -> dict[str, Any]:
-    """The figures of one stage, a tick of which takes ``duration`` seconds."""
+    """The metrics of one stage, a step of which takes ``duration`` seconds."""
     return {
         f"{stage}_us": round(duration * 1e6, 2),
         f"{stage}_env_steps_per_s": round(num_envs / duration),

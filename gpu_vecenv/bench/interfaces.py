@@ -1,4 +1,4 @@
-"""What a step costs through an interface or an adapter, host included, beside the machine's own step."""
+"""What a step costs through an interface or an adapter, host included, beside the vec_env's own step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 
 Games = tuple[tuple[str, int, dict[str, Any]], ...]
 Prepare = Callable[[Any, list[torch.Tensor]], Callable[[], Any]]  # env, actions of rows -> what is measured
-ACTIONS = 16  # ticks' worth, drawn beforehand and taken in turn
+ACTIONS = 16  # steps' worth, drawn beforehand and taken in turn
 # 4,096 and 65,536 rows: game, replicas, configuration
 DISCRETE: Games = (
     ("cartpole", 4096, {}),
@@ -39,21 +39,21 @@ def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
     """A row for each size."""
     games, prepare = INTERFACES[name]
     for game, num_envs, config in games:
-        machine = make(game, num_envs, device, rows=True, **config)
-        machine.reset(seed=1)
+        vec_env = make(game, num_envs, device, agents_as_envs=True, **config)
+        vec_env.reset(seed=1)
         actions = []
         for _ in range(ACTIONS):
-            actions.append(machine.sample_actions())
-            machine.step(actions[-1])
-        given, slab = itertools.cycle(actions), machine.slab()
-        step_us = microseconds(lambda: machine.step(next(given)), device)  # noqa: B023
-        machine.step(actions[0], out=slab)  # the launch alone goes on writing into this slab
-        launch_us = microseconds(machine.repeat_step, device)
-        machine.close()
+            actions.append(vec_env.sample_actions())
+            vec_env.step(actions[-1])
+        given, buffers = itertools.cycle(actions), vec_env.step_buffers()
+        step_us = microseconds(lambda: vec_env.step(next(given)), device)  # noqa: B023
+        vec_env.step(actions[0], out=buffers)  # the launch alone goes on writing into this buffers
+        launch_us = microseconds(vec_env.replay_step, device)
+        vec_env.close()
         env = _made(name, game, num_envs, device, config)
-        through_us = microseconds(prepare(env, actions), device)
-        row = {"through": name, "game": game, "num_envs": num_envs, "config": config, "through_us": through_us}
-        row |= {"vec_env_step_us": step_us, "launch_us": launch_us, "overhead_us": round(through_us - step_us, 2)}
+        interface_us = microseconds(prepare(env, actions), device)
+        row = {"interface": name, "game": game, "num_envs": num_envs, "config": config, "interface_us": interface_us}
+        row |= {"vec_env_step_us": step_us, "launch_us": launch_us, "overhead_us": round(interface_us - step_us, 2)}
         if name == "sb3":
             row |= _naive(game, num_envs, device, config, actions)
         yield row
@@ -70,7 +70,7 @@ def check_known(names: tuple[str, ...]) -> None:
     """Raise ConfigError unless all are interfaces that can be measured."""
     for name in names:
         if name not in INTERFACES:
-            raise ConfigError(f"through is {name!r}; {nearest(name, INTERFACES)}")
+            raise ConfigError(f"interface is {name!r}; {nearest(name, INTERFACES)}")
 
 
 def _made(name: str, game: str, num_envs: int, device: torch.device, config: dict[str, Any]) -> Any:
@@ -194,9 +194,9 @@ def _naive(
             assert final is not None
             infos[row] = {"terminal_observation": final[row], "TimeLimit.truncated": truncations[row]}
 
-    face = GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config)
+    numpy_view = GymnasiumVectorEnv(game, num_envs, device, output="numpy", **config)
     return {
         "naive_us": microseconds(naive, device),
         "four_copies_us": microseconds(four_copies, device),
-        "numpy_face_us": microseconds(_numpy_view(face, actions), device),
+        "numpy_view_us": microseconds(_numpy_view(numpy_view, actions), device),
     }

@@ -13,8 +13,8 @@ from gpu_vecenv.train.plots import COLOURS
 
 Sweep = Literal["replicas", "agents"]
 AGENTS = (5, 10, 20, 50, 100, 200, 500, 1000)
-STAGES = ("step", "tick")
-LOSS = 0.1  # of what is best so far; beyond it growth counts as linear no more
+STAGES = ("step", "sample_and_step")
+LINEAR_TOLERANCE = 0.1  # of what is best so far; beyond it growth counts as linear no more
 PICTURES = (".png", ".svg")
 
 
@@ -75,7 +75,7 @@ def linear_up_to(sizes: Sequence[int], rates: Sequence[float]) -> int:
     """
     best, last = 0.0, sizes[0]
     for size, rate in zip(sizes, rates, strict=True):
-        if rate / size < (1 - LOSS) * best:
+        if rate / size < (1 - LINEAR_TOLERANCE) * best:
             break
         best, last = max(best, rate / size), size
     return last
@@ -120,7 +120,7 @@ def draw(sweep: Sweep, rows: Sequence[Mapping[str, Any]], device: str, out: Path
     sizes = [size(sweep, row) for row in rows]
     for stage, colour in zip(STAGES, COLOURS, strict=False):
         rates = [rate(sweep, stage, row) for row in rows]
-        label = {"step": "steps, actions given", "tick": "sampling and steps"}[stage]
+        label = {"step": "steps, actions given", "sample_and_step": "sampling and steps"}[stage]
         axes.plot(sizes, rates, marker="o", markersize=4, linewidth=1.8, color=colour, label=label)
         ideal = [rates[0] * n / sizes[0] for n in sizes]
         axes.plot(sizes, ideal, linestyle="--", linewidth=1.2, color=colour, alpha=0.6, label="the same, if linear")

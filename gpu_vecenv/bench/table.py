@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 Row: TypeAlias = Mapping[str, Any]
-STAGES = ("step", "sampling", "tick", "rollout")
+STAGES = ("step", "sampling", "sample_and_step", "rollout")
 WIDTH = 150  # of a table that does not go to a terminal
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 # Headings of each kind of rows; of the first two cells, words, the rest are numbers.
@@ -32,17 +32,17 @@ HEADINGS = {
         *("memory, B", "first step, s"),
     ),
     "training": (
-        *("game", "update, precision", "replicas x agents x ticks", "units", "ms/iteration", "env-steps/s"),
+        *("game", "update, precision", "replicas x agents x steps", "units", "ms/iteration", "env-steps/s"),
         *("agent-steps/s", "policy", "sampling", "env", "update", "memory, B"),
     ),
-    "through": ("through", "game", "replicas", "µs", "VecEnv.step, µs", "launch, µs", "overhead, µs"),
-    "against": ("against", "game", "replicas x agents", "their env-steps/s", "ours", "ours / theirs"),
+    "interface": ("interface", "game", "replicas", "µs", "VecEnv.step, µs", "launch, µs", "overhead, µs"),
+    "baseline": ("baseline", "game", "replicas x agents", "their env-steps/s", "ours", "ours / theirs"),
 }
 
 
 def kind(row: Row) -> str:
     """Which kind of measurement a row is of."""
-    return next((word for word in ("through", "against") if word in row), "training" if "update" in row else "games")
+    return next((word for word in ("interface", "baseline") if word in row), "training" if "update" in row else "games")
 
 
 @contextlib.contextmanager
@@ -78,7 +78,7 @@ def console() -> Console:
     return here if here.is_terminal else Console(highlight=False, width=WIDTH)
 
 
-def tell(results: Row, sweep: str | None) -> None:
+def print_summary(results: Row, sweep: str | None) -> None:
     """What stands below a table: the machine, and what follows from all rows together."""
     told = [f"{key} {results[key]}" for key in ("device", "processors", "torch", "cuda", "gpu_vecenv", "commit")]
     if "copy_bytes_per_s" in results:
@@ -100,29 +100,33 @@ def lines(row: Row) -> Iterator[list[str]]:
     size = " x ".join(f"{row[key]:,}" for key in ("num_envs", "num_agents") if key in row)
     if kind(row) == "games":
         for number, stage in enumerate(stage for stage in STAGES if f"{stage}_us" in row):
-            rates = [metric(row[f"{stage}_{what}_steps_per_s"]) for what in ("env", "agent")]
+            rates = [si_prefixed(row[f"{stage}_{what}_steps_per_s"]) for what in ("env", "agent")]
             once = [row["game"], size, _number(row["bytes_per_agent_step"]), _number(row["first_step_s"])]
             game, sizes, each, first = once if number == 0 else ["", "", "", ""]
             share, speed = (row.get(f"{stage}_{name}") for name in ("share_of_copy_bandwidth", "gb_per_s"))
             memory = row.get("rollout_peak_bytes") if stage == "rollout" else row.get("peak_bytes", row["env_bytes"])
-            traffic = [_number(speed), _percent(share), metric(memory) if number == 0 or stage == "rollout" else ""]
+            traffic = [
+                _number(speed),
+                _percent(share),
+                si_prefixed(memory) if number == 0 or stage == "rollout" else "",
+            ]
             yield [game, stage, sizes, _number(row[f"{stage}_us"]), *rates, each, *traffic, first, *_ratio(row, stage)]
     elif kind(row) == "training":
-        rates = [metric(row[f"{what}_steps_per_s"]) for what in ("env", "agent")]
-        shares = [_percent(row.get(f"{name}_share")) for name in ("policy", "sampling", "env", "update")]
+        rates = [si_prefixed(row[f"{what}_steps_per_s"]) for what in ("env", "agent")]
+        shares = [_percent(row.get(f"{name}_time_fraction")) for name in ("policy", "sampling", "env", "update")]
         what = [row["game"], f"{row['update']}, {row['precision']}", f"{size} x {row['num_steps']}", str(row["units"])]
-        times = [_number(row["iteration_ms"]), *rates, *shares, metric(row.get("peak_bytes"))]
+        times = [_number(row["iteration_ms"]), *rates, *shares, si_prefixed(row.get("peak_bytes"))]
         yield [*what, *times, *_ratio(row, "iteration")]
-    elif kind(row) == "through":
-        times = [_number(row[key]) for key in ("through_us", "vec_env_step_us", "launch_us", "overhead_us")]
-        yield [row["through"], row["game"], size, *times, *_ratio(row, "through")]
+    elif kind(row) == "interface":
+        times = [_number(row[key]) for key in ("interface_us", "vec_env_step_us", "launch_us", "overhead_us")]
+        yield [row["interface"], row["game"], size, *times, *_ratio(row, "interface")]
     else:
-        rates = [metric(row[f"{stage}_env_steps_per_s"]) for stage in ("against", "step")]
+        rates = [si_prefixed(row[f"{stage}_env_steps_per_s"]) for stage in ("baseline", "step")]
         who = f"{row['against']} {row['version']}"
         yield [who, row["game"], size, *rates, _number(row["speedup"]), *_ratio(row, "step")]
 
 
-def metric(number: float | None) -> str:
+def si_prefixed(number: float | None) -> str:
     """Three digits and a prefix: 2.26 G. None, which is what was not measured, is a dash."""
     if number is None:
         return "-"

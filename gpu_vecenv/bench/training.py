@@ -1,4 +1,4 @@
-"""How fast training is, end to end: rollout, update and the figures of the log."""
+"""How fast training is, end to end: rollout, update and the metrics of the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from gpu_vecenv.bench.games import named
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.timing import wait
+from gpu_vecenv.engine.timing import synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.distributed import World
@@ -21,7 +21,7 @@ from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
-# WarpDrive's own: game, replicas, ticks per iteration, units of both hidden layers.
+# WarpDrive's own: game, replicas, steps per iteration, units of both hidden layers.
 CONFIGURATIONS = (
     ("tag_continuous", 100, 250, 256),
     ("tag_continuous", 2000, 250, 256),
@@ -32,7 +32,7 @@ CONFIGURATIONS = (
 UPDATES = {(1, 1): "one step on the whole batch", (4, 4): "4 epochs of 4 minibatches"}
 WARM_UP, RUNS = 3, 5  # iterations; measurements, of which the median counts
 AGENT_STEPS_PER_RUN, LONGEST = 10_000_000, 2.0  # or about so many seconds, where they come first
-SHARES = ("policy_share", "sampling_share", "env_share", "update_share")
+SHARES = ("policy_time_fraction", "sampling_time_fraction", "env_time_fraction", "update_time_fraction")
 
 
 def measure(device: torch.device, precisions: Sequence[Precision], graphs: bool = True) -> Iterator[dict[str, Any]]:
@@ -76,21 +76,21 @@ def _rates(game: Env, num_envs: int, config: PPOConfig, device: torch.device, gr
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     first = World.current().rank * num_envs  # each process has as many
-    env = VecEnv(game, num_envs, device, autoreset_mode="next_step", first_replica=first)
+    env = VecEnv(game, num_envs, device, autoreset_mode="next_step", first_env_index=first)
     trainer = Trainer(env, config, graphs=graphs)
     for _ in range(WARM_UP):
         start = time.perf_counter()
-        figures = trainer.train_iteration()
+        metrics = trainer.train_iteration()
     each, env_steps = time.perf_counter() - start, trainer.env_steps_per_iteration
     enough = min(AGENT_STEPS_PER_RUN // (env_steps * env.num_agents), math.ceil(LONGEST / each))
     agreed = torch.tensor(max(1, enough), device=device)
-    World.current().take_from_first(agreed)  # the same number in every process
+    World.current().broadcast(agreed)  # the same number in every process
     iterations, seconds = int(agreed), []
     for _ in range(RUNS):
-        wait(device)
+        synchronize(device)
         start = time.perf_counter()
         for _ in range(iterations):
-            figures = trainer.train_iteration()
+            metrics = trainer.train_iteration()
         seconds.append((time.perf_counter() - start) / iterations)
     each = statistics.median(seconds)
     row: dict[str, Any] = {
@@ -98,7 +98,9 @@ def _rates(game: Env, num_envs: int, config: PPOConfig, device: torch.device, gr
         "env_steps_per_s": round(env_steps / each),
         "agent_steps_per_s": round(env_steps * env.num_agents / each),
     }
-    row |= {name: round(value, 4) for name, value in figures.items() if name.endswith("_share") and name in SHARES}
+    row |= {
+        name: round(value, 4) for name, value in metrics.items() if name.endswith("_time_fraction") and name in SHARES
+    }
     if device.type == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
     trainer.close()

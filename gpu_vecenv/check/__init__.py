@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
 
-import gpu_vecenv.check.calls
-import gpu_vecenv.check.rules
-import gpu_vecenv.check.state
-import gpu_vecenv.check.ways  # noqa: F401, all four fill CHECKS
-from gpu_vecenv.check.parallel import PARALLEL, ParallelSubject, as_rows
-from gpu_vecenv.check.subject import CHECKS, Check, Given, Inapplicable, Make, Subject
-from gpu_vecenv.check.trace import Finding
+import gpu_vecenv.check.episodes
+import gpu_vecenv.check.equivalence
+import gpu_vecenv.check.interface
+import gpu_vecenv.check.state  # noqa: F401
+from gpu_vecenv.check.context import CHECKS, Check, CheckContext, CheckOptions, Inapplicable, Make
+from gpu_vecenv.check.parallel import PARALLEL, ParallelContext, as_vector_env
+from gpu_vecenv.check.records import Finding
 from gpu_vecenv.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-MOST = 20  # findings that one check reports; what breaks once breaks in every step
-SHOWN = 5  # of these, in the table; Report.failures has all
+MAX_FINDINGS = 20  # findings that one check reports; what breaks once breaks in every step
+MAX_SHOWN = 5  # of these, in the table; Report.failures has all
 WIDTH = 120  # columns of a report as text
 
 
@@ -52,7 +52,7 @@ class Failure:
     title: str
     got: str
     expected: str
-    replica: int | None = None
+    env_index: int | None = None
     row: int | None = None
     step: int | None = None
     agent: Any = None
@@ -91,8 +91,8 @@ class Report:
         for name in sorted({*self.passed, *failed, *self.skipped}):
             lines = [("skipped: " + self.skipped[name], "dim")] if name in self.skipped else []
             own = [_line(failure) for failure in self.failures if failure.check == name]
-            lines += [(line, "red") for line in own[:SHOWN]]
-            lines += [(f"… and {len(own) - SHOWN} more, see failures", "red")] if len(own) > SHOWN else []
+            lines += [(line, "red") for line in own[:MAX_SHOWN]]
+            lines += [(f"… and {len(own) - MAX_SHOWN} more, see failures", "red")] if len(own) > MAX_SHOWN else []
             lines = lines or [("passed", "green")]
             lines += [(f"note: {note}", "dim") for note in self.notes.get(name, [])]
             text = Text("\n").join(Text(line, style) for line, style in lines)
@@ -163,8 +163,8 @@ def check_vector_env(
     """
     chosen = _chosen(checks, seed, steps, max_steps)
     known = None if modes is None else {_mode(mode): own for mode, own in modes.items()}
-    given = Given(oracle, known, variants, graph, permutable_agents, state_of)
-    return _report(Subject(make, seed, steps, max_steps, given), [CHECKS[name] for name in chosen])
+    options = CheckOptions(oracle, known, variants, graph, permutable_agents, state_of)
+    return _report(CheckContext(make, seed, steps, max_steps, options), [CHECKS[name] for name in chosen])
 
 
 def check_parallel_env(
@@ -205,12 +205,12 @@ def check_parallel_env(
         TypeError, ValueError: ``make`` gives no ParallelEnv, or one that does not name its agents.
     """
     chosen = _chosen(checks, seed, steps, max_steps)
-    reference = None if oracle is None else as_rows(oracle)
-    others = {name: as_rows(other) for name, other in (variants or {}).items()}
-    given = Given(oracle=reference, variants=others, state_of=state_of)
-    subject = ParallelSubject(as_rows(make), seed, steps, max_steps, given)
+    reference = None if oracle is None else as_vector_env(oracle)
+    others = {name: as_vector_env(other) for name, other in (variants or {}).items()}
+    options = CheckOptions(oracle=reference, variants=others, state_of=state_of)
+    context = ParallelContext(as_vector_env(make), seed, steps, max_steps, options)
     rules = {name: PARALLEL.get(name, CHECKS[name].rule) for name in chosen}
-    return _report(subject, [Check(name, CHECKS[name].title, rule) for name, rule in rules.items()], subject.agents)
+    return _report(context, [Check(name, CHECKS[name].title, rule) for name, rule in rules.items()], context.agents)
 
 
 def _chosen(checks: Iterable[str] | None, seed: int, steps: int, max_steps: int | None) -> list[str]:
@@ -233,24 +233,24 @@ def _mode(mode: Any) -> AutoresetMode:
     return known[mode]
 
 
-def _report(subject: Subject, checks: Iterable[Check], agents: Sequence[Any] | None = None) -> Report:
-    report = Report(subject.name)
+def _report(context: CheckContext, checks: Iterable[Check], agents: Sequence[Any] | None = None) -> Report:
+    report = Report(context.name)
     for check in checks:
-        _run(check, subject, report)
+        _run(check, context, report)
     if agents is not None:
         report.failures = [
-            f if f.row is None else replace(f, replica=None, agent=agents[f.row]) for f in report.failures
+            f if f.row is None else replace(f, env_index=None, agent=agents[f.row]) for f in report.failures
         ]
     return report
 
 
-def _run(check: Check, subject: Subject, report: Report) -> None:
-    subject.notes = []
+def _run(check: Check, context: CheckContext, report: Report) -> None:
+    context.notes = []
     findings: list[Finding] = []
     try:
         if isinstance(check.rule, str):
             raise Inapplicable(check.rule)
-        for finding in islice(check.rule(subject), MOST):
+        for finding in islice(check.rule(context), MAX_FINDINGS):
             findings.append(finding)
     except Inapplicable as reason:
         if not findings:
@@ -258,18 +258,18 @@ def _run(check: Check, subject: Subject, report: Report) -> None:
     except Exception as error:  # whatever the environment raises
         findings.append(Finding(_text(error), "no error"))
     try:
-        subject.close()
+        context.close()
     except Exception as error:
         findings.append(Finding(f"close: {_text(error)}", "no error"))
     for finding in findings:
-        replica = None if finding.row is None else finding.row // subject.block
+        replica = None if finding.row is None else finding.row // context.rows_per_env
         report.failures.append(
             Failure(check.id, check.title, finding.got, finding.expected, replica, finding.row, finding.step)
         )
     if not findings and check.id not in report.skipped:
         report.passed.append(check.id)
-    if subject.notes:
-        report.notes[check.id] = subject.notes
+    if context.notes:
+        report.notes[check.id] = context.notes
 
 
 def _text(error: Exception) -> str:
@@ -281,6 +281,6 @@ def _line(failure: Failure) -> str:
     if failure.agent is not None:
         places = {"agent": failure.agent, "step": failure.step}
     else:
-        places = {"replica": failure.replica, "row": failure.row, "step": failure.step}
+        places = {"replica": failure.env_index, "row": failure.row, "step": failure.step}
     place = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
     return f"{place}{': ' if place else ''}{failure.got}; expected {failure.expected}"

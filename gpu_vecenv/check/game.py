@@ -12,7 +12,7 @@ import torch
 from gpu_vecenv.check import WIDTH, ConformanceError, Report, check_parallel_env, check_vector_env
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import MODES, VecEnv
 from gpu_vecenv.errors import EnvContractError
@@ -107,7 +107,7 @@ def check_game(
         ConfigError, TypeError, ValueError: An argument is wrong.
         DeviceUnavailableError, CompilerError, KernelCompileError: The device, a compiler or the game's text fails.
     """
-    num_envs = count("num_envs", num_envs, 2)
+    num_envs = validate_int("num_envs", num_envs, 2)
     on = resolve_device(device)
     limit = getattr(game, "max_steps", None)
     report = GameReport(game)
@@ -167,10 +167,10 @@ def _ways(game: Env, num_envs: int, device: torch.device) -> Iterator[tuple[str,
     same = {"replicas": num_envs, "where": device}
     yield "guard bands between replicas", {**same, "guards": True}
     if device.type == "cpu":
-        yield "ranges backwards", {**same, "lane_order": 1}
-        yield "ranges shuffled", {**same, "lane_order": 2}
+        yield "ranges backwards", {**same, "thread_order": 1}
+        yield "ranges shuffled", {**same, "thread_order": 2}
         return
-    yield "blocks backwards", {**same, "lane_order": 1}
-    for team in (1, 32, 64):
-        yield f"teams of {team} lanes", {**same, "team": team}
+    yield "blocks backwards", {**same, "thread_order": 1}
+    for threads_per_env in (1, 32, 64):
+        yield f"teams of {threads_per_env} lanes", {**same, "threads_per_env": threads_per_env}
     yield "on the CPU", {**same, "where": torch.device("cpu")}

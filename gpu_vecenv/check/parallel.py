@@ -13,20 +13,20 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from pettingzoo import ParallelEnv
 
-from gpu_vecenv.check.calls import bad_values, kind_of, outside, refused_actions
-from gpu_vecenv.check.rules import episode_contract
-from gpu_vecenv.check.subject import (
+from gpu_vecenv.check.context import (
     REFUSALS,
+    CheckContext,
     Findings,
     Inapplicable,
     Make,
     RowActions,
     Session,
-    Subject,
+    apply_action_mask,
     differing,
-    permitted,
 )
-from gpu_vecenv.check.trace import Array, Bools, Finding, Record, Tree, host, show
+from gpu_vecenv.check.episodes import episode_contract
+from gpu_vecenv.check.interface import bad_values, kind_of, outside, refused_actions
+from gpu_vecenv.check.records import Array, Bools, Finding, Record, Tree, host, show
 
 OUTPUTS = ("observations", "rewards", "terminations", "truncations", "infos")
 STARTS = 16  # as many as a vector env of four replicas shows under four seeds
@@ -34,7 +34,7 @@ NOT_THERE = (AttributeError, NotImplementedError)  # what asking for a state rai
 Outputs = tuple[dict[Any, Any], ...]
 
 
-class AgentRows(VectorEnv[Any, Any, Any]):
+class AgentsAsEnvs(VectorEnv[Any, Any, Any]):
     """A ParallelEnv with the methods of a vector env of one replica, in disabled mode.
 
     Row i is agent ``possible_agents[i]``. Actions and infos are dictionaries still; ``obs`` is an array of objects,
@@ -62,7 +62,7 @@ class AgentRows(VectorEnv[Any, Any, Any]):
         return self._rows(observations, object, None), infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One tick of the ParallelEnv."""
+        """One step of the ParallelEnv."""
         before = self.acting
         self.outputs = self.env.step(actions)
         observations, rewards, terminations, truncations, infos = self.outputs
@@ -92,9 +92,9 @@ class AgentRows(VectorEnv[Any, Any, Any]):
 class AgentSession(Session):
     """A ParallelEnv under test: actions are dictionaries of those agents that are there."""
 
-    env: Any  # AgentRows
+    env: Any  # AgentsAsEnvs
 
-    def __init__(self, env: AgentRows, has_state: bool) -> None:
+    def __init__(self, env: AgentsAsEnvs, has_state: bool) -> None:
         super().__init__(env, 1, None)
         self.has_state = has_state
         self._masks: dict[Any, Bools] = {}
@@ -108,7 +108,7 @@ class AgentSession(Session):
         """The actions of the agents that are there, fresh memory."""
         rows = self.env
         return {
-            name: permitted(rows.env.action_space(name), deepcopy(action), allowed)
+            name: apply_action_mask(rows.env.action_space(name), deepcopy(action), allowed)
             if (allowed := self._masks.get(name)) is not None
             else deepcopy(action)
             for name, action in zip(rows.names, actions, strict=True)
@@ -116,22 +116,22 @@ class AgentSession(Session):
         }
 
     def raw_step(self, batch: Tree) -> Record:
-        """One tick; the record has ``state``, if there is one, too."""
-        record = self.tick(batch)
-        self.follow(record)
+        """One step; the record has ``state``, if there is one, too."""
+        record = self.step_without_reset(batch)
+        self.track(record)
         return record
 
-    def tick(self, batch: Tree) -> Record:
-        """One tick alone: no reset follows."""
+    def step_without_reset(self, batch: Tree) -> Record:
+        """One step alone: no reset follows."""
         return self._record(dict(zip(("obs", *OUTPUTS[1:4], "info"), self.env.step(batch), strict=True)))
 
-    def following(self) -> tuple[Any, Any]:
+    def tracking_state(self) -> tuple[Any, Any]:
         """What the session knows of the episode under way, copied."""
-        return deepcopy(self.clock), (dict(self._masks), list(self.env.acting))
+        return deepcopy(self.tracker), (dict(self._masks), list(self.env.acting))
 
-    def follow_again(self, known: tuple[Any, Any]) -> None:
-        """Know what ``following`` gave."""
-        self.clock, (self._masks, self.env.acting) = deepcopy(known[0]), deepcopy(known[1])
+    def restore_tracking(self, known: tuple[Any, Any]) -> None:
+        """Know what ``tracking_state`` gave."""
+        self.tracker, (self._masks, self.env.acting) = deepcopy(known[0]), deepcopy(known[1])
 
     def _reset(self, rows: Bools | None, seed: int | None = None) -> Record:
         obs, info = self.env.reset(seed=seed)
@@ -153,36 +153,36 @@ class AgentSession(Session):
                     yield name, np.concatenate(parts).astype(np.bool_)
 
 
-def as_rows(make: Callable[[], Any]) -> Make:
+def as_vector_env(make: Callable[[], Any]) -> Make:
     """What makes such rows of what ``make`` gives.
 
     Raises:
         TypeError, ValueError: When it is called: there is no ParallelEnv, or one that does not name its agents.
     """
 
-    def made(_: int) -> AgentRows:
+    def made(_: int) -> AgentsAsEnvs:
         env = make()
         if not isinstance(env, ParallelEnv):
             raise TypeError(f"make() gave a {type(env).__name__}; expected a pettingzoo.ParallelEnv")
         if not list(getattr(env, "possible_agents", ())):
             raise ValueError("make() gave a ParallelEnv without possible_agents; expected all agents' names in it")
-        return AgentRows(env)
+        return AgentsAsEnvs(env)
 
     return made
 
 
-class ParallelSubject(Subject):
+class ParallelContext(CheckContext):
     """Makes ParallelEnvs, and actions for their agents."""
 
-    FEW = MORE = 1
+    SMALL_NUM_ENVS = LARGE_NUM_ENVS = 1
     refusals = (*REFUSALS, KeyError, AttributeError)  # PettingZoo's: of missing agents, and of calls out of order
     masked = has_state = False
     state_error = ""
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         session: Any = self.session()
         rows = session.env
-        self.block, self.name, self.agents = session.block, str(rows), list(rows.names)
+        self.rows_per_env, self.name, self.agents = session.rows_per_env, str(rows), list(rows.names)
         self.spaces = [deepcopy(rows.env.action_space(name)) for name in self.agents]
         session.reset(self.seeds[0])
         try:
@@ -193,7 +193,7 @@ class ParallelSubject(Subject):
         except Exception as error:  # whatever the environment raises: K11 tells it
             self.state_error = f"state(): {type(error).__name__}: {error}"
 
-    def unattended(self, replicas: int, make: Make | None = None) -> Session:
+    def make_unmanaged(self, replicas: int, make: Make | None = None) -> Session:
         """A new environment that the caller closes."""
         return AgentSession((make or self.make)(replicas), self.has_state)
 
@@ -201,7 +201,7 @@ class ParallelSubject(Subject):
     def starts(self) -> set[bytes]:
         """The different first observations under some seeds."""
         session = self.session()
-        return {session.course([session.reset(self.seeds[0] + more)], 0) for more in range(STARTS)}
+        return {session.trajectory([session.reset(self.seeds[0] + more)], 0) for more in range(STARTS)}
 
     def actions(self, salt: int, steps: int | None = None) -> list[RowActions]:
         """For each step a valid random action for each possible agent."""
@@ -231,25 +231,25 @@ def _here(name: str) -> Callable[[Callable[[Any], Findings]], Callable[[Any], Fi
     return enter
 
 
-def _ticks(subject: ParallelSubject) -> Iterator[tuple[int, AgentRows, list[Any], Record]]:
+def _steps(context: ParallelContext) -> Iterator[tuple[int, AgentsAsEnvs, list[Any], Record]]:
     """Step, environment, the agents that were there before it, and what came; in episodes one after the other."""
-    session: Any = subject.session()
-    record = session.reset(subject.seeds[1])
+    session: Any = context.session()
+    record = session.reset(context.seeds[1])
     yield 0, session.env, [], record
-    for step, actions in enumerate(subject.actions(subject.seeds[1]), 1):
+    for step, actions in enumerate(context.actions(context.seeds[1]), 1):
         before = list(session.env.acting)
-        record = session.tick(session.batch(actions))
+        record = session.step_without_reset(session.batch(actions))
         yield step, session.env, before, record
-        session.follow(record)
-        if session.clock.finished.any():
+        session.track(record)
+        if session.tracker.finished.any():
             yield 0, session.env, [], record
 
 
 @_here("K10")
-def agents_come_and_go(subject: ParallelSubject) -> Findings:
-    """Dictionaries have the agents that were there before the tick; who ends leaves, and does not come back."""
+def agents_come_and_go(context: ParallelContext) -> Findings:
+    """Dictionaries have the agents that were there before the step; who ends leaves, and does not come back."""
     ended: set[Any] = set()
-    for step, rows, before, _ in _ticks(subject):
+    for step, rows, before, _ in _steps(context):
         now, names = list(rows.env.agents), OUTPUTS if step else ("observations", "infos")
         if not step:
             ended, before = set(), now
@@ -275,23 +275,23 @@ def agents_come_and_go(subject: ParallelSubject) -> Findings:
             yield Finding(f"agents = {now}", f"some of possible_agents = {rows.names}", step=step)
         if len(set(now)) < len(now):
             yield Finding(f"agents = {now}", "each agent once", step=step)
-    yield from episode_contract(subject)
+    yield from episode_contract(context)
 
 
 @_here("K11")
-def outputs_in_spaces(subject: ParallelSubject) -> Findings:
+def outputs_in_spaces(context: ParallelContext) -> Findings:
     """Each agent's outputs are of the kind declared for it, finite, and the same in every step; so is ``state()``."""
-    session: Any = subject.session()
+    session: Any = context.session()
     env = session.env.env
-    for row, name in enumerate(subject.agents):
+    for row, name in enumerate(context.agents):
         for what in ("observation_space", "action_space"):
             if getattr(env, what)(name) is not getattr(env, what)(name):
                 yield Finding(f"{what}({name!r}) is another object each time", "the same one", row)
-    if subject.state_error:
-        yield Finding(subject.state_error, "a state, or NotImplementedError")
+    if context.state_error:
+        yield Finding(context.state_error, "a state, or NotImplementedError")
     session.env.close()
     kinds: dict[tuple[str, Any], str] = {}
-    for step, rows, _, record in _ticks(subject):
+    for step, rows, _, record in _steps(context):
         for row, name in enumerate(rows.names):
             obs = record.raw["obs"][row]
             if obs is not None:
@@ -317,15 +317,15 @@ def outputs_in_spaces(subject: ParallelSubject) -> Findings:
 
 
 @_here("K14")
-def bad_agents_and_actions(subject: ParallelSubject) -> Findings:
+def bad_agents_and_actions(context: ParallelContext) -> Findings:
     """A bad action or agent raises TypeError, ValueError, AssertionError, KeyError or a kin, and changes nothing."""
-    actions = subject.actions(subject.seeds[1], 4)
-    session = subject.session()
-    session.reset(subject.seeds[1])
-    yield from refused_actions(subject, actions, list(_bad_dictionaries(session.batch(actions[0]), subject)))
+    actions = context.actions(context.seeds[1], 4)
+    session = context.session()
+    session.reset(context.seeds[1])
+    yield from refused_actions(context, actions, list(_bad_dictionaries(session.batch(actions[0]), context)))
 
 
-def _bad_dictionaries(good: dict[Any, Any], subject: ParallelSubject) -> Iterator[tuple[str, Any]]:
+def _bad_dictionaries(good: dict[Any, Any], context: ParallelContext) -> Iterator[tuple[str, Any]]:
     first, last = next(iter(good)), next(reversed(good))
     yield "None", None
     yield "a word", "north"
@@ -333,13 +333,13 @@ def _bad_dictionaries(good: dict[Any, Any], subject: ParallelSubject) -> Iterato
     yield f"no action of {last}", {name: action for name, action in good.items() if name != last}
     yield "an action of nobody", {**good, "nobody at all": good[first]}
     for name in dict.fromkeys((first, last)):
-        space = subject.spaces[subject.agents.index(name)]
+        space = context.spaces[context.agents.index(name)]
         yield f"None for {name}", {**good, name: None}
         yield f"a word for {name}", {**good, name: "north"}
         array = np.asarray(good[name])
         yield f"one more axis for {name}", {**good, name: np.stack([array, array])}
         if array.dtype == object or not isinstance(batched := batch_space(space, 1), Box | MultiDiscrete | MultiBinary):
-            subject.notes.append(f"action space {type(space).__name__} of {name}: values were not tried")
+            context.notes.append(f"action space {type(space).__name__} of {name}: values were not tried")
             continue
         values = dict(bad_values(batched, array[None], 0))
         if array.dtype.kind != "f":
@@ -351,30 +351,30 @@ def _bad_dictionaries(good: dict[Any, Any], subject: ParallelSubject) -> Iterato
 
 
 @_here("K26")
-def silent_leavers(subject: ParallelSubject) -> Findings:
+def silent_leavers(context: ParallelContext) -> Findings:
     """Who has left gets nothing, and an action given for it is refused or changes nothing for anybody."""
-    session: Any = subject.session()
-    seed = subject.seeds[1]
-    if session.block == 1:
+    session: Any = context.session()
+    seed = context.seeds[1]
+    if session.rows_per_env == 1:
         raise Inapplicable("there is one agent, and nobody to go on without it")
-    base, other = subject.actions(seed), subject.actions(seed + 500)
+    base, other = context.actions(seed), context.actions(seed + 500)
     expected, gone = [session.reset(seed)], []
     for step, actions in enumerate(base, 1):
-        gone.append([name for name in subject.agents if name not in session.env.acting])
+        gone.append([name for name in context.agents if name not in session.env.acting])
         expected.append(session.step(actions))
         rewards, observations = expected[-1].values("rewards"), expected[-1].raw["obs"]
-        for row in map(subject.agents.index, gone[-1]):
+        for row in map(context.agents.index, gone[-1]):
             if observations[row] is not None or rewards[row] != 0:
                 text = f"an agent that has left observes {show(observations[row])}, reward {rewards[row]}"
                 yield Finding(text, "nothing for it", row, step)
     if not any(gone):
-        raise Inapplicable(f"no agent left before the others in {subject.steps} steps; more steps may show one")
-    session = subject.session()
+        raise Inapplicable(f"no agent left before the others in {context.steps} steps; more steps may show one")
+    session = context.session()
     got = [session.reset(seed)]
     for actions, others, left in zip(base, other, gone, strict=True):
         batch = session.batch(actions)
         try:
-            got.append(session.raw_step({**batch, **{name: others[subject.agents.index(name)] for name in left}}))
-        except subject.refusals:
+            got.append(session.raw_step({**batch, **{name: others[context.agents.index(name)] for name in left}}))
+        except context.refusals:
             got.append(session.raw_step(batch))
     yield from differing("with actions of agents that have left", got, expected)

@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.check.calls import parts_of
-from gpu_vecenv.check.rules import mixed_actions
-from gpu_vecenv.check.subject import Findings, Inapplicable, RowActions, Session, Subject, check, differing
-from gpu_vecenv.check.trace import Array, Bools, Finding, Leaf, Record, Tree, canonical, difference, host
+from gpu_vecenv.check.context import CheckContext, Findings, Inapplicable, RowActions, Session, check, differing
+from gpu_vecenv.check.episodes import mixed_actions
+from gpu_vecenv.check.interface import parts_of
+from gpu_vecenv.check.records import Array, Bools, Finding, Leaf, Record, Tree, canonical, difference, host
 
 HOW = "give state_of=…, a function from the environment to what has them"
 BEFORE = 9  # steps before state is written
 KINDS = ("state", "state_dict")
 
 
-def offered(subject: Subject, session: Session, kind: str) -> Any:
+def state_owner(context: CheckContext, session: Session, kind: str) -> Any:
     """The object that has ``state``, a mapping, or ``state_dict`` and ``load_state_dict``; None where none has."""
-    state_of = subject.given.state_of
+    state_of = context.options.state_of
     owner = session.under_test.unwrapped if state_of is None else state_of(session.under_test)
     if kind == "state":
         return owner if isinstance(getattr(owner, "state", None), Mapping) else None
@@ -44,36 +44,40 @@ def _written(owner: Any, kind: str, write: Callable[[str, Any], None]) -> None:
 
 
 @check("K21", "a reset leaves nothing of what was before")
-def poison_then_reset(subject: Subject) -> Findings:
+def poison_then_reset(context: CheckContext) -> Findings:
     """State that is overwritten with 0xFF, whole or of some replicas, is by a seeded reset as in a new environment."""
-    kinds = [kind for kind in KINDS if offered(subject, subject.session(), kind) is not None]
+    kinds = [kind for kind in KINDS if state_owner(context, context.session(), kind) is not None]
     if not kinds:
         raise Inapplicable(f"there is no state, a mapping of arrays, and no load_state_dict to write it; {HOW}")
     for kind in kinds:
-        names = _changing(subject, kind)
+        names = _changing(context, kind)
         if not names:
-            subject.notes.append(f"{kind}: no array in it has a row for each replica, and changes")
+            context.notes.append(f"{kind}: no array in it has a row for each replica, and changes")
             continue
-        yield from _poisoned_whole(subject, kind, names)
-        if subject.masked:
-            yield from _poisoned_in_part(subject, kind, names)
+        yield from _poisoned_whole(context, kind, names)
+        if context.masked:
+            yield from _poisoned_in_part(context, kind, names)
 
 
-def _changing(subject: Subject, kind: str) -> set[str]:
+def _changing(context: CheckContext, kind: str) -> set[str]:
     """Names of the arrays with rows for each replica that seeds or steps change; the others are constants."""
     looks: list[dict[str, Array]] = []
-    for replicas, seed in ((subject.FEW, subject.seeds[0]), (subject.FEW, subject.seeds[1]), (subject.MORE, 0)):
-        session = subject.session(replicas)
-        session.run(subject.actions(seed, BEFORE), seed)
-        state = _state(offered(subject, session, kind), kind)
+    for replicas, seed in (
+        (context.SMALL_NUM_ENVS, context.seeds[0]),
+        (context.SMALL_NUM_ENVS, context.seeds[1]),
+        (context.LARGE_NUM_ENVS, 0),
+    ):
+        session = context.session(replicas)
+        session.run(context.actions(seed, BEFORE), seed)
+        state = _state(state_owner(context, session, kind), kind)
         looks.append(
             {name: host(part) for name, part in parts_of(state) if isinstance(part, np.ndarray | torch.Tensor)}
         )
     found = set()
     for name, one in looks[0].items():
         other, large = (look.get(name, np.zeros(())) for look in looks[1:])
-        if one.ndim and large.ndim and len(one) % subject.FEW == 0 and one.dtype != object:
-            by_replica = len(one) * subject.MORE == len(large) * subject.FEW
+        if one.ndim and large.ndim and len(one) % context.SMALL_NUM_ENVS == 0 and one.dtype != object:
+            by_replica = len(one) * context.LARGE_NUM_ENVS == len(large) * context.SMALL_NUM_ENVS
             if by_replica and len(one) and canonical(one) != canonical(other):
                 found.add(name)
     return found
@@ -104,80 +108,80 @@ def _ones(number: torch.Tensor) -> torch.Tensor:
     return number
 
 
-def _poisoned_whole(subject: Subject, kind: str, names: set[str]) -> Findings:
-    seed, other = subject.seeds[:2]
-    actions = subject.actions(seed)
-    session = subject.session()
-    session.run(subject.actions(other, BEFORE), other)
-    _written(offered(subject, session, kind), kind, _poison(names, np.ones(session.replicas, np.bool_)))
-    expected = subject.session().run(actions, seed)
+def _poisoned_whole(context: CheckContext, kind: str, names: set[str]) -> Findings:
+    seed, other = context.seeds[:2]
+    actions = context.actions(seed)
+    session = context.session()
+    session.run(context.actions(other, BEFORE), other)
+    _written(state_owner(context, session, kind), kind, _poison(names, np.ones(session.replicas, np.bool_)))
+    expected = context.session().run(actions, seed)
     yield from differing(f"reset after {kind} was overwritten", session.run(actions, seed), expected)
 
 
-def _poisoned_in_part(subject: Subject, kind: str, names: set[str]) -> Findings:
-    mask = np.arange(subject.FEW) % 2 == 0
-    seed, reseed = subject.seeds[0], subject.seeds[3]
-    before, after = subject.actions(seed, BEFORE), subject.actions(reseed)
-    plain, session = subject.session(), subject.session()
+def _poisoned_in_part(context: CheckContext, kind: str, names: set[str]) -> Findings:
+    mask = np.arange(context.SMALL_NUM_ENVS) % 2 == 0
+    seed, reseed = context.seeds[0], context.seeds[3]
+    before, after = context.actions(seed, BEFORE), context.actions(reseed)
+    plain, session = context.session(), context.session()
     for each in (plain, session):
         each.run(before, seed)
     expected = list(map(plain.step, after))
-    _written(offered(subject, session, kind), kind, _poison(names, mask))
+    _written(state_owner(context, session, kind), kind, _poison(names, mask))
     try:
         record = session.reset(reseed, mask)
-    except subject.refusals:
-        subject.notes.append("reset_mask is refused: only resets of all replicas were checked")
+    except context.refusals:
+        context.notes.append("reset_mask is refused: only resets of all replicas were checked")
         return
     got = list(map(session.step, after))
-    fresh = subject.session().run(after, reseed)
+    fresh = context.session().run(after, reseed)
     what = f"a masked reset after {kind} of the replicas that it names was overwritten"
-    yield from differing(f"a named replica, {what}", [record, *got], fresh, session.over_rows(mask))
-    yield from differing(f"a replica not named, {what}", got, expected, session.over_rows(~mask))
+    yield from differing(f"a named replica, {what}", [record, *got], fresh, session.repeat_over_rows(mask))
+    yield from differing(f"a replica not named, {what}", got, expected, session.repeat_over_rows(~mask))
 
 
 @check("K24", "agents that are alike may be exchanged")
-def exchanged_agents(subject: Subject) -> Findings:
+def exchanged_agents(context: CheckContext) -> Findings:
     """If agents that are declared permutable exchange state and actions, they exchange what they see and get.
 
     State is what ``state_dict`` or ``state`` holds; an array (replicas, agents, …) goes with its agents. A replica is
     compared until its episode ends: starts are drawn by place.
     """
-    session = subject.session()
-    groups = subject.given.permutable_agents
+    session = context.session()
+    groups = context.options.permutable_agents
     groups = session.env.metadata.get("permutable_agents") if groups is None else groups
-    if session.block == 1:
+    if session.rows_per_env == 1:
         raise Inapplicable("a replica is one row, there are no agents to exchange")
     if not groups:
         how = 'permutable_agents=[[0, 1, 2], …] or metadata["permutable_agents"]'
         raise Inapplicable(f"no agents are declared permutable; give {how}")
-    kinds = [kind for kind in KINDS[::-1] if offered(subject, session, kind) is not None]
+    kinds = [kind for kind in KINDS[::-1] if state_owner(context, session, kind) is not None]
     if not kinds:
         raise Inapplicable(f"agents' state cannot be exchanged: neither load_state_dict nor state is there; {HOW}")
-    for order in _orders([list(range(session.block))] if groups is True else groups, session.block):
-        for seed in subject.seeds[:2]:
-            yield from _exchanged(subject, kinds[0], order, seed)
+    for order in _orders([list(range(session.rows_per_env))] if groups is True else groups, session.rows_per_env):
+        for seed in context.seeds[:2]:
+            yield from _exchanged(context, kinds[0], order, seed)
 
 
-def _orders(groups: Sequence[Sequence[int]], block: int) -> list[list[int]]:
+def _orders(groups: Sequence[Sequence[int]], rows_per_env: int) -> list[list[int]]:
     """Place -> which agent stands there: in one all groups rotated, in one reversed."""
     orders: list[list[int]] = []
     for turned in (False, True):
-        order = list(range(block))
+        order = list(range(rows_per_env))
         for group in groups:
             others = [*group[1:], group[0]] if not turned else group[::-1]
             for place, agent in zip(group, others, strict=True):
                 order[place] = agent
-        if order not in (list(range(block)), *orders):
+        if order not in (list(range(rows_per_env)), *orders):
             orders.append(order)
     return orders
 
 
-def _exchanged(subject: Subject, kind: str, order: Sequence[int], seed: int) -> Findings:
-    before, after = subject.actions(seed, 1), subject.actions(seed + 500)
-    plain, session = subject.session(), subject.session()
+def _exchanged(context: CheckContext, kind: str, order: Sequence[int], seed: int) -> Findings:
+    before, after = context.actions(seed, 1), context.actions(seed + 500)
+    plain, session = context.session(), context.session()
     for each in (plain, session):
         each.run(before, seed)
-    shape = (session.replicas, session.block)
+    shape = (session.replicas, session.rows_per_env)
     rows = np.arange(session.rows).reshape(shape)[:, order].reshape(-1)
 
     def write(_: str, part: Any) -> None:
@@ -185,21 +189,21 @@ def _exchanged(subject: Subject, kind: str, order: Sequence[int], seed: int) -> 
             moved: Any = part[:, list(order)]  # a copy
             part[...] = moved
 
-    _written(offered(subject, session, kind), kind, write)
+    _written(state_owner(context, session, kind), kind, write)
     if session.allowed is not None:
         session.allowed = session.allowed[rows]
-    going = ~plain.clock.finished
+    going = ~plain.tracker.finished
     for step, actions in enumerate(after, len(before) + 1):
         expected = _rows_exchanged(plain.step(actions), rows)
         got = session.step([actions[row] for row in rows.tolist()])
-        last = plain.clock.finished
+        last = plain.tracker.finished
         for name, replicas in (
             ("rewards", going),
             ("terminations", going),
             ("truncations", going),
             ("obs", going & ~last),
         ):
-            finding = difference([got], [expected], session.over_rows(replicas), name)
+            finding = difference([got], [expected], session.repeat_over_rows(replicas), name)
             if finding is not None:
                 yield Finding(f"agents in the order {list(order)}: {finding.got}", finding.expected, finding.row, step)
                 return
@@ -219,39 +223,39 @@ def _rows_exchanged(record: Record, rows: Array) -> Record:
 
 
 @check("K25", "state_dict keeps all that matters")
-def round_trip(subject: Subject) -> Findings:
-    """Loaded in the middle of episodes, into the same or another instance, it gives the same course; it is a copy."""
-    session = subject.session()
-    if offered(subject, session, "state_dict") is None:
+def round_trip(context: CheckContext) -> Findings:
+    """Loaded in the middle of episodes, into the same or another instance, it gives the same trajectory; it is a copy."""
+    session = context.session()
+    if state_owner(context, session, "state_dict") is None:
         raise Inapplicable(f"there are no state_dict and load_state_dict; {HOW}")
-    seed, other_seed = subject.seeds[:2]
-    actions = subject.actions(seed)
-    for cut in _cuts(subject, session, actions, seed):
-        session = subject.session()
+    seed, other_seed = context.seeds[:2]
+    actions = context.actions(seed)
+    for cut in _cuts(context, session, actions, seed):
+        session = context.session()
         session.run(actions[:cut], seed)
-        saved = offered(subject, session, "state_dict").state_dict()
-        kept, known = copy.deepcopy(saved), session.following()
+        saved = state_owner(context, session, "state_dict").state_dict()
+        kept, known = copy.deepcopy(saved), session.tracking_state()
         expected = list(map(session.step, actions[cut:]))
         yield from _unchanged(f"a state_dict of step {cut}, after later steps", saved, kept, session.rows)
-        other = subject.session()
-        other.run(subject.actions(other_seed, 3), other_seed)
+        other = context.session()
+        other.run(context.actions(other_seed, 3), other_seed)
         for name, each in (("another instance", other), ("the same instance", session)):
             given = copy.deepcopy(kept)
-            offered(subject, each, "state_dict").load_state_dict(given)
-            each.follow_again(known)
+            state_owner(context, each, "state_dict").load_state_dict(given)
+            each.restore_tracking(known)
             got = list(map(each.step, actions[cut:]))
             yield from differing(f"{name} after load_state_dict of step {cut}", got, expected)
             yield from _unchanged(f"a state_dict of step {cut}, loaded and stepped from", given, kept, session.rows)
 
 
-def _cuts(subject: Subject, session: Session, actions: Sequence[RowActions], seed: int) -> list[int]:
+def _cuts(context: CheckContext, session: Session, actions: Sequence[RowActions], seed: int) -> list[int]:
     """After how many steps state is taken: soon, later, and where some row has just ended, if one does."""
     session.reset(seed)
-    for step, action in enumerate(actions[: subject.steps // 2], 1):
+    for step, action in enumerate(actions[: context.steps // 2], 1):
         session.step(action)
-        if session.clock.ended.any():
-            return sorted({BEFORE, step, subject.steps // 2})
-    return sorted({BEFORE, subject.steps // 2})
+        if session.tracker.ended.any():
+            return sorted({BEFORE, step, context.steps // 2})
+    return sorted({BEFORE, context.steps // 2})
 
 
 def _unchanged(what: str, now: Tree, before: Tree, rows: int) -> Findings:
@@ -259,24 +263,24 @@ def _unchanged(what: str, now: Tree, before: Tree, rows: int) -> Findings:
 
 
 @check("K26", "who has left is silent")
-def silent_agents(subject: Subject) -> Findings:
+def silent_agents(context: CheckContext) -> Findings:
     """A row that ended before its replica gets reward 0 and no flag, and its actions change nothing for anybody."""
-    session, seed = subject.session(), subject.seeds[1]
-    if session.block == 1:
+    session, seed = context.session(), context.seeds[1]
+    if session.rows_per_env == 1:
         raise Inapplicable("a replica is one row, which ends with it")
-    base, other = subject.actions(seed), subject.actions(seed + 500)
+    base, other = context.actions(seed), context.actions(seed + 500)
     expected, mixed, seen = [session.reset(seed)], [], 0
     for step, (actions, others) in enumerate(zip(base, other, strict=True), 1):
-        clock = session.clock
-        gone = (clock.ended & ~clock.finished[:, None]).reshape(-1)
+        tracker = session.tracker
+        gone = (tracker.ended & ~tracker.finished[:, None]).reshape(-1)
         mixed.append(mixed_actions(actions, others, np.flatnonzero(gone).tolist()))
         expected.append(session.step(actions))
         seen += int(gone.sum())
-        record, ends = expected[-1], session.over_rows(clock.finished)  # then every row is flagged once more
+        record, ends = expected[-1], session.repeat_over_rows(tracker.finished)  # then every row is flagged once more
         for name, loud in (("rewards", gone), ("terminations", gone & ~ends), ("truncations", gone & ~ends)):
             values = record.values(name)
             for row in np.flatnonzero(loud & (values != 0)).tolist():
                 yield Finding(f"{name} = {values[row]} for a row that has ended", "0 or False", row, step)
     if not seen:
-        raise Inapplicable(f"no row ended before its replica in {subject.steps} steps; more steps may show one")
-    yield from differing("other actions of rows that have ended", subject.session().run(mixed, seed), expected)
+        raise Inapplicable(f"no row ended before its replica in {context.steps} steps; more steps may show one")
+    yield from differing("other actions of rows that have ended", context.session().run(mixed, seed), expected)

@@ -28,7 +28,7 @@ NO_TORCH, NO_DRIVER = toolchain.Torch(), toolchain.Driver()
 
 
 @dataclass(frozen=True)
-class Part:
+class Finding:
     """One thing that was looked for: what was found, or else the reason why not."""
 
     found: str = ""
@@ -41,11 +41,11 @@ class Machine:
 
     torch: toolchain.Torch = NO_TORCH
     driver: toolchain.Driver = NO_DRIVER
-    compiler: Part = Part()
-    nvcc: Part = Part()
-    nvrtc: Part = Part()
-    pycuda: Part = Part()
-    cuda_core: Part = Part()
+    compiler: Finding = Finding()
+    nvcc: Finding = Finding()
+    nvrtc: Finding = Finding()
+    pycuda: Finding = Finding()
+    cuda_core: Finding = Finding()
     launches: dict[str, str] = field(default_factory=dict)  # CUDA driver -> "works" or the reason
 
 
@@ -74,42 +74,42 @@ def examine() -> Machine:
     )
 
 
-def _examine_compiler() -> Part:
+def _examine_compiler() -> Finding:
     command = toolchain.find_host_compiler()
     if command is None:
-        return Part(problem=f"none of $CXX, {', '.join(toolchain.HOST_COMPILERS)}, ziglang")
+        return Finding(problem=f"none of $CXX, {', '.join(toolchain.HOST_COMPILERS)}, ziglang")
     words = shlex.join(command)
     ok, text = toolchain.output_of([*command, "--version"])
     if not ok:
         origin = "$CXX is set to " if os.environ.get("CXX") else ""
-        return Part(problem=f"{origin}{words}, which does not run: {toolchain.one_line(text)}")
-    return Part(f"{words} ({toolchain.one_line(text)})")
+        return Finding(problem=f"{origin}{words}, which does not run: {toolchain.one_line(text)}")
+    return Finding(f"{words} ({toolchain.one_line(text)})")
 
 
-def _examine_nvcc() -> Part:
+def _examine_nvcc() -> Finding:
     path = toolchain.find_nvcc()
     if path is None:
-        return Part(problem="not found")
+        return Finding(problem="not found")
     match = re.search(r"release ([\d.]+)", toolchain.output_of([path, "--version"])[1])
-    return Part(f"{path} (CUDA {match[1] if match else 'version unknown'})")
+    return Finding(f"{path} (CUDA {match[1] if match else 'version unknown'})")
 
 
-def _examine_nvrtc() -> Part:
+def _examine_nvrtc() -> Finding:
     try:
         nvrtc = importlib.import_module("cuda.bindings.nvrtc")
         _, major, minor = nvrtc.nvrtcVersion()
     except Exception as error:
-        return Part(problem=toolchain.one_line(error))
-    return Part(f"CUDA {major}.{minor}")
+        return Finding(problem=toolchain.one_line(error))
+    return Finding(f"CUDA {major}.{minor}")
 
 
-def _examine_module(module: str, package: str) -> Part:
+def _examine_module(module: str, package: str) -> Finding:
     try:
         importlib.import_module(module)
         found = importlib.import_module(package)
     except Exception as error:
-        return Part(problem=toolchain.one_line(error))
-    return Part(str(getattr(found, "VERSION_TEXT", None) or getattr(found, "__version__", "found")))
+        return Finding(problem=toolchain.one_line(error))
+    return Finding(str(getattr(found, "VERSION_TEXT", None) or getattr(found, "__version__", "found")))
 
 
 def advice(machine: Machine) -> list[str]:

@@ -26,10 +26,10 @@ from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
 from gpu_vecenv.check.game import check_game
 from gpu_vecenv.cli import doctor
 from gpu_vecenv.cli.new import new_game
-from gpu_vecenv.cli.options import PROGRAM, named_game, no_more, parse, parts
+from gpu_vecenv.cli.options import PROGRAM, merge_dataclasses, parse, parse_game, refuse_arguments
 from gpu_vecenv.cli.replay import replay
 from gpu_vecenv.cli.train import evaluate, plot, train
-from gpu_vecenv.compile.codegen import prologue
+from gpu_vecenv.compile.codegen import generate_header
 from gpu_vecenv.declare.env import check_fields, param
 from gpu_vecenv.engine.tuning import tune
 from gpu_vecenv.engine.vec_env import MODES
@@ -64,7 +64,7 @@ gpu_vecenv {__version__}: multi-agent environments and PPO on the GPU, or on the
 usage: {PROGRAM} COMMAND [options]
 
   list                    the games, with one line each
-  show GAME [options]     the device text generated from a game's declaration
+  show GAME [options]     the device code generated from a game's declaration
   new NAME [options]      write a small game of your own, with its test, to be changed
   check GAME [options]    check what a game, or any environment of Gymnasium or PettingZoo, promises
   train GAME [options]    train a policy for each role; leaves curve, checkpoints and evaluation in a run folder
@@ -100,7 +100,7 @@ class NewConfig:
 class CheckConfig:
     """What to check."""
 
-    steps: int = param(300, low=10)  # ticks of most runs; what happens later stays unseen
+    steps: int = param(300, low=10)  # steps of most runs; what happens later stays unseen
     seed: int = param(17, low=0)  # the first of the seeds
 
     def __post_init__(self) -> None:
@@ -127,7 +127,7 @@ class CheckGameConfig(CheckConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig:
-    """Measure which lanes per replica (team) and threads per block are the fastest on this GPU, and keep the choice.
+    """Measure which lanes per replica (threads_per_env) and threads per block are the fastest on this GPU, and keep the choice.
 
     Environments of this game with this configuration take it from then on. No bit depends on it.
     """
@@ -140,7 +140,7 @@ class TuneConfig:
 
 def list_games(arguments: Sequence[str]) -> None:
     """Print the games."""
-    no_more("list", arguments)
+    refuse_arguments("list", arguments)
     table = Table("game", "roles", "what it is")
     for name, game in sorted(GAMES.items()):
         roles = ", ".join(f"{count} {role}{'s' * (count != 1)}" for role, count in game().roles.items())
@@ -149,9 +149,9 @@ def list_games(arguments: Sequence[str]) -> None:
 
 
 def show(arguments: Sequence[str]) -> None:
-    """Print a game's generated prologue."""
-    game, rest = named_game("show", arguments)
-    print(prologue(parse(game, f"{PROGRAM} show {arguments[0]}", rest)), end="")
+    """Print a game's generated header."""
+    game, rest = parse_game("show", arguments)
+    print(generate_header(parse(game, f"{PROGRAM} show {arguments[0]}", rest)), end="")
 
 
 def new(arguments: Sequence[str]) -> None:
@@ -177,8 +177,10 @@ def check(arguments: Sequence[str]) -> int:
         report = _check_id(arguments[0], settings, config)
         Console().print(report)
         return int(bool(report.failures))
-    game, rest = named_game("check", arguments)
-    parsed = parse(parts("Check", check=CheckGameConfig, game=game), f"{PROGRAM} check {arguments[0]}", rest)
+    game, rest = parse_game("check", arguments)
+    parsed = parse(
+        merge_dataclasses("Check", check=CheckGameConfig, game=game), f"{PROGRAM} check {arguments[0]}", rest
+    )
     found = check_game(parsed.game, **vars(parsed.check))
     Console().print(found)
     return int(bool(found.failures))
@@ -210,7 +212,7 @@ def _check_id(name: str, settings: CheckIdConfig, config: dict[str, Any]) -> Rep
 
 def run_doctor(arguments: Sequence[str]) -> None:
     """Print what was found."""
-    no_more("doctor", arguments)
+    refuse_arguments("doctor", arguments)
     sys.exit(doctor.main([]))
 
 
@@ -223,10 +225,10 @@ def run_bench(arguments: Sequence[str]) -> None:
 
 
 def run_tune(arguments: Sequence[str]) -> None:
-    """Choose team and block."""
+    """Choose threads_per_env and block."""
     if arguments and arguments[0] in ("-h", "--help"):
         parse(TuneConfig, f"{PROGRAM} tune GAME", arguments)
-    kind, rest = named_game("tune", arguments)
+    kind, rest = parse_game("tune", arguments)
     settings = parse(TuneConfig, f"{PROGRAM} tune {arguments[0]}", rest)
     game = configure(kind, **dict(map(_setting, settings.config)))
     with Console(stderr=True).status("measuring the default") as status:
@@ -235,19 +237,23 @@ def run_tune(arguments: Sequence[str]) -> None:
             settings.num_envs,
             settings.device,
             driver=settings.driver,
-            on_candidate=lambda one: status.update(f"team {one.shape.team}, block {one.shape.block} measured"),
+            on_candidate=lambda one: status.update(
+                f"threads_per_env {one.shape.threads_per_env}, block {one.shape.threads_per_block} measured"
+            ),
         )
-    table = Table("team", "block", "µs a tick", "ratio to default")
+    table = Table("threads_per_env", "threads_per_block", "µs a step", "ratio to default")
     for one in sorted(found.candidates, key=lambda one: one.seconds or float("inf")):
-        figures = ("-", "-")
+        metrics = ("-", "-")
         if one.seconds is not None and found.default.seconds is not None:
-            figures = (f"{one.seconds * 1e6:,.2f}", f"{one.seconds / found.default.seconds:.3f}")
+            metrics = (f"{one.seconds * 1e6:,.2f}", f"{one.seconds / found.default.seconds:.3f}")
         words = " (default)" * (one.shape == found.default.shape) + " (kept)" * (one.shape == found.shape)
-        table.add_row(str(one.shape.team), str(one.shape.block), figures[0], figures[1] + words)
+        table.add_row(str(one.shape.threads_per_env), str(one.shape.threads_per_block), metrics[0], metrics[1] + words)
     Console().print(table)
     for one in found.candidates:
         if one.problem is not None:
-            print(f"skipped team {one.shape.team}, block {one.shape.block}: {' '.join(one.problem.split()):.300}")
+            print(
+                f"skipped threads_per_env {one.shape.threads_per_env}, block {one.shape.threads_per_block}: {' '.join(one.problem.split()):.300}"
+            )
     print(f"kept for {game.name()} with about {settings.num_envs:,} replicas: {found.shape}, in")
     print(f"  {found.path}")
 

@@ -80,21 +80,21 @@ class $kind(Env):
 
     # The configuration. Each value is an option of the command line, an argument of make, and in the .cu file a
     # constant of the same name in capitals. A value outside [low, high] is refused.
-    num_walkers: int = param(2, low=1)  # agents that move one cell a tick
+    num_walkers: int = param(2, low=1)  # agents that move one cell a step
     num_sprinters: int = param(1, low=0)  # agents that move several
     length: int = param(24, low=2, high=1_000_000)  # cells of the ring
     speed: int = param(3, low=1, high=1_000_000)  # cells that a sprinter moves
     num_berries: int = param(5, low=1)  # found one after the other; then the episode ends
-    max_steps: int = param(100, low=1)  # ticks until the episode is truncated
+    max_steps: int = param(100, low=1)  # steps until the episode is truncated
 
-    # What one replica holds between two ticks: s.place[i], s.berry[0], s.left[0] in the .cu file, and here, of all
+    # What one replica holds between two steps: s.place[i], s.berry[0], s.left[0] in the .cu file, and here, of all
     # replicas, env.state["place"], a tensor (num_envs, num_agents).
     state = (
         Field("place", i32, ("num_agents",)),  # cell of each agent, in [0, length)
         Field("berry", i32),  # cell of the berry
         Field("left", i32),  # berries that are still to be found, this one included
     )
-    terminated_means = "all berries were found"
+    termination_label = "all berries were found"
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -137,7 +137,7 @@ if __name__ == "__main__":
     for _ in range(200):
         obs, rewards, terminations, truncations, info = env.step(env.sample_actions())
     totals = {name: tensor.sum().item() for name, tensor in env.episode_statistics().items()}
-    print(f"{totals['episodes']} episodes of {totals['lengths'] / totals['episodes']:.1f} ticks by random actions")
+    print(f"{totals['episodes']} episodes of {totals['lengths'] / totals['episodes']:.1f} steps by random actions")
 '''
 )
 
@@ -145,12 +145,12 @@ RULES = Template(
     """\
 // The rules of $kind, which $name.py declares. This text is compiled for the GPU and for the CPU.
 //
-// A team of lanes runs one replica: FOR_AGENTS (i) shares the agents out over the lanes, team_sync() waits until all
-// lanes have come there, ONCE { } is done by one lane only. On the CPU the team is one thread and FOR_AGENTS a plain
-// loop. What one lane wrote, another may read only after a team_sync().
-#include "vecenv.cuh"
+// A threads_per_env of lanes runs one replica: FOR_AGENTS (i) shares the agents out over the lanes, group_sync() waits until all
+// lanes have come there, ONCE { } is done by one lane only. On the CPU the threads_per_env is one thread and FOR_AGENTS a plain
+// loop. What one lane wrote, another may read only after a group_sync().
+#include "game_api.cuh"
 
-struct Scratch {};  // working memory of one tick, shared by the lanes: io.scratch; this game needs none
+struct Scratch {};  // working memory of one step, shared by the lanes: io.scratch; this game needs none
 
 HD bool is_sprinter(int i) { return i >= FIRST_SPRINTER; }
 
@@ -158,7 +158,7 @@ HD bool is_sprinter(int i) { return i >= FIRST_SPRINTER; }
 HD int on_ring(int x) { return (x + LENGTH) % LENGTH; }
 
 // A new episode: every field of the state is written. Random numbers are functions of the seed, the replica, the
-// episode and the tick; the arguments tell the draws of one tick apart: whose it is, and its number.
+// episode and the step; the arguments tell the draws of one step apart: whose it is, and its number.
 HD void reset(State s, Io io) {
     FOR_AGENTS (i) s.place[i] = io.rng.below(i, 0, LENGTH);
     ONCE {
@@ -167,14 +167,14 @@ HD void reset(State s, Io io) {
     }
 }
 
-// One tick. Rewards are 0 and flags false at first. An agent is active until it is terminated (its future is worth
+// One step. Rewards are 0 and flags false at first. An agent is active until it is terminated (its future is worth
 // nothing) or truncated (time ran out); here all end together, so that all are active.
 HD void step(State s, Io io) {
     FOR_AGENTS (i) {
         int way = io.action(i) - 1;
         s.place[i] = on_ring(s.place[i] + way * (is_sprinter(i) ? SPEED % LENGTH : 1));
     }
-    team_sync();  // below, lanes look at agents that other lanes have moved
+    group_sync();  // below, lanes look at agents that other lanes have moved
 
     bool here = false;
     FOR_AGENTS (i) {
@@ -183,19 +183,19 @@ HD void step(State s, Io io) {
         for (int j = 0; j < i; ++j) first &= s.place[j] != s.place[i];  // of several, the lowest number gets it
         io.rewards[i] = first ? 1.0f : 0.0f;
     }
-    bool found = team_any(here);  // whether it holds on any lane
-    team_sync();                  // all lanes have looked at the berry before it is moved
+    bool found = group_any(here);  // whether it holds on any lane
+    group_sync();                  // all lanes have looked at the berry before it is moved
     ONCE {
         if (found) {
             s.berry[0] = io.rng.below(NUM_AGENTS, 0, LENGTH);
             s.left[0] -= 1;
         }
     }
-    team_sync();
+    group_sync();
 
     FOR_AGENTS (i) {
         io.terminations[i] = s.left[0] == 0;
-        io.truncations[i] = !io.terminations[i] && io.time >= MAX_STEPS;
+        io.truncations[i] = !io.terminations[i] && io.elapsed_steps >= MAX_STEPS;
     }
 }
 
@@ -207,7 +207,7 @@ HD void observe(State s, Io io) {
         io.obs[i][0] = (float)way / (float)LENGTH;
         io.obs[i][1] = is_sprinter(i);
         io.obs[i][2] = (float)s.left[0] / (float)NUM_BERRIES;
-        io.obs[i][3] = (float)io.time / (float)MAX_STEPS;
+        io.obs[i][3] = (float)io.elapsed_steps / (float)MAX_STEPS;
     }
 }
 """
@@ -246,13 +246,13 @@ class Rules:
 
     def begin(self, state: dict[str, np.ndarray]) -> None:
         """A new episode."""
-        self.place, self.berry, self.left, self.time = state["place"].copy(), state["berry"], self.game.num_berries, 0
+        self.place, self.berry, self.left, self.elapsed_steps = state["place"].copy(), state["berry"], self.game.num_berries, 0
         assert ((self.place >= 0) & (self.place < self.game.length)).all() and state["left"] == self.left
 
     def step(self, actions: np.ndarray, drawn: int) -> tuple[np.ndarray, bool, bool]:
-        """One tick; the next berry lies in the cell `drawn` if this one is found. Rewards, terminated, truncated."""
+        """One step; the next berry lies in the cell `drawn` if this one is found. Rewards, terminated, truncated."""
         game = self.game
-        self.time += 1
+        self.elapsed_steps += 1
         self.place = ((self.place + (actions - 1) * self.speed) % game.length).astype(np.int32)
         rewards = np.zeros(game.num_agents, np.float32)
         there = np.flatnonzero(self.place == self.berry)
@@ -261,7 +261,7 @@ class Rules:
             self.left -= 1
             self.berry = drawn
         assert self.berry == drawn and 0 <= drawn < game.length
-        return rewards, self.left == 0, self.left > 0 and self.time >= game.max_steps
+        return rewards, self.left == 0, self.left > 0 and self.elapsed_steps >= game.max_steps
 
     def observe(self) -> np.ndarray:
         """(num_agents, 4) float32."""
@@ -272,14 +272,14 @@ class Rules:
         numbers[:, 0] = way.astype(np.float32) / np.float32(game.length)
         numbers[game.num_walkers :, 1] = 1
         numbers[:, 2] = np.float32(self.left) / np.float32(game.num_berries)
-        numbers[:, 3] = np.float32(self.time) / np.float32(game.max_steps)
+        numbers[:, 3] = np.float32(self.elapsed_steps) / np.float32(game.max_steps)
         return numbers
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", GAMES)
 def test_every_tick_follows_the_rules(name: str, device: str) -> None:
-    """Eight replicas, 300 ticks."""
+    """Eight replicas, 300 steps."""
     game, num_envs, ends = GAMES[name], 8, np.zeros(2, int)
     env = VecEnv(game, num_envs, device, autoreset_mode="disabled")
     rules = [Rules(game) for _ in range(num_envs)]

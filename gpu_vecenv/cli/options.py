@@ -23,13 +23,13 @@ PROGRAM = "gpu-vecenv"
 RULE = re.compile(r"[\s╭╮╰╯─+-]*")  # a line of a box that has no words
 
 
-def no_more(command: str, arguments: Sequence[str]) -> None:
+def refuse_arguments(command: str, arguments: Sequence[str]) -> None:
     """Refuse further arguments."""
     if arguments:
         raise ConfigError(f"{command} takes no arguments; got {' '.join(arguments)}")
 
 
-def named_game(command: str, arguments: Sequence[str]) -> tuple[type[Env], Sequence[str]]:
+def parse_game(command: str, arguments: Sequence[str]) -> tuple[type[Env], Sequence[str]]:
     """The game that comes first, and the rest."""
     if not arguments or arguments[0].startswith("-"):
         raise ConfigError(
@@ -39,10 +39,10 @@ def named_game(command: str, arguments: Sequence[str]) -> tuple[type[Env], Seque
     return find(arguments[0]), arguments[1:]
 
 
-def learned(command: str, run: str, *, game: str | None, best: bool, device: str | None) -> GamePolicy:
+def load_run_policy(command: str, run: str, *, game: str | None, best: bool, device: str | None) -> GamePolicy:
     """What a run has learned; ``game`` is the file that declares its game, if it is no bundled one."""
     if game is not None:
-        named_game(command, [game])  # it registers what the file declares
+        parse_game(command, [game])  # it registers what the file declares
     where = resolve_device(device)
     try:
         return load_policy(run, best=best, device=where)
@@ -50,7 +50,7 @@ def learned(command: str, run: str, *, game: str | None, best: bool, device: str
         raise ConfigError(f"{str(error).split('. ')[0]}. Give the file that declares it: --game my_game.py") from error
 
 
-def parts(name: str, **defaults: Any) -> Any:
+def merge_dataclasses(name: str, **defaults: Any) -> Any:
     """A dataclass of dataclasses, given by their classes or by default instances; their options stand side by side."""
     fields, seen = [], dict[str, str]()
     for part, default in defaults.items():

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from gpu_vecenv.cli.options import PROGRAM, learned, named_game, parse, parts
+from gpu_vecenv.cli.options import PROGRAM, load_run_policy, merge_dataclasses, parse, parse_game
 from gpu_vecenv.compile.codegen import printable
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env, check_fields, param
@@ -21,9 +21,9 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES
 from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, nearest
 from gpu_vecenv.files import replace_file
-from gpu_vecenv.train.evaluation import Player
+from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.watch.player import page
-from gpu_vecenv.watch.replay import Replay, film, is_stale, record, told_return, verify
+from gpu_vecenv.watch.replay import Replay, film, format_return, is_stale, record, verify
 
 SUFFIX = ".replay"
 HELP = f"""\
@@ -109,21 +109,21 @@ def _record(arguments: Sequence[str]) -> None:
     config: RecordConfig
     if GAME_FILE.fullmatch(source) or source in GAMES or not Path(source).exists():
         try:
-            kind, rest = named_game("replay record", arguments)
+            kind, rest = parse_game("replay record", arguments)
         except UnknownGameError as error:
             raise ConfigError(f"{error}. Nor is there a run at {source}") from error
-        parsed = parse(parts("Record", record=RecordConfig, game=kind), program, rest)
+        parsed = parse(merge_dataclasses("Record", record=RecordConfig, game=kind), program, rest)
         game: Env = parsed.game
         config, greedy, device = parsed.record, False, resolve_device(parsed.record.device)
-        players: dict[str, Player] = dict.fromkeys(game.roles)
+        role_policies: dict[str, RolePolicy] = dict.fromkeys(game.roles)
     else:
         given: RecordRunConfig = parse(RecordRunConfig, program, arguments[1:])
-        loaded = learned("replay", source, game=given.game, best=given.best, device=given.device)
+        loaded = load_run_policy("replay", source, game=given.game, best=given.best, device=given.device)
         config, greedy, device = given, given.greedy, loaded.device
-        game, players = loaded.game, dict(loaded.policies)
+        game, role_policies = loaded.game, dict(loaded.policies)
     env = VecEnv(game, 1, device, driver=config.driver)
-    made = record(env, players, episodes=config.episodes, seed=config.seed, greedy=greedy)
-    files = {config.out / f"{own.game}-{own.seed}-{own.replica}{SUFFIX}": own for own in made}
+    made = record(env, role_policies, episodes=config.episodes, seed=config.seed, greedy=greedy)
+    files = {config.out / f"{own.game}-{own.seed}-{own.env_index}{SUFFIX}": own for own in made}
     contents = {path: own.to_bytes() for path, own in files.items()}
     if others := [path for path, content in contents.items() if path.exists() and path.read_bytes() != content]:
         raise ConfigError(
@@ -131,7 +131,7 @@ def _record(arguments: Sequence[str]) -> None:
         )
     for path, own in files.items():
         replace_file(path, contents[path])
-        print(f"wrote {path}: {own.num_ticks} ticks, {_returns(own)}, {len(contents[path]):,} bytes")
+        print(f"wrote {path}: {own.num_steps} steps, {_returns(own)}, {len(contents[path]):,} bytes")
     print(f"to watch: {PROGRAM} replay html {shlex.quote(str(config.out))}")
 
 
@@ -139,7 +139,7 @@ def _play(arguments: Sequence[str]) -> int:
     config: PlayConfig
     files, config = _files("play", PlayConfig, arguments)
     _known(config.game)
-    table = Table(*(Column(name, overflow="fold") for name in ("file", "game", "ticks", "return of all agents")))
+    table = Table(*(Column(name, overflow="fold") for name in ("file", "game", "steps", "return of all agents")))
     table.add_column("digest", no_wrap=True)
     table.add_column("bits")
     differing = []
@@ -152,7 +152,7 @@ def _play(arguments: Sequence[str]) -> int:
         except ReplayMismatchError as error:
             differing.append(f"{printable(str(path))}: {error}")
             bits = "OTHERS"
-        cells = [path, own.game, own.num_ticks, _returns(own), own.digest, bits]
+        cells = [path, own.game, own.num_steps, _returns(own), own.digest, bits]
         table.add_row(*(Text(printable(str(cell))) for cell in cells))
     Console().print(table)
     for line in differing:
@@ -205,11 +205,11 @@ def _files(verb: str, kind: type, arguments: Sequence[str]) -> tuple[dict[Path, 
 def _known(file: str | None) -> None:
     """Register what a game's file declares."""
     if file is not None:
-        named_game("replay", [file])
+        parse_game("replay", [file])
 
 
 def _returns(own: Replay) -> str:
-    return ", ".join(f"{role} {told_return(value)}" for role, value in own.returns.items())
+    return ", ".join(f"{role} {format_return(value)}" for role, value in own.returns.items())
 
 
 VERBS: dict[str, Callable[[Sequence[str]], int | None]] = {

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from gpu_vecenv.cli.options import PROGRAM, learned, named_game, parse, parts
+from gpu_vecenv.cli.options import PROGRAM, load_run_policy, merge_dataclasses, parse, parse_game
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env, check_fields, param
 from gpu_vecenv.engine.vec_env import VecEnv
@@ -21,15 +21,15 @@ from gpu_vecenv.envs.registry import find_game
 from gpu_vecenv.errors import ConfigError, UnknownGameError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.checkpoint import CheckpointFolder
-from gpu_vecenv.train.distributed import World, joined
-from gpu_vecenv.train.evaluation import Player
+from gpu_vecenv.train.distributed import World, process_group
+from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.train.evaluation import evaluate as play
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 from gpu_vecenv.train.plots import plot_runs
 from gpu_vecenv.train.ppo import PPOConfig
-from gpu_vecenv.train.rollout_storage import fitting_num_envs
-from gpu_vecenv.train.run import CHECKPOINTS, RunConfig, decisive_figure, run
-from gpu_vecenv.train.trainer import OF_THE_RUN, PolicySpec, Trainer
+from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
+from gpu_vecenv.train.run import CHECKPOINTS, RunConfig, best_metric_name, run
+from gpu_vecenv.train.trainer import RUN_WIDE_KEYS, PolicySpec, Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # what "auto" asks for; it takes fewer where memory is short
 SETTINGS = "settings.json"  # in the run folder: what is neither the game's nor the policies'
@@ -45,7 +45,7 @@ class TrainConfig:
     seed: int = 0  # of the environment, the weights and the minibatches
     out: Path | None = None  # run folder; by default runs/<game>-<date>-<time>
     algorithm: Literal["ppo", "a2c"] = "ppo"  # whose hyper-parameters are the defaults
-    share: bool = False  # one policy for all roles, instead of one for each
+    share_policy: bool = False  # one policy for all roles, instead of one for each
     policies: str = "{}"  # hyper-parameters of some policies alone, JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that do not learn, and the run or checkpoint they play by: tagger=runs/old
     graphs: bool = True  # CUDA graphs
@@ -91,7 +91,7 @@ class PlotConfig:
     """What to draw."""
 
     out: Path = Path("curves.png")  # the picture, PNG or SVG
-    figures: tuple[str, ...] = ()  # columns of metrics.csv; by default returns and episode lengths
+    metrics: tuple[str, ...] = ()  # columns of metrics.csv; by default returns and episode lengths
     x: Literal["env_steps", "seconds"] = "env_steps"  # the horizontal axis
     smooth: int = param(1, low=1)  # iterations of the running mean
 
@@ -103,21 +103,21 @@ def train(arguments: Sequence[str]) -> int:
     """Train a game, or go on with a run."""
     if any(argument.split("=")[0] == "--resume" for argument in arguments):
         return _resume(arguments)
-    game, rest = named_game("train", arguments)
+    game, rest = parse_game("train", arguments)
     a2c = "--algorithm=a2c" in rest or ("--algorithm", "a2c") in pairwise(rest)
     preset = {} if a2c else dict(game.preset)
     settings = TrainConfig(algorithm="a2c" if a2c else "ppo", num_envs=preset.pop("num_envs", "auto"))
     ppo = PPOConfig.a2c() if a2c else PPOConfig(**preset)
-    kinds = parts("Train", train=settings, run=RunConfig, ppo=ppo, game=game)
+    kinds = merge_dataclasses("Train", train=settings, run=RunConfig, ppo=ppo, game=game)
     parsed = parse(kinds, f"{PROGRAM} train {arguments[0]}", rest)
     settings, ppo = parsed.train, parsed.ppo
-    with joined(settings.device) as (world, own):
+    with process_group(settings.device) as (world, own):
         if settings.out is None and world.size > 1:
             raise ConfigError("several processes need one run folder: give --out")
         env = _env(parsed.game, settings, own, world, ppo.num_steps)
         specs = _specs(parsed.game, settings, ppo)
         trainer = Trainer(env, ppo, seed=settings.seed, policies=specs, graphs=settings.graphs)
-        decisive_figure(trainer, parsed.run)  # refuses a wrong one before anything is written
+        best_metric_name(trainer, parsed.run)  # refuses a wrong one before anything is written
         folder = settings.out or _new_folder(game.name())
         if world.rank == 0:
             _write_settings(folder, parsed.game, settings, parsed.run)
@@ -141,14 +141,14 @@ def _env(game: Env, settings: TrainConfig, device_name: str | None, world: World
 
     def make(num_envs: int, first: int = 0) -> VecEnv:
         common: dict[str, Any] = {"autoreset_mode": "next_step", "driver": settings.driver}
-        return VecEnv(game, num_envs, device, first_replica=first, **common)
+        return VecEnv(game, num_envs, device, first_env_index=first, **common)
 
     if settings.num_envs == "auto":
         if world.size > 1:  # each would find its own number
             raise ConfigError("several processes need one number of replicas: give --num-envs")
-        share = fitting_num_envs(make, num_steps, AUTO_NUM_ENVS[device.type])
+        share = max_num_envs_that_fit(make, num_steps, AUTO_NUM_ENVS[device.type])
     else:
-        share = world.shard(settings.num_envs)
+        share = world.envs_per_process(settings.num_envs)
     return make(share, world.rank * share)
 
 
@@ -156,7 +156,7 @@ def _specs(game: Env, settings: TrainConfig, ppo: PPOConfig) -> dict[str, Policy
     roles = [role for role, count in game.roles.items() if count > 0]
     frozen = _named("frozen", settings.frozen)
     learning = [role for role in roles if role not in frozen]
-    names = ["+".join(learning)] if settings.share and learning else learning
+    names = ["+".join(learning)] if settings.share_policy and learning else learning
     try:
         changes = json.loads(settings.policies)
     except json.JSONDecodeError as error:
@@ -173,14 +173,14 @@ def _specs(game: Env, settings: TrainConfig, ppo: PPOConfig) -> dict[str, Policy
             raise ConfigError(f"unknown keys {sorted(wrong)} for {name}; known: {', '.join(sorted(known))}")
     specs = {name: PolicySpec(config=dataclasses.replace(ppo, **changes.get(name, {}))) for name in names}
     for role, source in frozen.items():
-        loaded = _of_another_run("frozen", game, role, source, device="cpu")
+        loaded = _load_other_run("frozen", game, role, source, device="cpu")
         weights = loaded[role].state_dict()
         if game.action.continuous and loaded.configs[role].squash != ppo.squash:
             raise ConfigError(
                 f"{source} was trained with squash {loaded.configs[role].squash!r}; give --squash "
                 f"{loaded.configs[role].squash}, here it is {ppo.squash!r}"
             )
-        config = dataclasses.replace(loaded.configs[role], **{key: getattr(ppo, key) for key in OF_THE_RUN})
+        config = dataclasses.replace(loaded.configs[role], **{key: getattr(ppo, key) for key in RUN_WIDE_KEYS})
         specs[role] = PolicySpec(config=config, weights=weights, train=False)
     return specs
 
@@ -193,7 +193,7 @@ def _named(option: str, pairs: Sequence[str]) -> dict[str, str]:
     return named
 
 
-def _of_another_run(option: str, game: Env, role: str, source: str, **how: Any) -> GamePolicy:
+def _load_other_run(option: str, game: Env, role: str, source: str, **how: Any) -> GamePolicy:
     """What plays a role of the game by another run."""
     loaded = load_policy(source, **how)
     if loaded.game.name() != game.name():
@@ -229,10 +229,10 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
 
 
 def _resume(arguments: Sequence[str]) -> int:
-    given, rest = (None, arguments) if arguments[0].startswith("-") else named_game("train", arguments)
+    given, rest = (None, arguments) if arguments[0].startswith("-") else parse_game("train", arguments)
     config: ResumeConfig = parse(ResumeConfig, f"{PROGRAM} train", rest)
     settings, run_config = _read_settings(config.resume)
-    with joined(config.device or settings["device"]) as (world, own):
+    with process_group(config.device or settings["device"]) as (world, own):
         checkpoints = CheckpointFolder(config.resume / CHECKPOINTS, rank=world.rank, world_size=world.size)
         _, manifest = checkpoints.load()
         if manifest["game"] != settings["game"]:
@@ -250,7 +250,7 @@ def _resume(arguments: Sequence[str]) -> int:
             resolve_device(own),
             autoreset_mode="next_step",
             driver=config.driver,
-            first_replica=manifest["first_replica"],
+            first_env_index=manifest["first_env_index"],
         )
         ppo = PPOConfig(**{**manifest["config"], **changes})
         trainer = Trainer(env, ppo, seed=manifest["seed"], policies=specs, graphs=settings["graphs"])
@@ -280,16 +280,16 @@ def evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError(f"evaluate needs a run's folder first: {PROGRAM} evaluate runs/my_run")
     helps = arguments[0].startswith("-")
     config: EvaluateConfig = parse(EvaluateConfig, f"{PROGRAM} evaluate RUN", arguments if helps else arguments[1:])
-    loaded = learned("evaluate", arguments[0], game=config.game, best=config.best, device=config.device)
-    players: dict[str, Player] = dict(loaded.policies)
+    loaded = load_run_policy("evaluate", arguments[0], game=config.game, best=config.best, device=config.device)
+    role_policies: dict[str, RolePolicy] = dict(loaded.policies)
     for role, source in _named("opponents", config.opponents).items():
-        if role not in players:
-            raise ConfigError(f"unknown role {role!r} in opponents; the roles are {list(players)}")
+        if role not in role_policies:
+            raise ConfigError(f"unknown role {role!r} in opponents; the roles are {list(role_policies)}")
         how: dict[str, Any] = {"best": config.best, "device": loaded.device}
-        given = None if source == "random" else _of_another_run("opponents", loaded.game, role, source, **how)
-        players[role] = given and given[role]
+        given = None if source == "random" else _load_other_run("opponents", loaded.game, role, source, **how)
+        role_policies[role] = given and given[role]
     env = VecEnv(loaded.game, min(config.num_envs, config.episodes), loaded.device, driver=config.driver)
-    results = play(env, players, config.episodes, greedy=config.greedy, seed=config.seed)
+    results = play(env, role_policies, config.episodes, greedy=config.greedy, seed=config.seed)
     text = json.dumps({"game": loaded.game.name(), "run": arguments[0], "greedy": config.greedy, **results}, indent=1)
     print(text)
     if config.out is not None:
@@ -304,6 +304,6 @@ def plot(arguments: Sequence[str]) -> None:
     if end == 0:
         raise ConfigError(f"plot needs the folders of runs first: {PROGRAM} plot runs/one runs/other")
     runs = [Path(name) for name in arguments[:end]]
-    if not plot_runs(runs, config.out, figures=config.figures, x=config.x, smooth=config.smooth):
+    if not plot_runs(runs, config.out, metrics=config.metrics, x=config.x, smooth=config.smooth):
         raise ConfigError('curves need matplotlib: pip install "gpu_vecenv[train]"')
     print(f"drew {config.out}")

@@ -18,7 +18,7 @@ if sys.platform != "win32":
     import fcntl
 
 DIGEST_BYTES = 32
-ROOM = 1 << 20  # bytes that a folder must have left to be of use; a binary has some ten thousand
+MIN_FREE_BYTES = 1 << 20  # bytes that a folder must have left to be of use; a binary has some ten thousand
 
 
 def cached(key_text: str, suffix: str, build: Callable[[Path], None]) -> Path:
@@ -29,14 +29,14 @@ def cached(key_text: str, suffix: str, build: Callable[[Path], None]) -> Path:
     That also finds what a power cut left half written, so that the folder need not be flushed. A failed build leaves
     nothing, and whoever waited for it tries for himself.
     """
-    path = folder() / (hashlib.sha256(key_text.encode()).hexdigest() + suffix)
-    if _sound(path):
+    path = cache_dir() / (hashlib.sha256(key_text.encode()).hexdigest() + suffix)
+    if _is_intact(path):
         return path
-    with _alone(path.with_suffix(".lock")):
-        if not _sound(path):  # nobody has built it meanwhile
+    with _exclusive_lock(path.with_suffix(".lock")):
+        if not _is_intact(path):  # nobody has built it meanwhile
             if path.exists():
                 warnings.warn(f"{path} is damaged: it is compiled anew", stacklevel=2)
-            _sweep(path.parent)
+            _remove_stale(path.parent)
             _publish(path, build)
     return path
 
@@ -56,7 +56,7 @@ def _publish(path: Path, build: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(lock: Path, wait: bool = True) -> Iterator[None]:
+def _exclusive_lock(lock: Path, wait: bool = True) -> Iterator[None]:
     """No other process builds this entry in the meantime; at the end no draft of it is left.
 
     The lock is the system's, upon an open file: it ends with its process, however that ends, and a file that lies there
@@ -108,15 +108,15 @@ def _release(handle: int) -> None:
     os.close(handle)
 
 
-def _sweep(parent: Path) -> None:
+def _remove_stale(parent: Path) -> None:
     """Remove what killed processes have left of other entries: nobody may ever want those again."""
     for lock in parent.glob("*.lock"):
-        with contextlib.suppress(BlockingIOError), _alone(lock, wait=False):
+        with contextlib.suppress(BlockingIOError), _exclusive_lock(lock, wait=False):
             pass
 
 
 @cache
-def folder() -> Path:
+def cache_dir() -> Path:
     """``$GPU_VECENV_CACHE``, else the user's cache folder, else a temporary one that ends with the process."""
     try:
         chosen = os.environ.get("GPU_VECENV_CACHE")
@@ -127,7 +127,7 @@ def folder() -> Path:
         if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
             raise PermissionError(f"{path} belongs to, or can be written by, somebody else")
         with tempfile.TemporaryFile(dir=path) as file:
-            file.write(bytes(ROOM))
+            file.write(bytes(MIN_FREE_BYTES))
             file.flush()
         return path
     except (OSError, RuntimeError) as error:
@@ -137,7 +137,7 @@ def folder() -> Path:
         return path
 
 
-def _sound(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     try:
         content = path.read_bytes()
     except OSError:

@@ -11,25 +11,25 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_vecenv.compile.source_rules import check_policy
+from gpu_vecenv.compile.source_rules import check_source_rules
 from gpu_vecenv.declare.env import C_TYPES, Env, Field, boolean, f32, i32, i64
 from gpu_vecenv.errors import EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
 
-_MACHINE_STATE = (
+_ENGINE_STATE = (
     Field("key", i32, (2,)),  # of the replica's random streams; its bits are a u32 pair
     Field("episode", i64, (1,)),  # episodes begun since seeding, minus one
-    Field("time", i32, (1,)),  # ticks since reset
+    Field("elapsed_steps", i32, (1,)),  # steps since reset
     Field("active", boolean, ("num_agents",)),  # agents whose next action counts
     Field("fault", i32, (1,)),  # fault bits since the last reset by hand
     Field("returns", f32, ("num_agents",)),  # sum of rewards of the running episode
     Field("completed_returns", f32, ("num_agents",)),  # sums over episodes that have ended
     Field("completed_lengths", i64, (1,)),
     Field("completed_episodes", i64, (1,)),
-    Field("completed_terminations", i64, (1,)),  # of those, the ones whose last tick truncated no agent
+    Field("completed_terminations", i64, (1,)),  # of those, the ones whose last step truncated no agent
 )
 FUNCTIONS = ("reset", "step", "observe")
-LANES = 64  # replicas that the host steps in lockstep, one bit of a word for each
+SIMD_ENVS = 64  # replicas that the host steps in lockstep, one bit of a word for each
 GUARD_ROWS = 16  # rows of outputs, and
 GUARD_BYTES = 64  # bytes of state, that a debug build leaves after those of each replica
 PARAMETERS = r"\s*\((const\s+|\[\[\w+\]\]\s*)*State(\s+\w+)?\s*,\s*(const\s+|\[\[\w+\]\]\s*)*Io(\s+\w+)?\s*\)"
@@ -39,21 +39,21 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 
 @dataclass(frozen=True)
-class Build:
+class BuildOptions:
     """How the text around one game is made.
 
     Args:
-        pooled: Names of the state fields that a start pool gives.
-        quarantine: A replica in which something is NaN or infinite ends at once.
+        initial_fields: Names of the state fields that a start initial_states gives.
+        end_on_nonfinite: A replica in which something is NaN or infinite ends at once.
         guards: Debug build: guard bands lie between replicas.
         sampled: The step draws its own actions, from what a network gives; there is no other kernel.
-        lane_order: Debug build: 1 goes backwards, 2 shuffled, on the host through ranges, on a GPU through its blocks.
+        thread_order: Debug build: 1 goes backwards, 2 shuffled, on the host through ranges, on a GPU through its blocks.
     """
 
-    pooled: tuple[str, ...] = ()
-    quarantine: bool = False
+    initial_fields: tuple[str, ...] = ()
+    end_on_nonfinite: bool = False
     guards: bool = False
-    lane_order: int = 0
+    thread_order: int = 0
     sampled: bool = False
 
     def guard_items(self, field: Field) -> int:
@@ -61,41 +61,41 @@ class Build:
         return GUARD_BYTES // field.dtype.itemsize if self.guards and not field.shared else 0
 
 
-PLAIN = Build()
+DEFAULT_BUILD = BuildOptions()
 
 
-def machine_fields(env: Env) -> tuple[Field, ...]:
-    """What the machine keeps for every replica beside the game's own state."""
+def engine_fields(env: Env) -> tuple[Field, ...]:
+    """What the engine keeps for every replica beside the game's own state."""
     if not env.masks_actions:
-        return _MACHINE_STATE
-    return (*_MACHINE_STATE, Field("action_mask", boolean, ("num_agents", env.action.num_logits)))
+        return _ENGINE_STATE
+    return (*_ENGINE_STATE, Field("action_mask", boolean, ("num_agents", env.action.num_logits)))
 
 
-def kernel_fields(env: Env, pooled: Iterable[str] = ()) -> list[tuple[str, Field]]:
-    """(argument name, field) of every tensor in STATE_PARAMETERS, in order: machine, state, start pool."""
-    fields = [(f"machine_{field.name}", field) for field in machine_fields(env)]
+def kernel_fields(env: Env, initial_fields: Iterable[str] = ()) -> list[tuple[str, Field]]:
+    """(argument name, field) of every tensor in STATE_PARAMETERS, in order: engine, state, start initial_states."""
+    fields = [(f"engine_{field.name}", field) for field in engine_fields(env)]
     fields += [(f"state_{field.name}", field) for field in env.state]
-    return fields + [(f"pool_{field.name}", field) for field in env.state if field.name in set(pooled)]
+    return fields + [(f"initial_{field.name}", field) for field in env.state if field.name in set(initial_fields)]
 
 
-def prologue(env: Env, build: Build = PLAIN) -> str:
+def generate_header(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
     """The generated text of one configuration; what depends on the device comes before it."""
-    action, pool_fields = env.action, [field for field in env.state if field.name in build.pooled]
+    action, initial_fields = env.action, [field for field in env.state if field.name in build.initial_fields]
     obs_type = C_TYPES[env.observation.dtype]
     lines = [f"// Generated from {printable(repr(env))}. Do not edit."]
     lines += [_constant(name, value) for name, value in sorted(env.constants().items())]
     lines += [
-        f"constexpr bool QUARANTINE = {str(build.quarantine).lower()};",
+        f"constexpr bool END_ON_NONFINITE = {str(build.end_on_nonfinite).lower()};",
         f"constexpr int GUARD_ROWS = {GUARD_ROWS if build.guards else 0};",
-        f"constexpr bool MAY_STAGE = {str(env.host).lower()};",
+        f"constexpr bool ALLOW_STAGING = {str(env.host).lower()};",
         f"constexpr int ACTION_HEADS = {action.heads};",
-        f"constexpr unsigned long long MOST_GATHERED = {env.gathered};",
+        f"constexpr unsigned long long OBS_STAGING_BYTES = {env.obs_staging_bytes};",
         f"#define SAMPLED {int(build.sampled)}",
         f"#define BOX_ACTIONS {int(action.continuous)}",
         f"#define ACTION_MASKS {int(env.masks_actions)}",
         f"typedef {obs_type} Observation;",
         f"typedef {'float' if action.continuous else 'i32'} Action;",
-        f"typedef {'float' if action.continuous else 'i64'} WideAction;",
+        f"typedef {'float' if action.continuous else 'i64'} LongAction;",
     ]
     if action.continuous:
         lines += [_table("ACTION_LOW", action.low), _table("ACTION_HIGH", action.high)]
@@ -111,46 +111,51 @@ def prologue(env: Env, build: Build = PLAIN) -> str:
             f"    return {_by_head([*accumulate(action.head_sizes, initial=0)])};",
             "}",
         ]
-    lines += _struct("State", env, env.state) + _struct("Machine", env, machine_fields(env)) + _near(env)
+    lines += _struct("State", env, env.state) + _struct("EngineState", env, engine_fields(env)) + _staged_struct(env)
     lines += [
-        "struct Pool {",
-        *(f"    {_declare(env, f, 'const ', stacked=True)};" for f in pool_fields),
-        "    i64 NUM_STARTS;",
+        "struct InitialStates {",
+        *(f"    {_declare(env, f, 'const ', stacked=True)};" for f in initial_fields),
+        "    i64 num_initial_states;",
         "};",
     ]
     parameters = [
         f"{'const ' if name.startswith('pool_') or field.shared else ''}{C_TYPES[field.dtype]}* {name}"
-        for name, field in kernel_fields(env, build.pooled)
+        for name, field in kernel_fields(env, build.initial_fields)
     ]
-    state, machine = (
+    state, engine = (
         [_slice(env, field, f"{kind}_{field.name}", build.guard_items(field)) for field in fields]
-        for kind, fields in (("state", env.state), ("machine", machine_fields(env)))
+        for kind, fields in (("state", env.state), ("engine", engine_fields(env)))
     )
     lines += [
-        _macro("STATE_PARAMETERS", [*parameters, "i64 num_starts"]),
-        _macro("STATE_OF(e)", state, "State{", "}"),
-        _macro("MACHINE_OF(e)", machine, "Machine{", "}"),
+        _macro("STATE_PARAMETERS", [*parameters, "i64 num_initial_states"]),
+        _macro("STATE_OF(env)", state, "State{", "}"),
+        _macro("ENGINE_STATE_OF(env)", engine, "EngineState{", "}"),
         _macro(
-            "POOL", [*(_cast(env, f, f"pool_{f.name}", stacked=True) for f in pool_fields), "num_starts"], "Pool{", "}"
+            "INITIAL_STATES",
+            [*(_cast(env, f, f"initial_{f.name}", stacked=True) for f in initial_fields), "num_initial_states"],
+            "InitialStates{",
+            "}",
         ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def epilogue(env: Env, build: Build = PLAIN) -> str:
+def generate_state_functions(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
     """What walks over the fields of the state; placed after the words FOR_RANGE and HD are defined."""
-    lines = ["HD void draw_start([[maybe_unused]] State s, [[maybe_unused]] Pool pool, [[maybe_unused]] i64 row) {"]
+    lines = [
+        "HD void copy_initial_state([[maybe_unused]] State s, [[maybe_unused]] InitialStates initial_states, [[maybe_unused]] i64 row) {"
+    ]
     for field in env.state:
-        if field.name in build.pooled:
+        if field.name in build.initial_fields:
             size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
-            source = f"((const {kind}*)pool.{field.name})[row * {size} + k]"
+            source = f"((const {kind}*)initial_states.{field.name})[row * {size} + k]"
             lines.append(f"    FOR_RANGE(k, {size}) (({kind}*)s.{field.name})[k] = {source};")
     lines += ["}", "HD bool is_finite([[maybe_unused]] State s) {", "    bool finite = true;"]
     for field in env.state:
         if field.dtype.kind == "f" and not field.shared:
             size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
             lines.append(f"    FOR_RANGE(k, {size}) finite &= math::is_finite((({kind}*)s.{field.name})[k]);")
-    return "\n".join([*lines, "    return finite;", "}", *_near_functions(env), *_lockstep(env)]) + "\n"
+    return "\n".join([*lines, "    return finite;", "}", *_staging_functions(env), *_host_simd(env)]) + "\n"
 
 
 def printable(text: str) -> str:
@@ -166,7 +171,7 @@ def quoted(name: str) -> str:
 def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | None = None) -> str:
     """``text`` with every ``#include "…"`` replaced by that file's text, each once, with #line marks.
 
-    Files are looked for in ``folder`` (the including file's own) and then among the package's device text.
+    Files are looked for in ``folder`` (the including file's own) and then among the package's device code.
     The result is self-contained: it is what gets hashed, and the compiler needs no include path.
     """
     seen = set() if seen is None else seen
@@ -194,29 +199,37 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
     return "\n".join(lines) + "\n"
 
 
-def declared_text(env: Env, build: Build, seen: set[str]) -> str:
+def declared_source(env: Env, build: BuildOptions, seen: set[str]) -> str:
     """The words of kernel.cuh and the prologue; ``seen`` collects the files that are in."""
-    words = inline_includes('#include "kernel.cuh"', "prologue", None, seen)
-    return words + '#line 1 "prologue"\n' + prologue(env, build)
+    words = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
+    return words + '#line 1 "generated header"\n' + generate_header(env, build)
 
 
-def game_text(env: Env, build: Build = PLAIN) -> str:
+def game_source(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
     """Everything of one game after the device's own definitions: one self-contained translation unit."""
     path, seen = env.source_path(), set[str]()
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise EnvDefinitionError(f"{type(env).__name__}: its device text {path} cannot be read: {error}") from error
-    declared = declared_text(env, build, seen)
-    if build.lane_order:
-        declared = f"#define LANE_ORDER {build.lane_order}\n{declared}"
-    before = inline_includes('#include "vecenv.cuh"', "prologue", None, seen)
+        raise EnvDefinitionError(f"{type(env).__name__}: its device code {path} cannot be read: {error}") from error
+    declared = declared_source(env, build, seen)
+    if build.thread_order:
+        declared = f"#define DEBUG_THREAD_ORDER {build.thread_order}\n{declared}"
+    before = inline_includes('#include "game_api.cuh"', "generated header", None, seen)
     game = inline_includes(source, path.name, path.parent, seen)
     if env.host:
-        check_policy(game, type(env).__name__, env.allows)
-    staging = inline_includes('#include "staging.cuh"', "epilogue", None, seen)
-    machine = inline_includes('#include "machine.cuh"', "epilogue", None, seen)
-    return declared + before + game + staging + '#line 1 "epilogue"\n' + epilogue(env, build) + machine
+        check_source_rules(game, type(env).__name__, env.allows)
+    staging = inline_includes('#include "staging.cuh"', "generated functions", None, seen)
+    engine = inline_includes('#include "step.cuh"', "generated functions", None, seen)
+    return (
+        declared
+        + before
+        + game
+        + staging
+        + '#line 1 "generated functions"\n'
+        + generate_state_functions(env, build)
+        + engine
+    )
 
 
 def missing_definitions(env: Env) -> list[str]:
@@ -297,9 +310,9 @@ def _struct(name: str, env: Env, fields: Iterable[Field]) -> list[str]:
     return [f"struct {name} {{", *(f"    {_declare(env, f, 'const ' if f.shared else '')};" for f in fields), "};"]
 
 
-def _near(env: Env) -> list[str]:
-    """What a tick of one replica works on: copies of the fields that it may change, and what it gives each agent."""
-    fields = _near_fields(env)
+def _staged_struct(env: Env) -> list[str]:
+    """What a step of one replica works on: copies of the fields that it may change, and what it gives each agent."""
+    fields = _staged_fields(env)
     own = (
         f"alignas({_alignment(env, f)}) {C_TYPES[f.dtype]} {who}_{f.name}"
         f"{''.join(f'[{n}]' for n in env.shape(f) or (1,))};"
@@ -314,7 +327,7 @@ def _near(env: Env) -> list[str]:
     largest = max(env.num_agents * env.action.heads, *(math.prod(env.shape(field)) for _, field in fields))
     return [
         "namespace staging {",
-        "struct Near {",
+        "struct Staged {",
         *(f"    {line}" for line in (*own, *rows)),
         "};",
         f"constexpr int LARGEST_FIELD = {largest};",
@@ -322,71 +335,73 @@ def _near(env: Env) -> list[str]:
     ]
 
 
-def _near_functions(env: Env) -> list[str]:
-    """near_machine, near_state: the structs of pointers, into a Near; fetch and put_back, there and back again."""
-    fields = _near_fields(env)
-    near = {(owner, field.name) for owner, field in fields}
+def _staging_functions(env: Env) -> list[str]:
+    """staged_engine, staged_state: the structs of pointers, into a Staged; load_staged and store_staged, there and back again."""
+    fields = _staged_fields(env)
+    staged = {(owner, field.name) for owner, field in fields}
     lines = ["namespace staging {"]
-    for owner, kind, whole in (("m", "Machine", machine_fields(env)), ("s", "State", env.state)):
-        parts = [f"near.{owner}_{f.name}" if (owner, f.name) in near else f"{owner}.{f.name}" for f in whole]
-        head = f"HD {kind} near_{kind.lower()}([[maybe_unused]] Near& near, [[maybe_unused]] {kind} {owner})"
+    for owner, kind, whole in (("m", "EngineState", engine_fields(env)), ("s", "State", env.state)):
+        parts = [f"staged.{owner}_{f.name}" if (owner, f.name) in staged else f"{owner}.{f.name}" for f in whole]
+        head = f"HD {kind} staged_{kind.removesuffix('State').lower() or 'state'}([[maybe_unused]] Staged& staged, [[maybe_unused]] {kind} {owner})"
         lines.append(f"{head} {{ return {{{', '.join(parts)}}}; }}")
     lines += [
-        "HD void fetch(Near& near, Machine m, [[maybe_unused]] State s, const void* actions, bool wide) {",
-        "    Part<Action, NUM_AGENTS * ACTION_HEADS> asked;",
-        "    if (!SAMPLED) asked.take_actions(actions, wide);",
+        "HD void load_staged(Staged& staged, EngineState m, [[maybe_unused]] State s, const void* actions, bool int64_actions) {",
+        "    ThreadItems<Action, NUM_AGENTS * ACTION_HEADS> staged_actions;",
+        "    if (!SAMPLED) staged_actions.load_actions(actions, int64_actions);",
     ]
-    for verb, place in (("take", "{0}.{1}"), ("give", "near.{0}_{1}")):
+    for verb, place in (("load", "{0}.{1}"), ("store", "staged.{0}_{1}")):
         for owner, field in fields:
             kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
-            declared = f"Part<{kind}, {size}> {owner}_{field.name}; " if verb == "take" else ""
+            declared = f"ThreadItems<{kind}, {size}> {owner}_{field.name}; " if verb == "load" else ""
             lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){place.format(owner, field.name)});")
     lines += [
-        "    if (!SAMPLED) asked.give(near.actions);",
+        "    if (!SAMPLED) staged_actions.store(staged.actions);",
         "}",
-        "HD void put_back(const Near& near, Machine m, [[maybe_unused]] State s) {",
+        "HD void store_staged(const Staged& staged, EngineState m, [[maybe_unused]] State s) {",
     ]
     for owner, field in fields:
         kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
-        copy = f"(({kind}*){owner}.{field.name})[k] = ((const {kind}*)near.{owner}_{field.name})[k];"
+        copy = f"(({kind}*){owner}.{field.name})[k] = ((const {kind}*)staged.{owner}_{field.name})[k];"
         if field.name != "key" or owner == "s":
             lines.append(f"    FOR_RANGE(k, {size}) {copy}")
     return [*lines, "}", "}"]
 
 
-def _lockstep(env: Env) -> list[str]:
-    """What steps many replicas at once: one's own state, that of LANES replicas, and a walk over the fields of both."""
+def _host_simd(env: Env) -> list[str]:
+    """What steps many replicas at once: one's own state, that of SIMD_ENVS replicas, and a walk over the fields of both."""
     own = [(f, C_TYPES[f.dtype], math.prod(env.shape(f))) for f in env.state if not f.shared]
     parts = [_cast(env, f, f"s.{f.name}") if f.shared else _cast(env, f, f"own.{f.name}", const="") for f in env.state]
-    arguments = ("Lanes& lanes", "Own& own", "State s", "F f")
+    arguments = ("SimdState& simd", "EnvState& own", "State s", "F f")
     return [
         "#if !defined(__CUDACC__)",
-        "namespace lockstep {",
-        f"constexpr int LANES = {LANES}, STATE_ITEMS = {sum(size for _, _, size in own)};",
-        "struct Own {",
+        "namespace host_simd {",
+        f"constexpr int SIMD_ENVS = {SIMD_ENVS}, STATE_ITEMS = {sum(size for _, _, size in own)};",
+        "struct EnvState {",
         *(f"    {kind} {f.name}[{size}];" for f, kind, size in own),
         "};",
-        "struct alignas(64) Lanes {",
-        *(f"    {kind} {f.name}[{size}][LANES];" for f, kind, size in own),
+        "struct alignas(64) SimdState {",
+        *(f"    {kind} {f.name}[{size}][SIMD_ENVS];" for f, kind, size in own),
         "};",
-        "HD State state_of([[maybe_unused]] Own& own, [[maybe_unused]] State s) {",
+        "HD State state_of([[maybe_unused]] EnvState& own, [[maybe_unused]] State s) {",
         f"    return {{{', '.join(parts)}}};",
         "}",
         "template <class F>",
         f"HD void each_field({', '.join(f'[[maybe_unused]] {argument}' for argument in arguments)}) {{",
-        *(f"    f(lanes.{f.name}, own.{f.name}, ({kind}*)s.{f.name});" for f, kind, _ in own),
+        *(f"    f(simd.{f.name}, own.{f.name}, ({kind}*)s.{f.name});" for f, kind, _ in own),
         "}",
         "}",
         "#endif",
     ]
 
 
-def _near_fields(env: Env) -> list[tuple[str, Field]]:
-    """(m or s, field) of what a tick reads and writes, the most aligned first, so that no byte is lost between them."""
-    machine = [
-        ("m", field) for field in _MACHINE_STATE if field.name in ("key", "episode", "time", "active", "returns")
+def _staged_fields(env: Env) -> list[tuple[str, Field]]:
+    """(m or s, field) of what a step reads and writes, the most aligned first, so that no byte is lost between them."""
+    engine = [
+        ("m", field)
+        for field in _ENGINE_STATE
+        if field.name in ("key", "episode", "elapsed_steps", "active", "returns")
     ]
-    fields = [*machine, *(("s", field) for field in env.state if not field.shared)]
+    fields = [*engine, *(("s", field) for field in env.state if not field.shared)]
     return sorted(fields, key=lambda item: -_alignment(env, item[1]))
 
 
@@ -404,7 +419,7 @@ def _cast(env: Env, field: Field, argument: str, const: str = "const ", stacked:
 def _slice(env: Env, field: Field, argument: str, guard_items: int) -> str:
     if field.shared:
         return _cast(env, field, argument)
-    return _cast(env, field, f"{argument} + (i64)(e) * {math.prod(env.shape(field)) + guard_items}", "")
+    return _cast(env, field, f"{argument} + (i64)(env) * {math.prod(env.shape(field)) + guard_items}", "")
 
 
 def _macro(name: str, items: list[str], left: str = "", right: str = "") -> str:

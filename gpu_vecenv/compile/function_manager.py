@@ -1,4 +1,4 @@
-"""FunctionManager: compiles device text for one device and launches its kernels on any tensor there."""
+"""FunctionManager: compiles device code for one device and launches its kernels on any tensor there."""
 
 from __future__ import annotations
 
@@ -11,18 +11,25 @@ from typing import Any
 import torch
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.compile.backends import Argument, Backend, LaunchShape, Module, TeamShape, code_of, select
+from gpu_vecenv.compile.backends import Argument, Backend, GroupShape, LaunchShape, Module, code_of, select
 from gpu_vecenv.compile.cache import cached
-from gpu_vecenv.compile.codegen import PLAIN, Build, declared_text, game_text, inline_includes, missing_definitions
+from gpu_vecenv.compile.codegen import (
+    DEFAULT_BUILD,
+    BuildOptions,
+    declared_source,
+    game_source,
+    inline_includes,
+    missing_definitions,
+)
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import DeviceUnavailableError, EnvDefinitionError, KernelCompileError, nearest
 
-KERNEL_NAME = re.compile(r"^\s*(?:REPLICA_)?KERNEL\(\s*(\w+)", re.MULTILINE)
+KERNEL_NAME = re.compile(r"^\s*(?:ENV_)?KERNEL\(\s*(\w+)", re.MULTILINE)
 KERNEL_PARAMETERS = re.compile(r"\bKERNEL\(\s*(\w+)\s*,([^(){}]*)\)\s*\{")
 PARAMETER = re.compile(r"\s*(?:const\s+)?(\w+)\s*(\*?)\s*\w+\s*")
 SCALARS = {"int": "i", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "float": "f", "double": "d"}
-POINTEES: dict[str, set[torch.dtype]] = {
+POINTER_DTYPES: dict[str, set[torch.dtype]] = {
     "float": {torch.float32},
     "double": {torch.float64},
     "int": {torch.int32},
@@ -74,15 +81,17 @@ class FunctionManager:
         folder = None if isinstance(source, str) else source.parent
         name = name or ("kernel.cu" if isinstance(source, str) else source.name)
         seen = set[str]()
-        before = "" if game is None else declared_text(game, PLAIN, seen)
+        before = "" if game is None else declared_source(game, DEFAULT_BUILD, seen)
         return self._build(before + inline_includes(text, name, folder, seen), name)
 
-    def compile_game(self, env: Env, *, teams: TeamShape | None = None, build: Build = PLAIN) -> Program:
-        """Compile a game with the machine around it.
+    def compile_game(
+        self, env: Env, *, group_shape: GroupShape | None = None, build: BuildOptions = DEFAULT_BUILD
+    ) -> Program:
+        """Compile a game with the engine around it.
 
         Args:
             env: The game.
-            teams: Lanes per replica and threads per block (CUDA); None chooses by the number of agents.
+            group_shape: Lanes per replica and threads per block (CUDA); None chooses by the number of agents.
             build: How the text around it is made.
 
         Raises:
@@ -94,10 +103,10 @@ class FunctionManager:
             raise DeviceUnavailableError(
                 f'{type(env).__name__} declares host = False: it is written for CUDA only; use device="cuda"'
             )
-        teams = teams or TeamShape.of(self.backend.team(env.num_agents))
+        group_shape = group_shape or GroupShape.of(self.backend.default_threads_per_env(env.num_agents))
         path = env.source_path()
         try:
-            return self._build(self.backend.prologue(teams) + game_text(env, build), path.name)
+            return self._build(self.backend.device_constants(group_shape) + game_source(env, build), path.name)
         except KernelCompileError as error:
             # An error in the file itself tells more than what is missing because of it.
             own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())
@@ -158,8 +167,10 @@ class Launch:
         self.kernel, self.device = f"{program.name}: {kernel}", program.device
         codes = "".join(code_of(self.kernel, place, argument) for place, argument in enumerate(arguments))
         self._check_types(program.parameters.get(kernel, ""), codes, arguments)
-        self.kept = [argument for argument in arguments if isinstance(argument, torch.Tensor)]  # alive while launchable
-        self.raw: list[Any] = [self._raw(argument) for argument in arguments]
+        self.kept_alive = [
+            argument for argument in arguments if isinstance(argument, torch.Tensor)
+        ]  # alive while launchable
+        self.arguments: list[Any] = [self._raw(argument) for argument in arguments]
         self._launch = program.module.launcher(kernel, codes, shape)
 
     def _check_types(self, declared: str, codes: str, arguments: Sequence[Argument]) -> None:
@@ -172,8 +183,8 @@ class Launch:
             raise TypeError(f"{self.kernel} takes {len(known)} arguments ({declared.strip()}); got {len(arguments)}")
         for place, ((kind, star), code, argument) in enumerate(zip(known, codes, arguments, strict=True)):
             fits = code == ("P" if star else SCALARS[kind])
-            if fits and isinstance(argument, torch.Tensor) and kind in POINTEES:
-                fits = argument.dtype in POINTEES[kind]
+            if fits and isinstance(argument, torch.Tensor) and kind in POINTER_DTYPES:
+                fits = argument.dtype in POINTER_DTYPES[kind]
             if not fits:
                 got = argument.dtype if isinstance(argument, torch.Tensor) else type(argument).__name__
                 raise TypeError(f"{self.kernel}: argument {place} is {got}; the kernel declares {kind}{star}")
@@ -190,4 +201,4 @@ class Launch:
 
     def __call__(self) -> None:
         """Run it, on torch's current stream."""
-        self._launch(self.raw)
+        self._launch(self.arguments)

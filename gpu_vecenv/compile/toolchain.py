@@ -94,7 +94,7 @@ def find_nvcc() -> str | None:
 
 
 @cache
-def _answers(program: str, changed: int) -> bool:
+def _runs(program: str, changed: int) -> bool:
     return bool(output_of([program, "--version"])[0])
 
 
@@ -108,7 +108,7 @@ def find_host_compiler() -> list[str] | None:
     for name in HOST_COMPILERS:
         program = shutil.which(name)
         # A found name may be a stub that only offers to install a compiler.
-        if program and _answers(program, os.stat(program).st_mtime_ns):
+        if program and _runs(program, os.stat(program).st_mtime_ns):
             return [program]
     if importlib.util.find_spec("ziglang"):
         return [sys.executable, "-m", "ziglang", "c++"]

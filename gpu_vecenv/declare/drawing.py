@@ -37,7 +37,7 @@ class Shape:
             agent is no place.
     """
 
-    least: ClassVar[int] = 0  # points
+    min_points: ClassVar[int] = 0  # points
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -46,7 +46,7 @@ class Shape:
             if field.name == "colour":
                 value = _colour(name, value)
             elif field.name == "points":
-                value = _points(name, value, self.least)
+                value = _points(name, value, self.min_points)
             elif field.name == "agent":
                 value = _agent(name, value)
             else:
@@ -75,7 +75,7 @@ class Line(Shape):
     width: float  # in the drawing's units
     colour: Colour
 
-    least = 2
+    min_points = 2
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Polygon(Shape):
     points: Points  # at least 3
     colour: Colour
 
-    least = 3
+    min_points = 3
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def discs(places: Any, radius: float, colour: Colour, agents: Iterable[int] | No
     return [Circle(x, y, radius, colour, agent) for (x, y), agent in zip(rows, owners, strict=True)]
 
 
-def square_around(circles: Iterable[Circle], half: float = 0.0) -> tuple[float, float, float, float]:
+def square_bounds(circles: Iterable[Circle], half: float = 0.0) -> tuple[float, float, float, float]:
     """Bounds of a square around (0, 0) in which all circles lie with room to spare, of at least this half side."""
     for circle in circles:
         half = max(half, 1.05 * (max(abs(circle.x), abs(circle.y)) + circle.radius))

@@ -38,7 +38,7 @@ C_TYPES = {
 }
 FIELD_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 CONSTANT_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,127}")  # a field's or role's name in capitals, with a word before it
-# What a field may not be called: words of C++ and of the device text itself.
+# What a field may not be called: words of C++ and of the device code itself.
 RESERVED = frozenset(
     "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t class compl const "
     "constexpr const_cast continue decltype default delete do double dynamic_cast else enum explicit export extern "
@@ -47,13 +47,13 @@ RESERVED = frozenset(
     "static_cast struct switch template this thread_local throw true try typedef typeid typename union unsigned using "
     "virtual void volatile wchar_t while xor xor_eq i32 i64 u8 u32 u64 math".split()
 )
-# What a constant, a configuration key in capitals, may not be called: names that the device text gives itself.
+# What a constant, a configuration key in capitals, may not be called: names that the device code gives itself.
 RESERVED_CONSTANTS = frozenset(
-    "HD TABLE KERNEL UNROLL TEAM TEAMS_PER_BLOCK SHARED_LIMIT ONCE POOL SCRATCH SCRATCH_IS_SHARED FOR_ITEMS FOR_RANGE "
-    "FOR_AGENTS FOR_OBS FOR_REPLICAS REPLICA_KERNEL LANE_ORDER STATE_PARAMETERS STATE_OF MACHINE_OF ACTION_HEADS "
+    "HD TABLE KERNEL UNROLL THREADS_PER_ENV ENVS_PER_BLOCK SHARED_LIMIT ONCE INITIAL_STATES SCRATCH SCRATCH_IN_SHARED FOR_ITEMS FOR_RANGE "
+    "FOR_AGENTS FOR_OBS FOR_ENVS ENV_KERNEL DEBUG_THREAD_ORDER STATE_PARAMETERS STATE_OF ENGINE_STATE_OF ACTION_HEADS "
     "ACTION_LOW ACTION_HIGH BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
-    "NON_FINITE_ACTION NON_FINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
-    "RANDOM_ACTION_STREAM QUARANTINE GUARD_ROWS OUTPUT_ROWS MAY_STAGE MOST_GATHERED SAMPLED PARAMETERS_PER_AGENT "
+    "NONFINITE_ACTION NONFINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
+    "RANDOM_ACTION_STREAM END_ON_NONFINITE GUARD_ROWS OUTPUT_ROWS ALLOW_STAGING OBS_STAGING_BYTES SAMPLED PARAMETERS_PER_AGENT "
     "ACTION_PARAMETERS".split()
 )
 FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -114,18 +114,18 @@ class Env:
     """
 
     state: ClassVar[tuple[Field, ...]] = ()
-    derived: ClassVar[tuple[str, ...]] = ()  # further attributes that the device text sees as constants
+    derived: ClassVar[tuple[str, ...]] = ()  # further attributes that the device code sees as constants
     host: ClassVar[bool] = True  # False: all of CUDA C++, no CPU, no promise of equal bits
-    allows: ClassVar[tuple[str, ...]] = ()  # rules of kernel_policy.py that its device text may break
+    allows: ClassVar[tuple[str, ...]] = ()  # rules of source_rules.py that its device code may break
     # Bytes of observations that a block of a GPU gathers in shared memory before it writes them. More leaves room for
-    # fewer blocks, which pays where a tick writes long rows and does little else.
-    gathered: ClassVar[int] = 24 << 10
+    # fewer blocks, which pays where a step writes long rows and does little else.
+    obs_staging_bytes: ClassVar[int] = 24 << 10
     source: ClassVar[Path | None] = None  # the .cu file, where it is not the declaration's neighbour
-    terminated_means: ClassVar[str] = "terminated"  # what an episode's end by termination says
+    termination_label: ClassVar[str] = "terminated"  # what an episode's end by termination says
     preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType({})  # of PPOConfig, and num_envs: what learns it well
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the choices that are allowed
     title: ClassVar[str] = ""  # the name in Gymnasium's ids, gpu_vecenv/<title>-v<version>; empty: the class name
-    render_fps: ClassVar[int] = 30  # ticks a second, of a film of the game
+    render_fps: ClassVar[int] = 30  # steps a second, of a film of the game
     version: ClassVar[int] = 0  # rises when the rules change: results of two versions do not compare
 
     @property
@@ -170,8 +170,8 @@ class Env:
         """Hook: how one replica looks; a game that has it can be rendered.
 
         Args:
-            state: Field name -> the replica's values, without a replica axis; shared fields too. Besides ``time``,
-                () int32, ticks since reset, and ``active``, (num_agents,) bool, unless fields have these names.
+            state: Field name -> the replica's values, without a replica axis; shared fields too. Besides ``elapsed_steps``,
+                () int32, steps since reset, and ``active``, (num_agents,) bool, unless fields have these names.
         """
         raise EnvDefinitionError(f"{type(self).__name__} is not drawn: it has no method draw")
 
@@ -232,13 +232,15 @@ class Env:
                 f"{game}: allows is {self.allows!r}; "
                 f"expected a tuple of names from {', '.join(map(repr, SOURCE_RULES))}"
             )
-        if "gathered" in {field.name for field in dataclasses.fields(self)}:
+        if "obs_staging_bytes" in {field.name for field in dataclasses.fields(self)}:
             raise EnvDefinitionError(
-                f"{game}: gathered is a key of the configuration; expected a number of bytes of the class's own, "
-                "gathered = … without a type: give the key another name"
+                f"{game}: obs_staging_bytes is a key of the configuration; expected a number of bytes of the class's own, "
+                "obs_staging_bytes = … without a type: give the key another name"
             )
-        if type(self.gathered) is not int or not 0 <= self.gathered < 2**31:
-            raise EnvDefinitionError(f"{game}: gathered is {self.gathered!r}; expected a number of bytes, 0 … 2^31 - 1")
+        if type(self.obs_staging_bytes) is not int or not 0 <= self.obs_staging_bytes < 2**31:
+            raise EnvDefinitionError(
+                f"{game}: obs_staging_bytes is {self.obs_staging_bytes!r}; expected a number of bytes, 0 … 2^31 - 1"
+            )
         self.constants()
 
     @classmethod
@@ -304,7 +306,7 @@ class Env:
         return ActionLayout.of(type(self).__name__, list(self.roles), self.action_space)
 
     def constants(self) -> dict[str, int | float | bool]:
-        """Name -> value of every compile-time constant of the device text."""
+        """Name -> value of every compile-time constant of the device code."""
         named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         # A configuration value may also be a word, or None; it is for Python alone.
         named = {name: value for name, value in named.items() if isinstance(value, int | float)}
@@ -322,7 +324,7 @@ class Env:
             if not CONSTANT_NAME.fullmatch(name):
                 raise EnvDefinitionError(f"{key}: {name!r} is no name of a constant; expected [A-Z][A-Z0-9_]*")
             if name in RESERVED_CONSTANTS:
-                raise EnvDefinitionError(f"{key}: {name} is a word of the device text")
+                raise EnvDefinitionError(f"{key}: {name} is a word of the device code")
             # These very types: a subclass may write itself as it likes.
             if type(value) not in (bool, int, float) or not _fits(value):
                 raise EnvDefinitionError(f"{key} is {value!r}; expected a bool, a 32-bit int or a finite float32")

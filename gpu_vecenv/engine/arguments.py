@@ -14,10 +14,10 @@ from gpu_vecenv.declare.env import Env, Field
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike
 from gpu_vecenv.errors import ConfigError, InvalidActionError, InvalidSeedError, nearest
 
-ANY = 2**62  # choices of a head that a role lacks: it may hold anything
+UNBOUNDED = 2**62  # choices of a head that a role lacks: it may hold anything
 
 
-def count(name: str, value: Any, least: int, most: int | None = None) -> int:
+def validate_int(name: str, value: Any, least: int, most: int | None = None) -> int:
     """An integer argument in its range, or TypeError, ValueError."""
     expected = f"an int >= {least}" + ("" if most is None else f" and <= {most}")
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
@@ -27,12 +27,12 @@ def count(name: str, value: Any, least: int, most: int | None = None) -> int:
     return int(value)
 
 
-def made(kind: type[Any], arguments: Mapping[str, Any]) -> Any:
+def construct(kind: type[Any], arguments: Mapping[str, Any]) -> Any:
     """An environment from its constructor's arguments; what ``pickle`` and ``copy`` call, so module-level."""
     return kind(**arguments)
 
 
-def checked_seed(seed: Any) -> int:
+def validate_seed(seed: Any) -> int:
     """A seed, or InvalidSeedError."""
     if not isinstance(seed, int | np.integer) or isinstance(seed, bool):
         raise InvalidSeedError(f"reset: seed is {seed!r} ({type(seed).__name__}); expected an int in [0, 2**64 - 1]")
@@ -41,7 +41,7 @@ def checked_seed(seed: Any) -> int:
     return int(seed)
 
 
-def _checked_array(game: Env, what: str, field: Field, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
+def _validate_array(game: Env, what: str, field: Field, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
     if not isinstance(array, np.ndarray | torch.Tensor):
         raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array")
     if tuple(array.shape) != shape or _torch_type(array) != TORCH_TYPES[field.dtype]:
@@ -61,7 +61,7 @@ def _torch_type(array: ArrayLike) -> torch.dtype | None:
     return array.dtype if isinstance(array, torch.Tensor) else TORCH_TYPES.get(array.dtype)
 
 
-def shared_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+def shared_field_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
     """Shared field -> its values: the game's own, overridden by those given; or TypeError, ConfigError."""
     _check_mapping("arrays", given)
     fields = {field.name: field for field in game.state if field.shared}
@@ -72,30 +72,30 @@ def shared_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayL
             f"{type(game).__name__}: arrays must give its shared fields {sorted(fields)}; "
             f"missing {missing}, unknown {unknown}"
         )
-    return {name: _checked_array(game, "arrays", f, arrays[name], game.shape(f)) for name, f in fields.items()}
+    return {name: _validate_array(game, "arrays", f, arrays[name], game.shape(f)) for name, f in fields.items()}
 
 
-def pool_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+def initial_state_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
     """Field -> its saved starts, the same number for each field; or TypeError, ConfigError."""
-    _check_mapping("starts", given)
+    _check_mapping("initial_states", given)
     fields = {field.name: field for field in game.state if not field.shared}
     if unknown := sorted(set(given) - set(fields), key=str):
-        raise ConfigError(f"{type(game).__name__}, starts: unknown fields {unknown}; known: {sorted(fields)}")
+        raise ConfigError(f"{type(game).__name__}, initial_states: unknown fields {unknown}; known: {sorted(fields)}")
     sizes = {len(array) if np.ndim(array) else 0 for array in given.values()}  # type checked with the shape
     if given and (len(sizes) > 1 or 0 in sizes):
         raise ConfigError(
-            f"{type(game).__name__}, starts: every field needs the same number of starts, at least 1; "
+            f"{type(game).__name__}, initial_states: every field needs the same number of initial states, at least 1; "
             f"{', '.join(map(repr, given))} have {sorted(sizes)}: expected one number"
         )
     if max(sizes, default=0) >= 2**31:
-        raise ConfigError(f"{type(game).__name__}, starts: got {max(sizes):,} starts; expected fewer than 2^31")
+        raise ConfigError(f"{type(game).__name__}, initial_states: got {max(sizes):,} starts; expected fewer than 2^31")
     return {
-        name: _checked_array(game, "starts", fields[name], array, (len(array), *game.shape(fields[name])))
+        name: _validate_array(game, "initial_states", fields[name], array, (len(array), *game.shape(fields[name])))
         for name, array in given.items()
     }
 
 
-def checked_mask(mask: Any, num_envs: int, device: torch.device) -> torch.Tensor:
+def validate_mask(mask: Any, num_envs: int, device: torch.device) -> torch.Tensor:
     """A reset mask on the device, (num_envs,) bool, or TypeError, ValueError."""
     if not isinstance(mask, np.ndarray | torch.Tensor) or mask.dtype not in (torch.bool, np.bool_):
         raise TypeError(f"reset: mask is {getattr(mask, 'dtype', type(mask).__name__)}; expected bool, torch or NumPy")
@@ -122,7 +122,7 @@ def reset_mask(options: Any) -> Any:
     return options.get("reset_mask")
 
 
-class ActionCheck:
+class ActionValidator:
     """Whether action tensors fit one environment.
 
     Args:
@@ -174,7 +174,7 @@ class ActionCheck:
             raise ValueError(f"step: actions have shape {array.shape}; expected {shape}, nothing is broadcast")
         return array
 
-    def plainly_valid(self, array: np.ndarray[Any, Any]) -> bool:
+    def is_surely_valid(self, array: np.ndarray[Any, Any]) -> bool:
         """Whether every value is in the range of every role; masks of choices are not looked at.
 
         One or two passes over host memory: what ``values`` finds out agent by agent is mostly known after these.
@@ -215,13 +215,13 @@ class ActionCheck:
         else:
             sizes = self._table("sizes", self._sizes, actions.device)
             expected = f"0 to size - 1, sizes {dict(action.sizes)}"
-            wrong = (rows < 0) & (sizes < ANY) | (rows >= sizes)
+            wrong = (rows < 0) & (sizes < UNBOUNDED) | (rows >= sizes)
             if action_mask is not None:
                 first = self._table("first", [*accumulate(action.head_sizes[:-1], initial=0)], actions.device)
                 largest = self._table("largest", [size - 1 for size in action.head_sizes], actions.device)
                 mask = action_mask.view(-1, game.num_agents, action.num_logits)
                 expected += ", and allowed by info['action_mask']"
-                wrong |= ~mask.gather(-1, first + torch.minimum(rows.clamp(min=0), largest)) & (sizes < ANY)
+                wrong |= ~mask.gather(-1, first + torch.minimum(rows.clamp(min=0), largest)) & (sizes < UNBOUNDED)
         wrong &= active.view(-1, game.num_agents, 1)
         if not bool(wrong.any()):
             return
@@ -237,7 +237,7 @@ class ActionCheck:
     def _sizes(self) -> tuple[tuple[int, ...], ...]:
         action = self.game.action
         sizes = [action.sizes[role] for role, n in self.game.roles.items() for _ in range(n)]
-        return tuple((*s, *[ANY] * (action.heads - len(s))) for s in sizes)
+        return tuple((*s, *[UNBOUNDED] * (action.heads - len(s))) for s in sizes)
 
     def _table(self, name: str, values: Sequence[Any], device: torch.device) -> torch.Tensor:
         if (name, device) not in self._tables:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
-from gpu_vecenv.compile.codegen import game_text
+from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import Info, VecEnv
@@ -18,10 +18,10 @@ from gpu_vecenv.files import cuda_folder
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  # of a step
 
 
-def sources(game: Env) -> str:
+def source_sha256(game: Env) -> str:
     """SHA-256 of all text that decides the bits of a game and of its digests; the same on every device."""
     return hashlib.sha256(
-        (game_text(game) + (cuda_folder() / "engine/digest.cu").read_text(encoding="utf-8")).encode()
+        (game_source(game) + (cuda_folder() / "engine/digest.cu").read_text(encoding="utf-8")).encode()
     ).hexdigest()
 
 
@@ -55,11 +55,11 @@ class Digest:
                 ],
             )
         launch, data = self._launches[key], tensor.contiguous()
-        launch.raw[0] = data.data_ptr()
+        launch.arguments[0] = data.data_ptr()
         launch()
 
     def add_outputs(self, *tensors: torch.Tensor) -> None:
-        """Feed what a tick takes or gives; a row, where agents are rows, counts as its replica's."""
+        """Feed what a step takes or gives; a row, where agents are rows, counts as its replica's."""
         for tensor in tensors:
             self.add(tensor.reshape(len(self.words), -1))
 
@@ -68,11 +68,11 @@ class Digest:
         rows = final_obs.reshape(mask.numel(), -1)
         self.add_outputs(mask, rows.masked_fill(~mask.reshape(-1, 1), 0))
 
-    def add_start(self, obs: torch.Tensor, info: Info) -> None:
+    def add_reset(self, obs: torch.Tensor, info: Info) -> None:
         """Feed what ``VecEnv.reset`` returns."""
         self.add_outputs(obs, *_masks(info))
 
-    def add_tick(self, actions: torch.Tensor, outputs: Outputs) -> None:
+    def add_step(self, actions: torch.Tensor, outputs: Outputs) -> None:
         """Feed what ``VecEnv.step`` takes and returns."""
         *tensors, info = outputs
         self.add_outputs(actions, *tensors, *_masks(info))
@@ -103,11 +103,11 @@ def trajectory_digest(env: VecEnv, seed: int, steps: int, state_every: int = 1) 
     Where agents are rows, each output counts as its replica's.
     """
     digest = Digest(env.functions, env.num_envs)
-    digest.add_start(*env.reset(seed=seed))
-    slab = env.slab()
+    digest.add_reset(*env.reset(seed=seed))
+    buffers = env.step_buffers()
     for step in range(steps):
         actions = env.sample_actions()
-        digest.add_tick(actions, env.step(actions, out=slab))
+        digest.add_step(actions, env.step(actions, out=buffers))
         if (step + 1) % state_every == 0 or step + 1 == steps:
             digest.add_state(env)
     return digest

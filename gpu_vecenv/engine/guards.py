@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from gpu_vecenv.engine.data_manager import DataManager
-from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.errors import EnvContractError
 
-CANARY = 0xA5  # as a float, an index and a flag a number that no game writes by chance
+GUARD_BYTE = 0xA5  # as a float, an index and a flag a number that no game writes by chance
 
 
-def state_bands(data: DataManager) -> Iterator[tuple[str, torch.Tensor]]:
+def state_guard_bands(data: DataManager) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and band, (num_envs, items), of every tensor that has one."""
     for name, tensor in data.items():
         memory = data.memory(name)
@@ -21,10 +21,10 @@ def state_bands(data: DataManager) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, memory[:, tensor[0].numel() :]
 
 
-def output_bands(slab: Slab) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and band, (num_envs, guard rows, …), of every tensor of a slab."""
-    for name, tensor in slab.tensors().items():
-        shape = (tensor.shape[0], slab.layout.guard_rows, *tensor.shape[2:])
+def output_guard_bands(buffers: StepBuffers) -> Iterator[tuple[str, torch.Tensor]]:
+    """Name and band, (num_envs, guard rows, …), of every tensor of a buffers."""
+    for name, tensor in buffers.tensors().items():
+        shape = (tensor.shape[0], buffers.layout.guard_rows, *tensor.shape[2:])
         start = tensor.storage_offset() + tensor.shape[1] * tensor.stride(1)
         yield name, tensor.as_strided(shape, tensor.stride(), start)
 
@@ -32,7 +32,7 @@ def output_bands(slab: Slab) -> Iterator[tuple[str, torch.Tensor]]:
 def fill(bands: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Write the canaries."""
     for _, band in bands:
-        band.view(torch.uint8).fill_(CANARY)
+        band.view(torch.uint8).fill_(GUARD_BYTE)
 
 
 def check(bands: Iterable[tuple[str, torch.Tensor]], call: str) -> None:
@@ -42,7 +42,7 @@ def check(bands: Iterable[tuple[str, torch.Tensor]], call: str) -> None:
         EnvContractError: Some have changed.
     """
     for name, band in bands:
-        written = (band.view(torch.uint8) != CANARY).flatten(1).nonzero()
+        written = (band.view(torch.uint8) != GUARD_BYTE).flatten(1).nonzero()
         if len(written):
             replica, offset = written[0].tolist()
             raise EnvContractError(

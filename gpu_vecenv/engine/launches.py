@@ -10,29 +10,29 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.compile.backends import Argument, LaunchShape, TeamShape
-from gpu_vecenv.compile.codegen import Build, kernel_fields
+from gpu_vecenv.compile.backends import Argument, GroupShape, LaunchShape
+from gpu_vecenv.compile.codegen import BuildOptions, kernel_fields
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.data_manager import DataManager
-from gpu_vecenv.engine.guards import check, fill, output_bands, state_bands
-from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.guards import check, fill, output_guard_bands, state_guard_bands
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.errors import ConcurrentUseError, ResetNeededError
 
 
 class Kernels:
-    """What machine.cuh does with the replicas: reset, step, observe, random_actions.
+    """What step.cuh does with the replicas: reset, step, observe, random_actions.
 
     Args:
         functions: Of the device.
         game: The game.
         data: Its tensors.
         num_envs: Replicas.
-        teams: Lanes per replica and threads per block; None on the host.
+        group_shape: Lanes per replica and threads per block; None on the host.
         build: How the text is made.
-        mode: Autoreset mode, a number of machine.cuh.
-        rows: Whether agents are rows.
-        first_replica: Number of the first replica in the random streams.
+        mode: Autoreset mode, a number of step.cuh.
+        agents_as_envs: Whether agents are rows.
+        first_env_index: Number of the first replica in the random streams.
 
     Raises:
         DeviceUnavailableError, EnvDefinitionError, KernelCompileError: As ``FunctionManager.compile_game`` has them.
@@ -45,29 +45,41 @@ class Kernels:
         data: DataManager,
         num_envs: int,
         *,
-        teams: TeamShape | None,
-        build: Build,
+        group_shape: GroupShape | None,
+        build: BuildOptions,
         mode: int,
-        rows: bool,
-        first_replica: int,
+        agents_as_envs: bool,
+        first_env_index: int,
     ) -> None:
-        self._functions, self._game, self._num_envs, self._teams = functions, game, num_envs, teams
+        self._functions, self._game, self._num_envs, self._group_shape = functions, game, num_envs, group_shape
         self.data, self.build = data, build
-        self._idle = threading.RLock()  # its own thread may come again: an interrupt may have kept it from letting go
-        self._mode, self._rows, self._first_replica = np.int32(mode), np.int32(rows), np.uint64(first_replica)
-        self._common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(game, build.pooled)]
-        self._common.append(np.int64(len(data[f"pool_{build.pooled[0]}"]) if build.pooled else 0))
+        self._lock = threading.RLock()  # its own thread may come again: an interrupt may have kept it from letting go
+        self._mode, self._agents_as_envs, self._first_replica = (
+            np.int32(mode),
+            np.int32(agents_as_envs),
+            np.uint64(first_env_index),
+        )
+        self._common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(game, build.initial_fields)]
+        self._common.append(np.int64(len(data[f"initial_{build.initial_fields[0]}"]) if build.initial_fields else 0))
         self._first = len(self._common)  # place of the first argument that varies
-        self.program = functions.compile_game(game, teams=teams, build=build)
-        scratch_bytes, shared_bytes, self._drawing_pays = self._layout(self.program)
+        self.program = functions.compile_game(game, group_shape=group_shape, build=build)
+        scratch_bytes, shared_bytes, self._fused_sampling_pays_off = self._layout(self.program)
         shape, copies = self._shape(shared_bytes)
         scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
         self._end: list[Argument] = [scratch, np.int64(num_envs)]
         end = self._end
         varying: dict[str, list[Argument]] = {
-            "vecenv_reset": [None, np.int32(0), np.uint64(0), self._first_replica, self._rows, *[None] * 3, *end],
-            "vecenv_step": [None, np.int32(0), self._mode, self._rows, *[None] * 8, *end],
-            "vecenv_observe": [self._rows, None, *end],
+            "vecenv_reset": [
+                None,
+                np.int32(0),
+                np.uint64(0),
+                self._first_replica,
+                self._agents_as_envs,
+                *[None] * 3,
+                *end,
+            ],
+            "vecenv_step": [None, np.int32(0), self._mode, self._agents_as_envs, *[None] * 8, *end],
+            "vecenv_observe": [self._agents_as_envs, None, *end],
             "vecenv_random_actions": [None, np.int64(num_envs)],
         }
         launches = {n: self.program.prepare(n, shape, [*self._common, *arguments]) for n, arguments in varying.items()}
@@ -76,7 +88,7 @@ class Kernels:
         self._sampled_step: Launch | None = None
         self._last_step: Launch | None = None
         if build.guards:
-            fill(state_bands(data))
+            fill(state_guard_bands(data))
 
     def _layout(self, program: Program) -> list[int]:
         """Bytes of each replica's and each block's working memory, and whether a step had better draw its actions."""
@@ -86,81 +98,88 @@ class Kernels:
 
     def _shape(self, shared_bytes: int) -> tuple[LaunchShape, int]:
         """How the kernels are launched, and how many replicas need working memory at once."""
-        if self._teams is not None:
-            return LaunchShape(self._num_envs, self._teams.team, self._teams.block, shared_bytes), self._num_envs
-        from gpu_vecenv.compile.backends.host import workers
+        if self._group_shape is not None:
+            return LaunchShape(
+                self._num_envs, self._group_shape.threads_per_env, self._group_shape.threads_per_block, shared_bytes
+            ), self._num_envs
+        from gpu_vecenv.compile.backends.host import num_host_threads
 
         # Replicas of one agent go in lockstep, where they can: several at a time. Each thread does one of the others.
         agents = self._game.num_agents
         work = self._num_envs * agents if agents > 1 else self._num_envs // 4
-        return LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work), workers()
+        return LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work), num_host_threads()
 
-    def reset(self, mask: torch.Tensor | None, seed: int | None, out: Slab) -> None:
+    def reset(self, mask: torch.Tensor | None, seed: int | None, out: StepBuffers) -> None:
         """New episodes where ``mask`` (num_envs,) is True or None; observations of all."""
         obs, _, _, _, active, _, action_mask, _ = out.pointers
         begins = 0 if mask is None else mask.data_ptr()
         reseed, number = np.int32(seed is not None), np.uint64(seed or 0)
-        arguments = (begins, reseed, number, self._first_replica, self._rows, obs, active, action_mask)
+        arguments = (begins, reseed, number, self._first_replica, self._agents_as_envs, obs, active, action_mask)
         self._run(self._reset, arguments, "reset", out)
 
-    def step(self, actions: torch.Tensor, out: Slab) -> None:
-        """One tick."""
-        wide = np.int32(actions.dtype == torch.int64)
-        self._run(self._step, (actions.data_ptr(), wide, self._mode, self._rows, *out.pointers), "step", out)
+    def step(self, actions: torch.Tensor, out: StepBuffers) -> None:
+        """One step."""
+        int64_actions = np.int32(actions.dtype == torch.int64)
+        self._run(
+            self._step,
+            (actions.data_ptr(), int64_actions, self._mode, self._agents_as_envs, *out.pointers),
+            "step",
+            out,
+        )
         self._last_step = self._step
 
-    def draws_in_step(self) -> bool:
+    def fuses_sampling(self) -> bool:
         """Whether a step that draws its actions pays, and is there.
 
         It is compiled now if it was not, which waits for the device; not while a graph is captured, which would break.
         """
-        if not self._drawing_pays:
+        if not self._fused_sampling_pays_off:
             return False
         if self._sampled_step is None:
             if self.data.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return False
             build = dataclasses.replace(self.build, sampled=True)
-            program = self._functions.compile_game(self._game, teams=self._teams, build=build)
+            program = self._functions.compile_game(self._game, group_shape=self._group_shape, build=build)
             shape, _ = self._shape(self._layout(program)[1])
-            drawn: list[Argument] = [None, *[np.int32(0)] * 2, *[None] * 4]
-            arguments = [*self._common, *drawn, self._mode, self._rows, *[None] * 8, *self._end]
+            sample_arguments: list[Argument] = [None, *[np.int32(0)] * 2, *[None] * 4]
+            arguments = [*self._common, *sample_arguments, self._mode, self._agents_as_envs, *[None] * 8, *self._end]
             self._sampled_step = program.prepare("vecenv_step", shape, arguments)
         return True
 
-    def sampled_step(self, drawn: Sequence[Any], out: Slab) -> None:
-        """One tick with the actions that it draws; ``drawn`` are the arguments of sampling.cuh, parameters first."""
+    def step_sampled(self, sample_arguments: Sequence[Any], out: StepBuffers) -> None:
+        """One step with the actions that it draws; ``sample_arguments`` are the arguments of sampling.cuh, parameters first."""
         assert self._sampled_step is not None
         self._last_step = None
-        self._run(self._sampled_step, (*drawn, self._mode, self._rows, *out.pointers), "step", out)
+        self._run(self._sampled_step, (*sample_arguments, self._mode, self._agents_as_envs, *out.pointers), "step", out)
 
-    def repeat_step(self) -> None:
+    def replay_step(self) -> None:
         """The last ``step`` once more."""
         if self._last_step is None:
             raise ResetNeededError(
-                "repeat_step: there was no tick yet, or the last one drew its actions; call step first"
+                "replay_step: there was no step yet, or the last one drew its actions; call step first"
             )
         self._last_step()
 
-    def observe(self, out: Slab) -> None:
+    def observe(self, out: StepBuffers) -> None:
         """Observations of the state as it is."""
-        self._run(self._observe, (self._rows, out.obs.data_ptr()), "observe", out)
+        self._run(self._observe, (self._agents_as_envs, out.obs.data_ptr()), "observe", out)
 
     def random_actions(self, actions: torch.Tensor) -> None:
-        """Valid actions of the coming tick."""
+        """Valid actions of the coming step."""
         self._run(self._random_actions, (actions.data_ptr(),), "sample_actions", None)
 
-    def _run(self, launch: Launch, arguments: Sequence[Any], call: str, out: Slab | None) -> None:
-        if not self._idle.acquire(blocking=False):
+    def _run(self, launch: Launch, arguments: Sequence[Any], call: str, out: StepBuffers | None) -> None:
+        if not self._lock.acquire(blocking=False):
             raise ConcurrentUseError(
                 f"{call} while another thread is in a call of this environment; give each thread one of its own"
             )
         try:
             if self.build.guards and out is not None:
-                fill(output_bands(out))
-            launch.raw[self._first : self._first + len(arguments)] = arguments
+                fill(output_guard_bands(out))
+            launch.arguments[self._first : self._first + len(arguments)] = arguments
             launch()
             if self.build.guards:
-                check(state_bands(self.data), call)
-                check(() if out is None else output_bands(out), call)
+                check(state_guard_bands(self.data), call)
+                check(() if out is None else output_guard_bands(out), call)
         finally:
-            self._idle.release()
+            self._lock.release()

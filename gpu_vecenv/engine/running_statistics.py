@@ -1,4 +1,4 @@
-"""Statistics that grow on the device: mean and variance of all rows seen, and the figures of the latest episodes."""
+"""Statistics that grow on the device: mean and variance of all rows seen, and the metrics of the latest episodes."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class RunningMeanStd:
         size = counted.sum()
         counted = counted.view(-1, *[1] * self.mean.ndim)
         # Differences to the running mean, so that a mean far from 0 costs no digits.
-        apart = torch.where(counted, rows - self.mean, 0)
-        delta = apart.sum(0) / size.clamp(min=1)
-        var = torch.where(counted, (apart - delta).square(), 0).sum(0) / size.clamp(min=1)
-        self.mean, self.var, self.count = merged(self.mean, self.var, self.count, size, delta, var)
+        deviations = torch.where(counted, rows - self.mean, 0)
+        delta = deviations.sum(0) / size.clamp(min=1)
+        var = torch.where(counted, (deviations - delta).square(), 0).sum(0) / size.clamp(min=1)
+        self.mean, self.var, self.count = merge_moments(self.mean, self.var, self.count, size, delta, var)
 
     def std(self, epsilon: float) -> Tensor:
         """Square root of variance plus epsilon, (*shape) float64."""
@@ -61,11 +61,11 @@ class RunningMeanStd:
         Raises:
             ValueError: A name, shape or dtype is wrong; nothing has changed.
         """
-        loaded = checked_state(state, self.state_dict())
+        loaded = checked_state_dict(state, self.state_dict())
         self.mean, self.var, self.count = loaded["mean"], loaded["var"], loaded["count"]
 
 
-def merged(
+def merge_moments(
     mean: Tensor, var: Tensor, count: Tensor, size: Tensor, delta: Tensor, batch_var: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, variance and count with a batch of ``size`` rows, whose mean is ``mean + delta``.
@@ -78,7 +78,7 @@ def merged(
     return mean + delta * share, var + (batch_var - var) * share + delta.square() * share * (1 - share), total
 
 
-def checked_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def checked_state_dict(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies of a saved state on the devices of one's own, which it must resemble; or ValueError."""
 
     def described(state: Mapping[str, Any]) -> dict[str, str]:
@@ -92,8 +92,8 @@ def checked_state(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dic
     return {name: tensor.detach().to(own[name].device, copy=True) for name, tensor in state.items()}
 
 
-class LatestEpisodes:
-    """The figures of the latest ``size`` episodes, in a ring on the device.
+class EpisodeRingBuffer:
+    """The metrics of the latest ``size`` episodes, in a ring on the device.
 
     Args:
         size: Episodes that are kept, at least 1.
@@ -110,12 +110,12 @@ class LatestEpisodes:
         """Go on on this device."""
         self._ring, self._count = self._ring.to(device), self._count.to(device)
 
-    def add(self, ended: Tensor, figures: Tensor) -> None:
-        """Take in the rows of ``figures`` (n, width) float64 where ``ended`` (n,) bool is True, in their order."""
+    def add(self, ended: Tensor, metrics: Tensor) -> None:
+        """Take in the rows of ``metrics`` (n, width) float64 where ``ended`` (n,) bool is True, in their order."""
         rank = ended.cumsum(0)  # 1 for the first of them
         kept = ended & (rank > rank[-1] - self.size)  # of more than fit, the last
-        places = torch.where(kept, (self._count + rank - 1) % self.size, self.size)
-        self._ring = self._ring.index_put((places,), figures)
+        indices = torch.where(kept, (self._count + rank - 1) % self.size, self.size)
+        self._ring = self._ring.index_put((indices,), metrics)
         self._count = self._count + rank[-1]
 
     def count(self) -> int:
@@ -125,6 +125,6 @@ class LatestEpisodes:
     def read(self) -> list[list[float]]:
         """Each figure of the kept episodes, oldest first. Waits for the device."""
         count = self.count()
-        places = [place % self.size for place in range(max(0, count - self.size), count)]
-        figures: list[list[float]] = self._ring.cpu()[places].T.tolist()
-        return figures
+        indices = [index % self.size for index in range(max(0, count - self.size), count)]
+        metrics: list[list[float]] = self._ring.cpu()[indices].T.tolist()
+        return metrics

@@ -1,4 +1,4 @@
-"""Sampler: actions with their log-probabilities and entropies from a network's outputs, and ticks that draw them."""
+"""Sampler: actions with their log-probabilities and entropies from a network's outputs, and steps that draw them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from gpu_vecenv.compile.backends import Argument, LaunchShape
-from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import Outputs, VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import cuda_folder
@@ -38,8 +38,8 @@ class Sample:
 class Sampler:
     """Draws actions for one environment: categorical ones, or for Box games Gaussian ones.
 
-    A draw is a function of the parameters and of each replica's seed, episode and tick: the same bits on CPU and GPU,
-    eager or in a graph, and no generator state. Two draws in the same tick are equal.
+    A draw is a function of the parameters and of each replica's seed, episode and step: the same bits on CPU and GPU,
+    eager or in a graph, and no generator state. Two draws in the same step are equal.
 
     Attributes:
         num_parameters: Numbers per agent that ``sample`` takes: the sum of the head sizes, or 2n for a Box of n.
@@ -72,9 +72,9 @@ class Sampler:
         self.num_parameters = action.num_parameters
         program = env.functions.compile(cuda_folder() / "engine/sampler.cu", game=env.game)
         rows = env.num_envs * env.num_agents
-        clocks: list[Argument] = [env.data[f"machine_{name}"] for name in ("key", "episode", "time")]
+        clocks: list[Argument] = [env.data[f"engine_{name}"] for name in ("key", "episode", "elapsed_steps")]
         arguments = [None, *clocks, *[np.int32(0)] * 2, *[None] * 4, np.int64(rows)]
-        self._launch = program.prepare("sample", LaunchShape(rows, block=128), arguments)
+        self._launch = program.prepare("sample", LaunchShape(rows, threads_per_block=128), arguments)
 
     def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.
@@ -110,9 +110,9 @@ class Sampler:
         *,
         greedy: bool = False,
         sample: Sample | None = None,
-        out: Slab | None = None,
+        out: StepBuffers | None = None,
     ) -> tuple[Sample, Outputs]:
-        """Draw one action per agent and make a tick with them: ``env.step(sampler.sample(parameters).actions)``.
+        """Draw one action per agent and make a step with them: ``env.step(sampler.sample(parameters).actions)``.
 
         The same bits. On a GPU it is one launch, where a replica's parameters are not too many for shared memory:
         nothing is read twice, and replicas that still draw run beside others that step. Its kernel is compiled at the
@@ -121,11 +121,11 @@ class Sampler:
         Args:
             parameters: As ``sample`` takes them.
             greedy: As ``sample`` takes it.
-            sample: Where to write what is drawn.
+            sample: Where to write what is sample_arguments.
             out: Where to write the step's outputs.
 
         Returns:
-            What was drawn, and what ``VecEnv.step`` returns.
+            What was sample_arguments, and what ``VecEnv.step`` returns.
 
         Raises:
             TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``sample`` and
@@ -134,7 +134,7 @@ class Sampler:
         """
         parameters, sample = self._prepare("step", parameters, sample, "sample")
         out = self.env.output(out)
-        outputs = self.env.step_sampled(self._drawn(parameters, greedy, sample), out)
+        outputs = self.env.step_sampled(self._kernel_arguments(parameters, greedy, sample), out)
         if outputs is None:
             self._draw(parameters, greedy, sample)
             outputs = self.env.step(sample.actions, out=out)
@@ -143,7 +143,7 @@ class Sampler:
     def _prepare(
         self, method: str, parameters: torch.Tensor, out: Sample | None, name: str
     ) -> tuple[torch.Tensor, Sample]:
-        """The arguments, looked at, and a new place for what is drawn where ``out``, called ``name``, is None."""
+        """The arguments, looked at, and a new place for what is sample_arguments where ``out``, called ``name``, is None."""
         self.env.check_ready(method)
         self._check_parameters(method, parameters)
         parameters = parameters.detach().contiguous()
@@ -160,11 +160,11 @@ class Sampler:
         return parameters, Sample(actions, new[0], new[1], draws)
 
     def _draw(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> None:
-        raw, drawn = self._launch.raw, self._drawn(parameters, greedy, out)
-        raw[0], raw[4:10] = drawn[0], drawn[1:]
+        raw, sample_arguments = self._launch.arguments, self._kernel_arguments(parameters, greedy, out)
+        raw[0], raw[4:10] = sample_arguments[0], sample_arguments[1:]
         self._launch()
 
-    def _drawn(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> list[Any]:
+    def _kernel_arguments(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> list[Any]:
         """Arguments of a kernel that draws: parameters, how to draw, and where to write."""
         how = parameters.data_ptr(), np.int32(greedy), np.int32(self.squash == "tanh")
         where = out.actions, out.log_probs, out.entropies, out.draws

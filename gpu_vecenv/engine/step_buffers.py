@@ -1,4 +1,4 @@
-"""Slab: the tensors that one tick writes, by default views of one contiguous buffer."""
+"""StepBuffers: the tensors that one step writes, by default views of one contiguous buffer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from gpu_vecenv.compile.device import current_stream
 
 ALIGNMENT = 256  # bytes; every view starts on such a boundary
-STOCK = 16  # slabs made at a time at most
-STOCK_BYTES = {"cuda": 128 << 20, "cpu": 1 << 20}  # and their bytes
+POOL_SIZE = 16  # step buffers made at a time at most
+POOL_BYTES = {"cuda": 128 << 20, "cpu": 1 << 20}  # and their bytes
 
 
 @dataclass(frozen=True)
-class SlabLayout:
-    """Shapes and dtypes of a slab's tensors, for one environment.
+class StepBuffersLayout:
+    """Shapes and dtypes of a buffers's tensors, for one environment.
 
     ``batch`` is (num_envs, num_agents), or (num_envs * num_agents,) where agents are rows; ``num_choices`` counts the
     entries of an agent's action mask, 0 without one. In a debug build ``guard_rows`` follow the rows of each replica:
@@ -49,7 +49,7 @@ class SlabLayout:
         }
         if self.num_choices:
             specs["action_mask"] = ((*rows, self.num_choices), torch.bool)
-        if self.has_final_obs:  # the last: whoever copies a slab to the host may leave it out
+        if self.has_final_obs:  # the last: whoever copies a buffers to the host may leave it out
             specs["final_obs"] = specs["obs"]
         return specs
 
@@ -68,26 +68,26 @@ class SlabLayout:
         return self.nbytes - (_padded(*self.specs["final_obs"]) if self.has_final_obs else 0)
 
     @cached_property
-    def places(self) -> list[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
+    def views(self) -> list[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
         """Name, dtype, shape, strides and first element of every view of the buffer."""
-        places, start = [], 0
+        views, start = [], 0
         for name, (shape, dtype) in self.specs.items():
             memory = self.guarded(shape)
             strides = tuple(math.prod(memory[axis + 1 :]) for axis in range(len(shape)))
-            places.append((name, dtype, shape, strides, start // dtype.itemsize))
+            views.append((name, dtype, shape, strides, start // dtype.itemsize))
             start += _padded(memory, dtype)
-        return places
+        return views
 
 
-class Slab(NamedTuple):
-    """Where a tick writes. Made by ``VecEnv.slab``; ``VecEnv.step(actions, out=slab)`` writes into it.
+class StepBuffers(NamedTuple):
+    """Where a step writes. Made by ``VecEnv.step_buffers``; ``VecEnv.step(actions, out=buffers)`` writes into it.
 
     ``obs`` is (num_envs, num_agents, *obs_shape), the others (num_envs, num_agents); one axis of num_envs * num_agents
-    where agents are rows. ``final_mask`` marks the rows of ``final_obs`` that this tick wrote; ``final_obs`` is None
+    where agents are rows. ``final_mask`` marks the rows of ``final_obs`` that this step wrote; ``final_obs`` is None
     unless the environment resets in the same step. ``action_mask`` (…, num_logits) is None unless the game declares it.
     """
 
-    layout: SlabLayout
+    layout: StepBuffersLayout
     pointers: tuple[int, ...]  # addresses of the tensors below, in their order; 0 for None
     obs: torch.Tensor
     rewards: torch.Tensor
@@ -99,17 +99,17 @@ class Slab(NamedTuple):
     final_obs: torch.Tensor | None = None
 
     @staticmethod
-    def allocate(layout: SlabLayout, buffer: torch.Tensor | None = None) -> Slab:
+    def allocate(layout: StepBuffersLayout, buffer: torch.Tensor | None = None) -> StepBuffers:
         """Views of one buffer of ``layout.nbytes`` bytes, a fresh one unless given."""
         if buffer is None:
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=layout.device)
-        typed = {dtype: buffer.view(dtype) for dtype in {place[1] for place in layout.places}}
-        named = {n: typed[kind].as_strided(shape, strides, at) for n, kind, shape, strides, at in layout.places}
-        return Slab._of(layout, named)
+        typed = {dtype: buffer.view(dtype) for dtype in {place[1] for place in layout.views}}
+        named = {n: typed[kind].as_strided(shape, strides, at) for n, kind, shape, strides, at in layout.views}
+        return StepBuffers._of(layout, named)
 
     @staticmethod
-    def around(layout: SlabLayout, given: dict[str, torch.Tensor]) -> Slab:
-        """A slab of the caller's tensors; those not given are allocated.
+    def around(layout: StepBuffersLayout, given: dict[str, torch.Tensor]) -> StepBuffers:
+        """A buffers of the caller's tensors; those not given are allocated.
 
         Raises:
             TypeError, ValueError: A given tensor has an unknown name, or another shape, dtype or device, or is not
@@ -118,69 +118,75 @@ class Slab(NamedTuple):
         specs = layout.specs
         for name, tensor in given.items():
             if name not in specs:
-                raise TypeError(f"slab: unknown tensor {name!r}; expected some of {', '.join(specs)}")
+                raise TypeError(f"step_buffers: unknown tensor {name!r}; expected some of {', '.join(specs)}")
             shape, dtype = specs[name]
             if not isinstance(tensor, torch.Tensor):
-                raise TypeError(f"slab: {name} is a {type(tensor).__name__}; expected a torch tensor")
+                raise TypeError(f"step_buffers: {name} is a {type(tensor).__name__}; expected a torch tensor")
             if tensor.shape != shape or tensor.dtype != dtype or tensor.device != layout.device:
                 raise ValueError(
-                    f"slab: {name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
+                    f"step_buffers: {name} is {tuple(tensor.shape)} {tensor.dtype} on {tensor.device}; "
                     f"expected {shape} {dtype} on {layout.device}"
                 )
             if not tensor.is_contiguous():
-                raise ValueError(f"slab: {name} has strides {tensor.stride()}; expected a contiguous tensor")
+                raise ValueError(f"step_buffers: {name} has strides {tensor.stride()}; expected a contiguous tensor")
         spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, name) for name, t in given.items())
         for (_, end, name), (start, _, other) in pairwise(spans):
             if start < end:
-                raise ValueError(f"slab: {name} and {other} share memory; expected tensors apart from each other")
+                raise ValueError(
+                    f"step_buffers: {name} and {other} share memory; expected tensors apart from each other"
+                )
         rest = {
             name: torch.empty(shape, dtype=dtype, device=layout.device)
             for name, (shape, dtype) in specs.items()
             if name not in given
         }
-        return Slab._of(layout, given | rest)
+        return StepBuffers._of(layout, given | rest)
 
     @staticmethod
-    def _of(layout: SlabLayout, named: Mapping[str, torch.Tensor]) -> Slab:
-        tensors: list[Any] = [named.get(name) for name in Slab._fields[2:]]
-        return Slab(layout, tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors), *tensors)
+    def _of(layout: StepBuffersLayout, named: Mapping[str, torch.Tensor]) -> StepBuffers:
+        tensors: list[Any] = [named.get(name) for name in StepBuffers._fields[2:]]
+        return StepBuffers(layout, tuple(0 if tensor is None else tensor.data_ptr() for tensor in tensors), *tensors)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Name -> tensor."""
-        return {name: tensor for name, tensor in zip(Slab._fields[2:], self[2:], strict=True) if tensor is not None}
+        return {
+            name: tensor for name, tensor in zip(StepBuffers._fields[2:], self[2:], strict=True) if tensor is not None
+        }
 
 
-class SlabStock:
-    """Fresh slabs for one environment; small ones are made several at a time.
+class StepBuffersPool:
+    """Fresh step buffers for one environment; small ones are made several at a time.
 
-    To make a tensor costs a microsecond or more on the host, and a slab has eight; many chunks of one tensor in one
-    call cost a fraction each. A tensor of a slab keeps its neighbours' memory alive, STOCK_BYTES at most.
+    To make a tensor costs a microsecond or more on the host, and a buffers has eight; many chunks of one tensor in one
+    call cost a fraction each. A tensor of a buffers keeps its neighbours' memory alive, POOL_BYTES at most.
     """
 
-    def __init__(self, layout: SlabLayout) -> None:
+    def __init__(self, layout: StepBuffersLayout) -> None:
         self._layout = layout
-        self._many = max(1, min(STOCK, STOCK_BYTES[layout.device.type] // max(1, layout.nbytes)))
-        self._stocks: dict[int, list[Slab]] = {}  # stream -> slabs: memory is reused in the order of its stream
+        self._many = max(1, min(POOL_SIZE, POOL_BYTES[layout.device.type] // max(1, layout.nbytes)))
+        self._pools: dict[
+            int, list[StepBuffers]
+        ] = {}  # stream -> step buffers: memory is reused in the order of its stream
 
-    def take(self) -> Slab:
-        """A slab that nobody has had before."""
+    def take(self) -> StepBuffers:
+        """A buffers that nobody has had before."""
         if self._layout.guard_rows:
-            return Slab.allocate(self._layout)
+            return StepBuffers.allocate(self._layout)
         stream = 0
         if self._layout.device.type == "cuda":
             if torch.cuda.is_current_stream_capturing():
-                return Slab.allocate(self._layout)  # from the memory that the graph keeps for itself
+                return StepBuffers.allocate(self._layout)  # from the memory that the graph keeps for itself
             stream = current_stream(self._layout.device)
-        stock = self._stocks.get(stream)
-        if not stock:
-            stock = self._stocks[stream] = self._new()
-        return stock.pop()
+        pool = self._pools.get(stream)
+        if not pool:
+            pool = self._pools[stream] = self._new()
+        return pool.pop()
 
-    def _new(self) -> list[Slab]:
+    def _new(self) -> list[StepBuffers]:
         layout, many = self._layout, self._many
         chunks: dict[str, Sequence[Any]] = {}
         starts: dict[str, Sequence[int]] = {}
-        # Whatever mode the first taker is in, later ones may want gradients of what they compute from a slab. Unsafe
+        # Whatever mode the first taker is in, later ones may want gradients of what they compute from a buffers. Unsafe
         # chunks are unrelated to autograd: to write into one does not spoil another that some graph has saved. They do
         # not overlap.
         with torch.inference_mode(False):
@@ -189,10 +195,10 @@ class SlabStock:
                 chunks[name] = whole.unsafe_chunk(many)
                 size, first = math.prod(shape) * dtype.itemsize, whole.data_ptr()
                 starts[name] = range(first, first + many * size, size)
-        fields = Slab._fields[2:]
+        fields = StepBuffers._fields[2:]
         pointers = zip(*(starts.get(name, [0] * many) for name in fields), strict=True)
         tensors = (chunks.get(name, [None] * many) for name in fields)
-        return [Slab(layout, *parts) for parts in zip(pointers, *tensors, strict=True)]
+        return [StepBuffers(layout, *parts) for parts in zip(pointers, *tensors, strict=True)]
 
 
 def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:

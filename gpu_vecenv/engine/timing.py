@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.compile.backends.host import workers
+from gpu_vecenv.compile.backends.host import num_host_threads
 from gpu_vecenv.files import cuda_folder
 
-RUNS = 7  # of which one figure is made
-SHORTEST, LONGEST = 0.1, 1.0  # seconds of a run; of at least 3 calls, unless they take longer than LONGEST
+NUM_RUNS = 7  # of which one figure is made
+MIN_SECONDS, MAX_SECONDS = 0.1, 1.0  # seconds of a run; of at least 3 calls, unless they take longer than MAX_SECONDS
 
 
 def seconds(
@@ -31,16 +31,16 @@ def seconds(
     """
     call()
     times = []
-    for _ in range(RUNS):
-        wait(device)
+    for _ in range(NUM_RUNS):
+        synchronize(device)
         start, calls, elapsed = time.perf_counter(), 0, 0.0
-        while elapsed < SHORTEST or (calls < 3 and elapsed < LONGEST):
+        while elapsed < MIN_SECONDS or (calls < 3 and elapsed < MAX_SECONDS):
             call()
             calls += 1
             elapsed = time.perf_counter() - start
             if device.type == "cuda" and calls % 20 == 0:  # a call may take long there and return at once
-                wait(device)
-        wait(device)
+                synchronize(device)
+        synchronize(device)
         times.append((time.perf_counter() - start) / calls)
     return of(times)
 
@@ -56,14 +56,14 @@ def captured(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]
     return graph.replay
 
 
-def wait(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     """For all that a GPU has been given to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """What a figure needs beside it: commit, hash of the device text, device, processors, versions.
+    """What a figure needs beside it: commit, hash of the device code, device, processors, versions.
 
     Where the tree is no git checkout, $GPU_VECENV_COMMIT names the commit.
     """
@@ -79,9 +79,9 @@ def provenance(device: torch.device) -> dict[str, Any]:
     return {
         "gpu_vecenv": __version__,
         "commit": described or os.environ.get("GPU_VECENV_COMMIT"),
-        "device_text_sha256": text.hexdigest(),
+        "device_source_sha256": text.hexdigest(),
         "device": name,
-        "processors": workers(),  # of the host, as many as this process may use
+        "processors": num_host_threads(),  # of the host, as many as this process may use
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

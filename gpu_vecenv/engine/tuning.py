@@ -1,4 +1,4 @@
-"""Lanes per replica and threads per block, chosen by measurement; what is chosen changes speed only, never a bit."""
+"""Lanes per replica and threads per threads_per_block, chosen by measurement; what is chosen changes speed only, never a bit."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import torch
 
-from gpu_vecenv.compile.backends import SMALL_TEAMS, TEAMS, TeamShape
+from gpu_vecenv.compile.backends import GROUP_SIZES, GROUP_SIZES_WITHIN_WARP, GroupShape
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.timing import captured, seconds
 from gpu_vecenv.engine.tuning_cache import tuning_path
 from gpu_vecenv.engine.vec_env import VecEnv
@@ -21,19 +21,19 @@ from gpu_vecenv.envs.registry import Game, configure
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError, KernelCompileError
 from gpu_vecenv.files import replace_file
 
-TICKS = 20  # timed together, in one captured graph
-BLOCKS = (64, 128, 256)  # threads, tried for teams that share a block
-GAIN = 0.03  # of the default's time: what another choice must save, so that noise does not choose
+STEPS = 20  # timed together, in one captured graph
+BLOCKS = (64, 128, 256)  # threads, tried for group_sizes that share a threads_per_block
+MIN_SPEEDUP = 0.03  # of the default's time: what another choose must save, so that noise does not choose
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A team and a block, as measured.
+    """A threads_per_env and a threads_per_block, as measured.
 
-    ``seconds`` is the time of one tick; None where it could not be run, for the reason that ``problem`` tells.
+    ``seconds`` is the time of one step; None where it could not be run, for the reason that ``problem`` tells.
     """
 
-    shape: TeamShape
+    shape: GroupShape
     seconds: float | None
     problem: str | None = None
 
@@ -42,7 +42,7 @@ class Candidate:
 class Tuning:
     """What was measured, and what is kept in the file ``path``: ``shape``, which may be the ``default``."""
 
-    shape: TeamShape
+    shape: GroupShape
     default: Candidate
     candidates: tuple[Candidate, ...]  # the default first
     path: Path
@@ -56,12 +56,12 @@ def tune(
     driver: str | None = None,
     on_candidate: Callable[[Candidate], None] | None = None,
 ) -> Tuning:
-    """Measure teams and blocks around the default, and keep the fastest for environments made later.
+    """Measure group_sizes and blocks around the default, and keep the fastest for environments made later.
 
-    Each is timed on ticks with random actions in a captured graph; what another choice saves must be at least 3% of the
-    default's time. The choice is kept in a file beside the compiled kernels, for this version of the library, this
-    game with this configuration, this GPU and about as many replicas. ``VecEnv`` with neither ``team`` nor ``block``
-    takes it from there. Bits never depend on it. A choice that was kept before is measured anew and replaced.
+    Each is timed on steps with random actions in a captured graph; what another choose saves must be at least 3% of the
+    default's time. The choose is kept in a file beside the compiled kernels, for this version of the library, this
+    game with this configuration, this GPU and about as many replicas. ``VecEnv`` with neither ``threads_per_env`` nor ``threads_per_block``
+    takes it from there. Bits never depend on it. A choose that was kept before is measured anew and replaced.
 
     Args:
         game: A registered name, an Env class, or an Env.
@@ -75,20 +75,20 @@ def tune(
         TypeError, ValueError, ConfigError: An argument is wrong.
         CapacityError: The replicas do not fit in memory.
         CompilerError, KernelCompileError, DeviceFaultError: The default itself does not compile or run.
-        OSError: The choice cannot be written.
+        OSError: The choose cannot be written.
     """
-    game, num_envs = configure(game), count("num_envs", num_envs, 1)
+    game, num_envs = configure(game), validate_int("num_envs", num_envs, 1)
     backend = FunctionManager(device, driver).backend
-    if backend.hardware is None:
+    if backend.processor_name is None:
         raise DeviceUnavailableError(
-            f"tune: the device is {backend.device}, where one thread runs a replica and there are no teams to choose; "
+            f"tune: the device is {backend.device}, where one thread runs a replica and there are no group_sizes to choose; "
             'expected a GPU: device="cuda" on a machine that has one'
         )
-    default = TeamShape.of(backend.team(game.num_agents))
-    found: dict[TeamShape, Candidate] = {}
-    for shape in neighbours(default):
+    default = GroupShape.of(backend.default_threads_per_env(game.num_agents))
+    found: dict[GroupShape, Candidate] = {}
+    for shape in candidate_shapes(default):
         try:
-            found[shape] = Candidate(shape, _tick_seconds(game, num_envs, backend.device, driver, shape))
+            found[shape] = Candidate(shape, _step_seconds(game, num_envs, backend.device, driver, shape))
         except (KernelCompileError, DeviceFaultError) as error:  # too many registers, too much shared memory
             if shape == default or backend.fault is not None:
                 raise
@@ -96,17 +96,22 @@ def tune(
         if on_candidate is not None:
             on_candidate(found[shape])
     # It was the first: perhaps the GPU's clocks were still low then.
-    again = _tick_seconds(game, num_envs, backend.device, driver, default)
+    again = _step_seconds(game, num_envs, backend.device, driver, default)
     found[default] = Candidate(default, min(again, found[default].seconds or again))
-    chosen, path = choice(found.values(), default), tuning_path(game, num_envs, backend.hardware)
+    chosen, path = choose(found.values(), default), tuning_path(game, num_envs, backend.processor_name)
     record = {
-        "team": chosen.team,
-        "block": chosen.block,
+        "threads_per_env": chosen.threads_per_env,
+        "threads_per_block": chosen.threads_per_block,
         "game": repr(game),
         "num_envs": num_envs,
-        "device": backend.hardware,
+        "device": backend.processor_name,
         "measured": [
-            {"team": c.shape.team, "block": c.shape.block, "seconds": c.seconds, "problem": c.problem}
+            {
+                "threads_per_env": c.shape.threads_per_env,
+                "threads_per_block": c.shape.threads_per_block,
+                "seconds": c.seconds,
+                "problem": c.problem,
+            }
             for c in found.values()
         ],
     }
@@ -114,37 +119,56 @@ def tune(
     return Tuning(chosen, found[default], tuple(found.values()), path)
 
 
-def neighbours(default: TeamShape) -> list[TeamShape]:
-    """The default, and teams of a quarter, a half and the double of its lanes, with the blocks that they may have."""
-    wanted = [default.team, *(default.team * part // 4 for part in (1, 2, 8))]
-    teams = dict.fromkeys(next((team for team in TEAMS if team >= lanes), 0) for lanes in wanted if lanes > 0)
-    blocks = {team: BLOCKS if team in SMALL_TEAMS else (team,) for team in teams if team}
-    shapes = [TeamShape(team, block) for team in blocks for block in blocks[team]]
+def candidate_shapes(default: GroupShape) -> list[GroupShape]:
+    """The default, and group_sizes of a quarter, a half and the double of its lanes, with the blocks that they may have."""
+    wanted = [default.threads_per_env, *(default.threads_per_env * part // 4 for part in (1, 2, 8))]
+    group_sizes = dict.fromkeys(
+        next((threads_per_env for threads_per_env in GROUP_SIZES if threads_per_env >= lanes), 0)
+        for lanes in wanted
+        if lanes > 0
+    )
+    blocks = {
+        threads_per_env: BLOCKS if threads_per_env in GROUP_SIZES_WITHIN_WARP else (threads_per_env,)
+        for threads_per_env in group_sizes
+        if threads_per_env
+    }
+    shapes = [
+        GroupShape(threads_per_env, threads_per_block)
+        for threads_per_env in blocks
+        for threads_per_block in blocks[threads_per_env]
+    ]
     return [default, *(shape for shape in shapes if shape != default)]
 
 
-def choice(candidates: Iterable[Candidate], default: TeamShape) -> TeamShape:
+def choose(candidates: Iterable[Candidate], default: GroupShape) -> GroupShape:
     """The fastest, if it saves enough of the default's time; else the default, which must be among the candidates."""
     times = {one.shape: one.seconds for one in candidates if one.seconds is not None}
     fastest = min(times, key=lambda shape: times[shape])
-    return fastest if times[fastest] <= (1 - GAIN) * times[default] else default
+    return fastest if times[fastest] <= (1 - MIN_SPEEDUP) * times[default] else default
 
 
-def _tick_seconds(game: Env, num_envs: int, device: torch.device, driver: str | None, shape: TeamShape) -> float:
-    """Time of one tick with random actions."""
-    env = VecEnv(game, num_envs, device, driver=driver, team=shape.team, block=shape.block)
+def _step_seconds(game: Env, num_envs: int, device: torch.device, driver: str | None, shape: GroupShape) -> float:
+    """Time of one step with random actions."""
+    env = VecEnv(
+        game,
+        num_envs,
+        device,
+        driver=driver,
+        threads_per_env=shape.threads_per_env,
+        threads_per_block=shape.threads_per_block,
+    )
     try:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            slab, actions = env.slab(), []
-            env.reset(seed=1, out=slab)
-            for _ in range(TICKS):
+            buffers, actions = env.step_buffers(), []
+            env.reset(seed=1, out=buffers)
+            for _ in range(STEPS):
                 actions.append(env.sample_actions())
-                env.step(actions[-1], out=slab)
+                env.step(actions[-1], out=buffers)
 
-            def ticks() -> None:
+            def steps() -> None:
                 for action in actions:  # in other states others are forbidden
-                    env.step(env.sample_actions() if game.masks_actions else action, out=slab)
+                    env.step(env.sample_actions() if game.masks_actions else action, out=buffers)
 
-            return seconds(captured(ticks, device), device) / TICKS
+            return seconds(captured(steps, device), device) / STEPS
     finally:
         env.close()

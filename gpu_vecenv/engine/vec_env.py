@@ -1,4 +1,4 @@
-"""VecEnv, the machine: replicas of one game on one device, reset, stepped and reset again without leaving it."""
+"""VecEnv, the engine: replicas of one game on one device, reset, stepped and reset again without leaving it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,23 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from gpu_vecenv.compile.codegen import GUARD_ROWS, Build, kernel_fields, machine_fields
+from gpu_vecenv.compile.codegen import GUARD_ROWS, BuildOptions, engine_fields, kernel_fields
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.arguments import ActionCheck, checked_mask, checked_seed, count, made, pool_arrays, shared_arrays
+from gpu_vecenv.engine.arguments import (
+    ActionValidator,
+    construct,
+    initial_state_arrays,
+    shared_field_arrays,
+    validate_int,
+    validate_mask,
+    validate_seed,
+)
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager
 from gpu_vecenv.engine.launches import Kernels
-from gpu_vecenv.engine.step_buffers import Slab, SlabLayout, SlabStock
-from gpu_vecenv.engine.tuning_cache import team_shape
+from gpu_vecenv.engine.step_buffers import StepBuffers, StepBuffersLayout, StepBuffersPool
+from gpu_vecenv.engine.tuning_cache import resolve_group_shape
 from gpu_vecenv.errors import (
     CapacityError,
     ClosedEnvError,
@@ -32,7 +40,7 @@ from gpu_vecenv.errors import (
 )
 
 AutoresetMode = Literal["same_step", "next_step", "disabled"]
-MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # machine.cuh, enum AutoresetMode
+MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # step.cuh, enum AutoresetMode
 Info = dict[str, torch.Tensor]
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  # of a step
 
@@ -40,14 +48,14 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  #
 class Fault(IntFlag):
     """Bits of a replica's fault word (actions.cuh), kept until its next reset by hand.
 
-    After the first three the tick did not step the replica: reward 0, flags False. With ``quarantine`` the last ended
+    After the first three the step did not step the replica: reward 0, flags False. With ``end_on_nonfinite`` the last ended
     its episode: reward 0, terminated, observations 0.
     """
 
     INVALID_ACTION = 1
-    NON_FINITE_ACTION = 2
+    NONFINITE_ACTION = 2
     STEPPED_AFTER_END = 4
-    NON_FINITE = 8
+    NONFINITE = 8
 
 
 class VecEnv:
@@ -58,28 +66,28 @@ class VecEnv:
         num_envs: Replicas, at least 1.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         autoreset_mode: When a replica whose agents have all ended begins anew: "same_step" (at once; its last
-            observation is in ``info["final_obs"]``), "next_step" (at the next tick, whose actions it ignores) or
+            observation is in ``info["final_obs"]``), "next_step" (at the next step, whose actions it ignores) or
             "disabled" (by ``reset(mask=…)`` only).
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
         validate: "async": invalid actions set a replica's fault word, read by ``faults()``. "sync": ``step`` looks at
             the actions before it runs and raises InvalidActionError; that waits for the device.
-        quarantine: Look at state, rewards and observations in each tick: a replica in which one became NaN or infinite
+        end_on_nonfinite: Look at state, rewards and observations in each step: a replica in which one became NaN or infinite
             ends its episode there, alone and marked in ``faults()``, and nothing of it is left in the next.
         arrays: Values of shared state fields.
-        rows: Agents as rows: observations, actions and the other outputs have one axis of num_envs * num_agents in
+        agents_as_envs: Agents as rows: observations, actions and the other outputs have one axis of num_envs * num_agents in
             place of two, and each row has episodes of its own. An agent that leaves early ends there ("same_step" gives
             its "final_obs"), is a row of zeros until its replica ends, and then terminates once more.
-        starts: A pool of saved starts: field name -> (number of starts, *field shape). After the game's own reset,
+        starts: A initial_states of saved starts: field name -> (number of starts, *field shape). After the game's own reset,
             each new episode takes one start at random, the same for all these fields.
-        first_replica: Number of the first replica in the random streams; shards of one run start at different ones.
-        team: Lanes per replica on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024. It changes speed only, never a
+        first_env_index: Number of the first replica in the random streams; shards of one run start at different ones.
+        threads_per_env: Lanes per replica on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024. It changes speed only, never a
             bit. None takes what ``gpu_vecenv.engine.tuning.tune`` has kept for this game, size and GPU, else a default.
-        block: Threads of a block, a power of two from 32 to 1024; teams of more than 32 lanes have a block each, of
-            their own size. It, too, changes no bit. None as with ``team``; if either is given, nothing kept is used.
-        lane_order: Debug builds: 1 goes backwards, 2 shuffled, on the host through every range, on a GPU from block to
+        threads_per_block: Threads of a block, a power of two from 32 to 1024; teams of more than 32 lanes have a block each, of
+            their own size. It, too, changes no bit. None as with ``threads_per_env``; if either is given, nothing kept is used.
+        thread_order: Debug builds: 1 goes backwards, 2 shuffled, on the host through every range, on a GPU from block to
             block. Bits must not change.
         guards: Debug builds: bytes lie between replicas, in state and outputs, that no kernel may write; each call
-            looks at them and raises EnvContractError. Not with ``rows``.
+            looks at them and raises EnvContractError. Not with ``agents_as_envs``.
 
     Raises:
         TypeError, ValueError, ConfigError: An argument is wrong.
@@ -94,45 +102,53 @@ class VecEnv:
         device: str | torch.device | None = None,
         *,
         autoreset_mode: AutoresetMode = "same_step",
-        rows: bool = False,
+        agents_as_envs: bool = False,
         driver: str | None = None,
         validate: Literal["async", "sync"] = "async",
         arrays: Mapping[str, ArrayLike] | None = None,
-        starts: Mapping[str, ArrayLike] | None = None,
-        first_replica: int = 0,
-        team: int | None = None,
-        block: int | None = None,
-        quarantine: bool = False,
-        lane_order: int = 0,
+        initial_states: Mapping[str, ArrayLike] | None = None,
+        first_env_index: int = 0,
+        threads_per_env: int | None = None,
+        threads_per_block: int | None = None,
+        end_on_nonfinite: bool = False,
+        thread_order: int = 0,
         guards: bool = False,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if not isinstance(game, Env):
             raise TypeError(f"game is {game!r:.128}; expected a configured Env: make() takes names and classes too")
         self.game = game
-        self.num_envs = count("num_envs", num_envs, 1)
-        self.first_replica = count("first_replica", first_replica, 0, 2**63 - 1)
+        self.num_envs = validate_int("num_envs", num_envs, 1)
+        self.first_env_index = validate_int("first_env_index", first_env_index, 0, 2**63 - 1)
         if not isinstance(autoreset_mode, str) or autoreset_mode not in MODES:
             raise ValueError(f"autoreset_mode is {autoreset_mode!r}; expected one of {', '.join(map(repr, MODES))}")
         if not isinstance(validate, str) or validate not in ("async", "sync"):
             raise ValueError(f'validate is {validate!r}; expected "async" or "sync"')
-        for name, flag in (("rows", rows), ("quarantine", quarantine), ("guards", guards)):
+        for name, flag in (
+            ("agents_as_envs", agents_as_envs),
+            ("end_on_nonfinite", end_on_nonfinite),
+            ("guards", guards),
+        ):
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} is {flag!r} ({type(flag).__name__}); expected True or False")
-        if rows and guards:
-            raise ConfigError("guards lie between replicas, where agents as rows leave no place; use rows=False")
-        lane_order = count("lane_order", lane_order, 0, 2)
+        if agents_as_envs and guards:
+            raise ConfigError(
+                "guards lie between replicas, where agents as rows leave no place; use agents_as_envs=False"
+            )
+        thread_order = validate_int("thread_order", thread_order, 0, 2)
         self.autoreset_mode, self.validate = autoreset_mode, validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
         # Lanes per replica and threads per block; None on the host.
-        self.teams = team_shape(game, self.num_envs, self.functions.backend, team, block)
+        self.group_shape = resolve_group_shape(
+            game, self.num_envs, self.functions.backend, threads_per_env, threads_per_block
+        )
         self.closed = False
         self._process = os.getpid() if self.device.type == "cuda" else None
         self._data = DataManager(self.device)
-        self.rows = rows
-        self.layout = SlabLayout(
-            (self.num_envs * game.num_agents,) if rows else (self.num_envs, game.num_agents),
+        self.agents_as_envs = agents_as_envs
+        self.layout = StepBuffersLayout(
+            (self.num_envs * game.num_agents,) if agents_as_envs else (self.num_envs, game.num_agents),
             game.observation.shape,
             TORCH_TYPES[game.observation.dtype],
             autoreset_mode == "same_step",
@@ -140,22 +156,25 @@ class VecEnv:
             self.device,
             GUARD_ROWS if guards else 0,
         )
-        self._stock = SlabStock(self.layout)
-        self._action_check = ActionCheck(game, self.layout.batch, self.device)
-        shared, pool = shared_arrays(game, arrays or {}), pool_arrays(game, starts or {})
+        self._buffers_pool = StepBuffersPool(self.layout)
+        self._action_check = ActionValidator(game, self.layout.batch, self.device)
+        shared, initial_states = (
+            shared_field_arrays(game, arrays or {}),
+            initial_state_arrays(game, initial_states or {}),
+        )
         self._check_capacity()
-        self.build = Build(tuple(pool), quarantine, guards, lane_order)
-        self._allocate(shared, pool)
+        self.build = BuildOptions(tuple(initial_states), end_on_nonfinite, guards, thread_order)
+        self._allocate(shared, initial_states)
         self._kernels = Kernels(
             self.functions,
             game,
             self._data,
             self.num_envs,
-            teams=self.teams,
+            group_shape=self.group_shape,
             build=self.build,
             mode=MODES[autoreset_mode],
-            rows=rows,
-            first_replica=self.first_replica,
+            agents_as_envs=agents_as_envs,
+            first_env_index=self.first_env_index,
         )
         self.program = self._kernels.program
         self.seed: int | None = None  # of the last seeded reset
@@ -164,12 +183,12 @@ class VecEnv:
         self.loads = self.clears = 0
 
     def like(self, **changes: Any) -> VecEnv:
-        """A new environment made with the same arguments, but for ``changes``."""
+        """A new environment construct with the same arguments, but for ``changes``."""
         return VecEnv(**{**self._arguments, **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled and copied as its constructor arguments: a device handle never travels, state does by state_dict().
-        return made, (type(self), self._arguments)
+        return construct, (type(self), self._arguments)
 
     @property
     def data(self) -> DataManager:
@@ -188,37 +207,39 @@ class VecEnv:
         return {field.name: self.data[f"state_{field.name}"] for field in self.game.state}
 
     @property
-    def time(self) -> torch.Tensor:
+    def elapsed_steps(self) -> torch.Tensor:
         """Ticks since reset, (num_envs,) int32, live."""
-        return self.data["machine_time"][:, 0]
+        return self.data["engine_elapsed_steps"][:, 0]
 
     @property
     def action_mask(self) -> torch.Tensor:
-        """Choices that are allowed in the coming tick, (num_envs, num_agents, num_logits) bool, live.
+        """Choices that are allowed in the coming step, (num_envs, num_agents, num_logits) bool, live.
 
         Raises:
             KeyError: The game declares no action masks.
         """
-        return self.data["machine_action_mask"]
+        return self.data["engine_action_mask"]
 
     @property
     def active(self) -> torch.Tensor:
         """Agents whose next action counts, (num_envs, num_agents) bool, live."""
-        return self.data["machine_active"]
+        return self.data["engine_active"]
 
-    def slab(self, **tensors: torch.Tensor) -> Slab:
-        """A new place for outputs: fresh memory, or the caller's own tensors under the slab's names.
+    def step_buffers(self, **tensors: torch.Tensor) -> StepBuffers:
+        """A new place for outputs: fresh memory, or the caller's own tensors under the buffers's names.
 
         Raises:
             TypeError, ValueError: A tensor's name, shape, dtype, device or strides are wrong.
         """
-        self._check_open("slab")
+        self._check_open("step_buffers")
         if tensors and self.build.guards:
-            raise ConfigError(f"slab: {', '.join(tensors)} have no guard bands between replicas; let slab() allocate")
-        return Slab.around(self.layout, tensors) if tensors else Slab.allocate(self.layout)
+            raise ConfigError(
+                f"step_buffers: {', '.join(tensors)} have no guard bands between replicas; let step_buffers() allocate"
+            )
+        return StepBuffers.around(self.layout, tensors) if tensors else StepBuffers.allocate(self.layout)
 
     def reset(
-        self, *, seed: int | None = None, mask: ArrayLike | None = None, out: Slab | None = None
+        self, *, seed: int | None = None, mask: ArrayLike | None = None, out: StepBuffers | None = None
     ) -> tuple[torch.Tensor, Info]:
         """Begin new episodes in all replicas, or in those where ``mask`` is True.
 
@@ -237,25 +258,25 @@ class VecEnv:
         """
         self._check_open("reset")
         out = self.output(out)
-        begins = None if mask is None else checked_mask(mask, self.num_envs, self.device)
+        begins = None if mask is None else validate_mask(mask, self.num_envs, self.device)
         if begins is not None and not self._begun:
             raise ResetNeededError("reset(mask=…) before the first reset: call reset() for all replicas first")
         if seed is None and not self._begun:
             seed = secrets.randbits(63)
         if seed is not None:
-            seed = checked_seed(seed)
+            seed = validate_seed(seed)
         self._kernels.reset(begins, seed, out)
         self.seed = self.seed if seed is None else seed
         self._begun = True
         return out.obs, _info(out)
 
-    def step(self, actions: torch.Tensor, out: Slab | None = None) -> Outputs:
-        """One tick of every replica.
+    def step(self, actions: torch.Tensor, out: StepBuffers | None = None) -> Outputs:
+        """One step of every replica.
 
         Args:
             actions: (num_envs, num_agents[, heads]) int32 or int64, or (num_envs, num_agents, n) float32; with
-                ``rows``, (num_envs * num_agents, …).
-            out: Where to write; None allocates one fresh slab, so that earlier outputs stay as they are.
+                ``agents_as_envs``, (num_envs * num_agents, …).
+            out: Where to write; None allocates one fresh buffers, so that earlier outputs stay as they are.
 
         Returns:
             ``obs``, ``rewards``, ``terminations``, ``truncations`` and ``info`` with "active" and, in "same_step" mode,
@@ -275,33 +296,33 @@ class VecEnv:
         self._kernels.step(actions, out)
         return _outputs(out)
 
-    def step_sampled(self, drawn: Sequence[Any], out: Slab) -> Outputs | None:
-        """For ``Sampler.step``: a tick that draws its own actions. None where it is to draw and to call ``step``."""
+    def step_sampled(self, sample_arguments: Sequence[Any], out: StepBuffers) -> Outputs | None:
+        """For ``Sampler.step``: a step that draws its own actions. None where it is to draw and to call ``step``."""
         apart = self.validate == "sync" or type(self).step is not VecEnv.step  # or whose class has a step of its own
-        if apart or not self._kernels.draws_in_step():
+        if apart or not self._kernels.fuses_sampling():
             return None
-        self._kernels.sampled_step(drawn, out)
+        self._kernels.step_sampled(sample_arguments, out)
         return _outputs(out)
 
-    def repeat_step(self) -> None:
+    def replay_step(self) -> None:
         """The last ``step`` once more: the launch alone, with the tensors that it had, which must still be there.
 
         Raises:
-            ResetNeededError: There has been none, or the last tick was one of ``Sampler.step``.
+            ResetNeededError: There has been none, or the last step was one of ``Sampler.step``.
         """
-        self._kernels.repeat_step()
+        self._kernels.replay_step()
 
     def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Observations of the state as it is now, for instance after writing to ``state``."""
         self._check_open("observe")
-        slab = self.slab() if out is None else self.slab(obs=out)
-        self._kernels.observe(slab)
-        return slab.obs
+        buffers = self.step_buffers() if out is None else self.step_buffers(obs=out)
+        self._kernels.observe(buffers)
+        return buffers.obs
 
     def sample_actions(self) -> torch.Tensor:
-        """Uniform valid actions for the coming tick, drawn on the device from the replicas' own random streams.
+        """Uniform valid actions for the coming step, sample_arguments on the device from the replicas' own random streams.
 
-        The same until the next tick: (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``rows``,
+        The same until the next step: (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``agents_as_envs``,
         (num_envs * num_agents, …). Where choices are masked, uniform among the allowed ones.
         """
         self._check_open("sample_actions")
@@ -313,17 +334,17 @@ class VecEnv:
 
     def faults(self) -> torch.Tensor:
         """(num_envs,) int32, bits of ``Fault`` since each replica's last reset by hand; live, on the device."""
-        return self.data["machine_fault"][:, 0]
+        return self.data["engine_fault"][:, 0]
 
     def raise_for_faults(self) -> None:
         """Look at ``faults()``, which waits for the device.
 
         Raises:
             InvalidActionError: Some replica was given an invalid action, or stepped after its end.
-            NonFiniteError: With ``quarantine``, some replica had to end.
+            NonFiniteError: With ``end_on_nonfinite``, some replica had to end.
         """
         words = self.faults().cpu()
-        for error, bits in ((InvalidActionError, ~Fault.NON_FINITE), (NonFiniteError, Fault.NON_FINITE)):
+        for error, bits in ((InvalidActionError, ~Fault.NONFINITE), (NonFiniteError, Fault.NONFINITE)):
             faulted = (words & int(bits)).nonzero()[:, 0].tolist()
             if faulted:
                 names = " and ".join(str(fault.name) for fault in Fault if fault & int(words[faulted[0]]))
@@ -333,13 +354,13 @@ class VecEnv:
         """Sums over the episodes completed since ``clear_episode_statistics``, live tensors on the device.
 
         ``returns`` (num_envs, num_agents) f32, ``lengths``, ``episodes`` and ``terminations`` (num_envs,) int64:
-        the last counts episodes whose last tick truncated no agent.
+        the last counts episodes whose last step truncated no agent.
         """
         return {
-            "returns": self.data["machine_completed_returns"],
-            "lengths": self.data["machine_completed_lengths"][:, 0],
-            "episodes": self.data["machine_completed_episodes"][:, 0],
-            "terminations": self.data["machine_completed_terminations"][:, 0],
+            "returns": self.data["engine_completed_returns"],
+            "lengths": self.data["engine_completed_lengths"][:, 0],
+            "episodes": self.data["engine_completed_episodes"][:, 0],
+            "terminations": self.data["engine_completed_terminations"][:, 0],
         }
 
     def clear_episode_statistics(self) -> None:
@@ -349,7 +370,7 @@ class VecEnv:
         self.clears += 1
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All that the next tick depends on, copied: state, clocks, random streams, statistics."""
+        """All that the next step depends on, copied: state, clocks, random streams, statistics."""
         return {name: self.data[name].clone() for name in self._own}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -363,14 +384,14 @@ class VecEnv:
         """Let go of all memory. Calling it again does nothing."""
         if not self.closed:
             self.closed = True
-            del self._data, self._stock, self.program, self._kernels
+            del self._data, self._buffers_pool, self.program, self._kernels
 
     def __repr__(self) -> str:
         return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
 
     def bytes_per_env(self) -> int:
-        """Device memory of one replica: state, machine and one slab."""
-        fields = [*self.game.state, *machine_fields(self.game)]
+        """Device memory of one replica: state, engine and one buffers."""
+        fields = [*self.game.state, *engine_fields(self.game)]
         own = sum(int(np.prod(self.game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
         return own + self.layout.nbytes // self.num_envs + 1
 
@@ -386,13 +407,13 @@ class VecEnv:
     @property
     def _own(self) -> list[str]:
         """Names of the tensors that hold the replicas: neither shared fields nor what users pushed."""
-        fields = [("machine", machine_fields(self.game)), ("state", self.game.state)]
+        fields = [("engine", engine_fields(self.game)), ("state", self.game.state)]
         return [f"{kind}_{field.name}" for kind, group in fields for field in group if not field.shared]
 
-    def _allocate(self, shared: Mapping[str, ArrayLike], pool: Mapping[str, ArrayLike]) -> None:
-        for name, field in kernel_fields(self.game, pool):
-            if name.startswith("pool_"):
-                self.data.push(name, pool[field.name])
+    def _allocate(self, shared: Mapping[str, ArrayLike], initial_states: Mapping[str, ArrayLike]) -> None:
+        for name, field in kernel_fields(self.game, initial_states):
+            if name.startswith("initial_"):
+                self.data.push(name, initial_states[field.name])
             elif field.shared:
                 self.data.push(name, shared[field.name])
             else:
@@ -417,29 +438,31 @@ class VecEnv:
             if fault := self.functions.backend.fault:
                 raise DeviceFaultError(f"{method} after a fault, after which nothing on {self.device} works: {fault}")
 
-    def output(self, out: Slab | None) -> Slab:
-        """Where a call writes: ``out``, if it is one of this environment's slabs, or a new one.
+    def output(self, out: StepBuffers | None) -> StepBuffers:
+        """Where a call writes: ``out``, if it is one of this environment's step buffers, or a new one.
 
         Raises:
             ValueError: It is something else.
         """
         if out is None:
-            return self._stock.take()
-        if not isinstance(out, Slab) or (out.layout is not self.layout and out.layout != self.layout):
-            raise ValueError(f"out is {type(out).__name__}; expected a Slab made by this environment's slab()")
+            return self._buffers_pool.take()
+        if not isinstance(out, StepBuffers) or (out.layout is not self.layout and out.layout != self.layout):
+            raise ValueError(
+                f"out is {type(out).__name__}; expected a StepBuffers construct by this environment's step_buffers()"
+            )
         return out
 
 
-def _outputs(slab: Slab) -> Outputs:
-    info = _info(slab)
-    if slab.final_obs is not None:
-        info |= {"final_obs": slab.final_obs, "_final_obs": slab.final_mask}
-    return slab.obs, slab.rewards, slab.terminations, slab.truncations, info
+def _outputs(buffers: StepBuffers) -> Outputs:
+    info = _info(buffers)
+    if buffers.final_obs is not None:
+        info |= {"final_obs": buffers.final_obs, "_final_obs": buffers.final_mask}
+    return buffers.obs, buffers.rewards, buffers.terminations, buffers.truncations, info
 
 
-def _info(slab: Slab) -> Info:
+def _info(buffers: StepBuffers) -> Info:
     return (
-        {"active": slab.active}
-        if slab.action_mask is None
-        else {"active": slab.active, "action_mask": slab.action_mask}
+        {"active": buffers.active}
+        if buffers.action_mask is None
+        else {"active": buffers.active, "action_mask": buffers.action_mask}
     )

@@ -24,26 +24,28 @@ class Acrobot(Env):
     link_length_1: float = param(1.0, low=0, high=1e6)  # m, from the pivot to the joint
     link_mass_1: float = param(1.0, low=1e-3, high=1e6)  # kg
     link_mass_2: float = param(1.0, low=1e-3, high=1e6)  # kg
-    link_com_1: float = param(0.5, low=0, high=1e6)  # m, from the pivot to the centre of mass of link 1
-    link_com_2: float = param(0.5, low=0, high=1e6)  # m, from the joint to the centre of mass of link 2
+    link_com_pos_1: float = param(0.5, low=0, high=1e6)  # m, from the pivot to the centre of mass of link 1
+    link_com_pos_2: float = param(0.5, low=0, high=1e6)  # m, from the joint to the centre of mass of link 2
     link_moi: float = param(1.0, low=1e-3, high=1e6)  # kg m^2, moment of inertia of each link
     max_velocity_1: float = param(4 * math.pi, low=0, high=1e6)  # rad/s, of link 1
     max_velocity_2: float = param(9 * math.pi, low=0, high=1e6)  # rad/s, of link 2
     torque: float = param(1.0, low=0, high=1e6)  # N m, of actions 0 (negative) and 2 (positive)
-    torque_noise: float = param(0.0, low=0, high=1e6)  # N m, uniform in [-torque_noise, torque_noise), every tick
+    torque_noise_max: float = param(
+        0.0, low=0, high=1e6
+    )  # N m, uniform in [-torque_noise_max, torque_noise_max), every step
     book_or_nips: Literal["book", "nips"] = "book"  # equations of Sutton and Barto's book, or of Sutton's paper
     goal_height: float = param(1.0, low=-2, high=2)  # of the tip above the pivot, for links of length 1
-    dt: float = param(0.2, low=1e-6, high=1e3)  # s, of a tick
-    start_low: float = param(-0.1, low=-1e6, high=1e6)  # rad, rad/s: the least of any number of a start
-    start_high: float = param(0.1, low=-1e6, high=1e6)  # rad, rad/s: the largest of any number of a start
-    max_steps: int = param(500, low=1)  # ticks until the episode is truncated
+    dt: float = param(0.2, low=1e-6, high=1e3)  # s, of a step
+    reset_low: float = param(-0.1, low=-1e6, high=1e6)  # rad, rad/s: the least of any number of a start
+    reset_high: float = param(0.1, low=-1e6, high=1e6)  # rad, rad/s: the largest of any number of a start
+    max_steps: int = param(500, low=1)  # steps until the episode is truncated
 
     state = (
-        Field("angle", f32, (2,)),  # rad: link 1 from hanging, link 2 from link 1; in [-pi, pi] after a tick
-        Field("velocity", f32, (2,)),  # rad/s
+        Field("theta", f32, (2,)),  # rad: link 1 from hanging, link 2 from link 1; in [-pi, pi] after a step
+        Field("theta_dot", f32, (2,)),  # rad/s
     )
     derived = ("nips",)
-    terminated_means = "the tip swung above the goal"
+    termination_label = "the tip swung above the goal"
     render_fps = 15
     title = "Acrobot"
     preset = MappingProxyType(
@@ -62,8 +64,8 @@ class Acrobot(Env):
     version = 1
 
     def validate(self) -> None:
-        if self.start_low > self.start_high:
-            raise ConfigError(f"Acrobot.start_low = {self.start_low} exceeds start_high = {self.start_high}")
+        if self.reset_low > self.reset_high:
+            raise ConfigError(f"Acrobot.reset_low = {self.reset_low} exceeds reset_high = {self.reset_high}")
 
     @property
     def nips(self) -> bool:
@@ -80,7 +82,7 @@ class Acrobot(Env):
         return Discrete(3)  # torque on the joint: negative, none, positive
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
-        first, second = float(state["angle"][0]), float(state["angle"].sum())
+        first, second = float(state["theta"][0]), float(state["theta"].sum())
         joint = self.link_length_1 * math.sin(first), -self.link_length_1 * math.cos(first)
         tip = joint[0] + math.sin(second), joint[1] - math.cos(second)
         half = 1.1 * (self.link_length_1 + 1)

@@ -24,23 +24,25 @@ class Cartpole(Env):
     cart_mass: float = param(1.0, low=1e-3, high=1e6)  # kg
     pole_mass: float = param(0.1, low=1e-3, high=1e6)  # kg
     half_length: float = param(0.5, low=1e-3, high=1e6)  # m, from the joint to the pole's centre of mass
-    force: float = param(10.0, low=0, high=1e6)  # N, of a push
-    dt: float = param(0.02, low=1e-6, high=1e3)  # s, of a tick
+    force_mag: float = param(10.0, low=0, high=1e6)  # N, of a push
+    dt: float = param(0.02, low=1e-6, high=1e3)  # s, of a step
     semi_implicit: bool = False  # True: positions move by the new speeds; False: by the old ones (Euler)
-    max_position: float = param(2.4, low=0, high=1e6)  # m, either way, beyond which the episode ends
-    max_angle: float = param(math.radians(12), low=0, high=1e6)  # rad, either way, beyond which the pole has fallen
-    start_low: float = param(-0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: the least of any number of a start
-    start_high: float = param(0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: the largest of any number of a start
-    sutton_barto_reward: bool = False  # True: -1 at the fall, else 0; False: 1 at every tick, that of the fall too
-    max_steps: int = param(500, low=1)  # ticks until the episode is truncated
+    x_threshold: float = param(2.4, low=0, high=1e6)  # m, either way, beyond which the episode ends
+    theta_threshold: float = param(
+        math.radians(12), low=0, high=1e6
+    )  # rad, either way, beyond which the pole has fallen
+    reset_low: float = param(-0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: the least of any number of a start
+    reset_high: float = param(0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: the largest of any number of a start
+    sutton_barto_reward: bool = False  # True: -1 at the fall, else 0; False: 1 at every step, that of the fall too
+    max_steps: int = param(500, low=1)  # steps until the episode is truncated
 
     state = (
-        Field("position", f32),  # m, of the cart
-        Field("velocity", f32),  # m/s
-        Field("angle", f32),  # rad, 0 is upright
-        Field("angular_velocity", f32),  # rad/s
+        Field("x", f32),  # m, of the cart
+        Field("x_dot", f32),  # m/s
+        Field("theta", f32),  # rad, 0 is upright
+        Field("theta_dot", f32),  # rad/s
     )
-    terminated_means = "the pole fell or the cart left the track"
+    termination_label = "the pole fell or the cart left the track"
     render_fps = 50
     title = "CartPole"
     preset = MappingProxyType(
@@ -58,12 +60,12 @@ class Cartpole(Env):
     version = 1
 
     def validate(self) -> None:
-        if self.start_low > self.start_high:
-            raise ConfigError(f"Cartpole.start_low = {self.start_low} exceeds start_high = {self.start_high}")
+        if self.reset_low > self.reset_high:
+            raise ConfigError(f"Cartpole.reset_low = {self.reset_low} exceeds reset_high = {self.reset_high}")
 
     @property
     def observation_space(self) -> Box:
-        high = np.array([2 * self.max_position, np.inf, 2 * self.max_angle, np.inf], np.float32)
+        high = np.array([2 * self.x_threshold, np.inf, 2 * self.theta_threshold, np.inf], np.float32)
         return Box(-high, high, dtype=np.float32)
 
     @property
@@ -71,9 +73,9 @@ class Cartpole(Env):
         return Discrete(2)  # push to the left, to the right
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
-        x, angle, pole = float(state["position"]), float(state["angle"]), 2 * self.half_length
+        x, angle, pole = float(state["x"]), float(state["theta"]), 2 * self.half_length
         left, right, bottom, top = x - 0.2 * pole, x + 0.2 * pole, -0.2 * pole, 0.04 * pole
-        end = self.max_position
+        end = self.x_threshold
         shapes = [
             Line([(-end, bottom), (end, bottom)], 0.02 * pole, GREY),
             Polygon([(left, bottom), (left, top), (right, top), (right, bottom)], BLACK),

@@ -9,18 +9,18 @@ import numpy as np
 from gymnasium.spaces import Box
 
 from gpu_vecenv.declare.env import param
-from gpu_vecenv.envs.valley import Valley
+from gpu_vecenv.envs.mountain_car_base import MountainCarBase
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContinuousMountainCar(Valley):
+class ContinuousMountainCar(MountainCarBase):
     """The motor may be throttled. Rules and defaults of Gymnasium's MountainCarContinuous-v0."""
 
     goal_position: float = param(0.45, low=-1e6, high=1e6)  # of the flag, at or beyond which the episode ends
-    power: float = param(0.0015, low=0, high=1e6)  # per tick^2, of the motor at action 1
+    power: float = param(0.0015, low=0, high=1e6)  # per step^2, of the motor at action 1
     goal_reward: float = param(100.0, low=-1e6, high=1e6)  # added at the flag
-    action_cost: float = param(0.1, low=-1e6, high=1e6)  # times the square of the action, taken at every tick
-    max_steps: int = param(999, low=1)  # ticks until the episode is truncated
+    action_cost: float = param(0.1, low=-1e6, high=1e6)  # times the square of the action, taken at every step
+    max_steps: int = param(999, low=1)  # steps until the episode is truncated
 
     title = "MountainCarContinuous"
     preset = MappingProxyType(

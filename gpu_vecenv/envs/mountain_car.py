@@ -8,15 +8,15 @@ from types import MappingProxyType
 from gymnasium.spaces import Discrete
 
 from gpu_vecenv.declare.env import param
-from gpu_vecenv.envs.valley import Valley
+from gpu_vecenv.envs.mountain_car_base import MountainCarBase
 
 
 @dataclass(frozen=True, kw_only=True)
-class MountainCar(Valley):
+class MountainCar(MountainCarBase):
     """The motor drives to the left, to the right or not. Rules and defaults of Gymnasium's MountainCar-v0."""
 
-    force: float = param(0.001, low=0, high=1e6)  # of the motor, per tick^2
-    max_steps: int = param(200, low=1)  # ticks until the episode is truncated
+    force: float = param(0.001, low=0, high=1e6)  # of the motor, per step^2
+    max_steps: int = param(200, low=1)  # steps until the episode is truncated
 
     title = "MountainCar"
     preset = MappingProxyType(

@@ -1,4 +1,4 @@
-"""What the particle games have in common; their device text shares particles.cuh."""
+"""What the particle games have in common; their device code shares particles.cuh."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gpu_vecenv.declare.env import Env, param
 class Particles(Env):
     """Agents among landmarks on an endless plane. No game by itself: a subclass says who and what there is."""
 
-    max_steps: int = param(25, low=1)  # ticks until the episode is truncated
+    max_steps: int = param(25, low=1)  # steps until the episode is truncated
     continuous_actions: bool = False  # actions: True, five forces in [0, 1]; False, one of five choices
     num_agent_neighbors: int | None = param(None, low=1)  # nearest other agents that are seen; None: all
     num_landmark_neighbors: int | None = param(None, low=1)  # nearest landmarks that are seen; None: all
 
     derived: ClassVar[tuple[str, ...]] = (
         "num_landmarks",
-        "see_all_agents",
-        "see_all_landmarks",
-        "num_seen_agents",
-        "num_seen_landmarks",
+        "observe_all_agents",
+        "observe_all_landmarks",
+        "num_observed_agents",
+        "num_observed_landmarks",
     )
     render_fps: ClassVar[int] = 10
     preset = MappingProxyType(
@@ -49,22 +49,22 @@ class Particles(Env):
         raise NotImplementedError
 
     @property
-    def see_all_agents(self) -> bool:
+    def observe_all_agents(self) -> bool:
         """Whether an observation lists every other agent."""
         return self.num_agent_neighbors is None
 
     @property
-    def see_all_landmarks(self) -> bool:
+    def observe_all_landmarks(self) -> bool:
         """Whether an observation lists every landmark."""
         return self.num_landmark_neighbors is None
 
     @property
-    def num_seen_agents(self) -> int:
+    def num_observed_agents(self) -> int:
         """Places for other agents in one observation."""
         return self.num_agents - 1 if self.num_agent_neighbors is None else self.num_agent_neighbors
 
     @property
-    def num_seen_landmarks(self) -> int:
+    def num_observed_landmarks(self) -> int:
         """Places for landmarks in one observation."""
         return self.num_landmarks if self.num_landmark_neighbors is None else self.num_landmark_neighbors
 

@@ -24,14 +24,14 @@ class Pendulum(Env):
     length: float = param(1.0, low=1e-3, high=1e6)  # m
     max_torque: float = param(2.0, low=0, high=1e6)  # N m
     max_speed: float = param(8.0, low=0, high=1e6)  # rad/s
-    dt: float = param(0.05, low=1e-6, high=1e3)  # s, of a tick
-    start_angle: float = param(math.pi, low=0, high=1e6)  # rad, the largest at the start, either way
-    start_speed: float = param(1.0, low=0, high=1e6)  # rad/s, the largest at the start, either way
-    max_steps: int = param(200, low=1)  # ticks until the episode is truncated
+    dt: float = param(0.05, low=1e-6, high=1e3)  # s, of a step
+    reset_theta: float = param(math.pi, low=0, high=1e6)  # rad, the largest at the start, either way
+    reset_theta_dot: float = param(1.0, low=0, high=1e6)  # rad/s, the largest at the start, either way
+    max_steps: int = param(200, low=1)  # steps until the episode is truncated
 
     state = (
-        Field("angle", f32),  # rad, 0 is upright; up to one tick's turn beyond [-pi, pi]
-        Field("velocity", f32),  # rad/s
+        Field("theta", f32),  # rad, 0 is upright; up to one step's turn beyond [-pi, pi]
+        Field("theta_dot", f32),  # rad/s
     )
     render_fps = 20
     title = "Pendulum"
@@ -61,7 +61,7 @@ class Pendulum(Env):
         return Box(-self.max_torque, self.max_torque, (1,), np.float32)  # N m
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
-        angle, size = float(state["angle"]), self.length
+        angle, size = float(state["theta"]), self.length
         end = -size * math.sin(angle), size * math.cos(angle)  # counter-clockwise from upright
         half = 1.3 * size
         shapes = [Line([(0, 0), end], 0.2 * size, RED), Circle(0, 0, 0.05 * size, BLACK)]

@@ -72,7 +72,7 @@ def register(game: type[Env], name: str | None = None) -> None:
             "give the class another name, title or version"
         )
     GAMES[name] = game
-    _announce(game, name)
+    _register_ids(game, name)
 
 
 def gymnasium_id(game: type[Env], name: str | None = None) -> str:
@@ -83,7 +83,7 @@ def gymnasium_id(game: type[Env], name: str | None = None) -> str:
     return f"gpu_vecenv/{title}-v{game.version}"
 
 
-def _announce(game: type[Env], name: str) -> None:
+def _register_ids(game: type[Env], name: str) -> None:
     """Ids under which Gymnasium and PettingZoo find the game; they name the game, nothing is imported by them."""
     if (title := gymnasium_id(game, name)) not in gymnasium.registry:
         gymnasium.register(
@@ -208,7 +208,7 @@ def configure(game: Game, /, **config: Any) -> Env:
     return dataclasses.replace(game, **config) if isinstance(game, Env) else kind(**config)
 
 
-def limited(config: dict[str, Any], word: str, limit: int | None) -> dict[str, Any]:
+def with_max_steps(config: dict[str, Any], word: str, limit: int | None) -> dict[str, Any]:
     """``config`` with the episode limit that another library calls ``word``; our own word is max_steps.
 
     Raises:
@@ -224,4 +224,4 @@ def limited(config: dict[str, Any], word: str, limit: int | None) -> dict[str, A
 
 
 for _name, _game in GAMES.items():
-    _announce(_game, _name)
+    _register_ids(_game, _name)

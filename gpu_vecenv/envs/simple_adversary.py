@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_vecenv.declare.drawing import BLUE, GREEN, GREY, RED, Drawing, discs, square_around
+from gpu_vecenv.declare.drawing import BLUE, GREEN, GREY, RED, Drawing, discs, square_bounds
 from gpu_vecenv.declare.env import Field, f32, i32, param
 from gpu_vecenv.envs.particles import Particles
 
@@ -21,7 +21,7 @@ class SimpleAdversary(Particles):
 
     state = (
         Field("position", f32, ("num_agents", 2)),
-        Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten ticks
+        Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten steps
         Field("landmark", f32, ("num_landmarks", 2)),
         Field("goal", i32),  # number of the landmark that is the goal
     )
@@ -37,7 +37,7 @@ class SimpleAdversary(Particles):
 
     @property
     def obs_dim(self) -> Mapping[str, int]:
-        places = 2 * self.num_seen_landmarks + 2 * self.num_seen_agents
+        places = 2 * self.num_observed_landmarks + 2 * self.num_observed_agents
         return {"adversary": places, "agent": places + 2}
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
@@ -45,4 +45,4 @@ class SimpleAdversary(Particles):
         shapes = discs(agents, 0.15, BLUE, range(1, self.num_agents)) + discs(adversary, 0.15, RED, [0])
         shapes += discs(state["landmark"], 0.08, GREY)
         shapes += discs(state["landmark"][[state["goal"]]], 0.08, GREEN)
-        return Drawing(square_around(shapes, 1.2), shapes)
+        return Drawing(square_bounds(shapes, 1.2), shapes)

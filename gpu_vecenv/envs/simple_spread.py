@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_vecenv.declare.drawing import BLACK, BLUE, Drawing, discs, square_around
+from gpu_vecenv.declare.drawing import BLACK, BLUE, Drawing, discs, square_bounds
 from gpu_vecenv.declare.env import Field, f32, i32, param
 from gpu_vecenv.envs.particles import Particles
 
@@ -24,11 +24,11 @@ class SimpleSpread(Particles):
 
     state = (
         Field("position", f32, ("num_agents", 2)),
-        Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten ticks
+        Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten steps
         Field("landmark", f32, ("num_landmarks", 2)),
         Field("curriculum_stage", i32, shared=True),  # 0 or 1; without curriculum it does not matter
     )
-    terminated_means = "every landmark was covered"
+    termination_label = "every landmark was covered"
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -41,7 +41,7 @@ class SimpleSpread(Particles):
 
     @property
     def obs_dim(self) -> int:
-        return 4 + 2 * self.num_seen_landmarks + 4 * self.num_seen_agents
+        return 4 + 2 * self.num_observed_landmarks + 4 * self.num_observed_agents
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         return {"curriculum_stage": np.zeros((), np.int32)}
@@ -49,4 +49,4 @@ class SimpleSpread(Particles):
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         agents = discs(state["position"], 0.15, BLUE, range(self.num_agents))
         shapes = [*agents, *discs(state["landmark"], 0.05, BLACK)]  # one sees which landmarks are covered
-        return Drawing(square_around(shapes, 1.2), shapes)
+        return Drawing(square_bounds(shapes, 1.2), shapes)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_vecenv.declare.drawing import GREEN, GREY, RED, Drawing, discs, square_around
+from gpu_vecenv.declare.drawing import GREEN, GREY, RED, Drawing, discs, square_bounds
 from gpu_vecenv.declare.env import Field, f32, i32, param
 from gpu_vecenv.envs.particles import Particles
 
@@ -25,12 +25,12 @@ class SimpleTag(Particles):
 
     state = (
         Field("position", f32, ("num_agents", 2)),
-        Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten ticks
+        Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten steps
         Field("landmark", f32, ("landmark_rows", 2)),  # places of the obstacles
         Field("speed_factor", f32),  # of good agents, on force and top speed; by the stage at which the episode began
         Field("curriculum_stage", i32, shared=True),  # 0, 1 or 2; without curriculum it does not matter
     )
-    terminated_means = "every good agent was caught"
+    termination_label = "every good agent was caught"
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -48,7 +48,7 @@ class SimpleTag(Particles):
 
     @property
     def obs_dim(self) -> Mapping[str, int]:
-        places = 4 + 2 * self.num_seen_landmarks + 2 * self.num_seen_agents
+        places = 4 + 2 * self.num_observed_landmarks + 2 * self.num_observed_agents
         if self.num_agent_neighbors is not None:  # a velocity for every agent in sight, an adversary's is 0
             return dict.fromkeys(self.roles, places + 2 * self.num_agent_neighbors)
         return {"adversary": places + 2 * self.num_good, "agent": places + 2 * (self.num_good - 1)}
@@ -61,4 +61,4 @@ class SimpleTag(Particles):
         shapes = discs(state["landmark"][: self.num_obstacles], 0.2, GREY)
         hunters, hunted = np.split(np.arange(self.num_agents), [self.num_adversaries])
         shapes += discs(adversaries, 0.075, RED, hunters) + discs(agents, 0.05, GREEN, hunted)
-        return Drawing(square_around(shapes, 1.2), shapes)
+        return Drawing(square_bounds(shapes, 1.2), shapes)

@@ -22,37 +22,37 @@ class TagContinuous(Env):
     num_taggers: int = param(10, low=1)  # agents that chase
     num_runners: int = param(100, low=1)  # agents that flee
     side: float = param(20.0, low=1e-3, high=1e9)  # of the square
-    max_steps: int = param(500, low=1)  # ticks until the episode is truncated
-    max_speed: float = param(1.0, low=1e-6)  # per tick, before the skill factor
+    max_steps: int = param(500, low=1)  # steps until the episode is truncated
+    max_speed: float = param(1.0, low=1e-6)  # per step, before the skill factor
     tagger_skill: float = param(1.0, low=0)  # factor on max_speed
     runner_skill: float = param(1.0, low=0)  # factor on max_speed
-    min_acceleration: float = -0.1  # per tick, lowest level
-    max_acceleration: float = 0.1  # per tick, highest level
+    min_acceleration: float = -0.1  # per step, lowest level
+    max_acceleration: float = 0.1  # per step, highest level
     acceleration_levels: int = param(20, low=1)  # besides "no change"
-    min_turn: float = param(-2.356, low=-6.283, high=6.283)  # rad per tick, lowest level
-    max_turn: float = param(2.356, low=-6.283, high=6.283)  # rad per tick, highest level
+    min_turn: float = param(-2.356, low=-6.283, high=6.283)  # rad per step, lowest level
+    max_turn: float = param(2.356, low=-6.283, high=6.283)  # rad per step, highest level
     turn_levels: int = param(20, low=1)  # besides "no change"
     num_neighbors: int | Literal["all"] = param(10, low=1)  # nearest agents that are seen, or "all" others
     tagging_distance: float = param(0.02, low=0, high=1e3)  # as a fraction of side
     tag_reward: float = 10.0  # to the nearest tagger, for each runner it tags
     tag_penalty: float = -10.0  # to a tagged runner
-    tagger_step_reward: float = 0.0  # to every tagger, every tick
-    runner_step_reward: float = 0.0  # to every runner in game, every tick
+    tagger_step_reward: float = 0.0  # to every tagger, every step
+    runner_step_reward: float = 0.0  # to every runner in game, every step
     edge_penalty: float = 0.0  # added when the edge stops an agent
-    survival_reward: float = 1.0  # to every runner still in game at the last tick
+    survival_reward: float = 1.0  # to every runner still in game at the last step
     runner_leaves_when_tagged: bool = True  # False: tagged runners play on
 
     state = (
         Field("position", f32, ("num_agents", 2)),  # in [0, side]
         Field("heading", f32, ("num_agents",)),  # rad, in [0, 2 pi)
-        Field("speed", f32, ("num_agents",)),  # per tick
-        Field("acceleration", f32, ("num_agents",)),  # per tick
+        Field("speed", f32, ("num_agents",)),  # per step
+        Field("acceleration", f32, ("num_agents",)),  # per step
         Field("in_game", boolean, ("num_agents",)),  # False once tagged
-        Field("acceleration_level", f32, ("num_acceleration_actions",), shared=True),  # per tick
+        Field("acceleration_level", f32, ("num_acceleration_actions",), shared=True),  # per step
         Field("turn_level", f32, ("num_turn_actions",), shared=True),  # rad
     )
-    derived = ("num_seen", "see_all")
-    terminated_means = "every runner was tagged"
+    derived = ("num_observed", "observe_all")
+    termination_label = "every runner was tagged"
     preset = MappingProxyType(
         {
             "num_envs": 64,
@@ -79,18 +79,18 @@ class TagContinuous(Env):
         return {"tagger": self.num_taggers, "runner": self.num_runners}
 
     @property
-    def see_all(self) -> bool:
+    def observe_all(self) -> bool:
         """Whether an observation lists every other agent."""
         return self.num_neighbors == "all"
 
     @property
-    def num_seen(self) -> int:
+    def num_observed(self) -> int:
         """Agents in one observation."""
         return self.num_agents - 1 if self.num_neighbors == "all" else self.num_neighbors
 
     @property
     def obs_dim(self) -> int:
-        return 7 * self.num_seen + 1
+        return 7 * self.num_observed + 1
 
     @property
     def num_acceleration_actions(self) -> int:

@@ -20,20 +20,20 @@ class TagGridworld(Env):
 
     num_taggers: int = param(4, low=1)  # agents that chase the runner
     grid: int = param(20, low=1, high=32767)  # cells per side, minus one
-    max_steps: int = param(100, low=1)  # ticks until the episode is truncated
+    max_steps: int = param(100, low=1)  # steps until the episode is truncated
     wall_penalty: float = 0.1  # taken from an agent that walks into a wall
     tagger_reward: float = 10.0  # given to every tagger on a tag
     runner_penalty: float = 5.0  # taken from the runner on a tag
-    step_cost: float = 0.01  # taken from taggers, given to the runner, on a tick without a tag
+    step_cost: float = 0.01  # taken from taggers, given to the runner, on a step without a tag
     full_observation: bool = True  # False: each agent sees itself and one opponent
     random_start: bool = False  # True: all cells uniform; False: taggers in the middle, runner at (0, 0)
 
     state = (
         Field("cell", i32, ("num_agents", 2)),  # column, row, in [0, grid]
     )
-    terminated_means = "the runner was caught"
+    termination_label = "the runner was caught"
     render_fps = 10
-    gathered = 200 << 10
+    obs_staging_bytes = 200 << 10
     preset = MappingProxyType(
         {
             "num_envs": 512,

@@ -28,28 +28,28 @@ class World:
         """What torch.distributed says; alone where it is not set up."""
         return World(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else World()
 
-    def sum(self, tensor: torch.Tensor) -> None:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
         """Replace the tensor, in every process, by the sum of all."""
         if self.size > 1:
             dist.all_reduce(tensor)
 
-    def average(self, tensor: torch.Tensor) -> None:
+    def all_reduce_mean(self, tensor: torch.Tensor) -> None:
         """Replace the tensor, in every process, by the mean of all."""
         if self.size > 1:
             dist.all_reduce(tensor)
             tensor /= self.size
 
-    def take_from_first(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor) -> None:
         """Replace the tensor, in every process, by that of the first."""
         if self.size > 1:
             dist.broadcast(tensor, 0)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all have come here."""
         if self.size > 1:
             dist.barrier()
 
-    def agree(self, any_wants: bool, first_wants: bool) -> tuple[bool, bool]:
+    def all_agree(self, any_wants: bool, first_wants: bool) -> tuple[bool, bool]:
         """Whether any process wants the one, and whether the first wants the other: the same answer everywhere."""
         if self.size == 1:
             return any_wants, first_wants
@@ -59,7 +59,7 @@ class World:
         one, other = wishes.tolist()
         return one > 0, other > 0
 
-    def shard(self, num_envs: int) -> int:
+    def envs_per_process(self, num_envs: int) -> int:
         """Replicas of each process.
 
         Raises:
@@ -73,13 +73,13 @@ class World:
         return num_envs // self.size
 
 
-def launched() -> bool:
+def is_torchelastic_launched() -> bool:
     """Whether ``torchrun`` has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager
-def joined(device: str | None) -> Iterator[tuple[World, str | None]]:
+def process_group(device: str | None) -> Iterator[tuple[World, str | None]]:
     """Join the processes that ``torchrun`` has started; alone, and the device as given, where it has not.
 
     Yields this process's place and its device: the GPU of its number on its machine (NCCL), or the CPU (gloo).
@@ -88,7 +88,7 @@ def joined(device: str | None) -> Iterator[tuple[World, str | None]]:
         ConfigError: A single GPU was asked for by number.
         RankLostError: Inside, when another process is lost.
     """
-    if not launched():
+    if not is_torchelastic_launched():
         yield World(), device
         return
     if device is not None and ":" in device:

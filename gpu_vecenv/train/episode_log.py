@@ -23,7 +23,7 @@ class EpisodeLog:
         self._before, self._clears = self._sums(), vec_env.clears
 
     def means(self) -> dict[str, torch.Tensor]:
-        """Of each role the return of an agent, the length in ticks, and the share of episodes that no limit truncated.
+        """Of each role the return of an agent, the length in steps, and the share of episodes that no limit truncated.
 
         Each is a float64 tensor without axes on the device: NaN before the first episode's end, and what it was where
         no episode has ended since the last look, or since ``clear_episode_statistics``. A ``state_dict`` of before that

@@ -14,12 +14,12 @@ from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.policy import Policy, masked
 
 # Who acts for a role: a policy, a function from the role's observations (num_envs, count, *shape) to its actions, as
-# its action space says, or chance (None). Functions are asked for up to 15 ticks after the last episode's end.
-Player: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
-TICKS_BETWEEN_LOOKS = 16  # the device is asked whether all is over only now and then
+# its action space says, or chance (None). Functions are asked for up to 15 steps after the last episode's end.
+RolePolicy: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
+STEPS_PER_SYNC = 16  # the device is asked whether all is over only now and then
 
 
-class Players:
+class RolePolicies:
     """Who acts for all agents of an environment.
 
     Draws, those of policies and those of chance, come from the replicas' own random streams: the same replica with the
@@ -27,20 +27,20 @@ class Players:
 
     Args:
         env: Where they act; without ``rows``.
-        players: Role -> who acts for it, a role without agents may be left out.
+        role_policies: Role -> who acts for it, a role without agents may be left out.
         greedy: Policies take the likeliest action instead of sampling.
 
     Raises:
         ConfigError: A role has no player, or a policy does not fit its role, or policies squash differently.
     """
 
-    def __init__(self, env: VecEnv, players: Mapping[str, Player], greedy: bool = False) -> None:
+    def __init__(self, env: VecEnv, role_policies: Mapping[str, RolePolicy], greedy: bool = False) -> None:
         game = env.game
         roles = [role for role, count in game.roles.items() if count > 0]
-        if not set(roles) <= set(players) <= set(game.roles):
-            raise ConfigError(f"players are for {sorted(players)}; the roles are {roles}")
-        self.env, self.players, self.greedy = env, dict(players), greedy
-        self._policies = {role: player for role, player in players.items() if isinstance(player, Policy)}
+        if not set(roles) <= set(role_policies) <= set(game.roles):
+            raise ConfigError(f"role_policies are for {sorted(role_policies)}; the roles are {roles}")
+        self.env, self.role_policies, self.greedy = env, dict(role_policies), greedy
+        self._policies = {role: player for role, player in role_policies.items() if isinstance(player, Policy)}
         for role, policy in self._policies.items():
             found = policy.view.obs_shape, policy.view.head_sizes
             expected = game.observation.shapes[role], () if game.action.continuous else game.action.sizes[role]
@@ -57,7 +57,7 @@ class Players:
 
     @torch.no_grad()
     def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Actions of the coming tick, fresh memory, as ``VecEnv.step`` takes them. Waits for no device.
+        """Actions of the coming step, fresh memory, as ``VecEnv.step`` takes them. Waits for no device.
 
         Args:
             obs: (num_envs, num_agents, *shape), what the last ``reset`` or ``step`` gave.
@@ -66,11 +66,11 @@ class Players:
         game, parameters = self.env.game, self._parameters
         for role, policy in self._policies.items():
             where = game.role_slices[role]
-            own = obs[(slice(None), where, *policy.view.own)]
-            parameters[:, where][..., policy.view.columns] = policy(own)[0]
+            own = obs[(slice(None), where, *policy.view.obs_slice)]
+            parameters[:, where][..., policy.view.parameter_columns] = policy(own)[0]
         actions = self._sampler.sample(masked(parameters, action_mask), greedy=self.greedy).actions
         drawn = self.env.sample_actions()
-        for role, player in self.players.items():
+        for role, player in self.role_policies.items():
             where = game.role_slices[role]
             if player is None:
                 actions[:, where] = drawn[:, where]
@@ -82,47 +82,51 @@ class Players:
         return actions
 
 
-def table_like(env: VecEnv, num_envs: int, first_replica: int = 0) -> VecEnv:
+def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecEnv:
     """Where episodes like those of ``env`` are played, one in each replica, while ``env`` itself rests."""
-    table = env.like(
-        num_envs=num_envs, autoreset_mode="disabled", validate="async", rows=False, first_replica=first_replica
+    eval_env = env.like(
+        num_envs=num_envs,
+        autoreset_mode="disabled",
+        validate="async",
+        agents_as_envs=False,
+        first_env_index=first_env_index,
     )
     for field in env.game.state:
         if field.shared:  # they may have been changed, as by a curriculum
-            table.state[field.name].copy_(env.state[field.name])
-    return table
+            eval_env.state[field.name].copy_(env.state[field.name])
+    return eval_env
 
 
-def ticks_to_play(env: VecEnv) -> Iterator[None]:
-    """Once for each tick until all replicas have ended, and for up to 15 more: whether they have is asked now and then.
+def steps_until_all_done(env: VecEnv) -> Iterator[None]:
+    """Once for each step until all replicas have ended, and for up to 15 more: whether they have is asked now and then.
 
     Raises:
         NonFiniteError: Some replica was given an action that is none, and stands still.
     """
     while bool(env.active.any()):
-        yield from itertools.repeat(None, TICKS_BETWEEN_LOOKS)
+        yield from itertools.repeat(None, STEPS_PER_SYNC)
         _check_actions(env)
 
 
 def _check_actions(env: VecEnv) -> None:
-    if bool((env.faults() & (Fault.INVALID_ACTION | Fault.NON_FINITE_ACTION)).any()):
+    if bool((env.faults() & (Fault.INVALID_ACTION | Fault.NONFINITE_ACTION)).any()):
         raise NonFiniteError("a policy gives NaN, or excludes every choice, or a script an action that its role lacks")
 
 
 def evaluate(
-    env: VecEnv, players: Mapping[str, Player], episodes: int = 1000, *, greedy: bool = False, seed: int = 1
+    env: VecEnv, role_policies: Mapping[str, RolePolicy], episodes: int = 1000, *, greedy: bool = False, seed: int = 1
 ) -> dict[str, float]:
     """Play whole episodes in an environment like ``env``, with as many replicas or fewer; ``env`` itself rests.
 
     Args:
         env: The pattern.
-        players: Role -> who acts for it.
+        role_policies: Role -> who acts for it.
         episodes: How many.
         greedy: Policies take the likeliest action instead of sampling.
         seed: Of the random streams.
 
     Returns:
-        "episodes", "episode_length" (mean ticks), "terminated_share" (of the episodes, those whose last tick truncated
+        "episodes", "episode_length" (mean steps), "terminated_fraction" (of the episodes, those whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents).
 
     Raises:
@@ -133,17 +137,17 @@ def evaluate(
         raise ConfigError(f"episodes is {episodes}; at least 1 is needed")
     rounds = -(-episodes // env.num_envs)
     num_envs = -(-episodes // rounds)
-    env = table_like(env, num_envs)
+    env = evaluation_env(env, num_envs)
     try:
-        act, slab, totals = Players(env, players, greedy), env.slab(), dict[str, float]()
+        act, buffers, totals = RolePolicies(env, role_policies, greedy), env.step_buffers(), dict[str, float]()
         for played in range(0, episodes, num_envs):
-            obs, _ = env.reset(seed=seed if played == 0 else None, out=slab)
+            obs, _ = env.reset(seed=seed if played == 0 else None, out=buffers)
             env.clear_episode_statistics()
-            for _ in ticks_to_play(env):
-                env.step(act(obs, slab.action_mask), out=slab)
+            for _ in steps_until_all_done(env):
+                env.step(act(obs, buffers.action_mask), out=buffers)
             counted = slice(0, min(num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
-            sums = {"episode_length": statistics["lengths"], "terminated_share": statistics["terminations"]}
+            sums = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
             for role, where in env.game.role_slices.items():
                 sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.roles[role], 1)
             for name, tensor in sums.items():

@@ -70,7 +70,7 @@ class GamePolicy(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where it acts."""
-        return next(iter(self.policies.values())).low_high.device
+        return next(iter(self.policies.values())).action_bounds.device
 
     @torch.no_grad()
     def forward(
@@ -108,11 +108,11 @@ class GamePolicy(nn.Module):
         actions = torch.zeros((*batch, game.num_agents, *action.shape), dtype=kind, device=obs.device)
         for policy in dict.fromkeys(self.policies.values()):
             view = policy.view
-            where: tuple[Any, ...] = (..., view.agents, *view.own)
+            where: tuple[Any, ...] = (..., view.agents, *view.obs_slice)
             mask = None if action_mask is None else view.mask(action_mask[..., view.agents, :])
             part = policy.act(obs[where], mask, greedy=greedy, generator=generator)
             if action.shape:
-                actions[..., view.agents, : view.heads] = part
+                actions[..., view.agents, : view.num_heads] = part
             else:
                 actions[..., view.agents] = part
         return actions

@@ -13,7 +13,7 @@ import torch
 
 
 @cache
-def side_stream(device: torch.device, thread: int) -> torch.cuda.Stream:
+def capture_stream(device: torch.device, thread: int) -> torch.cuda.Stream:
     """A stream for work that is captured: one a thread, as a capture takes all that comes into its stream.
 
     Not one for each user: torch keeps cuBLAS' workspace of every stream that has seen a matrix product, some 65 MB on
@@ -22,18 +22,18 @@ def side_stream(device: torch.device, thread: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class GraphMemory:
+class GraphPool:
     """Memory that graphs which never run at the same time share for what they make on the way."""
 
     def __init__(self) -> None:
-        self.renew()
+        self.reset_handle()
 
-    def renew(self) -> None:
-        """Later graphs take other memory: a capture that failed leaves its own unusable."""
+    def reset_handle(self) -> None:
+        """Later graphs take other graph_pool: a capture that failed leaves its own unusable."""
         self.handle: Any = torch.cuda.graph_pool_handle()
 
 
-class Repeated:
+class GraphedCallable:
     """A call without arguments or result: run as it is the first time, as a CUDA graph from then on.
 
     The first call warms up what a capture may not do, as cuBLAS' workspaces and Triton's compilations. What cannot be
@@ -43,37 +43,37 @@ class Repeated:
     Args:
         call: Works on the same tensors each time, and never looks at their values.
         name: What the warning calls it.
-        memory: Of the graph; None never captures.
+        graph_pool: Of the graph; None never captures.
     """
 
-    def __init__(self, call: Callable[[], None], name: str, memory: GraphMemory | None) -> None:
-        self.call, self.name, self.memory = call, name, memory
+    def __init__(self, call: Callable[[], None], name: str, graph_pool: GraphPool | None) -> None:
+        self.call, self.name, self.graph_pool = call, name, graph_pool
         self.graph: torch.cuda.CUDAGraph | None = None
         self._warm = False
 
     def __call__(self) -> None:
         """Run or replay."""
-        if self.graph is None and self.memory is not None and self._warm:
-            self._capture(self.memory)
+        if self.graph is None and self.graph_pool is not None and self._warm:
+            self._capture(self.graph_pool)
         if self.graph is not None:
             self.graph.replay()
         else:
             self.call()
             self._warm = True
 
-    def _capture(self, memory: GraphMemory) -> None:
+    def _capture(self, graph_pool: GraphPool) -> None:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         collecting = gc.isenabled()
         gc.disable()  # to collect what holds a module or a stream would call the driver, which ends a capture
         try:
-            with torch.cuda.graph(graph, pool=memory.handle, stream=torch.cuda.current_stream()):
+            with torch.cuda.graph(graph, pool=graph_pool.handle, stream=torch.cuda.current_stream()):
                 self.call()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            memory.renew()
-            self.memory = None
+            graph_pool.reset_handle()
+            self.graph_pool = None
             torch.cuda.synchronize()
             cause: BaseException = error
             while cause.__context__ is not None:  # the end of a capture complains of what came before it
@@ -87,7 +87,7 @@ class Repeated:
                 gc.enable()
 
 
-class StageClock:
+class StageTimer:
     """Marks within repeated work, and the shares of time between them.
 
     On a GPU a mark is an event in the stream, also inside of a graph; on the CPU it is the clock. Where torch has no

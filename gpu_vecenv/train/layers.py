@@ -20,7 +20,10 @@ from gpu_vecenv.files import cuda_folder
 
 NO_ACTIVATION, TANH, RELU = range(3)  # numbers of layers.cu
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
-MOST_STRANDS, FEWEST_ROWS = 2**18, 16  # floats, enough for a large GPU; rows that a strand has where there are so many
+MAX_PARTIAL_SUMS, MIN_ROWS_PER_SUM = (
+    2**18,
+    16,
+)  # floats, enough for a large GPU; rows that a strand has where there are so many
 
 
 class LayerKernel:
@@ -33,7 +36,7 @@ class LayerKernel:
     def __init__(self, functions: FunctionManager) -> None:
         self._program = functions.compile(cuda_folder() / "learner/layers.cu")
         self._launches: dict[tuple[int, int], Launch] = {}
-        self._idle = threading.Lock()  # threads that train on one device share the launches
+        self._lock = threading.Lock()  # threads that train on one device share the launches
 
     def __call__(
         self, gradients: torch.Tensor, outputs: torch.Tensor | None = None, activation: int = NO_ACTIVATION
@@ -46,16 +49,22 @@ class LayerKernel:
             activation: ``NO_ACTIVATION``, ``TANH`` or ``RELU``.
         """
         rows, columns = gradients.shape
-        parts = max(1, min(rows // FEWEST_ROWS, MOST_STRANDS // max(columns, 1)))
+        parts = max(1, min(rows // MIN_ROWS_PER_SUM, MAX_PARTIAL_SUMS // max(columns, 1)))
         inputs = gradients if outputs is None else torch.empty_like(gradients)
         sums = gradients.new_empty((parts, columns))
         if columns == 0:
             return inputs, sums.sum(0)
         matrices = [x.data_ptr() for x in (gradients, gradients if outputs is None else outputs, inputs, sums)]
         width = 4 if columns % 4 == 0 and all(address % 16 == 0 for address in matrices) else 1
-        with self._idle:
+        with self._lock:
             launch = self._launch(sums.numel() // width, gradients.numel())
-            launch.raw[:] = [*matrices, np.int32(activation), np.int32(width), np.int64(sums.numel()), launch.raw[-1]]
+            launch.arguments[:] = [
+                *matrices,
+                np.int32(activation),
+                np.int32(width),
+                np.int64(sums.numel()),
+                launch.arguments[-1],
+            ]
             launch()
         return inputs, sums.sum(0)
 
@@ -117,7 +126,7 @@ class _Heads(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
-        both = joined(*gradients)
+        both = packed(*gradients)
         sums = kernel_on(rows.device)(both)[1]
         count = sum(ctx.sizes)
         of_rows, of_weight = _products(ctx, both[:, :count], rows, weight[:count])
@@ -131,7 +140,7 @@ def width_of(parameters: int) -> int:
     return parameters // 4 * 4 + 4
 
 
-def lie_together(parameters: torch.Tensor, values: torch.Tensor) -> bool:
+def are_packed(parameters: torch.Tensor, values: torch.Tensor) -> bool:
     """Whether (n, m) and (n,), both float32, are columns of one tensor (n, width_of(m)), the first ones."""
     rows, count = parameters.shape
     width = width_of(count)
@@ -140,11 +149,11 @@ def lie_together(parameters: torch.Tensor, values: torch.Tensor) -> bool:
     return together and parameters.untyped_storage().nbytes() >= 4 * (parameters.storage_offset() + rows * width)
 
 
-def joined(parameters: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def packed(parameters: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Both as (n, width_of(m)); nothing is copied where they lie so. What is in the last columns is any number."""
     rows, count = parameters.shape
     width = width_of(count)
-    if lie_together(parameters, values):
+    if are_packed(parameters, values):
         return parameters.as_strided((rows, width), (width, 1))
     return torch.cat([parameters, values[:, None].expand(rows, width - count)], 1)
 
@@ -156,7 +165,7 @@ def _products(
     return gradients @ weight if ctx.needs_input_grad[0] else None, gradients.T @ rows
 
 
-def is_chain(layers: nn.Module) -> bool:
+def is_supported_mlp(layers: nn.Module) -> bool:
     """Whether these are linear layers, each with an activation behind it, that do nothing else when they are called."""
     if type(layers) is not nn.Sequential:
         return False

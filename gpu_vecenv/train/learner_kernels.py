@@ -14,12 +14,12 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.layers import lie_together, width_of
+from gpu_vecenv.train.layers import are_packed, width_of
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.rollout_storage import Rollout
 
 LOSS_BLOCK = 128  # threads, as learner.cu has it
-MOST_PARTS = 2**15  # of a minibatch's moments
+MAX_PARTIAL_SUMS = 2**15  # of a minibatch's moments
 
 
 def _compiled(env: VecEnv) -> Program:
@@ -44,8 +44,8 @@ def advantage_launch(
     Args:
         env: Whose game and device.
         rewards: (T, …, num_agents) float32, contiguous, as all others but the next two; flags are bool.
-        values: Of the states before each tick.
-        next_values: Of the states that each tick led to.
+        values: Of the states before each step.
+        next_values: Of the states that each step led to.
         terminations: A state is worth nothing then.
         truncations: A trace ends there.
         active: Estimates of others are 0.
@@ -60,23 +60,23 @@ def advantage_launch(
 
 
 def shuffle_launch(
-    functions: FunctionManager, places: torch.Tensor, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor
+    functions: FunctionManager, indices: torch.Tensor, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor
 ) -> Launch:
-    """``places`` in a pseudo-random order, whenever it is called: a function of seed, epoch and their number alone.
+    """``indices`` in a pseudo-random order, whenever it is called: a function of seed, epoch and their number alone.
 
     Args:
         functions: Of the tensors' device.
-        places: (rows,) int64, as ``out``.
+        indices: (rows,) int64, as ``out``.
         seed: (1,) int64, whose bits count; like ``epoch`` it is read on the device.
         epoch: (1,) int64.
         out: Where they are written.
     """
     program = functions.compile(cuda_folder() / "learner/minibatch.cu")
-    return program.prepare("shuffle", LaunchShape(len(places)), [places, seed, epoch, out, np.int64(len(places))])
+    return program.prepare("shuffle", LaunchShape(len(indices)), [indices, seed, epoch, out, np.int64(len(indices))])
 
 
 class RowGather:
-    """Copies of the rows of a table at any places.
+    """Copies of the rows of a table at any indices.
 
     Args:
         functions: Of the table's device.
@@ -92,49 +92,49 @@ class RowGather:
         none, shape = np.int64(0), LaunchShape(most, work=most * max(1, self._bytes // 4))
         self._launch = program.prepare("gather_rows", shape, [None, none, none, np.int32(0), None, None, none])
 
-    def __call__(self, places: torch.Tensor) -> torch.Tensor:
-        """(rows, *shape), those at ``places`` (rows,) int64, contiguous."""
+    def __call__(self, indices: torch.Tensor) -> torch.Tensor:
+        """(rows, *shape), those at ``indices`` (rows,) int64, contiguous."""
         if self._bytes == 0 or not self.table[0].is_contiguous():
-            return self.table.index_select(0, places)
-        out = torch.empty((len(places), *self._shape), dtype=self.table.dtype, device=self.table.device)
+            return self.table.index_select(0, indices)
+        out = torch.empty((len(indices), *self._shape), dtype=self.table.dtype, device=self.table.device)
         addresses = self.table.data_ptr(), out.data_ptr()
         word = next(w for w in (16, 4, 1) if all(x % w == 0 for x in (*addresses, self._bytes, self._stride)))
         layout = np.int64(self._stride), np.int64(self._bytes), np.int32(word)
-        self._launch.raw[:] = addresses[0], *layout, places.data_ptr(), addresses[1], np.int64(len(places))
+        self._launch.arguments[:] = addresses[0], *layout, indices.data_ptr(), addresses[1], np.int64(len(indices))
         self._launch()
         return out
 
 
-def limit_launch(
+def clip_grad_norm_launch(
     functions: FunctionManager,
     norm: torch.Tensor,
-    figures: torch.Tensor,
+    metrics: torch.Tensor,
     gradient: torch.Tensor,
     *,
-    largest_norm: float,
+    max_grad_norm: float,
     target_kl: float | None,
-    kl_figure: int,
-    stopped: torch.Tensor,
-    losses: torch.Tensor,
+    kl_index: int,
+    skip_update: torch.Tensor,
+    metric_sums: torch.Tensor,
 ) -> Launch:
-    """Whenever it is called, what comes between a minibatch's gradient and the step along it, in place.
+    """Whenever it is called, what comes between a minibatch's gradient and the step along it, in index.
 
     Args:
         functions: Of the tensors' device.
         norm: Of the gradient; () float32, as all others.
-        figures: (n,) of a minibatch.
+        metrics: (n,) of a minibatch.
         gradient: (parameters,); it is scaled down to the largest norm.
-        largest_norm: See ``PPOConfig.max_grad_norm``.
+        max_grad_norm: See ``PPOConfig.max_grad_norm``.
         target_kl: None: none.
-        kl_figure: Which of the figures is the approximate KL.
-        stopped: () becomes 1 where the KL is beyond its target, or a figure or the norm is not finite.
-        losses: (n + 2,), to which figures, norm and ``stopped`` are added.
+        kl_index: Which of the metrics is the approximate KL.
+        skip_update: () becomes 1 where the KL is beyond its target, or a figure or the norm is not finite.
+        metric_sums: (n + 2,), to which metrics, norm and ``skip_update`` are added.
     """
     target = np.float32(np.inf if target_kl is None else target_kl)
-    arguments: list[Argument] = [norm, np.float32(largest_norm), target, figures, np.int32(len(figures))]
-    arguments += [np.int32(kl_figure), gradient, stopped, losses, np.int64(len(gradient))]
+    arguments: list[Argument] = [norm, np.float32(max_grad_norm), target, metrics, np.int32(len(metrics))]
+    arguments += [np.int32(kl_index), gradient, skip_update, metric_sums, np.int64(len(gradient))]
     program = functions.compile(cuda_folder() / "learner/minibatch.cu")
-    return program.prepare("limit_step", LaunchShape(len(gradient) + 1), arguments)
+    return program.prepare("clip_grad_norm", LaunchShape(len(gradient) + 1), arguments)
 
 
 class LossKernel:
@@ -175,34 +175,41 @@ class LossKernel:
         fixed += [np.int32(policy.squash == "tanh"), np.float32(value_coefficient)]
         fixed += [np.float32(-1 if value_clip is None else value_clip), np.int32(policy.view.num_parameters)]
         varying: list[Argument] = [None, None, None, None, none, None, none, None, np.int32(0), None, None, none]
-        self._first = len(fixed)  # place of the first argument that varies
-        self._loss = program.prepare("loss_gradients", LaunchShape(chunk, block=LOSS_BLOCK), [*fixed, *varying])
+        self._first = len(fixed)  # index of the first argument that varies
+        self._loss = program.prepare(
+            "loss_gradients", LaunchShape(chunk, threads_per_block=LOSS_BLOCK), [*fixed, *varying]
+        )
 
-    def moments(self, places: torch.Tensor) -> torch.Tensor:
-        """Number, sum and sum of squares of the advantages of active rows at these places of a rollout: (3,) float64.
+    def moments(self, indices: torch.Tensor) -> torch.Tensor:
+        """Number, sum and sum of squares of the advantages of active rows at these indices of a rollout: (3,) float64.
 
-        ``places`` (minibatch,) int64, contiguous, count through (T, E, A).
+        ``indices`` (minibatch,) int64, contiguous, count through (T, E, A).
         """
-        parts = torch.empty((3, min(len(places), MOST_PARTS)), dtype=torch.float64, device=places.device)
-        self._moments.raw[2:] = places.data_ptr(), parts.data_ptr(), np.int64(parts.shape[1]), np.int64(len(places))
+        parts = torch.empty((3, min(len(indices), MAX_PARTIAL_SUMS)), dtype=torch.float64, device=indices.device)
+        self._moments.arguments[2:] = (
+            indices.data_ptr(),
+            parts.data_ptr(),
+            np.int64(parts.shape[1]),
+            np.int64(len(indices)),
+        )
         self._moments()
         return parts.sum(1)
 
     def __call__(
-        self, places: torch.Tensor, moments: torch.Tensor, parameters: torch.Tensor, values: torch.Tensor
+        self, indices: torch.Tensor, moments: torch.Tensor, parameters: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gradients of ``parameters`` and of ``values``, and the rows' part of the five figures of ``ppo.loss``.
+        """Gradients of ``parameters`` and of ``values``, and the rows' part of the five metrics of ``ppo.loss``.
 
         Args:
-            places: (rows,) int64, contiguous: part of a minibatch.
-            moments: Those of the whole minibatch: with its count, losses of its parts add up.
+            indices: (rows,) int64, contiguous: part of a minibatch.
+            moments: Those of the whole minibatch: with its count, metric_sums of its parts add up.
             parameters: (rows, n) float32, of the policy at these rows.
             values: (rows,) float32.
 
         Raises:
             ConfigError: The policy's outputs have other shapes, or are elsewhere.
         """
-        rows, device = len(places), places.device
+        rows, device = len(indices), indices.device
         expected = [(rows, self.policy.view.num_parameters), (rows,)]
         if (found := [tuple(x.shape) for x in (parameters, values)]) != expected or parameters.device != device:
             raise ConfigError(
@@ -213,17 +220,17 @@ class LossKernel:
         if parameters.stride(1) != 1:
             parameters = parameters.contiguous()
         count = parameters.shape[1]
-        together = lie_together(parameters, values)  # then the gradients do so, too
+        together = are_packed(parameters, values)  # then the gradients do so, too
         gradients = torch.empty((rows, width_of(count) if together else count), device=device)
         value_gradients = gradients[:, count] if together else torch.empty(rows, device=device)
-        figures = torch.empty((5, rows), device=device)
-        unit = self.policy.value_unit
+        metrics = torch.empty((5, rows), device=device)
+        unit = self.policy.value_scale
         unit = unit if isinstance(unit, torch.Tensor) else self._one
-        self._loss.raw[self._first :] = [
-            *(x.data_ptr() for x in (unit, moments, places, parameters)),
+        self._loss.arguments[self._first :] = [
+            *(x.data_ptr() for x in (unit, moments, indices, parameters)),
             *(np.int64(parameters.stride(0)), values.data_ptr(), np.int64(values.stride(0))),
             *(gradients.data_ptr(), np.int32(gradients.shape[1]), 0 if together else value_gradients.data_ptr()),
-            *(figures.data_ptr(), np.int64(rows)),
+            *(metrics.data_ptr(), np.int64(rows)),
         ]
         self._loss()
-        return gradients[:, :count], value_gradients, figures.sum(1)
+        return gradients[:, :count], value_gradients, metrics.sum(1)

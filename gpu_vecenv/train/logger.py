@@ -17,11 +17,11 @@ from rich.table import Column
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
 
-METRICS = "metrics.csv"
+METRICS_FILE = "metrics.csv"
 
 
 class RunLog:
-    """Writes each iteration's figures to ``metrics.csv``, to TensorBoard where it is installed, and to the screen.
+    """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard where it is installed, and to the screen.
 
     Args:
         folder: Where to.
@@ -39,19 +39,19 @@ class RunLog:
     ) -> None:
         self._wandb = _wandb(wandb, folder, done)  # the first, as it may refuse
         folder.mkdir(parents=True, exist_ok=True)
-        names, steps = _keep_rows(folder / METRICS, done)
-        self._file = (folder / METRICS).open("a", newline="")
+        names, steps = _keep_rows(folder / METRICS_FILE, done)
+        self._file = (folder / METRICS_FILE).open("a", newline="")
         self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
         self._events = _tensorboard(folder / "tensorboard", steps)
         columns = (
             BarColumn(bar_width=10),
             MofNCompleteColumn(),
             TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[figures]}", table_column=Column(ratio=1)),
+            TextColumn("{task.fields[metrics]}", table_column=Column(ratio=1)),
         )
         self._shown = "no episode has ended yet"
         self._progress = Progress(*columns, console=console)
-        self._task = self._progress.add_task("training", total=num_iterations, completed=done, figures="")
+        self._task = self._progress.add_task("training", total=num_iterations, completed=done, metrics="")
 
     def __enter__(self) -> RunLog:
         self._progress.start()
@@ -67,14 +67,14 @@ class RunLog:
         if self._wandb is not None:
             self._wandb.finish()
 
-    def __call__(self, figures: Mapping[str, float | str]) -> None:
+    def __call__(self, metrics: Mapping[str, float | str]) -> None:
         """Add one iteration."""
         if self._csv is None:
-            self._csv = csv.DictWriter(self._file, list(figures))
+            self._csv = csv.DictWriter(self._file, list(metrics))
             self._csv.writeheader()
-        self._csv.writerow(figures)
+        self._csv.writerow(metrics)
         self._file.flush()
-        numbers = {name: value for name, value in figures.items() if not isinstance(value, str)}
+        numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}
         step = int(numbers["env_steps"])
         if self._events is not None:
             for name, value in numbers.items():
@@ -85,9 +85,9 @@ class RunLog:
             f"{k.removeprefix('return_')} {v:.2f}" for k, v in numbers.items() if k.startswith("return_")
         )
         if numbers["episodes"]:
-            self._shown = f"return: {returns}  episode: {numbers['episode_length']:.0f} ticks"
+            self._shown = f"return: {returns}  episode: {numbers['episode_length']:.0f} steps"
         text = f"{numbers['agent_steps_per_s'] / 1e3:,.0f}k agent-steps/s  {self._shown}"
-        self._progress.update(self._task, completed=numbers["iteration"], figures=text)
+        self._progress.update(self._task, completed=numbers["iteration"], metrics=text)
 
 
 def _keep_rows(path: Path, done: int) -> tuple[list[str], int]:

@@ -1,4 +1,4 @@
-"""Learning curves: the figures of one or several runs over env-steps or time, as a picture."""
+"""Learning curves: the metrics of one or several runs over env-steps or time, as a picture."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, nearest
 
-METRICS = "metrics.csv"
-WORDS = ("weights",)  # columns that hold no numbers
-OF_EPISODES = ("return_", "episode_length", "terminated_share")  # means over the episodes that an iteration ended
+METRICS_FILE = "metrics.csv"
+TEXT_COLUMNS = ("weights",)  # columns that hold no numbers
+EPISODE_METRICS = (
+    "return_",
+    "episode_length",
+    "terminated_fraction",
+)  # means over the episodes that an iteration ended
 SEED = re.compile(r"(.*?)[-_. ]?seed[-_=]?\d+")  # cartpole-seed0, cartpole_seed_1, seed2
 # Okabe and Ito, "Color universal design", 2008, without their yellow, which is too pale for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -36,13 +40,13 @@ class Group(NamedTuple):
 
 
 def read_metrics(run: Path) -> Rows:
-    """The figures of each iteration, from RUN/metrics.csv. A last line that is still being written is left out.
+    """The metrics of each iteration, from RUN/metrics.csv. A last line that is still being written is left out.
 
     Raises:
         FileNotFoundError: There is no such file.
         ConfigError: It is damaged; the message names the line.
     """
-    path = Path(run) / METRICS
+    path = Path(run) / METRICS_FILE
     if not path.is_file():
         raise FileNotFoundError(f"no {path}; expected the folder of a run")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
@@ -55,7 +59,7 @@ def read_metrics(run: Path) -> Rows:
         for values in reader:
             if len(values) != len(names):
                 raise ValueError(f"it has {len(values)} values; expected {len(names)}, one for each column")
-            row = {name: float(value) for name, value in zip(names, values, strict=True) if name not in WORDS}
+            row = {name: float(value) for name, value in zip(names, values, strict=True) if name not in TEXT_COLUMNS}
             if rows and not row["env_steps"] > rows[-1]["env_steps"]:
                 raise ValueError(f"env_steps is {row['env_steps']:.0f}; expected more than in the line before")
             rows.append(row)
@@ -68,11 +72,11 @@ def plot_runs(
     runs: Sequence[Path],
     out: Path,
     *,
-    figures: Sequence[str] = (),
+    metrics: Sequence[str] = (),
     x: X = "env_steps",
     smooth: int = 1,
 ) -> bool:
-    """Draw figures of runs, one panel for each figure.
+    """Draw metrics of runs, one panel for each metric.
 
     Folders in one place that differ only in a seed at the end of their names, as cartpole-seed0 and cartpole-seed1,
     are drawn as one line, their mean, in a band from their least to their largest value, as far as all of them have
@@ -82,7 +86,7 @@ def plot_runs(
     Args:
         runs: Folders with a metrics.csv.
         out: The picture, .png or .svg; its folder is made where it is missing.
-        figures: Columns of metrics.csv; by default the return of each role, and the episodes' length.
+        metrics: Columns of metrics.csv; by default the return of each role, and the episodes' length.
         x: "env_steps", or "seconds" of training.
         smooth: Each value becomes the mean of so many rows: itself and those before it.
 
@@ -91,9 +95,9 @@ def plot_runs(
 
     Raises:
         FileNotFoundError: A run has no metrics.csv.
-        ConfigError: One is damaged, no run has the figure, or an argument is wrong.
+        ConfigError: One is damaged, no run has the metric, or an argument is wrong.
     """
-    out, smooth = Path(out), count("smooth", smooth, 1)
+    out, smooth = Path(out), validate_int("smooth", smooth, 1)
     if x not in get_args(X):
         raise ConfigError(f"x is {x!r}; expected {' or '.join(map(repr, get_args(X)))}")
     if out.suffix.lower() not in (".png", ".svg"):
@@ -108,23 +112,23 @@ def plot_runs(
     except ImportError:
         return False
     groups = _groups(runs)
-    figures = _figures(groups, figures)
+    metrics = _chosen_metrics(groups, metrics)
     rows = [row for group in groups for run in group.runs for row in run]
     scale, x_label = _unit(x, max((row[x] for row in rows if x in row), default=0))
-    columns = len(figures) if len(figures) < 4 else 2 if len(figures) == 4 else 3
-    lines = -(-len(figures) // columns)
+    columns = len(metrics) if len(metrics) < 4 else 2 if len(metrics) == 4 else 3
+    lines = -(-len(metrics) // columns)
     width = max(5.2 * columns, 6.4)
     longest = max(len(group.label) for group in groups)
     across = min(max(int(9 * width / (longest + 6)), 1), len(groups))  # about 9 letters an inch; 6 for the line
     height = 3.7 * lines + 0.3 + 0.22 * -(-len(groups) // across)
     canvas = Figure(figsize=(width, height), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     FigureCanvasAgg(canvas)
-    for place, name in enumerate(figures):
+    for place, name in enumerate(metrics):
         axes = canvas.add_subplot(lines, columns, place + 1)
         for group in groups:
             having = [run for run in group.runs if run and name in run[0]]
             _draw(axes, [_curve(run, name, x, scale, smooth) for run in having], group.style)
-        title, unit = _words(name)
+        title, unit = _title_and_unit(name)
         axes.set_title(title)
         axes.set_ylabel(unit)
         axes.set_xlabel(x_label)
@@ -156,13 +160,13 @@ def _groups(runs: Sequence[Path]) -> list[Group]:
     return groups
 
 
-def _figures(groups: Sequence[Group], asked: Sequence[str]) -> list[str]:
+def _chosen_metrics(groups: Sequence[Group], asked: Sequence[str]) -> list[str]:
     """Those to draw, or ConfigError."""
     known = dict.fromkeys(name for group in groups for run in group.runs for row in islice(run, 1) for name in row)
     wanted = list(dict.fromkeys(asked)) or [name for name in known if name.startswith("return_")] + ["episode_length"]
     for name in wanted if known or asked else ():
         if name not in known:
-            raise ConfigError(f"no run has the figure {name!r}; {nearest(name, known)}")
+            raise ConfigError(f"no run has the metric {name!r}; {nearest(name, known)}")
     return wanted
 
 
@@ -170,8 +174,8 @@ def _curve(run: Rows, name: str, x: X, scale: float, smooth: int) -> Curve:
     """Points of one run, without those that are no numbers."""
     if x not in run[0]:
         raise ConfigError(f"x is {x!r}, but a run has no such column; {nearest(x, run[0])}")
-    of_episodes = name.startswith(OF_EPISODES)
-    told = [row for row in run if not of_episodes or row.get("episodes", 1) > 0]
+    is_episode_metric = name.startswith(EPISODE_METRICS)
+    told = [row for row in run if not is_episode_metric or row.get("episodes", 1) > 0]
     places, values = (np.array([row[key] for row in told]) for key in (x, name))
     finite = np.isfinite(values)
     places, values = places[finite] / scale, values[finite]
@@ -205,20 +209,23 @@ def _unit(x: X, largest: float) -> tuple[float, str]:
     return 1, "training time (seconds)"
 
 
-def _words(figure: str) -> tuple[str, str]:
+def _title_and_unit(metric: str) -> tuple[str, str]:
     """A panel's title and its unit."""
-    title = figure.replace("_", " ")
-    if figure.startswith("return_"):
-        return f"return, {figure.removeprefix('return_')}", "reward per agent and episode"
-    if figure.startswith(("entropy", "approximate_kl")):
+    title = metric.replace("_", " ")
+    if metric.startswith("return_"):
+        return f"return, {metric.removeprefix('return_')}", "reward per agent and episode"
+    if metric.startswith(("entropy", "approx_kl")):
         return title, "nats"
     units = {
         "agent_steps_per_s": "agent-steps / s",
         "env_steps": "env-steps",
-        "episode_length": "ticks",
+        "episode_length": "steps",
         "episodes": "per iteration",
         "seconds": "s",
-        "terminated_share": "share of episodes",
-        **dict.fromkeys(("policy_share", "sampling_share", "env_share", "update_share"), "share of the time"),
+        "terminated_fraction": "share of episodes",
+        **dict.fromkeys(
+            ("policy_time_fraction", "sampling_time_fraction", "env_time_fraction", "update_time_fraction"),
+            "share of the time",
+        ),
     }
-    return title, units.get(figure, "share" if "_share" in figure else "")
+    return title, units.get(metric, "fraction" if "_fraction" in metric else "")

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.running_statistics import merged
+from gpu_vecenv.engine.running_statistics import merge_moments
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.layers import NO_ACTIVATION, heads, is_chain, is_plain, layer, through
+from gpu_vecenv.train.layers import NO_ACTIVATION, heads, is_plain, is_supported_mlp, layer, through
 
 Activation = Literal["tanh", "relu"]
 Precision = Literal["float32", "tf32", "bfloat16"]
-NORMALIZED_LIMIT = 10.0  # normalised observations are clamped to ±this: one outlier must not drown the others
+OBS_CLIP = 10.0  # normalised observations are clamped to ±this: one outlier must not drown the others
 
 
 class ActorCritic(nn.Module):
@@ -84,7 +84,7 @@ class ActorCritic(nn.Module):
     def _may_fuse(self, rows: torch.Tensor) -> bool:
         """Not in mixed precision; nor where somebody has changed the layers, or is told of their calls."""
         trunks = [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
-        plain = all(map(is_chain, trunks)) and is_plain(self.actor) and is_plain(self.critic)
+        plain = all(map(is_supported_mlp, trunks)) and is_plain(self.actor) and is_plain(self.critic)
         return (
             plain and rows.ndim == 2 and rows.dtype == torch.float32 and not torch.is_autocast_enabled(rows.device.type)
         )
@@ -108,7 +108,7 @@ class ActorCritic(nn.Module):
 class RoleView:
     """Where the agents of some roles lie in a game's tensors.
 
-    ``agents`` is their slice of the agent axis, ``own`` their observation's part of a row, ``columns`` their part of
+    ``agents`` is their slice of the agent axis, ``obs_slice`` their observation's part of a row, ``columns`` their part of
     the parameter axis, ``head_sizes`` the choices of each of their heads (empty for a Box).
 
     Raises:
@@ -133,27 +133,27 @@ class RoleView:
                 f"{' and '.join(roles)} of {name} are not adjacent among {known}, in this order: they cannot share"
             )
         self.roles, self.agents = tuple(roles), slice(slices[0].start, slices[-1].stop)
-        self.count = self.agents.stop - self.agents.start
-        self.own, self.obs_shape = game.observation.own(first), game.observation.shapes[first]
-        self.continuous, self.heads = action.continuous, len(action.sizes[first])
+        self.num_agents = self.agents.stop - self.agents.start
+        self.obs_slice, self.obs_shape = game.observation.own(first), game.observation.shapes[first]
+        self.continuous, self.num_heads = action.continuous, len(action.sizes[first])
         self.head_sizes = () if action.continuous else action.sizes[first]
-        self.columns: slice | torch.Tensor = slice(0, 2 * self.heads)
+        self.parameter_columns: slice | torch.Tensor = slice(0, 2 * self.num_heads)
         if not action.continuous:
             widest, offset, columns = action.head_sizes, 0, list[int]()
             for head, size in enumerate(self.head_sizes):
                 columns += range(offset, offset + size)
                 offset += widest[head]
             whole = columns == list(range(len(columns)))
-            self.columns = slice(0, len(columns)) if whole else torch.tensor(columns, device=device)
-        self.num_parameters = 2 * self.heads if action.continuous else sum(self.head_sizes)
+            self.parameter_columns = slice(0, len(columns)) if whole else torch.tensor(columns, device=device)
+        self.num_parameters = 2 * self.num_heads if action.continuous else sum(self.head_sizes)
 
     def obs(self, rows: torch.Tensor) -> torch.Tensor:
         """Of a game's observations (num_envs, num_agents, *shape), these agents' own: (num_envs, count, *obs_shape)."""
-        return rows[(slice(None), self.agents, *self.own)]
+        return rows[(slice(None), self.agents, *self.obs_slice)]
 
     def mask(self, action_mask: torch.Tensor | None) -> torch.Tensor | None:
         """Of a game's masks (…, num_logits), the columns of these agents."""
-        return None if action_mask is None else action_mask[..., self.columns]
+        return None if action_mask is None else action_mask[..., self.parameter_columns]
 
 
 class Normalizer(nn.Module):
@@ -165,13 +165,13 @@ class Normalizer(nn.Module):
 
     mean: torch.Tensor
     var: torch.Tensor
-    rows: torch.Tensor
+    count: torch.Tensor
 
     def __init__(self, shape: Sequence[int] = ()) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
-        self.register_buffer("rows", torch.tensor(1e-4, dtype=torch.float64))  # weight of the first mean and variance
+        self.register_buffer("count", torch.tensor(1e-4, dtype=torch.float64))  # weight of the first mean and variance
 
     @property
     def std(self) -> torch.Tensor:
@@ -183,22 +183,24 @@ class Normalizer(nn.Module):
 
         (1 + 2 * size,) float64. Those of several batches, or of several processes, add up.
         """
-        apart = torch.where(counted.view(-1, *[1] * self.mean.ndim), rows.double() - self.mean, 0)
-        return torch.cat([counted.sum()[None].double(), apart.sum(0).flatten(), apart.square().sum(0).flatten()])
+        deviations = torch.where(counted.view(-1, *[1] * self.mean.ndim), rows.double() - self.mean, 0)
+        return torch.cat(
+            [counted.sum()[None].double(), deviations.sum(0).flatten(), deviations.square().sum(0).flatten()]
+        )
 
-    def take_in(self, moments: torch.Tensor) -> None:
+    def update_from_moments(self, moments: torch.Tensor) -> None:
         """Take in the rows of ``moments``; without rows, or where one of them was not finite, nothing changes."""
         moments = torch.where(moments.isfinite().all(), moments, 0)
         size = moments[0]
         delta, squares = (moments[1:] / size.clamp(min=1)).view(2, *self.mean.shape)
         var = (squares - delta.square()).clamp(min=0)
-        own = (self.mean, self.var, self.rows)
-        for old, new in zip(own, merged(*own, size, delta, var), strict=True):
+        own = (self.mean, self.var, self.count)
+        for old, new in zip(own, merge_moments(*own, size, delta, var), strict=True):
             old.copy_(new)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Rows (…, *shape) with mean 0 and variance 1, clamped to ±10, float32."""
-        return ((x - self.mean.float()) / self.std).clamp(-NORMALIZED_LIMIT, NORMALIZED_LIMIT)
+        return ((x - self.mean.float()) / self.std).clamp(-OBS_CLIP, OBS_CLIP)
 
 
 class Policy(nn.Module):
@@ -215,7 +217,7 @@ class Policy(nn.Module):
         device: Where it lives.
     """
 
-    low_high: torch.Tensor
+    action_bounds: torch.Tensor
 
     def __init__(
         self,
@@ -234,16 +236,16 @@ class Policy(nn.Module):
         self.network = network
         self.obs_normalizer = Normalizer(self.view.obs_shape) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
-        self.squash, self._mixed = squash, bfloat16
-        self._several = bool(game.action.shape)
-        self.register_buffer("low_high", torch.tensor([game.action.low, game.action.high]), persistent=False)
+        self.squash, self._bfloat16 = squash, bfloat16
+        self._has_heads = bool(game.action.shape)
+        self.register_buffer("action_bounds", torch.tensor([game.action.low, game.action.high]), persistent=False)
         self.to(device)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Observations (…, *obs_shape) -> parameters (…, n) of the distribution and values (…), in units of returns."""
         if self.obs_normalizer is not None:
             obs = self.obs_normalizer(obs)
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self._mixed):
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self._bfloat16):
             parameters, values = self.network(obs)
         values = values.float()
         if self.return_normalizer is not None:
@@ -251,7 +253,7 @@ class Policy(nn.Module):
         return parameters.float(), values
 
     @property
-    def value_unit(self) -> torch.Tensor | float:
+    def value_scale(self) -> torch.Tensor | float:
         """What a value loss is measured in: the standard deviation of returns, or 1."""
         return 1.0 if self.return_normalizer is None else self.return_normalizer.std
 
@@ -302,18 +304,18 @@ class Policy(nn.Module):
         if self.view.continuous:
             means, log_stds = parameters.chunk(2, -1)
             noise = 0 if greedy else torch.empty_like(means).normal_(generator=generator)
-            return squashed(means + log_stds.exp() * noise, self.low_high, self.squash)
+            return squashed(means + log_stds.exp() * noise, self.action_bounds, self.squash)
         heads = []
         for logits in masked(parameters, action_mask).split(list(self.view.head_sizes), -1):
             # Gumbel, 1954: adding this noise and taking the largest is a draw.
             noise = 0 if greedy else -torch.empty_like(logits).exponential_(generator=generator).log()
             heads.append((logits + noise).argmax(-1).int())
-        return torch.stack(heads, -1) if self._several else heads[0]
+        return torch.stack(heads, -1) if self._has_heads else heads[0]
 
 
-def squashed(draws: torch.Tensor, low_high: torch.Tensor, squash: Squash) -> torch.Tensor:
-    """Draws (…, k) of a Gaussian as actions in the Box ``low_high`` (2, k)."""
-    low, high = low_high
+def squashed(draws: torch.Tensor, action_bounds: torch.Tensor, squash: Squash) -> torch.Tensor:
+    """Draws (…, k) of a Gaussian as actions in the Box ``action_bounds`` (2, k)."""
+    low, high = action_bounds
     inside = draws.tanh() if squash == "tanh" else draws.clamp(-1, 1)
     middle, half = low / 2 + high / 2, high / 2 - low / 2  # halves first: a wide Box must not overflow
     return torch.clamp(middle + half * inside, low, high)
@@ -323,7 +325,7 @@ def default_network(
     view: RoleView, hidden_sizes: Sequence[int], activation: Activation = "tanh", shared_trunk: bool = True
 ) -> ActorCritic:
     """The network of a policy that was given none."""
-    outputs = view.heads if view.continuous else view.num_parameters
+    outputs = view.num_heads if view.continuous else view.num_parameters
     return ActorCritic(
         view.obs_shape,
         outputs,

@@ -1,4 +1,4 @@
-"""Storage of a rollout: what T ticks of E replicas with A agents leave for the learner."""
+"""Storage of a rollout: what T steps of E replicas with A agents leave for the learner."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Rollout:
         self.draws = torch.zeros((*rows, *action.shape), dtype=kind, device=device)  # actions, or what becomes them
         self.log_probs, self.rewards, self.advantages, self.returns = torch.zeros((4, *rows), device=device)
         self.terminations, self.truncations = torch.zeros((2, *rows), dtype=torch.bool, device=device)
-        self.slabs = [
-            env.slab(
+        self.step_buffers = [
+            env.step_buffers(
                 **self._before(t + 1),
                 rewards=self.rewards[t],
                 terminations=self.terminations[t],
@@ -61,14 +61,14 @@ class Rollout:
             else Sample(self.draws[t], self.log_probs[t])
             for t in range(num_steps)
         ]
-        self.last = env.slab(**self._before(-1))
+        self.last = env.step_buffers(**self._before(-1))
 
     def _before(self, t: int) -> dict[str, torch.Tensor]:
-        """What tick t begins with, and tick t - 1 has written."""
+        """What step t begins with, and step t - 1 has written."""
         rows = {"obs": self.obs[t], "active": self.active[t]}
         return rows if self.action_mask is None else rows | {"action_mask": self.action_mask[t]}
 
-    def go_on(self) -> None:
+    def carry_over(self) -> None:
         """The end of the last iteration is the beginning of the next."""
         for name, first in self._before(0).items():
             first.copy_(self._before(-1)[name])
@@ -79,57 +79,59 @@ class Rollout:
         sampler: Sampler,
         parameters: torch.Tensor,
         mark: Callable[[str], None] = lambda stage: None,
-        watched: int | None = None,
+        timed_step: int | None = None,
     ) -> None:
-        """All ticks of an iteration, but for the values of the state that the last one leads to.
+        """All steps of an iteration, but for the values of the state that the last one leads to.
 
         Args:
             policies: Of all roles.
             sampler: Of the environment.
             parameters: (E, A, sampler.num_parameters) float32, into which each policy writes its agents' outputs.
-            mark: Told the stages of one tick: "policy", "sampling", "env" as they begin, "ticked" at its end.
-            watched: That tick. To tell its stages apart it samples and steps one after the other, the others at once:
+            mark: Told the stages of one step: "policy", "sampling", "env" as they begin, "step_end" at its end.
+            timed_step: That step. To tell its stages apart it samples and steps one after the other, the others at once:
                 the same bits.
         """
-        self.go_on()
-        for t, (slab, sample) in enumerate(zip(self.slabs, self.samples, strict=True)):
-            told = mark if t == watched else lambda stage: None
-            told("policy")
+        self.carry_over()
+        for t, (buffers, sample) in enumerate(zip(self.step_buffers, self.samples, strict=True)):
+            record_stage = mark if t == timed_step else lambda stage: None
+            record_stage("policy")
             for policy in policies:
                 view = policy.view
                 outputs, self.values[t][:, view.agents] = policy(view.obs(self.obs[t]))
-                parameters[:, view.agents][..., view.columns] = outputs
-            told("sampling")
+                parameters[:, view.agents][..., view.parameter_columns] = outputs
+            record_stage("sampling")
             allowed = masked(parameters, None if self.action_mask is None else self.action_mask[t])
-            if t == watched:
+            if t == timed_step:
                 sampler.sample(allowed, out=sample)
-                told("env")
-                self.env.step(sample.actions, out=slab)
+                record_stage("env")
+                self.env.step(sample.actions, out=buffers)
             else:
-                sampler.step(allowed, sample=sample, out=slab)
-            told("ticked")
+                sampler.step(allowed, sample=sample, out=buffers)
+            record_stage("step_end")
 
-    def look_again(self) -> None:
+    def refresh_last_step(self) -> None:
         """Fill the last row from the environment's state, as after ``load_state_dict``."""
         self.env.observe(out=self.obs[-1])
         self.active[-1].copy_(self.env.active)
         if self.action_mask is not None:
             self.action_mask[-1].copy_(self.env.action_mask)
 
-    def at(self, view: RoleView, places: torch.Tensor, estimates: torch.Tensor) -> Batch:
-        """Rows of a role; ``places`` (rows,) int64 count through (T, E, A); ``estimates`` are their advantages."""
+    def batch(self, view: RoleView, indices: torch.Tensor, estimates: torch.Tensor) -> Batch:
+        """Rows of a role; ``indices`` (rows,) int64 count through (T, E, A); ``estimates`` are their advantages."""
 
         def rows(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[: len(self.draws)].flatten(0, 2)[places]
+            return tensor[: len(self.draws)].flatten(0, 2)[indices]
 
-        draws = rows(self.draws).view(len(places), -1)[:, : view.heads]
+        draws = rows(self.draws).view(len(indices), -1)[:, : view.num_heads]
         log_probs, values, returns = (rows(x) for x in (self.log_probs, self.values, self.returns))
         mask = None if self.action_mask is None else view.mask(rows(self.action_mask))
-        return Batch(self.obs_rows(view)[places], draws, log_probs, values, estimates, returns, rows(self.active), mask)
+        return Batch(
+            self.flat_obs(view)[indices], draws, log_probs, values, estimates, returns, rows(self.active), mask
+        )
 
-    def obs_rows(self, view: RoleView) -> torch.Tensor:
-        """All observations before a tick, cut to a role's own: (T * E * A, *obs_shape), no copy."""
-        return self.obs[:-1].flatten(0, 2)[(slice(None), *view.own)]
+    def flat_obs(self, view: RoleView) -> torch.Tensor:
+        """All observations before a step, cut to a role's own: (T * E * A, *obs_shape), no copy."""
+        return self.obs[:-1].flatten(0, 2)[(slice(None), *view.obs_slice)]
 
     @staticmethod
     def bytes_per_env(env: VecEnv, num_steps: int) -> int:
@@ -149,9 +151,9 @@ def check_capacity(env: VecEnv, num_steps: int) -> None:
         )
 
 
-def fitting_num_envs(game_env: Callable[[int], VecEnv], num_steps: int, wanted: int) -> int:
+def max_num_envs_that_fit(make_env: Callable[[int], VecEnv], num_steps: int, wanted: int) -> int:
     """The most replicas up to ``wanted`` whose environment and rollout fit in 80 % of the free memory."""
-    env = game_env(1)
+    env = make_env(1)
     each = env.bytes_per_env() + Rollout.bytes_per_env(env, num_steps)
     fit = int(0.8 * free_bytes(env.device)) // each
     env.close()

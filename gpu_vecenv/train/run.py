@@ -1,4 +1,4 @@
-"""A training run in a folder: figures, checkpoints, curve, evaluation. What ``gpu-vecenv train`` does, callable."""
+"""A training run in a folder: metrics, checkpoints, curve, evaluation. What ``gpu-vecenv train`` does, callable."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rich.table import Table
 from gpu_vecenv.declare.env import check_fields, param
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import CheckpointFolder
-from gpu_vecenv.train.logger import METRICS, RunLog
+from gpu_vecenv.train.logger import METRICS_FILE, RunLog
 from gpu_vecenv.train.plots import plot_runs
 from gpu_vecenv.train.trainer import Trainer
 
-CURVE, EVALUATION, CHECKPOINTS = "learning_curve.png", "evaluation.json", "checkpoints"
+CURVE_FILE, EVALUATION_FILE, CHECKPOINTS = "learning_curve.png", "evaluation.json", "checkpoints"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class RunConfig:
     episodes: int = param(1000, low=1)  # of each evaluation at the end
     checkpoint_seconds: float = param(60.0, low=0)  # between checkpoints; 0 writes one after each iteration
     keep: int = param(3, low=1)  # checkpoints kept, besides the best
-    best_by: str | None = None  # figure whose largest mean between checkpoints is the best; by default a return
+    best_metric: str | None = None  # metric whose largest mean between checkpoints is the best; by default a return
     wandb: str | None = None  # project of Weights & Biases to log to as well
     digests: bool = False  # log a fingerprint of all weights with each iteration, to compare runs bit by bit
 
@@ -49,13 +49,13 @@ class Progress:
     """What a run knows beside the trainer's state; saved with each checkpoint."""
 
     seconds: float = 0.0  # of training, all sittings together
-    best: float | None = None  # of the figure that decides
-    total: float = 0.0  # of that figure since the last checkpoint, weighted by episodes
+    best: float | None = None  # of the metric that decides
+    total: float = 0.0  # of that metric since the last checkpoint, weighted by episodes
     episodes: float = 0.0
 
 
 def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resume: bool = False) -> int:
-    """Train to the end, evaluate, and leave curve, figures, checkpoints and evaluation in ``folder``.
+    """Train to the end, evaluate, and leave curve, metrics, checkpoints and evaluation in ``folder``.
 
     Under torchrun every process calls it; the first one writes. SIGTERM and SIGINT end it after the iteration at hand,
     with a checkpoint.
@@ -70,12 +70,12 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
         0, or 128 plus the number of the signal that ended it.
 
     Raises:
-        ConfigError: The folder already holds a run, or ``best_by`` is no figure of this one.
+        ConfigError: The folder already holds a run, or ``best_metric`` is no metric of this one.
         CheckpointCorruptError, FileNotFoundError: There is nothing to go on from.
     """
     config, world, console = config or RunConfig(), trainer.world, Console(quiet=trainer.world.rank > 0)
     checkpoints = CheckpointFolder(folder / CHECKPOINTS, keep=config.keep, rank=world.rank, world_size=world.size)
-    decisive = decisive_figure(trainer, config)
+    decisive = best_metric_name(trainer, config)
     progress = Progress()
     if resume:
         tensors, manifest = checkpoints.load()
@@ -83,13 +83,13 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
         progress = Progress(**manifest.get("progress", {}))
     elif checkpoints.begun():
         raise ConfigError(f"{folder} already holds a run; take another folder, or go on with: --resume {folder}")
-    world.wait()
+    world.barrier()
     checkpoints.clean()
     env = trainer.env
     console.print(
         f"{env.game!r}\n{env.num_envs * world.size} replicas x {env.num_agents} agents on {env.device}"
         f"{f' and {world.size - 1} more' * (world.size > 1)}, iterations {trainer.iteration} to "
-        f"{trainer.num_iterations} of {trainer.config.num_steps} ticks, run folder {folder}",
+        f"{trainer.num_iterations} of {trainer.config.num_steps} steps, run folder {folder}",
         highlight=False,
     )
 
@@ -101,21 +101,21 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
         progress.total = progress.episodes = 0.0
         tensors, manifest = trainer.state()
         path = checkpoints.save(trainer.iteration, tensors, {**manifest, "progress": vars(progress)}, best=is_best)
-        world.wait()
+        world.barrier()
         return path
 
-    with _stopping() as stopped, _log(trainer, folder, config, console) as log:
+    with _stop_signal() as stopped, _log(trainer, folder, config, console) as log:
         start, saved = time.perf_counter() - progress.seconds, time.perf_counter()
-        ended, due = world.agree(stopped() != 0, False)
+        ended, due = world.all_agree(stopped() != 0, False)
         while trainer.iteration < trainer.num_iterations and not ended:
-            figures: dict[str, Any] = trainer.train_iteration()
+            metrics: dict[str, Any] = trainer.train_iteration()
             progress.seconds = time.perf_counter() - start
-            progress.total += figures[decisive] * figures["episodes"]
-            progress.episodes += figures["episodes"]
+            progress.total += metrics[decisive] * metrics["episodes"]
+            progress.episodes += metrics["episodes"]
             if config.digests:
-                figures["weights"] = weights_digest(trainer)
-            log({"iteration": figures.pop("iteration"), "seconds": progress.seconds, **figures})
-            ended, due = world.agree(stopped() != 0, time.perf_counter() - saved >= config.checkpoint_seconds)
+                metrics["weights"] = weights_digest(trainer)
+            log({"iteration": metrics.pop("iteration"), "seconds": progress.seconds, **metrics})
+            ended, due = world.all_agree(stopped() != 0, time.perf_counter() - saved >= config.checkpoint_seconds)
             if due and not ended and trainer.iteration < trainer.num_iterations:
                 save()
                 saved = time.perf_counter()
@@ -127,7 +127,7 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
         console.print(f"go on with: gpu-vecenv train --resume {folder}", highlight=False, soft_wrap=True)
         return 128 + stopped() if stopped() else 1
     if world.rank == 0:
-        _conclude(trainer, folder, path, config.episodes, console)
+        _write_results(trainer, folder, path, config.episodes, console)
     return 0
 
 
@@ -140,15 +140,15 @@ def weights_digest(trainer: Trainer) -> str:
     return digest.hexdigest()[:16]
 
 
-def decisive_figure(trainer: Trainer, config: RunConfig) -> str:
-    """The figure that tells which checkpoint is the best."""
+def best_metric_name(trainer: Trainer, config: RunConfig) -> str:
+    """The metric that tells which checkpoint is the best."""
     roles = [role for learner in trainer.learners.values() for role in learner.policy.view.roles]
-    known = [*(f"return_{role}" for role in trainer.env.game.roles), "episode_length", "terminated_share"]
-    if config.best_by is None:
+    known = [*(f"return_{role}" for role in trainer.env.game.roles), "episode_length", "terminated_fraction"]
+    if config.best_metric is None:
         return f"return_{roles[0]}" if roles else known[0]
-    if config.best_by not in known:
-        raise ConfigError(f"best_by is {config.best_by!r}; expected one of {', '.join(known)}")
-    return config.best_by
+    if config.best_metric not in known:
+        raise ConfigError(f"best_metric is {config.best_metric!r}; expected one of {', '.join(known)}")
+    return config.best_metric
 
 
 @contextlib.contextmanager
@@ -157,14 +157,14 @@ def _log(
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
     """The first process' log; the others write nothing."""
     if trainer.world.rank > 0:
-        yield lambda figures: None
+        yield lambda metrics: None
         return
     with RunLog(folder, trainer.num_iterations, console, done=trainer.iteration, wandb=config.wandb) as log:
         yield log
 
 
 @contextlib.contextmanager
-def _stopping() -> Iterator[Callable[[], int]]:
+def _stop_signal() -> Iterator[Callable[[], int]]:
     """Tells the number of the signal that asked to stop, 0 if none did. A second one acts as it always does."""
     received = [0]
     if threading.current_thread() is not threading.main_thread():  # only the main one may handle signals
@@ -183,17 +183,17 @@ def _stopping() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def _conclude(trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, console: Console) -> None:
+def _write_results(trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, console: Console) -> None:
     results = evaluations(trainer, episodes)
-    (folder / EVALUATION).write_text(json.dumps(results, indent=1) + "\n")
+    (folder / EVALUATION_FILE).write_text(json.dumps(results, indent=1) + "\n")
     console.print(evaluation_table(trainer, results))
-    drawn = plot_runs([folder], folder / CURVE)
-    curve = str(folder / CURVE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
+    drawn = plot_runs([folder], folder / CURVE_FILE)
+    curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
     for what, where in (
         ("learning curve", curve),
         ("checkpoint", str(checkpoint)),
-        ("evaluation", str(folder / EVALUATION)),
-        ("figures", str(folder / METRICS)),
+        ("evaluation", str(folder / EVALUATION_FILE)),
+        ("metrics", str(folder / METRICS_FILE)),
         ("to watch it", f"gpu-vecenv replay record {shlex.quote(str(folder))}"),
     ):
         console.print(f"{what:15} {where}", highlight=False, soft_wrap=True)
@@ -216,9 +216,9 @@ def evaluation_table(trainer: Trainer, results: Mapping[str, Mapping[str, float]
     game, episodes = trainer.env.game, next(iter(results.values()))["episodes"]
     table = Table(title=f"{game.name()}: {episodes:.0f} episodes each; who is not named as trained acts at random")
     table.add_column("policies", no_wrap=True)
-    for heading in (game.terminated_means, "ticks", *(f"return, {role}" for role in game.roles)):
+    for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.roles)):
         table.add_column(heading, justify="right")
-    for name, figures in results.items():
-        returns = [f"{figures[f'return_{role}']:.2f}" for role in game.roles]
-        table.add_row(name, f"{figures['terminated_share']:.1%}", f"{figures['episode_length']:.1f}", *returns)
+    for name, metrics in results.items():
+        returns = [f"{metrics[f'return_{role}']:.2f}" for role in game.roles]
+        table.add_row(name, f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *returns)
     return table

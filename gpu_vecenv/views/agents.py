@@ -28,7 +28,7 @@ def role_of_agents(game: Env) -> dict[str, str]:
     return dict(zip(game.agent_names, roles, strict=True))
 
 
-def own_spaces(roles: Mapping[str, str], spaces: Mapping[str, Space[Any]]) -> dict[str, Any]:
+def agent_spaces(roles: Mapping[str, str], spaces: Mapping[str, Space[Any]]) -> dict[str, Any]:
     """Key -> a copy of its role's space, with a random stream of its own: to seed one seeds no other."""
     own = {key: copy.deepcopy(spaces[role]) for key, role in roles.items()}
     for space in own.values():
@@ -36,14 +36,14 @@ def own_spaces(roles: Mapping[str, str], spaces: Mapping[str, Space[Any]]) -> di
     return own
 
 
-def space_of(spaces: Mapping[str, Space[Any]], agent: str) -> Space[Any]:
+def agent_space(spaces: Mapping[str, Space[Any]], agent: str) -> Space[Any]:
     """An agent's space, or AgentKeyError."""
     if agent not in spaces:
         raise AgentKeyError(f"no agent is called {agent!r}; {nearest(str(agent), spaces)}")
     return spaces[agent]
 
 
-def own_obs(game: Env, role: str, rows: Any) -> Any:
+def role_obs(game: Env, role: str, rows: Any) -> Any:
     """The part of rows (…, *obs_shape), torch or NumPy, that an agent of this role observes; a view."""
     return rows[(..., *game.observation.own(role))]
 
@@ -60,10 +60,10 @@ def joint_obs(game: Env, obs: torch.Tensor) -> torch.Tensor:
     if not game.observation.padded:
         return obs.flatten(1)
     roles = game.role_slices.items()
-    return torch.cat([own_obs(game, role, obs[:, where]).flatten(1) for role, where in roles], 1)
+    return torch.cat([role_obs(game, role, obs[:, where]).flatten(1) for role, where in roles], 1)
 
 
-def choices(game: Env) -> dict[str, list[slice]]:
+def action_mask_slices(game: Env) -> dict[str, list[slice]]:
     """Role -> where in an agent's action mask the choices of each of its numbers lie."""
     action = game.action
     first = [0, *accumulate(action.head_sizes)]
@@ -72,9 +72,9 @@ def choices(game: Env) -> dict[str, list[slice]]:
     }
 
 
-def own_choices(mask: Any, places: Iterable[slice], space: Space[Any]) -> Any:
+def sample_mask(mask: Any, slices: Iterable[slice], space: Space[Any]) -> Any:
     """What ``space.sample`` takes: the choices of a Discrete space, or a tuple of those of each number. Views."""
-    masks = tuple(mask[..., place] for place in places)
+    masks = tuple(mask[..., slice_] for slice_ in slices)
     return masks[0] if isinstance(space, Discrete) else masks
 
 

@@ -1,4 +1,4 @@
-"""BatchedParallelEnv: many replicas as dictionaries of agents or roles, views of the tensors that a tick writes."""
+"""BatchedParallelEnv: many replicas as dictionaries of agents or roles, views of the tensors that a step writes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from gymnasium.spaces import Discrete, Space
 from torch.nn.functional import pad
 
-from gpu_vecenv.engine.arguments import ActionCheck, made, reset_mask
+from gpu_vecenv.engine.arguments import ActionValidator, construct, reset_mask
 from gpu_vecenv.engine.make import make
-from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import AutoresetMode
-from gpu_vecenv.envs.registry import Game, limited
+from gpu_vecenv.envs.registry import Game, with_max_steps
 from gpu_vecenv.errors import ResetNeededError
 from gpu_vecenv.views.agents import (
+    action_mask_slices,
+    agent_space,
+    agent_spaces,
     check_keys,
-    choices,
     joint_obs,
     joint_space,
-    own_choices,
-    own_obs,
-    own_spaces,
+    role_obs,
     role_of_agents,
-    space_of,
+    sample_mask,
     versioned_name,
 )
 from gpu_vecenv.views.frames import Frames, checked_render_mode, render_metadata, viewer_of
@@ -37,13 +37,13 @@ class BatchedParallelEnv:
     """Replicas of a game as dictionaries of tensors, whose first axis is the replica.
 
     PettingZoo's API has no place for replicas. This is the shape of Isaac Lab's DirectMARLEnv, with the last
-    observations of episodes added. Observations, rewards and flags are views of the tensors that the tick wrote, each
+    observations of episodes added. Observations, rewards and flags are views of the tensors that the step wrote, each
     observation as wide as its own role's; nothing is copied, and no step reads anything on the host.
 
     With ``group_by="agent"`` keys are agents (``tagger_0``) and values have the shape ``(num_envs, …)``; with "role"
     keys are roles (``tagger``) and values have ``(num_envs, agents of the role, …)``. Spaces are those of one agent.
     ``agents`` never shrinks: who plays on differs from replica to replica, ``extras["active"]`` says it. A learner that
-    does not look there takes ``rows=True``: each agent then has episodes of its own, see ``VecEnv``.
+    does not look there takes ``agents_as_envs=True``: each agent then has episodes of its own, see ``VecEnv``.
 
     Args:
         game: A registered name, an Env class or an Env.
@@ -51,10 +51,10 @@ class BatchedParallelEnv:
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         group_by: "agent" or "role".
         autoreset_mode: "same_step" (default, as in Isaac Lab), "next_step" or "disabled"; see ``VecEnv``.
-        rows: Each agent has episodes of its own: where it leaves early it gives its "final_obs", is zeros until its
+        agents_as_envs: Each agent has episodes of its own: where it leaves early it gives its "final_obs", is zeros until its
             replica ends, and then terminates once more.
         render_mode: "rgb_array" (``render`` gives frames), "human" (a window shows every reset and step) or None.
-        render_replicas: Which replicas the window shows, one or several; None: the first ones, at most 16.
+        render_env_indices: Which replicas the window shows, one or several; None: the first ones, at most 16.
         max_cycles: PettingZoo's word for the game's ``max_steps``.
         **arguments: Of ``gpu_vecenv.make``.
 
@@ -70,32 +70,38 @@ class BatchedParallelEnv:
         *,
         group_by: Literal["agent", "role"] = "agent",
         autoreset_mode: AutoresetMode = "same_step",
-        rows: bool = False,
+        agents_as_envs: bool = False,
         render_mode: str | None = None,
-        render_replicas: int | Sequence[int] | None = None,
+        render_env_indices: int | Sequence[int] | None = None,
         max_cycles: int | None = None,
         **arguments: Any,
     ) -> None:
         self._arguments: dict[str, Any] = {"game": game, "num_envs": num_envs, "device": device, "group_by": group_by}
-        self._arguments |= {"autoreset_mode": autoreset_mode, "rows": rows, "render_mode": render_mode}
-        self._arguments |= {"render_replicas": render_replicas, "max_cycles": max_cycles, **arguments}
+        self._arguments |= {
+            "autoreset_mode": autoreset_mode,
+            "agents_as_envs": agents_as_envs,
+            "render_mode": render_mode,
+        }
+        self._arguments |= {"render_env_indices": render_env_indices, "max_cycles": max_cycles, **arguments}
         if group_by not in ("agent", "role"):
             raise ValueError(f'group_by is {group_by!r}; expected "agent" or "role"')
-        config = limited(arguments, "max_cycles", max_cycles)
-        self.vec_env = make(game, num_envs, device, autoreset_mode=autoreset_mode, rows=rows, **config)
+        config = with_max_steps(arguments, "max_cycles", max_cycles)
+        self.vec_env = make(
+            game, num_envs, device, autoreset_mode=autoreset_mode, agents_as_envs=agents_as_envs, **config
+        )
         self.game, self.device, self.num_envs = self.vec_env.game, self.vec_env.device, self.vec_env.num_envs
         self.group_by = group_by
         self.render_mode = checked_render_mode(self.game, render_mode)
-        self._viewer = viewer_of(self.vec_env, render_mode, render_replicas)
+        self._viewer = viewer_of(self.vec_env, render_mode, render_env_indices)
         self.metadata = {"name": versioned_name(game, self.game), **render_metadata(self.game)}
         self._counts = {role: count for role, count in self.game.roles.items() if count}
         self._roles = {role: role for role in self._counts} if group_by == "role" else role_of_agents(self.game)
         self.possible_agents = list(self._roles)
-        self.observation_spaces = own_spaces(self._roles, self.game.observation.spaces)
-        self.action_spaces = own_spaces(self._roles, self.game.action.spaces)
+        self.observation_spaces = agent_spaces(self._roles, self.game.observation.spaces)
+        self.action_spaces = agent_spaces(self._roles, self.game.action.spaces)
         self.state_space = joint_space(self.game)
-        self._masks = choices(self.game)
-        self._check = ActionCheck(self.game, self.vec_env.layout.batch, self.device)
+        self._masks = action_mask_slices(self.game)
+        self._check = ActionValidator(self.game, self.vec_env.layout.batch, self.device)
         self._batch = (self.num_envs, self.game.num_agents)
         self._obs: torch.Tensor | None = None
 
@@ -127,7 +133,7 @@ class BatchedParallelEnv:
     @property
     def episode_length_buf(self) -> torch.Tensor:
         """Ticks since each replica's reset, (num_envs,) int32, live."""
-        return self.vec_env.time
+        return self.vec_env.elapsed_steps
 
     def observation_space(self, agent: str) -> Space[Any]:
         """One agent's observation space, always the same object.
@@ -135,7 +141,7 @@ class BatchedParallelEnv:
         Raises:
             AgentKeyError: There is no such agent, or role.
         """
-        return space_of(self.observation_spaces, agent)
+        return agent_space(self.observation_spaces, agent)
 
     def action_space(self, agent: str) -> Space[Any]:
         """One agent's action space, always the same object.
@@ -143,17 +149,17 @@ class BatchedParallelEnv:
         Raises:
             AgentKeyError: There is no such agent, or role.
         """
-        return space_of(self.action_spaces, agent)
+        return agent_space(self.action_spaces, agent)
 
     def reset(
-        self, seed: int | None = None, options: Mapping[str, Any] | None = None, out: Slab | None = None
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None, out: StepBuffers | None = None
     ) -> tuple[Tensors, Extras]:
         """Begin new episodes.
 
         Args:
             seed: 0 … 2**64 - 1; see ``VecEnv.reset``.
             options: ``{"reset_mask": mask}`` resets some replicas, (num_envs,) bool.
-            out: Where to write (``vec_env.slab()``); None allocates.
+            out: Where to write (``vec_env.step_buffers()``); None allocates.
 
         Returns:
             Observations, and extras with "active" and, if the game has one, "action_mask", see ``step``.
@@ -167,16 +173,16 @@ class BatchedParallelEnv:
         return self._own(self._obs), self._extras(info)
 
     def step(
-        self, actions: Mapping[str, torch.Tensor] | torch.Tensor, out: Slab | None = None
+        self, actions: Mapping[str, torch.Tensor] | torch.Tensor, out: StepBuffers | None = None
     ) -> tuple[Tensors, Tensors, Tensors, Tensors, Extras]:
-        """One tick of every replica.
+        """One step of every replica.
 
         Args:
             actions: For every agent (num_envs, *shape of its space), or for every role (num_envs, agents, *shape), on
                 the device, int32 or int64, or float32; a Discrete action may have a last axis of length 1, as
                 DirectMARLEnv has it. They are joined by one copy. Or, without any, the action tensor of ``VecEnv``
-                itself, (num_envs, num_agents[, heads]), with ``rows`` (num_envs * num_agents[, heads]).
-            out: Where to write (``vec_env.slab()``); None allocates.
+                itself, (num_envs, num_agents[, heads]), with ``agents_as_envs`` (num_envs * num_agents[, heads]).
+            out: Where to write (``vec_env.step_buffers()``); None allocates.
 
         Returns:
             Observations, rewards (float32), terminated, time_out (bool) and extras, whose values are dictionaries of
@@ -191,7 +197,7 @@ class BatchedParallelEnv:
         if not isinstance(actions, torch.Tensor):
             self.vec_env.check_ready("step")
             actions = self._joined(actions)
-            actions = actions.flatten(0, 1) if self.vec_env.rows else actions
+            actions = actions.flatten(0, 1) if self.vec_env.agents_as_envs else actions
         self._obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
         if self._viewer is not None:
             self._viewer.draw()
@@ -229,7 +235,7 @@ class BatchedParallelEnv:
             self._viewer.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made, (type(self), self._arguments)
+        return construct, (type(self), self._arguments)
 
     def __repr__(self) -> str:
         device = str(self.device)
@@ -242,14 +248,14 @@ class BatchedParallelEnv:
         return dict(zip(self._roles, views, strict=True))
 
     def _by_agent(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the machine's as (num_envs, num_agents, …); a view."""
-        return tensor.unflatten(0, self._batch) if self.vec_env.rows else tensor
+        """A tensor of the engine's as (num_envs, num_agents, …); a view."""
+        return tensor.unflatten(0, self._batch) if self.vec_env.agents_as_envs else tensor
 
     def _own(self, obs: torch.Tensor) -> Tensors:
         rows = self._split(obs)
         if not self.game.observation.padded:
             return rows
-        return {key: own_obs(self.game, role, rows[key]) for key, role in self._roles.items()}
+        return {key: role_obs(self.game, role, rows[key]) for key, role in self._roles.items()}
 
     def _extras(self, info: Mapping[str, torch.Tensor]) -> Extras:
         extras: Extras = {"active": self._split(info["active"])}
@@ -258,7 +264,7 @@ class BatchedParallelEnv:
         if "action_mask" in info:
             rows = self._split(info["action_mask"])
             extras["action_mask"] = {
-                key: own_choices(rows[key], self._masks[role], self.action_spaces[key])
+                key: sample_mask(rows[key], self._masks[role], self.action_spaces[key])
                 for key, role in self._roles.items()
             }
         return extras

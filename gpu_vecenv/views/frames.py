@@ -20,11 +20,11 @@ from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.views.window import Window
 
 SAMPLES = 4  # per pixel and axis; a power of two, so that the mean of equal colours is that colour
-# pygame walks along what lies outside the picture too; from here on places are drawn nearer than they are.
+# pygame walks along what lies outside the picture too; from here on positions are drawn nearer than they are.
 FARTHEST = 1e6
 HALF_CIRCLE = np.exp(1j * np.linspace(np.pi / 2, 3 * np.pi / 2, 16))
 GAP = 4  # pixels between tiles
-SHOWN = 16  # replicas in a window, where none are chosen
+MAX_SHOWN_ENVS = 16  # replicas in a window, where none are chosen
 LARGEST_WINDOW = 1200, 800  # pixels, across and down, of several frames
 Picture = np.ndarray[Any, Any]  # (height, width, 3) uint8
 
@@ -101,7 +101,7 @@ class Frames(Sequence[Picture]):
         return self._frame(chosen)
 
     def _frame(self, place: int) -> Picture:
-        return rasterise(scaled(replica_drawing(self.vec_env, place // self.copies), self.scale))
+        return rasterise(scaled(env_drawing(self.vec_env, place // self.copies), self.scale))
 
 
 class Viewer:
@@ -118,14 +118,14 @@ class Viewer:
 
     def __init__(self, vec_env: VecEnv, replicas: int | Sequence[int] | None = None) -> None:
         self.vec_env = vec_env
-        self.replicas = checked_replicas(vec_env.num_envs, replicas)
+        self.replicas = checked_env_indices(vec_env.num_envs, replicas)
         self.window = Window(type(vec_env.game).__name__, vec_env.game.render_fps)
 
     def draw(self) -> None:
         """Show them as they are now, and wait until it is time for the next picture."""
         if self.window.closed:
             return
-        drawings = [replica_drawing(self.vec_env, replica) for replica in self.replicas]
+        drawings = [env_drawing(self.vec_env, replica) for replica in self.replicas]
         columns = columns_of(len(drawings))
         rows, scale = -(-len(drawings) // columns), 1.0
         if len(drawings) > 1:
@@ -143,22 +143,24 @@ def viewer_of(vec_env: VecEnv, render_mode: str | None, replicas: int | Sequence
     return Viewer(vec_env, replicas) if render_mode == "human" else None
 
 
-def checked_replicas(num_envs: int, replicas: int | Sequence[int] | None) -> list[int]:
+def checked_env_indices(num_envs: int, replicas: int | Sequence[int] | None) -> list[int]:
     """The replicas that are seen.
 
     Raises:
         TypeError, ConfigError: There are no such replicas.
     """
     if replicas is None:
-        return list(range(min(num_envs, SHOWN)))
+        return list(range(min(num_envs, MAX_SHOWN_ENVS)))
     given = list(replicas) if isinstance(replicas, Iterable) else [replicas]
     for replica in given:
         if isinstance(replica, bool) or not isinstance(replica, int | np.integer):
-            raise TypeError(f"render_replicas has {replica!r} ({type(replica).__name__}); expected ints")
+            raise TypeError(f"render_env_indices has {replica!r} ({type(replica).__name__}); expected ints")
         if not 0 <= replica < num_envs:
-            raise ConfigError(f"render_replicas has {replica}; expected 0 … {num_envs - 1}, as num_envs is {num_envs}")
+            raise ConfigError(
+                f"render_env_indices has {replica}; expected 0 … {num_envs - 1}, as num_envs is {num_envs}"
+            )
     if not given:
-        raise ConfigError("render_replicas is empty; expected at least one replica")
+        raise ConfigError("render_env_indices is empty; expected at least one replica")
     return [int(replica) for replica in given]
 
 
@@ -168,7 +170,7 @@ def columns_of(count: int) -> int:
 
 
 def tiled(frames: Sequence[Picture] | Picture, columns: int | None = None) -> Picture:
-    """One picture of several frames, row by row, with dark lines between them; places without a frame are dark.
+    """One picture of several frames, row by row, with dark lines between them; positions without a frame are dark.
 
     Args:
         frames: Each (h, w, 3) uint8: ``Frames``, some of them, or an array (n, h, w, 3).
@@ -198,7 +200,7 @@ def tiled(frames: Sequence[Picture] | Picture, columns: int | None = None) -> Pi
     return picture
 
 
-def replica_drawing(vec_env: VecEnv, replica: int) -> Drawing:
+def env_drawing(vec_env: VecEnv, replica: int) -> Drawing:
     """What the game draws of one replica.
 
     Raises:
@@ -206,15 +208,15 @@ def replica_drawing(vec_env: VecEnv, replica: int) -> Drawing:
         EnvDefinitionError: ``draw`` returns no Drawing, or one that cannot be drawn.
     """
     vec_env.check_ready("render")
-    drawing = vec_env.game.draw(replica_state(vec_env, replica))
+    drawing = vec_env.game.draw(state_on_host(vec_env, replica))
     if not isinstance(drawing, Drawing):
         raise EnvDefinitionError(f"{type(vec_env.game).__name__}.draw returned {drawing!r}; expected a Drawing")
     return drawing
 
 
-def replica_state(vec_env: VecEnv, replica: int) -> dict[str, np.ndarray[Any, Any]]:
+def state_on_host(vec_env: VecEnv, replica: int) -> dict[str, np.ndarray[Any, Any]]:
     """What ``Env.draw`` is given of one replica, copied to the host."""
-    tensors = {"time": vec_env.time[replica], "active": vec_env.active[replica]}
+    tensors = {"elapsed_steps": vec_env.elapsed_steps[replica], "active": vec_env.active[replica]}
     for field in vec_env.game.state:
         tensor = vec_env.state[field.name]
         tensors[field.name] = tensor if field.shared else tensor[replica]
@@ -239,7 +241,7 @@ def rasterise(drawing: Drawing) -> Picture:
     canvas = pygame.Surface((drawing.width * SAMPLES, drawing.height * SAMPLES), depth=32)
     canvas.fill(drawing.background)
 
-    def places(points: Any) -> np.ndarray[Any, Any]:
+    def positions(points: Any) -> np.ndarray[Any, Any]:
         return (drawing.pixels(points) * SAMPLES).clip(-FARTHEST, FARTHEST)
 
     def half(width: float) -> float:  # of a disc or line, which is at least a pixel wide: none vanishes
@@ -247,12 +249,12 @@ def rasterise(drawing: Drawing) -> Picture:
 
     for shape in drawing.shapes:
         if isinstance(shape, Circle):
-            pygame.draw.circle(canvas, shape.colour, places((shape.x, shape.y)), half(2 * shape.radius))
+            pygame.draw.circle(canvas, shape.colour, positions((shape.x, shape.y)), half(2 * shape.radius))
         elif isinstance(shape, Line):
-            for start, end in itertools.pairwise(places(shape.points)):
+            for start, end in itertools.pairwise(positions(shape.points)):
                 pygame.draw.polygon(canvas, shape.colour, _stroke(start, end, half(shape.width)))
         elif isinstance(shape, Polygon):
-            pygame.draw.polygon(canvas, shape.colour, places(shape.points))
+            pygame.draw.polygon(canvas, shape.colour, positions(shape.points))
     smooth = pygame.transform.smoothscale(canvas, (drawing.width, drawing.height))
     pixels = np.frombuffer(pygame.image.tobytes(smooth, "RGB"), np.uint8)  # faster than surfarray, which turns axes
     return pixels.reshape(drawing.height, drawing.width, 3).copy()

@@ -15,11 +15,11 @@ from gymnasium.vector.utils import batch_space
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.spaces import with_zero
-from gpu_vecenv.engine.arguments import ActionCheck, checked_mask, checked_seed, made, reset_mask
+from gpu_vecenv.engine.arguments import ActionValidator, construct, reset_mask, validate_mask, validate_seed
 from gpu_vecenv.engine.make import make
-from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.envs.registry import Game, limited
+from gpu_vecenv.envs.registry import Game, with_max_steps
 from gpu_vecenv.errors import ConfigError, ResetNeededError
 from gpu_vecenv.views.frames import Frames, Viewer, checked_render_mode, render_metadata, viewer_of
 from gpu_vecenv.views.host_copy import HostCopy
@@ -32,7 +32,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     """A game as Gymnasium's vector env: ``gymnasium.make_vec("gpu_vecenv/TagContinuous-v0", num_envs=1000)``.
 
     Agents are rows: agent ``a`` of replica ``e`` is row ``e * num_agents + a``. ``num_envs`` counts rows, as the
-    contract demands, ``num_replicas`` replicas. An agent that leaves its game early ends its row's episode there, is a
+    contract demands, ``num_game_envs`` replicas. An agent that leaves its game early ends its row's episode there, is a
     row of zeros until its replica ends, and then terminates once more; so nothing is learned across a new start.
     Observations of roles with smaller spaces are padded with zeros. An action outside its space is refused where the
     host sees it (``output="numpy"``, or ``validate="sync"``) and else marks the replica in ``vec_env.faults()``.
@@ -45,10 +45,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             copy and one synchronisation a step.
         autoreset_mode: A member of Gymnasium's AutoresetMode, or "same_step" (default), "next_step", "disabled".
         render_mode: "rgb_array" (``render`` gives frames), "human" (a window shows every reset and step) or None.
-        render_replicas: Which replicas the window shows, one or several; None: the first ones, at most 16.
+        render_env_indices: Which replicas the window shows, one or several; None: the first ones, at most 16.
         max_episode_steps: Another word for the game's ``max_steps``.
-        **arguments: Of ``gpu_vecenv.make``: the game's configuration, and driver, validate, arrays, starts,
-            first_replica, quarantine.
+        **arguments: Of ``gpu_vecenv.make``: the game's configuration, and driver, validate, arrays, initial_states,
+            first_env_index, end_on_nonfinite.
 
     Raises:
         TypeError, ValueError, ConfigError, CapacityError: As ``gpu_vecenv.make``.
@@ -63,36 +63,36 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         output: Output = "torch",
         autoreset_mode: AutoresetMode | str = "same_step",
         render_mode: str | None = None,
-        render_replicas: int | Sequence[int] | None = None,
+        render_env_indices: int | Sequence[int] | None = None,
         max_episode_steps: int | None = None,
         **arguments: Any,
     ) -> None:
         self._arguments: dict[str, Any] = {"game": game, "num_envs": num_envs, "device": device, "output": output}
         self._arguments |= {"autoreset_mode": autoreset_mode, "render_mode": render_mode, **arguments}
-        self._arguments |= {"max_episode_steps": max_episode_steps, "render_replicas": render_replicas}
+        self._arguments |= {"max_episode_steps": max_episode_steps, "render_env_indices": render_env_indices}
         mode = autoreset_mode.name.lower() if isinstance(autoreset_mode, AutoresetMode) else autoreset_mode
         if output not in ("torch", "numpy"):
             raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
         self.output = output
-        config = limited(arguments, "max_episode_steps", max_episode_steps)
+        config = with_max_steps(arguments, "max_episode_steps", max_episode_steps)
         self._viewer: Viewer | None = None
-        self.vec_env = make(game, num_envs, device, autoreset_mode=mode, rows=True, **config)
+        self.vec_env = make(game, num_envs, device, autoreset_mode=mode, agents_as_envs=True, **config)
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
-        self._viewer = viewer_of(self.vec_env, render_mode, render_replicas)
-        self.num_replicas, self.num_agents = self.vec_env.num_envs, self.game.num_agents
-        self.num_envs = self.num_replicas * self.num_agents
+        self._viewer = viewer_of(self.vec_env, render_mode, render_env_indices)
+        self.num_game_envs, self.num_agents = self.vec_env.num_envs, self.game.num_agents
+        self.num_envs = self.num_game_envs * self.num_agents
         self.autoreset_mode = AutoresetMode[mode.upper()]
         self.metadata = {"autoreset_mode": self.autoreset_mode, **render_metadata(self.game)}
         widest = self.game.observation.widest
         # A row of several agents' game may be all 0.
         self.single_observation_space = widest if self.num_agents == 1 else with_zero(widest)
         self.single_action_space = self.game.action.widest
-        self._check = ActionCheck(self.game, self.vec_env.layout.batch, self.device)
+        self._check = ActionValidator(self.game, self.vec_env.layout.batch, self.device)
         self._host = HostCopy(self.vec_env.layout) if output == "numpy" else None
         # In NumPy, Gymnasium's infos say with "_key" which rows have "key"; here all do. Nobody can write to the array.
-        self._every = None if self._host is None else np.broadcast_to(True, self.num_envs)
-        self._seen: _Seen | None = None
+        self._all_true = None if self._host is None else np.broadcast_to(True, self.num_envs)
+        self._host_masks: _HostMasks | None = None
 
     # Whole batches of spaces hold bounds for every row; they are made when somebody asks.
     @cached_property
@@ -103,7 +103,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     @cached_property
     def action_space(self) -> Space[Any]:  # type: ignore[override]
         """The space of all rows' actions; each row's own choices where roles differ."""
-        return _rows_of_actions(self.game, self.num_replicas)
+        return _rows_of_actions(self.game, self.num_game_envs)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin new episodes.
@@ -117,26 +117,26 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             InvalidSeedError, ConfigError, TypeError, ValueError: An argument is wrong; nothing has changed.
         """
         if seed is not None:
-            seed = checked_seed(seed)
-        mask = self._replicas(reset_mask(options))
-        slab = None if self._host is None else self._host.slab()
-        obs, info = self.vec_env.reset(seed=seed, mask=mask, out=slab)
+            seed = validate_seed(seed)
+        mask = self._env_mask(reset_mask(options))
+        buffers = None if self._host is None else self._host.step_buffers()
+        obs, info = self.vec_env.reset(seed=seed, mask=mask, out=buffers)
         super().reset(seed=seed)
         if self._host is not None:
             arrays = self._host.arrays()
-            self._seen = _Seen(self.vec_env, arrays)
+            self._host_masks = _HostMasks(self.vec_env, arrays)
         if self._viewer is not None:
             self._viewer.draw()
         if self._host is not None:
             return arrays["obs"], self._with_masks({name: arrays[name] for name in info})
         return obs, self._with_masks(info)
 
-    def step(self, actions: Any, out: Slab | None = None) -> Step:
-        """One tick of every replica.
+    def step(self, actions: Any, out: StepBuffers | None = None) -> Step:
+        """One step of every replica.
 
         Args:
             actions: (num_envs[, heads]), torch int32, int64 or float32 on the device, or NumPy of these types.
-            out: Where to write (``vec_env.slab()``), with ``output="torch"``; None allocates.
+            out: Where to write (``vec_env.step_buffers()``), with ``output="torch"``; None allocates.
 
         Returns:
             Observations, rewards (float32), terminations, truncations and info: "active" (rows whose next action
@@ -157,10 +157,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
                 self._viewer.draw()
             return obs, rewards, terminations, truncations, self._with_masks(info)
         if out is not None:
-            raise ValueError('step: out is a Slab of tensors, but output is "numpy"; expected None')
-        *_, written = self.vec_env.step(actions, self._host.slab())
+            raise ValueError('step: out is a StepBuffers of tensors, but output is "numpy"; expected None')
+        *_, written = self.vec_env.step(actions, self._host.step_buffers())
         arrays = self._host.arrays()
-        self._seen = _Seen(self.vec_env, arrays)
+        self._host_masks = _HostMasks(self.vec_env, arrays)
         named = {name: arrays["final_mask" if name == "_final_obs" else name] for name in written}
         outputs = [arrays[name] for name in ("obs", "rewards", "terminations", "truncations")]
         if self._viewer is not None:
@@ -168,7 +168,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return outputs[0], outputs[1], outputs[2], outputs[3], self._with_masks(named)
 
     def action_masks(self) -> Any:
-        """Choices that are allowed in the coming tick, (num_envs, num_logits) bool, as in ``info["action_mask"]``."""
+        """Choices that are allowed in the coming step, (num_envs, num_logits) bool, as in ``info["action_mask"]``."""
         if not self.game.masks_actions:
             raise AttributeError(f"{type(self.game).__name__} has no action masks: masks_actions is False")
         mask = self.vec_env.action_mask.flatten(0, 1).clone()
@@ -189,39 +189,41 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Let go of all memory, and of the window."""
         if hasattr(self, "vec_env"):  # Gymnasium closes what a constructor has refused, too
             self.vec_env.close()
-            self._host = self._seen = None
+            self._host = self._host_masks = None
             if self._viewer is not None:
                 self._viewer.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made, (type(self), self._arguments), {"spec": self.spec}
+        return construct, (type(self), self._arguments), {"spec": self.spec}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.game!r}, num_replicas={self.num_replicas}, device={str(self.device)!r})"
+        return f"{type(self).__name__}({self.game!r}, num_game_envs={self.num_game_envs}, device={str(self.device)!r})"
 
     def _from_numpy(self, actions: np.ndarray[Any, Any]) -> torch.Tensor:
         array = self._check.array(actions)
         if self._host is not None:
             self.vec_env.check_ready("step")
-            if self.game.masks_actions or not self._check.plainly_valid(array):
-                self._seen = _Seen.of(self.vec_env, self._seen)
-                self._check.values(torch.tensor(array, device="cpu"), self._seen.active, self._seen.action_mask)
+            if self.game.masks_actions or not self._check.is_surely_valid(array):
+                self._host_masks = _HostMasks.current(self.vec_env, self._host_masks)
+                self._check.values(
+                    torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask
+                )
         return self._check.tensor(array)
 
     def _with_masks(self, info: Mapping[str, Any]) -> dict[str, Any]:
         masked = dict(info)
-        if self._every is not None:
-            masked |= {f"_{name}": self._every for name in info if f"_{name}" not in info and name[0] != "_"}
+        if self._all_true is not None:
+            masked |= {f"_{name}": self._all_true for name in info if f"_{name}" not in info and name[0] != "_"}
         if "final_obs" in info:
             masked |= {"final_info": {}, "_final_info": info["_final_obs"]}
         return masked
 
-    def _replicas(self, mask: Any) -> Any:
+    def _env_mask(self, mask: Any) -> Any:
         """Rows to replicas; the one look at a mask, where a replica has several rows."""
         if mask is None or self.num_agents == 1:
             return mask
-        mask = checked_mask(mask, self.num_envs, self.device)
-        rows = mask.reshape(self.num_replicas, self.num_agents)
+        mask = validate_mask(mask, self.num_envs, self.device)
+        rows = mask.reshape(self.num_game_envs, self.num_agents)
         if bool((rows.any(1) != rows.all(1)).any()):
             raise ValueError(
                 f"reset: reset_mask is True for some of a replica's {self.num_agents} rows only; agents begin anew "
@@ -260,9 +262,9 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self.observation_space = space if alone else batch_space(space, self.game.num_agents)
         self.action_space = self.game.action.widest if alone else _rows_of_actions(self.game, 1)
         self._shape = self.game.action.shape if alone else (self.game.num_agents, *self.game.action.shape)
-        self._check = ActionCheck(self.game, self.vec_env.layout.batch, self.vec_env.device)
+        self._check = ActionValidator(self.game, self.vec_env.layout.batch, self.vec_env.device)
         self._host = HostCopy(self.vec_env.layout)
-        self._seen: _Seen | None = None
+        self._host_masks: _HostMasks | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -276,7 +278,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
             raise TypeError(f"reset: options is a {type(options).__name__}; expected a dict")
         if options:
             raise ConfigError(f"reset: options has {sorted(options, key=str)}; expected none")
-        self.vec_env.reset(seed=None if seed is None else checked_seed(seed), out=self._host.slab())
+        self.vec_env.reset(seed=None if seed is None else validate_seed(seed), out=self._host.step_buffers())
         super().reset(seed=seed)
         arrays = self._host.arrays()
         info = self._info(arrays)
@@ -285,19 +287,19 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         return self._part(arrays["obs"]), info
 
     def step(self, action: Any) -> tuple[np.ndarray[Any, Any], float, bool, bool, dict[str, Any]]:
-        """One tick.
+        """One step.
 
         Raises:
             TypeError, ValueError, InvalidActionError: The action does not fit its space; nothing has changed.
             ResetNeededError, ClosedEnvError: Before ``reset`` or after an episode's end, after ``close``.
         """
         self.vec_env.check_ready("step")
-        self._seen = _Seen.of(self.vec_env, self._seen)
-        if not self._seen.active.any():
+        self._host_masks = _HostMasks.current(self.vec_env, self._host_masks)
+        if not self._host_masks.active.any():
             raise ResetNeededError("step after the episode's end: call reset() first")
         array = self._check.array(action, self._shape)
-        self._check.values(torch.tensor(array, device="cpu"), self._seen.active, self._seen.action_mask)
-        self.vec_env.step(self._check.tensor(array), self._host.slab())
+        self._check.values(torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask)
+        self.vec_env.step(self._check.tensor(array), self._host.step_buffers())
         arrays = self._host.arrays()
         info = self._info(arrays)
         over = not arrays["active"].any()
@@ -323,7 +325,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
             self._viewer.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made, (type(self), self._arguments), {"spec": self.spec}
+        return construct, (type(self), self._arguments), {"spec": self.spec}
 
     def _part(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The replica's; without the agent axis where there is one agent."""
@@ -331,17 +333,17 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         return part
 
     def _info(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-        self._seen = _Seen(self.vec_env, arrays)
+        self._host_masks = _HostMasks(self.vec_env, arrays)
         info = {"active": arrays["active"][0]} if self.game.num_agents > 1 else {}
         return info | {name: self._part(arrays[name]) for name in ("action_mask",) if name in arrays}
 
 
-class _Seen:
-    """What the host knows of the coming tick: who acts, and which choices are allowed. Copies: infos may be written to.
+class _HostMasks:
+    """What the host knows of the coming step: who acts, and which choices are allowed. Copies: infos may be written to.
 
     Args:
         env: Of which.
-        arrays: What its last tick wrote.
+        arrays: What its last step wrote.
     """
 
     def __init__(self, env: VecEnv, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
@@ -350,12 +352,12 @@ class _Seen:
         self.action_mask = torch.tensor(arrays["action_mask"], device="cpu") if "action_mask" in arrays else None
 
     @staticmethod
-    def of(env: VecEnv, seen: _Seen | None) -> _Seen:
+    def current(env: VecEnv, seen: _HostMasks | None) -> _HostMasks:
         """``seen``, or what the environment says, where a loaded state has overtaken it."""
         if seen is not None and seen.loads == env.loads:
             return seen
         tensors = {"active": env.active} | ({"action_mask": env.action_mask} if env.game.masks_actions else {})
-        return _Seen(env, {name: tensor.cpu().numpy() for name, tensor in tensors.items()})
+        return _HostMasks(env, {name: tensor.cpu().numpy() for name, tensor in tensors.items()})
 
 
 def _rows_of_actions(game: Env, num_envs: int) -> Space[Any]:

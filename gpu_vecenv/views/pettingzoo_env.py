@@ -20,21 +20,21 @@ from gymnasium.spaces import Box, Space
 from pettingzoo.utils.conversions import parallel_to_aec
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
 
-from gpu_vecenv.engine.arguments import ActionCheck, checked_seed, made
+from gpu_vecenv.engine.arguments import ActionValidator, construct, validate_seed
 from gpu_vecenv.engine.make import make
-from gpu_vecenv.engine.step_buffers import Slab, SlabLayout
-from gpu_vecenv.envs.registry import GAMES, Game, limited
+from gpu_vecenv.engine.step_buffers import StepBuffers, StepBuffersLayout
+from gpu_vecenv.envs.registry import GAMES, Game, with_max_steps
 from gpu_vecenv.errors import InvalidActionError, PettingZooResetNeededError, UnknownModuleError, nearest
 from gpu_vecenv.views.agents import (
+    action_mask_slices,
+    agent_space,
+    agent_spaces,
     check_keys,
-    choices,
     joint_obs,
     joint_space,
-    own_choices,
-    own_obs,
-    own_spaces,
+    role_obs,
     role_of_agents,
-    space_of,
+    sample_mask,
     versioned_name,
 )
 from gpu_vecenv.views.frames import Frames, checked_render_mode, render_metadata, viewer_of
@@ -53,7 +53,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     Args:
         game: A registered name, an Env class or an Env.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
-        output: "torch": observations are tensors on the device, views of the one that the tick wrote. "numpy": arrays,
+        output: "torch": observations are tensors on the device, views of the one that the step wrote. "numpy": arrays,
             views of one copy. Either way a step waits for the device once.
         render_mode: "rgb_array" (``render`` gives a frame), "human" (a window shows every reset and step) or None.
         max_cycles: PettingZoo's word for the game's ``max_steps``. As an attribute, which PettingZoo's own test sets,
@@ -80,24 +80,24 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
         if "num_envs" in arguments:
             raise TypeError("a ParallelEnv is one replica, without num_envs; for more there is batched_parallel_env")
-        config = limited(arguments, "max_cycles", max_cycles)
-        self.vec_env = make(game, 1, device, autoreset_mode="disabled", rows=False, **config)
+        config = with_max_steps(arguments, "max_cycles", max_cycles)
+        self.vec_env = make(game, 1, device, autoreset_mode="disabled", agents_as_envs=False, **config)
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode)
         self.metadata = {"name": versioned_name(game, self.game), **render_metadata(self.game)}
         self.metadata["is_parallelizable"] = True
         self._roles = role_of_agents(self.game)
-        self._places = {agent: i for i, agent in enumerate(self._roles)}
+        self._agent_index = {agent: i for i, agent in enumerate(self._roles)}
         self.possible_agents = list(self._roles)
-        self.observation_spaces = own_spaces(self._roles, self.game.observation.spaces)
-        self.action_spaces = own_spaces(self._roles, self.game.action.spaces)
+        self.observation_spaces = agent_spaces(self._roles, self.game.observation.spaces)
+        self.action_spaces = agent_spaces(self._roles, self.game.action.spaces)
         self.state_space: Box = joint_space(self.game)
-        self._masks = choices(self.game)
+        self._masks = action_mask_slices(self.game)
         layout = self.vec_env.layout
-        self._check = ActionCheck(self.game, layout.batch, self.device)
+        self._check = ActionValidator(self.game, layout.batch, self.device)
         self.output, self._numpy = output, output == "numpy"
-        self._host: HostCopy | _PartialCopy = HostCopy(layout) if self._numpy else _PartialCopy(layout)
+        self._host: HostCopy | _HostCopyWithoutObs = HostCopy(layout) if self._numpy else _HostCopyWithoutObs(layout)
         self._live: dict[str, int] | None = None  # agent -> its place, of those whose next action counts
 
     @property
@@ -117,7 +117,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         Raises:
             AgentKeyError: There is no such agent.
         """
-        return space_of(self.observation_spaces, agent)
+        return agent_space(self.observation_spaces, agent)
 
     def action_space(self, agent: str) -> Space[Any]:
         """An agent's action space, always the same object.
@@ -125,7 +125,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         Raises:
             AgentKeyError: There is no such agent.
         """
-        return space_of(self.action_spaces, agent)
+        return agent_space(self.action_spaces, agent)
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Infos]:
         """Begin a new episode.
@@ -141,10 +141,10 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             InvalidSeedError: Nothing has changed.
             ClosedEnvError: After ``close``.
         """
-        seed = None if seed is None else checked_seed(seed)
-        slab = self._host.slab()
-        self.vec_env.reset(seed=seed, out=slab)
-        observations, infos, _ = self._outputs(slab, self._places)
+        seed = None if seed is None else validate_seed(seed)
+        buffers = self._host.step_buffers()
+        self.vec_env.reset(seed=seed, out=buffers)
+        observations, infos, _ = self._outputs(buffers, self._agent_index)
         if self._viewer is not None:
             self._viewer.draw()
         return observations, infos
@@ -152,7 +152,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], Infos]:
-        """One tick. Without live agents and without actions there is none: five empty dictionaries.
+        """One step. Without live agents and without actions there is none: five empty dictionaries.
 
         Args:
             actions: One for each live agent, of its own action space: an int, or an int32, int64 or float32 array or
@@ -170,14 +170,14 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """
         live = self._ready("step")
-        check_keys(actions, live, self._places)
+        check_keys(actions, live, self._agent_index)
         if not live:
             return {}, {}, {}, {}, {}
         array = self._joined({agent: self._checked(agent, actions[agent]) for agent in live})
         self._check.values(torch.from_numpy(array), torch.from_numpy(self._active), self._mask)
-        slab = self._host.slab()
-        self.vec_env.step(self._check.tensor(array), slab)
-        observations, infos, arrays = self._outputs(slab, live)
+        buffers = self._host.step_buffers()
+        self.vec_env.step(self._check.tensor(array), buffers)
+        observations, infos, arrays = self._outputs(buffers, live)
         if self._viewer is not None:
             self._viewer.draw()
         rewards, terminations, truncations = (
@@ -219,7 +219,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             self._viewer.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return made, (type(self), self._arguments)
+        return construct, (type(self), self._arguments)
 
     def __repr__(self) -> str:
         return f"ParallelEnv({self.game!r}, device={str(self.device)!r})"
@@ -232,23 +232,23 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         assert self._live is not None, "reset() sets it"
         return self._live
 
-    def _outputs(self, slab: Slab, agents: Mapping[str, int]) -> tuple[dict[str, Any], Infos, Arrays]:
-        """Observations and infos of these agents, and the arrays of what has been written into the slab."""
+    def _outputs(self, buffers: StepBuffers, agents: Mapping[str, int]) -> tuple[dict[str, Any], Infos, Arrays]:
+        """Observations and infos of these agents, and the arrays of what has been written into the buffers."""
         arrays = self._host.arrays()
-        self._obs = torch.from_numpy(arrays["obs"]) if self._numpy else slab.obs
+        self._obs = torch.from_numpy(arrays["obs"]) if self._numpy else buffers.obs
         self._active, masks = arrays["active"], arrays.get("action_mask")
         self._mask = None if masks is None else torch.from_numpy(masks)
         active = self._active[0].tolist()
-        self._live = {agent: i for agent, i in self._places.items() if active[i]}
-        rows: Any = arrays["obs"][0] if self._numpy else slab.obs[0].unbind()
-        observations = {agent: own_obs(self.game, self._roles[agent], rows[i]) for agent, i in agents.items()}
+        self._live = {agent: i for agent, i in self._agent_index.items() if active[i]}
+        rows: Any = arrays["obs"][0] if self._numpy else buffers.obs[0].unbind()
+        observations = {agent: role_obs(self.game, self._roles[agent], rows[i]) for agent, i in agents.items()}
         infos: Infos = {agent: {} for agent in agents}
         if masks is not None:
             # Copied: whoever writes into an info does not change what the next step checks.
-            own: Any = masks[0].astype(np.int8) if self._numpy else slab.action_mask[0].unbind()  # type: ignore[index]
+            own: Any = masks[0].astype(np.int8) if self._numpy else buffers.action_mask[0].unbind()  # type: ignore[index]
             for agent, i in agents.items():
-                places = self._masks[self._roles[agent]]
-                infos[agent]["action_mask"] = own_choices(own[i], places, self.action_spaces[agent])
+                slices = self._masks[self._roles[agent]]
+                infos[agent]["action_mask"] = sample_mask(own[i], slices, self.action_spaces[agent])
         return observations, infos, arrays
 
     def _checked(self, agent: str, action: Any) -> torch.Tensor | np.ndarray[Any, Any]:
@@ -278,7 +278,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             parts = torch.cat(list(distant.values())).cpu().split([len(part) for part in distant.values()])
             actions = {**actions, **{agent: part.numpy() for agent, part in zip(distant, parts, strict=True)}}
         for agent, given in actions.items():
-            joined[self._places[agent], : given.size] = given.reshape(-1)
+            joined[self._agent_index[agent], : given.size] = given.reshape(-1)
         return joined.reshape(self._check.shape)
 
 
@@ -288,7 +288,7 @@ parallel_env = ParallelEnv  # PettingZoo's name for what makes one
 def aec_env(
     game: Game, device: str | torch.device | None = "cpu", **arguments: Any
 ) -> pettingzoo.AECEnv[str, Any, Any]:
-    """One replica as PettingZoo's AECEnv, in which agents act one by one and the tick comes after the last of them.
+    """One replica as PettingZoo's AECEnv, in which agents act one by one and the step comes after the last of them.
 
     PettingZoo's own conversion of ``ParallelEnv`` with ``output="numpy"``, which checks every action against its space
     when it is given.
@@ -333,21 +333,21 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-class _PartialCopy:
+class _HostCopyWithoutObs:
     """HostCopy's methods for a client that keeps observations on the device: all else is copied."""
 
-    def __init__(self, layout: SlabLayout) -> None:
+    def __init__(self, layout: StepBuffersLayout) -> None:
         self._layout, self._on_host = layout, replace(layout, device=torch.device("cpu"))
-        self._first = next(at * dtype.itemsize for name, dtype, *_, at in layout.places if name == "rewards")
+        self._first = next(at * dtype.itemsize for name, dtype, *_, at in layout.views if name == "rewards")
 
-    def slab(self) -> Slab:
-        """Where the next tick writes, fresh memory."""
+    def step_buffers(self) -> StepBuffers:
+        """Where the next step writes, fresh memory."""
         self._buffer = torch.empty(self._layout.nbytes, dtype=torch.uint8, device=self._layout.device)
-        return Slab.allocate(self._layout, self._buffer)
+        return StepBuffers.allocate(self._layout, self._buffer)
 
     def arrays(self) -> Arrays:
-        """Name -> array of what has been written since ``slab``, observations left out; waits for the device."""
+        """Name -> array of what has been written since ``step_buffers``, observations left out; waits for the device."""
         host = torch.empty(self._layout.nbytes, dtype=torch.uint8, device="cpu")
         host[self._first :] = self._buffer[self._first :]
-        tensors = Slab.allocate(self._on_host, host).tensors()
+        tensors = StepBuffers.allocate(self._on_host, host).tensors()
         return {name: tensor.numpy() for name, tensor in tensors.items() if name != "obs"}

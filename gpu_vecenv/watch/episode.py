@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, nearest
-from gpu_vecenv.train.evaluation import TICKS_BETWEEN_LOOKS, Player, Players, table_like, ticks_to_play
+from gpu_vecenv.train.evaluation import STEPS_PER_SYNC, RolePolicies, RolePolicy, evaluation_env, steps_until_all_done
 from gpu_vecenv.train.game_policy import GamePolicy
 
-BETWEEN_TICKS = ("obs", "active")  # recorded T + 1 times, as fields are
-OF_TICKS = ("actions", "rewards", "terminations", "truncations")  # T times
+STATE_ARRAYS = ("obs", "active")  # recorded T + 1 times, as fields are
+TRANSITION_ARRAYS = ("actions", "rewards", "terminations", "truncations")  # T times
 
 
 @torch.no_grad()
 def rollout(
     env: VecEnv,
-    policy: GamePolicy | Mapping[str, Player] | Callable[[torch.Tensor], torch.Tensor] | None = None,
-    replica: int = 0,
+    policy: GamePolicy | Mapping[str, RolePolicy] | Callable[[torch.Tensor], torch.Tensor] | None = None,
+    env_index: int = 0,
     fields: Sequence[str] = (),
     *,
     greedy: bool = False,
@@ -30,11 +30,11 @@ def rollout(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Play one whole episode in a fresh environment like ``env``, and return what happened in it; ``env`` itself rests.
 
-    Index t is the moment before tick t: the agents of ``active[t]`` see ``obs[t]`` and do ``actions[t]``. For that they
+    Index t is the moment before step t: the agents of ``active[t]`` see ``obs[t]`` and do ``actions[t]``. For that they
     get ``rewards[t]``, ``terminations[t]`` and ``truncations[t]``, and ``obs[t + 1]`` and the fields at t + 1 say what
-    has become of the replica. An episode has T ticks; at t = T no agent is active any more.
+    has become of the replica. An episode has T steps; at t = T no agent is active any more.
 
-    Policies and chance draw from the random streams of the replica: the episode is the one that replica ``replica`` of
+    Policies and chance draw from the random streams of the replica: the episode is the one that replica ``env_index`` of
     ``env`` plays first after ``reset(seed=seed)``. It is recorded on the device and comes to the host in pieces; so a
     function is asked for up to 15 actions after the episode's end.
 
@@ -43,7 +43,7 @@ def rollout(
         policy: Who acts: a GamePolicy; role -> player, as ``Trainer.evaluate`` has them (a policy, a function, or None
             for chance); a function from all agents' observations, (1, num_agents, *obs_shape), to actions, (1,
             num_agents[, heads]), as ``VecEnv`` gives and takes them; or None: chance.
-        replica: Which one of ``env``; further ones have random streams of their own, too.
+        env_index: Which one of ``env``; further ones have random streams of their own, too.
         fields: State fields to record beside.
         greedy: Policies take the likeliest action instead of sampling.
         seed: Of the random streams.
@@ -61,58 +61,58 @@ def rollout(
     if not isinstance(env, VecEnv):
         raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
     game = env.game
-    replica = count("replica", replica, 0, 2**63 - 1 - env.first_replica)
+    env_index = validate_int("env_index", env_index, 0, 2**63 - 1 - env.first_env_index)
     known = {field.name: field for field in game.state}
     if isinstance(fields, str):
         raise TypeError(f"fields is {fields!r}; expected a sequence of names, ({fields!r},)")
     for name in fields:
         if name not in known:
             raise ConfigError(f"{type(game).__name__} has no state field {name!r}; {nearest(str(name), known)}")
-        if name in BETWEEN_TICKS + OF_TICKS:
+        if name in STATE_ARRAYS + TRANSITION_ARRAYS:
             raise ConfigError(f"the state field {name!r} is called like what is always recorded; give it another name")
     own = [name for name in fields if not known[name].shared]
-    table = table_like(env, 1, first_replica=env.first_replica + replica)
+    eval_env = evaluation_env(env, 1, first_env_index=env.first_env_index + env_index)
     try:
-        act = _actions_of(table, policy, greedy)
+        act = _actions_of(eval_env, policy, greedy)
         kind = torch.float32 if game.action.continuous else torch.int32
-        noted: dict[str, list[torch.Tensor]] = {name: [] for name in (*BETWEEN_TICKS, *own, *OF_TICKS)}
-        parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in noted}
+        recorded: dict[str, list[torch.Tensor]] = {name: [] for name in (*STATE_ARRAYS, *own, *TRANSITION_ARRAYS)}
+        parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in recorded}
 
-        def note(**tensors: torch.Tensor) -> None:
+        def record(**tensors: torch.Tensor) -> None:
             for name, tensor in tensors.items():
-                noted[name].append(tensor[0])
+                recorded[name].append(tensor[0])
 
-        obs, info = table.reset(seed=seed)
-        note(obs=obs, active=info["active"], **{name: table.state[name].clone() for name in own})
-        for _ in ticks_to_play(table):
+        obs, info = eval_env.reset(seed=seed)
+        record(obs=obs, active=info["active"], **{name: eval_env.state[name].clone() for name in own})
+        for _ in steps_until_all_done(eval_env):
             actions = act(obs, info.get("action_mask"))
-            obs, rewards, terminations, truncations, info = table.step(actions)
-            note(actions=actions.to(kind, copy=True), rewards=rewards)
-            note(terminations=terminations, truncations=truncations)
-            note(obs=obs, active=info["active"], **{name: table.state[name].clone() for name in own})
-            if len(noted["actions"]) == TICKS_BETWEEN_LOOKS:
-                for name, tensors in noted.items():
+            obs, rewards, terminations, truncations, info = eval_env.step(actions)
+            record(actions=actions.to(kind, copy=True), rewards=rewards)
+            record(terminations=terminations, truncations=truncations)
+            record(obs=obs, active=info["active"], **{name: eval_env.state[name].clone() for name in own})
+            if len(recorded["actions"]) == STEPS_PER_SYNC:
+                for name, tensors in recorded.items():
                     parts[name].append(torch.stack(tensors).cpu().numpy())
                     tensors.clear()
-        shared = {name: table.state[name].cpu().numpy().copy() for name in fields if known[name].shared}
+        shared = {name: eval_env.state[name].cpu().numpy().copy() for name in fields if known[name].shared}
     finally:
-        table.close()
+        eval_env.close()
     arrays = {name: np.concatenate(pieces) for name, pieces in parts.items()}
-    ticks = int(arrays["active"].any(1).argmin())  # the first moment at which nobody is active
-    episode = {name: array[: ticks if name in OF_TICKS else ticks + 1] for name, array in arrays.items()}
+    steps = int(arrays["active"].any(1).argmin())  # the first moment at which nobody is active
+    episode = {name: array[: steps if name in TRANSITION_ARRAYS else steps + 1] for name, array in arrays.items()}
     return episode | shared
 
 
 def _actions_of(
-    table: VecEnv, policy: Any, greedy: bool
+    eval_env: VecEnv, policy: Any, greedy: bool
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]:
     """From observations and masks to actions."""
     if policy is None:
-        return lambda obs, action_mask: table.sample_actions()
+        return lambda obs, action_mask: eval_env.sample_actions()
     if isinstance(policy, GamePolicy):
         policy = policy.policies
     if isinstance(policy, Mapping):
-        return Players(table, policy, greedy)
+        return RolePolicies(eval_env, policy, greedy)
     if not callable(policy):
         raise TypeError(
             f"policy is a {type(policy).__name__}; expected a GamePolicy, role -> player, a function or None"

@@ -1,6 +1,6 @@
 """Replays: an episode kept as what it follows from, in a small file; played again it has the same bits anywhere.
 
-An episode is a function of its game's rules, configuration and shared fields, of its replica's number, the seed and the
+An episode is a function of its game's rules, configuration and shared fields, of its env_index's number, the seed and the
 actions. A file holds these and nothing else that is used, besides fingerprints by which every playing is checked.
 """
 
@@ -18,17 +18,17 @@ import torch
 
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.declare.env import FIELD_NAME, Env
-from gpu_vecenv.engine.arguments import checked_seed, count
-from gpu_vecenv.engine.digest import Digest, sources
-from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.arguments import validate_int, validate_seed
+from gpu_vecenv.engine.digest import Digest, source_sha256
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAMES, configure, find_game
 from gpu_vecenv.errors import CapacityError, ConfigError, EnvDefinitionError, ReplayMismatchError, UnknownGameError
-from gpu_vecenv.train.evaluation import TICKS_BETWEEN_LOOKS, Player, Players, table_like, ticks_to_play
+from gpu_vecenv.train.evaluation import STEPS_PER_SYNC, RolePolicies, RolePolicy, evaluation_env, steps_until_all_done
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.views.agents import versioned_name
 from gpu_vecenv.watch.player import Film
-from gpu_vecenv.watch.replay_file import PAYLOAD_LIMIT, TICKS_LIMIT, Array, Replay
+from gpu_vecenv.watch.replay_file import MAX_REPLAY_STEPS, PAYLOAD_LIMIT, Array, Replay
 
 __all__ = ["Playback", "Replay", "film", "is_stale", "play", "record", "verify"]
 LOW_HALF = np.uint64(0xFFFFFFFF)
@@ -37,14 +37,14 @@ OUTPUTS = {"obs": 0, "active": 0, "rewards": 1, "terminations": 1, "truncations"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Playback:
-    """A replay, played again: what there was at each tick, on the host. T ticks, A agents.
+    """A replay, played again: what there was at each step, on the host. T steps, A agents.
 
     Attributes:
         replay: What was played.
         game: Its game.
         stale: The game's text has changed since; yet no bit has.
         state: Name -> (T + 1, *shape), the start first; shared fields without the first axis. Beside the game's fields
-            "time" (T + 1,) int32 and "active" (T + 1, A) bool, unless fields have these names.
+            "elapsed_steps" (T + 1,) int32 and "active" (T + 1, A) bool, unless fields have these names.
         active: (T + 1, A) bool, whose next action counts.
         obs: (T + 1, A, *obs_shape).
         rewards: (T, A) float32.
@@ -62,23 +62,28 @@ class Playback:
     terminations: Array = field(repr=False)
     truncations: Array = field(repr=False)
 
-    def at(self, tick: int) -> dict[str, Array]:
-        """The state after so many ticks, as ``Env.draw`` takes it."""
+    def state_at(self, step: int) -> dict[str, Array]:
+        """The state after so many steps, as ``Env.draw`` takes it."""
         shared = {entry.name for entry in self.game.state if entry.shared}
-        return {name: values if name in shared else values[tick] for name, values in self.state.items()}
+        return {name: values if name in shared else values[step] for name, values in self.state.items()}
 
 
 @torch.no_grad()
 def record(
-    env: VecEnv, players: GamePolicy | Mapping[str, Player], *, episodes: int = 1, seed: int = 0, greedy: bool = False
+    env: VecEnv,
+    role_policies: GamePolicy | Mapping[str, RolePolicy],
+    *,
+    episodes: int = 1,
+    seed: int = 0,
+    greedy: bool = False,
 ) -> list[Replay]:
-    """Play whole episodes, each in a replica of its own, in an environment like ``env``; ``env`` itself rests.
+    """Play whole episodes, each in a env_index of its own, in an environment like ``env``; ``env`` itself rests.
 
     Each is then played again, alone, and must have the same bits.
 
     Args:
         env: The pattern.
-        players: Role -> who acts for it, as for ``evaluate``; or what ``load_policy`` gives.
+        role_policies: Role -> who acts for it, as for ``evaluate``; or what ``load_policy`` gives.
         episodes: How many: of the replicas 0, 1, … of the seed.
         seed: Of the random streams.
         greedy: Policies take the likeliest action instead of sampling.
@@ -90,37 +95,37 @@ def record(
     """
     if not isinstance(env, VecEnv):
         raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
-    if env.build.pooled:
+    if env.build.initial_fields:
         raise ConfigError(
-            f"record: starts of {', '.join(env.build.pooled)} come from a pool, which no replay holds; record an "
-            "environment made without starts"
+            f"record: initial_states of {', '.join(env.build.initial_fields)} come from a pool, which no replay holds; record an "
+            "environment made without initial_states"
         )
-    game, episodes, seed = env.game, count("episodes", episodes, 1), checked_seed(seed)
-    (name, config), text = _name_and_config(game), sources(game)
-    table = table_like(env, episodes)
+    game, episodes, seed = env.game, validate_int("episodes", episodes, 1), validate_seed(seed)
+    (name, config), text = _name_and_config(game), source_sha256(game)
+    eval_env = evaluation_env(env, episodes)
     try:
-        players = players.policies if isinstance(players, GamePolicy) else players
-        actions, words = _played(table, Players(table, players, greedy), seed)
-        statistics = {name: tensor.cpu().numpy() for name, tensor in table.episode_statistics().items()}
-        shared = _changed_fields(table)
+        role_policies = role_policies.policies if isinstance(role_policies, GamePolicy) else role_policies
+        actions, words = _play_episodes(eval_env, RolePolicies(eval_env, role_policies, greedy), seed)
+        statistics = {name: tensor.cpu().numpy() for name, tensor in eval_env.episode_statistics().items()}
+        shared = _changed_fields(eval_env)
     finally:
-        table.close()
+        eval_env.close()
     replays = [
         Replay(
             game=name,
             version=game.version,
             config=config,
             seed=seed,
-            replica=replica,
-            actions=actions[:ticks, replica],
+            env_index=env_index,
+            actions=actions[:steps, env_index],
             shared=shared,
-            quarantine=env.build.quarantine,
-            checks=(words[: ticks + 1, replica] & LOW_HALF).astype(np.uint32),
-            digest=f"{words[ticks, replica]:016x}",
-            returns=_returns(game, statistics["returns"][replica]),
+            end_on_nonfinite=env.build.end_on_nonfinite,
+            step_digests=(words[: steps + 1, env_index] & LOW_HALF).astype(np.uint32),
+            digest=f"{words[steps, env_index]:016x}",
+            returns=_returns(game, statistics["returns"][env_index]),
             sources=text,
         )
-        for replica, ticks in enumerate(statistics["lengths"].tolist())
+        for env_index, steps in enumerate(statistics["lengths"].tolist())
     ]
     for replay in replays:
         try:
@@ -133,23 +138,27 @@ def record(
     return replays
 
 
-def _played(table: VecEnv, act: Players, seed: int) -> tuple[Array, Array]:
-    """Play until all replicas have ended: (ticks, num_envs, …) actions, (ticks + 1, num_envs) uint64 digests."""
-    digest, slab, taken = Digest(table.functions, table.num_envs), table.slab(), list[torch.Tensor]()
-    digest.add_start(*table.reset(seed=seed, out=slab))
-    digest.add_state(table)
+def _play_episodes(eval_env: VecEnv, act: RolePolicies, seed: int) -> tuple[Array, Array]:
+    """Play until all replicas have ended: (steps, num_envs, …) actions, (steps + 1, num_envs) uint64 digests."""
+    digest, buffers, taken = (
+        Digest(eval_env.functions, eval_env.num_envs),
+        eval_env.step_buffers(),
+        list[torch.Tensor](),
+    )
+    digest.add_reset(*eval_env.reset(seed=seed, out=buffers))
+    digest.add_state(eval_env)
     words, pieces = [digest.words.clone()], list[Array]()
-    bytes_per_tick = 4 * table.num_agents * table.game.action.heads
-    for ticks, _ in enumerate(ticks_to_play(table)):
-        if ticks >= TICKS_LIMIT or ticks * bytes_per_tick >= PAYLOAD_LIMIT:
-            raise ConfigError(f"record: an episode goes on after {ticks:,} ticks; expected one that ends")
-        idle = ~slab.active.view(*slab.active.shape, *[1] * len(table.game.action.shape))
-        actions = act(slab.obs, slab.action_mask).masked_fill(idle, 0)  # whatever they were, nobody does them
-        digest.add_tick(actions, table.step(actions, out=slab))
-        digest.add_state(table)
+    bytes_per_step = 4 * eval_env.num_agents * eval_env.game.action.heads
+    for steps, _ in enumerate(steps_until_all_done(eval_env)):
+        if steps >= MAX_REPLAY_STEPS or steps * bytes_per_step >= PAYLOAD_LIMIT:
+            raise ConfigError(f"record: an episode goes on after {steps:,} steps; expected one that ends")
+        idle = ~buffers.active.view(*buffers.active.shape, *[1] * len(eval_env.game.action.shape))
+        actions = act(buffers.obs, buffers.action_mask).masked_fill(idle, 0)  # whatever they were, nobody does them
+        digest.add_step(actions, eval_env.step(actions, out=buffers))
+        digest.add_state(eval_env)
         words.append(digest.words.clone())
         taken.append(actions)
-        if len(taken) == TICKS_BETWEEN_LOOKS:  # the device keeps no more than these
+        if len(taken) == STEPS_PER_SYNC:  # the device keeps no more than these
             pieces.append(torch.stack(taken).cpu().numpy())
             taken.clear()
     return np.concatenate(pieces), torch.stack(words).cpu().numpy().view(np.uint64)
@@ -168,7 +177,7 @@ def verify(
 
 def is_stale(replay: Replay, game: type[Env] | None = None) -> bool:
     """Whether the game's text has changed since the recording; it may give the same bits all the same."""
-    return sources(_configured(replay, game)) != replay.sources
+    return source_sha256(_configured(replay, game)) != replay.sources
 
 
 def play(
@@ -187,36 +196,36 @@ def play(
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
 
     Raises:
-        ReplayMismatchError: It gives other bits, or the game is not as it was; the message has the first such tick.
+        ReplayMismatchError: It gives other bits, or the game is not as it was; the message has the first such step.
         UnknownGameError: No registered game has the replay's name.
         CapacityError: All states and outputs do not fit in memory; ``verify`` keeps none.
     """
     configured, kept = _configured(replay, game), list[dict[str, torch.Tensor]]()
     shared = dict[str, torch.Tensor]()
 
-    def look(env: VecEnv, slab: Slab) -> None:
+    def on_step(env: VecEnv, buffers: StepBuffers) -> None:
         if not kept:
             # What was kept is there until all of it is joined.
-            needed, free = 2 * (replay.num_ticks + 1) * env.bytes_per_env(), free_bytes(torch.device("cpu"))
+            needed, free = 2 * (replay.num_steps + 1) * env.bytes_per_env(), free_bytes(torch.device("cpu"))
             if needed > min(free, free_bytes(env.device)):
                 raise CapacityError(
                     f"play: states and outputs have {needed:,} bytes, {free:,} are free; verify keeps none"
                 )
-        now = {"time": env.time, "active": env.active}
+        now = {"elapsed_steps": env.elapsed_steps, "active": env.active}
         now |= {entry.name: env.state[entry.name] for entry in configured.state if not entry.shared}
-        outputs = {f"slab {name}": tensor for name, tensor in slab.tensors().items() if name in OUTPUTS}
+        outputs = {f"buffers {name}": tensor for name, tensor in buffers.tensors().items() if name in OUTPUTS}
         kept.append({name: tensor[0].clone() for name, tensor in (now | outputs).items()})
         if len(kept) == 1:
             shared.update({entry.name: env.state[entry.name] for entry in configured.state if entry.shared})
 
-    _rerun(replay, configured, device, driver, look)
-    by_tick = {name: torch.stack([tick[name] for tick in kept]).cpu().numpy() for name in kept[0]}
-    outputs = {name: by_tick.pop(f"slab {name}")[skipped:] for name, skipped in OUTPUTS.items()}
+    _rerun(replay, configured, device, driver, on_step)
+    by_step = {name: torch.stack([step[name] for step in kept]).cpu().numpy() for name in kept[0]}
+    outputs = {name: by_step.pop(f"buffers {name}")[skipped:] for name, skipped in OUTPUTS.items()}
     return Playback(
         replay=replay,
         game=configured,
         stale=is_stale(replay, game),
-        state={**by_tick, **{name: tensor.cpu().numpy() for name, tensor in shared.items()}},
+        state={**by_step, **{name: tensor.cpu().numpy() for name, tensor in shared.items()}},
         **outputs,
     )
 
@@ -241,15 +250,15 @@ def film(
     facts = {
         "game": versioned_name(replay.game, seen.game),
         "configuration": ", ".join(f"{name} {value}" for name, value in changed.items()) or "the defaults",
-        "seed": f"{replay.seed}, replica {replay.replica}",
-        "ticks": f"{replay.num_ticks}",
-        **{f"return of {role}": told_return(replay.returns[role]) for role in seen.game.roles},
+        "seed": f"{replay.seed}, env_index {replay.env_index}",
+        "steps": f"{replay.num_steps}",
+        **{f"return of {role}": format_return(replay.returns[role]) for role in seen.game.roles},
         "digest": replay.digest,
         "recorded with": f"gpu_vecenv {replay.made_with}",
     }
     return Film(
-        title=title or f"{replay.game}, seed {replay.seed}, replica {replay.replica}",
-        drawings=[seen.game.draw(seen.at(tick)) for tick in range(replay.num_ticks + 1)],
+        title=title or f"{replay.game}, seed {replay.seed}, env_index {replay.env_index}",
+        drawings=[seen.game.draw(seen.state_at(step)) for step in range(replay.num_steps + 1)],
         agents=seen.game.agent_names,
         roles={role: count for role, count in seen.game.roles.items() if count},
         rewards=seen.rewards,
@@ -261,7 +270,7 @@ def film(
     )
 
 
-def told_return(value: float | None) -> str:
+def format_return(value: float | None) -> str:
     """A role's return in a few digits."""
     return "not finite" if value is None else f"{value:.6g}"
 
@@ -271,9 +280,9 @@ def _rerun(
     game: Env,
     device: str | torch.device | None,
     driver: str | None,
-    look: Callable[[VecEnv, Slab], None] = lambda env, slab: None,
+    on_step: Callable[[VecEnv, StepBuffers], None] = lambda env, buffers: None,
 ) -> None:
-    """Play a replay; ``look`` is called after the reset and after each tick. ReplayMismatchError if a bit differs."""
+    """Play a replay; ``on_step`` is called after the reset and after each step. ReplayMismatchError if a bit differs."""
     try:
         env = VecEnv(
             game,
@@ -281,49 +290,51 @@ def _rerun(
             device,
             autoreset_mode="disabled",
             driver=driver,
-            first_replica=replay.replica,
+            first_env_index=replay.env_index,
             arrays=replay.shared,
-            quarantine=replay.quarantine,
+            end_on_nonfinite=replay.end_on_nonfinite,
         )
     except ConfigError as error:
-        raise ReplayMismatchError(f"{_told(replay)}: its shared fields do not fit {game!r:.200}: {error}") from error
+        raise ReplayMismatchError(
+            f"{_describe(replay)}: its shared fields do not fit {game!r:.200}: {error}"
+        ) from error
     try:
-        digest, slab = Digest(env.functions, 1), env.slab()
+        digest, buffers = Digest(env.functions, 1), env.step_buffers()
         actions = torch.from_numpy(replay.actions.copy()).unsqueeze(1).to(env.device)
-        digest.add_start(*env.reset(seed=replay.seed, out=slab))
+        digest.add_reset(*env.reset(seed=replay.seed, out=buffers))
         digest.add_state(env)
         words = [digest.words.clone()]
-        look(env, slab)
-        for tick in range(replay.num_ticks):
-            digest.add_tick(actions[tick], env.step(actions[tick], out=slab))
+        on_step(env, buffers)
+        for step in range(replay.num_steps):
+            digest.add_step(actions[step], env.step(actions[step], out=buffers))
             digest.add_state(env)
             words.append(digest.words.clone())
-            look(env, slab)
+            on_step(env, buffers)
         found = torch.cat(words).cpu().numpy().view(np.uint64)
         returns = _returns(game, env.episode_statistics()["returns"][0].cpu().numpy())
         where = env.device
     finally:
         env.close()
-    differing = np.flatnonzero((found & LOW_HALF).astype(np.uint32) != replay.checks)
+    differing = np.flatnonzero((found & LOW_HALF).astype(np.uint32) != replay.step_digests)
     last = f"{found[-1]:016x}"
     if len(differing) or last != replay.digest:
         reason = (
             "the game's text is that of the recording, so that this is a fault: please report it"
-            if sources(game) == replay.sources
+            if source_sha256(game) == replay.sources
             else f"the game's text has changed since it was recorded with gpu_vecenv {replay.made_with}, rules version "
             f"{replay.version}: play it with those, or record it anew"
         )
-        tick = int(differing[0]) if len(differing) else replay.num_ticks
+        step = int(differing[0]) if len(differing) else replay.num_steps
         raise ReplayMismatchError(
-            f"{_told(replay)}: other bits on {where} from tick {tick} of {replay.num_ticks} on (0 is the start), "
+            f"{_describe(replay)}: other bits on {where} from step {step} of {replay.num_steps} on (0 is the start), "
             f"digest {last}; expected {replay.digest}; {reason}"
         )
     if returns != replay.returns:
-        raise ReplayMismatchError(f"{_told(replay)}: returns are {returns}; expected {replay.returns}, as it says")
+        raise ReplayMismatchError(f"{_describe(replay)}: returns are {returns}; expected {replay.returns}, as it says")
 
 
-def _told(replay: Replay) -> str:
-    return f"replay of {replay.game}, seed {replay.seed}, replica {replay.replica}"
+def _describe(replay: Replay) -> str:
+    return f"replay of {replay.game}, seed {replay.seed}, env_index {replay.env_index}"
 
 
 def _configured(replay: Replay, kind: type[Env] | None) -> Env:
@@ -333,28 +344,28 @@ def _configured(replay: Replay, kind: type[Env] | None) -> Env:
             kind = find_game(replay.game)
         except UnknownGameError as error:
             raise UnknownGameError(
-                f"{_told(replay)}: {error}. A file never loads code: give the class, game=MyGame, or on the command "
+                f"{_describe(replay)}: {error}. A file never loads code: give the class, game=MyGame, or on the command "
                 "line the file that declares it, --game my_game.py"
             ) from error
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         raise TypeError(f"game is {kind!r:.128}; expected a class derived from gpu_vecenv.Env, or None")
     if replay.game not in (kind.name(), _registered_name(kind)):
-        raise ConfigError(f"{_told(replay)}: game is {kind.__name__}, {kind.name()}; expected that of the replay")
+        raise ConfigError(f"{_describe(replay)}: game is {kind.__name__}, {kind.name()}; expected that of the replay")
     try:
         game = configure(kind, **replay.config)
     except (ConfigError, EnvDefinitionError) as error:
         raise ReplayMismatchError(
-            f"{_told(replay)}, recorded with gpu_vecenv {replay.made_with}: its configuration does not fit the game as "
+            f"{_describe(replay)}, recorded with gpu_vecenv {replay.made_with}: its configuration does not fit the game as "
             f"it is now: {error}"
         ) from error
     expected = (
-        (replay.num_ticks, game.num_agents, *game.action.shape),
+        (replay.num_steps, game.num_agents, *game.action.shape),
         np.float32 if game.action.continuous else np.int32,
     )
     found = replay.actions.shape, replay.actions.dtype
     if found != expected:
         raise ReplayMismatchError(
-            f"{_told(replay)}: its actions are {found[0]} {found[1]}; {game!r:.200} takes {expected[0]} "
+            f"{_describe(replay)}: its actions are {found[0]} {found[1]}; {game!r:.200} takes {expected[0]} "
             f"{np.dtype(expected[1])}"
         )
     return game

@@ -29,15 +29,15 @@ MAGIC, FORMAT = b"gpu_vecenv replay ", b"1"
 SHA_BYTES = 32
 HEADER_LIMIT, PAYLOAD_LIMIT = 1 << 16, 1 << 28  # bytes of the header, and of the arrays before compression
 FILE_LIMIT = PAYLOAD_LIMIT + (1 << 20)
-TICKS_LIMIT = 1_000_000
+MAX_REPLAY_STEPS = 1_000_000
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")  # a configuration key or a role
 Array = np.ndarray[Any, Any]
 ACTION_TYPES: dict[str, np.dtype[Any]] = {
     np.dtype(kind).name: np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.float32)
 }
 FIELD_TYPES = {str(kind): np.dtype(str(kind)) for kind in C_TYPES}
-# Of the header. The arrays beside it are the actions, the checks, and the shared fields by name.
-KEYS = "game version config seed replica actions shared quarantine digest returns sources made_with".split()
+# Of the header. The arrays beside it are the actions, the step_digests, and the shared fields by name.
+KEYS = "game version config seed env_index actions shared end_on_nonfinite digest returns sources made_with".split()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,14 +49,14 @@ class Replay:
         version: Of the game's rules.
         config: The game's configuration, as JSON has it.
         seed: Of the reset.
-        replica: Number of the replica in the random streams.
+        env_index: Number of the env_index in the random streams.
         actions: (T, num_agents[, heads]) int32 >= 0, or (T, num_agents, n) float32; 0 for who was not active.
         shared: Shared state fields that had other values than the game declares.
-        quarantine: As ``VecEnv`` was made.
-        checks: (T + 1,) uint32, the lower half of the digest after the reset and after each tick.
+        end_on_nonfinite: As ``VecEnv`` was made.
+        step_digests: (T + 1,) uint32, the lower half of the digest after the reset and after each step.
         digest: 16 hexadecimal digits, of all actions, outputs and states.
         returns: Role -> sum of its agents' returns, None where that is not finite.
-        sources: SHA-256 of the device text of game and digest.
+        sources: SHA-256 of the device code of game and digest.
         made_with: Version of this package.
 
     Raises:
@@ -67,11 +67,11 @@ class Replay:
     version: int
     config: Mapping[str, Any]
     seed: int
-    replica: int
+    env_index: int
     actions: Array = field(repr=False)
     shared: Mapping[str, Array] = field(default_factory=dict, repr=False)
-    quarantine: bool = False
-    checks: Array = field(repr=False)
+    end_on_nonfinite: bool = False
+    step_digests: Array = field(repr=False)
     digest: str
     returns: Mapping[str, float | None]
     sources: str = field(repr=False)
@@ -79,39 +79,43 @@ class Replay:
 
     def __post_init__(self) -> None:
         _expect("game", self.game, _is_text(self.game, FIELD_NAME), "a registered name, [a-z][a-z0-9_]*")
-        for name, most in (("version", 2**31), ("seed", 2**64), ("replica", 2**63)):
+        for name, most in (("version", 2**31), ("seed", 2**64), ("env_index", 2**63)):
             value = getattr(self, name)
             _expect(name, value, type(value) is int and 0 <= value < most, f"an int in [0, {most - 1}]")
         _expect("config", self.config, _is_named(self.config, _is_plain), "names with plain values")
         _expect("returns", self.returns, _is_named(self.returns, _is_return), "roles with finite numbers or null")
-        _expect("quarantine", self.quarantine, type(self.quarantine) is bool, "True or False")
+        _expect("end_on_nonfinite", self.end_on_nonfinite, type(self.end_on_nonfinite) is bool, "True or False")
         _expect("digest", self.digest, _is_text(self.digest, re.compile("[0-9a-f]{16}")), "16 hexadecimal digits")
         _expect("sources", self.sources, _is_text(self.sources, re.compile("[0-9a-f]{64}")), "64 hexadecimal digits")
         _expect("made_with", self.made_with, _is_text(self.made_with, re.compile(r"[0-9A-Za-z.+-]{1,64}")), "a version")
         kind = isinstance(self.actions, np.ndarray) and self.actions.dtype
         shape = np.shape(self.actions)
         _expect("the type of actions", kind, kind in (np.int32, np.float32), "an array of int32 or float32")
-        fits = len(shape) in (2, 3) and all(shape) and shape[0] <= TICKS_LIMIT
-        _expect("the shape of actions", shape, fits, f"(T, num_agents[, heads]), T <= {TICKS_LIMIT:,}")
+        fits = len(shape) in (2, 3) and all(shape) and shape[0] <= MAX_REPLAY_STEPS
+        _expect("the shape of actions", shape, fits, f"(T, num_agents[, heads]), T <= {MAX_REPLAY_STEPS:,}")
         valid = np.isfinite(self.actions) if kind == np.float32 else self.actions >= 0
         _expect("the worst of actions", self.actions[~valid][:1], valid.all(), "finite numbers, and choices >= 0")
-        told = (len(self.checks), self.checks.dtype) if isinstance(self.checks, np.ndarray) else self.checks
-        _expect("checks", told, told == (shape[0] + 1, np.uint32), f"an array of {shape[0] + 1} uint32")
+        told = (
+            (len(self.step_digests), self.step_digests.dtype)
+            if isinstance(self.step_digests, np.ndarray)
+            else self.step_digests
+        )
+        _expect("step_digests", told, told == (shape[0] + 1, np.uint32), f"an array of {shape[0] + 1} uint32")
         _expect("shared", self.shared, isinstance(self.shared, Mapping), "names with arrays")
         for name, array in self.shared.items():
             _expect("a shared field's name", name, _is_text(name, FIELD_NAME), "[a-z][a-z0-9_]*")
             fits = isinstance(array, np.ndarray) and array.dtype in C_TYPES and array.ndim <= 16 and array.size > 0
             _expect(f"shared[{name!r}]", array, fits, f"an array of {', '.join(FIELD_TYPES)}")
-        size = sum(array.nbytes for array in (self.actions, self.checks, *self.shared.values()))
+        size = sum(array.nbytes for array in (self.actions, self.step_digests, *self.shared.values()))
         _expect("the size of all arrays", size, size <= PAYLOAD_LIMIT, f"at most {PAYLOAD_LIMIT:,} bytes")
         object.__setattr__(self, "actions", _own(self.actions))
-        object.__setattr__(self, "checks", _own(self.checks))
+        object.__setattr__(self, "step_digests", _own(self.step_digests))
         object.__setattr__(self, "shared", {name: _own(array) for name, array in self.shared.items()})
         object.__setattr__(self, "config", json.loads(json.dumps(self.config)))  # tuples become lists
         object.__setattr__(self, "returns", dict(self.returns))
 
     @property
-    def num_ticks(self) -> int:
+    def num_steps(self) -> int:
         """T, the episode's length."""
         return len(self.actions)
 
@@ -127,7 +131,7 @@ class Replay:
         _expect(
             "the length of the header", len(header), len(header) < HEADER_LIMIT, f"less than {HEADER_LIMIT:,} bytes"
         )
-        arrays = [_narrow(self.actions), self.checks, *(self.shared[name] for name in sorted(self.shared))]
+        arrays = [_narrow(self.actions), self.step_digests, *(self.shared[name] for name in sorted(self.shared))]
         payload = zlib.compress(b"".join(map(_planes, arrays)), 9)
         body = MAGIC + FORMAT + b"\n" + header + b"\n" + payload
         return body + hashlib.sha256(body).digest()
@@ -152,8 +156,8 @@ class Replay:
         _expect("the end of its header", end, end >= 0, f"a line end within {HEADER_LIMIT:,} bytes")
         header = _parsed(body[start:end])
         specs = {"actions": _sizes("actions", header["actions"], ACTION_TYPES)}
-        ticks = specs["actions"][1][0]
-        specs["checks"] = np.dtype(np.uint32), (ticks + 1,)
+        steps = specs["actions"][1][0]
+        specs["step_digests"] = np.dtype(np.uint32), (steps + 1,)
         for name in sorted(header["shared"]):
             specs[f"shared {name}"] = _sizes(f"shared[{name!r}]", header["shared"][name], FIELD_TYPES)
         lengths = [kind.itemsize * math.prod(shape) for kind, shape in specs.values()]
@@ -165,13 +169,13 @@ class Replay:
             name: _unplaned(name, payload[place : place + length], *spec)
             for (name, spec), place, length in zip(specs.items(), places, lengths, strict=False)
         }
-        actions, checks = arrays.pop("actions"), arrays.pop("checks")
+        actions, step_digests = arrays.pop("actions"), arrays.pop("step_digests")
         if actions.dtype.kind == "u":
             largest = int(actions.max())
             _expect("the largest action", largest, largest < 2**31, "an int32")
             actions = actions.astype(np.int32)
         shared = {name.removeprefix("shared "): array for name, array in arrays.items()}
-        return cls(**{**header, "actions": actions, "checks": checks, "shared": shared})
+        return cls(**{**header, "actions": actions, "step_digests": step_digests, "shared": shared})
 
     def save(self, path: str | Path) -> Path:
         """Write the file, whole or not at all; one of that name is replaced.
@@ -274,7 +278,7 @@ def _narrow(actions: Array) -> Array:
 
 
 def _planes(array: Array) -> bytes:
-    """Bytes in the order in which they repeat most: ticks run fastest, and each byte of a number apart."""
+    """Bytes in the order in which they repeat most: steps run fastest, and each byte of a number apart."""
     return np.ascontiguousarray(np.ascontiguousarray(array)[..., None].view(np.uint8).transpose()).tobytes()
 
 

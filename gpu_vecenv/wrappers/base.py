@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.utils import rescale_box
 from torch import Tensor
 
-from gpu_vecenv.engine.running_statistics import RunningMeanStd, checked_state
+from gpu_vecenv.engine.running_statistics import RunningMeanStd, checked_state_dict
 from gpu_vecenv.errors import ResetNeededError
 
 Info = dict[str, Any]
@@ -180,8 +180,8 @@ class EpisodeWrapper(TensorWrapper):
         mask = self._mask(options)  # before the environment sees it: some take it out of the options
         obs, info = super().reset(seed=seed, options=options)
         rows = torch.ones(self.num_envs, dtype=torch.bool, device=obs.device) if mask is None else mask.to(obs.device)
-        self._active = self._told(info, self._active.to(obs.device) | rows)
-        return self._begin(rows, obs), info
+        self._active = self._active_after(info, self._active.to(obs.device) | rows)
+        return self._on_reset(rows, obs), info
 
     def step(self, actions: Tensor) -> Step:
         """Step the environment and take the statistics of the rows that had a transition."""
@@ -196,18 +196,18 @@ class EpisodeWrapper(TensorWrapper):
             after = torch.ones_like(done)
         else:
             after = ~done & (before | (self._mode is AutoresetMode.NEXT_STEP))
-        self._active = self._told(info, after)
-        return self._passed(before, obs, rewards, terminations, truncations, info)
+        self._active = self._active_after(info, after)
+        return self._on_step(before, obs, rewards, terminations, truncations, info)
 
-    def _begin(self, rows: Tensor, obs: Tensor) -> Tensor:
+    def _on_reset(self, rows: Tensor, obs: Tensor) -> Tensor:
         """New episodes in these rows, (num_envs,) bool; gives what ``reset`` returns as observations."""
         raise NotImplementedError
 
-    def _passed(self, counted: Tensor, *step: Any) -> Step:
-        """A step, with a transition in the rows where ``counted`` (num_envs,) bool is True; gives what to return."""
+    def _on_step(self, had_transition: Tensor, *step: Any) -> Step:
+        """A step, with a transition in the rows where ``had_transition`` (num_envs,) bool is True; gives what to return."""
         raise NotImplementedError
 
-    def _told(self, info: Info, otherwise: Tensor) -> Tensor:
+    def _active_after(self, info: Info, otherwise: Tensor) -> Tensor:
         active = info.get("active")
         if isinstance(active, Tensor) and active.dtype == torch.bool and active.shape == (self.num_envs,):
             return active.clone()  # the environment's own may be live
@@ -250,7 +250,7 @@ class RunningWrapper(EpisodeWrapper):
             ValueError: A name, shape or dtype is wrong; nothing has changed. Another number of rows is, too: to take
                 the statistics alone there, use the ``RunningMeanStd``'s own ``load_state_dict``.
         """
-        loaded = checked_state(state, self.state_dict())
+        loaded = checked_state_dict(state, self.state_dict())
         for name in self._kept:
             setattr(self, name, loaded.pop(name.lstrip("_")))
         getattr(self, self._statistics).load_state_dict(loaded)

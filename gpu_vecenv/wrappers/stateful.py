@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.utils import create_zero_array
 from torch import Tensor
 
-from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import UnsupportedGameError
 from gpu_vecenv.wrappers.base import ActionWrapper, EpisodeWrapper, Info, Options, Step, TensorEnv
 
@@ -53,16 +53,16 @@ class WindowWrapper(EpisodeWrapper):
         """Observations from a window, in memory of their own."""
         raise NotImplementedError
 
-    def _begin(self, rows: Tensor, obs: Tensor) -> Tensor:
+    def _on_reset(self, rows: Tensor, obs: Tensor) -> Tensor:
         if self._window is None:
             self._window = obs.unsqueeze(1).expand(-1, self._size, *obs.shape[1:])
         renewed = torch.cat([self._window[:, :-1], obs.unsqueeze(1)], 1)  # rows that go on may have been written to
-        self._window = torch.where(_beside(rows, self._window), self._pushed(rows, obs), renewed)
+        self._window = torch.where(_expand_to(rows, self._window), self._pushed(rows, obs), renewed)
         return self.windowed(self._window)
 
-    def _passed(self, counted: Tensor, *step: Any) -> Step:
+    def _on_step(self, had_transition: Tensor, *step: Any) -> Step:
         obs, rewards, terminations, truncations, info = step
-        begins = ~counted  # without a transition, what is seen continues nothing
+        begins = ~had_transition  # without a transition, what is seen continues nothing
         if "final_obs" in info:
             info = {**info, "final_obs": self.windowed(self._pushed(begins, info["final_obs"]))}
         if self._mode is AutoresetMode.SAME_STEP:
@@ -72,14 +72,14 @@ class WindowWrapper(EpisodeWrapper):
 
     def _pushed(self, begins: Tensor, obs: Tensor) -> Tensor:
         """The window with these observations at its end, and padding before them in the rows that begin."""
-        assert self._window is not None, "_begin sets it"
+        assert self._window is not None, "_on_reset sets it"
         newest = obs.unsqueeze(1)
         padding = self._constants[0] if self._constants else newest
         older = self._window[:, 1:]
-        return torch.cat([torch.where(_beside(begins, older), padding, older), newest], 1)
+        return torch.cat([torch.where(_expand_to(begins, older), padding, older), newest], 1)
 
 
-def _beside(rows: Tensor, tensor: Tensor) -> Tensor:
+def _expand_to(rows: Tensor, tensor: Tensor) -> Tensor:
     """(num_envs,) with as many axes as the tensor."""
     return rows.view(-1, *[1] * (tensor.ndim - 1))
 
@@ -100,7 +100,7 @@ class FrameStackObservation(WindowWrapper):
     """
 
     def __init__(self, env: TensorEnv, stack_size: int, *, padding_type: str | Array = "reset") -> None:
-        super().__init__(env, count("stack_size", stack_size, 1), padding_type)
+        super().__init__(env, validate_int("stack_size", stack_size, 1), padding_type)
         self.stack_size = self._size
         self.single_observation_space = batch_space(env.single_observation_space, self.stack_size)
 
@@ -123,7 +123,7 @@ class DelayObservation(WindowWrapper):
     """
 
     def __init__(self, env: TensorEnv, delay: int) -> None:
-        self.delay = count("delay", delay, 0)
+        self.delay = validate_int("delay", delay, 0)
         super().__init__(env, self.delay + 1, "zero")
 
     def windowed(self, window: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class MaxObservation(WindowWrapper):
     """
 
     def __init__(self, env: TensorEnv, memory: int) -> None:
-        super().__init__(env, count("memory", memory, 1))
+        super().__init__(env, validate_int("memory", memory, 1))
 
     def windowed(self, window: Tensor) -> Tensor:
         """The highest."""
@@ -182,7 +182,7 @@ class StickyAction(ActionWrapper, EpisodeWrapper):
         given = repeat_action_duration if isinstance(repeat_action_duration, tuple) else (repeat_action_duration,) * 2
         if len(given) != 2:
             raise ValueError(f"repeat_action_duration is {given}; expected an int or two")
-        low, high = (count("repeat_action_duration", steps, 1) for steps in given)
+        low, high = (validate_int("repeat_action_duration", steps, 1) for steps in given)
         if low > high:
             raise InvalidBound(f"repeat_action_duration is {given}; expected the lower number first")
         self.repeat_action_probability, self.repeat_action_duration_range = repeat_action_probability, (low, high)
@@ -213,17 +213,17 @@ class StickyAction(ActionWrapper, EpisodeWrapper):
         series = steps * (self._playing & (drawn < self.repeat_action_probability))
         left = torch.where(self._left > 0, self._left, series)
         last = actions if self._last is None else self._last
-        self._taken = torch.where(_beside(left > 0, actions), last, actions), (left - 1).clamp(min=0)
+        self._taken = torch.where(_expand_to(left > 0, actions), last, actions), (left - 1).clamp(min=0)
         return self._taken[0]
 
-    def _begin(self, rows: Tensor, obs: Tensor) -> Tensor:
+    def _on_reset(self, rows: Tensor, obs: Tensor) -> Tensor:
         self._playing = self._playing.to(obs.device) & ~rows
         self._left = self._left.to(obs.device).masked_fill(rows, 0)
         return obs
 
-    def _passed(self, counted: Tensor, *step: Any) -> Step:
+    def _on_step(self, had_transition: Tensor, *step: Any) -> Step:
         obs, rewards, terminations, truncations, info = step
-        self._playing = counted & ~(terminations | truncations)
+        self._playing = had_transition & ~(terminations | truncations)
         self._last, left = self._taken  # now that the environment has not refused it
         self._left = left * self._playing
         return obs, rewards, terminations, truncations, info

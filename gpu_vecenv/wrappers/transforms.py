@@ -10,7 +10,7 @@ from gymnasium.spaces import Box
 from torch import Tensor
 
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.arguments import count
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.views.agents import role_of_agents
 from gpu_vecenv.wrappers.base import ObservationWrapper, TensorEnv
 
@@ -111,7 +111,7 @@ class ResizeObservation(ObservationWrapper):
         if not isinstance(shape, tuple) or len(shape) != 2:
             raise TypeError(f"ResizeObservation: shape is {shape!r}; expected a tuple of height and width")
         sizes = list(zip(box.shape[:2], shape, strict=True))
-        self.shape = tuple(count("shape", new, 1, old) for old, new in sizes)
+        self.shape = tuple(validate_int("shape", new, 1, old) for old, new in sizes)
         self._constants = [torch.from_numpy(_shares(old, new)) for old, new in sizes]
         self.single_observation_space = Box(0, 255, self.shape + box.shape[2:], np.uint8)
 

@@ -17,8 +17,8 @@ from gymnasium.spaces import Box, flatten_space
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
-from gpu_vecenv.engine.arguments import count
-from gpu_vecenv.engine.running_statistics import LatestEpisodes, RunningMeanStd
+from gpu_vecenv.engine.arguments import validate_int
+from gpu_vecenv.engine.running_statistics import EpisodeRingBuffer, RunningMeanStd
 from gpu_vecenv.wrappers.base import (
     ActionWrapper,
     Bound,
@@ -229,19 +229,19 @@ class NormalizeObservation(RunningWrapper):
         self.single_observation_space = Box(-np.inf, np.inf, box.shape, np.float32)
         self.obs_rms = RunningMeanStd(shape=box.shape)
 
-    def _begin(self, rows: Tensor, obs: Tensor) -> Tensor:
+    def _on_reset(self, rows: Tensor, obs: Tensor) -> Tensor:
         self.obs_rms.to(obs.device)
         if self.update_running_mean:
             self.obs_rms.update(obs, rows)
         return self._normalized(obs)
 
-    def _passed(self, counted: Tensor, *step: Any) -> Step:
+    def _on_step(self, had_transition: Tensor, *step: Any) -> Step:
         obs, rewards, terminations, truncations, info = step
         final = info.get("final_obs")
         if self.update_running_mean:
-            self.obs_rms.update(obs, counted | self._active)
+            self.obs_rms.update(obs, had_transition | self._active)
             if final is not None:
-                self.obs_rms.update(final, counted & info["_final_obs"])
+                self.obs_rms.update(final, had_transition & info["_final_obs"])
         if final is not None:
             info = {**info, "final_obs": self._normalized(final)}
         return self._normalized(obs), rewards, terminations, truncations, info
@@ -277,17 +277,17 @@ class NormalizeReward(RunningWrapper):
         self.gamma, self.return_rms = gamma, RunningMeanStd()
         self.accumulated_reward = torch.zeros(self.num_envs, dtype=torch.float64)
 
-    def _begin(self, rows: Tensor, obs: Tensor) -> Tensor:
+    def _on_reset(self, rows: Tensor, obs: Tensor) -> Tensor:
         self.return_rms.to(obs.device)
         self.accumulated_reward = self.accumulated_reward.to(obs.device).masked_fill(rows, 0)
         return obs
 
-    def _passed(self, counted: Tensor, *step: Any) -> Step:
+    def _on_step(self, had_transition: Tensor, *step: Any) -> Step:
         obs, rewards, terminations, truncations, info = step
         returns = self.accumulated_reward * self.gamma * ~terminations + rewards
-        returns = torch.where(counted, returns, self.accumulated_reward)
+        returns = torch.where(had_transition, returns, self.accumulated_reward)
         if self.update_running_mean:
-            self.return_rms.update(returns, counted)
+            self.return_rms.update(returns, had_transition)
         if self._mode is AutoresetMode.SAME_STEP:
             returns = returns.masked_fill(terminations | truncations, 0)
         self.accumulated_reward = returns
@@ -315,7 +315,10 @@ class RecordEpisodeStatistics(EpisodeWrapper):
 
     def __init__(self, env: TensorEnv, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__(env)
-        self._latest, self._key = LatestEpisodes(count("buffer_length", buffer_length, 1), 3), stats_key
+        self._finished_episodes, self._key = (
+            EpisodeRingBuffer(validate_int("buffer_length", buffer_length, 1), 3),
+            stats_key,
+        )
         self.episode_start_times, self.episode_returns = torch.zeros((2, self.num_envs), dtype=torch.float64)
         self.episode_lengths = torch.zeros(self.num_envs, dtype=torch.int64)
 
@@ -323,25 +326,25 @@ class RecordEpisodeStatistics(EpisodeWrapper):
     @property
     def episode_count(self) -> int:
         """Episodes that have ended."""
-        return self._latest.count()
+        return self._finished_episodes.count()
 
     @property
     def return_queue(self) -> deque[float]:
         """Returns of the latest ``buffer_length`` episodes, oldest first; a copy."""
-        return deque(self._latest.read()[0], self._latest.size)
+        return deque(self._finished_episodes.read()[0], self._finished_episodes.size)
 
     @property
     def length_queue(self) -> deque[int]:
         """Their lengths."""
-        return deque(map(int, self._latest.read()[1]), self._latest.size)
+        return deque(map(int, self._finished_episodes.read()[1]), self._finished_episodes.size)
 
     @property
     def time_queue(self) -> deque[float]:
         """Their seconds."""
-        return deque(self._latest.read()[2], self._latest.size)
+        return deque(self._finished_episodes.read()[2], self._finished_episodes.size)
 
-    def _begin(self, rows: Tensor, obs: Tensor) -> Tensor:
-        self._latest.to(obs.device)
+    def _on_reset(self, rows: Tensor, obs: Tensor) -> Tensor:
+        self._finished_episodes.to(obs.device)
         self._restart(rows, self.episode_returns.to(obs.device), self.episode_lengths.to(obs.device))
         return obs
 
@@ -350,17 +353,17 @@ class RecordEpisodeStatistics(EpisodeWrapper):
         started = self.episode_start_times.to(rows.device)
         self.episode_start_times = started.masked_fill(rows, time.perf_counter())
 
-    def _passed(self, counted: Tensor, *step: Any) -> Step:
+    def _on_step(self, had_transition: Tensor, *step: Any) -> Step:
         obs, rewards, terminations, truncations, info = step
         if self._key in info or f"_{self._key}" in info:
             raise ValueError(f"RecordEpisodeStatistics: info has {self._key!r} already; choose another stats_key")
-        ended = (terminations | truncations) & counted
+        ended = (terminations | truncations) & had_transition
         returns, lengths = self.episode_returns + rewards, self.episode_lengths + 1
         times = (time.perf_counter() - self.episode_start_times).round(decimals=6)
-        self._latest.add(ended, torch.stack([returns, lengths, times], 1))
-        figures = {"r": returns, "l": lengths, "t": times}
-        episode = {name: figure.masked_fill(~ended, 0) for name, figure in figures.items()}
-        self._restart(ended | ~counted, returns, lengths)
+        self._finished_episodes.add(ended, torch.stack([returns, lengths, times], 1))
+        metrics = {"r": returns, "l": lengths, "t": times}
+        episode = {name: metric.masked_fill(~ended, 0) for name, metric in metrics.items()}
+        self._restart(ended | ~had_transition, returns, lengths)
         return obs, rewards, terminations, truncations, {**info, self._key: episode, f"_{self._key}": ended}
 
 

@@ -142,7 +142,7 @@ def test_returns_are_those_of_the_episodes(tmp_path):
     (batch,) = seen.batches
     ends = batch["next", "lead", "observation"][:, :, 0, 2][batch["next", "done"][..., 0]]
     assert len(ends) > 8
-    returns = 15 * ends + ends * (ends + 1) / 2  # 10 and 20 a tick, and the ticks
+    returns = 15 * ends + ends * (ends + 1) / 2  # 10 and 20 a step, and the steps
     assert experiment.mean_return == pytest.approx(returns.mean().item(), rel=1e-5)  # sums of float32
     ((*rollouts,),) = seen.evaluations
     assert len(rollouts) == 3 and all(len(rollout) <= 6 for rollout in rollouts)

@@ -20,7 +20,7 @@ from gpu_vecenv.adapters import cleanrl
 from gpu_vecenv.errors import UnsupportedGameError
 
 ROOT = Path(__file__).parents[2]
-TEAM = {"num_leads": 1, "num_others": 2, "leave": 3, "max_steps": 8}
+THREADS_PER_ENV = {"num_leads": 1, "num_others": 2, "leave": 3, "max_steps": 8}
 GPU_SCRIPT = "cleanrl/ppo_continuous_action_isaacgym/ppo_continuous_action_isaacgym.py"
 
 
@@ -63,7 +63,9 @@ class Kept(VectorWrapper):
         return self.given
 
 
-@pytest.mark.parametrize(("game", "config"), [("pendulum", {"max_steps": 9}), (Script, TEAM | {"continuous": True})])
+@pytest.mark.parametrize(
+    ("game", "config"), [("pendulum", {"max_steps": 9}), (Script, THREADS_PER_ENV | {"continuous": True})]
+)
 def test_steps_are_those_of_the_gymnasium_view(game, config, device):
     env, twin = cleanrl.make(game, 5, device, **config), GymnasiumVectorEnv(game, 5, device, **config)
     assert env.num_envs == 5 * twin.num_agents and env.unwrapped is env
@@ -203,7 +205,7 @@ def test_later_releases_find_the_ids_by_gymnasium_itself():
 
 def test_the_example_runs_the_gpu_script_which_learns(release):
     said = output_of(release, ROOT / "examples" / "cleanrl_isaacgym.py", GPU_SCRIPT)
-    assert re.search(r"global_step=6400, episodic_return=-\d+\.", said)  # 32 rows' 200th ticks are at its second step
+    assert re.search(r"global_step=6400, episodic_return=-\d+\.", said)  # 32 rows' 200th steps are at its second step
     at_random, trained = map(float, re.search(r"return at random (-\d+), trained (-\d+)", said).groups())
     assert trained > at_random / 2  # costs: about -1260 at random, -300 when trained
 
@@ -213,7 +215,7 @@ from gpu_vecenv.adapters import cleanrl
 done = cleanrl.run(*"{script} --env-id simple_spread --num-steps 8 --total-timesteps 3000 --num-envs {rows}".split(),
                    continuous_actions=True, max_steps=7)
 env = done["envs"].unwrapped
-print("rows", env.num_envs, "replicas", env.env.num_replicas, "seed", env.env.vec_env.seed, *done["obs"].shape)
+print("rows", env.num_envs, "replicas", env.env.num_game_envs, "seed", env.env.vec_env.seed, *done["obs"].shape)
 print("lengths", done["info"]["l"].max().item(), done["info"]["time_outs"].dtype)
 """
 

@@ -75,17 +75,17 @@ def test_policies_become_what_our_trainer_makes_of_them(game, config, changes, d
     module = lightning.make(game, 16, device, changed(**changes), seed=3, **config)
     loop = fitted(module, device)
     ours = gpu_vecenv.Trainer(gpu_vecenv.make(game, 16, device, **config), changed(**changes), seed=3)
-    figures = ours.train()
+    metrics = ours.train()
     assert module.inner.iteration == ours.iteration == loop.current_epoch == 4
     for name, policy in ours.policies.items():
         for key, tensor in policy.state_dict().items():
             # The norm of the gradients is a sum in another order; Adam may make much of the last bit of a small one.
             torch.testing.assert_close(module.policies[name].state_dict()[key], tensor, rtol=1e-4, atol=1e-5)
-        for figure in ("policy_loss", "value_loss", "entropy", "approximate_kl", "gradient_norm", "explained_variance"):
+        for figure in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "explained_variance"):
             logged = loop.callback_metrics[f"{figure}_{name}"].item()
-            assert logged == pytest.approx(figures[f"{figure}_{name}"], rel=1e-3, abs=1e-5), figure  # as above
-    for figure in ("env_steps", "episodes", "episode_length", "terminated_share", *module_returns(module)):
-        assert loop.callback_metrics[figure].item() == pytest.approx(figures[figure], rel=1e-6)  # Lightning's float32
+            assert logged == pytest.approx(metrics[f"{figure}_{name}"], rel=1e-3, abs=1e-5), figure  # as above
+    for figure in ("env_steps", "episodes", "episode_length", "terminated_fraction", *module_returns(module)):
+        assert loop.callback_metrics[figure].item() == pytest.approx(metrics[figure], rel=1e-6)  # Lightning's float32
     # Not vacuous: weights are not those of the beginning.
     fresh = lightning.make(game, 16, device, changed(**changes), seed=3, **config)
     assert not torch.equal(*(next(iter(x.policies.values())).network.actor.weight for x in (module, fresh)))
@@ -123,10 +123,10 @@ def test_metrics_are_logged_once_an_epoch(tmp_path, device):
     module = lightning.make("tag_gridworld", 16, device, SMALL, **TAG)
     fitted(module, device, logger=CSVLogger(tmp_path, name="", version=""))
     rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
-    each = {"policy_loss", "value_loss", "entropy", "approximate_kl", "clip_share", "gradient_norm", "return"}
+    each = {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "return"}
     each |= {"explained_variance", "learning_rate"}
     wanted = {f"{figure}_{role}" for figure in each for role in ("tagger", "runner")}
-    wanted |= {"env_steps", "episodes", "episode_length", "terminated_share", "epoch", "step"}
+    wanted |= {"env_steps", "episodes", "episode_length", "terminated_fraction", "epoch", "step"}
     assert set(rows[0]) == wanted
     assert [float(row["env_steps"]) for row in rows] == [128, 256, 384, 512]
     rates = [float(row["learning_rate_runner"]) for row in rows]
@@ -161,7 +161,7 @@ def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(game, config, 
     env = gpu_vecenv.make(game, 4, device, **config)
     loaded = lightning.PPOModule.load_from_checkpoint(tmp_path / "epoch=3.ckpt", env=env, config=changed(**NORMAL))
     assert all(x.equal(whole.state_dict()[name]) for name, x in loaded.state_dict().items())
-    with pytest.raises(ValueError, match=r"'machine_key' is \(16, 2\) .*; expected \(8, 2\)"):
+    with pytest.raises(ValueError, match=r"'engine_key' is \(16, 2\) .*; expected \(8, 2\)"):
         fitted(lightning.make(game, 8, device, changed(**NORMAL), **config), device, tmp_path / "epoch=1.ckpt")
 
 
@@ -213,7 +213,7 @@ def test_what_has_no_word_is_refused():
     with pytest.raises(ConfigError, match=r"precision is tf32, .* no tf32, which is torch's own setting"):
         lightning.make("cartpole", 16, "cpu", changed(precision="tf32"))
     with pytest.raises(ConfigError, match="the adapter sets it"):
-        lightning.make("cartpole", 16, "cpu", SMALL, first_replica=16)
+        lightning.make("cartpole", 16, "cpu", SMALL, first_env_index=16)
     with pytest.raises(ConfigError, match="no configuration key 'max_stesp'"):
         lightning.make("cartpole", 16, "cpu", SMALL, max_stesp=3)
 
@@ -277,8 +277,8 @@ def test_two_processes_are_one_run_of_twice_the_replicas(tmp_path):
         assert first[f"policies.{name}"].equal(second[f"policies.{name}"])
         # Sums in another order, as above.
         torch.testing.assert_close(first[f"policies.{name}"], tensor, rtol=1e-4, atol=1e-5)
-    episodes = [x["machine_time"] for x in (first, second)]
-    assert torch.cat(episodes).equal(ours.env.state_dict()["machine_time"])
+    episodes = [x["engine_elapsed_steps"] for x in (first, second)]
+    assert torch.cat(episodes).equal(ours.env.state_dict()["engine_elapsed_steps"])
 
 
 def test_the_example_trains_and_goes_on(device, tmp_path):

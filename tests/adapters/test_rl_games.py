@@ -71,7 +71,7 @@ def train(folder, env_config, kind="discrete", **config):
 
 
 def faults(env: rl_games.RLGamesVecEnv) -> int:
-    return int(env.rows.vec_env.faults().ne(0).sum())
+    return int(env.gymnasium_env.vec_env.faults().ne(0).sum())
 
 
 @pytest.mark.parametrize("name", [*GAMES, "script"])
@@ -80,7 +80,7 @@ def test_steps_are_those_of_the_gymnasium_view(name, device):
     config = TAG if name == "tag_continuous" else {"max_steps": 9}
     game = Script(**ROLES) if name == "script" else name
     env = rl_games.make(game, 6, device, seed=5, **({} if name == "script" else config))
-    twin = GymnasiumVectorEnv(env.rows.game, 6, device)
+    twin = GymnasiumVectorEnv(env.gymnasium_env.game, 6, device)
     named, (expected, _) = env.reset(), twin.reset(seed=5)
     info, ends = env.get_env_info(), 0
     assert info["agents"] == env.get_number_of_agents() == twin.num_agents and info["value_size"] == 1
@@ -111,12 +111,12 @@ def test_rollouts_of_rl_games_are_what_the_script_says(tmp_path, device, config,
     epochs = {"max_epochs": 1, "horizon_length": 32, "normalize_value": False, "minibatch_size": 256 * agents}
     agent = train(tmp_path, env_config, kind, device=device, **epochs)
     buffer = agent.experience_buffer.tensor_dict
-    number, ticks, last, truncates = (column.round().long() for column in buffer["obses"].unbind(-1)[:4])
+    number, steps, last, truncates = (column.round().long() for column in buffer["obses"].unbind(-1)[:4])
     rows = torch.arange(8 * agents, device=device) % agents
     assert torch.equal(number, torch.where(number == 0, 0, rows + 1))
     gone = number == 0
     assert bool(gone.any()) == ("leave" in config)
-    ends, next_tick = ticks + 1 == last, ticks + 1
+    ends, next_tick = steps + 1 == last, steps + 1
     leaves = (next_tick == config.get("leave")) & ~ends & (rows >= config.get("num_leads", 1)) & ~gone
     time_outs = (ends & (truncates == 1) & ~gone).float().unsqueeze(-1)
     rewards = torch.where(gone, 0, 10 * (rows + 1) + next_tick).float().unsqueeze(-1)
@@ -131,7 +131,7 @@ def test_rollouts_of_rl_games_are_what_the_script_says(tmp_path, device, config,
 
 def test_rl_games_counts_the_episodes_of_first_agents(tmp_path):
     agent = train(tmp_path, {"game": Script(num_leads=3)}, minibatch_size=384)
-    sums = agent.vec_env.rows.vec_env.episode_statistics()
+    sums = agent.vec_env.gymnasium_env.vec_env.episode_statistics()
     episodes = int(sums["episodes"].sum())
     assert agent.game_rewards.current_size == episodes > 20
     # rl_games averages float32 step by step.
@@ -153,7 +153,7 @@ def test_seeds_count_once_and_come_with_the_config(tmp_path):
     assert torch.equal(*first) and not torch.equal(env.reset()["obs"], first[0])
     assert torch.equal(rl_games.make("cartpole", 3, "cpu", seed=7).reset()["obs"], first[0])
     agent = train(tmp_path, {"game": "cartpole"}, seed=11, max_epochs=1)  # Runner hands its seed to env_config
-    assert agent.vec_env.rows.vec_env.seed == 11
+    assert agent.vec_env.gymnasium_env.vec_env.seed == 11
 
 
 def test_checkpoints_hold_the_random_streams(tmp_path):
@@ -217,7 +217,7 @@ def test_masked_choices_are_not_made(tmp_path, device, game, kind):
     assert faults(env) == 0 and env.has_action_masks()
     masks = env.get_action_masks()
     assert masks.dtype == bool and not masks.all()
-    np.testing.assert_array_equal(masks, env.rows.action_masks().cpu().numpy())
+    np.testing.assert_array_equal(masks, env.gymnasium_env.action_masks().cpu().numpy())
 
 
 def test_configs_that_would_go_wrong_are_refused(tmp_path):
@@ -259,7 +259,7 @@ def test_box_actions_never_leave_their_bounds(tmp_path, device, clip_actions):
 
 def test_several_choices_are_a_tuple(tmp_path):
     env = rl_games.make("tag_continuous", 2, "cpu", **TAG)
-    sizes = env.rows.single_action_space.nvec.tolist()
+    sizes = env.gymnasium_env.single_action_space.nvec.tolist()
     assert list(env.get_env_info()["action_space"]) == [Discrete(n) for n in sizes]
     agent = train(tmp_path, {"game": "tag_continuous", **TAG}, "multi_discrete", minibatch_size=640)
     assert agent.game_rewards.current_size > 0 and faults(agent.vec_env) == 0
@@ -274,7 +274,7 @@ class Kept(VectorWrapper):
 
 
 class Both(VectorWrapper):
-    """Every row terminates and is truncated at every tick."""
+    """Every row terminates and is truncated at every step."""
 
     def step(self, actions):
         obs, rewards, terminations, _, info = self.env.step(actions)
@@ -285,7 +285,7 @@ class Both(VectorWrapper):
 def test_what_terminates_is_not_bootstrapped():
     env = rl_games.wrap(Both(GymnasiumVectorEnv("cartpole", 4, "cpu")))
     env.reset()
-    *_, dones, infos = env.step(env.rows.sample_actions())
+    *_, dones, infos = env.step(env.gymnasium_env.sample_actions())
     assert dones.all() and not infos["time_outs"].any()
 
 
@@ -309,20 +309,20 @@ def test_steps_do_not_wait_for_the_device(game):
     torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(100):
-            env.step(env.rows.sample_actions())
+            env.step(env.gymnasium_env.sample_actions())
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def returns(env: rl_games.RLGamesVecEnv, act, ticks: int) -> float:
-    """Mean return of all agents, over the episodes that end within these ticks."""
-    machine = env.rows.vec_env
+def returns(env: rl_games.RLGamesVecEnv, act, steps: int) -> float:
+    """Mean return of all agents, over the episodes that end within these steps."""
+    engine = env.gymnasium_env.vec_env
     env.seed(3)
     named = env.reset()
-    machine.clear_episode_statistics()
-    for _ in range(ticks):
+    engine.clear_episode_statistics()
+    for _ in range(steps):
         named, *_ = env.step(act(named))
-    sums = machine.episode_statistics()
+    sums = engine.episode_statistics()
     return float((sums["returns"].sum(0) / sums["episodes"].sum()).mean())
 
 
@@ -333,9 +333,9 @@ PENDULUM = {"minibatch_size": 1024, "horizon_length": 64, "max_epochs": 40, "min
 @pytest.mark.parametrize(
     ("env_config", "kind", "config", "margin"),
     [
-        # At random about -41, after training about -30, of 25 ticks.
+        # At random about -41, after training about -30, of 25 steps.
         ({"game": "simple_spread", "num_agents": 2, "local_ratio": 0.0}, "discrete", SPREAD, 5),
-        # At random about -1,260, after training about -220, of 200 ticks.
+        # At random about -1,260, after training about -220, of 200 steps.
         ({"game": "pendulum"}, "continuous", PENDULUM, 400),
     ],
     ids=["central value", "continuous"],
@@ -343,7 +343,7 @@ PENDULUM = {"minibatch_size": 1024, "horizon_length": 64, "max_epochs": 40, "min
 def test_ppo_learns(tmp_path, env_config, kind, config, margin):
     agent = train(tmp_path, env_config, kind, num_actors=64, **config)
     env = agent.vec_env
-    at_random = returns(env, lambda named: env.rows.sample_actions(), 400)
+    at_random = returns(env, lambda named: env.gymnasium_env.sample_actions(), 400)
     trained = returns(env, lambda named: agent.preprocess_actions(agent.get_action_values(named)["actions"]), 400)
     assert trained > at_random + margin
     assert faults(env) == 0
@@ -353,4 +353,4 @@ def test_the_example_learns(tmp_path):
     said = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     words = said.splitlines()[-1].replace(",", "").split()
     at_random, trained = float(words[3]), float(words[9])
-    assert trained > 4 * at_random  # about 22 ticks at random, about 200 after 51,200 steps
+    assert trained > 4 * at_random  # about 22 steps at random, about 200 after 51,200 steps

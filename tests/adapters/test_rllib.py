@@ -50,12 +50,12 @@ def here(config):
 
 
 def runner_of_rows(game, num_envs=2, seed=3, worker=0, **config):
-    config = here(rllib.rows(PPOConfig(), game, num_envs, "cpu", **config)).debugging(seed=seed)
+    config = here(rllib.shared_policy(PPOConfig(), game, num_envs, "cpu", **config)).debugging(seed=seed)
     return SingleAgentEnvRunner(config=config, worker_index=worker)
 
 
 def runner_of_roles(game, num_envs=2, seed=3, worker=0, **config):
-    config = here(rllib.roles(PPOConfig(), game, num_envs, **config)).debugging(seed=seed)
+    config = here(rllib.policy_per_role(PPOConfig(), game, num_envs, **config)).debugging(seed=seed)
     return MultiAgentEnvRunner(config=config, worker_index=worker)
 
 
@@ -97,8 +97,8 @@ def test_episodes_of_rows(others, continuous):
         leaves = 3 if who > 1 and ends > 3 else int(ends)
         assert len(episode) == ends
         assert episode.is_truncated == (truncates == 1 and leaves == ends) != episode.is_terminated
-        ticks = np.arange(1, ends + 1)
-        np.testing.assert_array_equal(rewards, np.where(ticks <= leaves, 10 * who + ticks, 0))
+        steps = np.arange(1, ends + 1)
+        np.testing.assert_array_equal(rewards, np.where(steps <= leaves, 10 * who + steps, 0))
         kept = obs[: leaves + (leaves == ends)]
         np.testing.assert_array_equal(kept[:, 1], np.arange(len(kept)))
         assert (kept[:, 0] == who).all() and (kept[:, 4] == mark).all()
@@ -162,7 +162,7 @@ def test_rllibs_check_passes(name):
 
 def test_agents_are_those_that_the_dictionaries_name():
     env = rllib.RLlibParallelEnv({"game": Script, "num_others": 1, "leave": 1, "max_steps": 4})
-    check_multiagent_environments(env)  # other_0 leaves in its only tick
+    check_multiagent_environments(env)  # other_0 leaves in its only step
     seed = next(seed for seed in range(50) if env.reset(seed=seed)[0]["lead_0"][2:4].tolist() == [3, 1])
     env.reset(seed=seed)
     *_, terminateds, truncateds, _ = env.step({"lead_0": 0, "other_0": 1})
@@ -177,7 +177,7 @@ def test_agents_are_those_that_the_dictionaries_name():
 
 
 def test_ppo_learns_cartpole(cluster):
-    config = here(rllib.rows(PPOConfig(), "cartpole", 64, "cpu")).debugging(seed=1)
+    config = here(rllib.shared_policy(PPOConfig(), "cartpole", 64, "cpu")).debugging(seed=1)
     config.training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=6, lr=1e-3)
     algorithm = config.build_algo()
     at_random = mean_return(algorithm, random_actions=True)
@@ -185,7 +185,7 @@ def test_ppo_learns_cartpole(cluster):
         algorithm.train()
     trained = mean_return(algorithm, explore=False)
     algorithm.stop()
-    assert trained > 5 * at_random  # about 17 ticks at random, of 500 at most
+    assert trained > 5 * at_random  # about 17 steps at random, of 500 at most
 
 
 def mean_return(algorithm, **how) -> float:
@@ -194,13 +194,13 @@ def mean_return(algorithm, **how) -> float:
 
 @pytest.mark.parametrize("name", ["pendulum", "tag_continuous", "simple_spread"])
 def test_ppo_runs_on_rows_of_other_action_spaces(cluster, name):
-    algorithm = here(rllib.rows(PPOConfig(), name, 4, "cpu")).training(**SMALL).build_algo()
+    algorithm = here(rllib.shared_policy(PPOConfig(), name, 4, "cpu")).training(**SMALL).build_algo()
     assert algorithm.train()["learners"]["default_policy"]["num_module_steps_trained"] > 0
     algorithm.stop()
 
 
 def test_ppo_trains_a_policy_per_role_and_goes_on_from_a_checkpoint(cluster, tmp_path):
-    config = rllib.roles(PPOConfig(), "tag_gridworld", 8, grid=8, max_steps=20, num_taggers=2)
+    config = rllib.policy_per_role(PPOConfig(), "tag_gridworld", 8, grid=8, max_steps=20, num_taggers=2)
     algorithm = here(config).training(**SMALL).build_algo()
     for _ in range(2):
         result = algorithm.train()
@@ -216,7 +216,7 @@ def test_ppo_trains_a_policy_per_role_and_goes_on_from_a_checkpoint(cluster, tmp
 def test_env_runners_are_processes_with_replicas_of_their_own(cluster):
     """A game registered here alone, of a module that they can import."""
     gpu_vecenv.register(Script)
-    config = rllib.rows(PPOConfig(), "script", 4, "cpu", num_others=1, leave=3).env_runners(num_env_runners=2)
+    config = rllib.shared_policy(PPOConfig(), "script", 4, "cpu", num_others=1, leave=3).env_runners(num_env_runners=2)
     algorithm = config.training(**SMALL).debugging(seed=1).build_algo()
     assert algorithm.train()["env_runners"]["num_env_steps_sampled_lifetime"] >= 256
     seen = algorithm.env_runner_group.foreach_env_runner(
@@ -253,7 +253,7 @@ def test_masks_are_refused():
         rllib.make(Crew, 2, "cpu")
     with pytest.raises(UnsupportedGameError, match="no action masks"):
         rllib.RLlibParallelEnv({"game": Crew})
-    for setting in (rllib.rows, rllib.roles):
+    for setting in (rllib.shared_policy, rllib.policy_per_role):
         with pytest.raises(UnsupportedGameError, match="no action masks"):
             setting(PPOConfig(), Crew, 2)
         with pytest.raises(TypeError, match=r"expected an AlgorithmConfig, PPOConfig\(\) for instance"):
@@ -273,12 +273,12 @@ def test_only_the_right_views_are_wrapped():
 
 
 def test_counts_of_rows_that_do_not_fit_are_refused():
-    config = here(rllib.rows(PPOConfig(), Script, 2, "cpu", num_others=2))
+    config = here(rllib.shared_policy(PPOConfig(), Script, 2, "cpu", num_others=2))
     for wrong in ({"num_envs_per_env_runner": 7}, {"gym_env_vectorize_mode": "sync"}):
         with pytest.raises(ConfigError, match="a multiple of 3: each agent"):
             SingleAgentEnvRunner(config=config.copy(copy_frozen=False).env_runners(**wrong))
     with pytest.raises(ConfigError, match="no configuration key 'side'"):
-        SingleAgentEnvRunner(config=rllib.rows(PPOConfig(), "cartpole", 2, "cpu", side=3))
+        SingleAgentEnvRunner(config=rllib.shared_policy(PPOConfig(), "cartpole", 2, "cpu", side=3))
 
 
 def test_the_adapter_travels_by_its_arguments():

@@ -23,7 +23,7 @@ from gpu_vecenv.errors import UnsupportedGameError
 from gpu_vecenv.wrappers import RescaleObservation
 
 ROOT = Path(__file__).parents[2]
-TEAM = {"num_leads": 1, "num_others": 2, "leave": 3, "max_steps": 8}
+THREADS_PER_ENV = {"num_leads": 1, "num_others": 2, "leave": 3, "max_steps": 8}
 
 
 def runner(env: VecEnv, num_steps: int, log_dir: Path | None = None, **algorithm) -> OnPolicyRunner:
@@ -48,7 +48,7 @@ class Kept(VectorWrapper):
 
 
 @pytest.mark.parametrize(
-    ("game", "config"), [("pendulum", {"max_steps": 9}), (Script, TEAM), (Painter, {"max_steps": 5})]
+    ("game", "config"), [("pendulum", {"max_steps": 9}), (Script, THREADS_PER_ENV), (Painter, {"max_steps": 5})]
 )
 def test_steps_are_those_of_the_gymnasium_view(game, config, device):
     config = config | ({"continuous": True} if game is Script else {})
@@ -72,24 +72,24 @@ def test_steps_are_those_of_the_gymnasium_view(game, config, device):
     assert episodes >= 3 * env.num_envs
 
 
-@pytest.mark.parametrize("config", [{"max_steps": 8}, TEAM])
+@pytest.mark.parametrize("config", [{"max_steps": 8}, THREADS_PER_ENV])
 def test_dones_and_time_outs_follow_the_script(config, device):
     """A row is done where its agent leaves, without time-out, and where its replica ends."""
     env = rsl_rl.make(Script, 64, device, continuous=True, **config)
     obs, _ = env.reset(seed=2)
-    scripts = obs["policy"][:, 1:4].cpu()  # tick, the tick that ends it, whether that truncates
+    scripts = obs["policy"][:, 1:4].cpu()  # step, the step that ends it, whether that truncates
     kind = torch.arange(env.num_envs) % env.vec_env.num_agents
     left, ends = torch.zeros(env.num_envs, dtype=torch.bool), 0
     for _ in range(30):
         obs, _, dones, extras = env.step(torch.zeros(env.num_envs, 2, device=device))
-        tick, last, truncates = scripts.unbind(1)
-        over, leaves = tick + 1 == last, (kind > 0) & (tick + 1 == config.get("leave", 0)) & (tick + 1 < last)
+        step, last, truncates = scripts.unbind(1)
+        over, leaves = step + 1 == last, (kind > 0) & (step + 1 == config.get("leave", 0)) & (step + 1 < last)
         assert torch.equal(dones.cpu() > 0, over | leaves)
         assert torch.equal(extras["time_outs"].cpu(), over & (truncates > 0) & ~left)
         seen = obs["policy"].cpu()
         assert not seen[left & ~over].any()
         left, ends = (left | leaves) & ~over, ends + int(over.sum())
-        scripts = torch.where(over[:, None], seen[:, 1:4], torch.stack([tick + 1, last, truncates], 1))
+        scripts = torch.where(over[:, None], seen[:, 1:4], torch.stack([step + 1, last, truncates], 1))
     assert ends > 3 * env.num_envs
 
 
@@ -156,7 +156,7 @@ def test_a_replica_takes_the_clock_of_its_first_row(device):
 
 
 class Counting(rsl_rl.RslRlVecEnv):
-    """Counts the rows that end in each tick."""
+    """Counts the rows that end in each step."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -185,11 +185,11 @@ def test_a_game_without_limit_says_so():
 
 
 def test_the_log_tells_of_the_episodes_since_the_last(device):
-    env = rsl_rl.make(Script, 50, device, continuous=True, **TEAM)
+    env = rsl_rl.make(Script, 50, device, continuous=True, **THREADS_PER_ENV)
     env.reset(seed=3)
     returns, played, length = torch.zeros(50, 3), torch.zeros(3), torch.zeros(50)
     known = {}
-    for tick in range(1, 41):
+    for step in range(1, 41):
         script = env.get_observations()["policy"].cpu().view(50, 3, 6)[:, 0]
         _, rewards, dones, extras = env.step(torch.zeros(env.num_envs, 2, device=device))
         returns, length = returns + rewards.cpu().view(50, 3), length + 1
@@ -198,7 +198,7 @@ def test_the_log_tells_of_the_episodes_since_the_last(device):
         known["lead"] = known.get("lead", 0) + returns[over][:, :1].sum()
         known["other"] = known.get("other", 0) + returns[over][:, 1:].sum()
         returns[over], length[over] = 0, 0
-        assert ("log" in extras) == (tick % rsl_rl.LOG_EVERY == 0)
+        assert ("log" in extras) == (step % rsl_rl.LOG_EVERY == 0)
         if "log" in extras:
             log = {name: value.mean().item() for name, value in extras["log"].items()}
             assert log == pytest.approx(  # whole numbers, divided in float64 there and float32 here
@@ -221,11 +221,11 @@ def test_the_log_keeps_its_figures_while_no_episode_ends():
 
 
 def test_rsl_rls_logger_and_curiosity_take_what_they_get(tmp_path):
-    env = rsl_rl.make(Script, 16, "cpu", continuous=True, **TEAM)
+    env = rsl_rl.make(Script, 16, "cpu", continuous=True, **THREADS_PER_ENV)
     net = {"num_outputs": 4, "predictor_hidden_dims": [8], "target_hidden_dims": [8], "weight": 0.1}
     runner(env, 24, tmp_path, rnd_cfg=net).learn(2)
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert 2 <= events.Scalars("Episode/length")[-1].value <= TEAM["max_steps"]
+    assert 2 <= events.Scalars("Episode/length")[-1].value <= THREADS_PER_ENV["max_steps"]
     assert {f"Episode/{name}" for name in ("return_lead", "return_other", "terminated")} <= set(
         events.Tags()["scalars"]
     )

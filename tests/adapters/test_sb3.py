@@ -81,7 +81,7 @@ def test_seeds_repeat_and_attributes_are_found():
     for first, second in zip(*rollouts, strict=True):
         np.testing.assert_array_equal(first, second)
     assert not np.array_equal(env.reset(), rollouts[0][0])  # a seed counts once
-    assert env.get_attr("num_replicas") == [3] * 3 and env.get_attr("render_mode", 1) == [None]
+    assert env.get_attr("num_game_envs") == [3] * 3 and env.get_attr("render_mode", 1) == [None]
     env.set_attr("note", "kept")
     assert env.get_attr("note", [0, 2]) == ["kept"] * 2
     with pytest.raises(ValueError, match="one environment serves all rows"):
@@ -143,7 +143,7 @@ def test_ppo_learns_cartpole():
     at_random, _ = evaluate_policy(RandomActions(env), env, 64, warn=False)
     model.learn(60_000)
     trained, _ = evaluate_policy(model, env, 64, warn=False)
-    assert trained > 5 * at_random  # about 22 ticks at random, of 500 at most
+    assert trained > 5 * at_random  # about 22 steps at random, of 500 at most
 
 
 def test_ppo_learns_tag_gridworld():
@@ -168,7 +168,7 @@ class RandomActions:
 
 
 def taggers_return(policy, env: sb3.SB3VecEnv) -> float:
-    """Mean return of the taggers' rows over the episodes of 200 ticks."""
+    """Mean return of the taggers' rows over the episodes of 200 steps."""
     env.seed(3)
     obs, returns = env.reset(), []
     tagger = np.arange(env.num_envs) % env.env.num_agents < env.env.num_agents - 1

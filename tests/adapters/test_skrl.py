@@ -64,7 +64,7 @@ def whole(env, actions):
 
 
 def written(env):
-    """A list that gets what the machine returns at each step."""
+    """A list that gets what the engine returns at each step."""
     outputs, step = [], env.vec_env.step
 
     def recorded(*arguments):
@@ -204,7 +204,7 @@ def test_no_step_waits_for_the_device(game):
 
 
 def test_each_agent_has_episodes_of_its_own(device):
-    """Told from the observation before each tick: who ends there, how, with which last observation and reward."""
+    """Told from the observation before each step: who ends there, how, with which last observation and reward."""
     env = skrl.make(Script, 40, device, **LEAVING)
     obs, _ = env.reset()
     places = {"lead_0": 1, "lead_1": 2, "other_0": 3, "other_1": 4}
@@ -288,7 +288,7 @@ def test_what_is_not_finite_is_not_made_valid():
     env = skrl.make("pendulum", 2, "cpu")
     env.reset()
     env.step(torch.tensor([[torch.nan], [0.0]]))
-    assert env.vec_env.faults().tolist() == [Fault.NON_FINITE_ACTION, 0]
+    assert env.vec_env.faults().tolist() == [Fault.NONFINITE_ACTION, 0]
 
 
 @pytest.mark.parametrize(
@@ -298,15 +298,23 @@ def test_what_is_not_finite_is_not_made_valid():
         (lambda: GymnasiumVectorEnv("cartpole", 2, "cpu", output="numpy"), ValueError, 'output="torch"'),
         (lambda: GymnasiumVectorEnv("cartpole", 2, "cpu", autoreset_mode="next_step"), ValueError, "same_step"),
         (lambda: GymnasiumVectorEnv(Crew, 2, "cpu"), UnsupportedGameError, "skrl has no action masks"),
-        (lambda: BatchedParallelEnv(Crew, 2, "cpu", rows=True), UnsupportedGameError, "skrl has no action masks"),
+        (
+            lambda: BatchedParallelEnv(Crew, 2, "cpu", agents_as_envs=True),
+            UnsupportedGameError,
+            "skrl has no action masks",
+        ),
         (
             lambda: BatchedParallelEnv("simple_tag", 2, "cpu"),
             ValueError,
-            "rows=False.* expected group_by='agent', rows=True",
+            "agents_as_envs=False.* expected group_by='agent', agents_as_envs=True",
         ),
-        (lambda: BatchedParallelEnv("simple_tag", 2, "cpu", rows=True, group_by="role"), ValueError, "group_by='role'"),
         (
-            lambda: BatchedParallelEnv("simple_tag", 2, "cpu", rows=True, autoreset_mode="disabled"),
+            lambda: BatchedParallelEnv("simple_tag", 2, "cpu", agents_as_envs=True, group_by="role"),
+            ValueError,
+            "group_by='role'",
+        ),
+        (
+            lambda: BatchedParallelEnv("simple_tag", 2, "cpu", agents_as_envs=True, autoreset_mode="disabled"),
             ValueError,
             "autoreset_mode='disabled'",
         ),
@@ -324,7 +332,7 @@ def test_masked_games_are_refused_whatever_the_number_of_agents():
 
 
 def test_views_arguments_and_the_number_of_agents_decide():
-    assert skrl.make("cartpole", 2, "cpu", max_episode_steps=7, first_replica=3).game.max_steps == 7
+    assert skrl.make("cartpole", 2, "cpu", max_episode_steps=7, first_env_index=3).game.max_steps == 7
     assert skrl.make("tag_gridworld", 2, "cpu", max_cycles=7, validate="sync").max_episode_length == 7
     assert isinstance(skrl.make(Script, 2, "cpu"), Wrapper)
     assert isinstance(skrl.make(Script(num_others=1), 2, "cpu"), MultiAgentEnvWrapper)
@@ -380,9 +388,9 @@ KWARGS = [f"{name}_preprocessor_kwargs" for name in ("observation", "state", "va
 KWARGS += ["learning_rate_scheduler_kwargs"]
 
 
-def scripted(env, ticks):
+def scripted(env, steps):
     """A learner of skrl's that only collects, with values known."""
-    config = {"rollouts": ticks + 1, "time_limit_bootstrap": True, "discount_factor": 0.5, **QUIET}
+    config = {"rollouts": steps + 1, "time_limit_bootstrap": True, "discount_factor": 0.5, **QUIET}
     several = isinstance(env, MultiAgentEnvWrapper)
     agents = env.agents if several else ["one"]
     kinds = "observation_space", "state_space", "action_space"
@@ -396,7 +404,7 @@ def scripted(env, ticks):
         }
         for key, own in spaces.items()
     }
-    memories = {key: RandomMemory(memory_size=ticks, num_envs=env.num_envs, device=env.device) for key in agents}
+    memories = {key: RandomMemory(memory_size=steps, num_envs=env.num_envs, device=env.device) for key in agents}
     if not several:
         return PPO(models=models["one"], memory=memories["one"], **spaces["one"], device=env.device, cfg=config)
     config |= {name: {key: {} for key in agents} for name in KWARGS}
@@ -404,8 +412,8 @@ def scripted(env, ticks):
     return MAPPO(possible_agents=agents, models=models, memories=memories, **by_kind, device=env.device, cfg=config)
 
 
-def collected(agent, env, ticks):
-    """What the machine gave while skrl's trainer had the agent play, rewards as they were."""
+def collected(agent, env, steps):
+    """What the engine gave while skrl's trainer had the agent play, rewards as they were."""
     kept, step = [], env.vec_env.step
 
     def recorded(*arguments):
@@ -414,7 +422,7 @@ def collected(agent, env, ticks):
         return obs, rewards, terminations, truncations, info
 
     env.vec_env.step = recorded
-    config = {"timesteps": ticks, "close_environment_at_exit": False, "disable_progressbar": True}
+    config = {"timesteps": steps, "close_environment_at_exit": False, "disable_progressbar": True}
     SequentialTrainer(env=env, agents=agent, cfg=config).train()
     return kept
 
@@ -425,13 +433,13 @@ def test_a_truncated_row_is_bootstrapped_from_its_last_observation(final, device
     agent = scripted(env, 20)
     kept = collected(skrl.with_final_obs(agent) if final else agent, env, 20)
     recorded, count = agent.memory.get_tensor_by_name("rewards"), 0
-    for tick, (obs, rewards, terminations, truncations, info) in enumerate(kept):
+    for step, (obs, rewards, terminations, truncations, info) in enumerate(kept):
         follows = torch.where(info["_final_obs"][:, None], info["final_obs"], obs) if final else obs
         expected = rewards[:, None] + 0.5 * weighted(follows) * truncations[:, None]
-        torch.testing.assert_close(recorded[tick], expected, rtol=1e-6, atol=0)  # float32 sums in another order
+        torch.testing.assert_close(recorded[step], expected, rtol=1e-6, atol=0)  # float32 sums in another order
         count += int(truncations.sum())
-        assert same_bits(agent.memory.get_tensor_by_name("terminated")[tick][:, 0], terminations)
-        assert same_bits(agent.memory.get_tensor_by_name("truncated")[tick][:, 0], truncations)
+        assert same_bits(agent.memory.get_tensor_by_name("terminated")[step][:, 0], terminations)
+        assert same_bits(agent.memory.get_tensor_by_name("truncated")[step][:, 0], truncations)
     assert count > 32
 
 
@@ -441,7 +449,7 @@ def test_truncated_agents_are_bootstrapped_from_the_last_state(final, device):
     agent = scripted(env, 20)
     kept = collected(skrl.with_final_obs(agent) if final else agent, env, 20)
     count, acting = 0, torch.ones(32, 4, dtype=torch.bool, device=device)
-    for tick, outputs in enumerate(kept):
+    for step, outputs in enumerate(kept):
         obs, rewards, terminations, truncations = (tensor.unflatten(0, (32, 4)) for tensor in outputs[:4])
         ended, final_obs = (outputs[4][name].unflatten(0, (32, 4)) for name in ("_final_obs", "final_obs"))
         last = torch.where(ended[..., None], torch.where(acting[..., None], final_obs, 0), obs).flatten(1)
@@ -449,9 +457,9 @@ def test_truncated_agents_are_bootstrapped_from_the_last_state(final, device):
         for i, key in enumerate(env.agents):
             follows = torch.where(ended[:, i, None], last, obs.flatten(1)) if final else obs.flatten(1)
             bootstrap = 0.5 * weighted(follows) * truncations[:, i, None]
-            recorded = agent.memories[key].get_tensor_by_name("rewards")[tick]
+            recorded = agent.memories[key].get_tensor_by_name("rewards")[step]
             torch.testing.assert_close(recorded, rewards[:, i, None] + bootstrap, rtol=1e-6, atol=0)
-            assert same_bits(agent.memories[key].get_tensor_by_name("terminated")[tick][:, 0], terminations[:, i])
+            assert same_bits(agent.memories[key].get_tensor_by_name("terminated")[step][:, 0], terminations[:, i])
             count += int(truncations[:, i].sum())
     assert count > 100
 
@@ -487,9 +495,9 @@ def test_infos_have_means_over_the_episodes_that_ended_since_the_last_look(path,
     env = skrl.wrap(view) if view else skrl.make(Script, 8, device, **LEAVING)
     env.reset()
     log = EpisodeLog(env.vec_env)
-    for tick in range(25):
+    for step in range(25):
         *_, infos = env.step(whole(env, env.sample_actions()))
-        if tick % 3:  # now and then nobody looks
+        if step % 3:  # now and then nobody looks
             entries = dict(infos["episode"].items())
             assert all(isinstance(mean, torch.Tensor) and mean.numel() == 1 for mean in entries.values())
             torch.testing.assert_close(entries, log.means(), rtol=0, atol=0, equal_nan=True)

@@ -328,7 +328,7 @@ def test_ppo_learns_cartpole():
     model = PPO("MlpPolicy", env, n_steps=128, batch_size=256, n_epochs=8, learning_rate=1e-3, seed=1, device="cpu")
     model.learn(24_000)
     trained = [info["r"] for info in model.ep_info_buffer]
-    assert np.mean(trained) > 3 * np.mean(at_random)  # about 22 ticks at random, of 500 at most
+    assert np.mean(trained) > 3 * np.mean(at_random)  # about 22 steps at random, of 500 at most
 
 
 # ---------------------------------------------------------------------- the adapter: native

@@ -76,12 +76,12 @@ def test_some_rows_are_stepped_and_reset_as_in_tianshous_own(game, config, devic
     """In any order, in and out of episodes; there each row is an env of its own, so that those left out stand."""
     num = 5
     ours = tianshou.make(game, num, device, **config)
-    theirs = DummyVectorEnv([partial(GymnasiumEnv, game, first_replica=i, **config) for i in range(num)])
+    theirs = DummyVectorEnv([partial(GymnasiumEnv, game, first_env_index=i, **config) for i in range(num)])
     rng, space = np.random.default_rng(0), ours.action_space[0]
     space.seed(0)
     assert_same(ours.reset(seed=5), theirs.reset(seed=5))
     whole = 0
-    for tick in range(200):
+    for step in range(200):
         rows = rng.permutation(num)[: rng.integers(1, num + 2)]
         whole += len(rows) == num
         actions = np.stack([space.sample() for _ in rows])
@@ -91,10 +91,10 @@ def test_some_rows_are_stepped_and_reset_as_in_tianshous_own(game, config, devic
         for array in given[:4]:
             array.fill(0)  # who is given arrays may write to them
         begin = rows[expected[2] | expected[3]]
-        if tick % 5 == 0:  # and one that may be in the middle of its episode
+        if step % 5 == 0:  # and one that may be in the middle of its episode
             begin = np.union1d(begin, rng.integers(num))
         if len(begin):
-            chosen, seeded = (None if tick % 7 == 0 else begin), ({"seed": tick} if tick % 3 == 0 else {})
+            chosen, seeded = (None if step % 7 == 0 else begin), ({"seed": step} if step % 3 == 0 else {})
             assert_same(ours.reset(chosen, **seeded)[:1], theirs.reset(chosen, **seeded)[:1])
     assert 30 < whole < 170
 
@@ -104,7 +104,7 @@ def test_a_collector_collects_the_same_as_from_tianshous_own(wanted):
     """Fewer episodes than rows, as many, and more: rows stop one after the other."""
     envs = (
         tianshou.make(Script, 6, "cpu"),
-        DummyVectorEnv([partial(GymnasiumEnv, Script, first_replica=i) for i in range(6)]),
+        DummyVectorEnv([partial(GymnasiumEnv, Script, first_env_index=i) for i in range(6)]),
     )
     policy, found = actor_policy(envs[0], deterministic_eval=True), []
     for env in envs:
@@ -173,11 +173,11 @@ def test_collected_episodes_are_the_agents_own():
         early, truncated = early + leaves, truncated + bool(truncates and not leaves)
         assert len(own) == length
         episode = own[:length]
-        ticks = np.arange(length)
-        np.testing.assert_array_equal(episode.obs[:, 1], ticks)
-        np.testing.assert_array_equal(episode.obs_next[:, 1], ticks + 1)
+        steps = np.arange(length)
+        np.testing.assert_array_equal(episode.obs[:, 1], steps)
+        np.testing.assert_array_equal(episode.obs_next[:, 1], steps + 1)
         np.testing.assert_array_equal(episode.obs_next[:, 5], episode.act)
-        np.testing.assert_array_equal(episode.rew, 10 * (agent + 1) + ticks + 1)
+        np.testing.assert_array_equal(episode.rew, 10 * (agent + 1) + steps + 1)
         assert episode.terminated[-1] == (leaves or not truncates) and episode.truncated[-1] != episode.terminated[-1]
         assert not episode.done[:-1].any()
         assert (episode.rew.sum(), length) in zip(stats.returns, stats.lens, strict=True)
@@ -189,13 +189,13 @@ def test_rows_that_left_are_zeros_until_their_replica_ends():
     env = tianshou.make(Script, 1, "cpu", **LEAVING)
     first = next(obs for obs in (env.reset()[0] for _ in range(100)) if obs[0, 2] == 6)
     assert first[:, 1].tolist() == [0, 0, 0]
-    for tick in range(1, 7):
+    for step in range(1, 7):
         obs, rewards, terminated, truncated, _ = env.step(np.zeros(3, int))
-        left = tick == 3
-        assert (terminated | truncated).tolist() == [tick == 6, left or tick == 6, left or tick == 6]
-        assert obs[0, 1] == tick and bool(rewards[1]) == (tick <= 3)
-        if tick < 6:  # then it is shown how its replica ended
-            assert obs[1].any() == (tick <= 3)
+        left = step == 3
+        assert (terminated | truncated).tolist() == [step == 6, left or step == 6, left or step == 6]
+        assert obs[0, 1] == step and bool(rewards[1]) == (step <= 3)
+        if step < 6:  # then it is shown how its replica ended
+            assert obs[1].any() == (step <= 3)
         if left:
             np.testing.assert_array_equal(env.reset([1, 2])[0], np.zeros((2, 6)))
     assert terminated[1:].all()
@@ -307,7 +307,7 @@ def test_seeds_repeat_and_attributes_are_found():
     with pytest.raises(TypeError, match="options"):
         env.reset(options={})
     assert env.action_space == [env.env.single_action_space] * 3 and env.metadata[0] is env.env.metadata
-    assert env.get_env_attr("num_replicas", [0, 2]) == [3, 3] and env.render() == [None] * 3
+    assert env.get_env_attr("num_game_envs", [0, 2]) == [3, 3] and env.render() == [None] * 3
     env.set_env_attr("note", "kept")
     assert env.get_env_attr("note", 1) == ["kept"]
     with pytest.raises(ValueError, match="one environment serves all rows"):

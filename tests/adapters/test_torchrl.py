@@ -39,7 +39,7 @@ MODES = {"group_by": "role", "autoreset_mode": "disabled"}
 
 
 def split(env: torchrl.TorchRLEnv, actions: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A tensor of the machine's actions, role by role, without the heads that a role lacks."""
+    """A tensor of the engine's actions, role by role, without the heads that a role lacks."""
     parts = {}
     for role, where in env.env.game.role_slices.items():
         if role in env.group_map:
@@ -105,12 +105,12 @@ def test_a_mask_resets_its_replicas_only(device):
     assert current["other", "done"].any() and not current["lead", "done"].all()
     before, mask = current.clone(), torch.tensor([[False], [True], [False], [True]], device=device)
     after = env.reset(current.set("_reset", mask))
-    assert after["lead", "observation"][:, 0, 1].tolist() == [2, 0, 2, 0]  # ticks since reset
+    assert after["lead", "observation"][:, 0, 1].tolist() == [2, 0, 2, 0]  # steps since reset
     for key in ("observation", "mask", "done", "terminated", "truncated"):
         for role in env.group_map:
             assert torch.equal(after[role, key][::2], before[role, key][::2])
     assert after["other", "mask"][1::2].all() and not after["other", "done"][1::2].any()
-    assert env.env.vec_env.time.tolist() == [2, 0, 2, 0]
+    assert env.env.vec_env.elapsed_steps.tolist() == [2, 0, 2, 0]
 
 
 def test_episodes_end_as_the_script_says(device):
@@ -119,8 +119,8 @@ def test_episodes_end_as_the_script_says(device):
     env.set_seed(2)
     rollout = env.rollout(40, break_when_any_done=False).to("cpu")
     lead, other, root = rollout["next", "lead"], rollout["next", "other"], rollout["next"]
-    tick, ends, truncates = (lead["observation"][:, :, 0, place] for place in (1, 2, 3))
-    done = tick == ends
+    step, ends, truncates = (lead["observation"][:, :, 0, place] for place in (1, 2, 3))
+    done = step == ends
     assert done.sum() >= 5 * 6 and (done & (truncates == 1)).any() and (done & (truncates == 0)).any()
     assert torch.equal(root["done"][..., 0], done)
     assert torch.equal(root["truncated"][..., 0], done & (truncates == 1))
@@ -128,13 +128,13 @@ def test_episodes_end_as_the_script_says(device):
     for agent in range(2):
         for flag in ("done", "terminated", "truncated"):
             assert torch.equal(lead[flag][:, :, agent], root[flag])
-    left = (tick >= 2) & (ends > 2)  # they left at tick 2, but where the episode ends then
+    left = (step >= 2) & (ends > 2)  # they left at step 2, but where the episode ends then
     for agent in range(3):
         assert torch.equal(other["terminated"][:, :, agent, 0], left | (done & (truncates == 0)))
         assert torch.equal(other["truncated"][:, :, agent, 0], done & (truncates == 1) & ~left)
         playing = rollout["other", "mask"][:, :, agent]
-        assert torch.equal(playing, ~((tick > 2) & (ends > 2)))
-        torch.testing.assert_close(other["reward"][:, :, agent, 0], (10 * (agent + 3) + tick) * playing)
+        assert torch.equal(playing, ~((step > 2) & (ends > 2)))
+        torch.testing.assert_close(other["reward"][:, :, agent, 0], (10 * (agent + 3) + step) * playing)
     total = 20 * ends + ends * (ends + 1) / 2  # of the second agent
     torch.testing.assert_close(lead["episode_reward"][:, :, 1, 0][done], total[done])
 
@@ -152,10 +152,10 @@ def test_advantages_know_truncation_and_early_ends():
         keys = {key: (role, key) for key in ("reward", "done", "terminated", "advantage", "value_target")}
         gae.set_keys(value=(role, "state_value"), **keys)
         target = gae(rollout.clone())[role, "value_target"][..., 0]
-        tick, ends, truncates = (rollout["next", role, "observation"][..., place] for place in (1, 2, 3))
-        over = (tick == ends) & (truncates == 0)
+        step, ends, truncates = (rollout["next", role, "observation"][..., place] for place in (1, 2, 3))
+        over = (step == ends) & (truncates == 0)
         if role == "other":
-            over |= (tick >= 2) & (ends > 2)
+            over |= (step >= 2) & (ends > 2)
         torch.testing.assert_close(target, rollout["next", role, "reward"][..., 0] + 0.5 * ~over)
 
 
@@ -218,7 +218,7 @@ def test_torchrls_action_mask_works_behind_transforms():
 
 
 class Recorded(BatchedParallelEnv):
-    """Keeps what the tick wrote."""
+    """Keeps what the step wrote."""
 
     def step(self, actions, out=None):
         self.last = super().step(actions, out)
@@ -268,7 +268,7 @@ def test_the_adapter_travels_and_closes():
 def test_other_environments_are_refused():
     with pytest.raises(TypeError, match=r"expected a gpu_vecenv\.BatchedParallelEnv"):
         torchrl.wrap(object())
-    for wrong in ({"group_by": "agent"}, {"autoreset_mode": "same_step"}, {"rows": True}):
+    for wrong in ({"group_by": "agent"}, {"autoreset_mode": "same_step"}, {"agents_as_envs": True}):
         with pytest.raises(ValueError, match='expected \\("role", "disabled", False\\)'):
             torchrl.wrap(BatchedParallelEnv("cartpole", 2, "cpu", **{**MODES, **wrong}))
     with pytest.raises(ConfigError, match="no configuration key 'speed'"):
@@ -280,7 +280,7 @@ def test_other_environments_are_refused():
 
 @dataclass(frozen=True, kw_only=True)
 class Harvest(Env):
-    """The first collector is truncated at tick 1, the second terminates at tick 2. The role's name is TorchRL's own."""
+    """The first collector is truncated at step 1, the second terminates at step 2. The role's name is TorchRL's own."""
 
     role: str = "collector"
 
@@ -292,17 +292,17 @@ class Harvest(Env):
 @pytest.fixture
 def harvest(tmp_path, monkeypatch):
     source = """
-        #include "vecenv.cuh"
+        #include "game_api.cuh"
         struct Scratch {};
         HD void reset(State s, Io io) {}
         HD void step(State s, Io io) {
             ONCE {
-                io.truncations[0] = io.time == 1;
-                io.terminations[1] = io.time == 2;
+                io.truncations[0] = io.elapsed_steps == 1;
+                io.terminations[1] = io.elapsed_steps == 2;
             }
         }
         HD void observe(State s, Io io) {
-            FOR_AGENTS (i) io.obs[i][0] = io.time;
+            FOR_AGENTS (i) io.obs[i][0] = io.elapsed_steps;
         }
     """
     (tmp_path / "harvest.cu").write_text(textwrap.dedent(source))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gpu_vecenv.adapters
-from gpu_vecenv.bench import against as bench_against
+from gpu_vecenv.bench import baselines as bench_baselines
 from gpu_vecenv.bench import command as bench
 from gpu_vecenv.bench import compare as bench_compare
 from gpu_vecenv.bench import interfaces as bench_interfaces
@@ -26,8 +26,8 @@ from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import CapacityError, ConfigError
 
 ROOT = Path(__file__).parents[2]
-STAGES = ("step", "sampling", "tick")
-TOP = {"gpu_vecenv", "commit", "device_text_sha256", "device", "processors", "torch", "cuda", "python"}
+STAGES = ("step", "sampling", "sample_and_step")
+TOP = {"gpu_vecenv", "commit", "device_source_sha256", "device", "processors", "torch", "cuda", "python"}
 TOP |= {"copy_bytes_per_s", "rows"}
 RATES = {"us", "env_steps_per_s", "agent_steps_per_s"}
 STAGE = RATES | {"bytes", "gb_per_s", "share_of_copy_bandwidth"}
@@ -53,9 +53,9 @@ def quick(monkeypatch):
     """``bench.run`` on the CPU in this process; one short run makes a figure."""
     for module, name, value in (
         (measurement, "RUNS", 1),
-        (measurement, "SHORTEST", 0),
+        (measurement, "MIN_SECONDS", 0),
         (bench_training, "RUNS", 1),
-        (bench_training, "LONGEST", 0),
+        (bench_training, "MAX_SECONDS", 0),
     ):
         assert hasattr(module, name)
         monkeypatch.setattr(module, name, value)
@@ -90,16 +90,16 @@ def test_every_rate_is_positive_and_follows_from_the_time(measured):
     (row,) = written["rows"]
     assert written["copy_bytes_per_s"] > 0 and row["first_step_s"] > 0
     for stage in STAGES:
-        figures = {name: row[f"{stage}_{name}"] for name in STAGE}
-        assert all(number > 0 for number in figures.values())
+        metrics = {name: row[f"{stage}_{name}"] for name in STAGE}
+        assert all(number > 0 for number in metrics.values())
         # Rates are rounded to 1, the time to 0.01 us, the share to 0.0001: half of that either way.
-        assert abs(figures["agent_steps_per_s"] - 7 * figures["env_steps_per_s"]) <= 0.5 + 7 * 0.5
-        longest, shortest = (1e-6 * (figures["us"] + sign * 0.005) for sign in (1, -1))
-        assert 64 / longest - 0.5 <= figures["env_steps_per_s"] <= 64 / shortest + 0.5
-        shares = [figures["bytes"] / seconds / written["copy_bytes_per_s"] for seconds in (longest, shortest)]
-        assert shares[0] - 5.1e-5 <= figures["share_of_copy_bandwidth"] <= shares[1] + 5.1e-5
-        speeds = [figures["bytes"] / seconds / 1e9 for seconds in (longest, shortest)]
-        assert speeds[0] - 5.1e-5 <= figures["gb_per_s"] <= speeds[1] + 5.1e-5
+        assert abs(metrics["agent_steps_per_s"] - 7 * metrics["env_steps_per_s"]) <= 0.5 + 7 * 0.5
+        longest, shortest = (1e-6 * (metrics["us"] + sign * 0.005) for sign in (1, -1))
+        assert 64 / longest - 0.5 <= metrics["env_steps_per_s"] <= 64 / shortest + 0.5
+        shares = [metrics["bytes"] / seconds / written["copy_bytes_per_s"] for seconds in (longest, shortest)]
+        assert shares[0] - 5.1e-5 <= metrics["share_of_copy_bandwidth"] <= shares[1] + 5.1e-5
+        speeds = [metrics["bytes"] / seconds / 1e9 for seconds in (longest, shortest)]
+        assert speeds[0] - 5.1e-5 <= metrics["gb_per_s"] <= speeds[1] + 5.1e-5
 
 
 def test_the_bytes_of_a_step_are_those_of_state_and_outputs(measured):
@@ -108,10 +108,10 @@ def test_the_bytes_of_a_step_are_those_of_state_and_outputs(measured):
     (row,) = written["rows"]
     agents = 7
     state = agents * 2 * 4  # cells: two int32
-    machine = 2 * 4 + 8 + 4 + agents + 4 + agents * 4  # key, episode, time, active, fault, returns
+    engine = 2 * 4 + 8 + 4 + agents + 4 + agents * 4  # key, episode, time, active, fault, returns
     obs, reward, flags, action = (4 * agents + 1) * 4, 4, 4, 4
-    expected = 64 * (2 * (state + machine) + agents * (obs + reward + flags + action))
-    assert row["step_bytes"] == row["tick_bytes"] == expected
+    expected = 64 * (2 * (state + engine) + agents * (obs + reward + flags + action))
+    assert row["step_bytes"] == row["sample_and_step_bytes"] == expected
     assert row["bytes_per_agent_step"] == round(expected / 64 / agents, 2)
     clocks, logits, drawn = 2 * 4 + 8 + 4, 5 * 4, 2 * 4  # key, episode, time; five moves; action, log-probability
     assert row["sampling_bytes"] == 64 * (clocks + agents * (logits + drawn))
@@ -188,7 +188,7 @@ def test_a_table_is_for_people_and_has_every_stage(quick, capsys, tmp_path):
     assert [line[:3] for line in cells] == [
         ["cartpole", "step", "3 x 1"],
         ["", "sampling", ""],
-        ["", "tick", ""],
+        ["", "sample_and_step", ""],
         ["", "rollout", ""],
     ]
     assert results["torch"] in printed and str(results["commit"]) in printed
@@ -219,16 +219,16 @@ def test_a_terminal_gets_a_table_without_being_asked(tmp_path):
     [(None, "-"), (7.0, "7"), (98_000, "98 k"), (2_258_470_000, "2.26 G"), (999_700, "1,000 k"), (5.3e12, "5.3 T")],
 )
 def test_large_numbers_have_three_digits_and_a_prefix(number, text):
-    assert bench_table.metric(number) == text
+    assert bench_table.si_prefixed(number) == text
 
 
 def test_every_kind_of_row_has_a_cell_for_each_heading():
-    through = {"through": "sb3", "game": "g", "num_envs": 1, "through_us": 1.0, "vec_env_step_us": 1.0}
+    through = {"interface": "sb3", "game": "g", "num_envs": 1, "interface_us": 1.0, "vec_env_step_us": 1.0}
     through |= {"launch_us": 1.0, "overhead_us": 0.0}
     training = json.loads((ROOT / "docs" / "performance" / "h200-training.json").read_text())["rows"][0]
-    against = {"against": "mpe2", "version": "1", "game": "g", "num_envs": 1, "num_agents": 1, "speedup": 2.0}
-    against |= {"against_env_steps_per_s": 1.0, "step_env_steps_per_s": 2.0}
-    for kind, row in (("through", through), ("training", training), ("against", against)):
+    against = {"baseline": "mpe2", "version": "1", "game": "g", "num_envs": 1, "num_agents": 1, "speedup": 2.0}
+    against |= {"baseline_env_steps_per_s": 1.0, "step_env_steps_per_s": 2.0}
+    for kind, row in (("interface", through), ("training", training), ("baseline", against)):
         assert bench_table.kind(row) == kind
         for line in bench_table.lines(row):
             assert len(line) == len(bench_table.HEADINGS[kind])
@@ -291,7 +291,7 @@ def test_a_sweep_over_replicas_is_measured_and_drawn(quick, tmp_path, capsys):
             results = quick(game="cartpole", sweep="replicas", num_envs=4, plot=tmp_path / name)
     assert [row["num_envs"] for row in results["rows"]] == [1, 3, 4]
     assert all(set(row) == ROW for row in results["rows"])
-    assert set(results["linear_up_to"]) == {"step", "tick"} <= set(STAGES)
+    assert set(results["linear_up_to"]) == {"step", "sample_and_step"} <= set(STAGES)
     assert set(results["linear_up_to"].values()) <= {1, 3, 4}
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["linear_up_to"] == results["linear_up_to"]
     text = (tmp_path / "curve.svg").read_text()
@@ -347,7 +347,7 @@ def test_an_earlier_run_is_compared_stage_by_stage(quick, tmp_path, capsys):
 
 
 def test_a_table_has_the_ratios_and_what_differs(quick, tmp_path, capsys):
-    row = {"game": "cartpole", "num_envs": 3, "num_agents": 1, "config": {}, "tick_env_steps_per_s": 1e-3}
+    row = {"game": "cartpole", "num_envs": 3, "num_agents": 1, "config": {}, "sample_and_step_env_steps_per_s": 1e-3}
     quick(**SMALL, table=True, compare=file(tmp_path, [row]))
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if "│" in line]
@@ -367,7 +367,7 @@ ROW_NOW = {"game": "g", "num_envs": 10, "num_agents": 2, "config": {"a": (1, 2)}
         ({"game": "h", "config": {"a": [1, 2]}}, None),
         ({"num_envs": 11, "config": {"a": [1, 2]}}, None),
         ({"num_agents": 3, "config": {"a": [1, 2]}}, None),
-        ({"through": "sb3", "config": {"a": [1, 2]}}, None),
+        ({"interface": "sb3", "config": {"a": [1, 2]}}, None),
     ],
 )
 def test_rows_of_the_same_thing_are_compared_and_no_others(changes, ratios, tmp_path):
@@ -383,9 +383,9 @@ def test_rows_that_say_less_are_compared_by_what_they_say(tmp_path):
     assert bench_compare.read(file(tmp_path, [old])).ratios(now) == {"iteration": 0.5}
     assert bench_compare.read(file(tmp_path, [old])).ratios({**now, "precision": "float32"}) is None
     assert bench_compare.read(file(tmp_path, [old])).ratios({**now, "config": {"max_steps": 3}}) is None
-    times = {"through": "sb3", "game": "g", "num_envs": 4, "config": {}, "vec_env_step_us": 1.0}
-    earlier = bench_compare.read(file(tmp_path, [{**times, "through_us": 20.0}]))
-    assert earlier.ratios({**times, "through_us": 10.0}) == {"through": 2.0, "vec_env_step": 1.0}
+    times = {"interface": "sb3", "game": "g", "num_envs": 4, "config": {}, "vec_env_step_us": 1.0}
+    earlier = bench_compare.read(file(tmp_path, [{**times, "interface_us": 20.0}]))
+    assert earlier.ratios({**times, "interface_us": 10.0}) == {"interface": 2.0, "vec_env_step": 1.0}
 
 
 @pytest.mark.parametrize("name", ["h200-cuda_core", "cpu-one-core", "h200-interfaces", "h200-training"])
@@ -416,7 +416,7 @@ ANOTHER = {"game": "g", "num_envs": 1}
         (json.dumps({**SAID, "rows": [{**ANOTHER, "step_env_steps_per_s": 0}]}), "step has no rate above 0"),
         (json.dumps({**SAID, "rows": [{**ANOTHER, "step_env_steps_per_s": float("nan")}]}), "step has no rate"),
         (json.dumps({**SAID, "rows": [{**ANOTHER, "env_steps_per_s": "fast"}]}), "iteration has no rate"),
-        (json.dumps({**SAID, "rows": [{**ANOTHER, "through": "sb3", "through_us": 0}]}), "through has no rate"),
+        (json.dumps({**SAID, "rows": [{**ANOTHER, "interface": "sb3", "interface_us": 0}]}), "interface has no rate"),
     ],
 )
 def test_a_file_that_cannot_be_compared_with_is_refused(text, message, tmp_path):
@@ -435,20 +435,20 @@ def test_a_missing_file_to_compare_with_is_told_before_anything_is_measured(tmp_
 # ---------------------------------------------------------------------- other libraries
 
 
-@pytest.mark.parametrize(("rival", "game"), [("gymnasium", "cartpole"), ("mpe2", "simple_tag")])
-def test_another_librarys_steps_are_measured_in_the_same_run(rival, game, quick):
-    library = pytest.importorskip(rival)
-    (row,) = quick(against=rival, num_envs=2)["rows"]
-    assert (row["against"], row["version"], row["game"], row["num_envs"]) == (rival, library.__version__, game, 2)
-    for stage in ("step", "against"):
+@pytest.mark.parametrize(("baseline", "game"), [("gymnasium", "cartpole"), ("mpe2", "simple_tag")])
+def test_another_librarys_steps_are_measured_in_the_same_run(baseline, game, quick):
+    library = pytest.importorskip(baseline)
+    (row,) = quick(baseline=baseline, num_envs=2)["rows"]
+    assert (row["baseline"], row["version"], row["game"], row["num_envs"]) == (baseline, library.__version__, game, 2)
+    for stage in ("step", "baseline"):
         # The rate is rounded to 0.1, the time to 0.01 us.
         assert row[f"{stage}_env_steps_per_s"] == pytest.approx(2e6 / row[f"{stage}_us"], rel=0.01)
-    ratio = row["step_env_steps_per_s"] / row["against_env_steps_per_s"]
+    ratio = row["step_env_steps_per_s"] / row["baseline_env_steps_per_s"]
     assert row["speedup"] == pytest.approx(ratio, rel=0.01, abs=0.006)  # rounded to 0.01
 
 
 def test_interfaces_are_measured_beside_the_machine(tmp_path):
-    printed, written = run_bench(tmp_path, "--through", "gymnasium")
+    printed, written = run_bench(tmp_path, "--interface", "gymnasium")
     *rows, rest = map(json.loads, printed.splitlines())
     assert rows == written["rows"] and set(rest) == TOP - {"copy_bytes_per_s", "rows"}
     assert [(row["game"], row["num_envs"]) for row in rows] == [
@@ -458,9 +458,9 @@ def test_interfaces_are_measured_beside_the_machine(tmp_path):
         ("tag_gridworld", 16_384),
     ]
     for row in rows:
-        assert row["through"] == "gymnasium" and row["launch_us"] > 0
+        assert row["interface"] == "gymnasium" and row["launch_us"] > 0
         # Both are rounded to 0.01.
-        assert row["overhead_us"] == pytest.approx(row["through_us"] - row["vec_env_step_us"], abs=0.011)
+        assert row["overhead_us"] == pytest.approx(row["interface_us"] - row["vec_env_step_us"], abs=0.011)
 
 
 def test_the_loop_over_mpe2_resets_what_has_ended(monkeypatch):
@@ -469,11 +469,11 @@ def test_the_loop_over_mpe2_resets_what_has_ended(monkeypatch):
     monkeypatch.setattr(simple_tag, "parallel_env", lambda: made.append(real()) or made[-1])
     env = make("simple_tag", 2, "cpu")
     env.reset(seed=1)
-    step = bench_against.STEPS["mpe2"](env, [env.sample_actions()])
+    step = bench_baselines.STEPS["mpe2"](env, [env.sample_actions()])
     alive = []
     for _ in range(52):  # an episode has 25 ticks
         step()
-        alive.append([bool(rival.agents) for rival in made])
+        alive.append([bool(baseline.agents) for baseline in made])
     ended = [tick for tick, both in enumerate(alive, 1) if both == [False, False]]
     assert ended == [25, 51] and alive.count([True, True]) == 50
 
@@ -486,17 +486,20 @@ def test_every_option_says_what_it_is():
     fields = {field.name: field for field in dataclasses.fields(bench.BenchConfig)}
     told = {name for name in fields for line in lines if re.match(rf"    {name}: .* = .*  # \w", line)}
     assert told == set(fields)
-    for kind, options in bench.TAKES.items():
-        assert options | bench.ALWAYS <= set(fields) and (kind in fields or kind == "games")
+    for kind, options in bench.OPTIONS_OF.items():
+        assert options | bench.COMMON_OPTIONS <= set(fields) and (kind in fields or kind == "games")
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"through": ("gymnasum",)}, r"through is 'gymnasum'; nearest: gymnasium"),
-        ({"through": ("gymnasium",), "game": "cartpole"}, "game does not go with through; it goes with steps of games"),
-        ({"through": ("gymnasium",), "num_envs": 5}, "num_envs does not go with through"),
-        ({"through": ("gymnasium",), "training": True}, "training and through are different measurements"),
+        ({"interface": ("gymnasum",)}, r"interface is 'gymnasum'; nearest: gymnasium"),
+        (
+            {"interface": ("gymnasium",), "game": "cartpole"},
+            "game does not go with interface; it goes with steps of games",
+        ),
+        ({"interface": ("gymnasium",), "num_envs": 5}, "num_envs does not go with interface"),
+        ({"interface": ("gymnasium",), "training": True}, "training and interface are different measurements"),
         ({"num_envs": 5}, "got num_envs without a game; expected game as well"),
         ({"num_envs": 0, "game": "cartpole"}, "num_envs is 0; expected an int >= 1"),
         ({"config": "[1]", "game": "cartpole"}, r"config is '\[1\]'; expected a JSON object"),
@@ -520,8 +523,8 @@ def test_every_option_says_what_it_is():
         ({"sweep": "replicas", "game": "cartpole", "plot": Path("no/a.png")}, "plot is no/a.png; expected a file in"),
         ({"game": "cartpole", "json": Path("no/a.json")}, "json is no/a.json; expected a file in a folder that exists"),
         ({"game": "cartpole", "json": Path()}, r"json is \.; expected a file"),
-        ({"against": "gym"}, "against is 'gym'; expected 'gymnasium' or 'mpe2'"),
-        ({"against": "mpe2", "game": "cartpole"}, "game does not go with against"),
+        ({"baseline": "gym"}, "baseline is 'gym'; expected 'gymnasium' or 'mpe2'"),
+        ({"baseline": "mpe2", "game": "cartpole"}, "game does not go with baseline"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is(given, message, tmp_path, monkeypatch, capsys):

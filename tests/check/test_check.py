@@ -19,9 +19,9 @@ from rich.console import Console
 
 import gpu_vecenv
 from gpu_vecenv.check import ConformanceError, Failure, Report, check_parallel_env, check_vector_env
+from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.check.parallel import PARALLEL
-from gpu_vecenv.check.subject import CHECKS
-from gpu_vecenv.check.trace import Record, difference
+from gpu_vecenv.check.records import Record, difference
 from gpu_vecenv.errors import ConfigError
 
 ALL = [f"K{number:02}" for number in range(1, 27)]
@@ -149,17 +149,17 @@ def test_bugs_that_show_late_need_enough_steps():
     late = PLANTED["NanInAnObservationLate"][1]
     assert check(late, ["K11"], steps=LATE - 1).passed == ["K11"]
     failure = check(late, ["K11"], steps=LATE + 1).failures[0]
-    assert (failure.replica, failure.row, failure.step, failure.agent) == (3, 3, LATE + 1, None)
+    assert (failure.env_index, failure.row, failure.step, failure.agent) == (3, 3, LATE + 1, None)
 
 
 def test_rows_of_a_replica_are_told_from_replicas():
     report = check(PLANTED["NanInAnObservationLate"][1], ["K11"], agents=2)
-    assert {(failure.replica, failure.row) for failure in report.failures} == {(3, 7)}
+    assert {(failure.env_index, failure.row) for failure in report.failures} == {(3, 7)}
 
 
 def test_agents_of_a_parallel_env_are_called_by_their_names():
     report = examined_parallel(PLANTED_PARALLEL["GuardSeesTooMuch"][1], ["K11"])
-    assert {(failure.agent, failure.row, failure.replica) for failure in report.failures} == {("guard", 2, None)}
+    assert {(failure.agent, failure.row, failure.env_index) for failure in report.failures} == {("guard", 2, None)}
     assert "agent guard, step 0: observation (4,) float32; expected (2,) float32" in " ".join(str(report).split())
 
 
@@ -316,13 +316,13 @@ def test_an_error_of_the_environment_is_a_failure_of_the_check_that_met_it():
     class Breaking(Ring):
         def step(self, actions):
             if self.ticks == 40:
-                raise ZeroDivisionError("tick 40")
+                raise ZeroDivisionError("step 40")
             return super().step(actions)
 
     report = check(Breaking, ["K01", "K15"])
     (failure,) = report.failures
     assert (failure.check, failure.expected) == ("K01", "no error")
-    assert failure.got.startswith("ZeroDivisionError: tick 40 (test_check.py, line ")
+    assert failure.got.startswith("ZeroDivisionError: step 40 (test_check.py, line ")
     assert report.passed == ["K15"]
 
 
@@ -353,7 +353,7 @@ def test_a_report_reads_as_a_table():
     assert max(map(len, text.splitlines())) <= 120
     out = io.StringIO()
     Console(file=out, width=200).print(report)
-    assert "(seed 18, replica 0) repeats (seed 17, replica 1); expected different courses" in out.getvalue()
+    assert "(seed 18, replica 0) repeats (seed 17, replica 1); expected different trajectories" in out.getvalue()
     assert len(report.failures) > text.count("repeats")
 
 

@@ -17,7 +17,7 @@ import torch
 import gpu_vecenv
 from gpu_vecenv.cli.main import COMMANDS, main
 from gpu_vecenv.cli.train import EvaluateConfig, PlotConfig, TrainConfig
-from gpu_vecenv.compile.codegen import prologue
+from gpu_vecenv.compile.codegen import generate_header
 from gpu_vecenv.envs.registry import GAMES, configure, gymnasium_id
 from gpu_vecenv.train import evaluation
 from gpu_vecenv.train.checkpoint import load_checkpoint
@@ -65,7 +65,7 @@ def newest(run):
     return load_checkpoint(max((run / "checkpoints").glob("iteration-*")))
 
 
-def metrics(run):
+def read_log(run):
     with (run / "metrics.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -128,17 +128,17 @@ def test_list_shows_every_game_with_roles_and_purpose(command):
 
 @pytest.mark.parametrize("name", sorted(GAMES))
 def test_show_prints_the_generated_text(name, command):
-    assert command("show", name) == (0, prologue(configure(name)), [])
+    assert command("show", name) == (0, generate_header(configure(name)), [])
 
 
 def test_show_takes_the_games_options(command):
     config = {"grid": 7, "num_taggers": 2, "full_observation": False, "tagger_reward": 2.5}
     options = "--grid 7 --num-taggers 2 --no-full-observation --tagger-reward 2.5".split()
     code, output, errors = command("show", "tag_gridworld", *options)
-    assert (code, output, errors) == (0, prologue(configure("tag_gridworld", **config)), [])
+    assert (code, output, errors) == (0, generate_header(configure("tag_gridworld", **config)), [])
     assert "constexpr int GRID = 7;" in output.splitlines()
     both = [command("show", "tag_continuous", "--num-neighbors", value)[1] for value in ("all", "3")]
-    assert both == [prologue(configure("tag_continuous", num_neighbors=value)) for value in ("all", 3)]
+    assert both == [generate_header(configure("tag_continuous", num_neighbors=value)) for value in ("all", 3)]
 
 
 def test_doctor_says_what_is_there(command):
@@ -151,7 +151,9 @@ def test_doctor_says_what_is_there(command):
 def test_the_help_of_bench_names_its_options(command):
     code, output, _ = command("bench", "--help")
     assert code == 0
-    assert all(f"--{name} " in output for name in ("game", "num-envs", "config", "device", "driver", "team", "json"))
+    assert all(
+        f"--{name} " in output for name in ("game", "num-envs", "config", "device", "driver", "threads-per-env", "json")
+    )
 
 
 @pytest.mark.parametrize("name", sorted(GAMES))
@@ -206,7 +208,7 @@ def test_train_leaves_curve_checkpoint_figures_and_evaluation(game, options, com
     assert set(os.listdir(folder)) == {*files, "settings.json", "checkpoints", "tensorboard"}
     assert sorted(os.listdir(folder / "checkpoints")) == ["best.safetensors", "iteration-00000009.safetensors"]
 
-    rows = metrics(folder)
+    rows = read_log(folder)
     assert [int(row["iteration"]) for row in rows] == list(range(1, 10))
     assert [int(row["env_steps"]) for row in rows] == list(range(16, 145, 16))
     numbers = [float(value) for row in rows for value in row.values()]
@@ -225,10 +227,10 @@ def test_train_leaves_curve_checkpoint_figures_and_evaluation(game, options, com
     results = json.loads((folder / "evaluation.json").read_text())
     assert list(results) == ["all random", "tagger trained", "runner trained", "all trained"]
     assert all(name in output for name in results)
-    for figures in results.values():
-        assert figures["episodes"] == 5 and 0 <= figures["terminated_share"] <= 1
-        assert 1 <= figures["episode_length"] <= 13
-        assert {"return_tagger", "return_runner"} < set(figures)
+    for metrics in results.values():
+        assert metrics["episodes"] == 5 and 0 <= metrics["terminated_fraction"] <= 1
+        assert 1 <= metrics["episode_length"] <= 13
+        assert {"return_tagger", "return_runner"} < set(metrics)
 
     picture = (folder / "learning_curve.png").read_bytes()
     assert picture.startswith(b"\x89PNG\r\n\x1a\n") and picture.rstrip().endswith(b"IEND\xaeB`\x82")
@@ -303,7 +305,7 @@ REFUSED = {
     "arguments that are no object": ("check CartPole-v1 --config 3", "config is '3'; expected a JSON object"),
     "an argument that an id does not take": ('check CartPole-v1 --config {"nonsuch":1}', "nonsuch"),
     "an option of ours for an id": ("check CartPole-v1 --num-envs 3", "--num-envs"),
-    "too few ticks to check": ("check tag_gridworld --steps 9", r"steps is 9; expected a value in \[10, inf\]"),
+    "too few steps to check": ("check tag_gridworld --steps 9", r"steps is 9; expected a value in \[10, inf\]"),
     "too few replicas to check": ("check tag_gridworld --num-envs 1", r"num_envs is 1; expected a value in \[2"),
     "an unknown device to check": ("check tag_gridworld --device tpu", "device is 'tpu'"),
     "a game's field to check": ("check tag_gridworld --grid 0", r"grid is 0; expected a value in \[1, 32767\]"),
@@ -375,8 +377,8 @@ REFUSED = {
         r"checkpoint_seconds is -1.0; expected a value",
     ),
     "a figure that no run has": (
-        "train tag_gridworld --best-by retrun_tagger",
-        "best_by is 'retrun_tagger'; expected one of return_tagger, return_runner, episode_length, terminated_share",
+        "train tag_gridworld --best-metric retrun_tagger",
+        "best_metric is 'retrun_tagger'; expected one of return_tagger, return_runner, episode_length, terminated_fraction",
     ),
     "policies that are no JSON": ("train tag_gridworld --policies {", "line 1 column 2"),
     "policies that are no object": (
@@ -396,7 +398,7 @@ REFUSED = {
         r"unknown policy 'tagger\+runner'; the policies are \['tagger', 'runner'\]",
     ),
     "a policy of its own where all share one": (
-        'train tag_gridworld --share --policies {"tagger":{"clip":0.1}}',
+        'train tag_gridworld --share-policy --policies {"tagger":{"clip":0.1}}',
         r"unknown policy 'tagger'; the policies are \['tagger\+runner'\]",
     ),
     "an unknown key of a policy": (
@@ -443,9 +445,9 @@ REFUSED = {
     "plot with options alone": ("plot --out curve.png", "plot needs the folders of runs first"),
     "a run to plot that there is not": ("plot nowhere", "no .*nowhere/metrics.csv; expected the folder of a run"),
     "a picture of another kind": ("plot nowhere --out curve.txt", "out is curve.txt; expected .* .png or .svg"),
-    "an unknown axis": ("plot nowhere --x ticks", "'ticks'.*--x"),
+    "an unknown axis": ("plot nowhere --x steps", "'steps'.*--x"),
     "a mean of no iterations": ("plot nowhere --smooth 0", r"smooth is 0; expected a value in \[1"),
-    "an unknown option to plot": ("plot nowhere --figurs return_tagger", "--figurs.*nearest: --figures"),
+    "an unknown option to plot": ("plot nowhere --metrisc return_tagger", "--metrisc.*nearest: --metrics"),
     "a configuration that is no JSON": ("bench --game tag_gridworld --device cpu --config {", "line 1 column 2"),
 }
 
@@ -523,8 +525,8 @@ def test_check_tells_that_a_game_keeps_its_promises(own, command):
     assert all(f"{way} │ equal" in re.sub(" +", " ", output) for way in ("50 of 100 replicas", "ranges shuffled"))
 
 
-WRONG_RULES = (  # an episode that is a tick too long; an order of the lanes that matters
-    ("io.time >= MAX_STEPS", "io.time > MAX_STEPS", "K10.*episodes end as declared"),
+WRONG_RULES = (  # an episode that is a step too long; an order of the lanes that matters
+    ("io.elapsed_steps >= MAX_STEPS", "io.elapsed_steps > MAX_STEPS", "K10.*episodes end as declared"),
     (
         "s.left[0] = NUM_BERRIES;",
         "s.left[0] = NUM_BERRIES;\n        FOR_AGENTS (i) s.berry[0] = i;",
@@ -625,7 +627,7 @@ def test_a2c_has_defaults_of_its_own(spelling, command, tmp_path):
     wanted = dataclasses.asdict(PPOConfig.a2c(total_steps=40, hidden_sizes=(8,)))
     config = newest(tmp_path / "run")[1]["config"]
     assert {**config, "hidden_sizes": tuple(config["hidden_sizes"])} == wanted
-    assert wanted["num_steps"] == 5 and len(metrics(tmp_path / "run")) == 2
+    assert wanted["num_steps"] == 5 and len(read_log(tmp_path / "run")) == 2
     help_text = command(*GRID, *spelling, "--help")[1]
     assert re.search(r"--num-steps INT .*\(default: 5\)", help_text)
     assert re.search(r"--algorithm .*\(default: a2c\)", help_text)
@@ -665,7 +667,7 @@ def with_preset(own):
     """The new game, with a preset."""
 
     def write(preset):
-        line = '    terminated_means = "all berries were found"\n'
+        line = '    termination_label = "all berries were found"\n'
         text = own.read_text()
         assert line in text
         own.write_text(text.replace(line, f"{line}    preset = {preset}  # noqa: RUF012\n"))
@@ -733,13 +735,13 @@ def width(tensors, name):
 
 def test_one_policy_may_be_shared_by_all_roles(command, tmp_path):
     changes = '{"tagger+runner": {"entropy_coefficient": 0.5}}'
-    code, _, errors = command(*GRID, *SHORT, "--share", "--policies", changes, "--out", "run")
+    code, _, errors = command(*GRID, *SHORT, "--share-policy", "--policies", changes, "--out", "run")
     assert (code, errors) == (0, [])
     tensors, manifest = newest(tmp_path / "run")
     assert list(manifest["policies"]) == manifest["trained"] == ["tagger+runner"]
     assert {name.split(".")[1] for name in tensors if name.startswith("policy.")} == {"tagger+runner"}
     assert manifest["policies"]["tagger+runner"]["entropy_coefficient"] == 0.5
-    assert "entropy_tagger+runner" in metrics(tmp_path / "run")[0]
+    assert "entropy_tagger+runner" in read_log(tmp_path / "run")[0]
     results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert list(results) == ["all random", "tagger trained", "runner trained", "all trained"]
     code, output, errors = command("evaluate", "run", "--episodes", "3", "--device", "cpu")
@@ -754,7 +756,7 @@ def test_each_policy_may_have_hyper_parameters_of_its_own(command, tmp_path):
     assert manifest["policies"]["runner"] == manifest["config"]
     assert manifest["policies"]["tagger"] == {**manifest["config"], **changes["tagger"]}
     assert (width(tensors, "tagger"), width(tensors, "runner")) == (5, 8)
-    assert "learning_rate_tagger" in metrics(tmp_path / "run")[0]
+    assert "learning_rate_tagger" in read_log(tmp_path / "run")[0]
 
 
 @pytest.mark.parametrize("source", ["the run", "a file"])
@@ -773,11 +775,11 @@ def test_a_frozen_role_plays_by_another_run_and_keeps_its_bits(source, trained, 
     assert not any(name.startswith("optimizer.tagger") for name in new)
     assert manifest["policies"]["tagger"]["normalize_obs"] and not manifest["policies"]["runner"]["normalize_obs"]
     assert width(new, "runner") == 6 and old_manifest["config"]["hidden_sizes"] == [8]
-    assert {"entropy_runner"} <= set(metrics(tmp_path / "run")[0]).difference({"entropy_tagger"})
+    assert {"entropy_runner"} <= set(read_log(tmp_path / "run")[0]).difference({"entropy_tagger"})
 
 
 def test_frozen_roles_leave_the_others_to_share(trained, command, tmp_path):
-    assert command(*GRID, *SHORT, "--share", "--frozen", f"runner={trained}", "--out", "run")[0] == 0
+    assert command(*GRID, *SHORT, "--share-policy", "--frozen", f"runner={trained}", "--out", "run")[0] == 0
     assert newest(tmp_path / "run")[1]["trained"] == ["tagger"]
     result = command(*GRID, *SHORT, "--frozen", f"tagger={trained}", "--policies", '{"tagger": {"clip": 0.1}}')
     refused(result, r"unknown policy 'tagger'; the policies are \['runner'\]")  # a frozen one has none to change
@@ -810,7 +812,7 @@ def test_a_run_with_another_observation_plays_no_role(trained, command, tmp_path
 
 
 def test_a_shared_policy_can_play_one_role(command, tmp_path):
-    assert command(*GRID, *SHORT, "--share", "--out", "shared")[0] == 0
+    assert command(*GRID, *SHORT, "--share-policy", "--out", "shared")[0] == 0
     code, _, errors = command(*GRID, *SHORT, "--frozen", "runner=shared", "--out", "run")
     assert (code, errors) == (0, [])
     (old, _), (new, _) = (newest(tmp_path / name) for name in ("shared", "run"))
@@ -828,7 +830,7 @@ def test_graphs_change_no_bit_and_are_noted(device, command, tmp_path):
         assert (code, errors) == (0, [])
         settings = json.loads((tmp_path / name / "settings.json").read_text())
         assert settings["graphs"] is (name == "graphs") and settings["device"] == device
-    one, other = ([row["weights"] for row in metrics(tmp_path / name)] for name in ("graphs", "no-graphs"))
+    one, other = ([row["weights"] for row in read_log(tmp_path / name)] for name in ("graphs", "no-graphs"))
     assert one == other and len(set(one)) == len(one) == 4
     assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in one)
 
@@ -843,10 +845,10 @@ def test_settings_hold_what_the_checkpoint_does_not(trained):
 def test_the_best_checkpoint_is_that_of_the_figure(figure, command, tmp_path):
     """With a checkpoint after each iteration: the first of the iterations with the largest mean."""
     options = "--total-steps 144 --episodes 2 --checkpoint-seconds 0 --keep 2 --seed 5".split()
-    assert command(*GRID, *TINY, *options, "--best-by", figure, "--out", "run")[0] == 0
+    assert command(*GRID, *TINY, *options, "--best-metric", figure, "--out", "run")[0] == 0
     files = sorted(os.listdir(tmp_path / "run" / "checkpoints"))
     assert files == ["best.safetensors", "iteration-00000008.safetensors", "iteration-00000009.safetensors"]
-    rows = [row for row in metrics(tmp_path / "run") if float(row["episodes"]) > 0]
+    rows = [row for row in read_log(tmp_path / "run") if float(row["episodes"]) > 0]
     assert len({row[figure] for row in rows}) > 1
     largest = max(rows, key=lambda row: float(row[figure]))
     _, manifest = load_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")
@@ -878,16 +880,16 @@ def test_evaluate_prints_json(trained, command):
     said = json.loads(output)
     wanted = {"game": "tag_gridworld", "run": str(trained), "greedy": False, **played(trained, 20, 20)}
     assert said == wanted
-    figures = {"episodes", "episode_length", "terminated_share", "return_tagger", "return_runner"}
-    assert set(said) == {"game", "run", "greedy"} | figures
+    metrics = {"episodes", "episode_length", "terminated_fraction", "return_tagger", "return_runner"}
+    assert set(said) == {"game", "run", "greedy"} | metrics
 
 
 def test_evaluate_takes_one_checkpoint(trained, command):
     file = min((trained / "checkpoints").glob("iteration-*"))
     code, output, errors = command("evaluate", str(file), "--device", "cpu", "--episodes", "20")
     assert (code, errors) == (0, [])
-    figures = played(file, 20, 20)
-    assert json.loads(output).items() >= figures.items()
+    metrics = played(file, 20, 20)
+    assert json.loads(output).items() >= metrics.items()
 
 
 @pytest.mark.parametrize(("episodes", "num_envs"), [(1, 1000), (7, 3), (40, 40)])
@@ -984,7 +986,7 @@ def test_plot_draws_a_run(trained, command, tmp_path):
 
 
 def test_plot_draws_several_runs_as_svg(trained, elsewhere, command, tmp_path):
-    options = "--out deep/curves.svg --figures episode_length return_runner --x seconds --smooth 3".split()
+    options = "--out deep/curves.svg --metrics episode_length return_runner --x seconds --smooth 3".split()
     code, output, errors = command("plot", str(trained), str(elsewhere / "continuous"), *options)
     assert (code, output, errors) == (0, "drew deep/curves.svg\n", [])
     picture = tmp_path / "deep" / "curves.svg"
@@ -1005,7 +1007,7 @@ def test_plot_smooths_as_it_is_told(trained, command, tmp_path):
 def test_plot_wants_the_figures_of_every_run(trained, command, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(command("plot", str(trained), "empty"), "no .*empty/metrics.csv; expected the folder of a run")
-    refused(command("plot", str(trained), "--figures", "return_taggr"), "'return_taggr'; nearest: return_tagger")
+    refused(command("plot", str(trained), "--metrics", "return_taggr"), "'return_taggr'; nearest: return_tagger")
     assert os.listdir(tmp_path) == ["empty"]
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_vecenv.cli import install
-from gpu_vecenv.compile import toolchain as doctor
-from gpu_vecenv.compile.toolchain import Driver, Machine, Part, Torch
+from gpu_vecenv.cli import doctor, install
+from gpu_vecenv.cli.doctor import Finding, Machine
+from gpu_vecenv.compile import toolchain
+from gpu_vecenv.compile.toolchain import Driver, Torch
 
 H200 = Driver("570.86.15", "12.8", ("NVIDIA H200, compute capability 9.0, 143771 MiB",))
 CPU_TORCH = Torch("2.13.0+cpu", problem="this torch is a CPU build")
@@ -46,15 +47,15 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
 
 
 def test_driver_as_nvidia_smi_tells(programs):
-    assert doctor.find_driver() == Driver(problem="nvidia-smi not found")
+    assert toolchain.find_driver() == Driver(problem="nvidia-smi not found")
     programs.add("nvidia-smi", SMI)
-    assert doctor.find_driver() == H200
+    assert toolchain.find_driver() == H200
 
 
 @pytest.mark.parametrize("script", ["echo 'No devices were found'", "echo 'cannot reach the driver'; exit 9", "exit 0"])
 def test_driver_without_gpus_has_a_reason(programs, script):
     programs.add("nvidia-smi", script)
-    driver = doctor.find_driver()
+    driver = toolchain.find_driver()
     assert driver.gpus == ()
     assert driver.problem.startswith("nvidia-smi: ")
 
@@ -63,20 +64,20 @@ def test_host_compilers_in_their_order(programs, monkeypatch):
     names = ("clang++", "g++", "c++")
     for name in names:
         path = programs.add(name)
-        assert doctor.find_host_compiler() == [path]
+        assert toolchain.find_host_compiler() == [path]
     programs.add("c++", "echo 'install the developer tools first'; exit 1")
-    assert doctor.find_host_compiler() == [str(programs.folder / "g++")]
+    assert toolchain.find_host_compiler() == [str(programs.folder / "g++")]
     monkeypatch.setenv("CXX", "ccache 'my g++' -m64")
-    assert doctor.find_host_compiler() == ["ccache", "my g++", "-m64"]
+    assert toolchain.find_host_compiler() == ["ccache", "my g++", "-m64"]
 
 
 def test_zig_comes_last(programs, tmp_path, monkeypatch):
     (tmp_path / "ziglang").mkdir()
     (tmp_path / "ziglang" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    assert doctor.find_host_compiler() == [sys.executable, "-m", "ziglang", "c++"]
+    assert toolchain.find_host_compiler() == [sys.executable, "-m", "ziglang", "c++"]
     path = programs.add("clang++")
-    assert doctor.find_host_compiler() == [path]
+    assert toolchain.find_host_compiler() == [path]
 
 
 def test_wrong_cxx_is_reported_and_not_replaced(programs, monkeypatch):
@@ -91,8 +92,8 @@ def test_nvcc_is_found_in_the_toolkit_too(programs, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     nvcc = programs.add("nvcc", "echo 'Cuda compilation tools, release 13.0, V13.0.88'")
     monkeypatch.setenv("PATH", "")
-    assert doctor.find_nvcc() == nvcc
-    assert doctor.examine().nvcc == Part(f"{nvcc} (CUDA 13.0)")
+    assert toolchain.find_nvcc() == nvcc
+    assert doctor.examine().nvcc == Finding(f"{nvcc} (CUDA 13.0)")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_nvcc_is_found_in_the_toolkit_too(programs, tmp_path, monkeypatch):
     ],
 )
 def test_message_when_torch_cannot_use_the_gpu(programs, driver_cuda, torch, remedy):
-    message = doctor.gpu_problem(Driver("570.1", driver_cuda, H200.gpus), torch)
+    message = toolchain.gpu_problem(Driver("570.1", driver_cuda, H200.gpus), torch)
     for part in (torch.problem, "NVIDIA H200", "570.1", driver_cuda, torch.version):
         assert part in message
     assert (f"built for CUDA {torch.cuda}" if torch.cuda else "CPU build") in message
@@ -114,22 +115,22 @@ def test_message_when_torch_cannot_use_the_gpu(programs, driver_cuda, torch, rem
 
 def test_hidden_gpu(programs, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    message = doctor.gpu_problem(H200, Torch("2.13.0", "12.8", "No CUDA GPUs are available"))
+    message = toolchain.gpu_problem(H200, Torch("2.13.0", "12.8", "No CUDA GPUs are available"))
     assert "CUDA_VISIBLE_DEVICES is set to ''" in message
 
 
 def test_advice_names_the_missing_pieces():
-    todo = "\n".join(doctor.advice(Machine(Torch("2.13.0", "12.8"), H200)))
+    todo = "\n".join(doctor.recommendations(Machine(Torch("2.13.0", "12.8"), H200)))
     assert todo.count("cuda-core[cu12]") == 2
     assert "ziglang" in todo
-    found, torch = Part("found"), Torch("2.13.0", "12.8")
+    found, torch = Finding("found"), Torch("2.13.0", "12.8")
     launches = {"pycuda": "no context", "cuda_core": "works"}
     machine = Machine(torch, H200, found, found, pycuda=found, launches=launches)
-    assert doctor.advice(machine) == []
+    assert doctor.recommendations(machine) == []
     del launches["cuda_core"]
-    assert "No CUDA driver" in doctor.advice(machine)[0]
-    assert "whl/cpu" in doctor.advice(Machine(Torch(problem="No module named 'torch'")))[0]
-    assert "whl/cu128" in doctor.advice(Machine(Torch(problem="No module named 'torch'"), H200))[0]
+    assert "No CUDA driver" in doctor.recommendations(machine)[0]
+    assert "whl/cpu" in doctor.recommendations(Machine(Torch(problem="No module named 'torch'")))[0]
+    assert "whl/cu128" in doctor.recommendations(Machine(Torch(problem="No module named 'torch'"), H200))[0]
 
 
 def test_doctor_runs_by_its_path_without_site_packages(programs):
@@ -214,7 +215,7 @@ def test_pycuda_is_tried_where_nvcc_is():
 
 
 def test_unusable_gpu_stops_the_installation_unless_the_cpu_is_asked_for(programs, monkeypatch, capsys):
-    if not doctor.find_torch().problem:
+    if not toolchain.find_torch().problem:
         pytest.skip("torch can use a GPU here")
     programs.add("nvidia-smi", SMI)
     programs.add("c++")

@@ -17,9 +17,9 @@ from gymnasium.spaces import Box
 import gpu_vecenv
 from gpu_vecenv.check.game import check_game
 from gpu_vecenv.cli.new import new_game
-from gpu_vecenv.compile.backends.cuda import cuda_prologue, default_team
+from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import compile_cubin, header_folders
-from gpu_vecenv.compile.codegen import game_text, missing_definitions
+from gpu_vecenv.compile.codegen import game_source, missing_definitions
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAMES, load_game
@@ -48,10 +48,10 @@ class Lonely(Env):
     action_space = Discrete(3)
     state = (Field("x", np.float32),)
 """
-BARE_TEXT = """#include "vecenv.cuh"
+BARE_TEXT = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State s, Io) { ONCE s.x[0] = 0; }
-HD void step(State s, Io io) { ONCE { s.x[0] += 1; io.truncations[0] = io.time >= 3; } }
+HD void step(State s, Io io) { ONCE { s.x[0] += 1; io.truncations[0] = io.elapsed_steps >= 3; } }
 HD void observe(State s, Io io) { ONCE { io.obs[0][0] = s.x[0]; io.obs[0][1] = 0; } }
 """
 
@@ -391,7 +391,7 @@ def test_a_wrong_declaration_is_refused_with_what_was_found(what, write):
 def test_a_missing_device_text_is_named_where_it_should_lie(write):
     path = write(text=None)
     said = refusal(path, EnvDefinitionError)
-    assert said.startswith(f"Lonely: its device text {path.with_suffix('.cu')} cannot be read")
+    assert said.startswith(f"Lonely: its device code {path.with_suffix('.cu')} cannot be read")
 
 
 LINES = {
@@ -443,7 +443,7 @@ def test_an_error_in_the_text_itself_is_told_instead_of_what_it_hides(write):
 
 
 def cuda_text(game: Env) -> str:
-    return cuda_prologue(default_team(game.num_agents), 64 << 10) + game_text(game)
+    return cuda_constants(default_threads_per_env(game.num_agents), 64 << 10) + game_source(game)
 
 
 def test_an_error_in_the_text_names_its_file_and_line_to_both_compilers(write):
@@ -486,14 +486,14 @@ class Photo(Env):
     obs_dtype = u8
     action_space = Discrete(2)
 """
-PHOTO_TEXT = """#include "vecenv.cuh"
+PHOTO_TEXT = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State s, Io) { FOR_AGENTS (i) s.clicks[i] = 0; }
 HD void step(State s, Io io) {
     FOR_AGENTS (i) {
         s.clicks[i] += io.action(i);
         io.rewards[i] = (float)io.action(i);
-        io.truncations[i] = io.time >= 6;
+        io.truncations[i] = io.elapsed_steps >= 6;
     }
 }
 HD void observe(State s, Io io) { FOR_OBS (i, k) io.obs[i][k] = (u8)(100 * i + k + s.clicks[i]); }
@@ -513,13 +513,13 @@ def test_observations_may_be_images(write, device):
     obs, _ = env.reset(seed=1)
     assert obs.dtype == torch.uint8 and obs.is_contiguous()
     clicks = np.zeros((5, 2), np.int64)
-    for tick in range(14):
-        assert np.array_equal(obs.cpu().numpy(), photos(clicks)), tick
+    for step in range(14):
+        assert np.array_equal(obs.cpu().numpy(), photos(clicks)), step
         actions = env.sample_actions()
         obs, *_, info = env.step(actions)
         clicks += actions.cpu().numpy()
         ended = info["_final_obs"].cpu().numpy()
-        assert ended.all() == ended.any() == (tick % 6 == 5)
+        assert ended.all() == ended.any() == (step % 6 == 5)
         if ended.any():
             assert np.array_equal(info["final_obs"].cpu().numpy(), photos(clicks))
             clicks[:] = 0
@@ -568,12 +568,12 @@ class Swarm(Env):
         return {"bee": self.num_bees}
 """
 # Mean height by a cooperative group, the highest by warp intrinsics; and a kernel of its own.
-SWARM_TEXT = """#include "vecenv.cuh"
+SWARM_TEXT = """#include "game_api.cuh"
 #include <cooperative_groups.h>
 #include <cooperative_groups/reduce.h>
 namespace cg = cooperative_groups;
 
-static_assert(TEAM <= 32, "a swarm fits in a warp");
+static_assert(THREADS_PER_ENV <= 32, "a swarm fits in a warp");
 
 struct Scratch {
     float mean;
@@ -587,24 +587,24 @@ HD void step(State s, Io io) {
     FOR_AGENTS (i) {
         s.height[i] += io.action(i);
         io.rewards[i] = s.height[i];
-        io.truncations[i] = io.time >= 5;
+        io.truncations[i] = io.elapsed_steps >= 5;
     }
 }
 HD void observe(State s, Io io) {
-    auto team = cg::tiled_partition<TEAM>(cg::this_thread_block());
+    auto group = cg::tiled_partition<THREADS_PER_ENV>(cg::this_thread_block());
     float own = 0;
     int floor = -1;
     FOR_AGENTS (i) {
         own += s.height[i];
         floor = max(floor, (int)s.height[i]);
     }
-    float sum = cg::reduce(team, own, cg::plus<float>());
-    for (int apart = TEAM / 2; apart > 0; apart /= 2) floor = max(floor, __shfl_xor_sync(team_mask(), floor, apart));
-    if (team.thread_rank() == 0) {
+    float sum = cg::reduce(group, own, cg::plus<float>());
+    for (int apart = THREADS_PER_ENV / 2; apart > 0; apart /= 2) floor = max(floor, __shfl_xor_sync(group_mask(), floor, apart));
+    if (group.thread_rank() == 0) {
         io.scratch->mean = sum / NUM_AGENTS;
         io.scratch->highest = floor;
     }
-    team.sync();
+    group.sync();
     FOR_AGENTS (i) {
         io.obs[i][0] = io.scratch->mean;
         io.obs[i][1] = (float)io.scratch->highest;
@@ -663,13 +663,13 @@ def test_headers_that_are_nowhere_are_named_with_what_to_install(write, tmp_path
     script = f"""
 import cuda.pathfinder
 cuda.pathfinder.find_nvidia_header_directory = lambda library: None
-from gpu_vecenv.compile.backends.cuda import cuda_prologue
+from gpu_vecenv.compile.backends.cuda import cuda_constants
 from gpu_vecenv.compile.backends.cuda_compiler import compile_cubin
 from gpu_vecenv.errors import KernelCompileError
-from gpu_vecenv.compile.codegen import game_text
+from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.envs.registry import load_game
 try:
-    compile_cubin(cuda_prologue(8, 65536) + game_text(load_game({str(path)!r})()), "sm_90")
+    compile_cubin(cuda_constants(8, 65536) + game_source(load_game({str(path)!r})()), "sm_90")
 except KernelCompileError as error:
     print(error, error.log)
 """
@@ -734,8 +734,8 @@ HD void observe(State s, Io io) {
         io.scratch->place[i].x = io.obs[i][0] = s.place[i][0];
         io.scratch->place[i].y = io.obs[i][1] = s.place[i][1];
     }
-    team_sync();
-    look_around(io);
+    group_sync();
+    find_observed(io);
     FOR_AGENTS (i) io.obs[i][2] = (float)io.scratch->nearest[i];
 }
 """

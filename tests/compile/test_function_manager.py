@@ -24,8 +24,8 @@ import gpu_vecenv
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.backends.compiler_process import run_compiler
 from gpu_vecenv.compile.backends.host import HostBackend
-from gpu_vecenv.compile.cache import DIGEST_BYTES, ROOM, cached, folder
-from gpu_vecenv.compile.codegen import game_text
+from gpu_vecenv.compile.cache import DIGEST_BYTES, MIN_FREE_BYTES, cache_dir, cached
+from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.declare.env import C_TYPES
@@ -130,7 +130,7 @@ def test_a_prepared_launch_takes_other_arguments_later(device):
     launch = program.prepare("scale", LaunchShape(3), [x, np.float32(2), np.int64(3)])
     launch()
     launch()
-    launch.raw[0], launch.raw[1] = y.data_ptr(), np.float32(5)
+    launch.arguments[0], launch.arguments[1] = y.data_ptr(), np.float32(5)
     launch()
     assert x.tolist() == [4, 4, 4] and y.tolist() == [5, 5, 5]
 
@@ -264,9 +264,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache folder; it does not exist yet."""
     path = tmp_path / "kernels"
     monkeypatch.setenv("GPU_VECENV_CACHE", str(path))
-    folder.cache_clear()
+    cache_dir.cache_clear()
     yield path
-    folder.cache_clear()
+    cache_dir.cache_clear()
 
 
 def contents(path: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -369,8 +369,8 @@ def test_without_a_home_kernels_are_kept_for_the_process(cache, monkeypatch, tmp
     with pytest.warns(UserWarning, match="compiled kernels are kept for this process only"):
         assert doubled(FunctionManager("cpu")) == [2, 4, 6]
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
-    assert len(contents(folder())) == 1
-    assert folder().stat().st_mode & 0o777 == 0o700
+    assert len(contents(cache_dir())) == 1
+    assert cache_dir().stat().st_mode & 0o777 == 0o700
 
 
 def killed_builder(key: str) -> None:
@@ -465,10 +465,10 @@ def test_a_build_that_breaks_off_lets_the_next_one_in(cache, failing):
 def test_a_full_disk_is_no_cache(cache):
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM - 1, before[1]))  # the last byte fails, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIN_FREE_BYTES - 1, before[1]))  # the last byte fails, as on a full disk
     try:
         with pytest.warns(UserWarning, match="kept for this process only"):
-            used = folder()
+            used = cache_dir()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert used != cache and list(cache.iterdir()) == []
@@ -484,7 +484,7 @@ if os.getuid() == 0:
 DOUBLE = f"""
 import warnings
 import numpy as np, torch
-from gpu_vecenv.compile.cache import folder
+from gpu_vecenv.compile.cache import cache_dir
 from gpu_vecenv.compile.function_manager import FunctionManager
 def doubled():
     x = torch.tensor([1.0, 2.0, 3.0])
@@ -512,7 +512,7 @@ def test_with_a_read_only_home_kernels_are_kept_for_the_process(tmp_path):
         except PermissionError:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                print(json.dumps([doubled(), [str(w.message) for w in caught], str(folder())]))
+                print(json.dumps([doubled(), [str(w.message) for w in caught], str(cache_dir())]))
     """)
     result, (warning,), used = json.loads(output_of(OBEY + DOUBLE + script, HOME=str(home)))
     assert result == [2, 4, 6]
@@ -603,7 +603,7 @@ FUSED_ON_THE_HOST = re.compile(r"\b(?:vf(?:m|nm)(?:add|sub)\w*|f(?:n?madd|n?msub
 
 
 def test_the_host_fuses_only_what_is_written(tmp_path):
-    text = game_text(gpu_vecenv.configure("tag_continuous"))
+    text = game_source(gpu_vecenv.configure("tag_continuous"))
     written = "return __builtin_fmaf(a, b, c);"
     assert text.count(written) == 1
     (tmp_path / "kernel.cpp").write_text(text.replace(written, "return a * b + c;"))

@@ -12,9 +12,9 @@ from games.scouts import Scouts
 from ptx_lint import Finding, instructions, lint
 
 import gpu_vecenv
-from gpu_vecenv.compile.backends.cuda import cuda_prologue, default_team
+from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin
-from gpu_vecenv.compile.codegen import PLAIN, Build, game_text, inline_includes
+from gpu_vecenv.compile.codegen import DEFAULT_BUILD, BuildOptions, game_source, inline_includes
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
@@ -22,7 +22,7 @@ from gpu_vecenv.files import cuda_folder
 USUAL = 90  # the others are compiled by `make test-exhaustive`
 ARCHITECTURES = (75, 80, 86, USUAL, 100)
 EACH = [pytest.param(k, marks=[] if k == USUAL else pytest.mark.exhaustive) for k in ARCHITECTURES]
-MACHINE_KERNELS = {f"kernel_vecenv_{name}" for name in ("layout", "reset", "step", "observe", "random_actions")}
+ENGINE_KERNELS = {f"kernel_vecenv_{name}" for name in ("layout", "reset", "step", "observe", "random_actions")}
 LEARNER_KERNELS = {f"kernel_{name}" for name in ("advantages", "advantage_moments", "loss_gradients")}
 SHARED_LIMIT = 48 << 10
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
@@ -36,24 +36,26 @@ def source_file(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Text:
-    """A game with its machine, and the sampler and the learner after it, as one text."""
+    """A game with its engine, and the sampler and the learner after it, as one text."""
 
     game: object
     config: tuple = ()
-    build: Build = PLAIN
+    build: BuildOptions = DEFAULT_BUILD
 
     def __str__(self) -> str:
         name = self.game if isinstance(self.game, str) else self.game.name()
         chosen = [f"{key}={value}" for key, value in self.config]
-        chosen += [key for key in ("pooled", "quarantine", "guards", "sampled") if getattr(self.build, key)]
+        chosen += [
+            key for key in ("initial_fields", "end_on_nonfinite", "guards", "sampled") if getattr(self.build, key)
+        ]
         return "-".join([name, *chosen])
 
     def write(self) -> str:
         game = gpu_vecenv.configure(self.game, **dict(self.config))
-        text = cuda_prologue(default_team(game.num_agents), SHARED_LIMIT) + game_text(game, self.build)
+        text = cuda_constants(default_threads_per_env(game.num_agents), SHARED_LIMIT) + game_source(game, self.build)
         for name in ("sampling.cuh", "sampler.cu", "learner.cu"):
             if name == "sampling.cuh" and self.build.sampled:
-                continue  # the machine has it
+                continue  # the engine has it
             lines = [line for line in source_file(name).read_text().splitlines() if "#include" not in line]
             text += f'#line 1 "{name}"\n' + "\n".join(lines) + "\n"
         return text
@@ -64,16 +66,24 @@ class Text:
 TEXTS = [
     *(Text(name) for name in BUNDLED),
     Text("tag_gridworld", (("num_taggers", 40), ("full_observation", False), ("random_start", True))),
-    Text("tag_continuous", tuple(FEW.items()), Build(pooled=("position", "in_game"), quarantine=True)),
-    Text("tag_continuous", (*FEW.items(), ("num_neighbors", "all")), Build(guards=True)),
+    Text(
+        "tag_continuous",
+        tuple(FEW.items()),
+        BuildOptions(initial_fields=("position", "in_game"), end_on_nonfinite=True),
+    ),
+    Text("tag_continuous", (*FEW.items(), ("num_neighbors", "all")), BuildOptions(guards=True)),
     Text("tag_continuous", (("num_taggers", 500), ("num_runners", 9500))),
-    Text("simple_tag", (("continuous_actions", True),), Build(guards=True, quarantine=True)),
-    Text(Crew, (), Build(guards=True, pooled=("place",))),
+    Text("simple_tag", (("continuous_actions", True),), BuildOptions(guards=True, end_on_nonfinite=True)),
+    Text(Crew, (), BuildOptions(guards=True, initial_fields=("place",))),
     *(
-        Text(game, (), Build(sampled=True))
+        Text(game, (), BuildOptions(sampled=True))
         for game in ("cartpole", "tag_gridworld", "tag_continuous", "pendulum", Crew)
     ),
-    Text("tag_gridworld", (("num_taggers", 999), ("full_observation", False)), Build(sampled=True, quarantine=True)),
+    Text(
+        "tag_gridworld",
+        (("num_taggers", 999), ("full_observation", False)),
+        BuildOptions(sampled=True, end_on_nonfinite=True),
+    ),
     Text(Scouts),
     Text(Painter),
 ]
@@ -82,7 +92,7 @@ TEXTS = [
 OF_NO_GAME = {
     "digest": {"digest"},
     "layers": {"layer_gradients"},
-    "minibatch": {"shuffle", "gather_rows", "limit_step"},
+    "minibatch": {"shuffle", "gather_rows", "clip_grad_norm"},
 }
 
 
@@ -160,8 +170,8 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
     made, cubin = built(text.write(), f"sm_{architecture}")
     assert cubin.startswith(b"\x7fELF")
     kernels = kernels_of(made)
-    machine = {"kernel_vecenv_layout", "kernel_vecenv_step"} if text.build.sampled else MACHINE_KERNELS
-    known = machine | LEARNER_KERNELS | {"kernel_sample"}
+    engine = {"kernel_vecenv_layout", "kernel_vecenv_step"} if text.build.sampled else ENGINE_KERNELS
+    known = engine | LEARNER_KERNELS | {"kernel_sample"}
     assert kernels == known
     for kernel in kernels:
         assert b".text." + kernel.encode() + b"\0" in cubin
@@ -347,13 +357,13 @@ def test_addresses_in_64_bits_are_let_pass(case):
         (
             "return (i64)in_order(blockIdx.x, gridDim.x) *",
             "return (int)in_order(blockIdx.x, gridDim.x) *",
-            "machine.cuh",
+            "step.cuh",
         ),
         ("i64 k = (i64)blockIdx.x *", "int k = blockIdx.x *", "sampler.cu"),
         ("OUTPUT_ROWS = NUM_AGENTS", "UNUSED = 0; constexpr i32 OUTPUT_ROWS = NUM_AGENTS", None),  # e itself is long
-        ("i64 row = e *", "i32 row = (i32)e *", "machine.cuh"),
+        ("i64 row = env *", "i32 row = (i32)env *", "step.cuh"),
         ("(table + first * N)", "(table + (i32)first * N)", "sampler.cu"),
-        ("(i64)(e) * 10", "(i32)(e) * 10", "machine.cuh"),
+        ("(i64)(env) * 10", "(i32)(env) * 10", "step.cuh"),
     ],
 )
 def test_a_short_address_in_the_machine_is_seen(old, new, file):

@@ -37,7 +37,7 @@ TEXT = """
 
 HD Rng rng_of(const u64* seed, const u64* replica, u32 stream, const u32* episode, const u32* step, i64 k) {
     u32 key[2];
-    replica_key(seed[k], replica[k], key);
+    env_key(seed[k], replica[k], key);
     return {key[0], key[1], stream, episode[k], step[k]};
 }
 

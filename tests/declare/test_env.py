@@ -1,4 +1,4 @@
-"""Declarations: what follows from them, what they may not say, and a game of one's own from its text to a tick."""
+"""Declarations: what follows from them, what they may not say, and a game of one's own from its text to a step."""
 
 import copy
 import dataclasses
@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpu_vecenv
-from gpu_vecenv.compile.codegen import prologue
+from gpu_vecenv.compile.codegen import generate_header
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import RESERVED_CONSTANTS, Env, Field, boolean, f32, f64, i32, i64, param, u8, u32
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
@@ -30,7 +30,7 @@ from gpu_vecenv.files import cuda_folder
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
-DRIFT_TEXT = """#include "vecenv.cuh"
+DRIFT_TEXT = """#include "game_api.cuh"
 #include "weight.cuh"
 
 struct Scratch {
@@ -47,15 +47,15 @@ HD void reset(State s, Io io) {
 
 HD void step(State s, Io io) {
     FOR_AGENTS (i) io.scratch->push[i] = io.action(i, 0) * WEIGHT;
-    team_sync();
+    group_sync();
     FOR_AGENTS (i) {
-        float total = s.wind[io.time % TABLE_SIZE];
+        float total = s.wind[io.elapsed_steps % TABLE_SIZE];
         for (int j = 0; j < NUM_AGENTS; ++j) total += io.scratch->push[j];
         s.place[i][0] = math::clamp(s.place[i][0] + total, -LIMIT, LIMIT);
         s.place[i][1] = io.action(i, 1);
         io.rewards[i] = i < END_PUSHER ? s.place[i][0] : TWICE;
         io.terminations[i] = false;
-        io.truncations[i] = io.time >= MAX_STEPS;
+        io.truncations[i] = io.elapsed_steps >= MAX_STEPS;
     }
     ONCE s.ticks[0] += 1;
 }
@@ -66,7 +66,7 @@ HD void observe(State s, Io io) {
     }
 }
 """
-BARE_TEXT = """#include "vecenv.cuh"
+BARE_TEXT = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State, Io) {}
 HD void step(State, Io) {}
@@ -85,7 +85,7 @@ class Drift(Env):
 
     state = (
         Field("place", f32, ("num_agents", 2)),
-        Field("ticks", i64),
+        Field("steps", i64),
         Field("wind", f32, ("table_size",), shared=True),
     )
     derived = ("twice",)
@@ -150,7 +150,7 @@ def configurable(kind: Any, default: Any, **limits: float) -> type[Env]:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts a game's device text into a folder of its own, with the header that it includes."""
+    """Puts a game's device code into a folder of its own, with the header that it includes."""
     (tmp_path / "weight.cuh").write_text("#pragma once\nconstexpr float WEIGHT = 0.25f;\n")
 
     def write_text(game: type[Env], text: str) -> Path:
@@ -208,11 +208,11 @@ def test_constants_hold_configuration_sizes_and_derived_values_but_no_words():
     assert expected.items() <= constants.items()
     assert constants["OBS_SIZE"] == 6
     assert "NUM_NEIGHBORS" not in TagContinuous(num_neighbors="all").constants()
-    assert TagContinuous(num_neighbors="all").constants()["SEE_ALL"] is True
+    assert TagContinuous(num_neighbors="all").constants()["OBSERVE_ALL"] is True
 
 
 def rendered(value: float) -> str:
-    match = re.search(r"^constexpr float LEVEL = (.*);$", prologue(Bare(level=value)), re.MULTILINE)
+    match = re.search(r"^constexpr float LEVEL = (.*);$", generate_header(Bare(level=value)), re.MULTILINE)
     assert match is not None
     return match[1]
 
@@ -262,7 +262,7 @@ def test_the_compiler_reads_every_float_constant_as_the_float32_meant(write):
 def test_a_derived_value_reaches_the_device_text_or_is_refused(value, text):
     game = bare_with(derived=("far",), far=property(lambda self: value))
     try:
-        lines = prologue(game()).splitlines()
+        lines = generate_header(game()).splitlines()
     except EnvDefinitionError:
         lines = None
     if text is None:
@@ -317,7 +317,7 @@ def test_discrete_layouts_are_the_same_in_python_and_in_the_device_text(
     program.launch("probe", 1, sizes, offsets)
     assert sizes.tolist() == choices
     assert offsets.tolist() == [sum(head_sizes[:head]) for head in range(len(head_sizes))]
-    assert f"NUM_LOGITS = {sum(head_sizes)}, LARGEST_HEAD = {max(head_sizes)};" in prologue(game())
+    assert f"NUM_LOGITS = {sum(head_sizes)}, LARGEST_HEAD = {max(head_sizes)};" in generate_header(game())
 
 
 def test_a_box_gives_continuous_actions_with_bounds():
@@ -338,7 +338,7 @@ def test_games_are_values(game):
     assert {game: 1}[twin] == 1
     for copied in (copy.copy(game), copy.deepcopy(game), pickle.loads(pickle.dumps(game))):
         assert copied == game and hash(copied) == hash(game) and type(copied) is type(game)
-        assert prologue(copied) == prologue(game)
+        assert generate_header(copied) == generate_header(game)
     other = dataclasses.replace(game, max_steps=77)
     assert other != game and other.max_steps == 77
     assert dataclasses.replace(other, max_steps=game.max_steps) == game
@@ -448,7 +448,7 @@ def test_a_field_may_not_be_called_a_word_of_the_language(name):
         Field(name, f32)
 
 
-@pytest.mark.parametrize("name", ["hd", "kernel", "table", "team", "once", "pool"])
+@pytest.mark.parametrize("name", ["hd", "kernel", "table", "threads_per_env", "once", "initial_states"])
 def test_a_configuration_key_may_not_become_a_word_of_the_device_text(name):
     game = dataclass(frozen=True, kw_only=True)(
         type("Own", (Bare,), {"__module__": __name__, "__annotations__": {name: int}, name: 3})
@@ -554,17 +554,17 @@ def test_a_game_of_ones_own_runs_like_a_bundled_one(write):
     assert np.array_equal(obs.numpy(), np.broadcast_to(image, obs.shape))
     assert {name: tuple(tensor.shape) for name, tensor in env.state.items()} == {
         "place": (5, 3, 2),
-        "ticks": (5,),
+        "steps": (5,),
         "wind": (3,),
     }
     place, wind = env.state["place"].numpy().copy(), game.arrays()["wind"]
     assert np.unique(place[..., 0]).size == 15
-    for tick in range(1, game.max_steps):
+    for step in range(1, game.max_steps):
         actions = env.sample_actions()
         assert actions.dtype == torch.float32 and actions.shape == (5, 3, 2)
         assert ((actions >= torch.tensor(game.action.low)) & (actions <= torch.tensor(game.action.high))).all()
         obs, rewards, terminations, truncations, _ = env.step(actions)
-        total = np.full(5, wind[tick % 3])
+        total = np.full(5, wind[step % 3])
         for agent in range(3):
             total += actions.numpy()[:, agent, 0] * np.float32(0.25)
         place[..., 0] = np.clip(place[..., 0] + total[:, None], np.float32(-3), np.float32(3))
@@ -573,7 +573,7 @@ def test_a_game_of_ones_own_runs_like_a_bundled_one(write):
         assert np.array_equal(rewards.numpy()[:, :2], place[:, :2, 0])
         assert (rewards[:, 2] == game.twice).all()
         assert not terminations.any() and not truncations.any()
-        assert np.array_equal(obs.numpy(), np.broadcast_to(image + tick, obs.shape))
+        assert np.array_equal(obs.numpy(), np.broadcast_to(image + step, obs.shape))
     obs, _, terminations, truncations, info = env.step(env.sample_actions())
     assert truncations.all() and not terminations.any()
     assert np.array_equal(info["final_obs"].numpy(), np.broadcast_to(image + game.max_steps, obs.shape))
@@ -591,9 +591,9 @@ def test_continuous_actions_out_of_bounds_fault_their_replica_only(write):
     actions[3, 1, 0] = torch.nan
     before = env.state["place"].clone()
     _, rewards, *_ = env.step(actions)
-    expected = [0, Fault.INVALID_ACTION, Fault.INVALID_ACTION, Fault.NON_FINITE_ACTION, 0]
+    expected = [0, Fault.INVALID_ACTION, Fault.INVALID_ACTION, Fault.NONFINITE_ACTION, 0]
     assert env.faults().tolist() == expected
-    assert env.time.tolist() == [1, 0, 0, 0, 1]
+    assert env.elapsed_steps.tolist() == [1, 0, 0, 0, 1]
     assert (rewards[1:4] == 0).all()
     assert torch.equal(env.state["place"][1:4], before[1:4])
 
@@ -615,12 +615,15 @@ def test_new_episodes_can_start_from_a_pool_of_any_field(write):
     game = bare_with(state=fields)
     write(game, BARE_TEXT)
     size = np.arange(14, dtype=np.float32).reshape(7, 2)
-    for starts in ({"place": np.arange(7, dtype=np.int32)}, {"size": size, "place": np.arange(7, dtype=np.int32)}):
-        env = VecEnv(game(), 200, "cpu", starts=starts)
+    for initial_states in (
+        {"place": np.arange(7, dtype=np.int32)},
+        {"size": size, "place": np.arange(7, dtype=np.int32)},
+    ):
+        env = VecEnv(game(), 200, "cpu", initial_states=initial_states)
         env.reset(seed=1)
         drawn = env.state["place"]
         assert set(drawn.tolist()) == set(range(7))
-        if "size" in starts:
+        if "size" in initial_states:
             assert torch.equal(env.state["size"], torch.tensor(size)[drawn.long()])
 
 
@@ -648,7 +651,7 @@ def test_the_device_text_is_found_beside_a_declaration_elsewhere(tmp_path, monke
     assert gpu_vecenv.make("lonely", 2, "cpu").game == module.Lonely()
 
 
-# ---------------------------------------------------------------------- device text that is wrong
+# ---------------------------------------------------------------------- device code that is wrong
 
 
 def compile_error(game: Env) -> KernelCompileError:
@@ -662,7 +665,7 @@ def compile_error(game: Env) -> KernelCompileError:
     [
         ("= io.action(i, 1);", "= io.action(i, 1)", "expected"),
         ("s.ticks[0] += 1", "s.tocks[0] += 1", "tocks"),
-        ("s.wind[io.time % TABLE_SIZE]", "(s.wind[0] = 1)", "read-only|const"),
+        ("s.wind[io.elapsed_steps % TABLE_SIZE]", "(s.wind[0] = 1)", "read-only|const"),
     ],
 )
 def test_an_error_in_a_game_names_file_and_line_the_same_on_every_retry(write, right, wrong, words):
@@ -685,7 +688,7 @@ def test_an_error_in_an_included_file_names_that_file(write):
 
 
 def test_an_error_after_an_include_still_names_the_right_line(write):
-    write(Drift, '#include "vecenv.cuh"\n\n#include "weight.cuh"\n\nnonsense\n')
+    write(Drift, '#include "game_api.cuh"\n\n#include "weight.cuh"\n\nnonsense\n')
     assert re.search(r"drift\.cu:5:\d+: error", str(compile_error(Drift())))
 
 
@@ -698,7 +701,7 @@ def test_a_missing_function_is_named(write, function):
 
 def test_a_missing_file_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(Drift, "source", tmp_path / "nowhere" / "drift.cu")
-    with pytest.raises(EnvDefinitionError, match=r"Drift: its device text .*nowhere/drift\.cu cannot be read"):
+    with pytest.raises(EnvDefinitionError, match=r"Drift: its device code .*nowhere/drift\.cu cannot be read"):
         VecEnv(Drift(), 2, "cpu")
 
 
@@ -719,21 +722,21 @@ def test_a_game_for_cuda_only_is_refused_on_the_cpu(write):
 @pytest.mark.parametrize("name", ["tag_continuous", "pendulum", "cartpole"])
 def test_no_key_of_a_configuration_may_have_a_name_that_the_generated_text_gives(name):
     game = gpu_vecenv.configure(name)
-    text = prologue(game) + (cuda_folder() / "engine/machine.cuh").read_text()
+    text = generate_header(game) + (cuda_folder() / "engine/step.cuh").read_text()
     given = set(re.findall(r"^(?:constexpr [\w ]+|#define) ([A-Z][A-Z_]+)\b", text, re.MULTILINE))
     assert given - set(game.constants()) - {"LARGEST_FIELD"} <= RESERVED_CONSTANTS  # that one is in a namespace
-    assert {"SAMPLED", "MOST_GATHERED", "ACTION_PARAMETERS"} <= given
+    assert {"SAMPLED", "OBS_STAGING_BYTES", "ACTION_PARAMETERS"} <= given
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, 24.0, "24k", True])
 def test_gathered_bytes_that_are_no_number_of_bytes_are_refused(value):
-    members = {"__module__": __name__, "gathered": value}
-    with pytest.raises(EnvDefinitionError, match=r"gathered is .*; expected a number of bytes"):
+    members = {"__module__": __name__, "obs_staging_bytes": value}
+    with pytest.raises(EnvDefinitionError, match=r"obs_staging_bytes is .*; expected a number of bytes"):
         type("TagGridworld", (TagGridworld,), members)()
 
 
 def test_a_key_of_the_configuration_is_not_taken_for_the_gathered_bytes():
-    members = {"__module__": __name__, "__annotations__": {"gathered": "int"}, "gathered": 3}
+    members = {"__module__": __name__, "__annotations__": {"obs_staging_bytes": "int"}, "obs_staging_bytes": 3}
     game = dataclass(frozen=True, kw_only=True)(type("TagGridworld", (TagGridworld,), members))
     with pytest.raises(EnvDefinitionError, match="give the key another name"):
         game()

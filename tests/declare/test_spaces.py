@@ -149,9 +149,9 @@ def test_the_trainer_respects_masks(device):
     networks = {"driver": ActorCritic((2,), 5, (16,)), "helper": ActorCritic((4,), 2 + 3, (8,))}
     trainer = Trainer(env, PPOConfig(total_steps=32 * 8 * 3, num_steps=8, learning_rate=0.01), policies=networks)
     before = {role: copy.deepcopy(network.state_dict()) for role, network in networks.items()}
-    figures = trainer.train()
+    metrics = trainer.train()
     assert trainer.env.faults().sum() == 0
-    assert all(np.isfinite(value) for value in figures.values())
+    assert all(np.isfinite(value) for value in metrics.values())
     for role, network in networks.items():
         assert all(not tensor.equal(before[role][name].to(device)) for name, tensor in network.state_dict().items())
     assert trainer.evaluate(50)["episodes"] == 50
@@ -177,7 +177,7 @@ def test_the_first_ratio_is_1_where_a_role_lacks_a_head(device):
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 def test_a_row_is_zeros_from_its_agents_end_to_its_replicas(mode, device):
-    env = VecEnv(CREW, 30, device, autoreset_mode=mode, rows=True)
+    env = VecEnv(CREW, 30, device, autoreset_mode=mode, agents_as_envs=True)
     plain = VecEnv(CREW, 30, device, autoreset_mode=mode)
     env.reset(seed=4)
     _, info = plain.reset(seed=4)
@@ -205,7 +205,7 @@ def test_a_row_is_zeros_from_its_agents_end_to_its_replicas(mode, device):
 def test_neither_lane_order_nor_rows_change_a_bit():
     whole = trajectory_digest(VecEnv(CREW, 33, "cpu"), 5, 40).words
     for order in (1, 2):
-        assert torch.equal(trajectory_digest(VecEnv(CREW, 33, "cpu", lane_order=order), 5, 40).words, whole)
+        assert torch.equal(trajectory_digest(VecEnv(CREW, 33, "cpu", thread_order=order), 5, 40).words, whole)
 
 
 @pytest.mark.gpu
@@ -213,8 +213,10 @@ def test_neither_lane_order_nor_rows_change_a_bit():
 @pytest.mark.parametrize("rows", [False, True])
 def test_host_and_cuda_have_the_same_bits(mode, rows):
     digests = [
-        trajectory_digest(VecEnv(CREW, 333, device, autoreset_mode=mode, rows=rows, team=team), 7, 60).words.cpu()
-        for device, team in (("cpu", None), ("cuda", None), ("cuda", 64))
+        trajectory_digest(
+            VecEnv(CREW, 333, device, autoreset_mode=mode, agents_as_envs=rows, threads_per_env=threads_per_env), 7, 60
+        ).words.cpu()
+        for device, threads_per_env in (("cpu", None), ("cuda", None), ("cuda", 64))
     ]
     assert torch.equal(digests[0], digests[1]) and torch.equal(digests[0], digests[2])
 

@@ -36,7 +36,7 @@ CONTINUOUS = gpu_vecenv.configure("tag_continuous", num_taggers=2, num_runners=3
 
 @pytest.fixture(params=[GRIDWORLD, CONTINUOUS], ids=lambda game: game.name())
 def env(request, device) -> VecEnv:
-    """Six replicas, three ticks into an episode."""
+    """Six replicas, three steps into an episode."""
     env = VecEnv(request.param, 6, device)
     env.reset(seed=5)
     for _ in range(3):
@@ -130,10 +130,10 @@ def test_more_replicas_than_fit_are_refused_with_the_number_that_fits(num_envs, 
 
 
 def test_a_numpy_integer_is_an_int(device):
-    env = make(np.int64(3), device, first_replica=np.uint8(2))
+    env = make(np.int64(3), device, first_env_index=np.uint8(2))
     env.reset(seed=np.uint64(2**64 - 1), mask=None)
-    assert (env.num_envs, env.first_replica, env.seed) == (3, 2, 2**64 - 1)
-    assert type(env.num_envs) is type(env.first_replica) is type(env.seed) is int
+    assert (env.num_envs, env.first_env_index, env.seed) == (3, 2, 2**64 - 1)
+    assert type(env.num_envs) is type(env.first_env_index) is type(env.seed) is int
 
 
 @pytest.mark.parametrize("device", ["tpu", "cuda:99", "gpu", "meta", "", "cuda:x", 99, torch.device("meta")])
@@ -191,21 +191,56 @@ def test_a_wrong_configuration_is_refused_with_key_value_and_what_is_expected(na
         ("autoreset_mode", None, ValueError, ["None", "same_step", "next_step", "disabled"]),
         ("validate", "maybe", ValueError, ["validate is 'maybe'", "async", "sync"]),
         ("validate", True, ValueError, ["validate is True", "async", "sync"]),
-        ("first_replica", -1, ValueError, ["first_replica is -1", ">= 0"]),
-        ("first_replica", 1.0, TypeError, ["first_replica is 1.0 (float)", ">= 0"]),
-        ("first_replica", True, TypeError, ["first_replica is True (bool)", ">= 0"]),
-        ("first_replica", 2**64, ValueError, ["first_replica is 18446744073709551616"]),
+        ("first_env_index", -1, ValueError, ["first_env_index is -1", ">= 0"]),
+        ("first_env_index", 1.0, TypeError, ["first_env_index is 1.0 (float)", ">= 0"]),
+        ("first_env_index", True, TypeError, ["first_env_index is True (bool)", ">= 0"]),
+        ("first_env_index", 2**64, ValueError, ["first_env_index is 18446744073709551616"]),
         ("driver", "opengl", ValueError, ["opengl"]),
         ("arrays", {"wind": np.zeros(3)}, ConfigError, ["TagGridworld", "arrays", "unknown ['wind']"]),
-        ("starts", {"room": np.zeros((3, 5, 2), np.int32)}, ConfigError, ["starts", "['room']", "known: ['cell']"]),
-        ("starts", {"cell": np.zeros((0, 5, 2), np.int32)}, ConfigError, ["starts", "same number of starts"]),
-        ("starts", {"cell": np.zeros((3, 5), np.int32)}, ConfigError, ["starts", "(3, 5)", "(3, 5, 2) int32"]),
-        ("starts", {"cell": np.zeros((3, 5, 2))}, ConfigError, ["starts", "float64", "(3, 5, 2) int32"]),
-        ("starts", {"cell": [[[0, 0]] * 5]}, TypeError, ["starts", "'cell' is a list", "expected an array"]),
-        ("starts", {"cell": np.array(3, np.int32)}, (TypeError, ValueError), ["starts", "'cell'", "expected"]),
-        ("starts", {3: np.zeros((3, 5, 2), np.int32), "x": 1}, ConfigError, ["starts", "[3, 'x']", "known: ['cell']"]),
-        ("starts", [1], TypeError, ["starts is a list", "expected a mapping"]),
-        ("starts", 7, TypeError, ["starts is a int", "expected a mapping"]),
+        (
+            "initial_states",
+            {"room": np.zeros((3, 5, 2), np.int32)},
+            ConfigError,
+            ["initial_states", "['room']", "known: ['cell']"],
+        ),
+        (
+            "initial_states",
+            {"cell": np.zeros((0, 5, 2), np.int32)},
+            ConfigError,
+            ["initial_states", "same number of initial states"],
+        ),
+        (
+            "initial_states",
+            {"cell": np.zeros((3, 5), np.int32)},
+            ConfigError,
+            ["initial_states", "(3, 5)", "(3, 5, 2) int32"],
+        ),
+        (
+            "initial_states",
+            {"cell": np.zeros((3, 5, 2))},
+            ConfigError,
+            ["initial_states", "float64", "(3, 5, 2) int32"],
+        ),
+        (
+            "initial_states",
+            {"cell": [[[0, 0]] * 5]},
+            TypeError,
+            ["initial_states", "'cell' is a list", "expected an array"],
+        ),
+        (
+            "initial_states",
+            {"cell": np.array(3, np.int32)},
+            (TypeError, ValueError),
+            ["initial_states", "'cell'", "expected"],
+        ),
+        (
+            "initial_states",
+            {3: np.zeros((3, 5, 2), np.int32), "x": 1},
+            ConfigError,
+            ["initial_states", "[3, 'x']", "known: ['cell']"],
+        ),
+        ("initial_states", [1], TypeError, ["initial_states is a list", "expected a mapping"]),
+        ("initial_states", 7, TypeError, ["initial_states is a int", "expected a mapping"]),
         ("arrays", "wind", TypeError, ["arrays is a str", "expected a mapping"]),
         ("arrays", {3: 1, "x": 2}, ConfigError, ["arrays", "unknown [3, 'x']"]),
     ],
@@ -233,8 +268,10 @@ def test_wrong_shared_arrays_are_refused(arrays, error, words, device):
 
 def test_start_pools_of_different_sizes_are_refused(device):
     starts = {"heading": np.zeros((3, 5), np.float32), "speed": np.zeros((4, 5), np.float32)}
-    with pytest.raises(ConfigError, match=r"starts: .*same number of starts.*'heading', 'speed' have \[3, 4\]"):
-        VecEnv(CONTINUOUS, 4, device, starts=starts)
+    with pytest.raises(
+        ConfigError, match=r"initial_states: .*same number of initial states.*'heading', 'speed' have \[3, 4\]"
+    ):
+        VecEnv(CONTINUOUS, 4, device, initial_states=starts)
 
 
 def test_a_cuda_driver_is_refused_on_the_cpu():
@@ -379,12 +416,12 @@ def test_actions_elsewhere_or_sparse_are_refused(env):
 
 def test_a_place_for_outputs_that_does_not_fit_is_refused(env):
     for other in (VecEnv(env.game, 5, env.device), VecEnv(env.game, 6, env.device, autoreset_mode="disabled")):
-        slab = other.slab()
-        refuse(env, ValueError, ["out is", "slab()"], lambda out=slab: env.step(actions_of(env), out=out))
-        refuse(env, ValueError, ["out is", "slab()"], lambda out=slab: env.reset(out=out))
+        buffers = other.step_buffers()
+        refuse(env, ValueError, ["out is", "step_buffers()"], lambda out=buffers: env.step(actions_of(env), out=out))
+        refuse(env, ValueError, ["out is", "step_buffers()"], lambda out=buffers: env.reset(out=out))
     obs = env.observe()
-    refuse(env, (TypeError, ValueError), ["Tensor", "slab()"], lambda: env.step(actions_of(env), out=obs))
-    refuse(env, (TypeError, ValueError), ["dict", "slab()"], lambda: env.reset(seed=3, out={"obs": obs}))
+    refuse(env, (TypeError, ValueError), ["Tensor", "step_buffers()"], lambda: env.step(actions_of(env), out=obs))
+    refuse(env, (TypeError, ValueError), ["dict", "step_buffers()"], lambda: env.reset(seed=3, out={"obs": obs}))
 
 
 def test_tensors_that_do_not_fit_a_slab_are_refused(env):
@@ -393,37 +430,47 @@ def test_tensors_that_do_not_fit_a_slab_are_refused(env):
     elsewhere = torch.empty_like(obs, device="meta")
     wrong = [
         ({"observation": obs}, TypeError, ["'observation'", "obs, rewards"]),
-        ({"obs": obs[:3]}, ValueError, ["slab: obs is", str(tuple(obs[:3].shape)), f"expected {tuple(obs.shape)}"]),
-        ({"obs": obs.double()}, ValueError, ["slab: obs is", "torch.float64", "torch.float32"]),
-        ({"obs": elsewhere}, ValueError, ["slab: obs is", "meta", f"on {env.device}"]),
-        ({"obs": strided}, ValueError, ["slab: obs has strides", "contiguous"]),
-        ({"rewards": flags}, ValueError, ["slab: rewards is", "torch.bool", "torch.float32"]),
-        ({"terminations": flags.byte()}, ValueError, ["slab: terminations is", "torch.uint8", "torch.bool"]),
+        (
+            {"obs": obs[:3]},
+            ValueError,
+            ["step_buffers: obs is", str(tuple(obs[:3].shape)), f"expected {tuple(obs.shape)}"],
+        ),
+        ({"obs": obs.double()}, ValueError, ["step_buffers: obs is", "torch.float64", "torch.float32"]),
+        ({"obs": elsewhere}, ValueError, ["step_buffers: obs is", "meta", f"on {env.device}"]),
+        ({"obs": strided}, ValueError, ["step_buffers: obs has strides", "contiguous"]),
+        ({"rewards": flags}, ValueError, ["step_buffers: rewards is", "torch.bool", "torch.float32"]),
+        ({"terminations": flags.byte()}, ValueError, ["step_buffers: terminations is", "torch.uint8", "torch.bool"]),
     ]
     for tensors, error, words in wrong:
-        refuse(env, error, words, lambda tensors=tensors: env.slab(**tensors))
+        refuse(env, error, words, lambda tensors=tensors: env.step_buffers(**tensors))
     refuse(env, ValueError, ["obs is", "torch.float64"], lambda: env.observe(out=obs.double()))
     disabled = VecEnv(env.game, 6, env.device, autoreset_mode="disabled")
-    refuse(env, TypeError, ["'final_obs'"], lambda: disabled.slab(final_obs=obs))
+    refuse(env, TypeError, ["'final_obs'"], lambda: disabled.step_buffers(final_obs=obs))
 
 
 @pytest.mark.parametrize("convert", [lambda obs: obs.cpu().numpy(), lambda obs: obs.tolist(), lambda obs: 7])
 def test_only_tensors_make_a_slab(env, convert):
     given = convert(env.observe())
-    refuse(env, TypeError, ["slab: obs is", type(given).__name__, "tensor"], lambda: env.slab(obs=given))
-    refuse(env, TypeError, ["slab: obs is", type(given).__name__, "tensor"], lambda: env.observe(out=given))
+    refuse(
+        env, TypeError, ["step_buffers: obs is", type(given).__name__, "tensor"], lambda: env.step_buffers(obs=given)
+    )
+    refuse(env, TypeError, ["step_buffers: obs is", type(given).__name__, "tensor"], lambda: env.observe(out=given))
 
 
 def test_a_saved_state_that_does_not_fit_is_refused(env):
     saved = env.state_dict()
     env.step(env.sample_actions())
-    less = {name: tensor for name, tensor in saved.items() if name != "machine_time"}
-    shorter = {**saved, "machine_time": saved["machine_time"][:5]}
-    wider = {**saved, "machine_time": saved["machine_time"].long()}
-    refuse(env, ValueError, ["machine_time", "expected"], lambda: env.load_state_dict(less))
+    less = {name: tensor for name, tensor in saved.items() if name != "engine_elapsed_steps"}
+    shorter = {**saved, "engine_elapsed_steps": saved["engine_elapsed_steps"][:5]}
+    wider = {**saved, "engine_elapsed_steps": saved["engine_elapsed_steps"].long()}
+    refuse(env, ValueError, ["engine_elapsed_steps", "expected"], lambda: env.load_state_dict(less))
     refuse(env, ValueError, ["weight", "expected"], lambda: env.load_state_dict({**saved, "weight": torch.ones(3)}))
-    refuse(env, ValueError, ["'machine_time'", "(5, 1)", "expected (6, 1)"], lambda: env.load_state_dict(shorter))
-    refuse(env, ValueError, ["'machine_time'", "torch.int64", "torch.int32"], lambda: env.load_state_dict(wider))
+    refuse(
+        env, ValueError, ["'engine_elapsed_steps'", "(5, 1)", "expected (6, 1)"], lambda: env.load_state_dict(shorter)
+    )
+    refuse(
+        env, ValueError, ["'engine_elapsed_steps'", "torch.int64", "torch.int32"], lambda: env.load_state_dict(wider)
+    )
 
 
 @pytest.mark.parametrize(
@@ -440,7 +487,7 @@ def test_a_saved_state_that_does_not_fit_is_refused(env):
         lambda env: env.episode_statistics(),
         lambda env: env.clear_episode_statistics(),
         lambda env: env.state,
-        lambda env: env.time,
+        lambda env: env.elapsed_steps,
         lambda env: env.active,
     ],
 )
@@ -493,11 +540,13 @@ def test_a_saved_state_is_looked_at_as_a_whole_before_any_of_it_is_taken(env, co
     for name, tensor in saved.items():
         wrong = {**saved, name: convert(tensor)}
         refuse(env, (TypeError, ValueError), [name, "expected"], lambda wrong=wrong: env.load_state_dict(wrong))
-    wrong = {**saved, "state_" + env.game.state[-1].name: saved["machine_time"].to("meta")}
+    wrong = {**saved, "state_" + env.game.state[-1].name: saved["engine_elapsed_steps"].to("meta")}
     refuse(env, ValueError, ["expected"], lambda: env.load_state_dict(wrong))
 
 
-@pytest.mark.parametrize(("key", "value"), [("autoreset_mode", []), ("validate", np.zeros(2)), ("team", True)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("autoreset_mode", []), ("validate", np.zeros(2)), ("threads_per_env", True)]
+)
 def test_an_argument_that_cannot_be_compared_is_refused(key, value):
     with pytest.raises(ValueError, match=f"{key} is .*expected"):
         VecEnv(GRIDWORLD, 2, "cpu", **{key: value})
@@ -505,9 +554,9 @@ def test_an_argument_that_cannot_be_compared_is_refused(key, value):
 
 @pytest.mark.parametrize("order", [3, -1, True, 1.0, "1"])
 def test_an_order_of_lanes_is_a_plain_number(order):
-    """It is written into device text."""
-    with pytest.raises((TypeError, ValueError), match=r"lane_order is .*expected an int"):
-        VecEnv(GRIDWORLD, 2, "cpu", lane_order=order)
+    """It is written into device code."""
+    with pytest.raises((TypeError, ValueError), match=r"thread_order is .*expected an int"):
+        VecEnv(GRIDWORLD, 2, "cpu", thread_order=order)
 
 
 def test_a_number_that_is_no_float32_is_no_hyper_parameter():
@@ -550,5 +599,5 @@ def test_a_device_text_that_is_no_utf_8_is_named(tmp_path):
     path = tmp_path / "own.cu"
     path.write_bytes(b"// \xff\n")
     game = type("Own", (type(GRIDWORLD),), {"source": path, "__module__": __name__})
-    with pytest.raises(EnvDefinitionError, match=r"device text .*own\.cu cannot be read: 'utf-8' codec"):
+    with pytest.raises(EnvDefinitionError, match=r"device code .*own\.cu cannot be read: 'utf-8' codec"):
         VecEnv(game(), 2, "cpu")

@@ -13,7 +13,7 @@ import torch
 import gpu_vecenv
 from gpu_vecenv import Fault, PPOConfig, Trainer, VecEnv
 from gpu_vecenv.engine.digest import trajectory_digest
-from gpu_vecenv.engine.guards import CANARY, output_bands, state_bands
+from gpu_vecenv.engine.guards import GUARD_BYTE, output_guard_bands, state_guard_bands
 from gpu_vecenv.errors import (
     ConcurrentUseError,
     ConfigError,
@@ -24,7 +24,7 @@ from gpu_vecenv.errors import (
 from tests.games.fragile import FAULTS, Fragile
 
 MODES = ("same_step", "next_step", "disabled")
-NON_FINITE = [fault for fault in FAULTS if fault.startswith(("NaN", "infinity"))]
+NONFINITE = [fault for fault in FAULTS if fault.startswith(("NaN", "infinity"))]
 OUTSIDE = {
     "beyond the state": "state_place",
     "before the state": "machine_",
@@ -52,41 +52,41 @@ def rows(env, replica):
     return torch.arange(env.num_envs, device=env.device) != replica
 
 
-# ---------------------------------------------------------------------- quarantine
+# ---------------------------------------------------------------------- end_on_nonfinite
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("fault", NON_FINITE)
+@pytest.mark.parametrize("fault", NONFINITE)
 def test_what_is_not_finite_ends_its_own_replica_alone(fault, mode, device):
-    env, twin = (VecEnv(Fragile(), 9, device, autoreset_mode=mode, quarantine=True) for _ in range(2))
+    env, twin = (VecEnv(Fragile(), 9, device, autoreset_mode=mode, end_on_nonfinite=True) for _ in range(2))
     for each in (env, twin):
         each.reset(seed=3)
-    for tick in range(5):
-        obs, rewards, terminations, truncations, info = env.step(actions(env, 4 if tick == 2 else None, fault))
+    for step in range(5):
+        obs, rewards, terminations, truncations, info = env.step(actions(env, 4 if step == 2 else None, fault))
         expected = twin.step(actions(env))
         for got, other in zip((obs, rewards, terminations, truncations, info["active"]), expected, strict=False):
             if isinstance(other, torch.Tensor):
                 assert got[rows(env, 4)].equal(other[rows(env, 4)])
         assert obs.isfinite().all() and rewards.isfinite().all()
-        if tick == 2:
+        if step == 2:
             assert terminations[4].all() and not truncations[4].any() and rewards[4].eq(0).all()
             last = info["final_obs"] if mode == "same_step" else obs
             assert last[4].eq(0).all()
             assert info["active"][4].all() == (mode == "same_step")
-        elif tick < 2:
+        elif step < 2:
             assert not terminations.any()
     after_end = Fault.STEPPED_AFTER_END if mode == "disabled" else Fault(0)
-    assert env.faults().tolist() == [Fault.NON_FINITE | after_end if replica == 4 else 0 for replica in range(9)]
-    with pytest.raises(InvalidActionError if after_end else NonFiniteError, match=r"1 of 9 .* first, 4: .*NON_FINITE"):
+    assert env.faults().tolist() == [Fault.NONFINITE | after_end if replica == 4 else 0 for replica in range(9)]
+    with pytest.raises(InvalidActionError if after_end else NonFiniteError, match=r"1 of 9 .* first, 4: .*NONFINITE"):
         env.raise_for_faults()
     twin.raise_for_faults()
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
-@pytest.mark.parametrize("fault", NON_FINITE)
+@pytest.mark.parametrize("fault", NONFINITE)
 def test_a_replica_that_comes_back_is_like_a_new_one(fault, mode, device):
     """Its next episode is the one that it would have had, had it been reset by hand."""
-    env, twin = (VecEnv(Fragile(), 3, device, autoreset_mode=mode, quarantine=True) for _ in range(2))
+    env, twin = (VecEnv(Fragile(), 3, device, autoreset_mode=mode, end_on_nonfinite=True) for _ in range(2))
     for each in (env, twin):
         each.reset(seed=3)
         each.step(actions(env))
@@ -97,11 +97,11 @@ def test_a_replica_that_comes_back_is_like_a_new_one(fault, mode, device):
     for name, tensor in env.state.items():
         assert tensor[1].equal(twin.state[name][1]), name
     assert env.observe()[1].equal(twin.observe()[1])
-    assert env.time[1] == 0 and env.active[1].all()
+    assert env.elapsed_steps[1] == 0 and env.active[1].all()
 
 
 def test_a_view_may_ask_for_it(device):
-    env = gpu_vecenv.GymnasiumVectorEnv(Fragile(), 3, device, quarantine=True)
+    env = gpu_vecenv.GymnasiumVectorEnv(Fragile(), 3, device, end_on_nonfinite=True)
     env.reset(seed=3)
     obs, _, terminations, *_ = env.step(actions(env.vec_env, 1, "NaN in the state").view(-1))
     assert obs.isfinite().all() and terminations.tolist() == [False, False, True, True, False, False]
@@ -117,7 +117,9 @@ def test_without_it_what_is_not_finite_goes_on(device):
 @pytest.mark.parametrize("name", GAMES)
 def test_quarantine_changes_no_bit_of_what_is_finite(name, device):
     game = gpu_vecenv.configure(name)
-    plain, watched = (trajectory_digest(VecEnv(game, 7, device, quarantine=q), 3, 40).hex() for q in (False, True))
+    plain, watched = (
+        trajectory_digest(VecEnv(game, 7, device, end_on_nonfinite=q), 3, 40).hex() for q in (False, True)
+    )
     assert plain == watched
 
 
@@ -126,7 +128,7 @@ def test_every_float_of_every_game_is_watched(name, device):
     game = gpu_vecenv.configure(name)
     fields = [field for field in game.state if field.dtype.kind == "f" and not field.shared]
     for field in fields:
-        env = VecEnv(game, 4, device, quarantine=True)
+        env = VecEnv(game, 4, device, end_on_nonfinite=True)
         env.reset(seed=1)
         env.step(env.sample_actions())
         spoilt = env.state[field.name][2].view(-1)
@@ -140,12 +142,12 @@ def test_every_float_of_every_game_is_watched(name, device):
 
 def test_training_goes_on_without_the_lost_replica(device):
     harmless = FAULTS.index("beyond the state")  # an untrained policy would choose the others too
-    env = VecEnv(Fragile(num_actions=harmless), 8, device, autoreset_mode="next_step", quarantine=True)
+    env = VecEnv(Fragile(num_actions=harmless), 8, device, autoreset_mode="next_step", end_on_nonfinite=True)
     config = PPOConfig(total_steps=10_000, num_steps=4, num_minibatches=1, hidden_sizes=(8,))
     trainer = Trainer(env, config)
     lost = 0.0
     for _ in range(4):
-        lost = max(lost, trainer.train_iteration()["quarantined"])
+        lost = max(lost, trainer.train_iteration()["nonfinite_envs"])
     assert lost >= 1
     assert all(p.isfinite().all() for p in trainer.policies["agent"].parameters())
 
@@ -166,13 +168,13 @@ def test_a_write_outside_of_a_replica_is_named(fault, device):
 def test_the_bands_lie_behind_every_replica_of_every_tensor(device):
     env = VecEnv(gpu_vecenv.configure("simple_tag"), 3, device, guards=True)
     env.reset(seed=1)
-    slab = env.slab()
-    env.step(env.sample_actions(), out=slab)
-    bands = {**dict(state_bands(env.data)), **dict(output_bands(slab))}
-    assert bands.keys() == {*env.state_dict(), *slab.tensors()}, "but for what all replicas share"
+    buffers = env.step_buffers()
+    env.step(env.sample_actions(), out=buffers)
+    bands = {**dict(state_guard_bands(env.data)), **dict(output_guard_bands(buffers))}
+    assert bands.keys() == {*env.state_dict(), *buffers.tensors()}, "but for what all replicas share"
     for name, band in bands.items():
-        tensor = env.data[name] if name in env.data else slab.tensors()[name]
-        assert band.view(torch.uint8).eq(CANARY).all() and band.numel() > 0
+        tensor = env.data[name] if name in env.data else buffers.tensors()[name]
+        assert band.view(torch.uint8).eq(GUARD_BYTE).all() and band.numel() > 0
         for replica in range(3):
             end = tensor[replica].data_ptr() + tensor[replica].numel() * tensor.element_size()
             assert band[replica].data_ptr() == end, name
@@ -190,16 +192,16 @@ def test_every_game_stays_inside_and_bands_change_no_bit(name, mode, device):
 
 
 def test_what_has_no_bands_is_refused(device):
-    with pytest.raises(ConfigError, match="rows=False"):
-        VecEnv(Fragile(), 3, device, guards=True, rows=True)
+    with pytest.raises(ConfigError, match="agents_as_envs=False"):
+        VecEnv(Fragile(), 3, device, guards=True, agents_as_envs=True)
     env = VecEnv(Fragile(), 3, device, guards=True)
     with pytest.raises(ConfigError, match="without guards"):
         gpu_vecenv.Sampler(env)
     with pytest.raises(ConfigError, match="rewards have no guard bands"):
-        env.slab(rewards=torch.zeros(3, 2, device=device))
+        env.step_buffers(rewards=torch.zeros(3, 2, device=device))
 
 
-@pytest.mark.parametrize("name", ["guards", "quarantine"])
+@pytest.mark.parametrize("name", ["guards", "end_on_nonfinite"])
 def test_the_switches_are_yes_or_no(name):
     with pytest.raises(TypeError, match=f"{name} is 1 .* expected True or False"):
         VecEnv(Fragile(), 3, "cpu", **{name: 1})
@@ -217,7 +219,7 @@ def test_two_threads_in_one_environment_are_told():
     launch = env._kernels._step
 
     class Held:
-        raw = launch.raw
+        raw = launch.arguments
 
         def __call__(self):
             inside.set()
@@ -318,7 +320,7 @@ except Exception:
 refused = []
 for each in (env, other):
     for call in (each.observe, each.reset, lambda: each.step(actions), each.sample_actions, each.faults,
-                 lambda: each.state, lambda: each.data, each.state_dict, each.slab):
+                 lambda: each.state, lambda: each.data, each.state_dict, each.step_buffers):
         try:
             call()
         except DeviceFaultError as error:

@@ -16,7 +16,7 @@ from injections import HostileInt, HostileStr, Injector, Named, stripped, watchi
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends.host import HostBackend
-from gpu_vecenv.compile.codegen import game_text, prologue
+from gpu_vecenv.compile.codegen import game_source, generate_header
 from gpu_vecenv.declare.env import CONSTANT_NAME, Env
 from gpu_vecenv.envs.registry import ENV_ID, GAMES
 from gpu_vecenv.errors import CompilerError, ConfigError, EnvDefinitionError, UnknownGameError
@@ -89,7 +89,7 @@ def test_what_is_run_or_written_meanwhile_is_seen(tmp_path):
 
 
 def test_a_text_that_says_something_else_is_seen():
-    text = game_text(GAMES["tag_gridworld"]())
+    text = game_source(GAMES["tag_gridworld"]())
     assert stripped(text) == stripped(text.replace("tag_gridworld.cu", 'a \\" \\\\ b.cu'))
     for other in (
         text.replace('"tag_gridworld.cu"', '"a" "b.cu"'),
@@ -150,7 +150,7 @@ def test_a_word_in_a_configuration_becomes_a_plain_one():
     game = Named(label=HostileStr("quiet"), labels=[HostileStr("a")])
     assert (type(game.label), type(game.labels), type(game.labels[0])) == (str, tuple, str)
     assert (game.label, game.labels) == ("quiet", ("a",))
-    assert prologue(game).splitlines()[0].startswith("// Generated from Named(label='quiet', ")
+    assert generate_header(game).splitlines()[0].startswith("// Generated from Named(label='quiet', ")
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_game_file_of_any_name_compiles_and_steps(name, device, tmp_path):
     env = gpu_vecenv.VecEnv(injections.game_with(source=path)(), 2, device)
     env.reset(seed=1)
     env.step(env.sample_actions())
-    assert env.time.tolist() == [1, 1] and not (tmp_path / "canary").exists()
+    assert env.elapsed_steps.tolist() == [1, 1] and not (tmp_path / "canary").exists()
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_number_in_a_configuration_reaches_the_compiler_as_a_number(tmp_path):
     recorder.write_text(injections.RECORDER.format(records=records))
     recorder.chmod(0o755)
     injector = Injector(tmp_path)
-    honest = stripped(game_text(Named(level=0.25)))
+    honest = stripped(game_source(Named(level=0.25)))
     assert injections.compiler_complaint(Named(level=0.25), recorder, records, honest) == ""
     assert "read another text" in injections.compiler_complaint(Named(level=0.5), recorder, records, injector.honest)
     (record,) = records.iterdir()

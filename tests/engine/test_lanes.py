@@ -27,7 +27,7 @@ from gpu_vecenv.errors import ResetNeededError
 ROOT = Path(__file__).resolve().parents[2]
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 2.0}
 PARTIAL = {"num_taggers": 40, "full_observation": False, "random_start": True}
-# Game, configuration, replicas (1, fewer than a block has, more), lanes of a team (None: as many as a GPU would have).
+# Game, configuration, replicas (1, fewer than a block has, more), lanes of a threads_per_env (None: as many as a GPU would have).
 CASES = [
     *((name, {}, 5, None) for name in gpu_vecenv.envs.registry.GAMES if name != "tag_continuous"),
     ("tag_gridworld", {}, 37, None),
@@ -64,16 +64,19 @@ def by_lanes(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize(("name", "config", "num_envs", "team"), CASES)
-def test_teams_of_lanes_give_the_bits_of_one(name, config, num_envs, team, by_lanes):
+@pytest.mark.parametrize(("name", "config", "num_envs", "threads_per_env"), CASES)
+def test_teams_of_lanes_give_the_bits_of_one(name, config, num_envs, threads_per_env, by_lanes):
     game = gpu_vecenv.configure(name, **{"max_steps": 6, **config})
     mode = list(MODES)[num_envs % 3]
-    settings = {"autoreset_mode": mode, "rows": num_envs % 2 == 1 and mode != "disabled"}
-    one, many = VecEnv(game, num_envs, "cpu", **settings), by_lanes(game, num_envs, team=team, **settings)
+    settings = {"autoreset_mode": mode, "agents_as_envs": num_envs % 2 == 1 and mode != "disabled"}
+    one, many = (
+        VecEnv(game, num_envs, "cpu", **settings),
+        by_lanes(game, num_envs, threads_per_env=threads_per_env, **settings),
+    )
     assert trajectory_digest(many, 3, 15).hex() == trajectory_digest(one, 3, 15).hex()
 
 
-@pytest.mark.parametrize("builds", [{"quarantine": True}, {"guards": True}, {"lane_order": 2}], ids=str)
+@pytest.mark.parametrize("builds", [{"end_on_nonfinite": True}, {"guards": True}, {"thread_order": 2}], ids=str)
 def test_so_do_debug_builds(builds, by_lanes):
     for name in ("cartpole", "tag_gridworld"):
         game = gpu_vecenv.configure(name, max_steps=6)
@@ -82,7 +85,9 @@ def test_so_do_debug_builds(builds, by_lanes):
 
 
 def test_a_lost_replica_ends_alone(by_lanes):
-    one, many = (make(Fragile(), 9, quarantine=True) for make in (lambda *a, **k: VecEnv(*a, "cpu", **k), by_lanes))
+    one, many = (
+        make(Fragile(), 9, end_on_nonfinite=True) for make in (lambda *a, **k: VecEnv(*a, "cpu", **k), by_lanes)
+    )
     for env in (one, many):
         env.reset(seed=3)
     actions = torch.zeros((9, 2), dtype=torch.int32)
@@ -111,7 +116,7 @@ def test_samples_are_the_same(name, config, by_lanes):
 # Heads of 5, 21 and 8 choices, which lie in shared memory or not; teams of several warps; a Box; roles of other sizes.
 @pytest.mark.parametrize("num_envs", [1, 37])
 @pytest.mark.parametrize(
-    ("name", "config", "team"),
+    ("name", "config", "threads_per_env"),
     [
         ("cartpole", {}, None),
         ("tag_gridworld", {}, None),
@@ -124,25 +129,25 @@ def test_samples_are_the_same(name, config, by_lanes):
         (Painter, {}, None),
     ],
 )
-def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, team, num_envs, by_lanes):
+def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, threads_per_env, num_envs, by_lanes):
     game = gpu_vecenv.configure(name, **{"max_steps": 4, **config})
     random, found = np.random.default_rng(num_envs), []
     parameters = random.normal(size=(9, num_envs, game.num_agents, 64)).astype(np.float32)
     mode = list(MODES)[len(str(name)) % 3] if num_envs > 1 else "same_step"
     for env in (
         VecEnv(game, num_envs, "cpu", autoreset_mode=mode),
-        by_lanes(game, num_envs, autoreset_mode=mode, team=team),
+        by_lanes(game, num_envs, autoreset_mode=mode, threads_per_env=threads_per_env),
     ):
         sampler = Sampler(env, squash="tanh" if game.action.continuous else "clip")
         env.reset(seed=5)
-        ticks = []
+        steps = []
         for t in range(9):
             given = torch.tensor(parameters[t, ..., : sampler.num_parameters])
             sample, (*outputs, info) = sampler.step(given, greedy=t == 3)
             drawn = [getattr(sample, field) for field in ("actions", "log_probs", "entropies", "draws")]
-            ticks.append([x.clone() for x in (*drawn, *outputs, info["active"]) if x is not None])
-        found.append((ticks, env.state_dict()))
-    assert env._kernels.draws_in_step() == (config is not FEW)  # 42 logits for each of five agents are too many
+            steps.append([x.clone() for x in (*drawn, *outputs, info["active"]) if x is not None])
+        found.append((steps, env.state_dict()))
+    assert env._kernels.fuses_sampling() == (config is not FEW)  # 42 logits for each of five agents are too many
     for one, many in zip(found[0][0], found[1][0], strict=True):
         assert all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(one, many, strict=True))
     assert all(value.equal(found[1][1][key]) for key, value in found[0][1].items())
@@ -151,8 +156,8 @@ def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, team, 
 @pytest.mark.parametrize("agents", [31, 50])  # several replicas in a block, and one, whose rows lie over its logits
 def test_no_bit_depends_on_how_much_a_block_gathers(agents, by_lanes):
     logits, found = torch.rand((5, agents, 5)), []
-    for gathered in (0, 200 << 10):
-        game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "gathered": gathered})
+    for obs_staging_bytes in (0, 200 << 10):
+        game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "obs_staging_bytes": obs_staging_bytes})
         game = game(num_taggers=agents - 1, max_steps=5)
         one, many = VecEnv(game, 5, "cpu"), by_lanes(game, 5)
         assert trajectory_digest(many, 3, 12).hex() == trajectory_digest(one, 3, 12).hex()
@@ -162,7 +167,7 @@ def test_no_bit_depends_on_how_much_a_block_gathers(agents, by_lanes):
     assert found[1] > found[0] + 4 * agents * (4 * agents + 1)  # of shared memory
 
 
-CLASHING = """#include "vecenv.cuh"
+CLASHING = """#include "game_api.cuh"
 struct Scratch {};
 struct Drawn { float weight; };
 HD float weight_of(float x) { return x + SAMPLES; }
@@ -173,7 +178,7 @@ HD void reset(State s, Io) { FOR_AGENTS (i) s.place[i] = 0; }
 HD void step(State s, Io io) {
     FOR_AGENTS (i) {
         s.place[i] += weight_of((float)io.action(i));
-        io.truncations[i] = io.time >= 3;
+        io.truncations[i] = io.elapsed_steps >= 3;
     }
 }
 HD void observe(State s, Io io) { FOR_AGENTS (i) io.obs[i][0] = s.place[i]; }
@@ -219,16 +224,16 @@ def test_a_step_of_a_subclass_of_the_environment_is_called(monkeypatch):
 def test_a_tick_that_drew_its_actions_is_not_repeated(by_lanes):
     env = by_lanes(gpu_vecenv.configure("cartpole"), 5)
     env.reset(seed=1)
-    with pytest.raises(ResetNeededError, match="repeat_step: there was no tick yet"):
-        env.repeat_step()
-    actions, slab = env.sample_actions(), env.slab()
-    env.step(actions, out=slab)
-    env.repeat_step()
-    assert env.time.eq(2).all()
+    with pytest.raises(ResetNeededError, match="replay_step: there was no step yet"):
+        env.replay_step()
+    actions, buffers = env.sample_actions(), env.step_buffers()
+    env.step(actions, out=buffers)
+    env.replay_step()
+    assert env.elapsed_steps.eq(2).all()
     Sampler(env).step(torch.zeros(5, 1, 2))
-    with pytest.raises(ResetNeededError, match="repeat_step"):
-        env.repeat_step()
-    assert env.time.eq(3).all()
+    with pytest.raises(ResetNeededError, match="replay_step"):
+        env.replay_step()
+    assert env.elapsed_steps.eq(3).all()
 
 
 DIVERGENT = """

@@ -12,7 +12,7 @@ from gpu_vecenv.envs.registry import GAMES
 def row(ticks=(5, 40), **changes):
     made = {"game": "tag_gridworld", "config": {"max_steps": 7}, "autoreset_mode": "same_step", "num_envs": 8}
     made |= {"seed": 3, "digests": dict.fromkeys(map(str, ticks), ""), **changes}
-    said = {"device": "a GPU", "sources": ledger.sources(gpu_vecenv.configure(made["game"], **made["config"]))}
+    said = {"device": "a GPU", "sources": ledger.source_sha256(gpu_vecenv.configure(made["game"], **made["config"]))}
     return {**said, **made, "digests": ledger.digests(made, "cpu", ticks)}
 
 
@@ -73,7 +73,7 @@ def test_a_replay_that_holds_may_leave_a_receipt(written, monkeypatch, tmp_path)
     )
     assert ledger.main(["replay", "--ledger", str(written(row(), row(seed=4))), "--receipt"]) == 0
     receipt = ledger.receipts.read("parity", tmp_path)
-    assert receipt["figures"] == {"rows": 2, "agent_steps": {"tag_gridworld": 2 * 8 * 5 * 40}}
+    assert receipt["metrics"] == {"rows": 2, "agent_steps": {"tag_gridworld": 2 * 8 * 5 * 40}}
     assert "40 ticks" in str(receipt["planted"]) or "5 ticks" in str(receipt["planted"])
     assert receipt["device"] == "a GPU" and ledger.receipts.stale(receipt) == []
 

@@ -11,7 +11,7 @@ from games.script import Script
 from games.spinner import Spinner
 
 import gpu_vecenv
-from gpu_vecenv.compile.codegen import LANES, PLAIN, Build, game_text
+from gpu_vecenv.compile.codegen import DEFAULT_BUILD, SIMD_ENVS, BuildOptions, game_source
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import MODES, VecEnv
@@ -24,25 +24,25 @@ GAMES = {
     "continuous_mountain_car": gpu_vecenv.configure("continuous_mountain_car", **SHORT),
     "pendulum": gpu_vecenv.configure("pendulum", **SHORT),
     "acrobot": gpu_vecenv.configure("acrobot", **SHORT),
-    "acrobot, draws in a tick": gpu_vecenv.configure("acrobot", torque_noise=0.5, **SHORT),
-    "script": Script(),  # episodes of 2 to 6 ticks: most replicas begin or end
+    "acrobot, draws in a step": gpu_vecenv.configure("acrobot", torque_noise_max=0.5, **SHORT),
+    "script": Script(),  # episodes of 2 to 6 steps: most replicas begin or end
     "script, two numbers": Script(continuous=True),
     "spinner": Spinner(),
 }
 ARRAYS = {"spinner": {"speeds": torch.tensor([0.0, 0.25, 0.5, 1.0])}}
 SIZES = (1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 128, 1000)
 TICKS = 100
-PROBE = "\nKERNEL(probe, i32* out) { FOR_ITEMS(k, 1) out[0] = lockstep::Run::POSSIBLE; }\n"
+PROBE = "\nKERNEL(probe, i32* out) { FOR_ITEMS(k, 1) out[0] = host_simd::EnvRange::SUPPORTED; }\n"
 
 
-def goes_in_lockstep(game: Env, build: Build = PLAIN) -> bool:
+def is_vectorized(game: Env, build: BuildOptions = DEFAULT_BUILD) -> bool:
     manager, out = FunctionManager("cpu"), torch.zeros(1, dtype=torch.int32)
-    manager.compile(game_text(game, build) + PROBE).launch("probe", 1, out)
+    manager.compile(game_source(game, build) + PROBE).launch("probe", 1, out)
     return bool(out.item())
 
 
 def wrong(actions: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Some actions made invalid; discrete ones are 64-bit in every other tick, some beyond what 32 bits hold."""
+    """Some actions made invalid; discrete ones are 64-bit in every other step, some beyond what 32 bits hold."""
     chance = torch.rand(actions.shape, generator=generator)
     if actions.dtype == torch.float32:
         for k, bad in enumerate((math.nan, math.inf, -math.inf, 1e9)):
@@ -60,31 +60,31 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8).clone()
 
 
-def trajectory(env: VecEnv, ticks: int = TICKS) -> Iterator[dict[str, torch.Tensor]]:
-    """What each tick gives, all that is kept included; final observations where they are meant."""
+def trajectory(env: VecEnv, steps: int = TICKS) -> Iterator[dict[str, torch.Tensor]]:
+    """What each step gives, all that is kept included; final observations where they are meant."""
     generator = torch.Generator().manual_seed(7)
     env.reset(seed=2**63 + 11)
-    for tick in range(ticks):
+    for step in range(steps):
         actions = wrong(env.sample_actions(), generator)
-        slab = env.slab()
-        env.step(actions, out=slab)
-        seen = {name: bits(tensor) for name, tensor in slab.tensors().items() if name != "final_obs"}
-        if slab.final_obs is not None:
-            seen["final_obs"] = bits(slab.final_obs[slab.final_mask])
+        buffers = env.step_buffers()
+        env.step(actions, out=buffers)
+        seen = {name: bits(tensor) for name, tensor in buffers.tensors().items() if name != "final_obs"}
+        if buffers.final_obs is not None:
+            seen["final_obs"] = bits(buffers.final_obs[buffers.final_mask])
         names = [f"state_{name}" for name in env.state]
-        names += [f"machine_{name}" for name in ("episode", "time", "active", "fault", "returns")]
+        names += [f"engine_{name}" for name in ("episode", "elapsed_steps", "active", "fault", "returns")]
         names += [f"machine_completed_{name}" for name in ("returns", "lengths", "episodes", "terminations")]
         yield seen | {name: bits(env.data[name]) for name in names}
-        if env.autoreset_mode == "disabled" and tick % 8 == 7:
+        if env.autoreset_mode == "disabled" and step % 8 == 7:
             env.reset(mask=~env.active.any(1))
 
 
-def check_equal(name: str, num_envs: int, mode: str, ticks: int = TICKS) -> None:
+def check_equal(name: str, num_envs: int, mode: str, steps: int = TICKS) -> None:
     together = VecEnv(GAMES[name], num_envs, "cpu", autoreset_mode=mode, arrays=ARRAYS.get(name))
-    alone = together.like(lane_order=1)
-    for tick, (one, other) in enumerate(zip(trajectory(together, ticks), trajectory(alone, ticks), strict=True)):
+    alone = together.like(thread_order=1)
+    for step, (one, other) in enumerate(zip(trajectory(together, steps), trajectory(alone, steps), strict=True)):
         differing = [name for name in other if not torch.equal(one[name], other[name])]
-        assert not differing, f"{num_envs} replicas, tick {tick}"
+        assert not differing, f"{num_envs} replicas, step {step}"
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -95,13 +95,16 @@ def test_bits_are_those_of_replicas_stepped_alone(name, mode):
 
 
 def test_threads_share_the_replicas():
-    check_equal("cartpole", 40_001, "same_step", ticks=30)
+    check_equal("cartpole", 40_001, "same_step", steps=30)
 
 
 @pytest.mark.parametrize("rows", [False, True])
 def test_a_start_pool_and_agents_as_rows(rows):
-    starts = {"angle": torch.linspace(-0.2, 0.2, 50), "velocity": torch.linspace(-3, 3, 50)}
-    envs = [VecEnv(GAMES["cartpole"], 200, "cpu", starts=starts, rows=rows, lane_order=order) for order in (0, 1)]
+    initial_states = {"theta": torch.linspace(-0.2, 0.2, 50), "x_dot": torch.linspace(-3, 3, 50)}
+    envs = [
+        VecEnv(GAMES["cartpole"], 200, "cpu", initial_states=initial_states, agents_as_envs=rows, thread_order=order)
+        for order in (0, 1)
+    ]
     runs = [[seen["obs"] for seen in trajectory(env)] for env in envs]
     assert all(torch.equal(one, other) for one, other in zip(*runs, strict=True))
 
@@ -109,17 +112,22 @@ def test_a_start_pool_and_agents_as_rows(rows):
 @pytest.mark.parametrize("name", ["pendulum", "mountain_car", "acrobot"])
 def test_angles_that_take_the_long_way_take_it_alone(name):
     spoilt = torch.tensor([2.0**16, -(2.0**16), 65535.99, 1e9, 3e38, math.inf, -math.inf, math.nan])
-    envs = [VecEnv(GAMES[name], 3 * LANES + 5, "cpu", lane_order=order) for order in (0, 1)]
+    envs = [VecEnv(GAMES[name], 3 * SIMD_ENVS + 5, "cpu", thread_order=order) for order in (0, 1)]
     seen = []
     for env in envs:
         env.reset(seed=4)
         field = next(iter(env.state.values())).view(env.num_envs, -1)
-        for tick in range(len(spoilt)):
+        for step in range(len(spoilt)):
             for k, value in enumerate(spoilt):
-                field[(17 * k + 5 * tick) % env.num_envs, 0] = value
+                field[(17 * k + 5 * step) % env.num_envs, 0] = value
             obs, rewards, *flags, _ = env.step(env.sample_actions())
             seen.append(
-                [bits(obs.nan_to_num(nan=7.0)), bits(rewards.nan_to_num(nan=7.0)), *map(bits, flags), bits(env.time)]
+                [
+                    bits(obs.nan_to_num(nan=7.0)),
+                    bits(rewards.nan_to_num(nan=7.0)),
+                    *map(bits, flags),
+                    bits(env.elapsed_steps),
+                ]
             )
     half = len(spoilt)
     for one, other in zip(seen[:half], seen[half:], strict=True):
@@ -127,7 +135,7 @@ def test_angles_that_take_the_long_way_take_it_alone(name):
 
 
 def test_the_long_way_is_taken():
-    env = VecEnv(GAMES["mountain_car"], 2 * LANES, "cpu")
+    env = VecEnv(GAMES["mountain_car"], 2 * SIMD_ENVS, "cpu")
     env.reset(seed=1)
     env.state["position"][5] = place = 2.0**22 + 1  # three times this is a float, of which the cosine is asked
     obs = env.step(torch.ones(env.num_envs, 1, dtype=torch.int32))[0]
@@ -138,12 +146,14 @@ def test_the_long_way_is_taken():
 
 @pytest.mark.parametrize("name", GAMES)
 def test_games_of_one_agent_go_in_lockstep(name):
-    assert goes_in_lockstep(GAMES[name])
+    assert is_vectorized(GAMES[name])
 
 
-@pytest.mark.parametrize("build", [Build(quarantine=True), Build(guards=True), Build(lane_order=1)], ids=str)
+@pytest.mark.parametrize(
+    "build", [BuildOptions(end_on_nonfinite=True), BuildOptions(guards=True), BuildOptions(thread_order=1)], ids=str
+)
 def test_debug_builds_and_quarantine_step_one_by_one(build):
-    assert not goes_in_lockstep(GAMES["cartpole"], build)
+    assert not is_vectorized(GAMES["cartpole"], build)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +166,7 @@ class Watched(Spinner):
 
 
 def test_what_a_row_has_too_much_is_0():
-    assert not goes_in_lockstep(Watched())
+    assert not is_vectorized(Watched())
     env = VecEnv(Watched(), 200, "cpu", arrays=ARRAYS["spinner"])
     obs, _ = env.reset(seed=1)
     for _ in range(5):
@@ -166,4 +176,4 @@ def test_what_a_row_has_too_much_is_0():
 
 @pytest.mark.parametrize("game", [Script(num_others=1), Painter(), gpu_vecenv.configure("tag_gridworld")], ids=str)
 def test_teams_and_large_observations_step_one_by_one(game):
-    assert not goes_in_lockstep(game)
+    assert not is_vectorized(game)

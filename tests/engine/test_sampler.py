@@ -26,14 +26,14 @@ CHI_SQUARE_QUANTILE = {1: 23.92, 2: 27.63, 3: 30.66, 4: 33.37, 5: 35.88, 6: 38.2
 # One ulp of a float32 in [1, 2). exp and log of math.cuh err by less than that, every other operation by half of it,
 # relative to its result.
 EPSILON = 2.0**-23
-TEXT = """#include "vecenv.cuh"
+TEXT = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State, Io) {}
 HD void step(State, Io io) {
-    FOR_AGENTS (i) io.truncations[i] = io.time >= 3;
+    FOR_AGENTS (i) io.truncations[i] = io.elapsed_steps >= 3;
 }
 HD void observe(State, Io io) {
-    FOR_AGENTS (i) io.obs[i][0] = (float)io.time;
+    FOR_AGENTS (i) io.obs[i][0] = (float)io.elapsed_steps;
 }
 """
 
@@ -232,7 +232,7 @@ def test_choices_too_unlikely_for_a_float_are_excluded_too(device, choosing):
         assert (sample.actions == 1).all() and (sample.log_probs == 0).all() and (sample.entropies == 0).all()
 
 
-# Keys of a replica whose first draw in tick 0 of episode 0 is the smallest uniform number, 0, or the largest,
+# Keys of a replica whose first draw in step 0 of episode 0 is the smallest uniform number, 0, or the largest,
 # 1 - 2^-24; found by trying the first 2^26.
 SMALLEST_DRAW, LARGEST_DRAW = [1434075, 2691185, 7211575], [7459937, 22810931, 30942505]
 
@@ -250,7 +250,7 @@ def test_the_smallest_and_the_largest_draw_choose_possible_actions(device, choos
     for keys, row, expected in rows.values():
         env = choosing(device, len(keys), Discrete(len(row)), cats=1, mice=0)
         env.reset(seed=1)
-        env.data["machine_key"].copy_(torch.tensor([[key, 0] for key in keys], dtype=torch.int64).to(torch.int32))
+        env.data["engine_key"].copy_(torch.tensor([[key, 0] for key in keys], dtype=torch.int64).to(torch.int32))
         logits = torch.tensor(row, device=device).expand(len(keys), 1, -1).contiguous()
         sample = Sampler(env).sample(logits)
         assert (sample.actions == expected).all()
@@ -274,7 +274,7 @@ def test_logits_that_are_no_distribution_give_an_action_that_the_environment_ref
     assert not sample.log_probs[:, others].isnan().any() and not sample.entropies[:, others].isnan().any()
     env.step(sample.actions)
     assert env.faults().tolist() == [Fault.INVALID_ACTION * wrong for wrong in bad]
-    assert env.time.tolist() == [int(not wrong) for wrong in bad]
+    assert env.elapsed_steps.tolist() == [int(not wrong) for wrong in bad]
 
 
 def test_one_bad_head_spoils_the_sums_but_not_the_other_heads(device, choosing):
@@ -341,7 +341,7 @@ def test_a_draw_depends_on_seed_episode_tick_and_nothing_else(device, choosing):
     torch.manual_seed(1)
     env.sample_actions()
     assert torch.equal(draw(), seen[0])
-    for _ in range(7):  # the third tick ends an episode
+    for _ in range(7):  # the third step ends an episode
         env.step(env.sample_actions())
         seen.append(draw())
     assert env.episode_statistics()["episodes"].eq(2).all()
@@ -379,16 +379,16 @@ def test_a_step_with_its_draw_has_the_bits_of_a_draw_and_a_step(name, config, mo
     for env in envs:
         env.reset(seed=3)
     random = torch.Generator().manual_seed(1)
-    for tick in range(8):
+    for step in range(8):
         given = torch.randn((num_envs, game.num_agents, one.num_parameters), generator=random)
-        sample, outputs = one.step(given.to(device), greedy=tick == 4)
-        again = other.sample(given.to(device), greedy=tick == 4)
-        host, on_the_host = on_host.step(given, greedy=tick == 4)
+        sample, outputs = one.step(given.to(device), greedy=step == 4)
+        again = other.sample(given.to(device), greedy=step == 4)
+        host, on_the_host = on_host.step(given, greedy=step == 4)
         for each, found in ((again, other.env.step(again.actions)), (host, on_the_host)):
             drawn = [(getattr(each, f.name), getattr(sample, f.name)) for f in dataclasses.fields(each)]
             for a, b in (*drawn, *zip(found[:4], outputs[:4], strict=True)):
                 assert (a is None) == (b is None)
-                assert a is None or a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes(), tick
+                assert a is None or a.cpu().numpy().tobytes() == b.cpu().numpy().tobytes(), step
             assert found[4].keys() == outputs[4].keys()
     states = [sampler.env.state_dict() for sampler in samplers]
     assert all(x.cpu().equal(state[key].cpu()) for key, x in states[0].items() for state in states[1:])
@@ -397,15 +397,15 @@ def test_a_step_with_its_draw_has_the_bits_of_a_draw_and_a_step(name, config, mo
 @pytest.mark.parametrize("name", ["tag_gridworld", "cartpole"])
 def test_a_step_with_its_draw_writes_where_it_is_told_and_what_is_asked_for(name, device):
     env, twin = (VecEnv(gpu_vecenv.configure(name), 70, device) for _ in range(2))
-    sampler, slab = Sampler(env), env.slab()
+    sampler, buffers = Sampler(env), env.step_buffers()
     for each in (env, twin):
         each.reset(seed=8)
     wide = torch.randn((70, env.num_agents, sampler.num_parameters * 2 + 1), device=device)
     given = wide[..., 1 : sampler.num_parameters + 1]  # begins at no multiple of 16 bytes, and has gaps
     full = Sampler(twin).sample(given.clone())
     bare = Sample(torch.empty_like(full.actions), torch.empty_like(full.log_probs))
-    sample, (obs, *_) = sampler.step(given, sample=bare, out=slab)
-    assert sample is bare and obs is slab.obs and bare.entropies is None
+    sample, (obs, *_) = sampler.step(given, sample=bare, out=buffers)
+    assert sample is bare and obs is buffers.obs and bare.entropies is None
     assert torch.equal(bare.actions, full.actions) and torch.equal(bare.log_probs, full.log_probs)
     assert torch.equal(obs, twin.step(full.actions)[0])
 
@@ -422,14 +422,18 @@ def test_a_step_with_its_draw_refuses_what_its_halves_refuse_and_changes_nothing
         (lambda: sampler.step(logits.double()), TypeError, "float64"),
         (lambda: sampler.step(logits, sample=5), TypeError, "step: sample is a int"),
         (lambda: sampler.step(logits, sample=dataclasses.replace(sample, actions=logits)), TypeError, "sample.actions"),
-        (lambda: sampler.step(logits, sample=sample, out=choosing(device, 21).slab()), ValueError, "out is Slab"),
+        (
+            lambda: sampler.step(logits, sample=sample, out=choosing(device, 21).step_buffers()),
+            ValueError,
+            "out is StepBuffers",
+        ),
     ):
         with pytest.raises(error, match=re.escape(said)):
             call()
     assert all(torch.equal(x, before[key]) for key, x in env.state_dict().items())
     sample.actions.fill_(77)
-    with pytest.raises(ValueError, match="out is Slab"):
-        sampler.step(logits, sample=sample, out=choosing(device, 21).slab())
+    with pytest.raises(ValueError, match="out is StepBuffers"):
+        sampler.step(logits, sample=sample, out=choosing(device, 21).step_buffers())
     assert sample.actions.eq(77).all()
 
 
@@ -438,7 +442,7 @@ def test_a_first_step_with_its_draw_may_be_captured():
     envs = [VecEnv(gpu_vecenv.configure("tag_gridworld"), 50, "cuda") for _ in range(2)]
     one, other = (Sampler(env) for env in envs)
     logits = torch.randn((50, 5, 5), device="cuda")
-    slab = envs[0].slab()
+    buffers = envs[0].step_buffers()
     for env in envs:
         env.reset(seed=1)
     envs[0].step(envs[0].sample_actions())
@@ -447,11 +451,11 @@ def test_a_first_step_with_its_draw_may_be_captured():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         sample = Sample(*(torch.empty(50, 5, dtype=kind, device="cuda") for kind in (torch.int32, torch.float32)))
-        one.step(logits, sample=sample, out=slab)
+        one.step(logits, sample=sample, out=buffers)
     for _ in range(3):
         graph.replay()
         expected, (obs, *_) = other.step(logits)
-        assert torch.equal(sample.actions, expected.actions) and torch.equal(slab.obs, obs)
+        assert torch.equal(sample.actions, expected.actions) and torch.equal(buffers.obs, obs)
 
 
 def test_where_actions_are_looked_at_first_a_step_with_its_draw_does_so_too(device, choosing):
@@ -459,7 +463,7 @@ def test_where_actions_are_looked_at_first_a_step_with_its_draw_does_so_too(devi
     env.reset(seed=1)
     with pytest.raises(InvalidActionError):
         Sampler(env).step(torch.full((20, 3, 10), float("nan"), device=device))
-    assert not env.time.any()
+    assert not env.elapsed_steps.any()
 
 
 def test_a_draw_is_not_the_random_action_of_the_same_tick(device, choosing):
@@ -475,7 +479,7 @@ def test_a_choice_is_the_one_of_the_samplers_stream(device, choosing):
     env.reset(seed=5)
     env.step(env.sample_actions())
     actions = Sampler(env).sample(torch.zeros(20, 3, 16, device=device)).actions.cpu().numpy()
-    keys = env.data["machine_key"].cpu().numpy().view(np.uint32).tolist()
+    keys = env.data["engine_key"].cpu().numpy().view(np.uint32).tolist()
     for (replica, agent, head), action in np.ndenumerate(actions):
         assert action == philox([2 << 29, agent, 1, 0], keys[replica])[head] >> 29
 
@@ -491,7 +495,7 @@ def test_a_replica_draws_the_same_among_few_and_among_many(device, choosing):
         few = Sampler(env).sample(logits[:num_envs].contiguous())
         for name in ("actions", "log_probs", "entropies"):
             assert torch.equal(getattr(few, name), getattr(expected, name)[:num_envs])
-    shard = VecEnv(whole.game, 57, device, first_replica=200)
+    shard = VecEnv(whole.game, 57, device, first_env_index=200)
     shard.reset(seed=7)
     assert torch.equal(Sampler(shard).sample(logits[200:]).actions, expected.actions[200:])
 
@@ -755,7 +759,7 @@ def test_a_gaussian_draw_depends_on_seed_replica_agent_episode_and_tick(device, 
     env.reset(seed=5)
     seen = [draw()]
     assert torch.equal(draw(), seen[0]) and torch.equal(Sampler(env, "tanh").sample(parameters).draws, seen[0])
-    for _ in range(7):  # the third tick ends an episode
+    for _ in range(7):  # the third step ends an episode
         env.step(env.sample_actions())
         seen.append(draw())
     env.reset(seed=6)
@@ -767,7 +771,7 @@ def test_a_gaussian_draw_depends_on_seed_replica_agent_episode_and_tick(device, 
     assert len(values) - distinct < 100, distinct
     env.reset(seed=5)
     assert torch.equal(draw(), seen[0])
-    shard = VecEnv(env.game, 100, device, first_replica=200)
+    shard = VecEnv(env.game, 100, device, first_env_index=200)
     shard.reset(seed=5)
     assert torch.equal(Sampler(shard).sample(parameters[200:]).draws, seen[0][200:])
 
@@ -778,7 +782,7 @@ def test_a_gaussian_draw_is_the_one_of_the_samplers_stream(device, choosing):
     env.reset(seed=5)
     env.step(env.sample_actions())
     draws = Sampler(env).sample(torch.zeros(20, 3, 4, device=device)).draws.cpu().double().numpy()
-    keys = env.data["machine_key"].cpu().numpy().view(np.uint32).tolist()
+    keys = env.data["engine_key"].cpu().numpy().view(np.uint32).tolist()
     for (replica, agent, head), u in np.ndenumerate(draws):
         words = philox([2 << 29 | 1 << 28 | head, agent, 1, 0], keys[replica])
         radius = math.sqrt(-2 * math.log(((words[2] >> 8) + 1) / 2**24))
@@ -786,7 +790,7 @@ def test_a_gaussian_draw_is_the_one_of_the_samplers_stream(device, choosing):
         assert abs(u - radius * math.cos(2 * math.pi * (words[3] >> 8) / 2**24)) <= 7 * EPSILON * radius
 
 
-# Keys of a replica whose first Gaussian draw in tick 0 of episode 0 begins with the uniform number 0; found by trying.
+# Keys of a replica whose first Gaussian draw in step 0 of episode 0 begins with the uniform number 0; found by trying.
 SMALLEST_RADIUS = [1868581, 4105490, 24881042]
 
 
@@ -794,7 +798,7 @@ def test_the_smallest_uniform_number_gives_a_finite_draw(device, choosing):
     """Its logarithm would be that of 0 if it were not moved up by 2^-24, which makes the largest radius there is."""
     env = choosing(device, 3, UNIT, cats=1, mice=0)
     env.reset(seed=1)
-    env.data["machine_key"].copy_(torch.tensor([[key, 0] for key in SMALLEST_RADIUS]))
+    env.data["engine_key"].copy_(torch.tensor([[key, 0] for key in SMALLEST_RADIUS]))
     sample = Sampler(env).sample(torch.zeros(3, 1, 4, device=device))
     for draw, key in zip(sample.draws[:, 0, 0].tolist(), SMALLEST_RADIUS, strict=True):
         words = philox([2 << 29 | 1 << 28, 0, 0, 0], [key, 0])
@@ -808,7 +812,7 @@ def test_agents_as_rows_draw_the_same(device, choosing):
     env.reset(seed=5)
     parameters = gaussians(env, 2)
     expected = Sampler(env, "tanh").sample(parameters)
-    flat = VecEnv(env.game, 50, device, rows=True)
+    flat = VecEnv(env.game, 50, device, agents_as_envs=True)
     flat.reset(seed=5)
     sample = Sampler(flat, "tanh").sample(parameters.view(150, 4))
     assert sample.actions.shape == sample.draws.shape == (150, 2) and sample.log_probs.shape == (150,)
@@ -835,7 +839,7 @@ def test_parameters_that_are_not_finite_give_actions_that_the_environment_refuse
     for name in FIELDS:
         assert getattr(sample, name)[:, [0, 2]].isfinite().all()
     env.step(sample.actions)
-    assert env.faults().tolist() == [Fault.NON_FINITE_ACTION * wrong for wrong in bad]
+    assert env.faults().tolist() == [Fault.NONFINITE_ACTION * wrong for wrong in bad]
 
 
 def test_outputs_of_box_games_go_where_the_caller_wants_them(device, choosing):

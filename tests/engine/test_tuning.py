@@ -1,4 +1,4 @@
-"""Lanes per replica and threads per block: what may be given, what is measured and kept, and that no bit changes."""
+"""Lanes per replica and threads per threads_per_block: what may be given, what is measured and kept, and that no bit changes."""
 
 import copy
 import json
@@ -17,18 +17,18 @@ import gpu_vecenv
 from gpu_vecenv import VecEnv
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.compile import function_manager
-from gpu_vecenv.compile.backends import TEAMS, TeamShape
-from gpu_vecenv.compile.backends.cuda import cuda_prologue, default_team
-from gpu_vecenv.compile.cache import folder
+from gpu_vecenv.compile.backends import GROUP_SIZES, GroupShape
+from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
+from gpu_vecenv.compile.cache import cache_dir
 from gpu_vecenv.engine.digest import trajectory_digest
-from gpu_vecenv.engine.tuning import Candidate, choice, neighbours, tune
-from gpu_vecenv.engine.tuning_cache import nearest_power, read, tuning_path
+from gpu_vecenv.engine.tuning import Candidate, candidate_shapes, choose, tune
+from gpu_vecenv.engine.tuning_cache import nearest_power_of_four, read, tuning_path
 from gpu_vecenv.envs.cartpole import Cartpole
 from gpu_vecenv.errors import ConfigError, DeviceUnavailableError, KernelCompileError
 
 CARTPOLE = gpu_vecenv.configure("cartpole", max_steps=6)
 GRIDWORLD = gpu_vecenv.configure("tag_gridworld", max_steps=6)
-LANES = LanesBackend.hardware
+LANES = LanesBackend.processor_name
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder of this module's own, where no other test finds what is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPU_VECENV_CACHE", str(tmp_path_factory.mktemp("cache") / "kernels"))
-        folder.cache_clear()
-        yield folder()
-    folder.cache_clear()
+        cache_dir.cache_clear()
+        yield cache_dir()
+    cache_dir.cache_clear()
 
 
 @pytest.fixture
@@ -55,84 +55,118 @@ def lanes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
 
 
-def words(team=None, block=None, *, game=GRIDWORLD, device="cpu", num_envs=37):
-    return trajectory_digest(VecEnv(game, num_envs, device, team=team, block=block), 3, 15).words.cpu()
+def words(threads_per_env=None, threads_per_block=None, *, game=GRIDWORLD, device="cpu", num_envs=37):
+    return trajectory_digest(
+        VecEnv(game, num_envs, device, threads_per_env=threads_per_env, threads_per_block=threads_per_block), 3, 15
+    ).words.cpu()
 
 
 # ---------------------------------------------------------------------- what may be given
 
 
 @pytest.mark.parametrize(
-    ("team", "block", "message"),
+    ("threads_per_env", "threads_per_block", "message"),
     [
-        (0, None, "team is 0; expected"),
-        (3, None, "team is 3; expected"),
-        (48, None, "team is 48; expected"),
-        (1056, None, "team is 1056; expected"),
-        (True, None, "team is True; expected"),
-        (8.0, None, "team is 8.0; expected"),
-        ([8], None, "team is .8.; expected"),
-        (8, 0, "block is 0 with teams of 8 lanes; expected"),
-        (8, 16, "block is 16 with"),
-        (8, 96, "block is 96 with"),  # twelve teams: no power of two
-        (8, 2048, "block is 2048 with"),
-        (8, True, "block is True with"),
-        (8, "64", "block is '64' with"),
-        (64, 128, "block is 128 with teams of 64 lanes; expected None, or 64; see team"),
-        (64, 32, "block is 32 with"),
-        (None, 48, "block is 48 with"),
+        (0, None, "threads_per_env is 0; expected"),
+        (3, None, "threads_per_env is 3; expected"),
+        (48, None, "threads_per_env is 48; expected"),
+        (1056, None, "threads_per_env is 1056; expected"),
+        (True, None, "threads_per_env is True; expected"),
+        (8.0, None, "threads_per_env is 8.0; expected"),
+        ([8], None, "threads_per_env is .8.; expected"),
+        (8, 0, "threads_per_block is 0 with groups of 8 threads; expected"),
+        (8, 16, "threads_per_block is 16 with"),
+        (8, 96, "threads_per_block is 96 with"),  # twelve group_sizes: no power of two
+        (8, 2048, "threads_per_block is 2048 with"),
+        (8, True, "threads_per_block is True with"),
+        (8, "64", "threads_per_block is '64' with"),
+        (64, 128, "threads_per_block is 128 with groups of 64 threads; expected None, or 64; see threads_per_env"),
+        (64, 32, "threads_per_block is 32 with"),
+        (None, 48, "threads_per_block is 48 with"),
     ],
 )
-def test_what_does_not_fit_is_refused(team, block, message):
+def test_what_does_not_fit_is_refused(threads_per_env, threads_per_block, message):
     with pytest.raises(ConfigError, match=message):
-        VecEnv(CARTPOLE, 2, "cpu", team=team, block=block)
+        VecEnv(CARTPOLE, 2, "cpu", threads_per_env=threads_per_env, threads_per_block=threads_per_block)
 
 
 def test_every_team_has_blocks_that_hold_a_power_of_two_of_it():
-    blocks = {team: [b for b in range(0, 2080, 16) if fits(team, b)] for team in TEAMS}
+    blocks = {
+        threads_per_env: [b for b in range(0, 2080, 16) if fits(threads_per_env, b)] for threads_per_env in GROUP_SIZES
+    }
     assert blocks.pop(1) == blocks.pop(8) == blocks.pop(32) == [32, 64, 128, 256, 512, 1024]
-    assert all(found == [team] for team, found in blocks.items() if team > 32) and 1024 in blocks
-    assert all((block // team).bit_count() == 1 for team, found in blocks.items() for block in found)
-    assert [TeamShape.of(team).block for team in (1, 32, 64, 96, 1024)] == [128, 128, 64, 96, 1024]
+    assert (
+        all(found == [threads_per_env] for threads_per_env, found in blocks.items() if threads_per_env > 32)
+        and 1024 in blocks
+    )
+    assert all(
+        (threads_per_block // threads_per_env).bit_count() == 1
+        for threads_per_env, found in blocks.items()
+        for threads_per_block in found
+    )
+    assert [GroupShape.of(threads_per_env).threads_per_block for threads_per_env in (1, 32, 64, 96, 1024)] == [
+        128,
+        128,
+        64,
+        96,
+        1024,
+    ]
 
 
-def fits(team, block):
+def fits(threads_per_env, threads_per_block):
     try:
-        return TeamShape(team, block).block == block
+        return GroupShape(threads_per_env, threads_per_block).threads_per_block == threads_per_block
     except ConfigError:
         return False
 
 
 def test_both_reach_the_text():
-    assert "TEAM = 8, TEAMS_PER_BLOCK = 32;" in cuda_prologue(8, 1 << 16, 256)
-    assert "TEAM = 8, TEAMS_PER_BLOCK = 16;" in cuda_prologue(8, 1 << 16)
-    assert "TEAM = 96, TEAMS_PER_BLOCK = 1;" in cuda_prologue(96, 1 << 16)
+    assert "THREADS_PER_ENV = 8, ENVS_PER_BLOCK = 32;" in cuda_constants(8, 1 << 16, 256)
+    assert "THREADS_PER_ENV = 8, ENVS_PER_BLOCK = 16;" in cuda_constants(8, 1 << 16)
+    assert "THREADS_PER_ENV = 96, ENVS_PER_BLOCK = 1;" in cuda_constants(96, 1 << 16)
 
 
 def test_defaults_grow_with_the_agents():
     agents = (1, 2, 5, 32, 33, 110, 256, 300, 512, 513, 1000, 4096, 4097, 10_000)
-    assert [default_team(n) for n in agents] == [1, 2, 8, 32, 64, 128, 256, 256, 256, 256, 256, 512, 544, 1024]
+    assert [default_threads_per_env(n) for n in agents] == [
+        1,
+        2,
+        8,
+        32,
+        64,
+        128,
+        256,
+        256,
+        256,
+        256,
+        256,
+        512,
+        544,
+        1024,
+    ]
 
 
 def test_copies_keep_both(lanes):
-    env = VecEnv(CARTPOLE, 4, "cpu", team=8, block=64)
+    env = VecEnv(CARTPOLE, 4, "cpu", threads_per_env=8, threads_per_block=64)
     copies = [env.like(num_envs=5), copy.copy(env), copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
-    assert [one.teams for one in copies] == [TeamShape(8, 64)] * 4
-    assert env.like(team=None, block=256).teams == TeamShape(1, 256)
+    assert [one.group_shape for one in copies] == [GroupShape(8, 64)] * 4
+    assert env.like(threads_per_env=None, threads_per_block=256).group_shape == GroupShape(1, 256)
 
 
-@pytest.mark.parametrize(("team", "block"), [(1, 32), (1, 1024), (4, 64), (8, 256), (32, 32), (32, 512), (96, 96)])
-def test_no_bit_depends_on_team_or_block(team, block, request):
+@pytest.mark.parametrize(
+    ("threads_per_env", "threads_per_block"), [(1, 32), (1, 1024), (4, 64), (8, 256), (32, 32), (32, 512), (96, 96)]
+)
+def test_no_bit_depends_on_team_or_block(threads_per_env, threads_per_block, request):
     alone = words()
     request.getfixturevalue("lanes")
-    assert words(team, block).equal(alone)
+    assert words(threads_per_env, threads_per_block).equal(alone)
 
 
-@pytest.mark.parametrize(("team", "block"), [(2, 64), (16, 256)])
-def test_nor_do_those_of_roles_and_masks(team, block, request):
+@pytest.mark.parametrize(("threads_per_env", "threads_per_block"), [(2, 64), (16, 256)])
+def test_nor_do_those_of_roles_and_masks(threads_per_env, threads_per_block, request):
     alone = words(game=Crew())
     request.getfixturevalue("lanes")
-    assert words(team, block, game=Crew()).equal(alone)
+    assert words(threads_per_env, threads_per_block, game=Crew()).equal(alone)
 
 
 # ---------------------------------------------------------------------- what is kept
@@ -141,7 +175,7 @@ def test_nor_do_those_of_roles_and_masks(team, block, request):
 def test_about_as_many_replicas_share_a_choice():
     powers = {1: 1, 2: 1, 3: 4, 10: 4, 11: 16, 100: 64, 1000: 1024, 1024: 1024, 2000: 1024, 2048: 1024, 4000: 4096}
     powers |= {100_000: 65536, 131_072: 65536, 1_000_000: 1 << 20, 1 << 20: 1 << 20}
-    assert {num_envs: nearest_power(num_envs) for num_envs in powers} == powers
+    assert {num_envs: nearest_power_of_four(num_envs) for num_envs in powers} == powers
 
 
 def test_the_key_holds_all_that_a_choice_may_depend_on(cache, tmp_path):
@@ -171,17 +205,17 @@ def test_the_key_holds_all_that_a_choice_may_depend_on(cache, tmp_path):
     "content",
     [
         b"",
-        b'{"team": 8, "blo',
+        b'{"threads_per_env": 8, "blo',
         b"\xff\xfe\x00",
         b"[]",
         b"8",
         b"null",
-        b'{"team": 8}',
-        b'{"team": 7, "block": 128}',
-        b'{"team": 8, "block": 96}',
-        b'{"team": "8", "block": 128}',
-        b'{"team": 8, "block": [128]}',
-        b'{"team": true, "block": 128}',
+        b'{"threads_per_env": 8}',
+        b'{"threads_per_env": 7, "threads_per_block": 128}',
+        b'{"threads_per_env": 8, "threads_per_block": 96}',
+        b'{"threads_per_env": "8", "threads_per_block": 128}',
+        b'{"threads_per_env": 8, "threads_per_block": [128]}',
+        b'{"threads_per_env": true, "threads_per_block": 128}',
         b"[" * 100_000,
     ],
 )
@@ -191,7 +225,7 @@ def test_a_damaged_file_counts_as_none(content, kept, lanes):
     with pytest.warns(UserWarning, match=r"\.tuning\.json is damaged: nothing is kept there"):
         assert read(path) is None
     with pytest.warns(UserWarning, match="is damaged"):
-        assert VecEnv(CARTPOLE, 4, "cpu").teams == TeamShape(1, 128)
+        assert VecEnv(CARTPOLE, 4, "cpu").group_shape == GroupShape(1, 128)
 
 
 def test_so_does_one_that_is_not_there_or_cannot_be_read(tmp_path):
@@ -201,49 +235,54 @@ def test_so_does_one_that_is_not_there_or_cannot_be_read(tmp_path):
 
 
 def test_what_is_kept_is_taken_unless_something_is_given(kept, lanes):
-    tuning_path(CARTPOLE, 4, LANES).write_text('{"team": 2, "block": 64}')
-    assert VecEnv(CARTPOLE, 4, "cpu").teams == TeamShape(2, 64)
-    assert VecEnv(CARTPOLE, 4, "cpu", team=4).teams == TeamShape(4, 128)
-    assert VecEnv(CARTPOLE, 4, "cpu", block=256).teams == TeamShape(1, 256)
-    assert VecEnv(CARTPOLE, 40, "cpu").teams == TeamShape(1, 128)
-    assert VecEnv(GRIDWORLD, 4, "cpu").teams == TeamShape(8, 128)
+    tuning_path(CARTPOLE, 4, LANES).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
+    assert VecEnv(CARTPOLE, 4, "cpu").group_shape == GroupShape(2, 64)
+    assert VecEnv(CARTPOLE, 4, "cpu", threads_per_env=4).group_shape == GroupShape(4, 128)
+    assert VecEnv(CARTPOLE, 4, "cpu", threads_per_block=256).group_shape == GroupShape(1, 256)
+    assert VecEnv(CARTPOLE, 40, "cpu").group_shape == GroupShape(1, 128)
+    assert VecEnv(GRIDWORLD, 4, "cpu").group_shape == GroupShape(8, 128)
 
 
 def test_the_host_looks_nothing_up(kept):
-    tuning_path(CARTPOLE, 4, LANES).write_text('{"team": 2, "block": 64}')
-    assert VecEnv(CARTPOLE, 4, "cpu").teams is None and VecEnv(CARTPOLE, 4, "cpu", team=8, block=64).teams is None
+    tuning_path(CARTPOLE, 4, LANES).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
+    assert (
+        VecEnv(CARTPOLE, 4, "cpu").group_shape is None
+        and VecEnv(CARTPOLE, 4, "cpu", threads_per_env=8, threads_per_block=64).group_shape is None
+    )
 
 
 # ---------------------------------------------------------------------- measuring
 
 
 @pytest.mark.parametrize(
-    ("default", "teams", "blocks"),
+    ("default", "group_sizes", "blocks"),
     [
-        (TeamShape.of(1), {1, 2}, {64, 128, 256}),
-        (TeamShape.of(8), {2, 4, 8, 16}, {64, 128, 256}),
-        (TeamShape.of(32), {8, 16, 32, 64}, {64, 128, 256}),
-        (TeamShape.of(96), {32, 64, 96, 192}, {64, 128, 256, 96, 192}),
-        (TeamShape.of(512), {128, 256, 512, 1024}, {128, 256, 512, 1024}),
-        (TeamShape.of(1024), {256, 512, 1024}, {256, 512, 1024}),
+        (GroupShape.of(1), {1, 2}, {64, 128, 256}),
+        (GroupShape.of(8), {2, 4, 8, 16}, {64, 128, 256}),
+        (GroupShape.of(32), {8, 16, 32, 64}, {64, 128, 256}),
+        (GroupShape.of(96), {32, 64, 96, 192}, {64, 128, 256, 96, 192}),
+        (GroupShape.of(512), {128, 256, 512, 1024}, {128, 256, 512, 1024}),
+        (GroupShape.of(1024), {256, 512, 1024}, {256, 512, 1024}),
     ],
 )
-def test_the_neighbours_of_a_default(default, teams, blocks):
-    shapes = neighbours(default)
+def test_the_neighbours_of_a_default(default, group_sizes, blocks):
+    shapes = candidate_shapes(default)
     assert shapes[0] == default and len(set(shapes)) == len(shapes)
-    assert {shape.team for shape in shapes} == teams and {shape.block for shape in shapes} == blocks
+    assert {shape.threads_per_env for shape in shapes} == group_sizes and {
+        shape.threads_per_block for shape in shapes
+    } == blocks
 
 
 def test_another_choice_must_be_clearly_faster():
-    default, other, broken = TeamShape.of(8), TeamShape.of(4), Candidate(TeamShape.of(2), None, "too large")
+    default, other, broken = GroupShape.of(8), GroupShape.of(4), Candidate(GroupShape.of(2), None, "too large")
     for seconds, chosen in ((0.9, other), (0.96, other), (0.98, default), (1.0, default), (1.5, default)):
-        assert choice([Candidate(default, 1.0), broken, Candidate(other, seconds)], default) == chosen
-    third = TeamShape.of(16)
-    assert choice([Candidate(s, t) for s, t in ((default, 1.0), (other, 0.8), (third, 0.7))], default) == third
+        assert choose([Candidate(default, 1.0), broken, Candidate(other, seconds)], default) == chosen
+    third = GroupShape.of(16)
+    assert choose([Candidate(s, t) for s, t in ((default, 1.0), (other, 0.8), (third, 0.7))], default) == third
 
 
 def only(folder: Path, condition: str) -> Cartpole:
-    """Cartpole with a text that compiles only for some teams and blocks."""
+    """Cartpole with a text that compiles only for some group_sizes and blocks."""
 
     @dataclass(frozen=True, kw_only=True)
     class Narrow(Cartpole):
@@ -255,30 +294,30 @@ def only(folder: Path, condition: str) -> Cartpole:
 
 
 def test_the_fastest_is_kept_and_taken_and_what_does_not_compile_is_passed_over(kept, lanes, tmp_path):
-    game, told = only(tmp_path, "TEAM == 1 && TEAMS_PER_BLOCK > 64"), []
+    game, told = only(tmp_path, "THREADS_PER_ENV == 1 && ENVS_PER_BLOCK > 64"), []
     tuning_path(game, 40, LANES).write_text("damaged")
     found = tune(game, 40, "cpu", on_candidate=told.append)
-    assert [one.shape for one in told] == neighbours(TeamShape.of(1)) == [one.shape for one in found.candidates]
+    assert [one.shape for one in told] == candidate_shapes(GroupShape.of(1)) == [one.shape for one in found.candidates]
     problems = {one.shape: one.problem for one in found.candidates if one.seconds is None}
-    assert set(problems) == {TeamShape(1, 64), TeamShape(2, 64), TeamShape(2, 128), TeamShape(2, 256)}
+    assert set(problems) == {GroupShape(1, 64), GroupShape(2, 64), GroupShape(2, 128), GroupShape(2, 256)}
     assert all("too many registers" in problem for problem in problems.values())
     assert all(one.seconds > 0 and one.problem is None for one in found.candidates if one.shape not in problems)
     assert found.default == found.candidates[0] and 0 < found.default.seconds <= told[0].seconds
-    assert found.shape == choice(found.candidates, TeamShape.of(1))
+    assert found.shape == choose(found.candidates, GroupShape.of(1))
 
     assert found.path == tuning_path(game, 40, LANES) and read(found.path) == found.shape
     assert [path.name for path in kept.iterdir() if "tuning" in path.name] == [found.path.name]  # no draft
     measured = json.loads(found.path.read_text())["measured"]
     assert [one["seconds"] for one in measured] == [one.seconds for one in found.candidates]
-    found.path.write_text('{"team": 1, "block": 512}')  # no default, whatever was chosen
-    assert VecEnv(game, 37, "cpu").teams == TeamShape(1, 512)
+    found.path.write_text('{"threads_per_env": 1, "threads_per_block": 512}')  # no default, whatever was chosen
+    assert VecEnv(game, 37, "cpu").group_shape == GroupShape(1, 512)
     assert words(game=game).equal(words(1, 128, game=game))
 
 
 def test_a_default_that_does_not_compile_is_an_error(kept, lanes, tmp_path):
     told = []
     with pytest.raises(KernelCompileError, match="too many registers"):
-        tune(only(tmp_path, "TEAM > 1"), 40, "cpu", on_candidate=told.append)
+        tune(only(tmp_path, "THREADS_PER_ENV > 1"), 40, "cpu", on_candidate=told.append)
     assert told == [] and list(kept.glob("*.tuning.json")) == []
 
 
@@ -303,11 +342,14 @@ def test_the_command_tells_what_was_measured_and_where_the_choice_lies(kept, lan
     output = capsys.readouterr().out
     path = tuning_path(CARTPOLE, 40, LANES)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
-    measured = {TeamShape(int(team), int(block)): (float(us.replace(",", "")), note) for team, block, us, note in rows}
-    assert set(measured) == set(neighbours(TeamShape.of(1)))
+    measured = {
+        GroupShape(int(threads_per_env), int(threads_per_block)): (float(us.replace(",", "")), note)
+        for threads_per_env, threads_per_block, us, note in rows
+    }
+    assert set(measured) == set(candidate_shapes(GroupShape.of(1)))
     times = [us for us, _ in measured.values()]
     assert times == sorted(times) and times[0] > 0
-    assert measured[TeamShape.of(1)][1].startswith("1.000 (default)")
+    assert measured[GroupShape.of(1)][1].startswith("1.000 (default)")
     assert [shape for shape, (_, note) in measured.items() if "(kept)" in note] == [read(path)]
     assert f"{read(path)}, in\n  {path}\n" in output
 
@@ -340,19 +382,21 @@ def test_a_gpu_keeps_a_choice_that_environments_take(driver, kept):
     game = gpu_vecenv.configure("tag_gridworld", num_taggers=40, max_steps=6)
     found = tune(game, 100, "cuda", driver=driver)
     assert all(one.problem is None and one.seconds > 0 for one in found.candidates)
-    assert read(found.path) == found.shape == choice(found.candidates, found.default.shape)
-    assert VecEnv(game, 100, "cuda", driver=driver).teams == found.shape
-    found.path.write_text('{"team": 16, "block": 256}')  # no default, whatever was chosen
-    assert VecEnv(game, 100, "cuda", driver=driver).teams == TeamShape(16, 256)
+    assert read(found.path) == found.shape == choose(found.candidates, found.default.shape)
+    assert VecEnv(game, 100, "cuda", driver=driver).group_shape == found.shape
+    found.path.write_text('{"threads_per_env": 16, "threads_per_block": 256}')  # no default, whatever was chosen
+    assert VecEnv(game, 100, "cuda", driver=driver).group_shape == GroupShape(16, 256)
     assert words(game=game, device="cuda").equal(words(game=game))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("block", [32, 64, 128, 256, 512, 1024])
-def test_no_bit_of_a_gpu_depends_on_the_block(block):
+@pytest.mark.parametrize("threads_per_block", [32, 64, 128, 256, 512, 1024])
+def test_no_bit_of_a_gpu_depends_on_the_block(threads_per_block):
     for game in (GRIDWORLD, Crew(), CARTPOLE):
-        for team in (1, 8, 32):
-            assert words(team, block, game=game, device="cuda").equal(words(game=game)), team
+        for threads_per_env in (1, 8, 32):
+            assert words(threads_per_env, threads_per_block, game=game, device="cuda").equal(words(game=game)), (
+                threads_per_env
+            )
 
 
 @pytest.mark.gpu

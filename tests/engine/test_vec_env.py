@@ -41,12 +41,12 @@ class Drift(Env):
         return Box(np.float32([-1, 0]), np.float32([0.25, 0.5]))
 
 
-DRIFT = """#include "vecenv.cuh"
+DRIFT = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State s, Io io) { FOR_RANGE (k, HEADS) s.place[k] = io.rng.uniform(0, k) - 0.5f; }
 HD void step(State s, Io io) {
     FOR_RANGE (k, HEADS) s.place[k] += io.action(0, k);
-    team_sync();
+    group_sync();
     ONCE {
         io.rewards[0] = s.place[0];
         io.terminations[0] = s.place[1] > 1;
@@ -102,7 +102,7 @@ def trajectory(env: VecEnv, steps: int, seed: int | None = 3) -> dict[str, torch
         obs = outputs["obs"]
         state = {name: tensor.clone() for name, tensor in env.data.items() if tensor.shape[0] == env.num_envs}
         ticks.append({"before": before, **outputs, **state})
-    return {name: torch.stack([tick[name] for tick in ticks]).cpu() for name in ticks[0]}
+    return {name: torch.stack([step[name] for step in ticks]).cpu() for name in ticks[0]}
 
 
 def random_actions(env: VecEnv, key: int = 0, kind=torch.int32) -> torch.Tensor:
@@ -172,7 +172,7 @@ def test_no_replica_of_any_seed_repeats_another(device):
 def test_a_replica_depends_on_no_other(game, device):
     whole = trajectory(VecEnv(game, 1500, device), 40)
     for first, count in [(0, 1), (0, 2), (0, 31), (0, 33), (0, 1023), (700, 1), (1, 64), (1436, 64)]:
-        part = trajectory(VecEnv(game, count, device, first_replica=first), 40)
+        part = trajectory(VecEnv(game, count, device, first_env_index=first), 40)
         assert [n for n in whole if not same(part[n], whole[n][:, first : first + count])] == [], (first, count)
 
 
@@ -207,7 +207,7 @@ def test_an_unseeded_reset_goes_on_and_can_be_repeated(game, device):
 def test_every_episode_starts_anew(device):
     run = trajectory(VecEnv(CONTINUOUS, 5, device), 9 * 8)
     for e in range(5):
-        starts = run["state_position"][:, e][run["machine_time"][:, e, 0] == 0]
+        starts = run["state_position"][:, e][run["engine_elapsed_steps"][:, e, 0] == 0]
         assert len(starts) >= 7 and len(starts.flatten(1).unique(dim=0)) == len(starts)
 
 
@@ -221,7 +221,7 @@ def transitions(
     obs, _ = env.reset(seed=8)
     seen, replica = {}, torch.arange(12, device=device)
     for _ in range(ticks):
-        episode, time = env.data["machine_episode"][:, 0].clone(), env.time.clone()
+        episode, time = env.data["engine_episode"][:, 0].clone(), env.elapsed_steps.clone()
         begins = ~env.active.any(1)
         actions = table[replica, episode, time % game.max_steps]
         before = obs
@@ -241,12 +241,12 @@ def transitions(
             assert not rewards[begins].any() and not (terminations | truncations)[begins].any()
         if mode == "disabled" and ends.any():
             obs, _ = env.reset(mask=ends)
-    assert env.faults().sum() == 0 and int(env.data["machine_episode"].min()) >= episodes
+    assert env.faults().sum() == 0 and int(env.data["engine_episode"].min()) >= episodes
     return seen
 
 
 def test_the_three_autoreset_modes_give_the_same_transitions(game, device):
-    """Among them s' of the last tick: final_obs in same_step mode is what the other modes return as obs."""
+    """Among them s' of the last step: final_obs in same_step mode is what the other modes return as obs."""
     runs = [transitions(game, mode, device, episodes=4, ticks=4 * (game.max_steps + 1) + 1) for mode in MODES]
     assert {key[:2] for key in runs[0]} == {(e, episode) for e in range(12) for episode in range(4)}
     assert runs[0] == runs[1] == runs[2]
@@ -265,7 +265,7 @@ def test_the_time_limit_and_the_flags_follow_an_independent_clock(game, device):
         assert same(info["_final_obs"], ends[:, None].expand(-1, game.num_agents))
         limits, terminated = limits + int(truncations.any(1).sum()), terminated + int((ends & ~late).sum())
         clock = torch.where(ends, 0, clock)
-        assert torch.equal(clock, env.time)
+        assert torch.equal(clock, env.elapsed_steps)
     assert limits > 0 and terminated > 0
 
 
@@ -281,7 +281,9 @@ def test_a_masked_reset_touches_no_other_replica(game, device, seed, kind):
     assert different(env, twin, ~picked) == []
     assert same(obs, env.observe()) and same(obs[~picked], twin.observe()[~picked])
     assert same(info["active"], env.active)
-    assert env.time[picked].eq(0).all() and env.faults()[picked].eq(0).all() and env.faults()[~picked].ne(0).all()
+    assert (
+        env.elapsed_steps[picked].eq(0).all() and env.faults()[picked].eq(0).all() and env.faults()[~picked].ne(0).all()
+    )
     fresh = VecEnv(game, 12, device)
     fresh.reset(seed=5 if seed is None else seed)
     if seed is None:  # the streams go on: episode 1 of the first seed
@@ -340,21 +342,29 @@ def test_earlier_outputs_and_the_callers_inputs_never_change(game, device):
 def test_outputs_go_where_the_caller_wants_them(game, device):
     env, twin = twins(game, device)
     storage = torch.full((3, 12, game.num_agents, *game.obs_shape), torch.nan, device=device)
-    slab = env.slab(obs=storage[1])
-    for tensor in slab.tensors().values():
+    buffers = env.step_buffers(obs=storage[1])
+    for tensor in buffers.tensors().values():
         tensor.view(torch.uint8).fill_(0xFF)
-    *tensors, info = env.step(random_actions(env), out=slab)
+    *tensors, info = env.step(random_actions(env), out=buffers)
     given = [*tensors, info["active"], info["final_obs"], info["_final_obs"]]
-    places = [slab.obs, slab.rewards, slab.terminations, slab.truncations, slab.active, slab.final_obs, slab.final_mask]
+    places = [
+        buffers.obs,
+        buffers.rewards,
+        buffers.terminations,
+        buffers.truncations,
+        buffers.active,
+        buffers.final_obs,
+        buffers.final_mask,
+    ]
     assert [t.data_ptr() for t in given] == [t.data_ptr() for t in places]
-    assert slab.obs.data_ptr() == storage[1].data_ptr()
+    assert buffers.obs.data_ptr() == storage[1].data_ptr()
     got, expected = outputs_of((*tensors, info)), outputs_of(twin.step(random_actions(twin)))
     assert [name for name in expected if not same(expected[name], got[name])] == []
     assert storage[0].isnan().all() and storage[2].isnan().all()
-    obs, info = env.reset(seed=2, out=slab)
-    assert (obs.data_ptr(), info["active"].data_ptr()) == (storage[1].data_ptr(), slab.active.data_ptr())
+    obs, info = env.reset(seed=2, out=buffers)
+    assert (obs.data_ptr(), info["active"].data_ptr()) == (storage[1].data_ptr(), buffers.active.data_ptr())
     assert env.observe(out=storage[2]).data_ptr() == storage[2].data_ptr() and same(storage[2], obs)
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in slab.tensors().values())
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in buffers.tensors().values())
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
@@ -373,14 +383,14 @@ def test_an_invalid_action_stops_its_replica_alone(game, device, kind, value):
     assert [name for name in a if not same(a[name][others], b[name][others])] == []
     assert different(env, twin, others) == []
     assert not a["rewards"][7].any() and not (a["terminations"] | a["truncations"] | a["_final_obs"])[7].any()
-    assert same(a["obs"][7], obs_before[7]) and same(a["active"][7], before["machine_active"][7])
+    assert same(a["obs"][7], obs_before[7]) and same(a["active"][7], before["engine_active"][7])
     changed = [n for n in before if len(before[n]) == 12 and not same(before[n][7], env.data[n][7])]
-    assert changed == ["machine_fault"]
+    assert changed == ["engine_fault"]
     faults = [0] * 7 + [int(Fault.INVALID_ACTION)] + [0] * 4
     assert env.faults().tolist() == faults
     for key in range(30):  # it goes on afterwards, and the bit stays, also over autoresets
         env.step(random_actions(env, key))
-    assert env.faults().tolist() == faults and env.data["machine_episode"].gt(1).all()
+    assert env.faults().tolist() == faults and env.data["engine_episode"].gt(1).all()
     env.reset()
     assert not env.faults().any()
 
@@ -388,9 +398,9 @@ def test_an_invalid_action_stops_its_replica_alone(game, device, kind, value):
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
-        (np.nan, Fault.NON_FINITE_ACTION),
-        (np.inf, Fault.NON_FINITE_ACTION),
-        (-np.inf, Fault.NON_FINITE_ACTION),
+        (np.nan, Fault.NONFINITE_ACTION),
+        (np.inf, Fault.NONFINITE_ACTION),
+        (-np.inf, Fault.NONFINITE_ACTION),
         (0.5000001, Fault.INVALID_ACTION),
         (-1e-45, Fault.INVALID_ACTION),
         (0.5, 0),
@@ -431,7 +441,7 @@ def test_stepping_an_ended_replica_only_sets_a_bit(game, device):
         assert not (rewards[ended].any() or terminations[ended].any() or truncations[ended].any())
         assert not info["active"][ended].any() and same(obs, env.observe())
         changed = [n for n in before if len(before[n]) == 12 and not same(before[n][ended], env.data[n][ended])]
-        assert changed in ([], ["machine_fault"])
+        assert changed in ([], ["engine_fault"])
         assert torch.equal(env.faults() != 0, ended) and env.faults()[ended].eq(Fault.STEPPED_AFTER_END).all()
     assert ended.all()
     env.reset()
@@ -558,12 +568,12 @@ def test_sampled_actions_are_valid_uniform_and_stable_within_a_tick(game, drift,
     assert ((actions.mean(0) - (low + high) / 2).abs() < 6 * (high - low) / 219).all()
 
 
-DICE = """#include "vecenv.cuh"
+DICE = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State s, Io io) { FOR_RANGE (k, HEADS) s.place[k] = io.rng.uniform(7, k); }
 HD void step(State s, Io io) {
     FOR_RANGE (k, HEADS) s.place[k] = io.rng.uniform(7, k);
-    ONCE io.truncations[0] = io.time == 3;
+    ONCE io.truncations[0] = io.elapsed_steps == 3;
 }
 HD void observe(State s, Io io) { FOR_RANGE (k, HEADS) io.obs[0][k] = s.place[k]; }
 """
@@ -573,22 +583,22 @@ def test_draws_are_those_of_the_documented_streams(drift, device):
     """Of resets, ticks and random actions, in Python once more: other numbers would change every recorded run."""
     drift.source.write_text(DICE)
     seed, first = 2**40 + 3, 2**32 + 5
-    env = VecEnv(drift, 3, device, autoreset_mode="next_step", first_replica=first)
+    env = VecEnv(drift, 3, device, autoreset_mode="next_step", first_env_index=first)
     env.reset(seed=seed)
     keys = [philox([k & ONES, k >> 32, 0, 0], [seed & ONES, seed >> 32])[:2] for k in range(first, first + 3)]
 
-    def uniform(stream, item, tick, episode):
-        blocks = [philox([stream << 29, item, tick, episode], key) for key in keys]
+    def uniform(stream, item, step, episode):
+        blocks = [philox([stream << 29, item, step, episode], key) for key in keys]
         return torch.tensor([[word >> 8 for word in block[:2]] for block in blocks]) / 2**24
 
     low, high = torch.tensor([drift.action.low, drift.action.high], dtype=torch.float64)
     for episode in range(3):
-        for tick in range(4):
-            assert env.data["machine_episode"].eq(episode).all() and env.time.eq(tick).all()
-            assert same(env.state["place"], uniform(1 if tick else 0, 7, tick, episode))
+        for step in range(4):
+            assert env.data["engine_episode"].eq(episode).all() and env.elapsed_steps.eq(step).all()
+            assert same(env.state["place"], uniform(1 if step else 0, 7, step, episode))
             actions = env.sample_actions()[:, 0]
             # Of bounds with few bits float64 has the exact number, which a fused multiply-add rounds once.
-            exact = low + uniform(3, 0, tick, episode).double() * (high - low)
+            exact = low + uniform(3, 0, step, episode).double() * (high - low)
             assert same(actions, exact.float())
             env.step(actions[:, None])
 
@@ -613,11 +623,11 @@ def test_an_episode_begins_with_one_saved_start_in_all_its_fields(device, mode):
         "position": ((number + 1) / 8 + torch.arange(2 * agents) / 64).view(count, agents, 2),
         "heading": (number / 16 + torch.arange(agents) / 1024).numpy(),
     }
-    env = VecEnv(CONTINUOUS, 150, device, autoreset_mode=mode, starts=starts)
+    env = VecEnv(CONTINUOUS, 150, device, autoreset_mode=mode, initial_states=starts)
     obs, _ = env.reset(seed=3)
     drawn = []
     for _ in range(40):
-        new = env.time == 0
+        new = env.elapsed_steps == 0
         rows = (env.state["heading"][new][:, 0] * 16).round().long().cpu()
         assert same(env.state["heading"][new], torch.as_tensor(starts["heading"])[rows])
         assert same(env.state["position"][new], starts["position"][rows])
@@ -656,11 +666,11 @@ def test_a_saved_state_goes_on_bitwise_in_any_environment(game, device):
         one.load_state_dict(saved)
         runs.append([outputs_of(one.step(one.sample_actions())) for _ in range(25)] + [{"obs": one.reset()[0]}])
         assert all(same(saved[name], copies[name]) for name in copies)
-    for tick, first in enumerate(runs[0]):
-        assert [name for run in runs[1:] for name in first if not same(first[name], run[tick][name])] == [], tick
+    for step, first in enumerate(runs[0]):
+        assert [name for run in runs[1:] for name in first if not same(first[name], run[step][name])] == [], step
 
 
-@pytest.mark.parametrize("lane_order", [1, 2])
+@pytest.mark.parametrize("thread_order", [1, 2])
 @pytest.mark.parametrize(
     ("name", "config"),
     [
@@ -672,9 +682,9 @@ def test_a_saved_state_goes_on_bitwise_in_any_environment(game, device):
         ("tag_continuous", {"num_runners": 40, "side": 4.0, "tag_reward": 0.1, "max_steps": 20}),
     ],
 )
-def test_the_order_in_which_lanes_run_does_not_matter(name, config, lane_order):
+def test_the_order_in_which_lanes_run_does_not_matter(name, config, thread_order):
     game = gpu_vecenv.configure(name, **config)
-    runs = [trajectory_digest(VecEnv(game, 24, "cpu", lane_order=order), 5, 60) for order in (0, lane_order)]
+    runs = [trajectory_digest(VecEnv(game, 24, "cpu", thread_order=order), 5, 60) for order in (0, thread_order)]
     assert torch.equal(runs[0].words, runs[1].words)
 
 
@@ -704,7 +714,7 @@ def test_closing_lets_go_of_all_tensors(game, device):
 def test_a_runner_that_starts_out_of_game_ends_at_once(device):
     starts = {"in_game": torch.tensor([[True, True, False]])}
     game = gpu_vecenv.configure("tag_continuous", num_taggers=1, num_runners=2, max_steps=5, side=1000.0)
-    env = VecEnv(game, 20, device, starts=starts)
+    env = VecEnv(game, 20, device, initial_states=starts)
     env.reset(seed=1)
     _, _, terminations, _, _ = env.step(env.sample_actions())
     assert terminations[:, 2].all()
@@ -775,7 +785,7 @@ def test_a_digest_takes_every_nan_for_the_same(kind, device):
     assert found[3] != found[4] and found[5] != found[6]
 
 
-# ---------------------------------------------------------------------- slabs and autograd
+# ---------------------------------------------------------------------- step buffers and autograd
 
 
 def test_outputs_of_one_mode_do_not_shape_those_of_another(device):
@@ -815,4 +825,4 @@ def test_a_closed_environment_holds_no_memory():
 @pytest.mark.parametrize("rows", ["no", 2, [1], None])
 def test_rows_is_yes_or_no(rows):
     with pytest.raises(TypeError, match="rows is"):
-        gpu_vecenv.make("tag_gridworld", 3, "cpu", rows=rows)
+        gpu_vecenv.make("tag_gridworld", 3, "cpu", agents_as_envs=rows)

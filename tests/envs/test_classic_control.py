@@ -1,4 +1,4 @@
-"""The classic control games against Gymnasium's own, which step the same float32 state in float64, tick by tick."""
+"""The classic control games against Gymnasium's own, which step the same float32 state in float64, step by step."""
 
 import math
 from collections.abc import Callable
@@ -41,8 +41,8 @@ VARIANTS = [
     ("cartpole", {"sutton_barto_reward": True}, {"sutton_barto_reward": True}, {}),
     (
         "cartpole",
-        {"gravity": 5.0, "cart_mass": 2.0, "pole_mass": 0.3, "half_length": 0.8, "force": 7.0, "dt": 0.03}
-        | {"max_position": 0.4, "max_angle": 0.15, "semi_implicit": True, "max_steps": 60},
+        {"gravity": 5.0, "cart_mass": 2.0, "pole_mass": 0.3, "half_length": 0.8, "force_mag": 7.0, "dt": 0.03}
+        | {"x_threshold": 0.4, "theta_threshold": 0.15, "semi_implicit": True, "max_steps": 60},
         {"max_episode_steps": 60},
         {"gravity": 5.0, "masscart": 2.0, "masspole": 0.3, "total_mass": 2.3, "length": 0.8, "polemass_length": 0.24}
         | {"force_mag": 7.0, "tau": 0.03, "x_threshold": 0.4, "theta_threshold_radians": 0.15}
@@ -67,7 +67,7 @@ VARIANTS = [
     ("acrobot", {"book_or_nips": "nips"}, {}, {"book_or_nips": "nips"}),
     (
         "acrobot",
-        {"link_length_1": 1.25, "link_mass_1": 0.8, "link_mass_2": 1.1, "link_com_1": 0.6, "link_com_2": 0.4}
+        {"link_length_1": 1.25, "link_mass_1": 0.8, "link_mass_2": 1.1, "link_com_pos_1": 0.6, "link_com_pos_2": 0.4}
         | {"link_moi": 0.9, "max_velocity_1": 9.0, "max_velocity_2": 20.0, "torque": 1.5, "dt": 0.1},
         {},
         {"LINK_LENGTH_1": 1.25, "LINK_MASS_1": 0.8, "LINK_MASS_2": 1.1, "LINK_COM_POS_1": 0.6, "LINK_COM_POS_2": 0.4}
@@ -83,9 +83,9 @@ VARIANTS = [
 
 
 class Ticks(NamedTuple):
-    """What ticks did: numbers of each, first axis the tick. The first three say where it began."""
+    """What steps did: numbers of each, first axis the step. The first three say where it began."""
 
-    time: np.ndarray  # ticks since reset, before this one
+    time: np.ndarray  # steps since reset, before this one
     before: np.ndarray  # state
     actions: np.ndarray
     after: np.ndarray  # state
@@ -118,8 +118,8 @@ def write_state(env: VecEnv, state: np.ndarray) -> None:
 
 
 def stepped(env: VecEnv, actions: torch.Tensor) -> list[torch.Tensor]:
-    """One tick, as the fields of Ticks."""
-    start = [env.time.clone(), state_of(env), actions[:, 0]]
+    """One step, as the fields of Ticks."""
+    start = [env.elapsed_steps.clone(), state_of(env), actions[:, 0]]
     outputs = env.step(actions)
     return [*start, state_of(env), *(output[:, 0] for output in outputs[:4])]
 
@@ -178,8 +178,8 @@ def pendulum_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
 
 
 def acrobot_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
-    # A tick of Runge and Kutta's method passes rounding errors on, at great speeds a thousandfold. By how much is taken
-    # from Gymnasium's derivative: the effect of moving each number of the state, times its largest value in the tick.
+    # A step of Runge and Kutta's method passes rounding errors on, at great speeds a thousandfold. By how much is taken
+    # from Gymnasium's derivative: the effect of moving each number of the state, times its largest value in the step.
     torque = np.array(oracle.unwrapped.AVAIL_TORQUE)[ours.actions]
 
     def rate(y):
@@ -217,7 +217,7 @@ def doubtful_ends(game: Env, theirs: Ticks, allowed: np.ndarray) -> np.ndarray:
     """Where Gymnasium's state is so near a threshold that rounding decides whether the episode ends."""
     after = theirs.after.T
     if game.name() == "cartpole":
-        near = np.abs(np.abs(after[[0, 2]]) - [[game.max_position], [game.max_angle]]) <= allowed.T[[0, 2]]
+        near = np.abs(np.abs(after[[0, 2]]) - [[game.x_threshold], [game.theta_threshold]]) <= allowed.T[[0, 2]]
         return near.any(0)
     if game.name() == "acrobot":
         height = -np.cos(after[0]) - np.cos(after[1] + after[0])
@@ -258,7 +258,7 @@ def assert_near(what: str, ours: np.ndarray, theirs: np.ndarray, terms: np.ndarr
 
 
 def assert_same(game: Env, oracle: gymnasium.Env, ours: Ticks) -> Ticks:
-    """Hold our ticks against Gymnasium's, which are returned."""
+    """Hold our steps against Gymnasium's, which are returned."""
     theirs = gymnasium_ticks(oracle, ours)
     terms = np.stack(TERMS[game.name()](game, ours, oracle), 1)
     allowed = ROUNDINGS * UNIT * terms
@@ -305,11 +305,11 @@ def test_a_title_and_a_version_make_gymnasiums_id(name):
 @pytest.mark.parametrize(
     ("name", "config"),
     [
-        ("cartpole", {"start_low": 0.1}),
-        ("acrobot", {"start_low": 0.2}),
-        ("mountain_car", {"start_high": -0.7}),
+        ("cartpole", {"reset_low": 0.1}),
+        ("acrobot", {"reset_low": 0.2}),
+        ("mountain_car", {"reset_high": -0.7}),
         ("mountain_car", {"min_position": 0.7}),
-        ("continuous_mountain_car", {"start_high": -0.7}),
+        ("continuous_mountain_car", {"reset_high": -0.7}),
         ("continuous_mountain_car", {"min_position": 0.7}),
     ],
 )
@@ -318,7 +318,7 @@ def test_a_range_that_ends_before_it_begins_is_refused(name, config):
         gpu_vecenv.configure(name, **config)
 
 
-# ---------------------------------------------------------------------- ticks
+# ---------------------------------------------------------------------- steps
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -332,8 +332,8 @@ def test_a_thousand_episodes_step_like_gymnasiums(name, device):
     while first.any():
         drawn = env.sample_actions()
         actions = torch.where(random.view(-1, *[1] * (drawn.ndim - 1)), drawn, POLICIES[name](obs))
-        tick = stepped(env, actions)
-        parts.append([column[first].cpu().numpy() for column in tick])
+        step = stepped(env, actions)
+        parts.append([column[first].cpu().numpy() for column in step])
         ended = ~env.active[:, 0]
         first &= ~ended
         obs, _ = env.reset(mask=ended)
@@ -356,7 +356,7 @@ def test_a_thousand_episodes_step_like_gymnasiums(name, device):
 def anywhere(game: Env, random: np.random.Generator, count: int) -> np.ndarray:
     """States all over what a game can be in, and beyond its ends: (count, numbers) float32."""
     low, high = {
-        "cartpole": lambda: ([-1.1 * game.max_position, -3, -1.1 * game.max_angle, -3], None),
+        "cartpole": lambda: ([-1.1 * game.x_threshold, -3, -1.1 * game.theta_threshold, -3], None),
         "mountain_car": lambda: ([game.min_position, -game.max_speed], [game.max_position, game.max_speed]),
         "continuous_mountain_car": lambda: ([game.min_position, -game.max_speed], [game.max_position, game.max_speed]),
         "acrobot": lambda: ([-np.pi, -np.pi, -game.max_velocity_1, -game.max_velocity_2], None),
@@ -372,7 +372,7 @@ def test_a_tick_from_anywhere_is_gymnasiums(name, config, keywords, attributes, 
     random = np.random.default_rng(5)
     env.reset(seed=5)
     write_state(env, anywhere(env.game, random, 4000))
-    env.time.copy_(torch.from_numpy(random.integers(env.game.max_steps - 3, env.game.max_steps, 4000)))
+    env.elapsed_steps.copy_(torch.from_numpy(random.integers(env.game.max_steps - 3, env.game.max_steps, 4000)))
     ours = Ticks(*(column.cpu().numpy() for column in stepped(env, env.sample_actions())))
     theirs = assert_same(env.game, oracle_of(name, keywords, attributes), ours)
     assert {True, False} == set(theirs.truncations.tolist())
@@ -385,7 +385,7 @@ def test_a_tick_from_anywhere_is_gymnasiums(name, config, keywords, attributes, 
 
 @pytest.mark.parametrize("name", TERMINATING)
 def test_one_flag_a_tick_and_the_termination_goes_first(name, device):
-    """At the last tick: a state that ends and one that does not."""
+    """At the last step: a state that ends and one that does not."""
     ending, lasting = {
         "cartpole": ([3, 0, 0, 0], [0, 0, 0, 0]),
         "mountain_car": ([0.6, 0.05], [-0.5, 0]),
@@ -396,7 +396,7 @@ def test_one_flag_a_tick_and_the_termination_goes_first(name, device):
     env.reset(seed=1)
     for before, at_last in ((2, False), (1, True)):
         write_state(env, np.array([ending, lasting], np.float32))
-        env.time.fill_(env.game.max_steps - before)
+        env.elapsed_steps.fill_(env.game.max_steps - before)
         _, _, terminations, truncations, info = env.step(env.sample_actions())
         assert terminations[:, 0].tolist() == [True, False]
         assert truncations[:, 0].tolist() == [False, at_last]
@@ -405,15 +405,15 @@ def test_one_flag_a_tick_and_the_termination_goes_first(name, device):
 
 
 def test_a_pendulum_turns_for_ever_without_losing_digits(device):
-    """Its angle is wrapped at every tick: after 63 turns it is small and steps as exactly."""
+    """Its angle is wrapped at every step: after 63 turns it is small and steps as exactly."""
     env = gpu_vecenv.make("pendulum", 8, device, autoreset_mode="disabled", max_steps=2**31 - 1, gravity=0.0)
     env.reset(seed=1)
     write_state(env, np.tile(np.float32([0.0, 8.0]), (8, 1)))
     full = torch.full((8, 1, 1), 2.0, device=device)
-    slab = env.slab()
+    buffers = env.step_buffers()
     for _ in range(1000):
-        env.step(full, out=slab)
-    assert env.state["angle"].abs().max() <= np.pi + 8 * 0.05
+        env.step(full, out=buffers)
+    assert env.state["theta"].abs().max() <= np.pi + 8 * 0.05
     oracle = oracle_of("pendulum", {"max_episode_steps": 2**31}, {"g": 0.0})
     assert_same(env.game, oracle, Ticks(*(column.cpu().numpy() for column in stepped(env, full))))
 
@@ -436,11 +436,11 @@ def assert_alike(ours: np.ndarray, theirs: np.ndarray) -> None:
 WIDE = {"low": -0.3, "high": 0.1}
 STARTS = [
     *((name, {}, None) for name in IDS),
-    ("cartpole", {"start_low": -0.3, "start_high": 0.1}, WIDE),
-    ("mountain_car", {"start_low": -0.3, "start_high": 0.1}, WIDE),
-    ("continuous_mountain_car", {"start_low": -0.3, "start_high": 0.1}, WIDE),
-    ("acrobot", {"start_low": -0.3, "start_high": 0.1}, WIDE),
-    ("pendulum", {"start_angle": 0.5, "start_speed": 2.0}, {"x_init": 0.5, "y_init": 2.0}),
+    ("cartpole", {"reset_low": -0.3, "reset_high": 0.1}, WIDE),
+    ("mountain_car", {"reset_low": -0.3, "reset_high": 0.1}, WIDE),
+    ("continuous_mountain_car", {"reset_low": -0.3, "reset_high": 0.1}, WIDE),
+    ("acrobot", {"reset_low": -0.3, "reset_high": 0.1}, WIDE),
+    ("pendulum", {"reset_theta": 0.5, "reset_theta_dot": 2.0}, {"x_init": 0.5, "y_init": 2.0}),
 ]
 
 
@@ -465,7 +465,7 @@ def test_starts_are_distributed_like_gymnasiums(name, config, options, device):
 
 
 def test_torque_noise_of_acrobot_is_distributed_like_gymnasiums(device):
-    env = gpu_vecenv.make("acrobot", 4000, device, torque_noise=0.5)
+    env = gpu_vecenv.make("acrobot", 4000, device, torque_noise_max=0.5)
     env.reset(seed=1)
     write_state(env, np.zeros((4000, 4), np.float32))
     env.step(torch.full((4000, 1), 2, dtype=torch.int32, device=device))
@@ -475,7 +475,7 @@ def test_torque_noise_of_acrobot_is_distributed_like_gymnasiums(device):
         oracle.unwrapped.state = [0.0] * 4
         oracle._elapsed_steps = 0
         theirs.append(oracle.step(2)[0][5])
-    ours = env.state["velocity"][:, 1].cpu().numpy()
+    ours = env.state["theta_dot"][:, 1].cpu().numpy()
     assert_alike(ours, np.array(theirs))
 
 
@@ -508,7 +508,7 @@ def test_both_mountain_cars_are_one_car(device):
 
 
 def test_an_acrobot_under_fourfold_gravity_moves_twice_as_fast(device):
-    """Half the tick, twice the speeds, four times the torque: powers of two, so the bits are the same."""
+    """Half the step, twice the speeds, four times the torque: powers of two, so the bits are the same."""
     scaled = {
         "gravity": 4 * 9.8,
         "dt": 0.1,
@@ -536,7 +536,7 @@ def test_the_goal_of_an_acrobot_may_be_elsewhere(height, device):
     env.reset(seed=1)
     write_state(env, anywhere(env.game, np.random.default_rng(2), 4000))
     _, rewards, terminations, _, _ = env.step(env.sample_actions())
-    angle = env.state["angle"].double()
+    angle = env.state["theta"].double()
     reached = -torch.cos(angle[:, 0]) - torch.cos(angle.sum(1))
     sure = (reached - height).abs() > 1e-6  # two cosines and a sum, each exact to float32
     assert sure.sum() >= 4000 - FEW
@@ -557,6 +557,6 @@ def test_bits_depend_neither_on_lane_order_nor_on_the_number_of_replicas(name):
 
     expected = words(40)
     assert len(set(expected.tolist())) == 40
-    for lane_order in (1, 2):
-        assert torch.equal(words(40, lane_order=lane_order), expected)
-    assert torch.equal(torch.cat([words(13), words(27, first_replica=13)]), expected)
+    for thread_order in (1, 2):
+        assert torch.equal(words(40, thread_order=thread_order), expected)
+    assert torch.equal(torch.cat([words(13), words(27, first_env_index=13)]), expected)

@@ -27,8 +27,8 @@ TABLE = Path(__file__).parents[1] / "game_versions.json"
 BUNDLED = [name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")]
 REWRITE = "python tests/envs/test_game_versions.py"
 AGENTS, SEED = 256, 2**40 + 8  # of all replicas together
-MORE = 20  # ticks, beyond those after which an episode is truncated
-HELD = 16  # ticks for which every other replica repeats its actions: that gets a car up the hill
+MORE = 20  # steps, beyond those after which an episode is truncated
+HELD = 16  # steps for which every other replica repeats its actions: that gets a car up the hill
 
 
 def rules(game: type[Env], device: str = "cpu") -> dict[str, Any]:
@@ -36,17 +36,17 @@ def rules(game: type[Env], device: str = "cpu") -> dict[str, Any]:
 
     State counts only by what is seen of it: how a game keeps its books is no rule.
     """
-    num_envs, ticks = -(-AGENTS // game().num_agents), game().max_steps + MORE
+    num_envs, steps = -(-AGENTS // game().num_agents), game().max_steps + MORE
     env = VecEnv(game(), num_envs, device)
-    digest, slab = Digest(env.functions, num_envs), env.slab()
-    digest.add_start(*env.reset(seed=SEED))
+    digest, buffers = Digest(env.functions, num_envs), env.step_buffers()
+    digest.add_reset(*env.reset(seed=SEED))
     held = torch.empty(0)
-    for tick in range(ticks):
+    for step in range(steps):
         actions = env.sample_actions()
-        if tick % HELD == 0:
+        if step % HELD == 0:
             held = actions[::2].clone()
         actions[::2] = held
-        digest.add_tick(actions, env.step(actions, out=slab))
+        digest.add_step(actions, env.step(actions, out=buffers))
     ended = {name: total.sum().item() for name, total in env.episode_statistics().items()}
     defaults = {field.name: field.default for field in dataclasses.fields(game)}
     counted = {"episodes": ended["episodes"], "terminated": ended["terminations"], "digest": digest.hex()}

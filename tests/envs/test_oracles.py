@@ -1,4 +1,4 @@
-"""The bundled games against independent NumPy oracles, tick by tick and bit by bit, and their books, which add up."""
+"""The bundled games against independent NumPy oracles, step by step and bit by bit, and their books, which add up."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from oracles import tag_continuous, tag_gridworld
 
 import gpu_vecenv
-from gpu_vecenv import FunctionManager, Slab, VecEnv
+from gpu_vecenv import FunctionManager, StepBuffers, VecEnv
 
 SINCOS = """#include "math.cuh"
 KERNEL(map_sincos, const float* x, float* s, float* c, i64 n) { FOR_ITEMS(k, n) math::sincos(x[k], &s[k], &c[k]); }
@@ -20,7 +20,7 @@ GRIDWORLDS = {
     "partial, far": {"num_taggers": 9, "max_steps": 50, "random_start": True, "full_observation": False},
     "odd numbers": {"grid": 7, "max_steps": 11, "wall_penalty": 0.37, "tagger_reward": 1e-3, "runner_penalty": 1 / 3},
     "no numbers": {"grid": 2, "max_steps": 6, "wall_penalty": 0, "step_cost": 0, "tagger_reward": 0},
-    "one cell, one tick": {"num_taggers": 1, "grid": 1, "max_steps": 1},
+    "one cell, one step": {"num_taggers": 1, "grid": 1, "max_steps": 1},
 }
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 40}
 REWARDS = {"tagger_step_reward": -0.013, "runner_step_reward": 0.07, "edge_penalty": -0.3, "tag_reward": 0.1}
@@ -54,16 +54,16 @@ def bits(array: torch.Tensor | np.ndarray) -> np.ndarray:
     return array.view({1: np.uint8, 4: np.int32}[array.itemsize])
 
 
-def poisoned(env: VecEnv) -> Slab:
+def poisoned(env: VecEnv) -> StepBuffers:
     """Outputs full of garbage, so that an element which a kernel leaves out is seen."""
-    slab = env.slab()
-    for tensor in slab.tensors().values():
+    buffers = env.step_buffers()
+    for tensor in buffers.tensors().values():
         tensor.view(torch.uint8).fill_(0xFF)
-    return slab
+    return buffers
 
 
 def oracle_of(name: str, config: dict, device: str):
-    """An oracle; its sine and cosine are those of the device text.
+    """An oracle; its sine and cosine are those of the device code.
 
     That is fair: which sine is right has a test of its own, against float64 over the whole range, and an oracle with
     another sine would differ in the last bit and then drift away. What is compared here is everything else.
@@ -102,7 +102,7 @@ def test_every_tick_has_the_bits_of_the_oracle(name, config, num_envs, steps, de
 
     def inject(replicas) -> None:
         for e in replicas:
-            oracles[e].time, oracles[e].active = 0, np.ones(env.num_agents, bool)
+            oracles[e].elapsed_steps, oracles[e].active = 0, np.ones(env.num_agents, bool)
             for field in fields:
                 setattr(oracles[e], field, env.state[field][e].cpu().numpy().copy())
             ORACLES[name].assert_valid_start(oracles[e])
@@ -115,25 +115,25 @@ def test_every_tick_has_the_bits_of_the_oracle(name, config, num_envs, steps, de
     obs, _ = env.reset(seed=2**40 + 3, out=poisoned(env))
     inject(range(num_envs))
     compare("first obs", obs, [oracle.observe() for oracle in oracles])
-    for tick in range(steps):
+    for step in range(steps):
         shape = (num_envs, env.num_agents, *env.game.action.shape)
         actions = random.integers(0, choices if env.game.action.shape else choices[0], shape, np.int32)
         outputs = env.step(torch.tensor(actions, device=device), out=poisoned(env))
         results = [oracle.step(action) for oracle, action in zip(oracles, actions, strict=True)]
         for place, what in enumerate(("rewards", "terminations", "truncations")):
-            compare(f"{what}, tick {tick}", outputs[place + 1], [result[place] for result in results])
-        compare(f"obs, tick {tick}", outputs[0], [oracle.observe() for oracle in oracles])
-        compare(f"active, tick {tick}", outputs[4]["active"], [oracle.active for oracle in oracles])
-        compare(f"env.active, tick {tick}", env.active, [oracle.active for oracle in oracles])
-        compare(f"time, tick {tick}", env.time, [np.int32(oracle.time) for oracle in oracles])
+            compare(f"{what}, step {step}", outputs[place + 1], [result[place] for result in results])
+        compare(f"obs, step {step}", outputs[0], [oracle.observe() for oracle in oracles])
+        compare(f"active, step {step}", outputs[4]["active"], [oracle.active for oracle in oracles])
+        compare(f"env.active, step {step}", env.active, [oracle.active for oracle in oracles])
+        compare(f"time, step {step}", env.elapsed_steps, [np.int32(oracle.elapsed_steps) for oracle in oracles])
         for field in fields:
-            compare(f"{field}, tick {tick}", env.state[field], [getattr(oracle, field) for oracle in oracles])
+            compare(f"{field}, step {step}", env.state[field], [getattr(oracle, field) for oracle in oracles])
         ended = ~env.active.any(1)
         if ended.any():
             ends += int(ended.sum())
             obs, _ = env.reset(mask=ended, out=poisoned(env))
             inject(np.flatnonzero(ended.cpu()))
-            compare(f"obs after reset, tick {tick}", obs, [oracle.observe() for oracle in oracles])
+            compare(f"obs after reset, step {step}", obs, [oracle.observe() for oracle in oracles])
     assert env.faults().sum() == 0
     assert ends >= steps // env.game.max_steps * num_envs
 
@@ -143,7 +143,7 @@ KERNEL(three_nearest, const float* distance, i32* id, i64 n) {
     FOR_ITEMS (k, n) {
         Nearest<3> nearest;
         nearest.clear();
-        for (int j = 0; j < 8; ++j) nearest.offer(distance[8 * k + j], j);
+        for (int j = 0; j < 8; ++j) nearest.insert(distance[8 * k + j], j);
         for (int place = 0; place < 3; ++place) id[3 * k + place] = nearest.id(place);
     }
 }
@@ -199,7 +199,7 @@ def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(runners, device):
     observed = env.observe().cpu()
     for e, rows in enumerate(observed):
         oracle = oracle_of("tag_continuous", config, device)
-        oracle.time, oracle.active = 0, np.ones(6 + runners, bool)
+        oracle.elapsed_steps, oracle.active = 0, np.ones(6 + runners, bool)
         for field in (field.name for field in env.game.state if not field.shared):
             setattr(oracle, field, env.state[field][e].cpu().numpy().copy())
         np.testing.assert_array_equal(bits(rows), bits(oracle.observe()), f"crowd {e}")
@@ -213,11 +213,11 @@ def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(runners, device):
     ],
 )
 def test_the_books_of_tag_continuous_add_up(config, all_caught, device):
-    """500 replicas x 110 agents x 300 ticks, in integers: every reward here is a whole number of at most 1000."""
+    """500 replicas x 110 agents x 300 steps, in integers: every reward here is a whole number of at most 1000."""
     env = gpu_vecenv.make("tag_continuous", 500, device, autoreset_mode="next_step", **config)
     taggers, runners = (env.game.role_slices[role] for role in ("tagger", "runner"))
-    slab = env.slab()
-    env.reset(seed=19, out=slab)
+    buffers = env.step_buffers()
+    env.reset(seed=19, out=buffers)
     left = torch.zeros(500, dtype=torch.int64, device=device)  # runners gone in this episode
     ends = torch.zeros_like(left)
     returns = torch.zeros((500, 110), device=device)
@@ -225,12 +225,12 @@ def test_the_books_of_tag_continuous_add_up(config, all_caught, device):
     imbalance = {}
     for _ in range(300):
         begins = ~env.active.any(1)
-        _, rewards, terminations, truncations, info = env.step(env.sample_actions(), out=slab)
+        _, rewards, terminations, truncations, info = env.step(env.sample_actions(), out=buffers)
         whole = rewards.long()
         leaving = terminations[:, runners].sum(1)
         left = torch.where(begins, 0, left + leaving)
         ended = ~info["active"].any(1)
-        late = (env.time >= env.game.max_steps) & ~begins
+        late = (env.elapsed_steps >= env.game.max_steps) & ~begins
         over = left == 100
         survivors = torch.where(late, 100 - left, 0)
         in_game = env.state["in_game"]
@@ -247,7 +247,7 @@ def test_the_books_of_tag_continuous_add_up(config, all_caught, device):
             "taggers terminated": terminations[:, taggers].sum(1) - 10 * (over & ~begins),
             "taggers truncated": truncations[:, taggers].sum(1) - 10 * (late & ~over),
             "ends": ended.long() - (over & ~begins | late).long(),
-            "running returns": (returns != env.data["machine_returns"]).sum(1),
+            "running returns": (returns != env.data["engine_returns"]).sum(1),
         }
         for what, difference in books.items():
             imbalance[what] = imbalance.get(what, 0) + difference.abs().sum()

@@ -1,7 +1,7 @@
 """The particle games against mpe2, whose rules, parameters and defaults they have.
 
-Every tick mpe2's world is set to our float32 state, both take the same actions, and what mpe2's float64 makes of it is
-compared: positions and velocities may differ by the rounding of float32. Then mpe2 is set to the state that our tick
+Every step mpe2's world is set to our float32 state, both take the same actions, and what mpe2's float64 makes of it is
+compared: positions and velocities may differ by the rounding of float32. Then mpe2 is set to the state that our step
 led to, so that its observations, rewards and flags are about the very same numbers as ours.
 """
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import gpu_vecenv
-from gpu_vecenv import Slab, VecEnv
+from gpu_vecenv import StepBuffers, VecEnv
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.envs.registry import GAMES
 
@@ -59,7 +59,7 @@ U = 2.0**-24  # the largest relative error of one float32 operation
 # compared with: 3 U is the error of a distance, 2 U that of a sum of two radii; and two distances have 6 U.
 TIE = 8 * U
 DT, CONTACT_FORCE, MARGIN = 0.1, 100.0, 1e-3  # mpe2's
-REACH = 17 * MARGIN  # beyond it the device text sees no contact
+REACH = 17 * MARGIN  # beyond it the device code sees no contact
 
 
 def module(name):
@@ -103,7 +103,7 @@ class Reference:
 
     def tick(self, row):
         """What mpe2 says of one row of ``play``: name -> value for each agent."""
-        if row["time"] == 0:
+        if row["elapsed_steps"] == 0:
             self.env.reset()
         self.put(row, "before")
         self.row = row
@@ -114,15 +114,15 @@ class Reference:
 
 def poisoned(env):
     """Outputs full of garbage, so that an element which a kernel leaves out is seen."""
-    slab: Slab = env.slab()
-    for tensor in slab.tensors().values():
+    buffers: StepBuffers = env.step_buffers()
+    for tensor in buffers.tensors().values():
         tensor.view(torch.uint8).fill_(0xFF)
-    return slab
+    return buffers
 
 
-def arrange(env, tick):
+def arrange(env, step):
     """Three quarters of the replicas anew: a crowd at speed; agents beside landmarks; far out and fast."""
-    generator = torch.Generator().manual_seed(tick)
+    generator = torch.Generator().manual_seed(step)
     drawn, speeds = (2 * torch.rand(2, env.num_envs, env.num_agents, 2, generator=generator) - 1).to(env.device)
     landmark = env.state["landmark"]
     beside = landmark[:, torch.arange(env.num_agents, device=env.device) % landmark.shape[1]] + 0.15 * drawn
@@ -133,24 +133,24 @@ def arrange(env, tick):
 
 
 def play(name, config, stage, episodes, device):
-    """Random play, agents put elsewhere every fifth tick: name -> (rows, …), tick by tick of episode by episode."""
+    """Random play, agents put elsewhere every fifth step: name -> (rows, …), step by step of episode by episode."""
     env = VecEnv(gpu_vecenv.configure(name, **config), episodes, device, autoreset_mode="disabled")
     if "curriculum_stage" in env.state:
         env.state["curriculum_stage"].fill_(stage)
     env.reset(seed=2**33 + 1)
-    ticks = []
+    steps = []
     for time in range(env.game.max_steps):
         if time % 5 == 0:
             arrange(env, time)
-        tick = {"active": env.active.any(1), "time": env.time, "actions": env.sample_actions()}
-        tick |= {f"{field} before": tensor for field, tensor in env.state.items() if tensor.ndim}
-        tick = {what: tensor.clone() for what, tensor in tick.items()}
-        tick["obs"], tick["rewards"], tick["terminations"], tick["truncations"], info = env.step(
-            tick["actions"], out=poisoned(env)
+        step = {"active": env.active.any(1), "elapsed_steps": env.elapsed_steps, "actions": env.sample_actions()}
+        step |= {f"{field} before": tensor for field, tensor in env.state.items() if tensor.ndim}
+        step = {what: tensor.clone() for what, tensor in step.items()}
+        step["obs"], step["rewards"], step["terminations"], step["truncations"], info = env.step(
+            step["actions"], out=poisoned(env)
         )
-        tick |= {f"{field} after": tensor.clone() for field, tensor in env.state.items() if tensor.ndim}
-        ticks.append(tick | {"active after": info["active"]})
-    columns = {what: torch.stack([tick[what] for tick in ticks], 1).cpu().numpy() for what in ticks[0]}
+        step |= {f"{field} after": tensor.clone() for field, tensor in env.state.items() if tensor.ndim}
+        steps.append(step | {"active after": info["active"]})
+    columns = {what: torch.stack([step[what] for step in steps], 1).cpu().numpy() for what in steps[0]}
     return {what: column[columns["active"]] for what, column in columns.items()}
 
 
@@ -168,13 +168,13 @@ def contacts(world, position, landmark):
 
 
 def physics_tolerances(world, rows):
-    """How far float32 may be from mpe2 after one tick, for positions and velocities.
+    """How far float32 may be from mpe2 after one step, for positions and velocities.
 
-    Errors to first order in U, of the formulas as the device text writes them.
+    Errors to first order in U, of the formulas as the device code writes them.
     Position: 0.1 as a float and its product with the velocity, 2 U of the step; the sum, U of the position.
     A contact: its distance d has 3 U d, the distance of touch 2 U touch, their difference and its division by the
     margin 3 U |d - touch|. The softplus passes these on as they are, at most, and adds 4 U margin by exp, 1 + … and log
-    and 3 U depth by its sum and product; the direction and the other products add 7 U depth. Where the device text sees
+    and 3 U depth by its sum and product; the direction and the other products add 7 U depth. Where the device code sees
     no contact it lacks mpe2's tail. Each contact rounds the sum of the forces once.
     Velocity: the force times 0.1 has 3 U, damping and sum 2 U, the limit of the speed 5 U.
     """
@@ -216,7 +216,7 @@ def unclear_order(game, world, rows):
     """(rows, N): agents that see the nearest only, and for whom two are equally far within rounding."""
     places, landmarks = rows["position after"], rows["landmark after"][:, : len(world.landmarks)]
     ties = np.zeros(places.shape[:2], bool)
-    for sees_all, others in ((game.see_all_agents, places), (game.see_all_landmarks, landmarks)):
+    for sees_all, others in ((game.observe_all_agents, places), (game.observe_all_landmarks, landmarks)):
         d = np.sort(distances(places, others), axis=-1)
         ties |= (np.diff(d, axis=-1) < TIE * d[..., 1:]).any(-1) & ~np.bool_(sees_all)
     return ties
@@ -245,9 +245,9 @@ def test_names_and_spaces_are_those_of_mpe2(name, config):
 def test_every_tick_agrees_with_mpe2(name, config, stage, episodes, device):
     game, theirs = gpu_vecenv.configure(name, **config), Reference(name, config, stage)
     rows = play(name, config, stage, episodes, device)
-    count = len(rows["time"])
-    ticks = [theirs.tick({what: column[r] for what, column in rows.items()}) for r in range(count)]
-    expected = {what: np.array([tick[what] for tick in ticks]) for what in ticks[0] if what != "obs"}
+    count = len(rows["elapsed_steps"])
+    steps = [theirs.tick({what: column[r] for what, column in rows.items()}) for r in range(count)]
+    expected = {what: np.array([step[what] for step in steps]) for what in steps[0] if what != "obs"}
 
     for what, tolerance in physics_tolerances(theirs.world, rows).items():
         errors = abs(rows[f"{what} after"] - expected[what]) / tolerance
@@ -257,7 +257,7 @@ def test_every_tick_agrees_with_mpe2(name, config, stage, episodes, device):
     unordered = unclear_order(game, theirs.world, rows)
     for i, name_of_agent in enumerate(game.agent_names):
         size, clear = game.observation.shapes[name_of_agent.rpartition("_")[0]][0], ~unordered[:, i]
-        obs = np.array([tick["obs"][i] for tick in ticks])
+        obs = np.array([step["obs"][i] for step in steps])
         np.testing.assert_array_equal(rows["obs"][clear, i, :size], obs[clear], f"observation of {name_of_agent}")
         assert (rows["obs"][:, i, size:] == 0).all(), "padding"
 
@@ -344,7 +344,7 @@ def test_neither_the_order_of_lanes_nor_num_envs_matters(name, config):
     words = trajectory_digest(VecEnv(game, 33, "cpu"), 3, 60).words
     assert len(set(words.tolist())) == 33
     for order in (1, 2):
-        assert torch.equal(trajectory_digest(VecEnv(game, 33, "cpu", lane_order=order), 3, 60).words, words)
+        assert torch.equal(trajectory_digest(VecEnv(game, 33, "cpu", thread_order=order), 3, 60).words, words)
     for num_envs in (1, 8):
         assert torch.equal(trajectory_digest(VecEnv(game, num_envs, "cpu"), 3, 60).words, words[:num_envs])
 

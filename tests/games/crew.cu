@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -12,7 +12,7 @@ HD void step(State s, Io io) {
     ONCE {
         s.place[0] += io.action(0) - 2;  // -2 .. 2; what leaves the road is masked
         io.rewards[0] = (float)s.place[0];
-        io.truncations[0] = io.time >= MAX_STEPS;
+        io.truncations[0] = io.elapsed_steps >= MAX_STEPS;
     }
     FOR_RANGE (j, NUM_HELPERS) {
         int i = 1 + j;
@@ -20,8 +20,8 @@ HD void step(State s, Io io) {
         bool hands_over = io.action(i, 0) == 1;
         s.rest[j] = hands_over ? 3 : math::max(s.rest[j] - 1 - io.action(i, 1), 0);
         io.rewards[i] = hands_over;
-        io.terminations[i] = io.time == 3 + j;
-        io.truncations[i] = io.time >= MAX_STEPS && !io.terminations[i];
+        io.terminations[i] = io.elapsed_steps == 3 + j;
+        io.truncations[i] = io.elapsed_steps >= MAX_STEPS && !io.terminations[i];
     }
 }
 
@@ -29,7 +29,7 @@ HD void observe(State s, Io io) {
     FOR_AGENTS (i) {
         bool driver = i == 0;
         io.obs[i][0] = 1.0f + s.place[0];
-        io.obs[i][1] = 1.0f + io.time;
+        io.obs[i][1] = 1.0f + io.elapsed_steps;
         for (int move = 0; driver && move < 5; ++move) {
             int there = s.place[0] + move - 2;
             io.action_mask[i][move] = there >= 0 && there < LENGTH;

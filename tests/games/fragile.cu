@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -16,9 +16,9 @@ HD void step(State s, Io io) {
     FOR_AGENTS (i) {
         s.place[i][0] += 0.25f;
         io.rewards[i] = s.place[i][1];
-        io.truncations[i] = io.time >= 6;
+        io.truncations[i] = io.elapsed_steps >= 6;
     }
-    team_sync();
+    group_sync();
     ONCE {
         const float nan = math::from_bits(0x7fc00000u), infinity = math::from_bits(0x7f800000u);
         s.clock[0] += 0.5;

@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -15,7 +15,7 @@ HD void step(State s, Io io) {
         bool full = true;
         for (int x = 0; x < WIDTH; ++x) full &= s.canvas[row][x] == 255;
         io.terminations[0] = full;
-        io.truncations[0] = io.time >= MAX_STEPS && !full;
+        io.truncations[0] = io.elapsed_steps >= MAX_STEPS && !full;
     }
 }
 
@@ -23,6 +23,6 @@ HD void observe(State s, Io io) {
     FOR_RANGE (k, OBS_SIZE) {
         int pixel = k / 3, colour = k % 3;
         u8 value = s.canvas[pixel / WIDTH][pixel % WIDTH];
-        io.obs[0][k] = colour == 0 ? value : colour == 1 ? (u8)io.time : (u8)(pixel);
+        io.obs[0][k] = colour == 0 ? value : colour == 1 ? (u8)io.elapsed_steps : (u8)(pixel);
     }
 }

@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {
     bool begun;  // one byte, as small as an empty one
@@ -11,13 +11,13 @@ HD void reset(State s, Io io) {
 HD void step(State s, Io io) {
     ONCE io
         .scratch->begun = true;
-    team_sync();
+    group_sync();
     FOR_AGENTS (i) {
         if (!io.active[i]) continue;
         s.colour[i] += 1 + io.action(i);
         io.rewards[i] = s.colour[i] / 3.0f;
-        io.terminations[i] = i < END_SCOUT && io.time == 2 + i;
-        io.truncations[i] = io.time >= MAX_STEPS && !io.terminations[i];
+        io.terminations[i] = i < END_SCOUT && io.elapsed_steps == 2 + i;
+        io.truncations[i] = io.elapsed_steps >= MAX_STEPS && !io.terminations[i];
     }
 }
 

@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -19,9 +19,9 @@ HD void step(State s, Io io) {
 #else
         s.said[i] = (float)io.action(i);
 #endif
-        io.rewards[i] = 10.0f * (i + 1) + io.time;
-        bool over = io.time == s.ends[0];
-        bool leaves = !over && i >= NUM_LEADS && io.time == LEAVE;
+        io.rewards[i] = 10.0f * (i + 1) + io.elapsed_steps;
+        bool over = io.elapsed_steps == s.ends[0];
+        bool leaves = !over && i >= NUM_LEADS && io.elapsed_steps == LEAVE;
         io.terminations[i] = leaves || (over && !s.truncates[0]);
         io.truncations[i] = over && s.truncates[0];
     }
@@ -30,7 +30,7 @@ HD void step(State s, Io io) {
 HD void observe(State s, Io io) {
     FOR_AGENTS (i) {
         io.obs[i][0] = i + 1;
-        io.obs[i][1] = io.time;
+        io.obs[i][1] = io.elapsed_steps;
         io.obs[i][2] = s.ends[0];
         io.obs[i][3] = s.truncates[0];
         io.obs[i][4] = s.mark[0];

@@ -9,11 +9,11 @@ from gpu_vecenv.declare.env import Env, Field, f32, i32, param
 
 @dataclass(frozen=True, kw_only=True)
 class Script(Env):
-    """Observations of agent i: i + 1, ticks since reset, the tick that ends the episode, 1 if that tick truncates and 0
+    """Observations of agent i: i + 1, steps since reset, the step that ends the episode, 1 if that step truncates and 0
     if it terminates, the episode's mark, a random number, and what the agent did last (its first number; 0 at first).
 
-    The reward of a tick is 10 * (i + 1) + the ticks since reset, after the tick. With ``leave``, every "other"
-    terminates at that tick already, unless its episode is over by then.
+    The reward of a step is 10 * (i + 1) + the steps since reset, after the step. With ``leave``, every "other"
+    terminates at that step already, unless its episode is over by then.
     """
 
     num_leads: int = param(1, low=1)

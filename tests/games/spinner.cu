@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -22,21 +22,21 @@ HD void step(State s, Io io) {
         for (int k = 0; k < 3; ++k) s.angle[k] += speed * (float)(k + 1);
         s.turns[0] += choice;
         s.work[0] += 0.1 * choice;
-        s.marks[io.time % 2][choice % 2] += 1;
+        s.marks[io.elapsed_steps % 2][choice % 2] += 1;
         s.last[0] = choice;
         bool broken = io.rng.uniform(0, 0) < 0.05f;
         io.rewards[0] = broken ? -1.0f : speed;
         io.terminations[0] = broken;
-        io.truncations[0] = !broken && io.time >= MAX_STEPS;
+        io.truncations[0] = !broken && io.elapsed_steps >= MAX_STEPS;
     }
 }
 
 HD void observe(State s, Io io) {
     ONCE {
         math::sincos(s.angle[0], &io.obs[0][0], &io.obs[0][1]);
-        // Beyond 2^16 now and then, which no tick sees.
+        // Beyond 2^16 now and then, which no step sees.
         io.obs[0][2] = math::cos(s.angle[1] * 20000.0f);
         io.obs[0][3] = (float)s.work[0] + s.marks[0][1] + (float)s.turns[0];
-        io.obs[0][4] = io.rng.uniform(1, 1) + io.time;
+        io.obs[0][4] = io.rng.uniform(1, 1) + io.elapsed_steps;
     }
 }

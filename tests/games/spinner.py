@@ -1,4 +1,4 @@
-"""One spinner: fields of all types and of several items, a shared table, two choices, draws in a tick, large angles."""
+"""One spinner: fields of all types and of several items, a shared table, two choices, draws in a step, large angles."""
 
 from dataclasses import dataclass
 

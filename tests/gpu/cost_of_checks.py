@@ -1,4 +1,4 @@
-"""What looking costs: each tick's look at the actions, quarantine, guard bands, and the host's look at a call.
+"""What looking costs: each step's look at the actions, end_on_nonfinite, guard bands, and the host's look at a call.
 
     python3 tests/gpu/cost_of_checks.py RESULTS.json
 
@@ -28,32 +28,36 @@ from gpu_vecenv.envs.registry import configure
 SIZES = (("tag_gridworld", 2000), ("tag_gridworld", 1_000_000), ("tag_continuous", 2000), ("cartpole", 1_000_000))
 STEPS, TURNS = 20, 5
 LOOK = "    int outside = 0, non_finite = 0;\n"  # where actions.cuh begins to look
-WAYS: dict[str, dict[str, Any]] = {"default": {}, "quarantine": {"quarantine": True}, "guards": {"guards": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "end_on_nonfinite": {"end_on_nonfinite": True},
+    "guards": {"guards": True},
+}
 
 
 @contextmanager
 def unlooked() -> Iterator[None]:
     """Kernels compiled here do not look at the actions."""
-    text_of = function_manager.game_text
+    text_of = function_manager.game_source
 
     def without(*arguments: Any) -> str:
         text = text_of(*arguments)
         assert text.count(LOOK) == 1
         return text.replace(LOOK, f"    return 0;\n{LOOK}")
 
-    with mock.patch.object(function_manager, "game_text", without):
+    with mock.patch.object(function_manager, "game_source", without):
         yield
 
 
 def steps(env: VecEnv) -> Callable[[], None]:
     """``STEPS`` launches of the step kernel, on tensors that it keeps; what the host looks at is looked at once."""
-    kept = slab, actions = env.slab(), env.sample_actions()
-    env.reset(seed=1, out=slab)
-    env.step(actions, out=slab)
+    kept = buffers, actions = env.step_buffers(), env.sample_actions()
+    env.reset(seed=1, out=buffers)
+    env.step(actions, out=buffers)
 
     def run() -> None:
         for _ in range(STEPS):
-            env.repeat_step()
+            env.replay_step()
 
     again = captured(run, env.device)
     return lambda: (again(), kept)[0]  # a graph knows addresses only
@@ -71,8 +75,8 @@ def measure(name: str, num_envs: int, device: torch.device) -> dict[str, Any]:
             times[way].append(seconds(run, device) / STEPS * 1e6)
     row = {way: round(statistics.median(taken), 3) for way, taken in times.items()}
     env = envs["default"]
-    actions, slab = env.sample_actions(), env.slab()
-    eager = seconds(lambda: env.step(actions, out=slab), device, of=min) * 1e6
+    actions, buffers = env.sample_actions(), env.step_buffers()
+    eager = seconds(lambda: env.step(actions, out=buffers), device, of=min) * 1e6
     look = seconds(lambda: env._action_check(actions), device, of=min) * 1e6
     host = {"call of step": round(eager, 3), "its look at dtype, shape and device": round(look, 3)}
     for each in envs.values():

@@ -59,7 +59,7 @@ def main(kernel: str) -> None:
     x = torch.zeros(THREADS, device="cuda")
     y = torch.empty(THREADS, device="cuda")
     launch = functions.compile(TEXT, "planted_kernels.cu").prepare(
-        kernel, LaunchShape(THREADS, block=THREADS), [x, y, np.int64(THREADS)]
+        kernel, LaunchShape(THREADS, threads_per_block=THREADS), [x, y, np.int64(THREADS)]
     )
     launch()
     torch.cuda.synchronize()

@@ -93,8 +93,8 @@ def against_scripts(runs: list[Path], device: str, episodes: int) -> Iterator[di
     torch.manual_seed(0)  # of the policies' draws
     policies = [gpu_vecenv.load_policy(run, device=device) for run in runs]
     game = policies[0].game
-    taggers: dict[str, list[Any]] = {"chance": [None], "pursuit": [scripts.pursuit(game)]}
-    runners: dict[str, list[Any]] = {"chance": [None], "flee": [scripts.flee(game)]}
+    taggers: dict[str, list[Any]] = {"random": [None], "pursuit": [scripts.pursuit(game)]}
+    runners: dict[str, list[Any]] = {"random": [None], "flee": [scripts.flee(game)]}
     taggers["trained"] = [policy["tagger"].act for policy in policies]
     runners["trained"] = [policy["runner"].act for policy in policies]
     for (name, hunting), (other, fleeing) in itertools.product(taggers.items(), runners.items()):

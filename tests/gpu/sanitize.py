@@ -138,7 +138,7 @@ def examine(tool: str, reference: Outcome, results: Path, sanitizer: str, python
         what=f"compute-sanitizer's {tool} over every kernel: all games, four numbers of replicas, three autoreset "
         "modes, masked resets, refused actions, agents as rows",
         command=f"python tests/gpu/sanitize.py RESULTS {tool}",
-        figures={
+        metrics={
             "findings": said.findings,
             "summary": said.summary,
             "environments": sum(map(int, END.findall(said.output))),

@@ -1,6 +1,6 @@
 """The goals of speed on one H200, one by one, beside what is measured: what `gpu-vecenv bench` gives, and more.
 
-    python3 tests/gpu/speed_goals.py RESULTS.json [NAME…]     names: ticks sampler eager training solved
+    python3 tests/gpu/speed_goals.py RESULTS.json [NAME…]     names: steps sampler eager training solved
 
 Nothing here fails where a goal is missed: it says so.
 """
@@ -22,7 +22,7 @@ from gpu_vecenv import Sampler, VecEnv
 from gpu_vecenv.bench import games as bench_games
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.timing import captured, provenance, seconds, wait
+from gpu_vecenv.engine.timing import captured, provenance, seconds, synchronize
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig
@@ -32,7 +32,7 @@ from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 Row = dict[str, Any]
 THOUSAND = {"num_taggers": 100, "num_runners": 900}
 MANY = {"num_taggers": 999, "full_observation": False}
-# Game, configuration, replicas, ticks (sampling and step) of all replicas in a second, share of the copy bandwidth.
+# Game, configuration, replicas, steps (sampling and step) of all replicas in a second, share of the copy bandwidth.
 TICKS: tuple[tuple[str, dict[str, Any], int, float, float | None], ...] = (
     ("tag_continuous", {}, 100, 4e6, None),
     ("tag_continuous", {}, 2000, 25e6, None),
@@ -46,7 +46,7 @@ TICKS: tuple[tuple[str, dict[str, Any], int, float, float | None], ...] = (
     ("cartpole", {}, 100_000, 5e9, None),
     ("cartpole", {}, 1_000_000, 20e9, 0.5),
 )
-# Game, configuration, replicas, layers, ticks, epochs, one policy for all roles, precision, agent-steps in a second.
+# Game, configuration, replicas, layers, steps, epochs, one policy for all roles, precision, agent-steps in a second.
 TRAINING: tuple[tuple[str, int, tuple[int, int], int, int, bool, Precision, float], ...] = (
     ("tag_continuous", 2000, (64, 64), 25, 4, True, "tf32", 45e6),
     ("tag_continuous", 2000, (64, 64), 25, 1, True, "tf32", 90e6),
@@ -56,12 +56,12 @@ TRAINING: tuple[tuple[str, int, tuple[int, int], int, int, bool, Precision, floa
 )
 
 
-def ticks(device: torch.device) -> Iterator[Row]:
+def steps(device: torch.device) -> Iterator[Row]:
     """Sampling, step and autoreset in a captured graph."""
     bandwidth = bench_games.copy_bandwidth(device)
     for name, config, num_envs, goal, share in TICKS:
         row = bench_games.measure(configure(name, **config), num_envs, bandwidth, device)
-        goals = {"tick_env_steps_per_s": goal or None, "step_share_of_copy_bandwidth": share}
+        goals = {"sample_and_step_env_steps_per_s": goal or None, "step_share_of_copy_bandwidth": share}
         yield {**row, "goals": {figure: value for figure, value in goals.items() if value is not None}}
 
 
@@ -135,14 +135,14 @@ def trained(game: Env, num_envs: int, config: PPOConfig, shared: bool, device: t
     roles = "+".join(role for role, count in game.roles.items() if count)
     trainer = Trainer(VecEnv(game, num_envs, device), config, policies={roles: PolicySpec()} if shared else None)
     for _ in range(4):
-        figures = trainer.train_iteration()
-    wait(device)
+        metrics = trainer.train_iteration()
+    synchronize(device)
     start, iterations = time.perf_counter(), 12
     for _ in range(iterations):
-        figures = trainer.train_iteration()
-    wait(device)
+        metrics = trainer.train_iteration()
+    synchronize(device)
     duration = (time.perf_counter() - start) / iterations
-    shares = {key: round(value, 3) for key, value in figures.items() if key.endswith("_share") and "_share_" not in key}
+    shares = {key: round(value, 3) for key, value in metrics.items() if key.endswith("_share") and "_share_" not in key}
     trainer.close()
     return {
         **bench_games.named(game, num_envs),
@@ -174,12 +174,12 @@ def solved(device: torch.device) -> Iterator[Row]:
         trainer.train_iteration()
         start, length, ended = time.perf_counter(), 0.0, deque[tuple[float, float]]()
         while length < 475 and time.perf_counter() - start < 20:
-            figures = trainer.train_iteration()
-            ended.append((figures["episodes"], figures["episodes"] * figures["episode_length"]))
+            metrics = trainer.train_iteration()
+            ended.append((metrics["episodes"], metrics["episodes"] * metrics["episode_length"]))
             while sum(count for count, _ in ended) - ended[0][0] >= 100:
                 ended.popleft()
             count = sum(count for count, _ in ended)
-            length = sum(ticks for _, ticks in ended) / count if count >= 100 else 0.0
+            length = sum(steps for _, steps in ended) / count if count >= 100 else 0.0
         duration = round(time.perf_counter() - start, 2)
         row = {"game": "cartpole", "num_envs": num_envs, "iterations": trainer.iteration}
         row["episode_length"] = round(length, 1)
@@ -187,7 +187,7 @@ def solved(device: torch.device) -> Iterator[Row]:
         yield {**row, "seconds_to_solve": duration, "goals": {"seconds_to_solve": 2.0}}
 
 
-SECTIONS = {call.__name__: call for call in (ticks, sampler, eager, training, solved)}
+SECTIONS = {call.__name__: call for call in (steps, sampler, eager, training, solved)}
 
 
 def main(results: str, *names: str) -> None:

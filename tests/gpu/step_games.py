@@ -27,7 +27,7 @@ from games.scouts import Scouts
 import gpu_vecenv
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.digest import Digest
-from gpu_vecenv.engine.step_buffers import Slab
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.train.policy import masked
 from gpu_vecenv.train.ppo import PPOConfig
@@ -72,7 +72,7 @@ LEARNT: tuple[tuple[Game, dict[str, Any]], ...] = (
 def cases(device: str) -> Iterator[tuple[Game, dict[str, Any], int, str, str]]:
     """Game, configuration, replicas, autoreset mode, kind: 1 replica, 33, no multiple of a block, many.
 
-    The kinds are "plain", "rows" (agents are rows) and "guards" (guard bands between replicas, and quarantine). On a
+    The kinds are "plain", "rows" (agents are rows) and "guards" (guard bands between replicas, and end_on_nonfinite). On a
     GPU, where each tool takes its time, guards and other numbers of replicas than 33 have one mode each, in turn.
     """
     for index, (game, config) in enumerate(GAMES):
@@ -93,10 +93,12 @@ def cases(device: str) -> Iterator[tuple[Game, dict[str, Any], int, str, str]]:
         yield *HUGE, 3, "next_step", "rows"
 
 
-def outputs_apart(env: VecEnv) -> Slab:
-    """A slab of tensors that each have an allocation of their own; guard bands need the slab's own."""
+def outputs_apart(env: VecEnv) -> StepBuffers:
+    """A buffers of tensors that each have an allocation of their own; guard bands need the buffers's own."""
     specs = {} if env.layout.guard_rows else env.layout.specs
-    out = env.slab(**{n: torch.empty(shape, dtype=kind, device=env.device) for n, (shape, kind) in specs.items()})
+    out = env.step_buffers(
+        **{n: torch.empty(shape, dtype=kind, device=env.device) for n, (shape, kind) in specs.items()}
+    )
     if out.final_obs is not None:  # only some of its rows are ever written
         out.final_obs.zero_()
     return out
@@ -110,9 +112,9 @@ def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mo
         device,
         autoreset_mode=mode,
         driver="cuda_core" if device == "cuda" else None,
-        rows=kind == "rows",
+        agents_as_envs=kind == "rows",
         guards=kind == "guards",
-        quarantine=kind == "guards",
+        end_on_nonfinite=kind == "guards",
     )
     digest, out = Digest(env.functions, num_envs), outputs_apart(env)
 
@@ -124,18 +126,18 @@ def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mo
     obs, info = env.reset(seed=1, out=out)
     feed(obs, **info)
     sampler = None if kind == "guards" else gpu_vecenv.Sampler(env)  # it takes no clocks with bands between them
-    for tick in range(TICKS):
+    for step in range(TICKS):
         actions = env.sample_actions()
-        if tick % 3 == 1 and sampler is not None:
+        if step % 3 == 1 and sampler is not None:
             parameters = torch.zeros((*env.layout.batch, sampler.num_parameters), device=device)
             parameters = masked(parameters, info.get("action_mask"))
-            if tick == 1:
+            if step == 1:
                 *outputs, info = env.step(sampler.sample(parameters).actions, out=out)
             else:  # a step that draws its actions is a kernel of its own
                 _, (*outputs, info) = sampler.step(parameters, out=out)
         else:
-            wide = tick % 3 == 2 and not env.game.action.continuous
-            *outputs, info = env.step(actions.long() if wide else actions, out=out)
+            int64_actions = step % 3 == 2 and not env.game.action.continuous
+            *outputs, info = env.step(actions.long() if int64_actions else actions, out=out)
         feed(*outputs, **info)
     some = torch.arange(num_envs, device=device) % 2 == 0
     obs, info = env.reset(seed=2, mask=some, out=out)

@@ -1,4 +1,4 @@
-"""The same bits on CPU and GPU, whatever the driver, the number of replicas, the team, eager or in a graph."""
+"""The same bits on CPU and GPU, whatever the driver, the number of replicas, the threads_per_env, eager or in a graph."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 DRIVERS = ("pycuda", "cuda_core")
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
-# game, configuration, replicas, ticks: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size, 20 M of
+# game, configuration, replicas, steps: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size, 20 M of
 # each of the others; shorter episodes where chance seldom ends one
 LONG_RUNS = [
     ("tag_gridworld", {}, 65_536, 153),
@@ -64,7 +64,9 @@ def test_long_runs_have_the_same_bits(run, driver, host_digests):
 def test_variants_have_the_same_bits_in_every_mode(name, config, rows, mode):
     game = gpu_vecenv.configure(name, **config)
     digests = [
-        trajectory_digest(VecEnv(game, 333, device, autoreset_mode=mode, rows=rows), 2**63 + 5, 120).words.cpu()
+        trajectory_digest(
+            VecEnv(game, 333, device, autoreset_mode=mode, agents_as_envs=rows), 2**63 + 5, 120
+        ).words.cpu()
         for device in ("cpu", "cuda")
     ]
     assert torch.equal(*digests)
@@ -80,13 +82,13 @@ def test_neither_num_envs_nor_team_nor_the_order_of_blocks_matters(name, config)
     for num_envs in (1, 2, 31, 32, 33, 1023, 4097):
         there = trajectory_digest(VecEnv(game, num_envs, "cuda"), 3, 40).words.cpu()
         assert torch.equal(there, whole[:num_envs]), num_envs
-    for team in (1, 2, 4, 8, 16, 32, 64, 96, 256, 1024):
-        there = trajectory_digest(VecEnv(game, 65, "cuda", team=team), 3, 40).words.cpu()
-        assert torch.equal(there, whole[:65]), team
+    for threads_per_env in (1, 2, 4, 8, 16, 32, 64, 96, 256, 1024):
+        there = trajectory_digest(VecEnv(game, 65, "cuda", threads_per_env=threads_per_env), 3, 40).words.cpu()
+        assert torch.equal(there, whole[:65]), threads_per_env
     for order in (1, 2):
-        there = trajectory_digest(VecEnv(game, 1023, "cuda", lane_order=order), 3, 40).words.cpu()
+        there = trajectory_digest(VecEnv(game, 1023, "cuda", thread_order=order), 3, 40).words.cpu()
         assert torch.equal(there, whole[:1023]), order
-    shard = trajectory_digest(VecEnv(game, 100, "cuda", first_replica=1000), 3, 40).words.cpu()
+    shard = trajectory_digest(VecEnv(game, 100, "cuda", first_env_index=1000), 3, 40).words.cpu()
     assert torch.equal(shard, whole[1000:1100])
 
 
@@ -97,14 +99,14 @@ def test_graphs_and_side_streams_have_the_same_bits(driver, where):
     expected = trajectory_digest(VecEnv(game, 500, "cpu"), 4, 60)
     env = VecEnv(game, 500, "cuda", driver=driver)
     env.reset(seed=4)
-    digest, slab = Digest(env.functions, 500), env.slab()
+    digest, buffers = Digest(env.functions, 500), env.step_buffers()
     sampled = env.sample_actions()
 
     def tick():
         sampled.copy_(env.sample_actions())
-        *outputs, info = env.step(sampled, out=slab)
+        *outputs, info = env.step(sampled, out=buffers)
         digest.add_outputs(sampled, *outputs, info["active"])
-        digest.add_final_obs(slab.final_obs, slab.final_mask)
+        digest.add_final_obs(buffers.final_obs, buffers.final_mask)
         digest.add_state(env)
 
     obs, info = env.reset(seed=4)
@@ -149,7 +151,7 @@ def test_a_start_pool_has_the_same_bits():
     game = gpu_vecenv.configure("tag_gridworld", max_steps=10)
     cells = torch.randint(0, 21, (37, 5, 2), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     digests = [
-        trajectory_digest(VecEnv(game, 200, device, starts={"cell": cells}), 8, 50).words.cpu()
+        trajectory_digest(VecEnv(game, 200, device, initial_states={"cell": cells}), 8, 50).words.cpu()
         for device in ("cpu", "cuda")
     ]
     assert torch.equal(*digests)
@@ -170,9 +172,9 @@ def test_a_large_game_steps_within_two_gigabytes():
     torch.cuda.empty_cache()
     before = torch.cuda.mem_get_info()[0]
     env = gpu_vecenv.make("tag_continuous", 2000, "cuda", num_taggers=100, num_runners=900)
-    slab = env.slab()
-    env.reset(seed=1, out=slab)
+    buffers = env.step_buffers()
+    env.reset(seed=1, out=buffers)
     for _ in range(5):
-        env.step(env.sample_actions(), out=slab)
+        env.step(env.sample_actions(), out=buffers)
     torch.cuda.synchronize()
     assert before - torch.cuda.mem_get_info()[0] < 2 * 10**9

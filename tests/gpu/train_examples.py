@@ -55,7 +55,7 @@ SIZES: dict[str, tuple[int, dict[str, str]]] = {
 
 
 def train(name: str) -> dict[str, object]:
-    """One example's figures."""
+    """One example's metrics."""
     agent_steps, changes = SIZES[name]
     text = (EXAMPLES / f"{name}.py").read_text()
     for old, new in {**changes, "seconds:.0f": "seconds:.2f"}.items():
@@ -76,13 +76,13 @@ def train(name: str) -> dict[str, object]:
 
 
 def main(results: str, *names: str) -> None:
-    """Run them, print and write the figures."""
+    """Run them, print and write the metrics."""
     rows = []
     for name in names or [name for name in SIZES if CLEANRL_SCRIPT or not name.startswith("cleanrl")]:
         rows.append(train(name))
         print(json.dumps(rows[-1]), flush=True)
-    figures = {**provenance(torch.device("cuda")), "rows": rows}
-    Path(results).write_text(json.dumps(figures, indent=1) + "\n")
+    metrics = {**provenance(torch.device("cuda")), "rows": rows}
+    Path(results).write_text(json.dumps(metrics, indent=1) + "\n")
     sys.exit(any("error" in row for row in rows))
 
 

@@ -84,9 +84,9 @@ class Ring(VectorEnv):
     def reset(self, *, seed=None, options=None):
         if self.closed:
             raise ClosedEnvironmentError("reset after close")
-        chosen = self.checked_mask(options)
+        chosen = self.validate_mask(options)
         if seed is not None:
-            self.reset_seed(self.checked_seed(seed), chosen)
+            self.reset_seed(self.validate_seed(seed), chosen)
         elif not self.begun:
             self.reseed(secrets.randbits(63), chosen)
         self.begin(chosen)
@@ -96,14 +96,14 @@ class Ring(VectorEnv):
     def reset_seed(self, seed, chosen):
         self.reseed(seed, chosen)
 
-    def checked_seed(self, seed):
+    def validate_seed(self, seed):
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise TypeError(f"seed is {seed!r}; expected an int")
         if seed < 0:
             raise ValueError(f"seed is {seed}; expected 0 or more")
         return seed
 
-    def checked_mask(self, options):
+    def validate_mask(self, options):
         """Which replicas to reset, (replicas,) bool."""
         unknown = set(options or {}) - {"reset_mask"}
         if unknown:

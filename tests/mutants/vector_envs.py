@@ -3,12 +3,6 @@
 ``PLANTED`` is the data: name -> (check, class, its constructor's arguments).
 """
 
-import mutants.vector_calls
-import mutants.vector_episodes
-import mutants.vector_graph
-import mutants.vector_outputs
-import mutants.vector_seeds
-import mutants.vector_ways  # noqa: F401, all of them fill PLANTED
 from gpu_vecenv import check_vector_env
 from mutants.ring import LIMIT, MODES, PLANTED, Ring
 from mutants.vector_graph import Counter

@@ -154,16 +154,16 @@ class ActionsKeptByReference(Ring):
 
 @planted("K13")
 class OptionsEmptied(Ring):
-    def checked_mask(self, options):
-        chosen = super().checked_mask(options)
+    def validate_mask(self, options):
+        chosen = super().validate_mask(options)
         (options or {}).pop("reset_mask", None)
         return chosen
 
 
 @planted("K13")
 class MaskCleared(Ring):
-    def checked_mask(self, options):
-        chosen = super().checked_mask(options)
+    def validate_mask(self, options):
+        chosen = super().validate_mask(options)
         if options:
             options["reset_mask"][:] = False
         return chosen

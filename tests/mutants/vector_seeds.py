@@ -165,14 +165,14 @@ class MaskedResetReplaysTheFirstStart(Ring):
 
 @planted("K09")
 class MaskIgnored(Ring):
-    def checked_mask(self, options):
-        return np.ones_like(super().checked_mask(options))
+    def validate_mask(self, options):
+        return np.ones_like(super().validate_mask(options))
 
 
 @planted("K09")
 class MaskedResetDoesNothing(Ring):
-    def checked_mask(self, options):
-        chosen = super().checked_mask(options)
+    def validate_mask(self, options):
+        chosen = super().validate_mask(options)
         return chosen & chosen.all()
 
 
@@ -180,7 +180,7 @@ class MaskedResetDoesNothing(Ring):
 class MaskedResetDoesNothingWithoutSeed(Ring):
     def reset(self, *, seed=None, options=None):
         if options and seed is None:
-            self.checked_mask(options)
+            self.validate_mask(options)
             return self.out(self.observe()), {}
         return super().reset(seed=seed, options=options)
 
@@ -189,7 +189,7 @@ class MaskedResetDoesNothingWithoutSeed(Ring):
 class MaskedResetReturnsItsOwnRowsOnly(Ring):
     def reset(self, *, seed=None, options=None):
         obs, info = super().reset(seed=seed, options=options)
-        obs[np.repeat(~self.checked_mask(options), self.agents)] = 0
+        obs[np.repeat(~self.validate_mask(options), self.agents)] = 0
         return obs, info
 
 
@@ -216,7 +216,7 @@ class MaskedResetClearsAllClocks(Ring):
 
 @planted("K09", mode=DISABLED)
 class MaskRefusedThoughNeeded(Ring):
-    def checked_mask(self, options):
+    def validate_mask(self, options):
         if options:
             raise ValueError("no options")
-        return super().checked_mask(options)
+        return super().validate_mask(options)

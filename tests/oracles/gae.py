@@ -1,13 +1,13 @@
-"""Oracle of generalised advantage estimates, in float64, one agent and one start tick at a time; no recursion.
+"""Oracle of generalised advantage estimates, in float64, one agent and one start step at a time; no recursion.
 
 Schulman et al., "High-dimensional continuous control using generalized advantage estimation", 2016. With
-delta(t) = r(t) + gamma V(t + 1) - V(t), the estimate at tick t is the sum over k >= 0 of (gamma lambda)^k delta(t + k),
-as far as the agent's episode goes (equation 16). The state after a terminated tick is worth nothing; the one after a
-truncated tick, or after the last tick seen, keeps its value. A tick with both flags is terminated.
+delta(t) = r(t) + gamma V(t + 1) - V(t), the estimate at step t is the sum over k >= 0 of (gamma lambda)^k delta(t + k),
+as far as the agent's episode goes (equation 16). The state after a terminated step is worth nothing; the one after a
+truncated step, or after the last step seen, keeps its value. A step with both flags is terminated.
 
 The same number is a mixture of returns less the value (Sutton and Barto, "Reinforcement learning", 2018, equations 12.2
 and 12.3): the n-step return G(n) = r(t) + … + gamma^(n - 1) r(t + n - 1) + gamma^n V(t + n) has the weight
-(1 - lambda) lambda^(n - 1), the longest one, of all N ticks left, has lambda^(N - 1).
+(1 - lambda) lambda^(n - 1), the longest one, of all N steps left, has lambda^(N - 1).
 """
 
 from typing import NamedTuple
@@ -18,25 +18,25 @@ HALF_ULP = 2.0**-24  # the most by which a float32 operation is off, relative to
 
 
 class Estimates(NamedTuple):
-    """``exact`` (ticks,) float64, and how far float32 arithmetic may be from it."""
+    """``exact`` (steps,) float64, and how far float32 arithmetic may be from it."""
 
     exact: np.ndarray
     bounds: np.ndarray
 
 
 def of_deltas(rewards, values, next_values, gamma, gae_lambda) -> Estimates:
-    """One agent from some tick to the end of its episode, each (ticks,); next_values is 0 where it terminated.
+    """One agent from some step to the end of its episode, each (steps,); next_values is 0 where it terminated.
 
     Bounds: in the usual recursion, trace(t) = delta(t) + gamma lambda trace(t + 1), the three parts of a delta meet at
-    most 4 roundings: gamma's own, its product, the two sums. Entering the trace costs 1 more; each earlier tick at
+    most 4 roundings: gamma's own, its product, the two sums. Entering the trace costs 1 more; each earlier step at
     most 5 more: of gamma, of lambda, of the two products, of a sum. Flags as factors add nothing, they are 0 and 1. So
     a part of delta(t + k) meets at most n = 5 (k + 1) roundings and is off by a share of at most n u / (1 - n u), u
     half an ulp (Higham, "Accuracy and stability of numerical algorithms", lemma 3.1).
     """
-    ticks = len(rewards)
-    exact, bounds = np.zeros(ticks), np.zeros(ticks)
-    for t in range(ticks):
-        for k in range(ticks - t):
+    steps = len(rewards)
+    exact, bounds = np.zeros(steps), np.zeros(steps)
+    for t in range(steps):
+        for k in range(steps - t):
             parts = rewards[t + k], gamma * next_values[t + k], -values[t + k]
             roundings = 5 * (k + 1) * HALF_ULP
             exact[t] += (gamma * gae_lambda) ** k * sum(parts)
@@ -46,10 +46,10 @@ def of_deltas(rewards, values, next_values, gamma, gae_lambda) -> Estimates:
 
 def of_returns(rewards, values, next_values, gamma, gae_lambda) -> np.ndarray:
     """The same as ``of_deltas(…).exact``, by the mixture of n-step returns."""
-    ticks = len(rewards)
-    estimates = np.zeros(ticks)
-    for t in range(ticks):
-        left, paid = ticks - t, 0.0
+    steps = len(rewards)
+    estimates = np.zeros(steps)
+    for t in range(steps):
+        left, paid = steps - t, 0.0
         for n in range(1, left + 1):
             paid += gamma ** (n - 1) * rewards[t + n - 1]
             weight = gae_lambda ** (left - 1) if n == left else (1 - gae_lambda) * gae_lambda ** (n - 1)
@@ -59,7 +59,7 @@ def of_returns(rewards, values, next_values, gamma, gae_lambda) -> np.ndarray:
 
 
 def stretches(terminations, truncations, active) -> list[slice]:
-    """Where one agent's ticks, (ticks,) each, belong together: unbroken activity, up to and with a flag."""
+    """Where one agent's steps, (steps,) each, belong together: unbroken activity, up to and with a flag."""
     found, start = [], None
     for t in range(len(active)):
         if start is not None and not active[t]:

@@ -1,9 +1,9 @@
 """Oracle of examples/own_env/predator_prey for one replica, written from its rules alone, its random numbers included.
 
 Everything but rewards and observations is an integer. Rewards are float32, each operation rounded: meals times
-meal_reward, then minus starving_penalty. Order of a tick: all who live move; the lowest-numbered living predator in a
-living prey's cell eats it; predators lose one tick of energy and gain their meals; who has none left starves; prey
-that wait come nearer to their birth, those eaten in this tick begin to wait.
+meal_reward, then minus starving_penalty. Order of a step: all who live move; the lowest-numbered living predator in a
+living prey's cell eats it; predators lose one step of energy and gain their meals; who has none left starves; prey
+that wait come nearer to their birth, those eaten in this step begin to wait.
 """
 
 import numpy as np
@@ -26,7 +26,7 @@ class PredatorPreyOracle:
 
     def begin(self):
         """A new episode."""
-        game, self.time = self.game, 0
+        game, self.elapsed_steps = self.game, 0
         self.episode += 1
         self.active = np.ones(game.num_agents, bool)
         self.alive = np.ones(game.num_agents, bool)
@@ -38,14 +38,14 @@ class PredatorPreyOracle:
         """A cell drawn for an agent."""
         cell = []
         for axis in range(2):
-            word = philox([stream << 29 | 1 << 28 | axis, agent, self.time, self.episode], self.key)
+            word = philox([stream << 29 | 1 << 28 | axis, agent, self.elapsed_steps, self.episode], self.key)
             cell.append((word[1] << 32 | word[0]) * self.game.grid >> 64)
         return cell
 
     def step(self, actions):
-        """Play one tick; (rewards, terminations, truncations)."""
+        """Play one step; (rewards, terminations, truncations)."""
         game, hunters = self.game, range(self.game.num_predators)
-        self.time += 1
+        self.elapsed_steps += 1
         rewards = np.zeros(game.num_agents, F)
         terminations = np.zeros(game.num_agents, bool)
         self.cell[self.alive] = (self.cell + MOVES[actions])[self.alive] % game.grid
@@ -81,7 +81,7 @@ class PredatorPreyOracle:
         nobody_flees = not (self.alive[game.num_predators :] | (self.unborn > 0)).any()
         terminations |= nobody_hunts or nobody_flees
         terminations &= self.active
-        truncations = self.active & ~terminations & (self.time >= game.max_steps)
+        truncations = self.active & ~terminations & (self.elapsed_steps >= game.max_steps)
         rewards[~self.active] = 0
         self.active = self.active & ~terminations & ~truncations
         return rewards, terminations, truncations

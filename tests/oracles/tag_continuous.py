@@ -11,11 +11,11 @@ and T. sin and cos are the caller's; by default float64's, rounded to float32.
 A reward starts as s * (edge + step reward); the tags are added one at a time, runners in agent
 order, the survival reward last. Distances are those after all moves.
 
-No agent gets both flags and termination wins: at t = T a runner that leaves in that tick, or the
+No agent gets both flags and termination wins: at t = T a runner that leaves in that step, or the
 taggers once no runner is in game, terminate and are not truncated. With
-runner_leaves_when_tagged=False a tagged runner stays in game and pays at each tick within reach.
-A runner that leaves has heading = speed = 0 from that same tick on; its acceleration becomes 0 by
-rule 5 of the next. An agent not active before the tick has reward 0, no flag, and its actions are
+runner_leaves_when_tagged=False a tagged runner stays in game and pays at each step within reach.
+A runner that leaves has heading = speed = 0 from that same step on; its acceleration becomes 0 by
+rule 5 of the next. An agent not active before the step has reward 0, no flag, and its actions are
 ignored (read as index 0). Taggers stay in game when they terminate, and observe normally.
 """
 
@@ -77,7 +77,7 @@ class TagContinuousOracle:
         self.edge_penalty, self.survival_reward = F(edge_penalty), F(survival_reward)
         self.runner_leaves_when_tagged = runner_leaves_when_tagged
 
-        self.time = 0
+        self.elapsed_steps = 0
         self.active = np.ones(n, bool)
         self.in_game = np.ones(n, bool)
         self.position = np.zeros((n, 2), F)
@@ -88,7 +88,7 @@ class TagContinuousOracle:
         return d[:, 0] * d[:, 0] + d[:, 1] * d[:, 1]
 
     def step(self, actions):
-        """Play one tick and return (rewards, terminations, truncations)."""
+        """Play one step and return (rewards, terminations, truncations)."""
         for name in ("position", "heading", "speed", "acceleration"):
             assert getattr(self, name).dtype == F, f"{name} must be float32"
         was_active = np.asarray(self.active, bool)
@@ -97,7 +97,7 @@ class TagContinuousOracle:
         s = in_game.astype(F)
 
         # 1.
-        self.time = int(self.time) + 1
+        self.elapsed_steps = int(self.elapsed_steps) + 1
         # 2. Acceleration accumulates.
         acceleration = self.acceleration + self.acceleration_level[u[:, 0]]
         # 3. Heading in [0, 2pi).
@@ -131,7 +131,7 @@ class TagContinuousOracle:
         self.speed[left] = 0
 
         # 9. The time limit.
-        at_limit = self.time == self.max_steps
+        at_limit = self.elapsed_steps == self.max_steps
         if at_limit:
             rewards[in_game & ~self.tagger] += self.survival_reward
         # 10. Without runners the taggers are done.
@@ -145,13 +145,13 @@ class TagContinuousOracle:
     def observe(self):
         """Return the (A, 7M + 1) observations of the current state."""
         in_game = np.asarray(self.in_game, bool)
-        see_all = self.num_neighbors == "all"
-        m = self.num_agents - 1 if see_all else self.num_neighbors
+        observe_all = self.num_neighbors == "all"
+        m = self.num_agents - 1 if observe_all else self.num_neighbors
         observations = np.zeros((self.num_agents, 7 * m + 1), F)
         diagonal = F(np.sqrt(2)) * self.side
         for i in np.flatnonzero(in_game):
             others = np.delete(np.arange(self.num_agents), i)
-            if not see_all:
+            if not observe_all:
                 others = others[in_game[others]]
                 # A stable sort keeps the lower id first on ties.
                 order = np.argsort(self._squared_distance(i, others), kind="stable")
@@ -167,14 +167,14 @@ class TagContinuousOracle:
                 in_game[others],
             ]
             observations[i, :-1] = features.reshape(-1)
-            observations[i, -1] = F(self.time) / F(self.max_steps)
+            observations[i, -1] = F(self.elapsed_steps) / F(self.max_steps)
         return observations
 
 
 def assert_valid_start(oracle):
     """Assert that the oracle's state is one that a reset may produce."""
     position = np.asarray(oracle.position)
-    assert oracle.time == 0
+    assert oracle.elapsed_steps == 0
     assert np.all(oracle.active)
     assert np.all(oracle.in_game)
     assert position.shape == (oracle.num_agents, 2)

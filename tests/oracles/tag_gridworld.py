@@ -7,8 +7,8 @@ quotients of float32 operands. The runner's nearest tagger is found by squared c
 integers, lowest id on ties.
 
 No agent gets both flags: a tag at t = T terminates and does not truncate. An agent that was not
-active before the tick does not move, has reward 0 and no flag. Observations are those of the
-cells, also at the tick that ends the episode.
+active before the step does not move, has reward 0 and no flag. Observations are those of the
+cells, also at the step that ends the episode.
 """
 
 import numpy as np
@@ -45,15 +45,15 @@ class TagGridworldOracle:
         self.full_observation = full_observation
         self.random_start = random_start
 
-        self.time = 0
+        self.elapsed_steps = 0
         self.active = np.ones(self.num_agents, bool)
         self.cell = np.full((self.num_agents, 2), grid // 2, np.int32)
         self.cell[self.runner] = 0
 
     def step(self, actions):
-        """Play one tick and return (rewards, terminations, truncations)."""
+        """Play one step and return (rewards, terminations, truncations)."""
         was_active = np.asarray(self.active, bool)
-        self.time = int(self.time) + 1
+        self.elapsed_steps = int(self.elapsed_steps) + 1
 
         # Move, clamp; hitting the wall costs wall_penalty.
         stay = 0
@@ -74,7 +74,7 @@ class TagGridworldOracle:
             rewards[self.runner] += self.step_cost
 
         terminations = was_active & tagged
-        truncations = was_active & (self.time == self.max_steps) & ~terminations
+        truncations = was_active & (self.elapsed_steps == self.max_steps) & ~terminations
         self.active = was_active & ~terminations & ~truncations
         return np.where(was_active, rewards, F(0)), terminations, truncations
 
@@ -83,7 +83,7 @@ class TagGridworldOracle:
         n = self.num_agents
         place = np.asarray(self.cell).astype(F) / F(self.grid)
         is_runner = (np.arange(n) == self.runner).astype(F)
-        clock = np.full((n, 1), F(self.time) / F(self.max_steps), F)
+        clock = np.full((n, 1), F(self.elapsed_steps) / F(self.max_steps), F)
 
         if self.full_observation:
             shared = np.concatenate([place[:, 0], place[:, 1], is_runner])
@@ -99,7 +99,7 @@ class TagGridworldOracle:
 def assert_valid_start(oracle):
     """Assert that the oracle's state is one that a reset may produce."""
     cell = np.asarray(oracle.cell)
-    assert oracle.time == 0
+    assert oracle.elapsed_steps == 0
     assert np.all(oracle.active)
     assert cell.shape == (oracle.num_agents, 2)
     if oracle.random_start:

@@ -56,21 +56,21 @@ def test_a_missing_library_is_one_line(name, without):
 
 
 def test_other_errors_of_imports_pass():
-    with pytest.raises(ImportError, match="cannot import name 'nothing'"), adapters.needs("x"):
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"), adapters.requires_extra("x"):
         importlib.import_module("torch")
         from torch import nothing  # noqa: F401
 
 
 def test_views_are_told_apart():
     rows = GymnasiumVectorEnv("pendulum", 2, "cpu")
-    assert adapters.checked_rows(rows, "Some library", kinds=(Box,)) is rows
+    assert adapters.checked_vector_env(rows, "Some library", kinds=(Box,)) is rows
     wrapped = FlattenObservation(rows)
-    assert adapters.checked_rows(wrapped, "Some library") is wrapped
+    assert adapters.checked_vector_env(wrapped, "Some library") is wrapped
     for other in (gpu_vecenv.make("pendulum", 2, "cpu"), gpu_vecenv.parallel_env("pendulum", "cpu"), None):
         with pytest.raises(TypeError, match=r"expected a gpu_vecenv\.GymnasiumVectorEnv"):
-            adapters.checked_rows(other, "Some library")
+            adapters.checked_vector_env(other, "Some library")
     with pytest.raises(ValueError, match=r'env has output="torch" .*; expected output="numpy" and "next_step"'):
-        adapters.checked_rows(rows, "Some library", output="numpy", mode="NEXT_STEP")
+        adapters.checked_vector_env(rows, "Some library", output="numpy", mode="NEXT_STEP")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_views_are_told_apart():
 def test_a_game_beyond_a_library_is_refused_with_what_to_take(game, config, allowed, reason):
     env = GymnasiumVectorEnv(game, 2, "cpu", **config)
     with pytest.raises(UnsupportedGameError, match=reason) as caught:
-        adapters.checked_rows(env, "Some library", **allowed)
+        adapters.checked_vector_env(env, "Some library", **allowed)
     assert isinstance(caught.value, ConfigError)
 
 
@@ -98,14 +98,14 @@ def test_only_adapters_that_take_the_whole_game_are_named():
     with pytest.raises(UnsupportedGameError, match=r"for it: sb3, torchrl, rl_games, tianshou$"):
         adapters.check_actions("Some library", MultiDiscrete([2, 3]), (Box,), masks_actions=True)
     with pytest.raises(UnsupportedGameError, match="make the game with continuous_actions=True"):
-        adapters.checked_rows(GymnasiumVectorEnv("simple_tag", 2, "cpu"), "Some library", kinds=(Box,))
+        adapters.checked_vector_env(GymnasiumVectorEnv("simple_tag", 2, "cpu"), "Some library", kinds=(Box,))
 
 
 def test_what_an_adapter_sets_is_not_taken():
-    game, rest = adapters.configured("cartpole", {"max_steps": 7, "validate": "sync"}, output="numpy")
+    game, rest = adapters.split_config("cartpole", {"max_steps": 7, "validate": "sync"}, output="numpy")
     assert game.max_steps == 7 and rest == {"validate": "sync", "output": "numpy"}
     with pytest.raises(ConfigError, match=r"output is 'torch'; the adapter sets it \('numpy'\): leave it out"):
-        adapters.configured("cartpole", {"output": "torch"}, output="numpy")
+        adapters.split_config("cartpole", {"output": "torch"}, output="numpy")
     with pytest.raises(ConfigError, match=r"seed is 3; .*give it to reset\(seed=…\)"):
         gpu_vecenv.make("cartpole", 2, "cpu", seed=3)
 
@@ -123,15 +123,17 @@ def test_only_floats_are_clipped():
 def test_wrappers_are_refused_where_they_cannot_be():
     env = FlattenObservation(GymnasiumVectorEnv("pendulum", 2, "cpu"))
     with pytest.raises(TypeError, match="expected a GymnasiumVectorEnv without wrappers for Some library"):
-        adapters.checked_rows(env, "Some library", wrapped=False)
+        adapters.checked_vector_env(env, "Some library", wrapped=False)
 
 
 def test_what_is_named_instead_exists():
-    assert {name for names in adapters.ELSEWHERE.values() for name in names} <= set(ADAPTERS)
+    assert {name for names in adapters.SUPPORTED_BY.values() for name in names} <= set(ADAPTERS)
 
 
 def test_roles_of_their_own_sizes_need_masks_or_a_library_that_knows_roles():
-    adapters.checked_rows(GymnasiumVectorEnv(Crew, 2, "cpu"), "Some library", masks=True)
-    adapters.checked_rows(GymnasiumVectorEnv(Script, 2, "cpu", num_others=2), "Some library")
+    adapters.checked_vector_env(GymnasiumVectorEnv(Crew, 2, "cpu"), "Some library", masks=True)
+    adapters.checked_vector_env(GymnasiumVectorEnv(Script, 2, "cpu", num_others=2), "Some library")
     with pytest.raises(UnsupportedGameError, match=r"of their own; .*\{'lead': \(4,\), 'other': \(2,\)\}.*skrl"):
-        adapters.checked_rows(GymnasiumVectorEnv(Script, 2, "cpu", num_others=2, choices_of_others=2), "Some library")
+        adapters.checked_vector_env(
+            GymnasiumVectorEnv(Script, 2, "cpu", num_others=2, choices_of_others=2), "Some library"
+        )

@@ -89,7 +89,7 @@ def test_what_a_game_s_page_shows_runs(game_pages: Any, name: str) -> None:
     assert told and told[1] == ", ".join(map(str, scope["obs"].shape))
 
 
-def figures(file: str) -> list[dict[str, Any]]:
+def metrics(file: str) -> list[dict[str, Any]]:
     return json.loads((DOCS / "performance" / file).read_text())["rows"]
 
 
@@ -102,9 +102,9 @@ def scaled(rate: float) -> str:
 
 def test_the_figures_of_performance_are_those_measured() -> None:
     rows = set(re.findall(r"^\| (.*) \|$", (DOCS / "performance.md").read_text(encoding="utf-8"), re.MULTILINE))
-    core, pycuda = figures("h200-cuda_core.json"), figures("h200-pycuda.json")
+    core, pycuda = metrics("h200-cuda_core.json"), metrics("h200-pycuda.json")
     told = set()
-    for row in [*core, *figures("cpu-one-core.json")]:
+    for row in [*core, *metrics("cpu-one-core.json")]:
         million = row["step_env_steps_per_s"] / 1e6
         told.add(
             f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
@@ -112,25 +112,25 @@ def test_the_figures_of_performance_are_those_measured() -> None:
             f"{row['step_bytes'] / 1e6:,.1f} | {row['step_share_of_copy_bandwidth']:.0%}"
         )
     for row, other in zip(core, pycuda, strict=True):
-        if "tick_us" in row:
+        if "sample_and_step_us" in row:
             told.add(
                 f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
-                f"{row['tick_us']:,.1f} | {other['step_us']:,.1f} | {other['tick_us']:,.1f}"
+                f"{row['sample_and_step_us']:,.1f} | {other['step_us']:,.1f} | {other['sample_and_step_us']:,.1f}"
             )
-    for row in figures("h200-training.json"):
+    for row in metrics("h200-training.json"):
         shares = [row[f"{part}_share"] for part in ("policy", "sampling", "env", "update")]
         told.add(
             f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, 2 x {row['units']} | {row['update']} | "
             f"{row['iteration_ms']:,.1f} | {row['env_steps_per_s'] / 1e6:.2f} | {row['agent_steps_per_s'] / 1e6:.1f} | "
             f"{' | '.join(f'{share:.0%}' for share in shares)} | {row['peak_bytes'] / 2**30:.1f}"
         )
-    latest = json.loads((DOCS / "performance" / "h200-ticks.json").read_text())
+    latest = json.loads((DOCS / "performance" / "h200-steps.json").read_text())
     for row in latest["rows"]:
-        rate, goal = row["num_envs"] / row["tick_us"] * 1e6, row["goal_env_steps_per_s"]
+        rate, goal = row["num_envs"] / row["sample_and_step_us"] * 1e6, row["goal_env_steps_per_s"]
         reached = f"{scaled(goal)}, {'reached' if rate >= goal else 'missed'}" if goal else "none"
         told.add(
             f"`{row['game']}` | {row['num_envs']:,} x {row['num_agents']:,} | {row['step_us']:,.1f} | "
-            f"{row['tick_us']:,.1f} | {scaled(rate)} | {row['step_share_of_copy_bandwidth']:.0%} | {reached}"
+            f"{row['sample_and_step_us']:,.1f} | {scaled(rate)} | {row['step_share_of_copy_bandwidth']:.0%} | {reached}"
         )
     for row in latest["training"]:
         networks = ("one network", "two networks")[row["networks"] - 1]

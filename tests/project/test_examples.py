@@ -16,7 +16,7 @@ from oracles.predator_prey import PredatorPreyOracle
 from warm_process import run_python
 
 import gpu_vecenv
-from gpu_vecenv import Slab, VecEnv
+from gpu_vecenv import StepBuffers, VecEnv
 from gpu_vecenv.envs.registry import load_game
 
 THIRDS = ("lightest", "middle", "heaviest")
@@ -75,12 +75,12 @@ def test_every_example_is_tested() -> None:
 
 def test_by_hand(device: str, tmp_path: Path) -> None:
     said = run(tmp_path, "by_hand.py", "--num-envs", "50", "--steps", "60", "--device", device, "--out", "map.png")
-    episodes, ticks = numbers(r"(\d+) episodes of ([\d.]+) ticks", said)
-    assert episodes > 50 and 1 <= ticks <= 60  # taggers that head for the runner catch it soon, and again
+    episodes, steps = numbers(r"(\d+) episodes of ([\d.]+) steps", said)
+    assert episodes > 50 and 1 <= steps <= 60  # taggers that head for the runner catch it soon, and again
     assert numbers(r"caught in ([\d.]+)%", said)[0] > 90
     (by_hand,) = numbers(r"reset by hand: (\d+) replicas", said)
     assert 0 < by_hand < 50
-    # Own kernel, own tensor: every tick of every replica is on the map once.
+    # Own kernel, own tensor: every step of every replica is on the map once.
     assert numbers(r"positions counted: (\d+)", said) == [50 * 60]
     try:
         import matplotlib  # noqa: F401
@@ -150,8 +150,8 @@ def test_domain_randomisation(device: str, tmp_path: Path) -> None:
 
 def test_predator_prey_steps_by_itself(tmp_path: Path) -> None:
     said = run(tmp_path, "own_env/predator_prey.py")
-    episodes, ticks = numbers(r"(\d+) episodes of ([\d.]+) ticks", said)
-    assert episodes > 100 and 25 <= ticks <= 200  # nobody starves in the first 24 ticks
+    episodes, steps = numbers(r"(\d+) episodes of ([\d.]+) steps", said)
+    assert episodes > 100 and 25 <= steps <= 200  # nobody starves in the first 24 steps
 
 
 def test_predator_prey_trains_by_its_path(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_predator_prey_trains_by_its_path(tmp_path: Path) -> None:
 def predator_prey(device: str, num_envs: int, **config: Any) -> tuple[VecEnv, list[PredatorPreyOracle]]:
     """Replicas and their oracles, begun with the same seed."""
     game = load_game(EXAMPLES / "own_env" / "predator_prey.py")(**config)
-    env = VecEnv(game, num_envs, device, autoreset_mode="disabled", first_replica=5)
+    env = VecEnv(game, num_envs, device, autoreset_mode="disabled", first_env_index=5)
     return env, [PredatorPreyOracle(game, 2**40 + 11, 5 + e) for e in range(num_envs)]
 
 
@@ -185,32 +185,32 @@ def test_every_tick_of_predator_prey_has_the_bits_of_the_oracle(
     config: dict[str, Any], happens: set[str], device: str
 ) -> None:
     env, oracles = predator_prey(device, 4, **config)
-    game, slab, seen = env.game, env.slab(), set[str]()
+    game, buffers, seen = env.game, env.step_buffers(), set[str]()
 
     def compare(what: str, tensor: torch.Tensor, expected: list[Any]) -> None:
         got, expected = tensor.cpu().numpy(), np.stack(expected)
         assert got.dtype == expected.dtype, what
         np.testing.assert_array_equal(got.view(f"u{got.itemsize}"), expected.view(f"u{got.itemsize}"), what)
 
-    def garbage() -> Slab:
-        for tensor in slab.tensors().values():
+    def garbage() -> StepBuffers:
+        for tensor in buffers.tensors().values():
             tensor.view(torch.uint8).fill_(0xFF)
-        return slab
+        return buffers
 
-    def compare_state(tick: int) -> None:
+    def compare_state(step: int) -> None:
         for field in ("cell", "alive", "energy", "unborn"):
-            compare(f"{field}, tick {tick}", env.state[field], [getattr(oracle, field) for oracle in oracles])
+            compare(f"{field}, step {step}", env.state[field], [getattr(oracle, field) for oracle in oracles])
 
     obs, _ = env.reset(seed=2**40 + 11, out=garbage())
-    for tick in range(150):
-        compare(f"obs, tick {tick}", obs, [oracle.observe() for oracle in oracles])
-        compare_state(tick)
+    for step in range(150):
+        compare(f"obs, step {step}", obs, [oracle.observe() for oracle in oracles])
+        compare_state(step)
         actions = env.sample_actions()
         obs, *outputs, info = env.step(actions, out=garbage())
         results = [oracle.step(action) for oracle, action in zip(oracles, actions.cpu().numpy(), strict=True)]
         for place, what in enumerate(("rewards", "terminations", "truncations")):
-            compare(f"{what}, tick {tick}", outputs[place], [result[place] for result in results])
-        compare(f"active, tick {tick}", info["active"], [oracle.active for oracle in oracles])
+            compare(f"{what}, step {step}", outputs[place], [result[place] for result in results])
+        compare(f"active, step {step}", info["active"], [oracle.active for oracle in oracles])
         for oracle, (_, terminations, truncations) in zip(oracles, results, strict=True):
             hunters = slice(game.num_predators)
             seen |= {"eaten"} if (oracle.unborn == game.rebirth).any() and game.rebirth else set()
@@ -243,8 +243,8 @@ def test_random_rollout(game: str, num_agents: int, device: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("game", "options", "num_agents"),
     [
-        ("tag_gridworld", "--num-taggers 7 --full-observation False --ticks 110", 8),  # an episode has 100 at most
-        ("tag_continuous", "--num-taggers 2 --num-runners 9 --ticks 20", 11),
+        ("tag_gridworld", "--num-taggers 7 --full-observation False --steps 110", 8),  # an episode has 100 at most
+        ("tag_continuous", "--num-taggers 2 --num-runners 9 --steps 20", 11),
     ],
 )
 def test_cpu_baseline(game: str, options: str, num_agents: int, device: str, tmp_path: Path) -> None:

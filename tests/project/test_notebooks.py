@@ -25,7 +25,7 @@ BADGE = re.compile(
 # it is thrice what 500 episodes leave to chance.
 SAYS = {
     "lightning_tag": (("lightning",), [(r"random taggers: a return of (\d+) (?s:.*)trained taggers: .* of (\d+) ", 8)]),
-    "own_game": ((), [(r"in 50 ticks: ([\d.]+) at random, ([\d.]+) trained", 3)]),
+    "own_game": ((), [(r"in 50 steps: ([\d.]+) at random, ([\d.]+) trained", 3)]),
     "quick_start": ((), [(r"random taggers catch .* in (\d+)% (?s:.*)trained taggers catch .* in (\d+)% ", 10)]),
     "sb3_and_torchrl": (
         ("stable_baselines3", "torchrl"),

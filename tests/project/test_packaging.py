@@ -33,11 +33,11 @@ import gpu_vecenv
 env = gpu_vecenv.make("tag_gridworld", 3, "cpu")
 env.reset(seed=1)
 env.step(env.sample_actions())
-print("stepped", env.time.tolist())
+print("stepped", env.elapsed_steps.tolist())
 """
 
 
-RULES = """#include "vecenv.cuh"
+RULES = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State, Io) {}
 HD void step(State, Io) {}
@@ -222,7 +222,7 @@ import sys
 env = gpu_vecenv.make(load_game(sys.argv[1]), 3, "cpu")
 env.reset(seed=1)
 env.step(env.sample_actions())
-print("stepped", env.time.tolist())
+print("stepped", env.elapsed_steps.tolist())
 """
     changes = {"GPU_VECENV_CACHE": str(odd / "cache"), "TMPDIR": str(odd / "tmp"), "HOME": str(odd)}
     assert run(script, arguments=[str(odd / "own.py")], **changes).stdout == "stepped [1, 1, 1]\n"

@@ -201,7 +201,7 @@ def test_names_exist() -> None:
     assert not unknown
 
 
-def figures(file: str) -> list[dict[str, Any]]:
+def metrics(file: str) -> list[dict[str, Any]]:
     return json.loads((ROOT / "docs" / "performance" / file).read_text())["rows"]
 
 
@@ -209,9 +209,9 @@ def test_the_costs_of_interfaces_are_those_measured() -> None:
     section = TEXTS["docs/adapters.md"].partition("## What they cost")[2].partition("\n## ")[0]
     told = {name: cells.split(" | ") for name, cells in re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)}
     measured: dict[str, list[str]] = {}
-    for row in [*figures("h200-interfaces.json"), *figures("cpu-interfaces.json")]:
+    for row in [*metrics("h200-interfaces.json"), *metrics("cpu-interfaces.json")]:
         if row["num_envs"] > 64:
-            measured.setdefault(row["through"], []).append(f"{round(row['overhead_us']):,}")
+            measured.setdefault(row["interface"], []).append(f"{round(row['overhead_us']):,}")
     assert told == measured and len(told) >= 9
 
 
@@ -220,7 +220,7 @@ def test_what_the_libraries_reach_is_what_was_measured() -> None:
     told = re.findall(r"^\| `(\w+)` \| (.*) \| ([\d.]+) M \|$", section, re.MULTILINE)
     measured = [
         (row["example"], row["said"], f"{row['agent_steps_per_s'] / 1e6:.2f}")
-        for row in figures("h200-train-examples.json")
+        for row in metrics("h200-train-examples.json")
     ]
     assert told == measured and len(told) >= 6
 

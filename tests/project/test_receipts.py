@@ -13,7 +13,7 @@ from receipts import REQUIRED, ReceiptError
 MEMCHECK = {
     "what": "Every kernel under memcheck.",
     "command": "python tests/gpu/sanitize.py RESULTS",
-    "figures": {"errors": 0, "launches": 123, "summary": "ERROR SUMMARY: 0 errors"},
+    "metrics": {"errors": 0, "launches": 123, "summary": "ERROR SUMMARY: 0 errors"},
     "planted": {"write past the end": "ERROR SUMMARY: 1 error"},
     "python": ["gpu_vecenv/*.py"],
     "device": "A GPU",
@@ -45,7 +45,7 @@ def written(root: Path, folder: Path, name: str = "memcheck", **changes) -> dict
 def test_a_receipt_says_what_was_run_on_which_sources(root, folder):
     receipt = written(root, folder)
     assert receipt.keys() == receipts.KINDS.keys()
-    assert {key: receipt[key] for key in ("what", "command", "figures", "planted", "device")} == {
+    assert {key: receipt[key] for key in ("what", "command", "metrics", "planted", "device")} == {
         key: value for key, value in MEMCHECK.items() if key != "python"
     }
     assert list(receipt["sources"]) == ["cuda/game.cu", "cuda/engine/kernel.cuh", "gpu_vecenv/declare/env.py"]
@@ -87,7 +87,7 @@ def test_a_file_that_is_gone_or_new_makes_it_stale_too(root, folder):
         ({"name": "Mem check"}, "is called"),
         ({"planted": {}}, "nothing was planted"),
         ({"python": ["gpu_vecenv/nothing.py"]}, "meets no file"),
-        ({"figures": {}}, "figures is"),
+        ({"metrics": {}}, "metrics is"),
         ({"command": ""}, "command is"),
     ],
 )
@@ -108,7 +108,7 @@ def damaged(content: dict) -> list[bytes]:
         {**content, "sources": {"cuda/game.cu": "0"}},
         {**content, "sources": {"cuda/game.cu": None}},
         {**content, "planted": {}},
-        {**content, "figures": [1]},
+        {**content, "metrics": [1]},
         {**content, "date": 20260101},
         [content],
         None,
@@ -171,4 +171,4 @@ def test_those_of_this_tree_are_receipts():
     """Whether they are fresh is asked before a release, not here: a source may change before its next long run."""
     for path in receipts.FOLDER.glob("*.json"):
         assert receipts.read(path.stem) is not None
-    assert "cuda/engine/machine.cuh" in receipts.device_text()
+    assert "cuda/engine/step.cuh" in receipts.device_sources()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from reliability.experiment import MACHINE, NAMES, NOTHING, TESTS, environment, figures_of, kind_of
+from reliability.experiment import ENGINE, NAMES, NOTHING, TESTS, environment, figures_of, kind_of
 from reliability.rng import clear_verdicts
 
 # What grows with the number of repetitions, so that a command line that is not obeyed is noticed.
@@ -37,17 +37,17 @@ def test_every_experiment_has_a_small_form():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_experiment_that_is_a_command_finds_nothing_but_what_is_planted(name, device):
     arguments, expected = COMMANDS[name]
-    figures = figures_of(name, *arguments, "--planted", "--device", "cpu" if name in ("saves", "cache") else device)
-    assert figures["failures"] == 0 and figures.items() >= expected.items(), figures
-    assert NOTHING not in figures["planted"].values()
+    metrics = figures_of(name, *arguments, "--planted", "--device", "cpu" if name in ("saves", "cache") else device)
+    assert metrics["failures"] == 0 and metrics.items() >= expected.items(), metrics
+    assert NOTHING not in metrics["planted"].values()
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_an_experiment_finds_nothing(name, device):
     options = {"dieharder": "no"} if name == "rng" else {}
     experiment = kind_of(name)(count=COUNTS[name], device=device, **options)
-    figures = experiment.run()
-    assert experiment.failures == [] and figures["failures"] == 0 and figures["count"] == COUNTS[name]
+    metrics = experiment.run()
+    assert experiment.failures == [] and metrics["failures"] == 0 and metrics["count"] == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", COUNTS)
@@ -75,7 +75,7 @@ def test_a_failure_is_told_and_ends_with_status_1(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_receipt_depends_on_is_there(name):
-    files = [*MACHINE, *kind_of(name).depends_on, f"tests/reliability/{name}.py"]
+    files = [*ENGINE, *kind_of(name).depends_on, f"tests/reliability/{name}.py"]
     assert [pattern for pattern in files if not list(TESTS.parent.glob(pattern))] == []
 
 

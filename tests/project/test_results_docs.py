@@ -48,8 +48,8 @@ def matches(game: str) -> Iterator[str]:
     """One line for each pairing of taggers and runners."""
     for row in results("h200.json")["against_scripts"]:
         if row["game"].lower().startswith(game.replace("_", "")):
-            figures = f"{row['terminated_share']:.1%}", f"{row['episode_length']:.0f}", f"{row['return_tagger']:.2f}"
-            yield f"| {' | '.join((row['tagger'], row['runner'], *figures, f'''{row['return_runner']:.2f}'''))} |"
+            metrics = f"{row['terminated_fraction']:.1%}", f"{row['episode_length']:.0f}", f"{row['return_tagger']:.2f}"
+            yield f"| {' | '.join((row['tagger'], row['runner'], *metrics, f'''{row['return_runner']:.2f}'''))} |"
 
 
 def speeds() -> Iterator[str]:
@@ -58,8 +58,8 @@ def speeds() -> Iterator[str]:
     for one, two in zip(measured["rows"], measured["two_processes"], strict=True):
         name = f"{one['game']}, {one['num_envs']:,} x {one['num_steps']}, 2 x {one['units']}"
         rates = [row["env_steps_per_s"] / 1e6 for row in (one, two)]
-        figures = f"{rates[0]:.2f} M", f"{rates[1]:.2f} M", f"{rates[1] / rates[0]:.2f}"
-        yield f"| {' | '.join((name, one['update'], *figures))} |"
+        metrics = f"{rates[0]:.2f} M", f"{rates[1]:.2f} M", f"{rates[1] / rates[0]:.2f}"
+        yield f"| {' | '.join((name, one['update'], *metrics))} |"
 
 
 @pytest.mark.parametrize("file", PLACES)

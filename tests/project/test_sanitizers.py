@@ -148,7 +148,7 @@ def test_each_kind_of_fault_is_seen():
 
 # In a game: an agent too far, in a tensor of outputs and in one of the state.
 MUTANTS = {
-    "obs": ("io.obs[i][1] = 1.0f + io.time;", "io.obs[i + 1][1] = 1.0f + io.time;"),
+    "obs": ("io.obs[i][1] = 1.0f + io.elapsed_steps;", "io.obs[i + 1][1] = 1.0f + io.elapsed_steps;"),
     "rewards": ("io.rewards[i] = hands_over;", "io.rewards[i + 1] = hands_over;"),
     "state": ("int rest = s.rest[i - 1];", "int rest = s.rest[i];"),
 }
@@ -296,9 +296,9 @@ def test_a_tool_counts_only_if_it_has_seen_its_planted_kernel(monkeypatch, tmp_p
         assert code == 0 and written == set(sanitize.TOOLS) <= set(receipts.REQUIRED)
         for tool in sanitize.TOOLS:
             receipt = receipts.read(tool, results / "receipts")
-            assert receipt["figures"]["findings"] == 0 and receipt["figures"]["environments"] == sanitize.PARTS
+            assert receipt["metrics"]["findings"] == 0 and receipt["metrics"]["environments"] == sanitize.PARTS
             assert set(receipt["planted"]) == set(PLANTED[tool])
-            assert "cuda/engine/machine.cuh" in receipt["sources"] and "tests/gpu/step_games.py" in receipt["sources"]
+            assert "cuda/engine/step.cuh" in receipt["sources"] and "tests/gpu/step_games.py" in receipt["sources"]
             assert receipts.stale(receipt) == []
     else:
         assert code == 1 and written == set()

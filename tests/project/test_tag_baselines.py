@@ -127,7 +127,7 @@ def test_agents_find_their_heading_and_bounds_of_their_position(example: ModuleT
     widths, sure, playing = [], 0, 0
     for _ in range(100):  # episodes end and begin anew on the way
         state, old = env.state, {name: tensor.clone() for name, tensor in env.state.items()}
-        time = env.time.clone()
+        time = env.elapsed_steps.clone()
         actions = env.sample_actions()
         for role, script in scripts.items():
             actions[:, where[role]] = script(obs[:, where[role]])
@@ -136,7 +136,7 @@ def test_agents_find_their_heading_and_bounds_of_their_position(example: ModuleT
             playing += there.count_nonzero().item()
             there &= own.sure
             sure += there.count_nonzero().item()
-            # 1e-3: float32 sums of 40 ticks, and the observation's own rounding.
+            # 1e-3: float32 sums of 40 steps, and the observation's own rounding.
             assert same_turn(own.heading[there], old["heading"][:, where[role]][there], 1e-3)
             position = old["position"][:, where[role]][there]
             assert bool((own.low >= 0).all() and (own.high <= game.side).all())
@@ -144,12 +144,12 @@ def test_agents_find_their_heading_and_bounds_of_their_position(example: ModuleT
             widths.append((own.high - own.low)[there].mean().item() if there.any() else math.nan)
         obs = env.step(actions)[0]
         for role, script in scripts.items():
-            own, there = script.own, state["in_game"][:, where[role]] & (env.time > 0)[:, None]
+            own, there = script.own, state["in_game"][:, where[role]] & (env.elapsed_steps > 0)[:, None]
             for name in ("speed", "acceleration"):
                 truth = state[name][:, where[role]][there]
                 torch.testing.assert_close(getattr(own, name)[there], truth, rtol=0, atol=1e-5, msg=name)
     assert env.faults().count_nonzero().item() == 0
-    # Unsure is who was stopped by an edge at every tick so far, or saw nobody who moves otherwise.
+    # Unsure is who was stopped by an edge at every step so far, or saw nobody who moves otherwise.
     assert sure > 0.95 * playing > 500
     assert min(width for width in widths if width == width) < game.side / 4
 
@@ -160,7 +160,7 @@ def test_agents_find_their_heading_and_bounds_of_their_position(example: ModuleT
 def test_a_tagger_turns_to_the_runner(
     example: ModuleType, aside: list[float], quarter: int, see: Any, device: str
 ) -> None:
-    """The second tick: at the first nobody has moved, so that no one can know where it heads."""
+    """The second step: at the first nobody has moved, so that no one can know where it heads."""
     config = {"num_taggers": 1, "num_runners": 1, "num_neighbors": see, "tagging_distance": 0.001}
     places = [[10.0, 10.0], [10.0 + aside[0], 10.0 + aside[1]]]
     env, obs = square(device, places, [quarter * QUARTER, QUARTER], **config)
@@ -173,7 +173,7 @@ def test_a_tagger_turns_to_the_runner(
     actions = script(obs[:, :1])
     turn = env.state["turn_level"][actions[0, 0, 1].long()]
     half = (env.game.max_turn - env.game.min_turn) / (env.game.turn_levels - 1) / 2
-    # What no turn reaches in one tick is made by the largest to that side.
+    # What no turn reaches in one step is made by the largest to that side.
     reachable = wanted.clamp(env.game.min_turn, env.game.max_turn)
     assert (turn - reachable).abs().item() <= half + 1e-3
     if wanted.abs().item() > half:
@@ -240,7 +240,7 @@ def test_scripts_on_the_grid_beat_random_actions(example: ModuleType, device: st
         for tag in (False, True)
         for run in (False, True)
     }
-    share = {key: result["terminated_share"] for key, result in results.items()}
+    share = {key: result["terminated_fraction"] for key, result in results.items()}
     assert share[True, False] == share[True, True] == 1  # of 500 episodes of other seeds too
     assert share[False, False] < 0.4  # 0.19 in 500 episodes; 0.4 is five standard deviations of 100 away
     assert share[False, True] < 0.05  # 0 in 500
@@ -259,8 +259,8 @@ def test_scripts_on_the_square_beat_random_actions(example: ModuleType, device: 
 
     results = {(tag, run): play(tag, run) for tag in (False, True) for run in (False, True)}
     tagged = {key: result["return_tagger"] * 4 / 10 for key, result in results.items()}  # of 12 runners
-    assert results[True, False]["terminated_share"] == 1 and results[True, False]["episode_length"] < 60  # 33 seen
-    assert results[False, False]["terminated_share"] == 0
+    assert results[True, False]["terminated_fraction"] == 1 and results[True, False]["episode_length"] < 60  # 33 seen
+    assert results[False, False]["terminated_fraction"] == 0
     assert tagged[False, False] < 6 < 7 < tagged[True, True] < 11  # 3.5 and 8.3 seen
     assert tagged[False, True] < 1 < 2 < tagged[False, False]  # 0.06 seen
     assert results[True, False] == play(True, False)  # nothing but the seed decides

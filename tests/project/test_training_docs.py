@@ -1,4 +1,4 @@
-"""docs/training.md agrees with the code: its table of hyper-parameters, its figures and options."""
+"""docs/training.md agrees with the code: its table of hyper-parameters, its metrics and options."""
 
 import csv
 import dataclasses
@@ -10,7 +10,7 @@ from gpu_vecenv.cli.options import PROGRAM
 from gpu_vecenv.cli.train import EvaluateConfig, PlotConfig, ResumeConfig, TrainConfig
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig
-from gpu_vecenv.train.trainer import OF_THE_RUN
+from gpu_vecenv.train.trainer import RUN_WIDE_KEYS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text()
@@ -33,7 +33,7 @@ def test_the_table_of_hyper_parameters_is_the_configuration() -> None:
     assert told == {field.name: str(field.default) for field in dataclasses.fields(PPOConfig)}
     assert list(told) == [field.name for field in dataclasses.fields(PPOConfig)]
     starred = {name.strip("`") for name, _, meaning in table if meaning.startswith("* ")}
-    assert starred == set(OF_THE_RUN)
+    assert starred == set(RUN_WIDE_KEYS)
 
 
 def test_what_a2c_changes_is_told() -> None:
@@ -48,7 +48,7 @@ def test_what_a2c_changes_is_told() -> None:
         "normalize_advantages",
     }
     assert (a2c["num_epochs"], a2c["num_minibatches"], a2c["gae_lambda"]) == (1, 1, 1)
-    assert f"each rollout of {a2c['num_steps']} ticks" in told and f"`learning_rate` {a2c['learning_rate']}" in told
+    assert f"each rollout of {a2c['num_steps']} steps" in told and f"`learning_rate` {a2c['learning_rate']}" in told
 
 
 def test_the_columns_of_the_figures_are_those_of_a_run(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_options_exist() -> None:
     names = {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
     of_torchrun = {"standalone", "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port"}
     told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT))
-    assert {"out", "resume", "share", "help", "no-graphs"} <= told
+    assert {"out", "resume", "share-policy", "help", "no-graphs"} <= told
     assert told - names - of_torchrun - {"help"} == {"no-graphs"}
 
 

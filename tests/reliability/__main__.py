@@ -1,4 +1,4 @@
-"""Run one experiment; the last line has its figures, the exit status is 1 on any failure.
+"""Run one experiment; the last line has its metrics, the exit status is 1 on any failure.
 
     python tests/reliability saves --count 200
     python tests/reliability damage --count 20000 --json damage.json

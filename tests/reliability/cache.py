@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.compile.cache import folder
+from gpu_vecenv.compile.cache import cache_dir
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import KernelCompileError
@@ -63,7 +63,7 @@ class Cache(Experiment):
         before = {key: os.environ.get(key) for key in ("CXX", "GPU_VECENV_CACHE", "TMPDIR")}
         (place / "tmp").mkdir()
         os.environ |= {"CXX": str(compiler), "GPU_VECENV_CACHE": str(place / "kernels"), "TMPDIR": str(place / "tmp")}
-        folder.cache_clear()
+        cache_dir.cache_clear()
         tempfile.tempdir = None  # so that it looks at TMPDIR again
         try:
             self.built = log
@@ -73,10 +73,10 @@ class Cache(Experiment):
             for key, value in before.items():
                 os.environ.pop(key) if value is None else os.environ.update({key: value})
             tempfile.tempdir = None
-            folder.cache_clear()
+            cache_dir.cache_clear()
 
     def _measured(self, place: Path) -> Figures:
-        chance, kernels = random.Random(self.seed), place / "kernels"
+        rng, kernels = random.Random(self.seed), place / "kernels"
         compiled = {"healthy": 0, "killed": 0, "damaged": 0, "wrong": 0}
         longest, kills, most_drafts, warned = 0.0, 0, 0, 0
         for number in range(self.count):
@@ -89,7 +89,7 @@ class Cache(Experiment):
             # The builder is killed somewhere in its build, or just after it.
             text = SCALE.format(factor=f"{4 * number + 3}.0f")
             started = time.monotonic()
-            answers, built = self._wave(f"round {number}, kill", text, [chance.uniform(0, 0.3)])
+            answers, built = self._wave(f"round {number}, kill", text, [rng.uniform(0, 0.3)])
             longest = max(longest, time.monotonic() - started)
             self._all_right(f"round {number}, kill", answers, 4 * number + 3, self.processes - 1)
             self.check(built <= 2, f"round {number}, kill: {built} compilations")
@@ -99,7 +99,7 @@ class Cache(Experiment):
             most_drafts = max(most_drafts, len(drafts))
             # What lies there is damaged while nobody has it open.
             entry = max(kernels.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
-            damage(entry, chance)
+            damage(entry, rng)
             answers, built = self._wave(f"round {number}, damage", text, [])
             self._all_right(f"round {number}, damage", answers, 4 * number + 3, self.processes)
             self.check(built == 1, f"round {number}, damage: {built} compilations")
@@ -199,7 +199,7 @@ class Cache(Experiment):
 class Poisoned(Cache):
     def _wave(self, what: str, text: str, kills: list[float]) -> tuple[list[tuple[Any, list[str]]], int]:
         if what.endswith("damage"):
-            one, other = sorted(folder().glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
+            one, other = sorted(cache_dir().glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
             other.write_bytes(one.read_bytes())
         return super()._wave(what, text, kills)
 
@@ -222,13 +222,13 @@ def answer(text: str, ready: Any, start: Any, sender: Any) -> None:
     os._exit(0)
 
 
-def damage(path: Path, chance: random.Random) -> None:
+def damage(path: Path, rng: random.Random) -> None:
     """One byte changed, or some lost, in a new file of that name: who has the former one loaded keeps it."""
     content = bytearray(path.read_bytes())
-    if chance.random() < 0.3:
-        del content[chance.randrange(len(content)) :]
+    if rng.random() < 0.3:
+        del content[rng.randrange(len(content)) :]
     else:
-        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     draft = path.with_suffix(".damaged")
     draft.write_bytes(content)
     draft.replace(path)

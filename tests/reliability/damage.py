@@ -1,4 +1,4 @@
-"""Damaged and foreign checkpoints: refused with a typed error, or, by chance, just what was saved; nothing runs."""
+"""Damaged and foreign checkpoints: refused with a typed error, or, by rng, just what was saved; nothing runs."""
 
 import copy
 import hashlib
@@ -71,10 +71,10 @@ class Damage(Experiment):
         found = {"refused": 0, "the same": 0, "of another run": 0}
         slowest, peak = 0.0, 0
         for number in range(self.count):
-            chance = random.Random(f"{self.seed} {number}")
-            kind = chance.choice(KINDS)
+            rng = random.Random(f"{self.seed} {number}")
+            kind = rng.choice(KINDS)
             what = f"file {number}, {kind.__name__}"
-            forged = kind(File(path, content, saved, sprung, chance))
+            forged = kind(File(path, content, saved, sprung, rng))
             begin = time.perf_counter()
             try:
                 tensors, manifest = self.load(path)
@@ -143,13 +143,13 @@ class WithoutDigests(Damage):
 
 @dataclass
 class File:
-    """What is damaged, and with which chance."""
+    """What is damaged, and with which rng."""
 
     path: Path
     content: bytes
     saved: State
     sprung: Path
-    chance: random.Random
+    rng: random.Random
 
     def parts(self) -> tuple[dict[str, Any], bytes]:
         """Header and data."""
@@ -171,36 +171,36 @@ class File:
         return self.write(header, data)
 
     def tensor(self) -> str:
-        return self.chance.choice(sorted(self.saved[0]))
+        return self.rng.choice(sorted(self.saved[0]))
 
 
 def flipped_bits(file: File) -> bool:
     raw = bytearray(file.content)
     header = 8 + int.from_bytes(raw[:8], "little")
-    for _ in range(file.chance.choice((1, 1, 2, 8))):
-        raw[file.chance.randrange(file.chance.choice((8, header, len(raw))))] ^= 1 << file.chance.randrange(8)
+    for _ in range(file.rng.choice((1, 1, 2, 8))):
+        raw[file.rng.randrange(file.rng.choice((8, header, len(raw))))] ^= 1 << file.rng.randrange(8)
     file.path.write_bytes(raw)
     return False
 
 
 def truncated(file: File) -> bool:
     header = 8 + int.from_bytes(file.content[:8], "little")
-    file.path.write_bytes(file.content[: file.chance.randrange(file.chance.choice((9, header, len(file.content))))])
+    file.path.write_bytes(file.content[: file.rng.randrange(file.rng.choice((9, header, len(file.content))))])
     return False
 
 
 def extended(file: File) -> bool:
-    more = (b"\0" * 7, file.chance.randbytes(100), file.content, file.content[-64:])
-    file.path.write_bytes(file.content + file.chance.choice(more))
+    more = (b"\0" * 7, file.rng.randbytes(100), file.content, file.content[-64:])
+    file.path.write_bytes(file.content + file.rng.choice(more))
     return False
 
 
 def blocks_moved(file: File) -> bool:
     """A block of a disk is zero, stale, doubled, left out or in another's place."""
-    size = file.chance.choice((16, 512, 4096))
+    size = file.rng.choice((16, 512, 4096))
     blocks = [file.content[at : at + size] for at in range(0, len(file.content), size)]
-    one, other = file.chance.randrange(len(blocks)), file.chance.randrange(len(blocks))
-    blocks[one] = file.chance.choice((bytes(len(blocks[one])), blocks[other], blocks[one] * 2, b""))
+    one, other = file.rng.randrange(len(blocks)), file.rng.randrange(len(blocks))
+    blocks[one] = file.rng.choice((bytes(len(blocks[one])), blocks[other], blocks[one] * 2, b""))
     file.path.write_bytes(b"".join(blocks))
     return False
 
@@ -208,12 +208,12 @@ def blocks_moved(file: File) -> bool:
 def mutated(file: File) -> bool:
     raw = bytearray(file.content)
     header = 8 + int.from_bytes(raw[:8], "little")
-    for _ in range(file.chance.randint(1, 3)):
-        first, length = file.chance.randrange(file.chance.choice((8, header, len(raw)))), file.chance.randint(0, 12)
-        other = file.chance.randrange(len(raw))
-        pieces = (bytes(raw[other : other + length]), file.chance.randbytes(length), b"9" * length, b"", b"[{", b'","')
-        piece = file.chance.choice(pieces)
-        raw[first : first + file.chance.choice((length, len(piece)))] = piece
+    for _ in range(file.rng.randint(1, 3)):
+        first, length = file.rng.randrange(file.rng.choice((8, header, len(raw)))), file.rng.randint(0, 12)
+        other = file.rng.randrange(len(raw))
+        pieces = (bytes(raw[other : other + length]), file.rng.randbytes(length), b"9" * length, b"", b"[{", b'","')
+        piece = file.rng.choice(pieces)
+        raw[first : first + file.rng.choice((length, len(piece)))] = piece
     file.path.write_bytes(raw)
     return False
 
@@ -221,7 +221,7 @@ def mutated(file: File) -> bool:
 def claimed_header(file: File) -> bool:
     size = int.from_bytes(file.content[:8], "little")
     sizes = (0, 1, size - 1, size + 1, len(file.content), 10**8, 10**8 + 1, 10**12, 2**31, 2**63 - 1, 2**63, 2**64 - 1)
-    file.path.write_bytes(file.chance.choice(sizes).to_bytes(8, "little") + file.content[8:])
+    file.path.write_bytes(file.rng.choice(sizes).to_bytes(8, "little") + file.content[8:])
     return False
 
 
@@ -231,8 +231,8 @@ def another_header(file: File) -> bool:
     name, other = file.tensor(), file.tensor()
     entry = header[name]
     start, end = entry["data_offsets"]
-    huge = file.chance.choice((2**31, 2**32, 2**62, 2**63, 2**64, 10**30))
-    change: dict[str, Any] = file.chance.choice(
+    huge = file.rng.choice((2**31, 2**32, 2**62, 2**63, 2**64, 10**30))
+    change: dict[str, Any] = file.rng.choice(
         (
             {"data_offsets": header[other]["data_offsets"]},
             {"data_offsets": [end, start]},
@@ -249,7 +249,7 @@ def another_header(file: File) -> bool:
             {"shape": [1, *entry["shape"]]},
             {"shape": [*entry["shape"][::-1], 1]},
             {"shape": None},
-            {"dtype": file.chance.choice(("F64", "F32", "I32", "BF16", "U8", "F8_E4M3", "Q4", "", None, 7, "f32"))},
+            {"dtype": file.rng.choice(("F64", "F32", "I32", "BF16", "U8", "F8_E4M3", "Q4", "", None, 7, "f32"))},
             {"dtype": "BOOL", "shape": [end - start]},
             {"shape": [2**20] * 20},
         )
@@ -263,20 +263,20 @@ def tensors_changed(file: File) -> bool:
     header, data = file.parts()
     name, other = file.tensor(), file.tensor()
     strange = ("../../weights", "/etc/passwd", "..\\x", "a\0b", "", "x" * 100_000, "\ud800", "__class__", "env/../x")
-    way = file.chance.randrange(5)
+    way = file.rng.randrange(5)
     if way == 0:
-        header[file.chance.choice(strange)] = header.pop(name)
+        header[file.rng.choice(strange)] = header.pop(name)
     elif way == 1:
         del header[name]
     elif way == 2:
         header[name], header[other] = header[other], header[name]
     elif way == 3:
-        header[file.chance.choice(strange)] = header[name]
+        header[file.rng.choice(strange)] = header[name]
     else:  # one name twice, or the metadata twice: which of both counts is up to the reader
         text = json.dumps(header)
-        twice = file.chance.choice((name, "__metadata__"))
-        instead = json.dumps(file.chance.choice((header[other], {}, {"format": "2"}, None)))
-        first = file.chance.random() < 0.5
+        twice = file.rng.choice((name, "__metadata__"))
+        instead = json.dumps(file.rng.choice((header[other], {}, {"format": "2"}, None)))
+        first = file.rng.random() < 0.5
         pair = f'"{twice}": {instead}'
         return file.write(f"{{{pair}, {text[1:]}" if first else f"{text[:-1]}, {pair}}}", data)
     return file.write(header, data)
@@ -287,7 +287,7 @@ def strange_json(file: File) -> bool:
     header, data = file.parts()
     text = json.dumps(header)
     return file.write(
-        file.chance.choice(
+        file.rng.choice(
             (
                 "", "{}", "null", "[]", "0", "{", text + "}", text[:-1], text.replace('"', "'"), "\ufeff" + text,
                 text.encode("utf-16"), b"\xff\xfe" + text.encode(), "[" * 100_000, '{"a":' * 100_000, text + "\0",
@@ -308,7 +308,7 @@ def strange_manifest(file: File) -> bool:
     digests, name = manifest["tensors"], file.tensor()
     fewer = {key: value for key, value in digests.items() if key != name}
     return file.forge(
-        file.chance.choice(
+        file.rng.choice(
             (
                 "", "{", "null", "[]", '"text"', "{}", '{"tensors": null}', '{"tensors": {}}', text[:-1], text + text,
                 text.replace("{", '{"x": NaN, ', 1), text.replace("{", '{"x": -Infinity, ', 1), "[" * 100_000,
@@ -325,12 +325,12 @@ def strange_manifest(file: File) -> bool:
 def another_run(file: File) -> bool:
     """Sound files, which the trainer has to refuse: of another shape, type, game, or with numbers that are none."""
     tensors, manifest = {**file.saved[0]}, copy.deepcopy(file.saved[1])
-    name = file.chance.choice(sorted(n for n in tensors if n.startswith("policy")))
-    way = file.chance.randrange(8)
+    name = file.rng.choice(sorted(n for n in tensors if n.startswith("policy")))
+    way = file.rng.randrange(8)
     if way == 0:
         tensors[name] = tensors[name].clone()
-        tensors[name].view(-1)[file.chance.randrange(tensors[name].numel())] = float(
-            file.chance.choice(("nan", "inf", "-inf"))
+        tensors[name].view(-1)[file.rng.randrange(tensors[name].numel())] = float(
+            file.rng.choice(("nan", "inf", "-inf"))
         )
     elif way == 1:
         tensors[name] = tensors[name].double()
@@ -339,13 +339,13 @@ def another_run(file: File) -> bool:
     elif way == 3:
         del tensors[name]
     elif way == 4:
-        tensors[file.chance.choice(("../x", "env.more", "policy.more", "/tmp/x", "env." * 9))] = torch.ones(1)
+        tensors[file.rng.choice(("../x", "env.more", "policy.more", "/tmp/x", "env." * 9))] = torch.ones(1)
     elif way == 5:
-        manifest[file.chance.choice(("game", "num_envs", "seed", "config", "world_size"))] = "another"
+        manifest[file.rng.choice(("game", "num_envs", "seed", "config", "world_size"))] = "another"
     elif way == 6:
         manifest["game_config"]["max_steps"] = 10
     else:
-        del manifest[file.chance.choice(("game", "config", "policies", "trained"))]
+        del manifest[file.rng.choice(("game", "config", "policies", "trained"))]
     save_checkpoint(file.path, tensors, manifest)
     return True
 
@@ -354,9 +354,9 @@ def foreign(file: File) -> bool:
     """What other programs write: pickles among it, which do something when they are loaded."""
     trap = Trap(file.sprung)
     buffer = io.BytesIO()
-    way = file.chance.randrange(9)
+    way = file.rng.randrange(9)
     if way == 0:
-        raw = pickle.dumps(trap, file.chance.randint(0, pickle.HIGHEST_PROTOCOL))
+        raw = pickle.dumps(trap, file.rng.randint(0, pickle.HIGHEST_PROTOCOL))
     elif way == 1:
         torch.save({**file.saved[0], "trap": trap}, buffer)
         raw = buffer.getvalue()
@@ -368,12 +368,12 @@ def foreign(file: File) -> bool:
             archive.writestr("data.pkl", bytes(10**6))
         raw = buffer.getvalue()
     elif way == 4:
-        raw = save(file.saved[0], file.chance.choice((None, {}, {"format": "pt"}, {"format": "2"}, {"format": "1"})))
+        raw = save(file.saved[0], file.rng.choice((None, {}, {"format": "pt"}, {"format": "2"}, {"format": "1"})))
     elif way == 5:
-        raw = file.chance.randbytes(file.chance.randrange(2000))
+        raw = file.rng.randbytes(file.rng.randrange(2000))
     elif way == 6:
-        raw = file.chance.choice((b"", b"\x7fELF", b"\x93NUMPY\x01\0", b"\x1f\x8b\x08", b"#!/bin/sh\n", b"\x89HDF\r\n"))
-        raw += bytes(file.chance.randrange(100))
+        raw = file.rng.choice((b"", b"\x7fELF", b"\x93NUMPY\x01\0", b"\x1f\x8b\x08", b"#!/bin/sh\n", b"\x89HDF\r\n"))
+        raw += bytes(file.rng.randrange(100))
     elif way == 7:
         header, data = file.parts()
         header["__metadata__"]["manifest"] = pickle.dumps(trap, 0).decode("latin-1")
@@ -386,7 +386,7 @@ def foreign(file: File) -> bool:
 
 def no_file(file: File) -> bool:
     """A folder, a pipe, a device, a link to one of them or to nowhere."""
-    way = file.chance.randrange(6)
+    way = file.rng.randrange(6)
     if way == 0:
         file.path.mkdir()
     elif way == 1:

@@ -1,4 +1,4 @@
-"""What experiments have in common: their arguments, figures and failures, and the command that runs one."""
+"""What experiments have in common: their arguments, metrics and failures, and the command that runs one."""
 
 import importlib
 import json
@@ -18,8 +18,8 @@ import tyro
 TESTS = Path(__file__).resolve().parents[1]
 NAMES = ("saves", "damage", "resume", "cache", "leaks", "soak", "rng", "large", "interrupts")
 NOTHING = "nothing"
-# What every environment's steps go through, beside the device text.
-MACHINE = [
+# What every environment's steps go through, beside the device code.
+ENGINE = [
     "gpu_vecenv/engine/vec_env.py",
     "gpu_vecenv/engine/step_buffers.py",
     "gpu_vecenv/engine/data_manager.py",
@@ -41,17 +41,17 @@ class Experiment:
     device: str = "cpu"
     """cpu or cuda."""
     json: Path | None = None
-    """A file for the figures."""
+    """A file for the metrics."""
     planted: bool = False
     """Plant faults, too: the experiment must see each of them."""
     receipt: bool = False
     """Plant faults, and write a receipt, which is bound to the sources."""
     failures: list[str] = field(init=False, default_factory=list)
 
-    depends_on: ClassVar[tuple[str, ...]] = ()  # files beside the machine's whose change makes a receipt stale
+    depends_on: ClassVar[tuple[str, ...]] = ()  # files beside the engine's whose change makes a receipt stale
 
     def measure(self) -> Figures:
-        """The figures; what goes wrong is added to ``failures``."""
+        """The metrics; what goes wrong is added to ``failures``."""
         raise NotImplementedError
 
     def plant(self) -> Figures:
@@ -71,18 +71,18 @@ class Experiment:
     def run(self) -> Figures:
         """Figures with the arguments before them, the time and the number of failures after them."""
         begin = time.monotonic()
-        figures: Figures = {}
+        metrics: Figures = {}
         try:
-            figures = self.measure()
+            metrics = self.measure()
             if self.planted or self.receipt:
-                figures["planted"] = self.plant()
-                for fault, seen in figures["planted"].items():
+                metrics["planted"] = self.plant()
+                for fault, seen in metrics["planted"].items():
                     self.check(seen != NOTHING, f"{fault}: it was planted, and nothing was said")
         except Exception:
             self.failures.append(traceback.format_exc())
         arguments = {"experiment": self.name, "count": self.count, "seed": self.seed, "device": self.device}
         seconds = round(time.monotonic() - begin, 1)
-        return {**arguments, **figures, "seconds": seconds, "failures": len(self.failures)}
+        return {**arguments, **metrics, "seconds": seconds, "failures": len(self.failures)}
 
 
 def said(planted: Experiment) -> str:
@@ -109,7 +109,7 @@ def environment() -> dict[str, str]:
 
 
 def figures_of(name: str, *arguments: object) -> Figures:
-    """Run an experiment as a command of its own and read its figures.
+    """Run an experiment as a command of its own and read its metrics.
 
     Raises:
         AssertionError: Its exit status is not 0.
@@ -132,23 +132,23 @@ def main() -> int:
         experiment = tyro.cli(kind_of(chosen[0]), prog=f"{prog} {chosen[0]}", args=arguments[1:])
     else:
         experiment = tyro.cli(Union[tuple(map(kind_of, NAMES))], prog=prog, args=arguments)  # noqa: UP007
-    figures = experiment.run()
+    metrics = experiment.run()
     for failure in experiment.failures[:SHOWN]:
         print(f"failure: {failure}")
     if experiment.json is not None:
-        experiment.json.write_text(json.dumps({**figures, "what": experiment.failures}, indent=1) + "\n")
+        experiment.json.write_text(json.dumps({**metrics, "what": experiment.failures}, indent=1) + "\n")
     if experiment.receipt and not experiment.failures:
         from receipts import write
 
-        planted = figures.pop("planted")
+        planted = metrics.pop("planted")
         write(
             experiment.name,
             what=type(experiment).__doc__ or "",
             command=f"python tests/reliability {' '.join(sys.argv[1:])}",
-            figures=figures,
+            metrics=metrics,
             planted=planted,
-            python=[*MACHINE, *experiment.depends_on, f"tests/reliability/{experiment.name}.py"],
+            python=[*ENGINE, *experiment.depends_on, f"tests/reliability/{experiment.name}.py"],
             device=None if experiment.device.startswith("cuda") else platform.machine(),
         )
-    print(json.dumps(figures))
+    print(json.dumps(metrics))
     return int(bool(experiment.failures))

@@ -31,7 +31,7 @@ from reliability.experiment import Experiment, Figures, said
 
 DEADLINE = 60.0  # seconds; another process that takes longer hangs
 NUM_ENVS = 2000  # x 5 agents: enough for several host threads in each launch
-AFTER = 3  # ticks that an environment and its twin take together
+AFTER = 3  # steps that an environment and its twin take together
 ENOUGH = 5000  # repetitions within which an interrupt must have come
 CONFIG = PPOConfig(total_steps=10**6, num_steps=8, num_epochs=2, num_minibatches=2, hidden_sizes=(16,))
 PACKAGE = str(Path(gpu_vecenv.__file__).parent)
@@ -51,13 +51,13 @@ class Interrupts(Experiment):
         torch.set_num_threads(1)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
-            figures = self._interrupts()
+            metrics = self._interrupts()
         finally:
             signal.signal(signal.SIGINT, before)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork beside threads
             self._processes()
-        return {**figures, "ways_into_other_processes": 5}
+        return {**metrics, "ways_into_other_processes": 5}
 
     def _interrupts(self) -> Figures:
         chance, found = random.Random(self.seed), dict.fromkeys(USES, 0)
@@ -90,8 +90,8 @@ class Interrupts(Experiment):
                 lines, at = lines + 1, at + 1
         for one in (env, twin, trainer, trainer_twin):
             one.close()
-        figures = {f"while_{use}": number for use, number in found.items()}
-        return {**figures, "at_each_line": lines, "slowest_reaction_ms": round(slow * 1e3, 1)}
+        metrics = {f"while_{use}": number for use, number in found.items()}
+        return {**metrics, "at_each_line": lines, "slowest_reaction_ms": round(slow * 1e3, 1)}
 
     def _env(self, num_envs: int = NUM_ENVS) -> VecEnv:
         return gpu_vecenv.make("tag_gridworld", num_envs, self.device, max_steps=9)

@@ -41,21 +41,21 @@ class Large(Experiment):
             "state": Wide(depth=4096),
             "rows": Wide(crowd=1024),
         }
-        figures: Figures = {}
+        metrics: Figures = {}
         for part, game in parts.items():
             each = 4096 if part != "rows" else 1024
             num_envs = -(-self.count // each) + WINDOW
             need, free = self._bytes(game, num_envs), free_bytes(torch.device(self.device))
             if need > free:
-                figures[part] = f"left out: {need} bytes needed, {free} free"
+                metrics[part] = f"left out: {need} bytes needed, {free} free"
                 continue
             self._part(part, game, num_envs, min(INDEX_END, self.count // 2) // each)
-            figures[part] = num_envs * each
-        self.check(any(isinstance(value, int) for value in figures.values()), f"nothing fits: {figures}")
-        return {**figures, **self._clocks(), **self._refusals()}
+            metrics[part] = num_envs * each
+        self.check(any(isinstance(value, int) for value in metrics.values()), f"nothing fits: {metrics}")
+        return {**metrics, **self._clocks(), **self._refusals()}
 
     def _bytes(self, game: Wide, num_envs: int) -> int:
-        """Of the environment, a slab of its own and what the sampler takes and gives; a tenth more to be safe."""
+        """Of the environment, a buffers of its own and what the sampler takes and gives; a tenth more to be safe."""
         each = VecEnv(game, 1, self.device, autoreset_mode=self._mode).bytes_per_env()
         return int(1.1 * num_envs * (each + game.num_agents * 30))
 
@@ -67,10 +67,12 @@ class Large(Experiment):
         env = VecEnv(game, num_envs, self.device, autoreset_mode=self._mode)
         starts = [0, max(border - WINDOW // 2, 0), num_envs - WINDOW]
         # The same replicas alone. Their random streams are numbered as in the large environment.
-        twins = [VecEnv(game, WINDOW, self.device, autoreset_mode=self._mode, first_replica=start) for start in starts]
+        twins = [
+            VecEnv(game, WINDOW, self.device, autoreset_mode=self._mode, first_env_index=start) for start in starts
+        ]
         shape, kind = env.layout.specs["obs"]
         guarded = torch.full((math.prod(shape) + 2 * GUARD,), GUARDED_BY, dtype=kind, device=self.device)
-        slab = env.slab(obs=guarded[GUARD:-GUARD].view(shape))
+        buffers = env.step_buffers(obs=guarded[GUARD:-GUARD].view(shape))
 
         def compare(what: str, whole: dict[str, torch.Tensor], alone: list[dict[str, torch.Tensor]]) -> None:
             for start, twin in zip(starts, alone, strict=True):
@@ -93,25 +95,25 @@ class Large(Experiment):
             # Rows of final_obs that are not meant hold anything.
             return found if final is None or not info["_final_obs"].all() else {**found, "final_obs": final}
 
-        whole = given(env.reset(seed=self.seed, out=slab))
+        whole = given(env.reset(seed=self.seed, out=buffers))
         compare_all("reset", whole, [given(twin.reset(seed=self.seed)) for twin in twins])
-        for tick in range(1, TICKS + 1):
+        for step in range(1, TICKS + 1):
             actions = env.sample_actions()
             compare("random actions", {"": actions}, [{"": twin.sample_actions()} for twin in twins])
-            whole = given(env.step(actions, out=slab))
+            whole = given(env.step(actions, out=buffers))
             alone = [
                 given(twin.step(actions[start : start + WINDOW].clone()))
                 for start, twin in zip(starts, twins, strict=True)
             ]
-            compare_all(f"tick {tick}", whole, alone)
+            compare_all(f"step {step}", whole, alone)
         mask = torch.arange(num_envs, device=self.device) % 3 == 0
         alone = [given(t.reset(mask=mask[s : s + WINDOW].clone())) for s, t in zip(starts, twins, strict=True)]
-        compare_all("masked reset", given(env.reset(mask=mask, out=slab)), alone)
-        slab.obs.zero_()
-        env.observe(out=slab.obs)
-        compare_all("observe", {"obs": slab.obs}, [{"obs": twin.observe()} for twin in twins])
-        self._digests(part, starts, slab.obs if part != "state" else env.state["cell"])
-        slab = guarded = whole = actions = None  # room for what the sampler takes
+        compare_all("masked reset", given(env.reset(mask=mask, out=buffers)), alone)
+        buffers.obs.zero_()
+        env.observe(out=buffers.obs)
+        compare_all("observe", {"obs": buffers.obs}, [{"obs": twin.observe()} for twin in twins])
+        self._digests(part, starts, buffers.obs if part != "state" else env.state["cell"])
+        buffers = guarded = whole = actions = None  # room for what the sampler takes
         logits = torch.zeros((num_envs, env.num_agents, 2), device=self.device)
         sample = Sampler(env).sample(logits)
         small = torch.zeros((WINDOW, env.num_agents, 2), device=self.device)
@@ -135,18 +137,21 @@ class Large(Experiment):
         """Called before each comparison."""
 
     def _clocks(self) -> Figures:
-        """An episode may have 2^31 - 1 ticks, the number of episodes 64 bits, of which 32 choose the random streams."""
+        """An episode may have 2^31 - 1 steps, the number of episodes 64 bits, of which 32 choose the random streams."""
         env = VecEnv(Wide(max_steps=2**31 - 1), 4, self.device)
         env.reset(seed=self.seed)
         state = env.state_dict()
-        state["machine_time"].fill_(2**31 - 4)
-        state["machine_completed_lengths"].fill_(2**40)
+        state["engine_elapsed_steps"].fill_(2**31 - 4)
+        state["engine_completed_lengths"].fill_(2**40)
         env.load_state_dict(state)
-        for tick in range(2**31 - 3, 2**31):
+        for step in range(2**31 - 3, 2**31):
             *_, truncations, _ = env.step(env.sample_actions())
-            last = tick == 2**31 - 1
-            self.check(env.time.tolist() == [0 if last else tick] * 4, f"clocks are {env.time.tolist()} at tick {tick}")
-            self.check(truncations.tolist() == [[last]] * 4, f"truncations are {truncations.tolist()} at tick {tick}")
+            last = step == 2**31 - 1
+            self.check(
+                env.elapsed_steps.tolist() == [0 if last else step] * 4,
+                f"clocks are {env.elapsed_steps.tolist()} at step {step}",
+            )
+            self.check(truncations.tolist() == [[last]] * 4, f"truncations are {truncations.tolist()} at step {step}")
         lengths = env.episode_statistics()["lengths"].tolist()
         self.check(lengths == [2**40 + 2**31 - 1] * 4, f"lengths are {lengths}")
 
@@ -155,12 +160,12 @@ class Large(Experiment):
         marks[0] = env.state["mark"].tolist()
         for border in (2**31, 2**32):
             state = env.state_dict()
-            state["machine_episode"].fill_(border - 3)
-            state["machine_completed_episodes"].fill_(border - 3)
+            state["engine_episode"].fill_(border - 3)
+            state["engine_completed_episodes"].fill_(border - 3)
             env.load_state_dict(state)
             for episode in range(border - 2, border + 2):
                 env.step(env.sample_actions())
-                begun = env.data["machine_episode"][:, 0].tolist()
+                begun = env.data["engine_episode"][:, 0].tolist()
                 counted = env.episode_statistics()["episodes"].tolist()
                 self.check(begun == counted == [episode] * 4, f"episode {episode}: {begun} begun, {counted} counted")
                 marks[episode] = env.state["mark"].tolist()
@@ -196,5 +201,5 @@ class WrongNumber(Large):
 
 class Outside(Large):
     def disturb(self, what: str, env: VecEnv, guarded: torch.Tensor) -> None:
-        if what == "tick 2":
+        if what == "step 2":
             guarded[-GUARD] = 0

@@ -16,7 +16,7 @@ from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 from reliability.experiment import Experiment, Figures, live_memory, said
 
-LOOKS = 20  # at the process's figures, spread over all cycles
+LOOKS = 20  # at the process's metrics, spread over all cycles
 # The heap of a process grows by a megabyte at first and breathes by some hundred kilobytes: the slope is that of the
 # second half of the cycles, and over fewer of them one below the limit says nothing.
 LEAST_FOR_SLOPE = 200
@@ -61,7 +61,7 @@ class Leaks(Experiment):
         for name in ("tensor_bytes", "tensors", "files", "threads", "modules"):
             seen = sorted({look[name] for look in looks})
             self.check(seen == [first[name]], f"{name} were {first[name]} at first, and then {seen}")
-        figures = {f"{name}_left": last[name] - first[name] for name in first if name != "resident_bytes"}
+        metrics = {f"{name}_left": last[name] - first[name] for name in first if name != "resident_bytes"}
         half = len(looks) // 2
         cycles = np.linspace(0, self.count, len(looks))[half:]
         slope = float(np.polyfit(cycles, [look["resident_bytes"] for look in looks[half:]], 1)[0])
@@ -70,7 +70,7 @@ class Leaks(Experiment):
         if "driver_bytes" in first:
             grown = last["driver_bytes"] - first["driver_bytes"]
             self.check(grown <= DRIVER_LIMIT, f"the driver has {grown} bytes more")
-        return {"cycles": self.count, **figures, "resident_bytes_a_cycle": round(slope, 1)}
+        return {"cycles": self.count, **metrics, "resident_bytes_a_cycle": round(slope, 1)}
 
     def use(self, number: int) -> None:
         """One cycle: every second one with an error in the middle."""
@@ -123,11 +123,11 @@ class Opening(Leaks):
         vars(self).setdefault("kept", []).append(os.open(os.devnull, os.O_RDONLY))
 
 
-def machine(game: str, mode: str, **config: Any) -> Callable[[str, int, bool], None]:
+def engine_case(game: str, mode: str, **config: Any) -> Callable[[str, int, bool], None]:
     def use(device: str, num_envs: int, fails: bool) -> None:
-        rows = config.get("rows", False)
-        settings = {key: value for key, value in config.items() if key != "rows"}
-        env = gpu_vecenv.make(game, num_envs, device, autoreset_mode=mode, rows=rows, **settings)
+        rows = config.get("agents_as_envs", False)
+        settings = {key: value for key, value in config.items() if key != "agents_as_envs"}
+        env = gpu_vecenv.make(game, num_envs, device, autoreset_mode=mode, agents_as_envs=rows, **settings)
         try:
             env.reset(seed=1)
             for _ in range(5):
@@ -145,9 +145,9 @@ def abandoned(device: str, num_envs: int, fails: bool) -> None:
     """Nobody closes it."""
     env = gpu_vecenv.make("cartpole", num_envs, device)
     env.reset(seed=1)
-    slab = env.slab()
+    buffers = env.step_buffers()
     for _ in range(5):
-        env.step(env.sample_actions(), out=slab)
+        env.step(env.sample_actions(), out=buffers)
     if fails:
         raise UsersError
 
@@ -176,10 +176,10 @@ def trained(device: str, num_envs: int, fails: bool) -> None:
 
 
 USES = (
-    machine("tag_gridworld", "same_step", grid=5, max_steps=3),
-    machine("tag_continuous", "next_step", num_taggers=2, num_runners=3, num_neighbors=2, max_steps=3),
-    machine("tag_gridworld", "disabled", grid=5, max_steps=3, rows=True),
-    machine("pendulum", "same_step", max_steps=3),
+    engine_case("tag_gridworld", "same_step", grid=5, max_steps=3),
+    engine_case("tag_continuous", "next_step", num_taggers=2, num_runners=3, num_neighbors=2, max_steps=3),
+    engine_case("tag_gridworld", "disabled", grid=5, max_steps=3, agents_as_envs=True),
+    engine_case("pendulum", "same_step", max_steps=3),
     abandoned,
     gymnasium,
     trained,

@@ -57,7 +57,7 @@ KERNEL(blocks, i32 layout, u64 seed, i64 first, u32* out, i64 n) {
             item = (u32)(b >> 32);
         }
         u32 key[2];
-        replica_key(seed, replica, key);
+        env_key(seed, replica, key);
         Rng rng = {key[0], key[1], STEP_STREAM, episode, 1};
         Philox4 block = rng.block(item, draw);
         for (int i = 0; i < 4; ++i) out[4 * k + i] = block.word[i];
@@ -68,7 +68,7 @@ KERNEL(blocks, i32 layout, u64 seed, i64 first, u32* out, i64 n) {
 KERNEL(beginnings, u64 seed, u64* out, i64 n) {
     FOR_ITEMS (k, n) {
         u32 key[2];
-        replica_key(seed + (u64)(k & 63), (u64)k >> 8, key);
+        env_key(seed + (u64)(k & 63), (u64)k >> 8, key);
         Rng rng = {key[0], key[1], (u32)(k >> 6 & 3), 0, 0};
         Philox4 block = rng.block(0, 0);
         out[2 * k] = (u64)block.word[0] << 32 | block.word[1];
@@ -78,7 +78,7 @@ KERNEL(beginnings, u64 seed, u64* out, i64 n) {
 
 KERNEL(below, u64 seed, i64 first, u32 size, i32* out, i64 n) {
     u32 key[2];
-    replica_key(seed, 0, key);
+    env_key(seed, 0, key);
     FOR_ITEMS (k, n) {
         u64 b = (u64)(first + k);
         Rng rng = {key[0], key[1], STEP_STREAM, 0, 1};
@@ -113,17 +113,17 @@ class Rng(Experiment):
     def measure(self) -> Figures:
         self._known_answers()
         streams = max(self.count // 10, 1000)
-        figures: Figures = {"words_a_layout": self.count, "streams": streams, "equal_beginnings": self._equal(streams)}
+        metrics: Figures = {"words_a_layout": self.count, "streams": streams, "equal_beginnings": self._equal(streams)}
         self.lowest = 1.0
         for name in LAYOUTS:
             self._statistics(name)
         self._bounded(streams)
-        figures |= {"lowest_p": float(f"{self.lowest:.2g}")}
+        metrics |= {"lowest_p": float(f"{self.lowest:.2g}")}
         if self.dieharder != "no" and shutil.which("dieharder"):
             verdicts = {name: self._dieharder(name) for name in LAYOUTS}
             for verdict in ("PASSED", "WEAK", "FAILED"):
-                figures[f"dieharder_{verdict.lower()}"] = sum(found.count(verdict) for found in verdicts.values())
-        return figures
+                metrics[f"dieharder_{verdict.lower()}"] = sum(found.count(verdict) for found in verdicts.values())
+        return metrics
 
     def words(self, name: str, first: int, n: int) -> np.ndarray:
         """``n`` blocks of a layout from the ``first`` one on: their words one after the other, u32."""
@@ -237,9 +237,7 @@ class Rng(Experiment):
 class Added(Rng):
     @cached_property
     def program(self) -> Program:
-        text = TEXT.replace(
-            "replica_key(seed + (u64)(k & 63), (u64)k >> 8, key)", "replica_key(seed + k % 999, 0, key)"
-        )
+        text = TEXT.replace("env_key(seed + (u64)(k & 63), (u64)k >> 8, key)", "env_key(seed + k % 999, 0, key)")
         return FunctionManager(self.device).compile(text, name="rng_battery.cu")
 
 

@@ -33,14 +33,14 @@ class Soak(Experiment):
         torch.set_num_threads(1)
         env = gpu_vecenv.make(self.game, self.num_envs, self.device)
         env.reset(seed=self.seed)
-        slab = env.slab()
-        ticks = -(-self.count // (self.num_envs * env.num_agents))
+        buffers = env.step_buffers()
+        steps = -(-self.count // (self.num_envs * env.num_agents))
         memory = []
-        for tick in range(1, ticks + 1):
-            env.step(env.sample_actions(), out=slab)
-            self.after(env, tick)
-            if tick % max(ticks // LOOKS, 1) == 0 or tick == ticks:
-                self._look(env, tick)
+        for step in range(1, steps + 1):
+            env.step(env.sample_actions(), out=buffers)
+            self.after(env, step)
+            if step % max(steps // LOOKS, 1) == 0 or step == steps:
+                self._look(env, step)
                 memory.append(self._memory())
         allocated, resident = zip(*memory, strict=True)
         if self.device.startswith("cuda"):
@@ -50,56 +50,56 @@ class Soak(Experiment):
         digest = Digest(env.functions, env.num_envs)
         digest.add_state(env)
         episodes = int(env.episode_statistics()["episodes"].sum())
-        figures = {
+        metrics = {
             "game": self.game,
             "replicas": self.num_envs,
-            "ticks": ticks,
-            "agent_steps": ticks * self.num_envs * env.num_agents,
+            "steps": steps,
+            "agent_steps": steps * self.num_envs * env.num_agents,
             "episodes": episodes,
             "growth_bytes": growth,
             "state_digest": digest.hex(),
         }
         env.close()
-        return figures
+        return metrics
 
     def _memory(self) -> tuple[int, int]:
         cuda = self.device.startswith("cuda")
         return torch.cuda.memory_allocated(self.device) if cuda else 0, live_memory()
 
-    def _look(self, env: VecEnv, tick: int) -> None:
+    def _look(self, env: VecEnv, step: int) -> None:
         sums = env.episode_statistics()
         faults = int(env.faults().count_nonzero())
-        self.check(faults == 0, f"tick {tick}: {faults} replicas have fault bits")
-        # Without an idle tick between episodes each tick is one of the running or of a completed episode.
-        clocks = sums["lengths"] + env.time
-        self.check(bool((clocks == tick).all()), f"tick {tick}: clocks are {clocks.min()} to {clocks.max()}")
-        counted, begun = sums["episodes"], env.data["machine_episode"][:, 0]
+        self.check(faults == 0, f"step {step}: {faults} replicas have fault bits")
+        # Without an idle step between episodes each step is one of the running or of a completed episode.
+        clocks = sums["lengths"] + env.elapsed_steps
+        self.check(bool((clocks == step).all()), f"step {step}: clocks are {clocks.min()} to {clocks.max()}")
+        counted, begun = sums["episodes"], env.data["engine_episode"][:, 0]
         self.check(
-            bool((counted == begun).all()), f"tick {tick}: {int((counted != begun).sum())} episode counters differ"
+            bool((counted == begun).all()), f"step {step}: {int((counted != begun).sum())} episode counters differ"
         )
-        self.check(bool((sums["terminations"] <= counted).all()), f"tick {tick}: more terminations than episodes")
-        self.check(bool(sums["returns"].isfinite().all()), f"tick {tick}: a return is not finite")
+        self.check(bool((sums["terminations"] <= counted).all()), f"step {step}: more terminations than episodes")
+        self.check(bool(sums["returns"].isfinite().all()), f"step {step}: a return is not finite")
 
-    def after(self, env: VecEnv, tick: int) -> None:
-        """Called after each tick."""
+    def after(self, env: VecEnv, step: int) -> None:
+        """Called after each step."""
 
     def plant(self) -> Figures:
-        planted = {"a clock that loses a tick": LostTick, "a counter one too high": Miscount, "memory kept": Kept}
+        planted = {"a clock that loses a step": LostTick, "a counter one too high": Miscount, "memory kept": Kept}
         return {fault: said(kind(count=10**5, num_envs=64, device=self.device)) for fault, kind in planted.items()}
 
 
 class LostTick(Soak):
-    def after(self, env: VecEnv, tick: int) -> None:
-        if tick == 7:
-            env.time[-1] -= 1
+    def after(self, env: VecEnv, step: int) -> None:
+        if step == 7:
+            env.elapsed_steps[-1] -= 1
 
 
 class Miscount(Soak):
-    def after(self, env: VecEnv, tick: int) -> None:
-        if tick == 7:
+    def after(self, env: VecEnv, step: int) -> None:
+        if step == 7:
             env.episode_statistics()["episodes"][0] += 1
 
 
 class Kept(Soak):
-    def after(self, env: VecEnv, tick: int) -> None:
+    def after(self, env: VecEnv, step: int) -> None:
         vars(self).setdefault("kept", []).append(torch.ones(1 << 20, dtype=torch.uint8, device=env.device))

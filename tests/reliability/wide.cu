@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -15,11 +15,11 @@ HD void step(State s, Io io) {
     FOR_RANGE (k, DEPTH) s.cell[k] += 1;
     FOR_AGENTS (i) {
         io.rewards[i] = (float)(io.action(i) + i % 7);
-        io.truncations[i] = io.time >= MAX_STEPS;
+        io.truncations[i] = io.elapsed_steps >= MAX_STEPS;
     }
 }
 
 HD void observe(State s, Io io) {
-    u32 mark = (u32)s.mark[0] + (u32)io.time;
+    u32 mark = (u32)s.mark[0] + (u32)io.elapsed_steps;
     FOR_OBS (i, k) io.obs[i][k] = scrambled(mark + 31u * (u32)i + 7u * (u32)k) ^ s.cell[k % DEPTH];
 }

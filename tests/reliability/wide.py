@@ -10,7 +10,7 @@ from gpu_vecenv.declare.env import Env, Field, f32, i32, param, u8
 
 @dataclass(frozen=True, kw_only=True)
 class Wide(Env):
-    """Every number that is seen depends on the replica's own random mark, on its place and on the tick."""
+    """Every number that is seen depends on the replica's own random mark, on its place and on the step."""
 
     crowd: int = param(1, low=1)
     width: int = param(1, low=1)

@@ -1,4 +1,4 @@
-"""Advantage estimates against their definition: every pattern of a few ticks, and real episodes in every mode."""
+"""Advantage estimates against their definition: every pattern of a few steps, and real episodes in every mode."""
 
 import itertools
 from typing import NamedTuple
@@ -18,7 +18,7 @@ JUNK = np.float32(1e30)  # where a number must not matter; finite, as those of a
 
 
 class Given(NamedTuple):
-    """Arguments of ``advantages``, each (ticks, …)."""
+    """Arguments of ``advantages``, each (steps, …)."""
 
     rewards: np.ndarray
     values: np.ndarray
@@ -38,7 +38,7 @@ def estimated(given, gamma, gae_lambda, device):
 
 
 def patterned(kinds, horizon):
-    """Random numbers for every pattern of ``kinds`` over ``horizon`` ticks, one a column."""
+    """Random numbers for every pattern of ``kinds`` over ``horizon`` steps, one a column."""
     patterns = np.array(list(itertools.product(kinds, repeat=horizon))).T
     random = np.random.default_rng(3).normal(size=(3, *patterns.shape)).astype(np.float32)
     rewards, values, next_values = random
@@ -52,12 +52,12 @@ def patterned(kinds, horizon):
 
 
 def episodes_of(given):
-    """Column, ticks, and the three float64 rows of each stretch of activity; nothing is worth what was terminated."""
+    """Column, steps, and the three float64 rows of each stretch of activity; nothing is worth what was terminated."""
     exact = [x.astype(np.float64) for x in given[:3]]
     exact[2][given.terminations] = 0
     for column in range(given.rewards.shape[1]):
-        for ticks in stretches(*(x[:, column] for x in given[3:])):
-            yield column, ticks, [x[ticks, column] for x in exact]
+        for steps in stretches(*(x[:, column] for x in given[3:])):
+            yield column, steps, [x[steps, column] for x in exact]
 
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), FACTORS)
@@ -66,8 +66,8 @@ def test_every_pattern_of_a_few_ticks(kinds, horizon, gamma, gae_lambda, device)
     given = patterned(kinds, horizon)
     assert given.rewards.shape == (horizon, len(kinds) ** horizon)
     expected, bounds = np.zeros((2, *given.rewards.shape))
-    for column, ticks, rows in episodes_of(given):
-        expected[ticks, column], bounds[ticks, column] = of_deltas(*rows, gamma, gae_lambda)
+    for column, steps, rows in episodes_of(given):
+        expected[steps, column], bounds[steps, column] = of_deltas(*rows, gamma, gae_lambda)
     found = estimated(given, gamma, gae_lambda, device)
     assert (np.abs(found - expected) <= bounds).all()  # the bound is 0, like the estimate, where nobody was active
     several = Given(*(x.reshape(horizon, len(kinds), -1, 1) for x in given))
@@ -84,7 +84,7 @@ def test_each_agent_may_have_factors_of_its_own(device):
 
 
 def test_estimates_by_hand(device):
-    """With gamma and lambda of 1/2, four agents: in the middle tick one goes on, others end or are not active."""
+    """With gamma and lambda of 1/2, four agents: in the middle step one goes on, others end or are not active."""
     rewards, values, next_values = ([[row] * 4 for row in rows] for rows in ([1, 2, 4], [10, 20, 40], [20, 40, 80]))
     rewards[1][3] = next_values[1][1] = JUNK
     terminations, truncations, active = np.zeros((3, 3, 4), bool)
@@ -134,7 +134,7 @@ def value_of(obs):
 
 
 def played(mode, device):
-    """TICKS ticks: the arguments of ``advantages``, and the observations before each, (ticks, replica, agent, 6)."""
+    """TICKS steps: the arguments of ``advantages``, and the observations before each, (steps, replica, agent, 6)."""
     env = gpu_vecenv.make(Script, REPLICAS, device, autoreset_mode=mode, **GAME)
     obs, info = env.reset(seed=7)
     episode, replica, agent = np.full((REPLICAS, 1), -1), np.arange(REPLICAS)[:, None], np.arange(AGENTS)
@@ -165,7 +165,7 @@ class Episode(NamedTuple):
     """One agent's part of one episode, as the script has it."""
 
     key: tuple[int, int, int]  # replica, episode, agent
-    ticks: slice  # of the trajectory
+    steps: slice  # of the trajectory
     rows: list[np.ndarray]  # rewards, values, next values; float64
     kind: str
 
@@ -181,19 +181,19 @@ def episodes_by_script(observations):
             _, _, ends, truncates, mark, _ = observations[start, replica, agent]
             leaves = agent >= LEADS and ends > LEAVE
             length = LEAVE if leaves else int(ends)
-            ticks = min(length, TICKS - start)
-            said = [0, *(actions_at(replica, episode, time, agent) for time in range(ticks))]
-            seen = [[agent + 1, time, ends, truncates, mark, said[time]] for time in range(ticks + 1)]
+            steps = min(length, TICKS - start)
+            said = [0, *(actions_at(replica, episode, time, agent) for time in range(steps))]
+            seen = [[agent + 1, time, ends, truncates, mark, said[time]] for time in range(steps + 1)]
             values = value_of(np.array(seen)).astype(np.float64)
             kind = "leaves" if leaves else "truncates" if truncates else "terminates"
             next_values = values[1:].copy()
-            if ticks < length:
+            if steps < length:
                 kind = "unfinished"
             elif kind != "truncates":
                 next_values[-1] = 0
-            rewards = 10.0 * (agent + 1) + np.arange(1, ticks + 1)
+            rewards = 10.0 * (agent + 1) + np.arange(1, steps + 1)
             yield Episode(
-                (replica, episode, agent), slice(start, start + ticks), [rewards, values[:-1], next_values], kind
+                (replica, episode, agent), slice(start, start + steps), [rewards, values[:-1], next_values], kind
             )
 
 
@@ -205,18 +205,18 @@ def test_real_episodes_in_every_autoreset_mode(gamma, gae_lambda, device):
         found = estimated(given, gamma, gae_lambda, device)
         expected, bounds = np.zeros((2, TICKS, REPLICAS, AGENTS))
         of_mode, kinds = {}, []
-        for (replica, episode, agent), ticks, rows, kind in episodes_by_script(observations):
-            at = ticks, replica, agent
+        for (replica, episode, agent), steps, rows, kind in episodes_by_script(observations):
+            at = steps, replica, agent
             expected[at], bounds[at] = of_deltas(*rows, gamma, gae_lambda)
             kinds.append(kind)
             if kind != "unfinished":
                 of_mode[replica, episode, agent] = found[at].tolist()
-        wrong = np.argwhere(np.abs(found - expected) > bounds)  # the bound is 0 at ticks of no episode
-        assert len(wrong) == 0, f"{mode}: tick, replica, agent {wrong[0]}"
+        wrong = np.argwhere(np.abs(found - expected) > bounds)  # the bound is 0 at steps of no episode
+        assert len(wrong) == 0, f"{mode}: step, replica, agent {wrong[0]}"
         assert all(kinds.count(kind) > 5 for kind in ("leaves", "truncates", "terminates", "unfinished"))
         assert (given.active.sum((1, 2)) < REPLICAS * AGENTS).any()
         finished[mode] = of_mode
-    # The next_step mode spends a tick on each reset and so gets less far. What is the same episode has the same bits.
+    # The next_step mode spends a step on each reset and so gets less far. What is the same episode has the same bits.
     assert finished["same_step"] == finished["disabled"]
     common = finished["next_step"].keys() & finished["same_step"].keys()
     assert len(common) == len(finished["next_step"]) > 200

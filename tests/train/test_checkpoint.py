@@ -442,8 +442,8 @@ def test_a_folder_in_the_place_of_the_file_is_left_alone(tmp_path):
 
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_a_kill_while_saving_leaves_whole_files(what):
-    figures = figures_of("saves", "--count", 20, "--what", what)
-    assert figures["kills"] >= 20 and figures["hit_a_save"] >= 3 and figures["failures"] == 0
+    metrics = figures_of("saves", "--count", 20, "--what", what)
+    assert metrics["kills"] >= 20 and metrics["hit_a_save"] >= 3 and metrics["failures"] == 0
 
 
 # Folders

@@ -20,7 +20,7 @@ import gpu_vecenv
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint
-from gpu_vecenv.train.distributed import TIMEOUT, World, joined
+from gpu_vecenv.train.distributed import TIMEOUT, World, process_group
 from gpu_vecenv.train.ppo import Learner, PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -54,9 +54,9 @@ def train_with_a_rank_that_is_wrong(folder, *arguments):
 
 def step_once(folder):
     """One iteration of one minibatch. What it had, what it made of it, and the gradient of its own rows."""
-    with joined("cpu") as (world, device):
+    with process_group("cpu") as (world, device):
         env = gpu_vecenv.make(
-            "tag_gridworld", 4, device, autoreset_mode="next_step", first_replica=4 * world.rank, max_steps=5
+            "tag_gridworld", 4, device, autoreset_mode="next_step", first_env_index=4 * world.rank, max_steps=5
         )
         trainer = Trainer(env, ONE_STEP, seed=3)
         found = {f"env.{name}": tensor for name, tensor in env.state_dict().items()}
@@ -64,10 +64,10 @@ def step_once(folder):
         trainer.train_iteration()
         for name, learner in trainer.learners.items():
             found[f"before.{name}"] = torch.cat([p.detach().flatten() for p in before[name].parameters()])
-            alone = Learner(before[name], ONE_STEP, trainer.rollout, seed=3, world=World(), memory=None)
+            alone = Learner(before[name], ONE_STEP, trainer.rollout, seed=3, world=World(), graph_pool=None)
             alone.update(0.0, 0)
-            found[f"own.{name}"] = alone.gradient.clone()
-            found[f"average.{name}"] = learner.gradient.clone()
+            found[f"own.{name}"] = alone.flat_grad.clone()
+            found[f"average.{name}"] = learner.flat_grad.clone()
             found[f"after.{name}"] = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
         save_file(found, folder / f"{world.rank}.safetensors")
     return 0
@@ -298,19 +298,19 @@ def test_what_two_processes_cannot_do_gives_each_one_line(what, tmp_path):
 
 
 def test_a_world_deals_out_replicas_evenly_or_says_what_would_do():
-    assert (World().shard(7), World(1, 3).shard(9)) == (7, 3)
+    assert (World().envs_per_process(7), World(1, 3).envs_per_process(9)) == (7, 3)
     with pytest.raises(ConfigError, match=r"num_envs is 8; expected a multiple of the 3 processes, 6 or 9"):
-        World(0, 3).shard(8)
+        World(0, 3).envs_per_process(8)
 
 
 def test_alone_nobody_is_asked():
     tensor = torch.tensor([1.0, 3.0])
     world = World.current()
-    world.sum(tensor)
-    world.average(tensor)
-    world.wait()
+    world.all_reduce_sum(tensor)
+    world.all_reduce_mean(tensor)
+    world.barrier()
     assert (world.rank, world.size) == (0, 1) and tensor.tolist() == [1, 3]
-    assert [world.agree(a, b) for a in (True, False) for b in (True, False)] == [
+    assert [world.all_agree(a, b) for a in (True, False) for b in (True, False)] == [
         (a, b) for a in (True, False) for b in (True, False)
     ]
 

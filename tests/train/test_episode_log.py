@@ -13,15 +13,17 @@ from gpu_vecenv import EpisodeLog
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 def test_means_are_those_of_the_episodes_since_the_last_look(mode, rows, device):
-    env = gpu_vecenv.make(Script, 7, device, autoreset_mode=mode, rows=rows, num_leads=2, num_others=3, leave=2)
+    env = gpu_vecenv.make(
+        Script, 7, device, autoreset_mode=mode, agents_as_envs=rows, num_leads=2, num_others=3, leave=2
+    )
     env.reset(seed=3)
     log, shape = EpisodeLog(env), (7, 5)
     assert log.names == ("return_lead", "return_other", "length", "terminated")
     assert all(math.isnan(value) for value in log.means().values())
     returns, lengths, ended, expected = torch.zeros(shape), torch.zeros(7), [], None
     compared = 0
-    for tick in range(60):
-        playing = env.time.cpu() < env.state["ends"].cpu()
+    for step in range(60):
+        playing = env.elapsed_steps.cpu() < env.state["ends"].cpu()
         ends, truncates = (env.state[name].clone().cpu() for name in ("ends", "truncates"))
         _, rewards, *_ = env.step(env.sample_actions())
         returns += rewards.cpu().reshape(shape)
@@ -30,7 +32,7 @@ def test_means_are_those_of_the_episodes_since_the_last_look(mode, rows, device)
             row = [returns[e, :2].mean(), returns[e, 2:].mean(), lengths[e], 1.0 - truncates[e]]
             ended.append(torch.tensor(row, dtype=torch.float64))
             returns[e], lengths[e] = 0, 0
-        if tick % 5 == 4 or tick == 45:  # once nothing can have ended between two looks
+        if step % 5 == 4 or step == 45:  # once nothing can have ended between two looks
             if ended:
                 expected, ended = torch.stack(ended).mean(0), []
             if expected is not None:
@@ -69,8 +71,8 @@ def test_it_follows_when_statistics_are_cleared_or_loaded():
     for _ in range(12):
         env.step(env.sample_actions())
     statistics = env.episode_statistics()
-    lengths = statistics["lengths"].sum() - saved["machine_completed_lengths"].sum()
-    episodes = statistics["episodes"].sum() - saved["machine_completed_episodes"].sum()
+    lengths = statistics["lengths"].sum() - saved["engine_completed_lengths"].sum()
+    episodes = statistics["episodes"].sum() - saved["engine_completed_episodes"].sum()
     assert log.means()["length"] == lengths / episodes.double()
 
 

@@ -19,7 +19,7 @@ from gpu_vecenv.train.trainer import Trainer
 # Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
 LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
 LEAVING |= {"num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
-# Taggers in the middle of 21 x 21 cells, the runner in the corner: in 11 ticks nobody can be caught by walking.
+# Taggers in the middle of 21 x 21 cells, the runner in the corner: in 11 steps nobody can be caught by walking.
 TOO_FAR = {"max_steps": 11}
 ROW_UP = 3  # action "row + 1" of tag_gridworld
 ROLES = ("tagger", "runner")
@@ -54,9 +54,9 @@ def equal_bits(one, other):
 
 @pytest.mark.parametrize("episodes", [1, 7, 8, 9, 37])
 def test_evaluation_counts_exactly_the_episodes_asked_for(episodes, device):
-    """All episodes last 11 ticks: any other mean would come of one counted twice or left out."""
+    """All episodes last 11 steps: any other mean would come of one counted twice or left out."""
     found = Trainer(too_far(device), SMALL).evaluate(episodes)
-    assert (found["episodes"], found["episode_length"], found["terminated_share"]) == (episodes, 11.0, 0.0)
+    assert (found["episodes"], found["episode_length"], found["terminated_fraction"]) == (episodes, 11.0, 0.0)
 
 
 @pytest.mark.parametrize("episodes", [1, 4, 5, 11, 30])
@@ -76,14 +76,14 @@ def test_the_figures_are_those_of_the_episodes_that_the_game_announces(episodes,
     assert episodes < 11 or len({tuple(x) for x in announced}) > 5
     lengths, truncates = (np.array(x) for x in zip(*announced[:episodes], strict=True))
 
-    def paid(agent, ticks):
-        return 10 * (agent + 1) * ticks + ticks * (ticks + 1) / 2
+    def paid(agent, steps):
+        return 10 * (agent + 1) * steps + steps * (steps + 1) / 2
 
     stays = np.minimum(lengths, 3)  # of others
     expected = {
         "episodes": episodes,
         "episode_length": lengths.mean(),
-        "terminated_share": 1 - truncates.mean(),
+        "terminated_fraction": 1 - truncates.mean(),
         "return_lead": np.mean([paid(agent, lengths) for agent in (0, 1)]),
         "return_other": np.mean([paid(agent, stays) for agent in (2, 3, 4)]),
     }
@@ -111,7 +111,7 @@ def test_evaluation_plays_the_episodes_that_a_loop_by_hand_plays(device):
         {
             "episodes": 6,
             "episode_length": lengths.mean().item(),
-            "terminated_share": terminated.double().mean().item(),
+            "terminated_fraction": terminated.double().mean().item(),
             "return_tagger": returns[:, :3].mean().item(),
             "return_runner": returns[:, 3:].mean().item(),
         },
@@ -138,19 +138,19 @@ def test_an_evaluation_touches_neither_the_environment_nor_training(device):
     [
         {"autoreset_mode": "same_step"},
         {"autoreset_mode": "disabled"},
-        {"first_replica": 100},
-        {"autoreset_mode": "same_step", "rows": True},
+        {"first_env_index": 100},
+        {"autoreset_mode": "same_step", "agents_as_envs": True},
     ],
 )
 def test_any_environment_serves_as_a_pattern(arguments, device):
     """Reset or not; what is played depends on the seed alone."""
     plain, other = leaving(device), leaving(device, **arguments)
-    players = {role: policy_of(plain, role) for role in ROLES}
-    assert evaluate(other, players, 9, seed=4) == evaluate(plain, players, 9, seed=4)
+    role_policies = {role: policy_of(plain, role) for role in ROLES}
+    assert evaluate(other, role_policies, 9, seed=4) == evaluate(plain, role_policies, 9, seed=4)
     assert other.seed is None and plain.seed is None
 
 
-# Players
+# RolePolicies
 
 
 def test_scripts_see_their_role_and_act_for_it(device):
@@ -172,8 +172,8 @@ def test_scripts_see_their_role_and_act_for_it(device):
 
         return act
 
-    players = {"lead": player("lead", [1, 2], 4), "other": player("other", [3, 4, 5], 3)}
-    assert evaluate(env, players, 10)["episodes"] == 10
+    role_policies = {"lead": player("lead", [1, 2], 4), "other": player("other", [3, 4, 5], 3)}
+    assert evaluate(env, role_policies, 10)["episodes"] == 10
     assert len(seen["lead"]) == len(seen["other"]) > 2
 
 
@@ -202,7 +202,7 @@ def test_scripts_of_roles_with_fewer_numbers_give_only_those(device):
 
 @pytest.mark.parametrize("chance", [(), ("tagger",), ("runner",), ROLES])
 def test_chance_acts_for_some_roles_and_scripts_for_others(chance, device):
-    """Row + 1 eleven times: a tagger walks into the wall once, at the last tick; the runner never does."""
+    """Row + 1 eleven times: a tagger walks into the wall once, at the last step; the runner never does."""
 
     def walk(obs):
         return torch.full(obs.shape[:2], ROW_UP, dtype=torch.int32, device=obs.device)
@@ -211,7 +211,7 @@ def test_chance_acts_for_some_roles_and_scripts_for_others(chance, device):
     # float32 sums of 11 rewards
     assert (found["return_tagger"] == pytest.approx(-0.11 - 0.1, abs=1e-6)) == ("tagger" not in chance)
     assert (found["return_runner"] == pytest.approx(0.11, abs=1e-6)) == ("runner" not in chance)
-    assert found["terminated_share"] == 0
+    assert found["terminated_fraction"] == 0
 
 
 class Walker(nn.Module):
@@ -279,9 +279,9 @@ def test_a_policy_for_two_roles_plays_as_two_with_its_weights(device):
 def test_roles_of_other_sizes_play_under_their_masks(device):
     for game in (Crew, Scouts):
         env = gpu_vecenv.make(game, 16, device)
-        players = {role: policy_of(env, role) for role in env.game.roles}
+        role_policies = {role: policy_of(env, role) for role in env.game.roles}
         for greedy in (False, True):
-            assert evaluate(env, players, 40, greedy=greedy)["episodes"] == 40  # a forbidden action would raise
+            assert evaluate(env, role_policies, 40, greedy=greedy)["episodes"] == 40  # a forbidden action would raise
 
 
 def test_a_policy_plays_by_its_own_logits(device):
@@ -294,7 +294,7 @@ def test_a_policy_plays_by_its_own_logits(device):
         helper.network.register_forward_pre_hook(lambda _, obs, seen=seen: seen.append(obs[0].clone()))
         returns.append(evaluate(env, {"driver": None, "helper": helper}, 64)["return_helper"])
         seen = torch.cat(seen)
-        rests.append((seen[..., 2] - 1)[seen[..., 1] > 1])  # after the first tick
+        rests.append((seen[..., 2] - 1)[seen[..., 1] > 1])  # after the first step
     assert returns[0] == returns[2] == 0 and returns[1] > 0.5
     assert rests[0].eq(0).all() and rests[2].eq(1).any()
 
@@ -371,16 +371,16 @@ def test_a_bad_evaluation_is_refused(arguments, message, device):
 
 @pytest.mark.parametrize("names", [[], ["tagger"], ["tagger", "runner", "hunter"], ["tagger", "hunter"]])
 def test_every_role_needs_a_player(names, device):
-    message = r"players are for \[.*\]; the roles are \['tagger', 'runner'\]"
+    message = r"role_policies are for \[.*\]; the roles are \['tagger', 'runner'\]"
     with pytest.raises(ConfigError, match=message):
         evaluate(leaving(device), dict.fromkeys(names), 3)
 
 
 def test_policies_of_two_ways_to_squash_are_refused(device):
     env = gpu_vecenv.make(Script, 4, device, num_leads=1, num_others=1, continuous=True)
-    players = {"lead": policy_of(env, "lead", squash="tanh"), "other": policy_of(env, "other", squash="clip")}
+    role_policies = {"lead": policy_of(env, "lead", squash="tanh"), "other": policy_of(env, "other", squash="clip")}
     with pytest.raises(ConfigError, match=r"policies squash their draws by \['clip', 'tanh'\]"):
-        evaluate(env, players, 3)
+        evaluate(env, role_policies, 3)
 
 
 class Spoiled(nn.Module):
@@ -398,7 +398,7 @@ class Spoiled(nn.Module):
 WHEN = {
     "always": lambda obs: obs[..., 0] == obs[..., 0],
     "late": lambda obs: obs[..., 1] >= 20,
-    "last tick": lambda obs: obs[..., 1] == obs[..., 2] - 1,
+    "last step": lambda obs: obs[..., 1] == obs[..., 2] - 1,
 }
 
 
@@ -411,11 +411,11 @@ def test_an_evaluation_ends_when_a_policy_gives_nan_or_excludes_every_choice(val
     """Also where it does so only now and then, and where all would be over before the device is asked."""
     env = gpu_vecenv.make(Script, 4, device, continuous=continuous, max_steps=40 if when == "late" else 6, num_others=1)
     lead = policy_of(env, "lead")
-    players = {"lead": lead, "other": None}
-    assert evaluate(env, players, 8)["episodes"] == 8
+    role_policies = {"lead": lead, "other": None}
+    assert evaluate(env, role_policies, 8)["episodes"] == 8
     lead.network = Spoiled(lead.network, WHEN[when], value)
     with pytest.raises(NonFiniteError, match="NaN, or excludes every choice"):
-        evaluate(env, players, 8)
+        evaluate(env, role_policies, 8)
     assert env.seed is None
 
 

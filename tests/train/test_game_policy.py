@@ -69,7 +69,7 @@ def runs(tmp_path_factory):
 
 
 def played(trainer):
-    """Observations and masks of some ticks, one tick a row."""
+    """Observations and masks of some steps, one step a row."""
     env = trainer.env.like(autoreset_mode="same_step")
     obs, info = env.reset(seed=9)
     seen = [(obs.clone(), info["action_mask"].clone() if "action_mask" in info else None)]
@@ -81,7 +81,7 @@ def played(trainer):
 
 
 def likeliest(trainer, obs, mask):
-    """Greedy actions (ticks, replicas, agents[, heads]) of the trainer's own policies, by definition, one by one."""
+    """Greedy actions (steps, replicas, agents[, heads]) of the trainer's own policies, by definition, one by one."""
     game = trainer.env.game
     kind = torch.float32 if game.action.continuous else torch.int32
     actions = torch.zeros((*obs.shape[:2], game.num_agents, *game.action.shape), dtype=kind, device=obs.device)
@@ -142,9 +142,9 @@ def test_a_loaded_policy_is_the_trained_one_bit_by_bit(case, runs, device):
     assert not loaded.training and not any(p.requires_grad for p in loaded.parameters())
     numbers = {id(p) for policy in loaded.policies.values() for p in policy.parameters()}
     assert {id(p) for p in loaded.parameters()} == numbers
-    players = {role: loaded[role] for role in trainer.env.game.roles}
+    role_policies = {role: loaded[role] for role in trainer.env.game.roles}
     for greedy in (False, True):
-        assert evaluate(trainer.env, players, 12, greedy=greedy) == trainer.evaluate(12, greedy=greedy)
+        assert evaluate(trainer.env, role_policies, 12, greedy=greedy) == trainer.evaluate(12, greedy=greedy)
 
 
 def test_draws_follow_the_masks_and_the_generator(runs, device):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import gpu_vecenv
-from gpu_vecenv.train.graph import GraphMemory, Repeated, StageClock
+from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -37,7 +37,7 @@ def done(repetitions, device):
 
 def test_on_the_cpu_work_is_simply_called():
     work = Work("cpu", looks=True)
-    repeated = Repeated(work, "the work", None)
+    repeated = GraphedCallable(work, "the work", None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for k in range(1, 6):
@@ -50,7 +50,7 @@ def test_errors_of_the_work_come_through_and_it_can_be_called_again():
     def fail():
         raise ValueError("of the work")
 
-    repeated = Repeated(fail, "the work", None)
+    repeated = GraphedCallable(fail, "the work", None)
     for _ in range(3):
         with pytest.raises(ValueError, match="of the work"):
             repeated()
@@ -68,7 +68,7 @@ def stream():
 @pytest.mark.gpu
 def test_replays_give_the_same_bits(stream):
     work = Work("cuda")
-    repeated = Repeated(work, "the work", GraphMemory())
+    repeated = GraphedCallable(work, "the work", GraphPool())
     repeated()
     assert repeated.graph is None and work.calls == 1  # warms up
     for k in range(2, 20):
@@ -80,7 +80,7 @@ def test_replays_give_the_same_bits(stream):
 @pytest.mark.gpu
 def test_a_replay_works_on_what_its_tensors_hold_by_then(stream):
     work = Work("cuda")
-    repeated = Repeated(work, "the work", GraphMemory())
+    repeated = GraphedCallable(work, "the work", GraphPool())
     for _ in range(3):
         repeated()
     work.x.copy_(Work("cuda").x)
@@ -91,7 +91,7 @@ def test_a_replay_works_on_what_its_tensors_hold_by_then(stream):
 @pytest.mark.gpu
 def test_without_memory_nothing_is_captured(stream):
     work = Work("cuda")
-    repeated = Repeated(work, "the work", None)
+    repeated = GraphedCallable(work, "the work", None)
     for _ in range(4):
         repeated()
     assert repeated.graph is None and work.calls == 4 and work.x.equal(done(4, "cuda"))
@@ -100,8 +100,11 @@ def test_without_memory_nothing_is_captured(stream):
 @pytest.mark.gpu
 def test_work_that_looks_at_values_runs_without_a_graph_after_one_warning(stream):
     work, other = Work("cuda", looks=True), Work("cuda")
-    memory = GraphMemory()
-    repeated, neighbour = Repeated(work, "the rollout", memory), Repeated(other, "the neighbour", memory)
+    graph_pool = GraphPool()
+    repeated, neighbour = (
+        GraphedCallable(work, "the rollout", graph_pool),
+        GraphedCallable(other, "the neighbour", graph_pool),
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(6):
@@ -147,13 +150,13 @@ def test_a_network_that_looks_at_values_trains_to_the_same_bits(device):
     found, said, trainer, network = trained(device, looks=True, graphs=True)
     assert network.seen and not no_warnings
     assert all(found[name].equal(tensor) for name, tensor in plain.items()) and found.keys() == plain.keys()
-    stages = [trainer._collect, *trainer.learners["tagger+runner"].stages]
+    stages = [trainer._graphed_rollout, *trainer.learners["tagger+runner"].stages]
     if device == "cpu":
         assert not said and all(stage.graph is None for stage in stages)
         return
-    assert [text.split(" cannot ")[0] for text in said] == ["differentiate of tagger+runner", "the rollout"]
+    assert [text.split(" cannot ")[0] for text in said] == ["backward of tagger+runner", "the rollout"]
     captured = {stage.name for stage in stages if stage.graph is not None}
-    assert captured == {f"{stage} of tagger+runner" for stage in ("shuffle", "descend", "finish")}
+    assert captured == {f"{stage} of tagger+runner" for stage in ("shuffle", "optimizer_step", "finish")}
 
 
 # The clock
@@ -161,7 +164,7 @@ def test_a_network_that_looks_at_values_trains_to_the_same_bits(device):
 
 def test_a_clock_measures_between_marks(device):
     device = torch.device(device)
-    clock, work = StageClock(device), Work(device)
+    clock, work = StageTimer(device), Work(device)
     for _ in range(3):  # marks are made once and moved
         clock.mark("start")
         work()
@@ -180,7 +183,7 @@ def test_a_clock_measures_between_marks(device):
 
 
 def test_a_mark_that_was_never_made_measures_nothing(device):
-    clock = StageClock(torch.device(device))
+    clock = StageTimer(torch.device(device))
     clock.mark("start")
     assert clock.seconds("start", "end") == clock.seconds("end", "start") == clock.seconds("a", "b") == 0.0
 
@@ -189,7 +192,7 @@ def test_a_mark_that_was_never_made_measures_nothing(device):
 def test_marks_inside_of_a_graph_are_made_by_each_replay(stream):
     """Before torch 2.8 they are left out, and measure nothing."""
     device = torch.device("cuda")
-    clock, work = StageClock(device), Work(device)
+    clock, work = StageTimer(device), Work(device)
 
     def marked():
         clock.mark("start")
@@ -197,7 +200,7 @@ def test_marks_inside_of_a_graph_are_made_by_each_replay(stream):
             work()
         clock.mark("end")
 
-    repeated = Repeated(marked, "the work", GraphMemory() if device.type == "cuda" else None)
+    repeated = GraphedCallable(marked, "the work", GraphPool() if device.type == "cuda" else None)
     times = []
     for _ in range(4):
         clock.mark("before")

@@ -9,7 +9,7 @@ from torch import nn
 
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile import function_manager
-from gpu_vecenv.train.layers import NO_ACTIVATION, RELU, TANH, LayerKernel, joined, kernel_on, lie_together, width_of
+from gpu_vecenv.train.layers import NO_ACTIVATION, RELU, TANH, LayerKernel, are_packed, kernel_on, packed, width_of
 from gpu_vecenv.train.policy import ActorCritic
 
 HALF_ULP = 2.0**-24  # the most by which a float32 operation is off, relative to its result
@@ -224,18 +224,18 @@ def test_columns_of_one_tensor_are_joined_without_a_copy(count):
     rows = numbers(10, width_of(count))
     assert width_of(count) % 4 == 0 and count < width_of(count) <= count + 4
     parameters, values = rows[:, :count], rows[:, count]
-    assert lie_together(parameters, values)
-    both = joined(parameters, values)
+    assert are_packed(parameters, values)
+    both = packed(parameters, values)
     assert both.data_ptr() == rows.data_ptr() and both.equal(rows)
     for others in ((parameters.clone(), values), (parameters, values.clone()), (rows[:, 1 : count + 1], rows[:, 0])):
-        assert not lie_together(*others)
-        both = joined(*others)
+        assert not are_packed(*others)
+        both = packed(*others)
         assert both.shape == rows.shape and both[:, :count].equal(others[0])
         assert both[:, count].equal(others[1]) and both.isfinite().all()
     cut = rows.flatten()[: -(width_of(count) - count - 1) or None].clone()  # without what fills the last row
     if len(cut) < rows.numel():
         part = cut.as_strided((10, count), (width_of(count), 1)), cut[count :: width_of(count)]
-        assert not lie_together(*part) and joined(*part)[:, : count + 1].equal(rows[:, : count + 1])
+        assert not are_packed(*part) and packed(*part)[:, : count + 1].equal(rows[:, : count + 1])
 
 
 def test_a_device_has_one_kernel(device):

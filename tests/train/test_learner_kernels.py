@@ -9,24 +9,24 @@ from games.crew import Crew
 from games.script import Script
 from lanes import LanesBackend
 from oracles.gae import of_deltas
-from tests.test_advantages import ALIVE, FACTORS, episodes_of, patterned
 from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
-from gpu_vecenv.train.layers import lie_together, width_of
+from gpu_vecenv.train.layers import are_packed, width_of
 from gpu_vecenv.train.learner_kernels import LossKernel, advantage_launch
 from gpu_vecenv.train.policy import Policy, default_network
-from gpu_vecenv.train.ppo import Learner, PPOConfig, advantages, loss, normalized
+from gpu_vecenv.train.ppo import Learner, PPOConfig, advantages, loss, masked_normalize
 from gpu_vecenv.train.rollout_storage import Batch, Rollout
+from tests.train.test_advantages import ALIVE, FACTORS, episodes_of, patterned
 
 # Advantages
 
 
 def launched(given, gamma, gae_lambda, device):
-    """Estimates and returns of arguments (ticks, replicas, agents); the factors are tensors (agents,)."""
+    """Estimates and returns of arguments (steps, replicas, agents); the factors are tensors (agents,)."""
     _, replicas, agents = given.rewards.shape
     env = gpu_vecenv.make(Script, replicas, device, num_leads=agents)
     tensors = [torch.tensor(x, device=device) for x in given]
@@ -47,8 +47,8 @@ def test_estimates_of_every_pattern_of_a_few_ticks(kinds, horizon, device):
     by_torch = advantages(*tensors, gammas.to(device), lambdas.to(device)).cpu().numpy()
     for agent, factors in enumerate(FACTORS):
         expected, bounds = np.zeros((2, *alone.rewards.shape))
-        for column, ticks, rows in episodes_of(alone):
-            expected[ticks, column], bounds[ticks, column] = of_deltas(*rows, *factors)
+        for column, steps, rows in episodes_of(alone):
+            expected[steps, column], bounds[steps, column] = of_deltas(*rows, *factors)
         assert (np.abs(found[..., agent] - expected) <= bounds).all()
         # The kernel fuses the product and the sum; whether torch does is up to the processor. Both keep to the bounds.
         assert (np.abs(found[..., agent] - by_torch[..., agent]) <= 2 * bounds).all()
@@ -96,7 +96,7 @@ class Rows(NamedTuple):
 
     policy: Exact
     rollout: Rollout
-    places: torch.Tensor
+    indices: torch.Tensor
     parameters: torch.Tensor
     values: torch.Tensor
 
@@ -122,34 +122,34 @@ def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, see
         policy.return_normalizer.var.fill_(6.25)
     view, data = policy.view, Rollout(env, TICKS)
     numbers = torch.arange(data.rewards.numel()).view(data.rewards.shape)[:, :, view.agents].flatten()
-    places = numbers[torch.randperm(len(numbers), generator=random)]
+    indices = numbers[torch.randperm(len(numbers), generator=random)]
     for tensor in (data.values, data.advantages, data.returns):
         tensor.copy_(torch.randn(tensor.shape, generator=random))
     active = torch.rand(data.active.shape, generator=random) < 0.8
     data.active.copy_(active)
-    parameters = torch.randn(len(places), view.num_parameters, generator=random)
-    values = torch.randn(len(places), generator=random)
+    parameters = torch.randn(len(indices), view.num_parameters, generator=random)
+    values = torch.randn(len(indices), generator=random)
     draws = data.draws.cpu().view(data.rewards.numel(), -1)
     if view.continuous:
-        parameters[:, view.heads :] *= 0.5
-        parameters[:, : view.heads] *= scale
-        noise = torch.randn(len(places), view.heads, generator=random)
-        draws[places] = parameters[:, : view.heads] + parameters[:, view.heads :].exp() * noise
+        parameters[:, view.num_heads :] *= 0.5
+        parameters[:, : view.num_heads] *= scale
+        noise = torch.randn(len(indices), view.num_heads, generator=random)
+        draws[indices] = parameters[:, : view.num_heads] + parameters[:, view.num_heads :].exp() * noise
     else:
         parameters *= scale
-        masks = torch.ones(len(places), view.num_parameters)
+        masks = torch.ones(len(indices), view.num_parameters)
         if data.action_mask is not None:
             data.action_mask.copy_(torch.rand(data.action_mask.shape, generator=random) < 0.6)
-            masks = view.mask(data.action_mask[:-1].flatten(0, 2)).cpu()[places]
-        draws[places, : len(view.head_sizes)] = allowed_draws(view, masks, random)
+            masks = view.mask(data.action_mask[:-1].flatten(0, 2)).cpu()[indices]
+        draws[indices, : len(view.head_sizes)] = allowed_draws(view, masks, random)
     gone = ~active[:-1].flatten()
     draws[gone] = torch.nan if view.continuous else -1
     data.draws.copy_(draws.view(data.draws.shape))
-    parameters[gone[places]] = values[gone[places]] = torch.nan
-    found = Rows(policy, data, *(x.to(device) for x in (places, parameters, values)))
+    parameters[gone[indices]] = values[gone[indices]] = torch.nan
+    found = Rows(policy, data, *(x.to(device) for x in (indices, parameters, values)))
     exact = policy.log_probs_and_entropies(found.parameters.double(), *of_policy(found))[0]
-    data.log_probs.view(-1)[found.places] = (
-        exact + spread * torch.randn(len(places), generator=random).to(device)
+    data.log_probs.view(-1)[found.indices] = (
+        exact + spread * torch.randn(len(indices), generator=random).to(device)
     ).float()
     for tensor in (data.log_probs, data.advantages, data.returns, data.values[:-1]):
         tensor[~data.active[:-1]] = torch.nan
@@ -158,7 +158,7 @@ def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, see
 
 def of_policy(rows):
     """Draws and masks."""
-    batch = rows.rollout.at(rows.policy.view, rows.places, rows.values)
+    batch = rows.rollout.batch(rows.policy.view, rows.indices, rows.values)
     return batch.draws, batch.action_mask
 
 
@@ -166,12 +166,12 @@ CLIP, ENTROPY_COEFFICIENT = 0.2, 0.03
 
 
 def kernel_of(rows, config):
-    clip, entropy_coefficient = torch.tensor([CLIP, ENTROPY_COEFFICIENT], device=rows.places.device)
+    clip, entropy_coefficient = torch.tensor([CLIP, ENTROPY_COEFFICIENT], device=rows.indices.device)
     return LossKernel(
         rows.policy,
         rows.rollout,
-        minibatch=len(rows.places),
-        chunk=len(rows.places),
+        minibatch=len(rows.indices),
+        chunk=len(rows.indices),
         clip=clip,
         entropy_coefficient=entropy_coefficient,
         value_coefficient=config.value_coefficient,
@@ -181,18 +181,18 @@ def kernel_of(rows, config):
 
 
 def differentiated(rows, config=None):
-    """Gradients of parameters and of values, and figures, by the kernel."""
+    """Gradients of parameters and of values, and metrics, by the kernel."""
     kernel = kernel_of(rows, config or PPOConfig())
-    return kernel(rows.places, kernel.moments(rows.places), rows.parameters, rows.values)
+    return kernel(rows.indices, kernel.moments(rows.indices), rows.parameters, rows.values)
 
 
 def expected_of(rows, config):
     """The same by autograd through ``loss`` in float64, on the active rows; elsewhere 0."""
     data, view = rows.rollout, rows.policy.view
-    active = data.active[:-1].flatten()[rows.places]
-    kept = rows.places[active]
+    active = data.active[:-1].flatten()[rows.indices]
+    kept = rows.indices[active]
     gains = data.advantages.flatten()[kept].double()
-    batch = data.at(view, kept, normalized(gains, active[active]) if config.normalize_advantages else gains)
+    batch = data.batch(view, kept, masked_normalize(gains, active[active]) if config.normalize_advantages else gains)
     batch = Batch(*(x.double() if x is not None and x.dtype == torch.float32 else x for x in batch))
     parameters, values = (x[active].double().requires_grad_() for x in (rows.parameters, rows.values))
     rows.policy.given = parameters, values
@@ -215,19 +215,19 @@ CONFIGS = {
 
 
 def check(rows, config, within):
-    """Gradients of a row, and figures, up to ``within`` of the size of a row's."""
-    (*gradients, figures), count = expected_of(rows, config)
-    assert 0 < count < len(rows.places)
+    """Gradients of a row, and metrics, up to ``within`` of the size of a row's."""
+    (*gradients, metrics), count = expected_of(rows, config)
+    assert 0 < count < len(rows.indices)
     found = differentiated(rows, config)
-    for own, exact in zip(found, (*gradients, figures), strict=True):
+    for own, exact in zip(found, (*gradients, metrics), strict=True):
         assert own.dtype == torch.float32 and own.shape == exact.shape
-    inactive = ~rows.rollout.active[:-1].flatten()[rows.places]
+    inactive = ~rows.rollout.active[:-1].flatten()[rows.indices]
     assert all(x[inactive].eq(0).all() for x in found[:2])
     for own, exact in zip(found[:2], gradients, strict=True):
         assert exact.abs().max() * count > 0.1
         torch.testing.assert_close(own.double() * count, exact * count, rtol=within, atol=within)
-    torch.testing.assert_close(found[2].double(), figures.double(), rtol=within, atol=within)
-    return figures
+    torch.testing.assert_close(found[2].double(), metrics.double(), rtol=within, atol=within)
+    return metrics
 
 
 @pytest.mark.parametrize("settings", CONFIGS)
@@ -236,8 +236,8 @@ def test_gradients_and_figures_are_those_of_the_loss_in_float64(name, settings, 
     rows = rows_of(CASES[name], device, normalize_returns=settings == "plain")
     # Logarithms of size 10 at most are off by some 1e-6, and so are ratios of size 3, relatively, and with them terms
     # of size 10.
-    figures = check(rows, PPOConfig(**CONFIGS[settings]), 2e-5)
-    assert 0.1 < figures[4] < 0.9
+    metrics = check(rows, PPOConfig(**CONFIGS[settings]), 2e-5)
+    assert 0.1 < metrics[4] < 0.9
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -266,10 +266,10 @@ def test_choices_that_logits_exclude(name, device):
 @pytest.mark.parametrize("name", ["two heads", "box, tanh"])
 @pytest.mark.parametrize("what", ["parameters", "values", "log_probs", "old values", "advantages", "returns"])
 def test_an_active_row_that_is_not_finite_is_told(what, name, value, device):
-    """In the figures or gradients, either of which stops the learner, as in those of ``loss`` in torch."""
+    """In the metrics or gradients, either of which stops the learner, as in those of ``loss`` in torch."""
     rows = rows_of(CASES[name], device)
-    row = int(rows.rollout.active[:-1].flatten()[rows.places].nonzero()[7])
-    data, place = rows.rollout, int(rows.places[row])
+    row = int(rows.rollout.active[:-1].flatten()[rows.indices].nonzero()[7])
+    data, place = rows.rollout, int(rows.indices[row])
     if what == "log_probs":
         value = -value  # a row that was all but impossible
     if what in ("parameters", "values"):
@@ -280,18 +280,18 @@ def test_an_active_row_that_is_not_finite_is_told(what, name, value, device):
     for normalize in (True, False):
         found = differentiated(rows, PPOConfig(value_clip=0.4, normalize_advantages=normalize))
         assert not all(x.isfinite().all() for x in found)
-    others = torch.arange(len(rows.places), device=rows.places.device) != row
+    others = torch.arange(len(rows.indices), device=rows.indices.device) != row
     assert all(x[others].isfinite().all() for x in found[:2])
 
 
 def test_an_agent_without_a_distribution_is_told(device):
     """A draw of -1, of logits that are NaN."""
     rows = rows_of(CASES["one head"], device)
-    row = int(rows.rollout.active[:-1].flatten()[rows.places].nonzero()[0])
+    row = int(rows.rollout.active[:-1].flatten()[rows.indices].nonzero()[0])
     rows.parameters[row] = torch.nan
-    rows.rollout.draws.view(-1)[rows.places[row]] = -1
-    gradients, _, figures = differentiated(rows)
-    assert gradients[row].isnan().all() and figures.isnan().any()
+    rows.rollout.draws.view(-1)[rows.indices[row]] = -1
+    gradients, _, metrics = differentiated(rows)
+    assert gradients[row].isnan().all() and metrics.isnan().any()
 
 
 def test_rows_of_a_clipped_ratio_move_nothing_and_those_beyond_the_other_bound_do(device):
@@ -305,13 +305,13 @@ def test_rows_of_a_clipped_ratio_move_nothing_and_those_beyond_the_other_bound_d
     data.advantages.view(-1)[:] = gains
     zeros = torch.zeros(7, 2, device=device)
     rows = Rows(policy, data, torch.arange(7, device=device), zeros, zeros[:, 0])
-    gradients, _, figures = differentiated(rows, PPOConfig(normalize_advantages=False))
+    gradients, _, metrics = differentiated(rows, PPOConfig(normalize_advantages=False))
     moves = torch.tensor([0.5, 1.0, 0.0, 0.0, -1.0, -2.0, 0.0], device=device)
     # The gradient of a logarithm is half of the difference; logarithms and exponentials are off by an ulp or so.
     expected = -moves[:, None] * torch.tensor([0.5, -0.5], device=device) / 7
     torch.testing.assert_close(gradients, expected, rtol=1e-6, atol=1e-7)
-    assert figures[0].item() == pytest.approx(-(0.5 + 1 + 1.2 - 0.8 - 1 - 2 + 0) / 7)
-    assert figures[4].item() == pytest.approx(5 / 7)
+    assert metrics[0].item() == pytest.approx(-(0.5 + 1 + 1.2 - 0.8 - 1 - 2 + 0) / 7)
+    assert metrics[4].item() == pytest.approx(5 / 7)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -330,7 +330,7 @@ def test_outputs_may_be_strided(name, device):
 def as_of_one_product(rows):
     """Outputs that lie together, the values behind the parameters, and anything behind them."""
     count = rows.parameters.shape[1]
-    both = torch.full((len(rows.places), width_of(count)), torch.nan, device=rows.places.device)
+    both = torch.full((len(rows.indices), width_of(count)), torch.nan, device=rows.indices.device)
     both[:, :count], both[:, count] = rows.parameters, rows.values
     return rows._replace(parameters=both[:, :count], values=both[:, count])
 
@@ -340,7 +340,7 @@ def test_gradients_of_outputs_that_lie_together_do_so_too(name, device):
     """The same bits."""
     rows = rows_of(CASES[name], device)
     expected, found = differentiated(rows), differentiated(as_of_one_product(rows))
-    assert lie_together(*found[:2]) and not lie_together(*expected[:2])
+    assert are_packed(*found[:2]) and not are_packed(*expected[:2])
     assert all(x.equal(y) for x, y in zip(found, expected, strict=True))
 
 
@@ -356,10 +356,10 @@ def test_lanes_give_the_bits_of_the_host(name, order, monkeypatch):
         patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
         lanes = rows_of(case, "cpu", normalize_returns=True)
     host, lanes = (Rows(*rows[:2], *(x[:-3] for x in rows[2:])) for rows in (host, lanes))
-    assert len(host.places) % 32 > 0
+    assert len(host.indices) % 32 > 0
     config = PPOConfig(value_clip=0.4)
     for one, other in ((host, lanes), tuple(map(as_of_one_product, (host, lanes)))):
-        moments = [kernel_of(rows, config).moments(rows.places) for rows in (one, other)]
+        moments = [kernel_of(rows, config).moments(rows.indices) for rows in (one, other)]
         assert moments[0].equal(moments[1])
         for x, y in zip(differentiated(one, config), differentiated(other, config), strict=True):
             assert x.equal(y)
@@ -368,26 +368,26 @@ def test_lanes_give_the_bits_of_the_host(name, order, monkeypatch):
 @pytest.mark.parametrize("chunk", [1, 37])
 def test_parts_of_a_minibatch_add_up(chunk, device):
     rows = rows_of(CASES["two heads"], device)
-    *expected, figures = differentiated(rows)
+    *expected, metrics = differentiated(rows)
     kernel = kernel_of(rows, PPOConfig())
-    moments, total = kernel.moments(rows.places), torch.zeros_like(figures)
-    for start in range(0, len(rows.places), chunk):
-        places, parameters, values = (x[start : start + chunk] for x in rows[2:])
-        *gradients, part = kernel(places, moments, parameters, values)
+    moments, total = kernel.moments(rows.indices), torch.zeros_like(metrics)
+    for start in range(0, len(rows.indices), chunk):
+        indices, parameters, values = (x[start : start + chunk] for x in rows[2:])
+        *gradients, part = kernel(indices, moments, parameters, values)
         total += part
         for found, whole in zip(gradients, expected, strict=True):
             assert found.equal(whole[start : start + chunk])
     # Sums of 800 numbers, of size 3 / 640 each, in another order.
-    torch.testing.assert_close(total, figures, rtol=0, atol=800 * 4 * 2.0**-24)
+    torch.testing.assert_close(total, metrics, rtol=0, atol=800 * 4 * 2.0**-24)
 
 
 def test_moments_are_those_of_the_active_rows(device):
     rows = rows_of(CASES["two heads"], device)
     rows.rollout.advantages += 1e4  # the mean square is then nearly the squared mean
-    kept = rows.rollout.advantages.flatten()[rows.places].double()
+    kept = rows.rollout.advantages.flatten()[rows.indices].double()
     kept = kept[~kept.isnan()]
-    count, total, squares = kernel_of(rows, PPOConfig()).moments(rows.places).tolist()
-    assert count == len(kept) < len(rows.places)
+    count, total, squares = kernel_of(rows, PPOConfig()).moments(rows.indices).tolist()
+    assert count == len(kept) < len(rows.indices)
     assert total == pytest.approx(kept.sum().item(), rel=1e-14)
     # The variance, 1, is a difference of numbers of size 1e8, each off by some 1e-16 of itself.
     variance = squares / count - (total / count) ** 2
@@ -400,11 +400,11 @@ def test_advantages_that_do_not_differ_move_no_policy(rounding, device):
     rows, constant = rows_of(CASES["two heads"], device), np.float32(0.1).item()
     rows.rollout.advantages[rows.rollout.active[:-1]] = constant
     kernel = kernel_of(rows, PPOConfig())
-    count, total, squares = kernel.moments(rows.places)
+    count, total, squares = kernel.moments(rows.indices)
     assert total / count == constant  # a sum of some 640 equal floats is exact in float64
     moments = torch.stack([count, total, squares * (1 - rounding)])
-    gradients, _, figures = kernel(rows.places, moments, rows.parameters, rows.values)
-    assert figures[0] == 0 and figures.isfinite().all() and gradients.isfinite().all()
+    gradients, _, metrics = kernel(rows.indices, moments, rows.parameters, rows.values)
+    assert metrics[0] == 0 and metrics.isfinite().all() and gradients.isfinite().all()
 
 
 def test_a_policy_of_one_role_reads_a_whole_batch_where_it_lies(device):
@@ -419,7 +419,7 @@ def test_a_policy_of_one_role_reads_a_whole_batch_where_it_lies(device):
         policy = Policy(rows.rollout.env.game, ("agent",), network, device=rows.rollout.env.device)
         rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
         config = PPOConfig(num_steps=TICKS, num_minibatches=1, chunk_rows=80, hidden_sizes=(16,))
-        learner = Learner(policy, config, rows.rollout, seed=0, world=World(), memory=None)
+        learner = Learner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
         assert learner.in_order and learner.obs.data_ptr() == rows.rollout.obs.data_ptr()
         learner.in_order = not gathers
         seen = []
@@ -452,7 +452,7 @@ def test_a_network_may_learn_one_of_its_outputs_alone(which, device):
     policy = Policy(rows.rollout.env.game, ("agent",), Half(which), device=rows.rollout.env.device)
     rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
     config = PPOConfig(num_steps=TICKS, num_epochs=1)
-    learner = Learner(policy, config, rows.rollout, seed=0, world=World(), memory=None)
+    learner = Learner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
     learner.update(0.0, 0)
     assert policy.network.weight.isfinite().all() and policy.network.weight.ne(1).all()
 
@@ -465,4 +465,4 @@ def test_outputs_of_other_shapes_are_refused(change, device):
     kernel = kernel_of(rows, PPOConfig())
     outputs = change(rows.parameters, rows.values)
     with pytest.raises(ConfigError, match=r"network of runner gives shapes .*; expected .*\(800, 9\), \(800,\)"):
-        kernel(rows.places, kernel.moments(rows.places), *outputs)
+        kernel(rows.indices, kernel.moments(rows.indices), *outputs)

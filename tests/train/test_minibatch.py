@@ -10,7 +10,7 @@ from scipy.stats import chi2
 
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile import function_manager
-from gpu_vecenv.train.learner_kernels import RowGather, limit_launch, shuffle_launch
+from gpu_vecenv.train.learner_kernels import RowGather, clip_grad_norm_launch, shuffle_launch
 
 P_VALUE = 1e-6  # of a chance test, for a function that is right
 
@@ -33,12 +33,12 @@ class Order:
     """Row numbers in the order of any seed and epoch."""
 
     def __init__(self, functions, rows):
-        self.places, self.seed, self.epoch = (
+        self.indices, self.seed, self.epoch = (
             torch.arange(rows, device=functions.device),
             *torch.zeros((2, 1), dtype=torch.int64, device=functions.device),
         )
-        self.out = torch.full_like(self.places, -1)
-        self.launch = shuffle_launch(functions, self.places, self.seed, self.epoch, out=self.out)
+        self.out = torch.full_like(self.indices, -1)
+        self.launch = shuffle_launch(functions, self.indices, self.seed, self.epoch, out=self.out)
 
     def __call__(self, seed, epoch):
         self.seed.fill_(seed - (seed >> 63 << 64))
@@ -75,7 +75,7 @@ def test_lanes_give_the_orders_of_the_host(rows, by_lanes):
 def test_places_are_what_is_ordered(functions):
     order = Order(functions, 500)
     numbers = order(1, 1).clone()
-    order.places.mul_(7).add_(3)
+    order.indices.mul_(7).add_(3)
     assert order(1, 1).equal(numbers * 7 + 3)
 
 
@@ -84,7 +84,7 @@ def test_orders_of_other_epochs_and_seeds_are_others(functions):
     keys = [(0, 0), (0, 1), (1, 0), (1, 1), (2**32, 0), (0, 2**32), (2**63, 0)]
     orders = [torch.arange(4000), *(order(*key).clone() for key in keys)]
     for one, other in itertools.combinations(orders, 2):
-        # Equal places of two random orders are Poisson distributed about 1: more than 15 have a chance of 2e-14.
+        # Equal indices of two random orders are Poisson distributed about 1: more than 15 have a chance of 2e-14.
         assert one.eq(other).sum() <= 15
 
 
@@ -108,7 +108,7 @@ def test_each_row_goes_everywhere_equally_often(by, rows, functions):
 
 @pytest.mark.parametrize("rows", [3, 4, 5])
 def test_all_orders_of_a_few_rows_are_equally_likely(rows, functions):
-    """So every pair of rows goes to every pair of places."""
+    """So every pair of rows goes to every pair of indices."""
     order, numbers = Order(functions, rows), list(itertools.permutations(range(rows)))
     counts = torch.zeros(len(numbers), dtype=torch.float64)
     for k in range(40 * len(numbers)):
@@ -137,8 +137,8 @@ def table_of(rows, shape, dtype, device):
     return (numbers % 256 if dtype == torch.uint8 else numbers).to(dtype).to(device)
 
 
-def gathered(functions, table, places):
-    return RowGather(functions, table, len(places))(places)
+def gathered(functions, table, indices):
+    return RowGather(functions, table, len(indices))(indices)
 
 
 def places_of(rows, number, device):
@@ -153,9 +153,9 @@ SHAPES = [(), (1,), (3,), (4,), (5,), (16,), (20,), (71,), (4, 5, 3), (33, 4), (
 def test_copies_are_the_rows_at_their_places(dtype, shape, functions, device):
     table = table_of(50, shape, dtype, device)
     for number in (1, 31, 32, 500):
-        places = places_of(50, number, device)
-        found = gathered(functions, table, places)
-        assert found.dtype == dtype and found.is_contiguous() and found.equal(table[places])
+        indices = places_of(50, number, device)
+        found = gathered(functions, table, indices)
+        assert found.dtype == dtype and found.is_contiguous() and found.equal(table[indices])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
@@ -163,21 +163,21 @@ def test_copies_are_the_rows_at_their_places(dtype, shape, functions, device):
 def test_rows_may_lie_apart_and_begin_anywhere(start, width, dtype, functions, device):
     """A column on either side of them is never written, and what is read is theirs."""
     table = table_of(50, (24,), dtype, device)[:, start : start + width]
-    places = places_of(50, 100, device)
-    assert gathered(functions, table, places).equal(table[places])
+    indices = places_of(50, 100, device)
+    assert gathered(functions, table, indices).equal(table[indices])
 
 
 def test_rows_in_pieces(functions, device):
     """Parts of images, as a role with smaller ones has."""
     table = table_of(40, (3, 4, 5), torch.float32, device)[:, :2, 1:3, :4]
-    places = places_of(40, 70, device)
-    assert gathered(functions, table, places).equal(table[places])
+    indices = places_of(40, 70, device)
+    assert gathered(functions, table, indices).equal(table[indices])
 
 
 def test_fewer_rows_than_the_most(functions, device):
-    table, places = table_of(40, (6,), torch.float32, device), places_of(40, 70, device)
+    table, indices = table_of(40, (6,), torch.float32, device), places_of(40, 70, device)
     gather = RowGather(functions, table, 70)
-    assert gather(places[:13]).equal(table[places[:13]]) and gather(places[:0]).shape == (0, 6)
+    assert gather(indices[:13]).equal(table[indices[:13]]) and gather(indices[:0]).shape == (0, 6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
@@ -185,8 +185,8 @@ def test_fewer_rows_than_the_most(functions, device):
 def test_lanes_copy_what_the_host_does(shape, dtype, by_lanes):
     table = table_of(50, shape, dtype, "cpu")
     for number in (1, 32, 300):
-        places = places_of(50, number, "cpu")
-        assert gathered(by_lanes, table, places).equal(table[places])
+        indices = places_of(50, number, "cpu")
+        assert gathered(by_lanes, table, indices).equal(table[indices])
 
 
 # Steps
@@ -194,22 +194,24 @@ def test_lanes_copy_what_the_host_does(shape, dtype, by_lanes):
 FINITE = [0.5, -0.25, 1.5, 0.01, 0.125]
 
 
-def limited(functions, figures, norm, *, largest_norm=0.5, target_kl=None, stopped=0.0, size=700):
-    """Gradient, whether no step is taken, and sums of figures that were 1 before."""
+def limited(functions, metrics, norm, *, max_grad_norm=0.5, target_kl=None, skip_update=0.0, size=700):
+    """Gradient, whether no step is taken, and sums of metrics that were 1 before."""
     device = functions.device
-    tensors = [torch.tensor(x, dtype=torch.float32, device=device) for x in (norm, figures, stopped)]
-    gradient, losses = torch.arange(size, device=device) / 8, torch.ones(len(figures) + 2, device=device)
-    settings = {"largest_norm": largest_norm, "target_kl": target_kl, "kl_figure": 3}
-    limit_launch(functions, *tensors[:2], gradient, stopped=tensors[2], losses=losses, **settings)()
-    return gradient.cpu(), tensors[2].item(), losses.cpu()
+    tensors = [torch.tensor(x, dtype=torch.float32, device=device) for x in (norm, metrics, skip_update)]
+    gradient, metric_sums = torch.arange(size, device=device) / 8, torch.ones(len(metrics) + 2, device=device)
+    settings = {"max_grad_norm": max_grad_norm, "target_kl": target_kl, "kl_index": 3}
+    clip_grad_norm_launch(
+        functions, *tensors[:2], gradient, skip_update=tensors[2], metric_sums=metric_sums, **settings
+    )()
+    return gradient.cpu(), tensors[2].item(), metric_sums.cpu()
 
 
 @pytest.mark.parametrize(("norm", "scale"), [(0.0, 1.0), (0.49, 1.0), (1.0, 0.5), (8.0, 0.0625), (float("inf"), 0.0)])
 def test_a_gradient_is_scaled_down_to_the_largest_norm(norm, scale, functions):
-    gradient, stopped, losses = limited(functions, FINITE, norm)
+    gradient, skip_update, metric_sums = limited(functions, FINITE, norm)
     # The norm plus 1e-6 divides, as in torch's own function.
     torch.testing.assert_close(gradient, torch.arange(700) / 8 * scale, rtol=2e-6, atol=0)
-    assert losses.equal(1 + torch.tensor([*FINITE, norm, stopped])) and stopped == (norm == float("inf"))
+    assert metric_sums.equal(1 + torch.tensor([*FINITE, norm, skip_update])) and skip_update == (norm == float("inf"))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -221,8 +223,8 @@ def test_what_is_not_finite_stops(place, value, functions):
 
 
 def test_a_kl_beyond_its_target_stops_and_nothing_goes_on_again(functions):
-    for target, stopped, expected in ((None, 0, 0), (0.02, 0, 0), (0.005, 0, 1), (0.02, 1, 1), (0.0, 0, 1)):
-        assert limited(functions, FINITE, 0.3, target_kl=target, stopped=float(stopped))[1] == expected
+    for target, skip_update, expected in ((None, 0, 0), (0.02, 0, 0), (0.005, 0, 1), (0.02, 1, 1), (0.0, 0, 1)):
+        assert limited(functions, FINITE, 0.3, target_kl=target, skip_update=float(skip_update))[1] == expected
 
 
 def test_lanes_limit_as_the_host_does(by_lanes):

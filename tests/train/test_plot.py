@@ -14,10 +14,10 @@ from gpu_vecenv.train.plots import COLOURS, plot_runs, read_metrics
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def row(iteration, **figures):
+def row(iteration, **metrics):
     """A line of metrics.csv."""
     common = {"iteration": iteration, "seconds": 2.0 * iteration, "env_steps": 100 * iteration, "episodes": 5}
-    return {**common, "return_agent": float(iteration), "episode_length": 20.0, **figures}
+    return {**common, "return_agent": float(iteration), "episode_length": 20.0, **metrics}
 
 
 def written(folder, rows):
@@ -31,9 +31,9 @@ def written(folder, rows):
     return folder
 
 
-def returning(folder, values, **figures):
+def returning(folder, values, **metrics):
     """A run whose iterations have these returns."""
-    return written(folder, [row(i, return_agent=value, **figures) for i, value in enumerate(values, start=1)])
+    return written(folder, [row(i, return_agent=value, **metrics) for i, value in enumerate(values, start=1)])
 
 
 # The table
@@ -142,7 +142,7 @@ def test_the_default_is_each_roles_return_and_the_length_of_episodes(tmp_path):
     rows = [{**row(i), "return_runner": -i * 1.0, "entropy_agent": 1.0} for i in (1, 2, 3)]
     assert plot_runs([written(tmp_path / "run", rows)], tmp_path / "deep" / "curve.svg")
     words = words_of(tmp_path / "deep" / "curve.svg")
-    expected = ["return, agent", "return, runner", "episode length", "run", "env-steps (all replicas)", "ticks"]
+    expected = ["return, agent", "return, runner", "episode length", "run", "env-steps (all replicas)", "steps"]
     assert [word for word in expected if word not in words] == []
     assert words.count("reward per agent and episode") == 2 and "entropy agent" not in words
     assert len(lines_of(tmp_path / "deep" / "curve.svg")) == 3
@@ -151,31 +151,31 @@ def test_the_default_is_each_roles_return_and_the_length_of_episodes(tmp_path):
 def test_figures_that_are_asked_for(tmp_path):
     folder = returning(tmp_path / "run", [1, 2], entropy_agent=1.5, agent_steps_per_s=1e6)
     asked = ["entropy_agent", "agent_steps_per_s"]
-    plot_runs([folder], tmp_path / "curve.svg", figures=asked)
+    plot_runs([folder], tmp_path / "curve.svg", metrics=asked)
     words = words_of(tmp_path / "curve.svg")
     assert {"entropy agent", "nats", "agent-steps / s"} <= set(words) and "episode length" not in words
     with pytest.raises(ConfigError, match="no run has the figure 'entropy'; nearest: entropy_agent"):
-        plot_runs([folder], tmp_path / "other.svg", figures=["entropy"])
+        plot_runs([folder], tmp_path / "other.svg", metrics=["entropy"])
     assert not (tmp_path / "other.svg").exists()
 
 
 def test_a_curve_shows_the_values(tmp_path):
     folder = returning(tmp_path / "run", [0, 1, 4, 2])
-    plot_runs([folder], tmp_path / "curve.svg", figures=["return_agent"])
+    plot_runs([folder], tmp_path / "curve.svg", metrics=["return_agent"])
     [[curve]] = [panel[COLOURS[0]] for panel in lines_of(tmp_path / "curve.svg")]
     assert heights(curve) == [0, 0.25, 1, 0.5]
 
 
 def test_values_are_smoothed_over_those_before(tmp_path):
     folder = returning(tmp_path / "run", [0, 2, 4, 0, 2])
-    plot_runs([folder], tmp_path / "curve.svg", figures=["return_agent"], smooth=2)
+    plot_runs([folder], tmp_path / "curve.svg", metrics=["return_agent"], smooth=2)
     [[curve]] = [panel[COLOURS[0]] for panel in lines_of(tmp_path / "curve.svg")]
     assert heights(curve) == [round(mean / 3, 4) for mean in (0, 1, 3, 2, 1)]
 
 
 def test_iterations_in_which_no_episode_ended_say_nothing_about_episodes(tmp_path):
     rows = [row(1, episodes=0, return_agent=0.0), row(2), row(3, episodes=0, return_agent=0.0), row(4), row(6)]
-    plot_runs([written(tmp_path / "run", rows)], tmp_path / "curve.svg", figures=["return_agent", "episodes"])
+    plot_runs([written(tmp_path / "run", rows)], tmp_path / "curve.svg", metrics=["return_agent", "episodes"])
     returns, episodes = (panel[COLOURS[0]][0] for panel in lines_of(tmp_path / "curve.svg"))
     assert heights(returns) == [0, 0.5, 1] and len(episodes) == 5
     begun = written(tmp_path / "begun", [row(1, episodes=0), row(2, episodes=0)])
@@ -185,7 +185,7 @@ def test_iterations_in_which_no_episode_ended_say_nothing_about_episodes(tmp_pat
 
 def test_numbers_that_are_none_leave_no_point(tmp_path):
     folder = returning(tmp_path / "run", [0, float("nan"), 1, float("inf"), 2])
-    plot_runs([folder], tmp_path / "curve.svg", figures=["return_agent"], smooth=2)
+    plot_runs([folder], tmp_path / "curve.svg", metrics=["return_agent"], smooth=2)
     [[curve]] = [panel[COLOURS[0]] for panel in lines_of(tmp_path / "curve.svg")]
     assert heights(curve) == [0, round(1 / 3, 4), 1]  # of 0, 0.5, 1.5
 
@@ -194,7 +194,7 @@ def test_runs_that_differ_in_their_seed_are_one_line_in_a_band(tmp_path):
     seeds = [returning(tmp_path / f"pole-seed{i}", values) for i, values in enumerate(([0, 2, 2, 9], [0, 4, 8]))]
     other = returning(tmp_path / "a2c", [1, 1, 2])
     path = tmp_path / "curve.svg"
-    plot_runs([*seeds, other], path, figures=["return_agent"])
+    plot_runs([*seeds, other], path, metrics=["return_agent"])
     [panel] = lines_of(path)
     assert set(panel) == set(COLOURS[:2]) and [len(curves) for curves in panel.values()] == [1, 1]
     assert heights(panel[COLOURS[0]][0]) == [0, 0.6, 1]  # the means 0, 3, 5, as far as both have come
@@ -212,7 +212,7 @@ def test_runs_that_differ_in_their_seed_are_one_line_in_a_band(tmp_path):
 def test_runs_of_one_name_elsewhere_or_with_other_numbers_are_not_one(tmp_path):
     folders = ["ppo/seed1", "ppo/seed2", "old/pole-seed1", "new/pole-seed1", "run-1", "run-2"]
     runs = [returning(tmp_path / folder, [1, 2, 3]) for folder in folders]
-    plot_runs([*runs, runs[0]], tmp_path / "curve.svg", figures=["return_agent"])
+    plot_runs([*runs, runs[0]], tmp_path / "curve.svg", metrics=["return_agent"])
     expected = {"ppo (mean and range of 2 runs)", "old/pole", "new/pole", "run-1", "run-2"}
     words = set(words_of(tmp_path / "curve.svg"))
     assert expected <= words and {word for word in words if "run" in word} <= {*expected, "return, agent"}
@@ -222,7 +222,7 @@ def test_runs_of_one_name_elsewhere_or_with_other_numbers_are_not_one(tmp_path):
 def test_seeds_with_nothing_in_common_are_lines_of_one_colour(tmp_path):
     early = written(tmp_path / "a-seed1", [row(1), row(2)])
     late = written(tmp_path / "a-seed2", [row(5), row(6)])
-    plot_runs([early, late], tmp_path / "curve.svg", figures=["return_agent"])
+    plot_runs([early, late], tmp_path / "curve.svg", metrics=["return_agent"])
     [panel] = lines_of(tmp_path / "curve.svg")
     assert [len(curves) for curves in panel.values()] == [2]
 
@@ -230,7 +230,7 @@ def test_seeds_with_nothing_in_common_are_lines_of_one_colour(tmp_path):
 def test_points_between_those_of_other_seeds_are_interpolated(tmp_path):
     one = written(tmp_path / "a-seed1", [row(1, return_agent=0.0), row(3, return_agent=4.0)])
     two = written(tmp_path / "a-seed2", [row(1, return_agent=0.0), row(2, return_agent=0.0), row(3, return_agent=2.0)])
-    plot_runs([one, two], tmp_path / "curve.svg", figures=["return_agent"])
+    plot_runs([one, two], tmp_path / "curve.svg", metrics=["return_agent"])
     [[curve]] = [panel[COLOURS[0]] for panel in lines_of(tmp_path / "curve.svg")]
     assert heights(curve) == [0, round(1 / 3, 4), 1]
 
@@ -238,14 +238,14 @@ def test_points_between_those_of_other_seeds_are_interpolated(tmp_path):
 @pytest.mark.parametrize(("seconds", "unit"), [(1, "seconds"), (60, "minutes"), (3600, "hours")])
 def test_time_is_given_in_units_that_suit_it(seconds, unit, tmp_path):
     rows = [row(i, seconds=seconds * i * 4.0) for i in (1, 2)]
-    plot_runs([written(tmp_path / "run", rows)], tmp_path / "curve.svg", x="seconds", figures=["return_agent"])
+    plot_runs([written(tmp_path / "run", rows)], tmp_path / "curve.svg", x="seconds", metrics=["return_agent"])
     words = words_of(tmp_path / "curve.svg")
     assert f"training time ({unit})" in words and {"4", "8"} <= {word.removesuffix(".0") for word in words}
 
 
 def test_more_runs_than_colours_differ_in_dashes(tmp_path):
     runs = [returning(tmp_path / f"run-{i}", [i, i + 1]) for i in range(len(COLOURS) + 1)]
-    plot_runs(runs, tmp_path / "curve.svg", figures=["return_agent"])
+    plot_runs(runs, tmp_path / "curve.svg", metrics=["return_agent"])
     [panel] = lines_of(tmp_path / "curve.svg")
     assert len(panel) == len(COLOURS) and len(panel[COLOURS[0]]) == 2
     assert "stroke-dasharray" in (tmp_path / "curve.svg").read_text()
@@ -254,7 +254,7 @@ def test_more_runs_than_colours_differ_in_dashes(tmp_path):
 @pytest.mark.parametrize("panels", range(1, 8))
 def test_a_png_of_any_number_of_panels(panels, tmp_path):
     folder = returning(tmp_path / "run", [1, 2, 4], **{f"figure_{i}": 1.0 for i in range(panels)})
-    assert plot_runs([folder], tmp_path / "a.png", figures=[f"figure_{i}" for i in range(panels)]) is True
+    assert plot_runs([folder], tmp_path / "a.png", metrics=[f"figure_{i}" for i in range(panels)]) is True
     content = (tmp_path / "a.png").read_bytes()
     assert content.startswith(b"\x89PNG") and int.from_bytes(content[16:20], "big") >= 900  # pixels across
 

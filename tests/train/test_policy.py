@@ -182,7 +182,7 @@ VIEWS = [
 def test_a_view_is_a_roles_part_of_each_tensor(kind, arguments, roles, agents, shape, heads, columns, device):
     game = game_of(kind, **arguments)
     view = RoleView(game, roles or list(game.roles), torch.device(device))
-    assert (view.agents.start, view.agents.stop) == agents and view.count == agents[1] - agents[0]
+    assert (view.agents.start, view.agents.stop) == agents and view.num_agents == agents[1] - agents[0]
     assert view.obs_shape == shape and view.head_sizes == heads
     assert view.continuous == (heads == ()) and view.num_parameters == len(columns)
     width = max(columns[-1] + 1, game.action.num_logits)
@@ -191,7 +191,7 @@ def test_a_view_is_a_roles_part_of_each_tensor(kind, arguments, roles, agents, s
     obs = torch.arange(2 * game.num_agents * game.obs_size, device=device)
     obs = obs.view(2, game.num_agents, *game.observation.shape)
     own = view.obs(obs)
-    assert own.shape == (2, view.count, *shape)
+    assert own.shape == (2, view.num_agents, *shape)
     corner = tuple(n - 1 for n in shape)
     for replica in range(2):
         for k, agent in enumerate(range(*agents)):
@@ -267,7 +267,7 @@ def moments_by_numpy(seen, prior=1e-4):
 def test_statistics_are_those_of_all_rows_that_counted(shape, device):
     normalizer, seen = Normalizer(shape).to(device), []
     for rows, counted in batches(shape, device):
-        normalizer.take_in(normalizer.moments(rows, counted))
+        normalizer.update_from_moments(normalizer.moments(rows, counted))
         seen.append((rows, counted))
         if not any(c.any() for _, c in seen):
             continue
@@ -275,7 +275,7 @@ def test_statistics_are_those_of_all_rows_that_counted(shape, device):
         # A few hundred float64 roundings, of numbers up to 40 times the deviation.
         assert normalizer.mean.cpu().numpy() == pytest.approx(mean, rel=1e-11)
         assert normalizer.var.cpu().numpy() == pytest.approx(var, rel=1e-9)
-        assert normalizer.rows.item() == pytest.approx(total, rel=1e-14)
+        assert normalizer.count.item() == pytest.approx(total, rel=1e-14)
     assert {x.dtype for x in normalizer.buffers()} == {torch.float64} and total > 100
 
 
@@ -283,7 +283,7 @@ def test_statistics_are_those_of_all_rows_that_counted(shape, device):
 def test_moments_of_parts_add_up_to_those_of_the_whole(shape, device):
     normalizer = Normalizer(shape).to(device)
     first, *others = [x for x in batches(shape, device) if x[1].any()]
-    normalizer.take_in(normalizer.moments(*first))
+    normalizer.update_from_moments(normalizer.moments(*first))
     rows, counted = others[-1]
     whole = normalizer.moments(rows, counted)
     assert whole.shape == (1 + 2 * math.prod(shape),) and whole.dtype == torch.float64
@@ -297,12 +297,12 @@ def test_moments_of_parts_add_up_to_those_of_the_whole(shape, device):
 def test_a_batch_without_rows_changes_no_bit(device):
     normalizer = Normalizer((3,)).to(device)
     for rows, counted in batches((3,), device):
-        normalizer.take_in(normalizer.moments(rows, counted))
+        normalizer.update_from_moments(normalizer.moments(rows, counted))
         before = copy.deepcopy(normalizer.state_dict())
         nothing = normalizer.moments(torch.full_like(rows, float("nan")), torch.zeros_like(counted))
         assert nothing.eq(0).all()
-        normalizer.take_in(nothing)
-        normalizer.take_in(normalizer.moments(rows[:0], counted[:0]))
+        normalizer.update_from_moments(nothing)
+        normalizer.update_from_moments(normalizer.moments(rows[:0], counted[:0]))
         assert all(x.equal(before[name]) for name, x in normalizer.state_dict().items())
 
 
@@ -310,7 +310,9 @@ def test_statistics_are_written_in_place(device):
     """A graph that reads them must see them move."""
     normalizer = Normalizer((2,)).to(device)
     places = [x.data_ptr() for x in normalizer.buffers()]
-    normalizer.take_in(normalizer.moments(torch.randn(9, 2).to(device), torch.ones(9, dtype=torch.bool, device=device)))
+    normalizer.update_from_moments(
+        normalizer.moments(torch.randn(9, 2).to(device), torch.ones(9, dtype=torch.bool, device=device))
+    )
     assert [x.data_ptr() for x in normalizer.buffers()] == places and normalizer.mean.ne(0).all()
 
 
@@ -318,7 +320,7 @@ def test_normalised_rows_have_mean_0_and_variance_1_and_are_clamped(device):
     rows = 7 + 3 * torch.randn(4000, 2).to(device)
     normalizer = Normalizer((2,)).to(device)
     assert normalizer(rows).equal(rows.clamp(-10, 10))  # before any row: mean 0, variance 1
-    normalizer.take_in(normalizer.moments(rows, torch.ones(4000, dtype=torch.bool, device=device)))
+    normalizer.update_from_moments(normalizer.moments(rows, torch.ones(4000, dtype=torch.bool, device=device)))
     found = normalizer(rows.view(40, 100, 2))
     assert found.shape == (40, 100, 2) and found.dtype == torch.float32
     # float32 sums of 4000 rows; the first mean and variance weigh as much as 1e-4 of a row
@@ -331,7 +333,7 @@ def test_normalised_rows_have_mean_0_and_variance_1_and_are_clamped(device):
 
 def test_a_number_that_never_changes_is_0(device):
     normalizer, rows = Normalizer((1,)).to(device), torch.full((10**4, 1), 2.5, device=device)
-    normalizer.take_in(normalizer.moments(rows, torch.ones(len(rows), dtype=torch.bool, device=device)))
+    normalizer.update_from_moments(normalizer.moments(rows, torch.ones(len(rows), dtype=torch.bool, device=device)))
     # The first mean, 0 with a weight of 1e-4 in 1e4 rows, leaves a mean 2.5e-8 off and a deviation of 2.5e-4 at least.
     assert normalizer(rows).abs().max() < 1e-3
 
@@ -347,9 +349,9 @@ def test_a_policy_normalises_what_goes_in_and_what_comes_out(kind, device):
     shape = policy.view.obs_shape
     rows = torch.randint(256, (50, *shape)).to(torch.uint8 if kind is Painter else torch.float32).to(device)
     returns, all_rows = 100 + 20 * torch.randn(50).to(device), torch.ones(50, dtype=torch.bool, device=device)
-    assert policy.value_unit == 1 and plain.value_unit == 1.0
+    assert policy.value_scale == 1 and plain.value_scale == 1.0
     for normalizer, seen in ((policy.obs_normalizer, rows), (policy.return_normalizer, returns)):
-        normalizer.take_in(normalizer.moments(seen, all_rows))
+        normalizer.update_from_moments(normalizer.moments(seen, all_rows))
     parameters, values = policy(rows.view(5, 10, *shape))
     seen, unit = rows.double(), returns.double().std(correction=0)
     deviation = (seen.var(0, correction=0) + 1e-8).sqrt()
@@ -358,7 +360,7 @@ def test_a_policy_normalises_what_goes_in_and_what_comes_out(kind, device):
     # 50 rows beside a prior that weighs 1e-4 of a row: 2e-6 of a mean of 128, in units of a deviation of 70.
     torch.testing.assert_close(parameters.flatten(0, 1), expected, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(values.flatten(), raw * unit.float() + returns.mean(), rtol=1e-3, atol=1e-2)
-    assert float(policy.value_unit) == pytest.approx(float(unit), rel=1e-3)
+    assert float(policy.value_scale) == pytest.approx(float(unit), rel=1e-3)
     assert parameters.dtype == values.dtype == torch.float32
     before, unnormalised = plain(rows)
     assert not before.equal(expected) and unnormalised.dtype == torch.float32
@@ -543,16 +545,16 @@ def test_continuous_actions_are_squashed_gaussians_in_their_box(squash, device):
 @pytest.mark.parametrize("squash", ["clip", "tanh"])
 @pytest.mark.parametrize("bounds", [(-1.0, 1.0), (0.1, 0.3), (-3e38, 3e38), (1e8, 1e8 + 64), (-7.7, -7.3)])
 def test_squashed_draws_never_leave_the_box(bounds, squash, device):
-    low_high = torch.tensor(bounds, device=device)[:, None]
+    action_bounds = torch.tensor(bounds, device=device)[:, None]
     draws = torch.cat([torch.linspace(-12, 12, 4001), torch.tensor([3e38, -3e38, torch.inf, -torch.inf, 0.0])])
-    found = squashed(draws[:, None].to(device), low_high, squash)[:, 0].cpu().double()
+    found = squashed(draws[:, None].to(device), action_bounds, squash)[:, 0].cpu().double()
     low, high = torch.tensor(bounds).double()
     assert (found >= low).all() and (found <= high).all()
     exact = draws.double().tanh() if squash == "tanh" else draws.double().clamp(-1, 1)
     # Roundings of tanh, of the middle, the half width, the product and the sum; the first in units of the half width.
     size = max(abs(low), abs(high))
     assert (found - (low / 2 + high / 2 + (high / 2 - low / 2) * exact)).abs().max() <= 8 * HALF_ULP * size
-    assert squashed(torch.full((1, 1), float("nan"), device=device), low_high, squash).isnan().all()
+    assert squashed(torch.full((1, 1), float("nan"), device=device), action_bounds, squash).isnan().all()
 
 
 # Log-probabilities and entropies
@@ -694,13 +696,13 @@ def test_a_policy_and_the_sampler_agree_on_the_same_parameters(kind, arguments, 
     role = role or next(iter(game.roles))
     policy = policy_of(game, role, device=device, squash=squash)
     view, sampler = policy.view, Sampler(env, squash)
-    own = torch.randn(200, view.count, view.num_parameters).to(device)
+    own = torch.randn(200, view.num_agents, view.num_parameters).to(device)
     all_parameters = torch.zeros(200, game.num_agents, sampler.num_parameters, device=device)
-    all_parameters[:, view.agents][..., view.columns] = own
+    all_parameters[:, view.agents][..., view.parameter_columns] = own
     mask = info.get("action_mask")
     sample = sampler.sample(masked(all_parameters, mask))
     drawn = sample.actions if sample.draws is None else sample.draws
-    draws = drawn[:, view.agents].reshape(200 * view.count, -1)[:, : view.heads]
+    draws = drawn[:, view.agents].reshape(200 * view.num_agents, -1)[:, : view.num_heads]
     own_mask = None if mask is None else view.mask(mask[:, view.agents]).flatten(0, 1)
     log_probs, entropies = policy.log_probs_and_entropies(own.flatten(0, 1), draws, own_mask)
     for found, stored in ((log_probs, sample.log_probs), (entropies, sample.entropies)):
@@ -710,5 +712,5 @@ def test_a_policy_and_the_sampler_agree_on_the_same_parameters(kind, arguments, 
     # Of a scout's two choices one is allowed: what it does is certain.
     assert log_probs.unique().numel() > 10 or kind is Scouts
     if view.continuous:
-        again = squashed(draws, policy.low_high, squash)
+        again = squashed(draws, policy.action_bounds, squash)
         torch.testing.assert_close(again, sample.actions[:, view.agents].flatten(0, 1), rtol=0, atol=1e-6)

@@ -16,7 +16,7 @@ import gpu_vecenv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.policy import Normalizer, Policy, default_network
-from gpu_vecenv.train.ppo import FIGURES, LOSS_NAMES, Learner, PPOConfig, loss, mean_of, normalized
+from gpu_vecenv.train.ppo import LEARNER_METRICS, LOSS_METRICS, Learner, PPOConfig, loss, masked_mean, masked_normalize
 from gpu_vecenv.train.rollout_storage import Batch, Rollout
 
 # Two action heads, of 4 and 5 choices; 3 taggers and 4 runners.
@@ -50,7 +50,7 @@ def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), see
     for normalizer in (policy.obs_normalizer, policy.return_normalizer):
         if normalizer is not None:
             rows = 2 + 3 * torch.randn(50, *normalizer.mean.shape, generator=random).to(device)
-            normalizer.take_in(normalizer.moments(rows, torch.ones(50, dtype=torch.bool, device=device)))
+            normalizer.update_from_moments(normalizer.moments(rows, torch.ones(50, dtype=torch.bool, device=device)))
     data = Rollout(env, NUM_STEPS)
     for tensor in (data.obs, data.values, data.rewards, data.advantages, data.returns):
         tensor.copy_(torch.randn(tensor.shape, generator=random))
@@ -67,26 +67,26 @@ def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), see
         data.draws[..., : len(sizes)] = draws.int().to(device)
         if data.action_mask is not None:
             data.draws.zero_()  # the choice that is always allowed
-    learner = Learner(policy, config, data, seed=seed, world=World(), memory=None)
+    learner = Learner(policy, config, data, seed=seed, world=World(), graph_pool=None)
     with torch.no_grad():
         batch = whole(learner)
         own = policy.log_probs_and_entropies(policy(batch.obs)[0], batch.draws, batch.action_mask)[0]
         own += spread * torch.randn(own.shape, generator=random).to(device)
-        data.log_probs.view(-1)[learner.places] = own
+        data.log_probs.view(-1)[learner.indices] = own
     return learner
 
 
 def whole(learner):
     """All rows of a learner."""
-    data, places = learner.rollout, learner.places
-    return data.at(learner.policy.view, places, data.advantages.flatten()[places])
+    data, indices = learner.rollout, learner.indices
+    return data.batch(learner.policy.view, indices, data.advantages.flatten()[indices])
 
 
 def updated(learner, progress=0.0, iteration=0):
-    """The figures of an update."""
-    learner.look()
+    """The metrics of an update."""
+    learner.update_statistics()
     learner.update(progress, iteration)
-    return dict(zip(FIGURES, learner.figures_of_iteration().tolist(), strict=True))
+    return dict(zip(LEARNER_METRICS, learner.metrics_of_iteration().tolist(), strict=True))
 
 
 def state(learner):
@@ -116,7 +116,7 @@ class Terms(NamedTuple):
     value_loss: torch.Tensor
     entropy: torch.Tensor
     kl: torch.Tensor
-    clip_share: torch.Tensor
+    clip_fraction: torch.Tensor
 
 
 def textbook_terms(policy, batch, config, clip=None, entropy_coefficient=None):
@@ -168,19 +168,19 @@ def selected(batch):
 
 
 class Textbook:
-    """All steps of an update; ``weights[k]`` are those after k of them, ``figures[k]`` those of step k."""
+    """All steps of an update; ``weights[k]`` are those after k of them, ``metrics[k]`` those of step k."""
 
     def __init__(self, learner, seed=0, progress=0.0, iteration=0):
         config, data, policy = learner.config, learner.rollout, in_float64(learner.policy)
-        rate, clip, entropy_coefficient = config.at(progress)
+        rate, clip, entropy_coefficient = config.schedule(progress)
         optimizer = torch.optim.Adam(policy.parameters(), lr=rate, eps=1e-5)
-        places = learner.places.tolist()
-        self.weights, self.figures = [copy.deepcopy(policy.state_dict())], []
+        indices = learner.indices.tolist()
+        self.weights, self.metrics = [copy.deepcopy(policy.state_dict())], []
         for epoch in range(config.num_epochs):
-            order = order_of(seed, iteration * config.num_epochs + epoch, len(places))
+            order = order_of(seed, iteration * config.num_epochs + epoch, len(indices))
             for rows in np.array(order).reshape(config.num_minibatches, -1):
-                at = torch.tensor([places[row] for row in rows], device=data.obs.device)
-                batch = selected(data.at(policy.view, at, data.advantages.flatten()[at]))
+                at = torch.tensor([indices[row] for row in rows], device=data.obs.device)
+                batch = selected(data.batch(policy.view, at, data.advantages.flatten()[at]))
                 if config.normalize_advantages:
                     gains = batch.advantages.double()
                     batch = batch._replace(advantages=(gains - gains.mean()) / gains.std(correction=0))
@@ -190,7 +190,7 @@ class Textbook:
                 norm = nn.utils.clip_grad_norm_(policy.parameters(), config.max_grad_norm)
                 optimizer.step()
                 self.weights.append(copy.deepcopy(policy.state_dict()))
-                self.figures.append([x.item() for x in (*terms[1:], norm)])
+                self.metrics.append([x.item() for x in (*terms[1:], norm)])
 
     def check(self, learner, step=-1):
         own = learner.policy.state_dict()
@@ -222,14 +222,14 @@ def test_an_update_is_that_of_a_textbook_on_the_active_rows_alone(setting, devic
     learner = begun(device, changed(SMALL, **changes), seed=11, **where)
     assert 0.1 < (~whole(learner).active).float().mean() < 0.5
     book = Textbook(learner, seed=11, progress=0.25, iteration=3)
-    figures = updated(learner, progress=0.25, iteration=3)
+    metrics = updated(learner, progress=0.25, iteration=3)
     book.check(learner)
-    means = np.mean(book.figures, axis=0)
-    found, share = [figures[name] for name in LOSS_NAMES], LOSS_NAMES.index("clip_share")
+    means = np.mean(book.metrics, axis=0)
+    found, share = [metrics[name] for name in LOSS_METRICS], LOSS_METRICS.index("clip_fraction")
     # Measured 3e-7. The clipped share counts rows, of which one may lie at the very edge; a minibatch has 12 or more.
     bounds = [1 / 12 / 8 + 1e-6 if k == share else 1e-5 for k in range(len(found))]
     assert (abs(np.array(found) - means) <= bounds).all(), (found, means)
-    assert figures["clip_share"] > 0.1 and figures["skipped_share"] == 0  # the clip mattered
+    assert metrics["clip_fraction"] > 0.1 and metrics["skipped_fraction"] == 0  # the clip mattered
     assert steps_taken(learner) == 8
 
 
@@ -243,7 +243,7 @@ def test_two_updates_go_on_with_adams_state(device):
 
 def test_a_learner_learns_from_its_own_agents_alone(device):
     learner, twin = begun(device, roles=("tagger",)), begun(device, roles=("tagger",))
-    assert learner.places.tolist() == [k for k in range(NUM_STEPS * NUM_ENVS * 7) if k % 7 < 3]
+    assert learner.indices.tolist() == [k for k in range(NUM_STEPS * NUM_ENVS * 7) if k % 7 < 3]
     for tensor in vars(twin.rollout).values():
         if isinstance(tensor, torch.Tensor):
             tensor[:, :, 3:] = 1  # the runners'
@@ -270,15 +270,15 @@ class Watched:
 def test_every_row_is_visited_once_an_epoch_in_an_order_of_seed_epoch_and_row(seed, device):
     """By numbers that Python computes, so that all devices agree."""
     learner = begun(device, changed(SMALL, num_epochs=3), seed=seed)
-    places, watched = learner.places.tolist(), Watched(learner)
+    indices, watched = learner.indices.tolist(), Watched(learner)
     orders = []
     for iteration in (0, 1, 5):
         updated(learner, iteration=iteration)
-        assert [len(rows) for rows in watched.calls] == [len(places) // 4] * 12
+        assert [len(rows) for rows in watched.calls] == [len(indices) // 4] * 12
         for epoch, start in enumerate((0, 4, 8)):
             order = list(itertools.chain(*watched.calls[start : start + 4]))
-            assert sorted(order) == places
-            assert order == [places[row] for row in order_of(seed, 3 * iteration + epoch, len(places))]
+            assert sorted(order) == indices
+            assert order == [indices[row] for row in order_of(seed, 3 * iteration + epoch, len(indices))]
             orders.append(tuple(order))
         watched.calls.clear()
     assert len(set(orders)) == 9
@@ -301,7 +301,7 @@ def test_chunks_change_gradients_by_rounding_alone(chunk_rows, device):
     learner, parts = begun(device, config), begun(device, changed(config, chunk_rows=chunk_rows))
     watched, watched_parts = Watched(learner), Watched(parts)
     updated(learner)
-    figures = updated(parts)
+    metrics = updated(parts)
     rows = NUM_STEPS * NUM_ENVS * 4 // 4  # of a minibatch
     sizes = [chunk_rows] * (rows // chunk_rows) + [rows % chunk_rows] * (rows % chunk_rows > 0)
     assert [len(rows) for rows in watched_parts.calls] == 4 * sizes
@@ -311,8 +311,8 @@ def test_chunks_change_gradients_by_rounding_alone(chunk_rows, device):
         if name.endswith("exp_avg"):  # a mean of gradients: no quotient that would enlarge an error
             # Sums of 48 terms, of magnitude at most 1 each after clipping, in another order: 48 roundings, 4 times.
             torch.testing.assert_close(found[name], expected[name], rtol=0, atol=200 * 2.0**-24)
-    expected_figures = dict(zip(FIGURES, learner.figures_of_iteration().tolist(), strict=True))
-    assert figures == pytest.approx(expected_figures, rel=1e-4, abs=1e-4)
+    expected_figures = dict(zip(LEARNER_METRICS, learner.metrics_of_iteration().tolist(), strict=True))
+    assert metrics == pytest.approx(expected_figures, rel=1e-4, abs=1e-4)
 
 
 def test_minibatches_that_do_not_divide_are_refused_with_the_numbers(device):
@@ -325,10 +325,10 @@ def test_minibatches_that_do_not_divide_are_refused_with_the_numbers(device):
 
 def place_of_step(learner, step):
     """A place in the rollout that the minibatch of this step, in the first epoch, has, and that is active."""
-    size = len(learner.places) // learner.config.num_minibatches
-    rows = order_of(0, 0, len(learner.places))[step * size : (step + 1) * size]
+    size = len(learner.indices) // learner.config.num_minibatches
+    rows = order_of(0, 0, len(learner.indices))[step * size : (step + 1) * size]
     active = learner.rollout.active[:-1].flatten()
-    return next(int(learner.places[row]) for row in rows if active[learner.places[row]])
+    return next(int(learner.indices[row]) for row in rows if active[learner.indices[row]])
 
 
 @pytest.mark.parametrize("step", [0, 1, 3])
@@ -338,11 +338,11 @@ def test_from_a_minibatch_beyond_the_target_kl_on_no_step_is_taken(step, device)
     book = Textbook(learner)
     place = place_of_step(learner, step)
     learner.rollout.log_probs.view(-1)[place] -= 4
-    kls = [figures[LOSS_NAMES.index("approximate_kl")] for figures in Textbook(learner).figures]
+    kls = [metrics[LOSS_METRICS.index("approx_kl")] for metrics in Textbook(learner).metrics]
     # The same row comes again in the second epoch; all other minibatches alone would not have been in the way.
     assert kls[step] > 1 and sum(kl > 0.1 for kl in kls) == 2
-    figures = updated(learner)
-    assert figures["skipped_share"] == (8 - step) / 8 and steps_taken(learner) == step
+    metrics = updated(learner)
+    assert metrics["skipped_fraction"] == (8 - step) / 8 and steps_taken(learner) == step
     book.check(learner, step)
     if step == 0:
         assert equal_bits(state(learner), state(begun(device, learner.config, spread=0.0)))
@@ -353,14 +353,14 @@ def test_weights_and_adams_state_stay_those_of_the_last_step(taken, device):
     """With one minibatch an epoch, the same bits as with so many epochs."""
     config = changed(SMALL, num_epochs=6, num_minibatches=1)
     book = Textbook(begun(device, config, spread=0.0))
-    kls = [figures[LOSS_NAMES.index("approximate_kl")] for figures in book.figures]
+    kls = [metrics[LOSS_METRICS.index("approx_kl")] for metrics in book.metrics]
     assert all(x < y for x, y in itertools.pairwise(kls))
     target = (kls[taken - 1] + kls[taken]) / 2
     stopped = begun(device, changed(config, target_kl=target), spread=0.0)
     fewer = begun(device, changed(config, num_epochs=taken), spread=0.0)
-    figures = updated(stopped)
+    metrics = updated(stopped)
     updated(fewer)
-    assert equal_bits(state(stopped), state(fewer)) and figures["skipped_share"] == pytest.approx((6 - taken) / 6)
+    assert equal_bits(state(stopped), state(fewer)) and metrics["skipped_fraction"] == pytest.approx((6 - taken) / 6)
     stopped.rollout.log_probs.copy_(begun(device, config, spread=0.0).rollout.log_probs)
     before = state(stopped)
     updated(stopped)  # too far from that policy at once
@@ -368,8 +368,8 @@ def test_weights_and_adams_state_stay_those_of_the_last_step(taken, device):
     batch = whole(stopped)
     with torch.no_grad():
         own = stopped.policy.log_probs_and_entropies(stopped.policy(batch.obs)[0], batch.draws)[0]
-    stopped.rollout.log_probs.view(-1)[stopped.places] = own
-    assert updated(stopped)["skipped_share"] < 1  # the next iteration begins anew
+    stopped.rollout.log_probs.view(-1)[stopped.indices] = own
+    assert updated(stopped)["skipped_fraction"] < 1  # the next iteration begins anew
     assert not equal_bits(state(stopped), before)
 
 
@@ -382,10 +382,10 @@ def test_from_a_gradient_that_is_not_finite_on_no_step_is_taken(step, value, dev
     place = place_of_step(broken, step)
     broken.rollout.returns.view(-1)[place] = value
     stopped.rollout.log_probs.view(-1)[place] -= 4
-    figures = updated(broken)
+    metrics = updated(broken)
     updated(stopped)
     assert steps_taken(broken) == step and equal_bits(state(broken), state(stopped))
-    assert not np.isfinite(figures["value_loss"]) and figures["skipped_share"] == (8 - step) / 8
+    assert not np.isfinite(metrics["value_loss"]) and metrics["skipped_fraction"] == (8 - step) / 8
 
 
 class Cliff(nn.Module):
@@ -404,10 +404,10 @@ def test_a_gradient_that_is_not_finite_behind_a_finite_loss_changes_nothing(devi
     learner = begun(device)
     before = state(learner)
     learner.policy.network = Cliff(learner.policy.network)
-    figures = updated(learner)
-    assert not np.isfinite(figures["gradient_norm"]) and np.isfinite(figures["value_loss"])
+    metrics = updated(learner)
+    assert not np.isfinite(metrics["grad_norm"]) and np.isfinite(metrics["value_loss"])
     learner.policy.network = learner.policy.network.network
-    assert equal_bits(state(learner), before) and figures["skipped_share"] == 1
+    assert equal_bits(state(learner), before) and metrics["skipped_fraction"] == 1
 
 
 # Gradients and schedules
@@ -417,9 +417,9 @@ def test_a_gradient_that_is_not_finite_behind_a_finite_loss_changes_nothing(devi
 def test_gradients_are_scaled_down_to_their_largest_norm(share, device):
     config = changed(SMALL, num_epochs=1, num_minibatches=1)
     free = begun(device, changed(config, max_grad_norm=1e9))
-    norm = updated(free)["gradient_norm"]
+    norm = updated(free)["grad_norm"]
     clipped = begun(device, changed(config, max_grad_norm=share * norm))
-    assert updated(clipped)["gradient_norm"] == pytest.approx(norm, rel=1e-6)  # before it is scaled
+    assert updated(clipped)["grad_norm"] == pytest.approx(norm, rel=1e-6)  # before it is scaled
 
     def gradient(learner):
         """Adam's first mean is a tenth of it."""
@@ -432,13 +432,13 @@ def test_gradients_are_scaled_down_to_their_largest_norm(share, device):
 
 def test_schedules_run_linearly_to_their_ends_or_stay():
     config = PPOConfig(learning_rate=0.4, clip=0.2, entropy_coefficient=0.1)
-    assert config.at(0.0) == (0.4, 0.2, 0.1)
-    assert config.at(0.25) == pytest.approx((0.3, 0.2, 0.1)) and config.at(1.0) == (0.0, 0.2, 0.1)
+    assert config.schedule(0.0) == (0.4, 0.2, 0.1)
+    assert config.schedule(0.25) == pytest.approx((0.3, 0.2, 0.1)) and config.schedule(1.0) == (0.0, 0.2, 0.1)
     moving = changed(config, final_learning_rate=None, final_clip=0.1, final_entropy_coefficient=0.5)
-    assert moving.at(0.0) == (0.4, 0.2, 0.1)
-    assert moving.at(0.5) == pytest.approx((0.4, 0.15, 0.3)) and moving.at(1.0) == (0.4, 0.1, 0.5)
+    assert moving.schedule(0.0) == (0.4, 0.2, 0.1)
+    assert moving.schedule(0.5) == pytest.approx((0.4, 0.15, 0.3)) and moving.schedule(1.0) == (0.4, 0.1, 0.5)
     rising = changed(config, final_learning_rate=0.8)
-    assert rising.at(0.75)[0] == pytest.approx(0.7)
+    assert rising.schedule(0.75)[0] == pytest.approx(0.7)
 
 
 @pytest.mark.parametrize("key", ["learning_rate", "clip", "entropy_coefficient"])
@@ -447,8 +447,8 @@ def test_an_update_uses_what_the_schedule_says(key, device):
     constant = changed(SMALL, final_learning_rate=None)
     config = changed(constant, **{f"final_{key}": ends[key]})
     scheduled, plain, first = (begun(device, c) for c in (config, constant, constant))
-    places = ("learning_rate", "clip", "entropy_coefficient")
-    twin = begun(device, changed(constant, **{key: config.at(0.75)[places.index(key)]}))
+    indices = ("learning_rate", "clip", "entropy_coefficient")
+    twin = begun(device, changed(constant, **{key: config.schedule(0.75)[indices.index(key)]}))
     updated(scheduled, progress=0.75), updated(twin), updated(plain, progress=0.75), updated(first)
     assert equal_bits(state(scheduled), state(twin))
     assert not equal_bits(state(scheduled), state(plain)) and equal_bits(state(plain), state(first))
@@ -457,10 +457,10 @@ def test_an_update_uses_what_the_schedule_says(key, device):
 def test_a_rate_of_0_moves_no_weight(device):
     learner = begun(device, changed(SMALL, learning_rate=0.0), spread=0.0)
     before = {name: x.clone() for name, x in learner.policy.state_dict().items()}
-    figures = updated(learner)
+    metrics = updated(learner)
     assert equal_bits(learner.policy.state_dict(), before) and steps_taken(learner) == 8
     # The stored log-probabilities were computed by the same function, on another number of rows.
-    assert abs(figures["approximate_kl"]) < 1e-6 and figures["clip_share"] == 0
+    assert abs(metrics["approx_kl"]) < 1e-6 and metrics["clip_fraction"] == 0
 
 
 def test_a2c_takes_one_step_along_the_policy_gradient(device):
@@ -582,8 +582,8 @@ def test_a_minibatch_without_an_active_row_moves_nothing(device):
     assert all(tensor.eq(0).all() for tensor in found.values())
     learner.rollout.active.zero_()
     before = {name: x.clone() for name, x in learner.policy.state_dict().items()}
-    figures = updated(learner)
-    assert equal_bits(learner.policy.state_dict(), before) and all(figures[name] == 0 for name in LOSS_NAMES)
+    metrics = updated(learner)
+    assert equal_bits(learner.policy.state_dict(), before) and all(metrics[name] == 0 for name in LOSS_METRICS)
 
 
 def test_losses_of_parts_add_up_with_the_count_of_the_whole(device):
@@ -603,12 +603,14 @@ def test_means_and_normalised_numbers_are_those_of_active_rows(device):
     x[~active] = float("nan")
     kept = x[active].double()
     x, active = x.to(device), active.to(device)
-    assert mean_of(x, active).item() == pytest.approx(kept.mean().item(), rel=1e-5)
-    assert mean_of(x, active, torch.tensor(7, device=device)).item() == pytest.approx(kept.sum().item() / 7, rel=1e-5)
+    assert masked_mean(x, active).item() == pytest.approx(kept.mean().item(), rel=1e-5)
+    assert masked_mean(x, active, torch.tensor(7, device=device)).item() == pytest.approx(
+        kept.sum().item() / 7, rel=1e-5
+    )
     expected = (kept - kept.mean()) / kept.std(correction=0)
-    torch.testing.assert_close(normalized(x, active)[active].cpu().double(), expected, rtol=1e-5, atol=1e-5)
-    assert mean_of(x, torch.zeros_like(active)) == 0
-    constant = normalized(torch.full_like(x, 2.5), active)  # nothing to tell rows apart: 0, not 0 / 0
+    torch.testing.assert_close(masked_normalize(x, active)[active].cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    assert masked_mean(x, torch.zeros_like(active)) == 0
+    constant = masked_normalize(torch.full_like(x, 2.5), active)  # nothing to tell rows apart: 0, not 0 / 0
     assert constant.eq(0).all()
 
 
@@ -637,9 +639,9 @@ def test_statistics_move_at_the_end_of_an_update_and_count_active_rows_of_own_ag
     own = policy.obs_normalizer, policy.return_normalizer
     for normalizer, old, rows in zip(own, before, (batch.obs, batch.returns), strict=True):
         expected = copy.deepcopy(old)
-        expected.take_in(old.moments(rows, batch.active))
-        assert normalizer.rows.item() == pytest.approx(old.rows.item() + int(batch.active.sum()))
-        for name in ("mean", "var"):  # sums tick by tick, or of all at once
+        expected.update_from_moments(old.moments(rows, batch.active))
+        assert normalizer.count.item() == pytest.approx(old.rows.item() + int(batch.active.sum()))
+        for name in ("mean", "var"):  # sums step by step, or of all at once
             torch.testing.assert_close(getattr(normalizer, name), getattr(expected, name), rtol=1e-6, atol=1e-6)
             assert not getattr(normalizer, name).equal(getattr(old, name))
     moved = copy.deepcopy(own)
@@ -652,10 +654,10 @@ def test_what_was_looked_at_is_taken_in_once(device):
     learner = begun(device, changed(SMALL, normalize_returns=True, learning_rate=0.0))
     normalizer = learner.policy.return_normalizer
     assert isinstance(normalizer, Normalizer)
-    start, count = normalizer.rows.item(), int(whole(learner).active.sum())
+    start, count = normalizer.count.item(), int(whole(learner).active.sum())
     for k in (1, 2, 3):
         updated(learner)
-        assert normalizer.rows.item() == pytest.approx(start + k * count)
+        assert normalizer.count.item() == pytest.approx(start + k * count)
 
 
 # Configuration

@@ -36,8 +36,8 @@ def begun(probe, num_envs, device, **arguments):
     return env, obs, info
 
 
-def ticks(env, *actions):
-    """What each tick gives, for actions (replica, agent[, head]): obs, rewards, terminations, truncations, active."""
+def steps(env, *actions):
+    """What each step gives, for actions (replica, agent[, head]): obs, rewards, terminations, truncations, active."""
     kind = torch.float32 if env.game.action.continuous else torch.int32
     for chosen in actions:
         obs, rewards, terminations, truncations, info = env.step(torch.tensor(chosen, dtype=kind, device=env.device))
@@ -45,17 +45,17 @@ def ticks(env, *actions):
     assert env.faults().eq(0).all()
 
 
-# Every tick of every game
+# Every step of every game
 
 
 def test_constant(device):
     env, obs, _ = begun(Constant, 2, device)
     assert obs.eq(1).all()
-    for time, (obs, rewards, terminations, truncations, active) in enumerate(ticks(env, *[[[0], [1]]] * 5), start=1):
+    for time, (obs, rewards, terminations, truncations, active) in enumerate(steps(env, *[[[0], [1]]] * 5), start=1):
         assert obs == [[[1]], [[1]]] and rewards == [[1], [1]] and terminations == [[F], [F]]
         assert truncations == [[time == 5]] * 2 and active == [[time < 5]] * 2
     env, *_ = begun(Constant, 1, device, max_steps=1)
-    assert next(ticks(env, [[0]])) == ([[[1]]], [[1]], [[F]], [[T]], [[F]])
+    assert next(steps(env, [[0]])) == ([[[1]]], [[1]], [[F]], [[T]], [[F]])
 
 
 def test_one_step(device):
@@ -70,7 +70,7 @@ def test_one_step(device):
 def test_two_step(device):
     env, obs, _ = begun(TwoStep, 2, device)
     assert obs.eq(0).all()
-    first, last = ticks(env, [[0], [1]], [[1], [0]])
+    first, last = steps(env, [[0], [1]], [[1], [0]])
     assert first == ([[[1]], [[1]]], [[0], [0]], [[F], [F]], [[F], [F]], [[T], [T]])
     assert last == ([[[2]], [[2]]], [[1], [1]], [[T], [T]], [[F], [F]], [[F], [F]])
 
@@ -78,7 +78,7 @@ def test_two_step(device):
 def test_choice(device):
     env, obs, _ = begun(Choice, 2, device)
     assert obs.eq(1).all()
-    assert next(ticks(env, [[0], [1]])) == ([[[1]], [[1]]], [[-1], [1]], [[T], [T]], [[F], [F]], [[F], [F]])
+    assert next(steps(env, [[0], [1]])) == ([[[1]], [[1]]], [[-1], [1]], [[T], [T]], [[F], [F]], [[F], [F]])
 
 
 def test_match(device):
@@ -95,7 +95,7 @@ def test_match(device):
 def test_delayed(device):
     env, obs, _ = begun(Delayed, 4, device)
     assert obs.eq(0).all()
-    first, last = ticks(env, [[0], [0], [1], [1]], [[0], [1], [0], [1]])
+    first, last = steps(env, [[0], [0], [1], [1]], [[0], [1], [0], [1]])
     assert first == ([[[1]]] * 4, [[0]] * 4, [[F]] * 4, [[F]] * 4, [[T]] * 4)
     assert last == ([[[2]]] * 4, [[-1], [-1], [1], [1]], [[T]] * 4, [[F]] * 4, [[F]] * 4)
 
@@ -137,7 +137,7 @@ def test_rivals(device):
     env, obs, _ = begun(Rivals, 6, device)
     assert obs.tolist() == [[[1, 0], [1, 1]]] * 6
     pairs = [[left, right] for left in range(2) for right in range(3)]
-    found = next(ticks(env, pairs))
+    found = next(steps(env, pairs))
     assert found[1] == [[left == 1, right == 2] for left, right in pairs]
     assert found[0] == [[[1, 0], [1, 1]]] * 6 and found[2:] == ([[T, T]] * 6, [[F, F]] * 6, [[F, F]] * 6)
 
@@ -145,7 +145,7 @@ def test_rivals(device):
 def test_survivors(device):
     env, obs, _ = begun(Survivors, 1, device)
     assert obs.tolist() == [[[0.25], [0.5], [0.75], [1]]]
-    found = list(ticks(env, [[0, 1, 0, 1]], [[9, 1, 0, 1]], [[9, 9, 0, 1]], [[9, 9, 9, 1]]))
+    found = list(steps(env, [[0, 1, 0, 1]], [[9, 1, 0, 1]], [[9, 9, 0, 1]], [[9, 9, 9, 1]]))
     assert [seen for seen, *_ in found] == [
         [[[1], [0.25], [0.5], [0.75]]],
         [[[1], [1], [0.25], [0.5]]],
@@ -165,7 +165,7 @@ def configured():
     return [pytest.param(game, id=game.name()) for game in (probe() for probe in PROBES)] + [
         pytest.param(Target(**BOUNDS), id="target in other bounds"),
         pytest.param(Survivors(num_players=7), id="seven survivors"),
-        pytest.param(Constant(max_steps=3), id="constant of three ticks"),
+        pytest.param(Constant(max_steps=3), id="constant of three steps"),
     ]
 
 
@@ -249,7 +249,7 @@ def trained(game, device, policies=None, **changes):
 
 
 def shown(game, trainer, device):
-    """What one episode played by the best actions shows: (errors of values, greedy minus best actions), by tick.
+    """What one episode played by the best actions shows: (errors of values, greedy minus best actions), by step.
 
     Of active agents only; both (…,) float64.
     """
@@ -283,11 +283,11 @@ LEARNED = [
 def test_training_finds_the_values_and_the_best_actions(game, changes, normalised, device):
     trainer = trained(game, device, **changes, **normalised)
     assert list(trainer.policies) == list(game.roles) and trainer.env.faults().eq(0).all()
-    for tick, (errors, apart) in enumerate(shown(game, trainer, device)):
+    for step, (errors, apart) in enumerate(shown(game, trainer, device)):
         assert errors.abs().max() < (CONSTANT_WITHIN if isinstance(game, Constant) else VALUES_WITHIN)
         if isinstance(game, Target):
             assert apart.abs().max() < ACTIONS_WITHIN * (game.high - game.low) / 2
-        elif isinstance(game, Choice | Match | Forbidden | Rivals) or (isinstance(game, Delayed) and tick == 0):
+        elif isinstance(game, Choice | Match | Forbidden | Rivals) or (isinstance(game, Delayed) and step == 0):
             assert apart.eq(0).all()  # in the others nothing depends on the choice
 
 
@@ -346,7 +346,7 @@ def with_rows_of_the_dead(rewards, values, next_values, terminations, truncation
 
 
 def with_fault(game, fault, device, monkeypatch):
-    """What is shown before the first tick by policies that a faulty learner has made, and these."""
+    """What is shown before the first step by policies that a faulty learner has made, and these."""
 
     def faulty(env, rewards, values, *given, out):
         def launch():
@@ -365,7 +365,7 @@ def with_fault(game, fault, device, monkeypatch):
 def test_constant_tells_of_truncation_taken_for_an_end(device, monkeypatch):
     monkeypatch.setitem(QUICK, "gamma", 0.9)
     errors, *_ = with_fault(Constant(), as_if_truncation_were_an_end, device, monkeypatch)
-    # Five ticks, at whose beginning a sum of 4.1 is to be had and at whose end 1, and all look the same; not 10.
+    # Five steps, at whose beginning a sum of 4.1 is to be had and at whose end 1, and all look the same; not 10.
     assert errors.min() > -9 and errors.max() < -5.9
 
 

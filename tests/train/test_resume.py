@@ -15,7 +15,7 @@ from kill_and_resume import DEADLINE, differences, ended, kill_and_resume, names
 
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.train.checkpoint import load_checkpoint
-from gpu_vecenv.train.logger import METRICS
+from gpu_vecenv.train.logger import METRICS_FILE
 
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8".split()
 STEPS = 16  # of an iteration with these options
@@ -174,7 +174,7 @@ def test_a_second_interrupt_ends_at_once(device, tmp_path):
 
 CASES = {
     "a policy for each role": (GRID, []),
-    "one for all": (GRID, ["--share"]),
+    "one for all": (GRID, ["--share-policy"]),
     "hyper-parameters of their own": (
         GRID,
         ["--policies", '{"tagger": {"learning_rate": 0.01, "gamma": 0.9, "target_kl": 1e-3}, "runner": {"clip": 0.1}}'],
@@ -186,7 +186,7 @@ CASES = {
     ),
     "A2C": (GRID, ["--algorithm", "a2c", "--num-minibatches", "1"]),
     "masks and agents that leave": ("tag_continuous --max-steps 5 --num-taggers 3 --num-runners 4".split(), []),
-    "a best figure of one's own": (GRID, ["--best-by", "episode_length"]),
+    "a best figure of one's own": (GRID, ["--best-metric", "episode_length"]),
 }
 
 
@@ -220,7 +220,7 @@ def test_a_finished_run_that_goes_on_is_only_evaluated(command, trained):
     again = interrupted(alone, 3)
     code, output, errors = command("train", "--resume", again)
     assert (code, errors) == (0, []) and any("iterations 3 to 3" in line for line in output)
-    assert differences(alone, again) == [] and (again / METRICS).read_text() == (alone / METRICS).read_text()
+    assert differences(alone, again) == [] and (again / METRICS_FILE).read_text() == (alone / METRICS_FILE).read_text()
 
 
 def test_a_run_may_be_given_another_end(command, trained):
@@ -276,10 +276,10 @@ def test_where_all_checkpoints_are_damaged_nothing_is_touched(command, trained):
     run = interrupted(trained("alone", 2), 2)
     for iteration in (1, 2):
         flip(file_of(run, iteration))
-    before = (run / METRICS).read_text()
+    before = (run / METRICS_FILE).read_text()
     line = refusal(command("train", "--resume", run))
     assert "iteration-00000001" in line and "iteration-00000002" in line and "damaged" in line
-    assert (run / METRICS).read_text() == before and saved(run) == 2
+    assert (run / METRICS_FILE).read_text() == before and saved(run) == 2
 
 
 CUTS = {
@@ -296,8 +296,8 @@ def test_the_table_has_every_iteration_once_wherever_it_was_cut(where, command, 
     alone = trained("alone", 6)
     copy = interrupted(alone, 4)
     count, rest = CUTS[where]
-    lines = (copy / METRICS).read_text().splitlines(keepends=True)
-    (copy / METRICS).write_text("".join(lines[: 1 + count]) + rest)
+    lines = (copy / METRICS_FILE).read_text().splitlines(keepends=True)
+    (copy / METRICS_FILE).write_text("".join(lines[: 1 + count]) + rest)
     assert command("train", "--resume", copy)[0] == 0
     assert [row["iteration"] for row in table(copy)] == ["1", "2", "3", "4", "5", "6"]
     assert differences(alone, copy) == []
@@ -308,9 +308,9 @@ def test_a_table_that_is_gone_begins_anew(left, command, trained):
     """Without its header nobody can tell what it held."""
     alone = trained("alone", 4)
     copy = interrupted(alone, 2)
-    (copy / METRICS).unlink()
+    (copy / METRICS_FILE).unlink()
     if left is not None:
-        (copy / METRICS).write_text(left, newline="")
+        (copy / METRICS_FILE).write_text(left, newline="")
     assert command("train", "--resume", copy)[0] == 0
     assert table(copy) == table(alone)[2:]
 
@@ -332,7 +332,7 @@ def test_drafts_of_a_killed_run_are_removed(command, trained):
 
 @pytest.mark.parametrize("keep", [1, 2])
 def test_so_many_checkpoints_are_kept_and_the_best(keep, command, trained):
-    alone = trained("alone", 7, "--keep", keep, "--best-by", "episode_length")
+    alone = trained("alone", 7, "--keep", keep, "--best-metric", "episode_length")
     kept = [f"iteration-{i:08d}.safetensors" for i in range(8 - keep, 8)]
     assert sorted(names(alone)) == ["best.safetensors", *kept]
     rows = [(float(row["episode_length"]), int(row["iteration"])) for row in table(alone) if float(row["episodes"])]
@@ -463,7 +463,7 @@ def test_the_checks_of_this_file_see_a_single_bit(trained):
     shutil.copytree(alone, copy)
     assert differences(alone, copy) == [] and same_bits(file_of(alone, 3), file_of(copy, 3))
     shutil.copy(file_of(alone, 2), file_of(copy, 3))
-    (copy / METRICS).write_text((copy / METRICS).read_text().replace(table(copy)[1]["weights"], "0" * 16))
+    (copy / METRICS_FILE).write_text((copy / METRICS_FILE).read_text().replace(table(copy)[1]["weights"], "0" * 16))
     (copy / "evaluation.json").write_text("{}")
     found = differences(alone, copy)
     assert len(found) == 3 and "row 2" in found[0] and "evaluation" in found[1] and "iteration-00000003" in found[2]

@@ -1,4 +1,4 @@
-"""Training: rollouts, the policies of roles, figures, repetition, going on from a checkpoint, and what is refused."""
+"""Training: rollouts, the policies of roles, metrics, repetition, going on from a checkpoint, and what is refused."""
 
 import copy
 import dataclasses
@@ -25,16 +25,22 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.envs.registry import GAMES, Game, load_game
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ClosedEnvError, ConfigError, NonFiniteError
 from gpu_vecenv.train.policy import masked, squashed
-from gpu_vecenv.train.ppo import LOSS_NAMES, PPOConfig
-from gpu_vecenv.train.rollout_storage import Rollout, fitting_num_envs
-from gpu_vecenv.train.trainer import OF_THE_RUN, PolicySpec, Trainer
+from gpu_vecenv.train.ppo import LOSS_METRICS, PPOConfig
+from gpu_vecenv.train.rollout_storage import Rollout, max_num_envs_that_fit
+from gpu_vecenv.train.trainer import RUN_WIDE_KEYS, PolicySpec, Trainer
 
 # Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
 LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
 LEAVING |= {"num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
 SMALL = PPOConfig(total_steps=10**6, num_steps=8, num_epochs=2, num_minibatches=4, hidden_sizes=(16,))
 BOTH = {"normalize_obs": True, "normalize_returns": True}
-TIMES = {"agent_steps_per_s", "policy_share", "sampling_share", "env_share", "update_share"}
+TIMES = {
+    "agent_steps_per_s",
+    "policy_time_fraction",
+    "sampling_time_fraction",
+    "env_time_fraction",
+    "update_time_fraction",
+}
 POISONED = 1  # a seed by which one replica is ill, and not in the first minibatches
 FROZEN = {"tagger": PolicySpec(), "runner": PolicySpec(train=False)}
 
@@ -121,7 +127,7 @@ def as_bytes(tensor):
 
 
 def iterated(trainer, iterations):
-    """Their figures but for times, which nobody can repeat."""
+    """Their metrics but for times, which nobody can repeat."""
     return [
         {name: value for name, value in trainer.train_iteration().items() if name not in TIMES}
         for _ in range(iterations)
@@ -140,7 +146,7 @@ def acting(policies, sampler, obs, mask):
         for policy in policies.values():
             view = policy.view
             given, values[:, view.agents] = policy(view.obs(obs))
-            parameters[:, view.agents][..., view.columns] = given
+            parameters[:, view.agents][..., view.parameter_columns] = given
     return masked(parameters, mask), values
 
 
@@ -149,11 +155,11 @@ def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, de
     sampler = Sampler(twin, squash=setup.config.squash)
     obs, info = twin.reset(seed=5)
     seen = {"reset": 0, "left": 0}
-    ticks = setup.config.num_steps
-    for _ in range(32 // ticks):
+    steps = setup.config.num_steps
+    for _ in range(32 // steps):
         policies, data = copy.deepcopy(trainer.policies), trainer.rollout
         trainer.train_iteration()
-        for t in range(ticks):
+        for t in range(steps):
             mask, active = info.get("action_mask"), info["active"]
             assert data.obs[t].equal(obs) and data.active[t].equal(active)
             assert mask is None or data.action_mask[t].equal(mask)
@@ -179,7 +185,7 @@ def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, de
         assert data.values[-1].equal(acting(policies, sampler, obs, None)[1])
         assert data.obs[-1].equal(obs) and data.active[-1].equal(info["active"])
         assert "action_mask" not in info or data.action_mask[-1].equal(info["action_mask"])
-        # Where an episode has just ended the next tick only resets; where an agent has left it does nothing.
+        # Where an episode has just ended the next step only resets; where an agent has left it does nothing.
         assert data.advantages[~data.active[:-1]].eq(0).all()
         assert data.returns.equal(data.advantages + data.values[:-1])
     assert seen["reset"] > 0 and (seen["left"] > 0) == (setup.game in ("tag_continuous", Crew))
@@ -206,9 +212,9 @@ def test_draws_are_stored_and_actions_stay_inside_the_box(squash, device):
     env = gpu_vecenv.make(game, 64, device, autoreset_mode="next_step")
     trainer = Trainer(env, changed(squash=squash), policies={"agent": Wide()}, seed=1)
     before = weights(trainer, "agent")
-    figures = trainer.train_iteration()
+    metrics = trainer.train_iteration()
     draws, boxed = trainer.rollout.draws, trainer.rollout.samples[-1].actions
-    assert draws.abs().max() > 5 and figures["entropy_agent"] > 2
+    assert draws.abs().max() > 5 and metrics["entropy_agent"] > 2
     assert 2 <= boxed.min() < 2.1 and 5.9 < boxed.max() <= 6
     bounds = torch.tensor([[2.0], [6.0]], device=device)
     # A tanh by two implementations, stretched to half a width of 2 about 4: 4 ulps of 8.
@@ -240,7 +246,7 @@ def test_looking_again_gives_the_row_that_the_step_wrote(game, device):
         written = [tensor[-1].clone() for tensor in rows]
         for tensor in rows:
             tensor[-1] = 1
-        data.look_again()
+        data.refresh_last_step()
         assert all(tensor[-1].equal(row) for tensor, row in zip(rows, written, strict=True))
         over = ~written[1].any(1, keepdim=True)
         ended += int(over.sum())
@@ -256,23 +262,23 @@ def test_the_figures_of_an_iteration_are_those_of_its_episodes(device):
     returns, lengths = torch.zeros(5, 7, dtype=torch.float64, device=device), torch.zeros(5, device=device)
     seen = 0
     for iteration in range(6):
-        figures, data = trainer.train_iteration(), trainer.rollout
+        metrics, data = trainer.train_iteration(), trainer.rollout
         ended = []
         for t in range(SMALL.num_steps):
             returns += data.rewards[t] * data.active[t]
             lengths += data.active[t].any(1)
             for replica in (data.active[t].any(1) & ~data.active[t + 1].any(1)).nonzero().flatten():
-                terminated = float(not data.truncations[t][replica].any())  # by its last tick
+                terminated = float(not data.truncations[t][replica].any())  # by its last step
                 split = returns[replica, :3].mean().item(), returns[replica, 3:].mean().item()
                 ended.append((lengths[replica].item(), terminated, *split))
                 returns[replica] = lengths[replica] = 0
         seen += len(ended)
-        names = ("episode_length", "terminated_share", "return_tagger", "return_runner")
-        assert figures["episodes"] == len(ended) and figures["iteration"] == iteration + 1
-        assert figures["env_steps"] == (iteration + 1) * 8 * 5
+        names = ("episode_length", "terminated_fraction", "return_tagger", "return_runner")
+        assert metrics["episodes"] == len(ended) and metrics["iteration"] == iteration + 1
+        assert metrics["env_steps"] == (iteration + 1) * 8 * 5
         # Rewards are whole numbers, so float32 sums are exact; a mean over 3 or 4 agents is rounded once or twice.
         expected = dict(zip(names, np.mean(ended, axis=0) if ended else [0] * 4, strict=True))
-        assert {name: figures[name] for name in names} == pytest.approx(expected, rel=1e-6)
+        assert {name: metrics[name] for name in names} == pytest.approx(expected, rel=1e-6)
     assert seen > 10
 
 
@@ -280,25 +286,25 @@ def test_the_figures_of_an_iteration_are_those_of_its_episodes(device):
 def test_figures_have_the_names_of_policies_and_roles(name, device):
     setup = SETUPS[name]
     trainer = setup.trainer(device)
-    figures = trainer.train_iteration()
+    metrics = trainer.train_iteration()
     trained = {"roles": ["tagger", "runner"], "shared": ["tagger+runner"], "frozen": ["tagger"]}[name]
-    each = [*LOSS_NAMES, "skipped_share", "explained_variance", "learning_rate"]
-    assert set(figures) == {
-        *("iteration", "env_steps", "episodes", "episode_length", "terminated_share", *TIMES),
+    each = [*LOSS_METRICS, "skipped_fraction", "explained_variance", "learning_rate"]
+    assert set(metrics) == {
+        *("iteration", "env_steps", "episodes", "episode_length", "terminated_fraction", *TIMES),
         *("return_tagger", "return_runner"),
         *(f"{figure}_{policy}" for figure in each for policy in trained),
     }
-    assert all(type(value) in (int, float) and np.isfinite(value) for value in figures.values())
+    assert all(type(value) in (int, float) and np.isfinite(value) for value in metrics.values())
 
 
 def test_shares_of_time_are_parts_of_a_whole(device):
     trainer = SETUPS["roles"].trainer(device)
     for _ in range(4):
-        figures = trainer.train_iteration()
-        shares = [figures[name] for name in sorted(TIMES) if name.endswith("_share")]
+        metrics = trainer.train_iteration()
+        shares = [metrics[name] for name in sorted(TIMES) if name.endswith("_share")]
         # On a GPU the parts are measured by its clock and the whole by the host's: a millionth for each of the parts.
         assert len(shares) == 4 and min(shares) >= 0 and 0 < sum(shares) <= 1 + 4e-6
-        assert figures["update_share"] > 0 and figures["agent_steps_per_s"] > 0
+        assert metrics["update_time_fraction"] > 0 and metrics["agent_steps_per_s"] > 0
 
 
 def test_training_runs_all_iterations_and_tells_of_each(device):
@@ -307,14 +313,14 @@ def test_training_runs_all_iterations_and_tells_of_each(device):
     trainer = Trainer(leaving(device), config, on_iteration=told.append)
     last = trainer.train()
     assert trainer.env_steps_per_iteration == 48 and trainer.num_iterations == 4 and told[-1] == last
-    assert [figures["iteration"] for figures in told] == [1, 2, 3, 4]
-    assert [figures["env_steps"] for figures in told] == [48, 96, 144, 192]
+    assert [metrics["iteration"] for metrics in told] == [1, 2, 3, 4]
+    assert [metrics["env_steps"] for metrics in told] == [48, 96, 144, 192]
     for name in ("learning_rate_tagger", "learning_rate_runner"):  # with which the iteration was
-        assert [figures[name] for figures in told] == pytest.approx([0.4, 0.3, 0.2, 0.1])
+        assert [metrics[name] for metrics in told] == pytest.approx([0.4, 0.3, 0.2, 0.1])
     assert trainer.train() == {} and len(told) == 4
     constant = Trainer(leaving(device), changed(config, final_learning_rate=None), on_iteration=told.append)
     constant.train()
-    assert [figures["learning_rate_tagger"] for figures in told[4:]] == [0.4] * 4
+    assert [metrics["learning_rate_tagger"] for metrics in told[4:]] == [0.4] * 4
 
 
 @pytest.mark.parametrize(("total_steps", "iterations"), [(1, 1), (48, 1), (49, 2), (144, 3)])
@@ -326,7 +332,7 @@ def test_the_last_iteration_completes_the_total(total_steps, iterations, device)
 @pytest.mark.parametrize(("answer", "told"), [(True, 2), (False, 4), (None, 4)])
 def test_training_ends_when_it_is_told_to(answer, told, device):
     trainer = Trainer(leaving(device), changed(total_steps=48 * 4))
-    trainer.on_iteration = lambda figures: answer if figures["iteration"] == 2 else None
+    trainer.on_iteration = lambda metrics: answer if metrics["iteration"] == 2 else None
     assert trainer.train()["iteration"] == told == trainer.iteration
 
 
@@ -378,8 +384,8 @@ def test_by_default_each_role_has_a_policy_of_its_own(device):
 def test_roles_may_share_a_policy(device):
     trainer = SETUPS["shared"].trainer(device)
     (policy,) = trainer.policies.values()
-    assert list(trainer.policies) == ["tagger+runner"] and policy.view.count == 7
-    assert len(trainer.learners["tagger+runner"].places) == 8 * 8 * 7
+    assert list(trainer.policies) == ["tagger+runner"] and policy.view.num_agents == 7
+    assert len(trainer.learners["tagger+runner"].indices) == 8 * 8 * 7
     before = weights(trainer, "tagger+runner")
     trainer.train_iteration()
     assert not equal_bits(weights(trainer, "tagger+runner"), before)
@@ -402,7 +408,7 @@ def test_roles_that_differ_cannot_share(device):
 OTHER = {"total_steps": 10**5, "num_steps": 16, "squash": "tanh", "precision": "bfloat16"}
 
 
-@pytest.mark.parametrize("key", OF_THE_RUN)
+@pytest.mark.parametrize("key", RUN_WIDE_KEYS)
 def test_keys_of_the_run_must_agree(key, device):
     with pytest.raises(ConfigError) as caught:
         Trainer(
@@ -424,13 +430,13 @@ def test_each_policy_learns_by_its_own_configuration(device):
     )
     before = bits(mixed)
     assert equal_bits(before, bits(one)) and equal_bits(before, bits(two))
-    figures = {trainer: trainer.train_iteration() for trainer in (mixed, one, two)}
+    metrics = {trainer: trainer.train_iteration() for trainer in (mixed, one, two)}
     after = {trainer: bits(trainer) for trainer in (mixed, one, two)}
     for role, same, different in (("tagger", one, two), ("runner", two, one)):
         own = {trainer: {n: x for n, x in state.items() if f".{role}." in n} for trainer, state in after.items()}
         assert equal_bits(own[mixed], own[same]) and not equal_bits(own[mixed], own[different])
-        names = [f"{name}_{role}" for name in (*LOSS_NAMES, "explained_variance", "learning_rate")]
-        assert [figures[mixed][name] for name in names] == [figures[same][name] for name in names]
+        names = [f"{name}_{role}" for name in (*LOSS_METRICS, "explained_variance", "learning_rate")]
+        assert [metrics[mixed][name] for name in names] == [metrics[same][name] for name in names]
 
 
 def test_each_policy_has_the_network_of_its_own_configuration(device):
@@ -442,7 +448,7 @@ def test_each_policy_has_the_network_of_its_own_configuration(device):
     assert [layer.out_features for layer in tagger.network.trunk[::2]] == [16]
     assert [layer.out_features for layer in runner.network.critic_trunk[::2]] == [5, 7]
     assert tagger.obs_normalizer is None and runner.obs_normalizer is not None
-    assert all(np.isfinite(value) for figures in iterated(trainer, 2) for value in figures.values())
+    assert all(np.isfinite(value) for metrics in iterated(trainer, 2) for value in metrics.values())
 
 
 def test_a_frozen_policy_acts_and_stays_as_it_is(device):
@@ -454,9 +460,9 @@ def test_a_frozen_policy_acts_and_stays_as_it_is(device):
     trainer = Trainer(leaving(device), config, seed=9, policies=specs)
     assert equal_bits(weights(trainer, "runner"), given)
     before = weights(trainer, "tagger")
-    figures = iterated(trainer, 3)
+    metrics = iterated(trainer, 3)
     assert equal_bits(weights(trainer, "runner"), given) and not equal_bits(weights(trainer, "tagger"), before)
-    assert not any(name.startswith("policy_loss_runner") for name in figures[-1])
+    assert not any(name.startswith("policy_loss_runner") for name in metrics[-1])
     policy = trainer.policies["runner"]
     assert all(not p.requires_grad and p.grad is None for p in policy.parameters())
     with torch.no_grad():  # it is the one that acts
@@ -540,8 +546,8 @@ def test_a_network_of_the_users_own_is_trained_evaluated_and_saved(device, tmp_p
 def test_the_same_seed_gives_the_same_bits_and_another_seed_others(setup, device):
     one, again, other = (setup.trainer(device, seed=seed) for seed in (11, 11, 12))
     start = bits(one)
-    figures, figures_again, others = (iterated(trainer, 4) for trainer in (one, again, other))
-    assert figures == figures_again != others
+    metrics, figures_again, others = (iterated(trainer, 4) for trainer in (one, again, other))
+    assert metrics == figures_again != others
     assert equal_bits(bits(one), bits(again))
     for name, tensor in bits(one).items():
         if "trunk" in name and name.startswith("policy") and "runner" not in name:
@@ -576,7 +582,10 @@ def test_graphs_change_no_bit(setup):
     captured, plain = (setup.trainer("cuda", graphs=graphs) for graphs in (True, False))
     assert iterated(captured, 5) == iterated(plain, 5)
     assert equal_bits(bits(captured), bits(plain))
-    repeated = [captured._collect, *(stage for learner in captured.learners.values() for stage in learner.stages)]
+    repeated = [
+        captured._graphed_rollout,
+        *(stage for learner in captured.learners.values() for stage in learner.stages),
+    ]
     called = [stage for stage in repeated if stage._warm]
     assert called and all(stage.graph is not None for stage in called)
 
@@ -609,7 +618,9 @@ def test_evaluation_does_not_change_what_training_does(setup, device):
     assert equal_bits(bits(evaluated), bits(twin))
 
 
-@pytest.mark.parametrize("arguments", [{"autoreset_mode": "same_step"}, {"rows": True}, {"autoreset_mode": "disabled"}])
+@pytest.mark.parametrize(
+    "arguments", [{"autoreset_mode": "same_step"}, {"agents_as_envs": True}, {"autoreset_mode": "disabled"}]
+)
 def test_an_environment_that_does_not_fit_serves_as_a_pattern(arguments, device):
     given = leaving(device, **arguments)
     trainer, expected = (Trainer(env, SMALL, seed=7) for env in (given, leaving(device)))
@@ -630,7 +641,7 @@ def test_closing_frees_environment_and_rollout_at_once(device):
     trainer = SETUPS["masks"].trainer(device)
     trainer.train_iteration()
     learner = trainer.learners["driver"]
-    kept = [weakref.ref(x) for x in (trainer.rollout.obs, trainer.rollout.rewards, learner, learner.losses)]
+    kept = [weakref.ref(x) for x in (trainer.rollout.obs, trainer.rollout.rewards, learner, learner.metric_sums)]
     del learner
     gc.disable()
     try:
@@ -650,7 +661,7 @@ def test_a_run_that_was_interrupted_goes_on_with_the_same_bits(setup, device, tm
     trainer = setup.trainer(device)
     iterated(trainer, 3)
     path, kept = trainer.save(tmp_path / "run" / "three"), bits(trainer)
-    figures = iterated(trainer, 3)
+    metrics = iterated(trainer, 3)
     resumed = setup.trainer(device)
     assert not equal_bits(bits(resumed), kept)
     manifest = resumed.load(path)
@@ -658,7 +669,7 @@ def test_a_run_that_was_interrupted_goes_on_with_the_same_bits(setup, device, tm
     for name in ("obs", "active", "action_mask"):
         row, expected = (getattr(x.rollout, name) for x in (resumed, trainer))
         assert (row is None) == (expected is None)
-    assert iterated(resumed, 3) == figures
+    assert iterated(resumed, 3) == metrics
     assert equal_bits(bits(resumed), bits(trainer))
     for name in ("obs", "draws", "log_probs", "values", "rewards", "advantages", "returns", "active"):
         assert as_bytes(getattr(resumed.rollout, name)).equal(as_bytes(getattr(trainer.rollout, name)))
@@ -669,9 +680,9 @@ def test_a_trainer_goes_back_to_its_own_checkpoint(device, tmp_path):
     trainer = SETUPS["tanh"].trainer(device)
     iterated(trainer, 2)
     path = trainer.save(tmp_path / "two")
-    figures, after = iterated(trainer, 3), bits(trainer)
+    metrics, after = iterated(trainer, 3), bits(trainer)
     trainer.load(path)
-    assert iterated(trainer, 3) == figures and equal_bits(bits(trainer), after)
+    assert iterated(trainer, 3) == metrics and equal_bits(bits(trainer), after)
 
 
 def test_the_manifest_says_what_the_tensors_belong_to(tmp_path):
@@ -679,7 +690,7 @@ def test_the_manifest_says_what_the_tensors_belong_to(tmp_path):
     iterated(trainer, 1)
     manifest = SETUPS["roles"].trainer("cpu", 6).load(str(trainer.save(str(tmp_path / "policy"))))
     assert manifest["game"] == "tag_continuous" and manifest["seed"] == 5 and manifest["iteration"] == 1
-    assert manifest["num_envs"] == 6 and manifest["first_replica"] == 0
+    assert manifest["num_envs"] == 6 and manifest["first_env_index"] == 0
     assert manifest["made_with"]["gpu_vecenv"] == gpu_vecenv.__version__
     assert manifest["made_with"]["torch"] == torch.__version__
     assert manifest["game_config"].items() >= LEAVING.items()
@@ -797,19 +808,19 @@ class Poison(Env):
     action_space = Discrete(3)
     state = (Field("ill", np.int32),)
 """
-POISON_TEXT = """#include "vecenv.cuh"
+POISON_TEXT = """#include "game_api.cuh"
 struct Scratch {};
 HD void reset(State s, Io io) { ONCE s.ill[0] = io.rng.below(0, 0, ONE_IN) == 0; }
-HD float sick(State s, Io io) { return math::sqrt(s.ill[0] != 0 && io.time > HEALTHY ? -1.0f : 0.0f); }
+HD float sick(State s, Io io) { return math::sqrt(s.ill[0] != 0 && io.elapsed_steps > HEALTHY ? -1.0f : 0.0f); }
 HD void step(State s, Io io) {
     ONCE {
         io.rewards[0] = io.action(0) - 1.0f + OF_REWARDS * sick(s, io);
-        io.truncations[0] = io.time >= 24;
+        io.truncations[0] = io.elapsed_steps >= 24;
     }
 }
 HD void observe(State s, Io io) {
     ONCE {
-        io.obs[0][0] = 0.01f * io.time + (OF_REWARDS ? 0.0f : sick(s, io));
+        io.obs[0][0] = 0.01f * io.elapsed_steps + (OF_REWARDS ? 0.0f : sick(s, io));
         io.obs[0][1] = 1;
     }
 }
@@ -818,7 +829,7 @@ HD void observe(State s, Io io) {
 
 @pytest.fixture(scope="module")
 def poison(tmp_path_factory):
-    """A game that pays or shows NaN after some healthy ticks, in one replica of so many."""
+    """A game that pays or shows NaN after some healthy steps, in one replica of so many."""
     folder, paths = tmp_path_factory.mktemp("poison"), list(sys.path)
     (folder / "poison.py").write_text(POISON)
     (folder / "poison.cu").write_text(POISON_TEXT)
@@ -864,7 +875,7 @@ def test_after_a_gradient_that_is_not_finite_no_step_is_taken(poison, device):
     with pytest.raises(NonFiniteError):
         trainer.train_iteration()
     (learner,) = trainer.learners.values()
-    order = learner.order.view(32, -1) % 32  # with one agent, places count replicas within ticks
+    order = learner.order.view(32, -1) % 32  # with one agent, indices count replicas within steps
     first = int(ill[order].any(1).int().argmax())
     state = learner.state()
     assert first > 1 and state["0.step"].item() == first
@@ -925,7 +936,7 @@ def test_the_memory_estimate_covers_what_a_rollout_allocates(name, device):
     env = SETUPS[name].env(device, 64)
     rollout = Rollout(env, 8)
     tensors = [x for x in vars(rollout).values() if isinstance(x, torch.Tensor)]
-    tensors += [slab.final_mask for slab in rollout.slabs] + [rollout.last.rewards]
+    tensors += [buffers.final_mask for buffers in rollout.step_buffers] + [rollout.last.rewards]
     assert sum(tensor.nbytes for tensor in tensors) <= 64 * Rollout.bytes_per_env(env, 8)
 
 
@@ -933,12 +944,12 @@ def test_the_automatic_size_is_what_was_asked_for_or_what_fits(device):
     def make(num_envs):
         return leaving(device, num_envs)
 
-    assert fitting_num_envs(make, 8, 10) == 10
-    most = fitting_num_envs(make, 8, 10**12)
+    assert max_num_envs_that_fit(make, 8, 10) == 10
+    most = max_num_envs_that_fit(make, 8, 10**12)
     assert 10 < most < 10**12
     env = make(1)
     with pytest.raises(CapacityError, match=r"one replica needs about [\d,]+ bytes; [\d,]+ are free"):
-        fitting_num_envs(make, 10**12, 10)
+        max_num_envs_that_fit(make, 10**12, 10)
     with pytest.raises(CapacityError):  # what was called too large would be
         Trainer(env, changed(num_steps=10**12))
 
@@ -955,7 +966,7 @@ def test_training_raises_the_share_of_caught_runners(device):
     trainer.train()
     trained = trainer.evaluate(1000, random_roles=["runner"])
     # A share of 1,000 episodes has a standard error of at most 1.6 points; the gain measured with 3 seeds is over 25.
-    assert trained["terminated_share"] > at_random["terminated_share"] + 0.2
+    assert trained["terminated_fraction"] > at_random["terminated_fraction"] + 0.2
     assert trained["return_tagger"] > at_random["return_tagger"] + 2
     assert trained["return_runner"] < at_random["return_runner"]
 
@@ -975,10 +986,11 @@ def test_shared_fields_that_were_changed_come_back_and_are_played(device, tmp_pa
     one.train_iteration()
     other.load(one.save(tmp_path / "one"))
     assert int(other.env.state["curriculum_stage"]) == 1
-    figures = [
-        {k: v for k, v in t.train_iteration().items() if "share" not in k and "_per_s" not in k} for t in (one, other)
+    metrics = [
+        {k: v for k, v in t.train_iteration().items() if "fraction" not in k and "_per_s" not in k}
+        for t in (one, other)
     ]
-    assert figures[0] == figures[1] and equal_bits(one.state()[0], other.state()[0])
+    assert metrics[0] == metrics[1] and equal_bits(one.state()[0], other.state()[0])
 
 
 def test_an_iteration_that_was_broken_off_does_not_spoil_the_next(device, monkeypatch):

@@ -101,37 +101,37 @@ def test_every_value_is_a_view_of_what_the_machine_wrote(game, config, mode, gro
     where, layout = places(env.game, group_by), env.game.observation
     assert env.possible_agents == env.agents == list(where)
 
-    def check(slab, obs, extras, info):
+    def check(buffers, obs, extras, info):
         assert list(obs) == list(extras["active"]) == list(where)
         assert set(extras) == set(info)
         for key, (role, agents) in where.items():
-            assert is_view(obs[key], slab.obs, agents, layout.own(role))
-            assert is_view(extras["active"][key], slab.active, agents)
+            assert is_view(obs[key], buffers.obs, agents, layout.own(role))
+            assert is_view(extras["active"][key], buffers.active, agents)
             if "final_obs" in info:
-                assert is_view(extras["final_obs"][key], slab.final_obs, agents, layout.own(role))
-                assert is_view(extras["_final_obs"][key], slab.final_mask, agents)
-        assert all(same_bits(getattr(slab, "final_mask" if name == "_final_obs" else name), tensor)
+                assert is_view(extras["final_obs"][key], buffers.final_obs, agents, layout.own(role))
+                assert is_view(extras["_final_obs"][key], buffers.final_mask, agents)
+        assert all(same_bits(getattr(buffers, "final_mask" if name == "_final_obs" else name), tensor)
                    for name, tensor in info.items() if name != "final_obs")  # fmt: skip
 
-    slab = env.vec_env.slab()
-    obs, extras = env.reset(seed=6, out=slab)
+    buffers = env.vec_env.step_buffers()
+    obs, extras = env.reset(seed=6, out=buffers)
     expected, info = twin.reset(seed=6)
-    check(slab, obs, extras, info)
-    assert same_bits(slab.obs, expected)
-    for tick in range(30):
+    check(buffers, obs, extras, info)
+    assert same_bits(buffers.obs, expected)
+    for step in range(30):
         actions = twin.sample_actions()
-        slab = env.vec_env.slab()
-        given = actions if tick % 2 else own_actions(env.game, actions, group_by)
-        obs, *outputs, extras = env.step(given, out=slab)
+        buffers = env.vec_env.step_buffers()
+        given = actions if step % 2 else own_actions(env.game, actions, group_by)
+        obs, *outputs, extras = env.step(given, out=buffers)
         expected, *results, info = twin.step(actions)
-        check(slab, obs, extras, info)
-        assert same_bits(slab.obs, expected)
+        check(buffers, obs, extras, info)
+        assert same_bits(buffers.obs, expected)
         if "final_obs" in info:
-            assert same_bits(slab.final_obs[slab.final_mask], info["final_obs"][info["_final_obs"]])
+            assert same_bits(buffers.final_obs[buffers.final_mask], info["final_obs"][info["_final_obs"]])
         for values, tensor, name in zip(outputs, results, ("rewards", "terminations", "truncations"), strict=True):
             assert list(values) == list(where)
-            assert all(is_view(values[key], getattr(slab, name), agents) for key, (_, agents) in where.items())
-            assert same_bits(getattr(slab, name), tensor)
+            assert all(is_view(values[key], getattr(buffers, name), agents) for key, (_, agents) in where.items())
+            assert same_bits(getattr(buffers, name), tensor)
         if mode == "disabled" and (over := ~info["active"].any(1)).any():
             obs, extras = env.reset(options={"reset_mask": over})
             expected, info = twin.reset(mask=over)
@@ -143,27 +143,27 @@ def test_every_value_is_a_view_of_what_the_machine_wrote(game, config, mode, gro
 @pytest.mark.parametrize("group_by", GROUPS)
 @each(EVERY)
 def test_with_rows_values_are_views_of_the_rows(game, config, group_by, device):
-    env = batched_parallel_env(game, 5, device, group_by=group_by, rows=True, **config)
-    twin = gpu_vecenv.make(game, 5, device, rows=True, **config)
+    env = batched_parallel_env(game, 5, device, group_by=group_by, agents_as_envs=True, **config)
+    twin = gpu_vecenv.make(game, 5, device, agents_as_envs=True, **config)
     where, layout, batch = places(env.game, group_by), env.game.observation, (5, env.game.num_agents)
     obs, _ = env.reset(seed=6)
     expected, _ = twin.reset(seed=6)
     left_early = 0
-    for tick in range(30):
+    for step in range(30):
         for key, (role, agents) in where.items():
             assert same_bits(obs[key], expected.unflatten(0, batch)[:, agents][(..., *layout.own(role))])
         actions = twin.sample_actions()
-        given = actions if tick % 2 else own_actions(env.game, actions.unflatten(0, batch), group_by)
-        slab = env.vec_env.slab()
-        obs, *outputs, extras = env.step(given, out=slab)
+        given = actions if step % 2 else own_actions(env.game, actions.unflatten(0, batch), group_by)
+        buffers = env.vec_env.step_buffers()
+        obs, *outputs, extras = env.step(given, out=buffers)
         expected, *results, info = twin.step(actions)
-        written = [slab.rewards, slab.terminations, slab.truncations]
+        written = [buffers.rewards, buffers.terminations, buffers.truncations]
         for values, tensor, result in zip(outputs, written, results, strict=True):
             assert all(is_view(values[key], tensor.unflatten(0, batch), agents) for key, (_, agents) in where.items())
             assert same_bits(tensor, result)
         for key, (role, agents) in where.items():
-            assert is_view(extras["final_obs"][key], slab.final_obs.unflatten(0, batch), agents, layout.own(role))
-        assert same_bits(slab.final_obs[slab.final_mask], info["final_obs"][info["_final_obs"]])
+            assert is_view(extras["final_obs"][key], buffers.final_obs.unflatten(0, batch), agents, layout.own(role))
+        assert same_bits(buffers.final_obs[buffers.final_mask], info["final_obs"][info["_final_obs"]])
         over = info["_final_obs"].unflatten(0, batch)
         left_early += int((over.any(1) != over.all(1)).sum())
         assert same_bits(env.state(), joint_obs(env.game, expected.unflatten(0, batch)))
@@ -193,15 +193,15 @@ def test_values_have_the_shapes_of_directmarlenv(device):
 @pytest.mark.parametrize("game", [Crew, Scouts])
 def test_masks_are_views_of_each_roles_own_choices(game, group_by, device):
     env = batched_parallel_env(game, 6, device, group_by=group_by)
-    slab = env.vec_env.slab()
-    _, extras = env.reset(seed=2, out=slab)
+    buffers = env.vec_env.step_buffers()
+    _, extras = env.reset(seed=2, out=buffers)
     heads = {"driver": [(0, 5)], "helper": [(0, 2), (5, 3)], "scout": [(0, 2)], "pilot": [(0, 4)]}
     for key, (role, agents) in places(env.game, group_by).items():
         masks = extras["action_mask"][key]
         assert isinstance(masks, tuple) == (game is Crew)
         masks = masks if game is Crew else (masks,)
         for mask, (first, count) in zip(masks, heads[role], strict=True):
-            assert is_view(mask, slab.action_mask, agents, (slice(first, first + count),))
+            assert is_view(mask, buffers.action_mask, agents, (slice(first, first + count),))
             assert not mask.all() or role == "helper"
 
 
@@ -363,8 +363,8 @@ def test_bad_resets_are_refused_and_change_nothing():
     for seed in (-1, 2**64, 1.5, "7", True):
         with pytest.raises(InvalidSeedError, match="seed"):
             env.reset(seed=seed)
-    with pytest.raises(ValueError, match="expected a Slab"):
-        env.reset(out=batched_parallel_env("tag_gridworld", 4, "cpu").vec_env.slab())
+    with pytest.raises(ValueError, match="expected a StepBuffers"):
+        env.reset(out=batched_parallel_env("tag_gridworld", 4, "cpu").vec_env.step_buffers())
     assert all(same_bits(tensor, before[name]) for name, tensor in env.vec_env.state_dict().items())
 
 
@@ -413,8 +413,8 @@ def test_attributes_are_those_of_directmarlenv(device):
     assert env.render_mode is None and env.render() is None
     assert not isinstance(env, gpu_vecenv.Env) and "PettingZoo" not in str(type(env).__mro__)
     env.reset(seed=1)
-    for tick in range(12):
-        assert env.episode_length_buf.tolist() == [tick % 9] * 6
+    for step in range(12):
+        assert env.episode_length_buf.tolist() == [step % 9] * 6
         env.step(env.sample_actions())
     assert repr(env).startswith("BatchedParallelEnv(TagContinuous(") and "group_by='agent'" in repr(env)
 

@@ -68,7 +68,7 @@ def test_make_vec_gives_a_vector_env_of_device_tensors(name, device):
     assert isinstance(env, VectorEnv) and env.unwrapped is env
     assert env.spec.id == IDS[name]
     assert env.metadata["autoreset_mode"] is env.autoreset_mode is AutoresetMode.SAME_STEP  # the registered default
-    assert (env.num_envs, env.num_replicas, env.num_agents) == (3 * game.num_agents, 3, game.num_agents)
+    assert (env.num_envs, env.num_game_envs, env.num_agents) == (3 * game.num_agents, 3, game.num_agents)
     assert env.observation_space.shape == (env.num_envs, *env.single_observation_space.shape)
     obs, info = env.reset(seed=4)
     assert obs.device.type == device and info["active"].all()
@@ -312,16 +312,16 @@ def test_the_observation_is_the_memory_that_the_kernel_wrote(device):
     env = vector("tag_gridworld", 6, device)
     env.reset(seed=1)
     mine = torch.full((env.num_envs, 21), torch.nan, device=device)
-    slab = env.vec_env.slab(obs=mine)
-    obs, rewards, *_ = env.step(env.sample_actions(), out=slab)
-    assert obs.data_ptr() == mine.data_ptr() and rewards.data_ptr() == slab.rewards.data_ptr()
+    buffers = env.vec_env.step_buffers(obs=mine)
+    obs, rewards, *_ = env.step(env.sample_actions(), out=buffers)
+    assert obs.data_ptr() == mine.data_ptr() and rewards.data_ptr() == buffers.rewards.data_ptr()
     assert not mine.isnan().any()
     obs, *_ = env.step(env.sample_actions())  # without out, the kernel's own argument as well
     assert obs.data_ptr() in env.vec_env._kernels._step.raw
     with pytest.raises(ValueError, match='output is "numpy"'):
         numpy_env = vector("tag_gridworld", 6, device, output="numpy")
         numpy_env.reset(seed=1)
-        numpy_env.step(env.sample_actions(), out=slab)
+        numpy_env.step(env.sample_actions(), out=buffers)
 
 
 @pytest.mark.gpu
@@ -383,7 +383,7 @@ def test_reset_takes_masks_of_whole_replicas_and_nothing_else(device):
     kept = {"reset_mask": part.copy()}
     env.reset(options=kept)
     assert list(kept) == ["reset_mask"] and (kept["reset_mask"] == part).all()
-    assert env.vec_env.time.tolist() == [0, 1, 1]
+    assert env.vec_env.elapsed_steps.tolist() == [0, 1, 1]
 
 
 def test_a_bad_numpy_action_is_refused_and_changes_nothing(device):

@@ -338,7 +338,7 @@ def test_the_state_is_all_observations_one_after_the_other(game, config, output,
 
 
 def env_row(env: ParallelEnv, agent: str):
-    """What the machine says now of an agent that has ended."""
+    """What the engine says now of an agent that has ended."""
     role = agent.rpartition("_")[0]
     return env.vec_env.observe()[0, env.possible_agents.index(agent)][env.game.observation.own(role)]
 

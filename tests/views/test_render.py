@@ -24,7 +24,7 @@ from gpu_vecenv.declare.drawing import (
     Polygon,
     blend,
     discs,
-    square_around,
+    square_bounds,
 )
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAMES
@@ -34,9 +34,9 @@ from gpu_vecenv.errors import ClosedEnvError, ConfigError, EnvDefinitionError, R
 from gpu_vecenv.views.frames import (
     Frames,
     checked_render_mode,
+    env_drawing,
     rasterise,
     render_metadata,
-    replica_drawing,
     tiled,
     write_video,
 )
@@ -202,9 +202,9 @@ def test_drawings_are_plain_data():
 
 def test_a_square_around_circles_holds_them_all():
     circles = [Circle(0, -7, 1, RED), Circle(3, 0, 2, RED)]
-    left, right, bottom, top = square_around(circles, 2)
+    left, right, bottom, top = square_bounds(circles, 2)
     assert left == bottom == -right == -top and top > 8
-    assert square_around(circles, 20) == (-20, 20, -20, 20)
+    assert square_bounds(circles, 20) == (-20, 20, -20, 20)
 
 
 def test_a_blend_goes_from_one_colour_to_the_other():
@@ -329,11 +329,11 @@ def test_a_tagged_runner_is_faded():
 
 def test_a_tick_shows_where_an_agent_heads():
     frame, drawing = tag_continuous()
-    ahead = 1.5 * 10 / 90  # between the disc's edge and the tick's end
-    ticks = [(2 + ahead, 3), (8, 3 + ahead), (5 - ahead, 9)]
-    assert [colour_at(frame, drawing, at) for at in ticks] == [BLACK] * 3
+    ahead = 1.5 * 10 / 90  # between the disc's edge and the step's end
+    steps = [(2 + ahead, 3), (8, 3 + ahead), (5 - ahead, 9)]
+    assert [colour_at(frame, drawing, at) for at in steps] == [BLACK] * 3
     frame, drawing = tag_continuous(heading=[np.pi, np.pi / 2, 0])
-    assert colour_at(frame, drawing, ticks[0]) != BLACK and colour_at(frame, drawing, (2 - ahead, 3)) == BLACK
+    assert colour_at(frame, drawing, steps[0]) != BLACK and colour_at(frame, drawing, (2 - ahead, 3)) == BLACK
 
 
 def test_a_taggers_reach_is_its_tagging_distance():
@@ -445,7 +445,7 @@ def test_a_particle_that_wandered_off_is_still_in_the_picture():
 
 def test_a_state_that_is_not_finite_is_named():
     env = begun("pendulum")
-    env.state["angle"][0] = float("nan")
+    env.state["theta"][0] = float("nan")
     with pytest.raises(EnvDefinitionError, match="finite"):
         Frames(env)[0]
 
@@ -469,9 +469,11 @@ def test_draw_is_given_one_replicas_state(seen, device):
     env.step(env.sample_actions())
     Frames(env)[1]
     (state,) = seen
-    assert set(state) == {"cell", "time", "active"} and {type(value) for value in state.values()} == {np.ndarray}
+    assert set(state) == {"cell", "elapsed_steps", "active"} and {type(value) for value in state.values()} == {
+        np.ndarray
+    }
     assert state["cell"].tolist() == env.state["cell"][1].tolist()
-    assert state["time"].shape == () and state["time"] == 1
+    assert state["elapsed_steps"].shape == () and state["elapsed_steps"] == 1
     assert state["active"].shape == (5,) and state["active"].all()
 
 
@@ -546,7 +548,7 @@ def test_an_episode_that_has_ended_is_seen_at_its_end_or_at_the_new_start(seen, 
     for _ in range(2):
         env.step(env.sample_actions())
     Frames(env)[0]
-    assert seen[0]["time"] == time
+    assert seen[0]["elapsed_steps"] == time
 
 
 def test_a_picture_is_the_same_on_every_device(device):
@@ -697,7 +699,7 @@ def test_frames_are_drawn_as_large_as_asked_for(scale):
     (frame,) = Frames(env, scale=scale)
     assert frame.shape == (400 * scale, 600 * scale, 3)
     columns = where(frame, BLACK)[1]
-    expected = frame.shape[1] / 2 + 1.5 * scale * replica_drawing(env, 0).scale
+    expected = frame.shape[1] / 2 + 1.5 * scale * env_drawing(env, 0).scale
     assert abs((columns.min() + columns.max() + 1) / 2 - expected) <= 1  # pixel
 
 
@@ -789,7 +791,7 @@ def test_a_film_without_its_library_says_what_to_install(imageio, monkeypatch, t
 
 def cell_middle(env, replica, agent):
     """Where the middle of an agent's cell is in its replica's frame, (x, y) in pixels."""
-    left, _, _, top = (drawing := replica_drawing(env, replica)).bounds
+    left, _, _, top = (drawing := env_drawing(env, replica)).bounds
     column, row = env.state["cell"][replica, agent].tolist()
     return np.array([column + 0.5 - left, top - row - 0.5]) * drawing.scale
 
@@ -826,11 +828,11 @@ def test_gymnasium_films_vector_environments(imageio, tmp_path, first_only, mode
     )
     env.reset(seed=1)
     vec_env, joints = env.unwrapped.vec_env, []
-    for tick in range(4):
-        angles = vec_env.state["angle"][:, 0].double().numpy()
-        drawing = replica_drawing(vec_env, 0)
+    for step in range(4):
+        angles = vec_env.state["theta"][:, 0].double().numpy()
+        drawing = env_drawing(vec_env, 0)
         joints.append(drawing.pixels(np.stack([np.sin(angles), -np.cos(angles)], 1)))
-        vec_env.state["angle"][:, 0] += torch.arange(4) + 0.1 * tick  # far apart
+        vec_env.state["theta"][:, 0] += torch.arange(4) + 0.1 * step  # far apart
         env.step(vec_env.sample_actions())
     env.close()
     (path,) = tmp_path.glob("films/*.mp4")

@@ -12,7 +12,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
-from gpu_vecenv.views.frames import Frames, checked_replicas, replica_drawing
+from gpu_vecenv.views.frames import Frames, checked_env_indices, env_drawing
 from gpu_vecenv.views.window import Window
 
 pygame = pytest.importorskip("pygame", reason='pip install "gpu_vecenv[render]"')
@@ -94,7 +94,7 @@ def check_runners(env, replicas, columns):
     rows = -(-len(replicas) // columns)
     height, width = (picture.shape[0] + 4) // rows, (picture.shape[1] + 4) // columns  # of a tile and the line below
     for i, replica in enumerate(replicas):
-        left, right, bottom, top = replica_drawing(env.vec_env, replica).bounds
+        left, right, bottom, top = env_drawing(env.vec_env, replica).bounds
         column, row = env.vec_env.state["cell"][replica, RUNNER].tolist()
         x = (column + 0.5 - left) / (right - left) * (width - 4) + i % columns * width
         y = (top - row - 0.5) / (top - bottom) * (height - 4) + i // columns * height
@@ -198,7 +198,7 @@ def test_what_nobody_looks_at_is_not_drawn(view, render_mode):
     ("given", "replicas", "columns"), [(2, [2], 1), ([2, 0], [2, 0], 2), (range(3), [0, 1, 2], 2), (None, [0, 1, 2], 2)]
 )
 def test_chosen_replicas_are_shown_in_their_order(view, given, replicas, columns):
-    env = VIEWS[view](Quick, render_mode="human", render_replicas=given, random_start=True)
+    env = VIEWS[view](Quick, render_mode="human", render_env_indices=given, random_start=True)
     env.reset(seed=8)
     check_runners(env, replicas, columns)
     if len(replicas) == 1:
@@ -218,7 +218,7 @@ def test_many_replicas_are_shown_small():
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        (3, ConfigError, ["render_replicas has 3", "0 … 2", "num_envs is 3"]),
+        (3, ConfigError, ["render_env_indices has 3", "0 … 2", "num_envs is 3"]),
         ([0, -1], ConfigError, ["has -1"]),
         ([], ConfigError, ["empty", "at least one"]),
         ([0, 1.0], TypeError, ["1.0", "float", "ints"]),
@@ -229,14 +229,14 @@ def test_many_replicas_are_shown_small():
 )
 def test_replicas_that_there_are_not_are_refused(given, error, words):
     with pytest.raises(error) as refusal:
-        VIEWS["batched"](Quick, render_mode="human", render_replicas=given)
+        VIEWS["batched"](Quick, render_mode="human", render_env_indices=given)
     assert all(word in str(refusal.value) for word in words), refusal.value
 
 
 def test_the_first_sixteen_replicas_are_shown_where_none_are_chosen():
-    assert checked_replicas(5, None) == [0, 1, 2, 3, 4]
-    assert checked_replicas(1000, None) == list(range(16))
-    assert checked_replicas(1000, np.array([999, 3])) == [999, 3]
+    assert checked_env_indices(5, None) == [0, 1, 2, 3, 4]
+    assert checked_env_indices(1000, None) == list(range(16))
+    assert checked_env_indices(1000, np.array([999, 3])) == [999, 3]
 
 
 def test_a_window_that_is_closed_leaves_the_environment_as_it_is(ticks):
@@ -244,7 +244,7 @@ def test_a_window_that_is_closed_leaves_the_environment_as_it_is(ticks):
     env._viewer.window.close()
     env.reset(seed=1)  # the game's draw would fail
     step(env)
-    assert ticks == [] and env.vec_env.time.tolist() == [1, 1, 1]
+    assert ticks == [] and env.vec_env.elapsed_steps.tolist() == [1, 1, 1]
     env.close()
 
 
@@ -266,7 +266,7 @@ def test_gymnasium_and_pettingzoo_leave_the_window_to_the_environment(ticks):
     env.step(env.action_space.sample())
     env.close()
     rows = gymnasium.make_vec(
-        "gpu_vecenv/TagGridworld-v0", num_envs=4, device="cpu", render_mode="human", render_replicas=[3]
+        "gpu_vecenv/TagGridworld-v0", num_envs=4, device="cpu", render_mode="human", render_env_indices=[3]
     )
     rows.reset(seed=1)
     rows.step(rows.action_space.sample())

@@ -20,12 +20,12 @@ ALWAYS = {"obs", "active", "actions", "rewards", "terminations", "truncations"}
 # Runners leave one by one, so that some agents are inactive in a running episode; two action heads.
 LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
 LEAVING |= {"num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
-# Shorter than the ticks between two looks at the device, just as long, and longer; Boxes; masks; images.
+# Shorter than the steps between two looks at the device, just as long, and longer; Boxes; masks; images.
 CASES = {
     "leaving": ("tag_continuous", LEAVING, ["position", "in_game"]),
-    "one agent": ("cartpole", {}, ["angle"]),
-    "16 ticks": ("pendulum", {"max_steps": 16}, ["angle", "velocity"]),
-    "17 ticks": ("pendulum", {"max_steps": 17}, ["velocity"]),
+    "one agent": ("cartpole", {}, ["theta"]),
+    "16 steps": ("pendulum", {"max_steps": 16}, ["theta", "theta_dot"]),
+    "17 steps": ("pendulum", {"max_steps": 17}, ["theta_dot"]),
     "masks": (Crew, {}, []),
     "images": (Painter, {}, []),
 }
@@ -60,13 +60,13 @@ def test_an_episode_is_the_one_that_the_replica_plays(case, device):
     found = gpu_vecenv.rollout(env, None, 3, fields, seed=9)
     assert found.keys() == ALWAYS | set(fields)
     obs, info = env.reset(seed=9)
-    ticks = len(found["rewards"])
-    for t in range(ticks + 1):
+    steps = len(found["rewards"])
+    for t in range(steps + 1):
         now = {"obs": obs, "active": info["active"], **{name: env.state[name] for name in fields}}
         for name, tensor in now.items():
             assert (found[name][t] == tensor[3].cpu().numpy()).all(), (name, t)
-        assert bool(info["active"][3].any()) == (t < ticks)
-        if t == ticks:
+        assert bool(info["active"][3].any()) == (t < steps)
+        if t == steps:
             break
         actions = env.sample_actions()
         obs, rewards, terminations, truncations, info = env.step(actions)
@@ -74,7 +74,7 @@ def test_an_episode_is_the_one_that_the_replica_plays(case, device):
         for name, tensor in done.items():
             assert (found[name][t] == tensor[3].cpu().numpy()).all(), (name, t)
     for name, array in found.items():
-        assert len(array) == ticks + (name not in done)
+        assert len(array) == steps + (name not in done)
         assert array.dtype == (now | done)[name].cpu().numpy().dtype and array.shape[1:] == (now | done)[name].shape[1:]
 
 
@@ -82,21 +82,27 @@ def test_replicas_and_seeds_play_other_episodes(device):
     env, _ = made("leaving", device)
     first = gpu_vecenv.rollout(env)
     assert equal(first, gpu_vecenv.rollout(env, None, 0, seed=1))
-    for other in (gpu_vecenv.rollout(env, replica=1), gpu_vecenv.rollout(env, replica=10**12)):
+    for other in (gpu_vecenv.rollout(env, env_index=1), gpu_vecenv.rollout(env, env_index=10**12)):
         assert not (first["obs"][0] == other["obs"][0]).all()
     assert not (first["obs"][0] == gpu_vecenv.rollout(env, seed=2)["obs"][0]).all()
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"autoreset_mode": "next_step"}, {"first_replica": 100}, {"rows": True}, {"num_envs": 1}, {"validate": "sync"}],
+    [
+        {"autoreset_mode": "next_step"},
+        {"first_env_index": 100},
+        {"agents_as_envs": True},
+        {"num_envs": 1},
+        {"validate": "sync"},
+    ],
 )
 def test_any_environment_serves_as_a_pattern_and_rests(arguments, device):
     plain, fields = made("leaving", device)
     other, _ = made("leaving", device, **arguments)
     other.reset(seed=4)
     before = other.state_dict()
-    same = 2 + arguments.get("first_replica", 0)
+    same = 2 + arguments.get("first_env_index", 0)
     assert equal(gpu_vecenv.rollout(other, None, 2, fields), gpu_vecenv.rollout(plain, None, same, fields))
     assert all((other.state_dict()[name] == tensor).all() for name, tensor in before.items())
 
@@ -119,14 +125,14 @@ def test_a_shared_field_comes_once_and_as_it_is_now(device):
 @pytest.mark.parametrize("greedy", [False, True])
 def test_policies_play_as_evaluation_has_them(case, greedy, device):
     env, _ = made(case, device)
-    players = policies_of(env)
-    found = gpu_vecenv.rollout(env, players, greedy=greedy, seed=6)
-    assert equal(found, gpu_vecenv.rollout(env, GamePolicy(env.game, players), greedy=greedy, seed=6))
-    figures = evaluate(env, players, 1, greedy=greedy, seed=6)
-    assert figures["episode_length"] == len(found["rewards"])
+    role_policies = policies_of(env)
+    found = gpu_vecenv.rollout(env, role_policies, greedy=greedy, seed=6)
+    assert equal(found, gpu_vecenv.rollout(env, GamePolicy(env.game, role_policies), greedy=greedy, seed=6))
+    metrics = evaluate(env, role_policies, 1, greedy=greedy, seed=6)
+    assert metrics["episode_length"] == len(found["rewards"])
     for role, where in env.game.role_slices.items():
         # evaluation sums in float32
-        assert found["rewards"][:, where].sum(0).mean() == pytest.approx(figures[f"return_{role}"], rel=1e-5, abs=1e-5)
+        assert found["rewards"][:, where].sum(0).mean() == pytest.approx(metrics[f"return_{role}"], rel=1e-5, abs=1e-5)
 
 
 def test_roles_are_played_by_policies_scripts_and_chance(device):
@@ -139,7 +145,7 @@ def test_roles_are_played_by_policies_scripts_and_chance(device):
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_function_sees_and_moves_all_agents(dtype, device):
-    """It gives the same tensor at every tick, with other numbers."""
+    """It gives the same tensor at every step, with other numbers."""
     env = gpu_vecenv.make(Script, 3, device, num_leads=2, num_others=3)
     given, seen = torch.zeros(1, 5, dtype=dtype, device=device), []
 
@@ -150,9 +156,9 @@ def test_a_function_sees_and_moves_all_agents(dtype, device):
         return given
 
     found = gpu_vecenv.rollout(env, act, fields=["said"])
-    ticks = len(found["actions"])
-    assert (np.concatenate(seen)[:ticks] == found["obs"][:-1]).all() and seen[0].shape == (1, 5, 6)
-    expected = (np.arange(5) + 1 + np.arange(ticks)[:, None]) % 4
+    steps = len(found["actions"])
+    assert (np.concatenate(seen)[:steps] == found["obs"][:-1]).all() and seen[0].shape == (1, 5, 6)
+    expected = (np.arange(5) + 1 + np.arange(steps)[:, None]) % 4
     assert (found["actions"] == expected).all() and found["actions"].dtype == np.int32
     assert (found["said"][1:] == expected).all()
 
@@ -168,7 +174,7 @@ def test_a_function_may_be_a_game_policy_that_somebody_calls(device):
 
 
 class Named(TagGridworld):
-    """A game with a field that is called like what a tick gives."""
+    """A game with a field that is called like what a step gives."""
 
     source = TagGridworld.source_path()
     state = (*TagGridworld.state, Field("rewards", i32))
@@ -179,9 +185,9 @@ class Named(TagGridworld):
     [
         ({"env": "tag_gridworld"}, TypeError, ["env is a str", "VecEnv", "vec_env"]),
         ({"policy": 3}, TypeError, ["policy is a int", "GamePolicy", "None"]),
-        ({"policy": {"tagger": None}}, ConfigError, ["players are for ['tagger']", "['tagger', 'runner']"]),
-        ({"replica": -1}, ValueError, ["replica is -1"]),
-        ({"replica": 1.0}, TypeError, ["replica is 1.0"]),
+        ({"policy": {"tagger": None}}, ConfigError, ["role_policies are for ['tagger']", "['tagger', 'runner']"]),
+        ({"env_index": -1}, ValueError, ["env_index is -1"]),
+        ({"env_index": 1.0}, TypeError, ["env_index is 1.0"]),
         ({"fields": "cell"}, TypeError, ["fields is 'cell'", "('cell',)"]),
         ({"fields": ["cel"]}, ConfigError, ["no state field 'cel'", "cell"]),
         ({"env": Named, "fields": ["rewards"]}, ConfigError, ["'rewards' is called like", "another name"]),
@@ -202,7 +208,7 @@ def test_what_gives_no_episode_is_refused(arguments, error, words):
 
 def test_a_policy_that_gives_nan_is_refused(device):
     env, _ = made("leaving", device)
-    players = policies_of(env)
-    next(players["runner"].network.parameters()).data.fill_(float("nan"))
+    role_policies = policies_of(env)
+    next(role_policies["runner"].network.parameters()).data.fill_(float("nan"))
     with pytest.raises(NonFiniteError, match="a policy gives NaN"):
-        gpu_vecenv.rollout(env, players)
+        gpu_vecenv.rollout(env, role_policies)

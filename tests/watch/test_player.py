@@ -52,11 +52,11 @@ class Unpacked:
 
     def __init__(self, packed):
         self.packed, self.content, self.at = packed, zlib.decompress(base64.b64decode(packed["data"])), 0
-        agents, ticks = len(packed["agents"]), packed["ticks"]
-        self.rewards = np.frombuffer(self.take(4 * agents * ticks), "<f4").reshape(agents, ticks).T
-        self.active = self.flags(agents, ticks + 1)
-        self.terminations, self.truncations = self.flags(agents, ticks), self.flags(agents, ticks)
-        views, layouts = self.sums(ticks + 1), self.sums(ticks + 1)
+        agents, steps = len(packed["agents"]), packed["num_steps"]
+        self.rewards = np.frombuffer(self.take(4 * agents * steps), "<f4").reshape(agents, steps).T
+        self.active = self.flags(agents, steps + 1)
+        self.terminations, self.truncations = self.flags(agents, steps), self.flags(agents, steps)
+        views, layouts = self.sums(steps + 1), self.sums(steps + 1)
         orders = [self.sums(length) for length in packed["layouts"]]
         rows = {}
         for track, (_, points, _) in enumerate(packed["tracks"]):

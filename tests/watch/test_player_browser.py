@@ -9,7 +9,7 @@ import pytest
 from films import chase, film, played
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, GOLD, GREEN, RED, Circle, Drawing, Line, Polygon, discs
-from gpu_vecenv.watch.player import STEPS, page
+from gpu_vecenv.watch.player import SUBPIXELS, page
 
 CHROMIUM = shutil.which("chromium")
 try:
@@ -89,7 +89,7 @@ def text(tab, selector):
 
 def check_drawn(drawing, shapes):
     """What the page draws, in the game's units, is the drawing within half a step of a pixel."""
-    near = 0.5 / STEPS / drawing.scale * (1 + 1e-6)  # 1e-6: the arithmetic of both sides
+    near = 0.5 / SUBPIXELS / drawing.scale * (1 + 1e-6)  # 1e-6: the arithmetic of both sides
     assert len(shapes) == len(drawing.shapes)
     for shape, seen in zip(drawing.shapes, shapes, strict=True):
         assert seen["kind"] == type(shape).__name__.lower() and tuple(seen["colour"]) == shape.colour
@@ -124,14 +124,14 @@ def colour(tab, x, y, canvas=0):
 def test_drawn_positions_are_those_of_the_simulation(show, device):
     given = played("tag_continuous", device, 40, num_taggers=2, num_runners=6, tagging_distance=0.1, max_steps=40)
     tab = show(given)
-    assert player(tab, "ticks") == len(given.drawings) - 1
-    for tick in range(len(given.drawings)):
-        player(tab, f"seek({tick})")
-        check_drawn(given.drawings[tick], player(tab, "shapes(0)"))
+    assert player(tab, "numSteps") == len(given.drawings) - 1
+    for step in range(len(given.drawings)):
+        player(tab, f"seek({step})")
+        check_drawn(given.drawings[step], player(tab, "shapes(0)"))
     bodies = {shape["agent"] for shape in player(tab, "shapes(0)") if shape.get("agent") is not None}
     assert bodies == set(range(8)), "discs of tag belong to its agents"
-    leaving = [event["tick"] for event in player(tab, "events")]
-    assert leaving == sorted({tick + 1 for tick in np.flatnonzero((given.active[:-1] & ~given.active[1:]).any(1))})
+    leaving = [event["step"] for event in player(tab, "events")]
+    assert leaving == sorted({step + 1 for step in np.flatnonzero((given.active[:-1] & ~given.active[1:]).any(1))})
 
 
 def test_pictures_on_the_canvas_are_the_drawings(show):
@@ -166,17 +166,17 @@ def test_the_canvas_has_the_pixels_of_the_screen(show, hunt):
 
 def test_it_plays_and_stops_at_the_end(show, hunt):
     tab = show(hunt, reduced_motion="no-preference")  # plays by itself
-    wait(tab, "window.player.tick > 2")
+    wait(tab, "window.player.step > 2")
     tab.locator("#play").click()
-    tick = player(tab, "tick")
+    step = player(tab, "step")
     assert player(tab, "playing") is False and tab.locator("#play").get_attribute("aria-label") == "Play"
     tab.locator("#speed").select_option("8")
     tab.locator("#play").click()
     assert tab.locator("#play").get_attribute("aria-label") == "Pause"
     wait(tab, "!window.player.playing")
-    assert player(tab, "tick") == 60 > tick and text(tab, "#clock").split() == ["tick", "60", "/", "60"]
+    assert player(tab, "step") == 60 > step and text(tab, "#clock").split() == ["step", "60", "/", "60"]
     tab.locator("#play").click()  # from the start again
-    wait(tab, "window.player.tick > 0 && window.player.tick < 60")
+    wait(tab, "window.player.step > 0 && window.player.step < 60")
 
 
 def test_a_loop_goes_on(show):
@@ -185,9 +185,9 @@ def test_a_loop_goes_on(show):
     tab.evaluate("window.seen = new Set(); window.turns = 0; window.player.play()")
     tab.wait_for_function(
         """() => {
-            const tick = window.player.tick;
-            if (tick < window.last) window.turns += 1;
-            window.last = tick;
+            const step = window.player.step;
+            if (step < window.last) window.turns += 1;
+            window.last = step;
             return window.turns > 1;
         }"""
     )
@@ -218,7 +218,7 @@ def test_to_play_again_is_not_to_play_twice(show, hunt):
 
 def test_who_wants_less_motion_is_not_shown_any_unasked(show, hunt):
     tab = show(hunt)
-    assert player(tab, "playing") is False and player(tab, "tick") == 0
+    assert player(tab, "playing") is False and player(tab, "step") == 0
 
 
 def test_the_bar_scrubs(show, hunt):
@@ -228,17 +228,17 @@ def test_the_bar_scrubs(show, hunt):
     middle = box["y"] + box["height"] / 2
     tab.mouse.move(box["x"] + box["width"] / 2, middle)
     tab.mouse.down()
-    assert player(tab, "tick") == 30
+    assert player(tab, "step") == 30
     tab.mouse.move(box["x"] + box["width"], middle)
     tab.mouse.up()
-    assert player(tab, "tick") == 60
+    assert player(tab, "step") == 60
     check_drawn(hunt.drawings[60], player(tab, "shapes(0)"))
     scrub.fill("17")
-    assert player(tab, "tick") == 17 and scrub.get_attribute("aria-valuetext") == "tick 17 of 60"
+    assert player(tab, "step") == 17 and scrub.get_attribute("aria-valuetext") == "step 17 of 60"
     player(tab, "seek(-5)")
-    assert player(tab, "tick") == 0
+    assert player(tab, "step") == 0
     player(tab, "seek(1e9)")
-    assert player(tab, "tick") == 60
+    assert player(tab, "step") == 60
 
 
 def test_a_click_on_a_plot_goes_to_its_tick(show, hunt):
@@ -248,7 +248,7 @@ def test_a_click_on_a_plot_goes_to_its_tick(show, hunt):
     left = float(axis.get_attribute("x1"))
     right = float(axis.get_attribute("x2"))
     tab.mouse.click(box["x"] + left + (right - left) / 3, box["y"] + 40)
-    assert player(tab, "tick") == 20
+    assert player(tab, "step") == 20
 
 
 def test_keys(show, hunt):
@@ -259,13 +259,13 @@ def test_keys(show, hunt):
             tab.keyboard.press(key)
         return player(tab, expression)
 
-    assert press("ArrowRight ArrowRight ArrowRight ArrowLeft", "tick") == 2
-    assert press("Shift+ArrowRight", "tick") == 12
-    assert press("End", "tick") == 60
-    assert press("Home", "tick") == 0
-    events = sorted({event["tick"] for event in player(tab, "events")})
-    assert press("e e", "tick") == events[1]
-    assert press("Shift+E", "tick") == events[0]
+    assert press("ArrowRight ArrowRight ArrowRight ArrowLeft", "step") == 2
+    assert press("Shift+ArrowRight", "step") == 12
+    assert press("End", "step") == 60
+    assert press("Home", "step") == 0
+    events = sorted({event["step"] for event in player(tab, "events")})
+    assert press("e e", "step") == events[1]
+    assert press("Shift+E", "step") == events[0]
     assert press("+ +", "speed") == 4 and press("-", "speed") == 2 and tab.locator("#speed").input_value() == "2"
     assert press("l", "loop") is True and press("l", "loop") is False
     assert press("t", "trails") is True
@@ -276,12 +276,12 @@ def test_keys(show, hunt):
     assert press("Space", "playing") is True and press("Space", "playing") is False
     tab.keyboard.press("?")
     assert tab.locator("#keys").is_visible() and "play or pause" in text(tab, "#keys")
-    tick = player(tab, "tick")
-    assert press("ArrowRight", "tick") == tick, "the panel has the keys"
+    step = player(tab, "step")
+    assert press("ArrowRight", "step") == step, "the panel has the keys"
     tab.keyboard.press("Escape")
     assert not tab.locator("#keys").is_visible()
     tab.locator("#speed").focus()
-    assert press("ArrowRight", "tick") == tick, "a list keeps its keys"
+    assert press("ArrowRight", "step") == step, "a list keeps its keys"
     tab.locator("#play").focus()
     assert press("Space", "playing") is True, "pressed once, not twice"
 
@@ -290,23 +290,23 @@ def test_keys(show, hunt):
 
 
 def test_following_keeps_an_agent_in_the_middle(show):
-    def lanes(tick):  # three agents, each on its own
-        places = [(10 + tick, 20), (90 - 2 * tick, 50), (50, 80 + tick)]
+    def lanes(step):  # three agents, each on its own
+        places = [(10 + step, 20), (90 - 2 * step, 50), (50, 80 + step)]
         return [Circle(*places[i], 3, (RED, BLUE, GREEN)[i], i) for i in range(3)]
 
     active, rewards = np.ones((11, 3), bool), np.arange(30, dtype=np.float32).reshape(10, 3)
     active[4:, 1] = False
-    drawings = [Drawing((0, 100, 0, 100), lanes(tick)) for tick in range(11)]
+    drawings = [Drawing((0, 100, 0, 100), lanes(step)) for step in range(11)]
     drawings[10] = Drawing((0, 100, 0, 100), lanes(9)[:1])  # where others were last
     tab = show(film(drawings, {"left": 1, "right": 2}, active=active, rewards=rewards))
     box = tab.locator("canvas").bounding_box()
     tab.mouse.click(box["x"] + 0.9 * box["width"], box["y"] + 0.5 * box["height"])
     assert player(tab, "followed") == "right_0" and player(tab, "zoom") == 4
     assert tab.locator("#follow").input_value() == "right_0"
-    for tick in range(10):
-        player(tab, f"seek({tick})")
+    for step in range(10):
+        player(tab, f"seek({step})")
         assert colour(tab, 0.5, 0.5) == BLUE and colour(tab, 0.5, 0.7) == (255, 255, 255)
-        assert ("not active" in text(tab, ".badge")) == (tick >= 4)
+        assert ("not active" in text(tab, ".badge")) == (step >= 4)
     assert text(tab, ".badge") == f"right_0 · reward so far {written(rewards[:9, 1].sum())} · not active"
     assert text(tab, ".legend >> nth=0").split()[-2:] == ["right_0", written(rewards[:9, 1].sum())]
     player(tab, "seek(10)")
@@ -322,7 +322,7 @@ def written(value):
 
 
 def test_trails_show_where_agents_come_from(show):
-    drawings = [Drawing((0, 100, 0, 100), [Circle(5 + 3 * tick, 50, 2, RED, 0)]) for tick in range(31)]
+    drawings = [Drawing((0, 100, 0, 100), [Circle(5 + 3 * step, 50, 2, RED, 0)]) for step in range(31)]
     drawings[30] = Drawing((0, 100, 0, 100), [Circle(50, 95, 2, RED, 0)])  # a jump is no way
     tab = show(film(drawings, {"walker": 1}))
     player(tab, "seek(29)")
@@ -343,7 +343,7 @@ def test_events_are_listed_marked_and_lead_to_their_ticks(show):
     flags["terminations"][3, 1] = flags["terminations"][9, 0] = flags["truncations"][9, 3] = True
     drawings = [Drawing((0, 9, 0, 9), discs(np.ones((4, 2)), 1, RED, range(4)))] * 11
     tab = show(film(drawings, {"cat": 1, "mouse": 3}, **flags))
-    assert [(event["tick"], event["text"]) for event in player(tab, "events")] == [
+    assert [(event["step"], event["text"]) for event in player(tab, "events")] == [
         (4, "mouse_0 left"),
         (6, "mouse_1 and mouse_2 left"),
         (8, "mouse_2 came back"),
@@ -351,11 +351,11 @@ def test_events_are_listed_marked_and_lead_to_their_ticks(show):
     ]
     rows = tab.locator("#events-list button")
     assert [rows.nth(i).get_attribute("aria-label") for i in (0, 1)] == [
-        "mouse_0 left at tick 4",
-        "mouse_1 and mouse_2 left at tick 6",
+        "mouse_0 left at step 4",
+        "mouse_1 and mouse_2 left at step 6",
     ]
     rows.nth(2).click()
-    assert player(tab, "tick") == 8 and rows.nth(2).get_attribute("aria-current") == "true"
+    assert player(tab, "step") == 8 and rows.nth(2).get_attribute("aria-current") == "true"
     marks = tab.evaluate("[...document.querySelectorAll('#marks i')].map((mark) => mark.style.left)")
     assert marks == ["40%", "60%", "80%", "100%"]
 
@@ -378,7 +378,7 @@ def test_plots_say_rewards_and_active_agents_of_the_tick(show, hunt):
     assert legends[1] == ["tagger", str(counts[0]), "runner", str(counts[1])] and counts[1] < 8
     captions = tab.locator(".plot figcaption").all_inner_texts()
     assert captions == [
-        "Reward so far mean per agent of the role, summed since tick 0",
+        "Reward so far mean per agent of the role, summed since step 0",
         "Active agents number in each role",
     ]
 
@@ -397,14 +397,14 @@ def test_rewards_that_are_no_numbers_leave_gaps(show):
 def test_films_play_in_step(show, hunt):
     short = chase(20, 1, 3, seed=4, title="short", facts={"seed": "8"})
     tab = show(hunt, short, title="two")
-    assert player(tab, "ticks") == 60 and tab.locator(".film canvas").count() == 2
+    assert player(tab, "numSteps") == 60 and tab.locator(".film canvas").count() == 2
     left, right = (tab.locator(".film").nth(i).bounding_box() for i in (0, 1))
     assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
-    for tick in (7, 50):
-        player(tab, f"seek({tick})")
-        check_drawn(hunt.drawings[tick], player(tab, "shapes(0)"))
-        check_drawn(short.drawings[min(tick, 20)], player(tab, "shapes(1)"))
-    assert text(tab, ".film >> nth=1").startswith("short\nended at tick 20") and "ended" not in text(
+    for step in (7, 50):
+        player(tab, f"seek({step})")
+        check_drawn(hunt.drawings[step], player(tab, "shapes(0)"))
+        check_drawn(short.drawings[min(step, 20)], player(tab, "shapes(1)"))
+    assert text(tab, ".film >> nth=1").startswith("short\nended at step 20") and "ended" not in text(
         tab, ".film >> nth=0"
     )
     tab.locator("#follow").select_option("runner_7")  # only the first film has it
@@ -418,7 +418,7 @@ def test_a_game_of_one_agent_has_no_controls_of_many(show):
     tab = show(played("cartpole", "cpu", 30, title="CartPole"))
     hidden = ["#follow", "#trails", ".badge"]
     assert [tab.locator(name).is_visible() for name in hidden] == [False] * 3
-    assert tab.locator(".plot").count() == 1 and text(tab, ".plot figcaption") == "Reward so far summed since tick 0"
+    assert tab.locator(".plot").count() == 1 and text(tab, ".plot figcaption") == "Reward so far summed since step 0"
     for key in "ft":
         tab.keyboard.press(key)
     assert player(tab, "followed") is None and player(tab, "trails") is False

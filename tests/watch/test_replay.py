@@ -17,7 +17,6 @@ from games.crew import Crew
 from games.fragile import FAULTS, Fragile
 from games.painter import Painter
 from games.scouts import Scouts
-from tests.test_evaluation import LEAVING, SMALL, leaving, policy_of
 
 import gpu_vecenv
 from gpu_vecenv.cli.main import main
@@ -38,6 +37,7 @@ from gpu_vecenv.watch import replay, replay_file
 from gpu_vecenv.watch.player import page
 from gpu_vecenv.watch.replay import Replay, film, is_stale, play, record, verify
 from gpu_vecenv.watch.replay_file import HEADER_LIMIT, MAGIC, PAYLOAD_LIMIT
+from tests.train.test_evaluation import LEAVING, SMALL, leaving, policy_of
 
 # Short episodes; the ledger plays the same configurations.
 SHORT = {"tag_continuous": {"max_steps": 60}, "acrobot": {"max_steps": 100}}
@@ -54,7 +54,7 @@ def recorded(game, device="cpu", episodes=3, seed=11, **config):
 
 
 def alike(one, other):
-    arrays = [np.array_equal(getattr(one, n), getattr(other, n)) for n in ("actions", "checks")]
+    arrays = [np.array_equal(getattr(one, n), getattr(other, n)) for n in ("actions", "step_digests")]
     shared = one.shared.keys() == other.shared.keys() and all(
         a.dtype == other.shared[n].dtype and a.tobytes() == other.shared[n].tobytes() for n, a in one.shared.items()
     )
@@ -70,7 +70,7 @@ class Frail(Fragile):
 
 @pytest.fixture(scope="module")
 def poles():
-    """Three replays of cartpole, of a few ticks each."""
+    """Three replays of cartpole, of a few steps each."""
     return recorded("cartpole")
 
 
@@ -91,7 +91,7 @@ def test_a_file_gives_the_episode_again(name, device, tmp_path):
     """Chance acts for everybody, so that the same environment stepped by hand says what the episode was."""
     config = SHORT.get(name, {})
     made = recorded(name, device, **config)
-    assert [one.replica for one in made] == [0, 1, 2]
+    assert [one.env_index for one in made] == [0, 1, 2]
     loaded = Replay.load(made[2].save(tmp_path / "one.replay"))
     assert alike(loaded, made[2])
     verify(loaded, device)
@@ -99,27 +99,27 @@ def test_a_file_gives_the_episode_again(name, device, tmp_path):
     assert not seen.stale and seen.game == gpu_vecenv.configure(name, **config)
     env = gpu_vecenv.make(name, 3, device, autoreset_mode="disabled", **config)
     obs, info = env.reset(seed=11)
-    for tick in range(loaded.num_ticks + 1):
-        assert np.array_equal(seen.obs[tick], obs[2].cpu()) and np.array_equal(
-            seen.active[tick], info["active"][2].cpu()
+    for step in range(loaded.num_steps + 1):
+        assert np.array_equal(seen.obs[step], obs[2].cpu()) and np.array_equal(
+            seen.active[step], info["active"][2].cpu()
         )
-        if tick % 10 == 0 or tick == loaded.num_ticks:
-            assert env.game.draw(seen.at(tick)) == env.game.draw(_state(env, 2))
-        assert seen.at(tick)["time"] == tick and bool(env.active[2].any()) == (tick < loaded.num_ticks)
-        if tick < loaded.num_ticks:
+        if step % 10 == 0 or step == loaded.num_steps:
+            assert env.game.draw(seen.state_at(step)) == env.game.draw(_state(env, 2))
+        assert seen.state_at(step)["elapsed_steps"] == step and bool(env.active[2].any()) == (step < loaded.num_steps)
+        if step < loaded.num_steps:
             actions = env.sample_actions()
-            assert np.array_equal(loaded.actions[tick][seen.active[tick]], actions[2][env.active[2]].cpu())
-            assert not loaded.actions[tick][~seen.active[tick]].any(), "who has left does nothing"
+            assert np.array_equal(loaded.actions[step][seen.active[step]], actions[2][env.active[2]].cpu())
+            assert not loaded.actions[step][~seen.active[step]].any(), "who has left does nothing"
             obs, *outputs, info = env.step(actions)
             for one, other in zip((seen.rewards, seen.terminations, seen.truncations), outputs, strict=True):
-                assert np.array_equal(one[tick], other[2].cpu())
+                assert np.array_equal(one[step], other[2].cpu())
     for role, where in env.game.role_slices.items():
         assert loaded.returns[role] == pytest.approx(seen.rewards[:, where].sum(dtype=np.float64), rel=1e-4, abs=1e-4)
 
 
 def _state(env, replica):
     fields = {f.name: env.state[f.name] if f.shared else env.state[f.name][replica] for f in env.game.state}
-    tensors = {"time": env.time[replica], "active": env.active[replica], **fields}
+    tensors = {"elapsed_steps": env.elapsed_steps[replica], "active": env.active[replica], **fields}
     return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
@@ -150,12 +150,12 @@ def test_a_game_of_ones_own_is_given_to_play(kind, device):
 
 def test_what_policies_and_scripts_did_is_kept(device):
     env = leaving(device)
-    players = {"tagger": policy_of(env, "tagger"), "runner": lambda obs: torch.ones_like(obs[..., :2]).int()}
-    made = {greedy: record(env, players, episodes=5, seed=4, greedy=greedy) for greedy in (False, True)}
+    role_policies = {"tagger": policy_of(env, "tagger"), "runner": lambda obs: torch.ones_like(obs[..., :2]).int()}
+    made = {greedy: record(env, role_policies, episodes=5, seed=4, greedy=greedy) for greedy in (False, True)}
     assert [one.digest for one in made[False]] != [one.digest for one in made[True]]
     for greedy, replays in made.items():
-        told = evaluate(env.like(num_envs=5), players, 5, seed=4, greedy=greedy)
-        assert np.mean([one.num_ticks for one in replays]) == told["episode_length"]
+        told = evaluate(env.like(num_envs=5), role_policies, 5, seed=4, greedy=greedy)
+        assert np.mean([one.num_steps for one in replays]) == told["episode_length"]
         for role, count in env.game.roles.items():
             mean = np.mean([one.returns[role] for one in replays]) / count
             assert mean == pytest.approx(told[f"return_{role}"], rel=1e-6)
@@ -180,13 +180,13 @@ def test_shared_fields_that_were_changed_are_kept(device):
 
 
 def test_quarantine_is_kept(device):
-    env = gpu_vecenv.VecEnv(Frail(), 1, device, quarantine=True)
+    env = gpu_vecenv.VecEnv(Frail(), 1, device, end_on_nonfinite=True)
     ends = {"agent": lambda obs: torch.full(obs.shape[:2], FAULTS.index("NaN in the state")).to(obs.device)}
     (made,) = record(env, ends)
-    assert (made.num_ticks, made.quarantine) == (1, True)
+    assert (made.num_steps, made.end_on_nonfinite) == (1, True)
     verify(made, device, game=Frail)
     with pytest.raises(ReplayMismatchError):
-        verify(dataclasses.replace(made, quarantine=False), device, game=Frail)
+        verify(dataclasses.replace(made, end_on_nonfinite=False), device, game=Frail)
 
 
 def test_a_return_that_is_not_finite_is_told_as_none(poles):
@@ -203,33 +203,33 @@ def test_a_return_that_is_not_finite_is_told_as_none(poles):
 
 def test_a_changed_action_is_found_in_its_tick(poles):
     one = poles[0]
-    for tick in range(one.num_ticks):
+    for step in range(one.num_steps):
         actions = one.actions.copy()
-        actions[tick] = 1 - actions[tick]
-        with pytest.raises(ReplayMismatchError, match=rf"other bits on cpu from tick {tick + 1} of {one.num_ticks} on"):
+        actions[step] = 1 - actions[step]
+        with pytest.raises(ReplayMismatchError, match=rf"other bits on cpu from step {step + 1} of {one.num_steps} on"):
             verify(dataclasses.replace(one, actions=actions), "cpu")
 
 
 @pytest.mark.parametrize(
-    ("changes", "config", "tick"),
-    [({"seed": 12}, {}, 0), ({"replica": 1}, {}, 0), ({}, {"start_high": 0.06}, 0), ({}, {"gravity": 9.9}, 1)],
+    ("changes", "config", "step"),
+    [({"seed": 12}, {}, 0), ({"env_index": 1}, {}, 0), ({}, {"reset_high": 0.06}, 0), ({}, {"gravity": 9.9}, 1)],
 )
-def test_whatever_decides_the_episode_is_part_of_it(changes, config, tick, poles):
+def test_whatever_decides_the_episode_is_part_of_it(changes, config, step, poles):
     changed = dataclasses.replace(poles[0], config={**poles[0].config, **config}, **changes)
-    with pytest.raises(ReplayMismatchError, match=f"other bits on cpu from tick {tick} of"):
+    with pytest.raises(ReplayMismatchError, match=f"other bits on cpu from step {step} of"):
         verify(changed, "cpu")
 
 
 def test_a_changed_fingerprint_is_found(poles):
     one = poles[0]
     with pytest.raises(
-        ReplayMismatchError, match=f"from tick {one.num_ticks} of.*expected {'0' * 16}; .*please report"
+        ReplayMismatchError, match=f"from step {one.num_steps} of.*expected {'0' * 16}; .*please report"
     ):
         verify(dataclasses.replace(one, digest="0" * 16), "cpu")
-    checks = one.checks.copy()
-    checks[3] ^= 1
-    with pytest.raises(ReplayMismatchError, match="from tick 3 of"):
-        play(dataclasses.replace(one, checks=checks), "cpu")
+    step_digests = one.step_digests.copy()
+    step_digests[3] ^= 1
+    with pytest.raises(ReplayMismatchError, match="from step 3 of"):
+        play(dataclasses.replace(one, step_digests=step_digests), "cpu")
 
 
 def test_changed_rules_are_told(poles):
@@ -281,7 +281,7 @@ def test_a_game_that_does_not_repeat_is_refused(tmp_path):
     Counting.source = tmp_path / "counting.cu"
     Counting.source.write_text(text)
     env = gpu_vecenv.VecEnv(Counting(), 1, "cpu")
-    with pytest.raises(ReplayMismatchError, match=r"Counting does not repeat.*decided by more than.*tick 0 of 1"):
+    with pytest.raises(ReplayMismatchError, match=r"Counting does not repeat.*decided by more than.*step 0 of 1"):
         record(env, chance(env), episodes=2)
 
 
@@ -290,28 +290,28 @@ def test_what_a_replay_cannot_hold_is_refused(device, monkeypatch):
     with pytest.raises(TypeError, match="env is a GymnasiumVectorEnv; expected a VecEnv"):
         record(gpu_vecenv.GymnasiumVectorEnv("cartpole", 1, device), {"agent": None})
     field = next(f for f in env.game.state if not f.shared)
-    pool = np.zeros((1, *env.game.shape(field)), field.dtype)
-    pooled = gpu_vecenv.make("cartpole", 2, device, starts={field.name: pool})
-    with pytest.raises(ConfigError, match=f"starts of {field.name} come from a pool"):
-        record(pooled, chance(pooled))
+    initial_states = np.zeros((1, *env.game.shape(field)), field.dtype)
+    restarted = gpu_vecenv.make("cartpole", 2, device, initial_states={field.name: initial_states})
+    with pytest.raises(ConfigError, match=f"initial_states of {field.name} come from a initial_states"):
+        record(restarted, chance(restarted))
     for episodes, error in ((0, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="episodes is"):
             record(env, chance(env), episodes=episodes)
     with pytest.raises(ValueError, match="seed is -1"):
         record(env, chance(env), seed=-1)
-    with pytest.raises(ConfigError, match="players are for"):
+    with pytest.raises(ConfigError, match="role_policies are for"):
         record(env, {})
     with pytest.raises(NonFiniteError):
         record(env, {"agent": lambda obs: torch.full(obs.shape[:2], 2, device=obs.device)})
-    monkeypatch.setattr(replay, "TICKS_LIMIT", 20)
+    monkeypatch.setattr(replay, "MAX_REPLAY_STEPS", 20)
     endless = gpu_vecenv.make("pendulum", 1, device)
-    with pytest.raises(ConfigError, match="an episode goes on after 20 ticks"):
+    with pytest.raises(ConfigError, match="an episode goes on after 20 steps"):
         record(endless, chance(endless))
     assert env.seed is None, "the pattern rests"
 
 
 def test_an_action_that_is_none_is_refused_even_where_the_episode_ends(device):
-    """Its replica stands still in that tick, goes on and ends before anybody has looked."""
+    """Its replica stands still in that step, goes on and ends before anybody has looked."""
     env = gpu_vecenv.make(Painter, 1, device)
     drawn = iter([float("nan")])
 
@@ -337,10 +337,10 @@ def test_a_file_keeps_every_part_and_is_small(small, poles):
     assert loaded.to_bytes() == small and alike(loaded, Replay.from_bytes(small))
     assert loaded.shared["actions"].tobytes() == np.array([np.nan, -0.0], np.float32).tobytes()
     assert loaded.shared["scalar"].shape == () and loaded.shared["of_bool"].dtype == bool
-    assert not any(array.flags.writeable for array in (loaded.actions, loaded.checks, *loaded.shared.values()))
+    assert not any(array.flags.writeable for array in (loaded.actions, loaded.step_digests, *loaded.shared.values()))
     assert len(poles[0].to_bytes()) < 1000
     actions = np.random.default_rng(1).integers(0, 21, (500, 110, 2)).astype(np.int32)
-    tag = dataclasses.replace(poles[0], actions=actions, checks=np.arange(501, dtype=np.uint32))
+    tag = dataclasses.replace(poles[0], actions=actions, step_digests=np.arange(501, dtype=np.uint32))
     assert len(tag.to_bytes()) < 70_000, "110 kB of random choices of 21"
     assert np.array_equal(Replay.from_bytes(tag.to_bytes()).actions, actions)
 
@@ -348,7 +348,7 @@ def test_a_file_keeps_every_part_and_is_small(small, poles):
 @pytest.mark.parametrize("largest", [1, 255, 256, 65535, 65536, 2**31 - 1])
 def test_choices_of_every_size_come_back(largest, poles):
     actions = np.array([[0], [largest]], np.int32)
-    one = dataclasses.replace(poles[0], actions=actions, checks=np.zeros(3, np.uint32))
+    one = dataclasses.replace(poles[0], actions=actions, step_digests=np.zeros(3, np.uint32))
     loaded = Replay.from_bytes(one.to_bytes())
     assert loaded.actions.dtype == np.int32 and np.array_equal(loaded.actions, actions)
 
@@ -449,8 +449,8 @@ BAD_VALUES = {
     "game": ["../cartpole", "os.system", "my_game.py", "Cartpole", "", "a" * 64, "cärtpole", "cartpole\n", 3, None],
     "version": [-1, 1.0, True, "1", 2**31, None],
     "seed": [-1, 2**64, 0.5, True, "3", None],
-    "replica": [-1, 2**63, 0.5, False, []],
-    "quarantine": [0, 1, None, "False"],
+    "env_index": [-1, 2**63, 0.5, False, []],
+    "end_on_nonfinite": [0, 1, None, "False"],
     "digest": ["", "0" * 15, "g" * 16, "A" * 16, 5, "0" * 17],
     "sources": ["", "0" * 63, "z" * 64, 5],
     "made_with": ["", "<b>", "1 2", "a" * 65, 1, "1\n"],
@@ -569,7 +569,9 @@ def test_values_that_no_action_or_bool_has_are_refused(poles):
     one = poles[0]
 
     def with_payload(array, **changes):
-        content = dataclasses.replace(one, actions=np.zeros((1, 1), np.int32), checks=np.zeros(2, np.uint32), **changes)
+        content = dataclasses.replace(
+            one, actions=np.zeros((1, 1), np.int32), step_digests=np.zeros(2, np.uint32), **changes
+        )
         head = lambda header: header.update(actions={"dtype": array.dtype.name, "shape": [1, 1]})  # noqa: E731
         shared = b"".join(a.tobytes() for a in changes.get("shared", {}).values())
         payload = zlib.compress(array.tobytes() + bytes(8) + shared.replace(b"\1", b"\2"))
@@ -592,7 +594,7 @@ def test_values_that_no_action_or_bool_has_are_refused(poles):
         ({"actions": np.zeros((3, 1))}, r"the type of actions is dtype\('float64'\)"),
         ({"actions": np.zeros((0, 1), np.int32)}, r"the shape of actions is \(0, 1\)"),
         ({"actions": np.zeros((1_000_001, 1), np.int32)}, r"the shape of actions is \(1000001, 1\); .* T <= 1,000,000"),
-        ({"checks": np.zeros(2, np.uint32)}, "checks is .*; expected an array of"),
+        ({"step_digests": np.zeros(2, np.uint32)}, "step_digests is .*; expected an array of"),
         ({"shared": {"x": np.zeros(3, np.complex64)}}, r"shared\['x'\] is"),
         ({"shared": None}, "shared is None"),
         ({"seed": np.int64(3)}, "seed is"),
@@ -609,15 +611,15 @@ def test_parts_are_checked_where_a_replay_is_made(changes, message, poles):
 def test_a_film_shows_the_states(device):
     (one,) = recorded("tag_continuous", device, 1, **LEAVING)
     seen, shown = play(one, device), film(one, device, title="<b>")
-    assert (shown.title, shown.fps, len(shown.drawings)) == ("<b>", 30, one.num_ticks + 1)
+    assert (shown.title, shown.fps, len(shown.drawings)) == ("<b>", 30, one.num_steps + 1)
     assert shown.agents == ["tagger_0", "tagger_1", "tagger_2", "runner_0", "runner_1", "runner_2", "runner_3"]
     assert shown.roles == {"tagger": 3, "runner": 4}
     for name in ("rewards", "active", "terminations", "truncations"):
         assert np.array_equal(getattr(shown, name), getattr(seen, name))
-    for tick, drawing in enumerate(shown.drawings):
+    for step, drawing in enumerate(shown.drawings):
         circles = [shape for shape in drawing.shapes if isinstance(shape, Circle)]
         places = {(circle.x, circle.y) for circle in circles}
-        assert {tuple(place) for place in seen.state["position"][tick].tolist()} <= places
+        assert {tuple(place) for place in seen.state["position"][step].tolist()} <= places
     assert shown.facts["digest"] == one.digest and shown.facts["seed"] == "11, replica 0"
     assert "num_taggers 3, num_runners 4, side 3.0" in shown.facts["configuration"]
     assert shown.facts["return of tagger"] == f"{one.returns['tagger']:.6g}"
@@ -649,9 +651,9 @@ def test_a_game_is_recorded_checked_told_and_shown(command, tmp_path):
     assert (code, errors) == (0, [])
     assert sorted(os.listdir(tmp_path / "kept")) == ["cartpole-11-0.replay", "cartpole-11-1.replay"]
     one = Replay.load(tmp_path / "kept" / "cartpole-11-1.replay")
-    assert (one.config["gravity"], one.seed, one.replica) == (9.9, 11, 1)
+    assert (one.config["gravity"], one.seed, one.env_index) == (9.9, 11, 1)
     size = (tmp_path / "kept" / "cartpole-11-1.replay").stat().st_size
-    assert f"wrote kept/cartpole-11-1.replay: {one.num_ticks} ticks, agent {one.num_ticks}, {size} bytes" in output
+    assert f"wrote kept/cartpole-11-1.replay: {one.num_steps} steps, agent {one.num_steps}, {size} bytes" in output
     assert output.endswith("\nto watch: gpu-vecenv replay html kept\n")
     for files in ("kept", "kept/cartpole-11-0.replay kept/cartpole-11-1.replay"):
         code, output, errors = command(f"play {files} --device cpu")
@@ -662,7 +664,7 @@ def test_a_game_is_recorded_checked_told_and_shown(command, tmp_path):
         "  game = cartpole",
         "    gravity = 9.9",
         f"  digest = {one.digest}",
-        f"    shape = [{one.num_ticks}, 1]",
+        f"    shape = [{one.num_steps}, 1]",
     ):
         assert told in output.splitlines()
     code, output, errors = command("html kept --device cpu --out page.html --title Poles")

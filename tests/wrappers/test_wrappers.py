@@ -20,7 +20,7 @@ from gymnasium.wrappers.utils import RunningMeanStd as TheirRunningMeanStd
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv import wrappers as ours
-from gpu_vecenv.engine.running_statistics import LatestEpisodes, RunningMeanStd
+from gpu_vecenv.engine.running_statistics import EpisodeRingBuffer, RunningMeanStd
 from gpu_vecenv.errors import ResetNeededError, UnsupportedGameError
 
 SAME, NEXT, DISABLED = AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP, AutoresetMode.DISABLED
@@ -416,7 +416,7 @@ def test_an_action_wrapper_gives_gymnasiums_bits(wrapper, arguments):
 
 
 def test_rescaled_actions_that_fit_still_fit():
-    """The machine refuses what is outside by a single rounding. What does not fit stays outside: nothing is clipped."""
+    """The engine refuses what is outside by a single rounding. What does not fit stays outside: nothing is clipped."""
     generator, outside = np.random.default_rng(0), 0
     for _ in range(200):
         toy = Toy(SAME)
@@ -548,15 +548,15 @@ def test_a_partial_reset_leaves_the_returns_of_other_rows_alone():
 
 
 def episodes_of(mode, **toy):
-    """(tick, row, return, length) of every episode, row by row in plain Python."""
+    """(step, row, return, length) of every episode, row by row in plain Python."""
     episodes, running, active = [], [(0.0, 0)] * ROWS, [True] * ROWS
-    for tick, (_, rewards, terminations, truncations, info) in enumerate(ticks(Toy(mode, tells=True, **toy))):
+    for step, (_, rewards, terminations, truncations, info) in enumerate(ticks(Toy(mode, tells=True, **toy))):
         for row in range(ROWS if rewards is not None else 0):
             if active[row]:
                 total, length = running[row]
                 running[row] = total + rewards[row].item(), length + 1
                 if terminations[row] or truncations[row]:
-                    episodes.append((tick, row, *running[row]))
+                    episodes.append((step, row, *running[row]))
                     running[row] = (0.0, 0)
         active = info["active"].tolist()
     return episodes
@@ -569,12 +569,12 @@ def test_episode_statistics_are_those_of_a_plain_loop(mode, partners):
     assert len(expected) > 12
     for tells in {True, partners}:
         env, found = ours.RecordEpisodeStatistics(Toy(mode, partners=partners, tells=tells), buffer_length=7), []
-        for tick, (_, rewards, *_, info) in enumerate(ticks(env)):
+        for step, (_, rewards, *_, info) in enumerate(ticks(env)):
             if rewards is None:
                 continue
             episode, ended = info["episode"], info["_episode"]
             found += [
-                (tick, row, episode["r"][row].item(), episode["l"][row].item()) for row in range(ROWS) if ended[row]
+                (step, row, episode["r"][row].item(), episode["l"][row].item()) for row in range(ROWS) if ended[row]
             ]
             assert all((figure[~ended] == 0).all() for figure in episode.values())
         assert found == expected
@@ -919,12 +919,12 @@ def test_a_stack_never_mixes_episodes_of_the_machine(mode, device):
     rows = torch.arange(90, device=obs.device) % 3 + 1
     long = 0
     for obs, counted in stacks:
-        agent, tick, mark = obs[..., 0], obs[..., 1], obs[..., 4]
-        there, newest = agent != 0, tick[:, -1:]
+        agent, step, mark = obs[..., 0], obs[..., 1], obs[..., 4]
+        there, newest = agent != 0, step[:, -1:]
         assert (torch.where(there, agent, rows[:, None]) == rows[:, None])[counted].all()
         back = torch.arange(-2, 1, device=obs.device)
         assert (there == (newest + back >= 0))[counted].all()
-        assert torch.where(there, tick - newest == back, True)[counted].all()
+        assert torch.where(there, step - newest == back, True)[counted].all()
         assert torch.where(there, mark == mark[:, -1:], True)[counted].all()
         long += int((counted & (newest[:, 0] >= 2)).sum())
     assert long > 100
@@ -1047,13 +1047,13 @@ def test_a_late_batch_still_moves_the_mean():
 @pytest.mark.parametrize("rows", [5, 3000])
 def test_the_ring_keeps_the_latest_in_order(rows, device):
     for size in (1, 2, 3, 8, 1000):
-        ring, expected, generator = LatestEpisodes(size, 2), [], np.random.default_rng(size)
+        ring, expected, generator = EpisodeRingBuffer(size, 2), [], np.random.default_rng(size)
         ring.to(torch.device(device))
-        for tick in range(40):
+        for step in range(40):
             ended = generator.random(rows) < generator.choice([0, 0.3, 1])
-            figures = np.stack([np.full(rows, tick), np.arange(rows)], 1).astype(np.float64)
-            ring.add(torch.from_numpy(ended).to(device), torch.from_numpy(figures).to(device))
-            expected += figures[ended].tolist()
+            metrics = np.stack([np.full(rows, step), np.arange(rows)], 1).astype(np.float64)
+            ring.add(torch.from_numpy(ended).to(device), torch.from_numpy(metrics).to(device))
+            expected += metrics[ended].tolist()
             assert ring.count() == len(expected)
             assert list(map(list, zip(*ring.read(), strict=True))) == expected[-size:]
 
@@ -1359,7 +1359,7 @@ def test_what_a_reset_shows_of_rows_that_go_on_is_remembered():
     env = ours.FrameStackObservation(GymnasiumVectorEnv("pendulum", 3, "cpu"), 2)
     env.reset(seed=1)
     env.step(torch.zeros(3, 1))
-    env.unwrapped.vec_env.state["angle"][1] = 0.0
+    env.unwrapped.vec_env.state["theta"][1] = 0.0
     obs, _ = env.reset(options={"reset_mask": torch.tensor([True, False, False])})
     assert torch.equal(obs[1, 1], env.unwrapped.vec_env.observe()[1]) and not torch.equal(obs[1, 0], obs[1, 1])
     assert torch.equal(obs[0, 0], obs[0, 1])
@@ -1434,11 +1434,11 @@ def test_episode_statistics_are_those_of_the_machine(mode, device):
         returns, lengths = returns + info["episode"]["r"], lengths + info["episode"]["l"]
         if mode is DISABLED:
             env.reset(options={"reset_mask": ~info["active"]})
-    machine = env.unwrapped.vec_env.episode_statistics()
-    assert env.episode_count == 3 * machine["episodes"].sum().item() > 300
-    assert torch.equal(lengths.view(50, 3), machine["lengths"][:, None].double().expand(50, 3))
-    # The machine adds returns in float32, some dozens of a size below 50.
-    close(returns.view(50, 3).cpu() / 50, machine["returns"].cpu() / 50, 100 * 2**-24)
+    engine = env.unwrapped.vec_env.episode_statistics()
+    assert env.episode_count == 3 * engine["episodes"].sum().item() > 300
+    assert torch.equal(lengths.view(50, 3), engine["lengths"][:, None].double().expand(50, 3))
+    # The engine adds returns in float32, some dozens of a size below 50.
+    close(returns.view(50, 3).cpu() / 50, engine["returns"].cpu() / 50, 100 * 2**-24)
 
 
 @every_mode

@@ -23,42 +23,50 @@ SCALAR_CODES: dict[type[np.generic], str] = {
 }
 Argument = torch.Tensor | np.generic | None
 Launcher = Callable[[Sequence[Any]], None]
-SMALL_TEAMS = (1, 2, 4, 8, 16, 32)  # lanes: they divide a warp, and several share a block
-TEAMS = (*SMALL_TEAMS, *range(64, 1025, 32))  # the others are made of whole warps, and each has its block
-SMALL_TEAMS_BLOCKS = (32, 64, 128, 256, 512, 1024)  # threads; they hold a power of two of teams, as staging.cuh needs
-SMALL_TEAMS_BLOCK = 128  # the one by default
+GROUP_SIZES_WITHIN_WARP = (1, 2, 4, 8, 16, 32)  # lanes: they divide a warp, and several share a block
+GROUP_SIZES = (
+    *GROUP_SIZES_WITHIN_WARP,
+    *range(64, 1025, 32),
+)  # the others are made of whole warps, and each has its block
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)  # threads; they hold a power of two of teams, as staging.cuh needs
+DEFAULT_BLOCK_SIZE = 128  # the one by default
 
 
 @dataclass(frozen=True)
-class TeamShape:
+class GroupShape:
     """How a GPU's threads are shared out over replicas: speed depends on it, bits never do.
 
     Args:
-        team: Lanes that run one replica: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
-        block: Threads of a block: a power of two from 32 to 1024, where a larger team does not fill a block of its own.
+        threads_per_env: Lanes that run one replica: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
+        threads_per_block: Threads of a block: a power of two from 32 to 1024, where a larger threads_per_env does not fill a block of its own.
 
     Raises:
         ConfigError: One of them is none of these, or they do not go together.
     """
 
-    team: int
-    block: int
+    threads_per_env: int
+    threads_per_block: int
 
     def __post_init__(self) -> None:
-        if type(self.team) is not int or self.team not in TEAMS:
-            raise ConfigError(f"team is {self.team!r}; expected None, 1, 2, 4, 8, 16 or a multiple of 32 up to 1024")
-        fitting = SMALL_TEAMS_BLOCKS if self.team in SMALL_TEAMS else (self.team,)
-        if type(self.block) is not int or self.block not in fitting:
+        if type(self.threads_per_env) is not int or self.threads_per_env not in GROUP_SIZES:
             raise ConfigError(
-                f"block is {self.block!r} with teams of {self.team} lanes; "
-                f"expected None, or {', '.join(map(str, fitting))}; see team"
+                f"threads_per_env is {self.threads_per_env!r}; expected None, 1, 2, 4, 8, 16 or a multiple of 32 up to 1024"
+            )
+        fitting = BLOCK_SIZES if self.threads_per_env in GROUP_SIZES_WITHIN_WARP else (self.threads_per_env,)
+        if type(self.threads_per_block) is not int or self.threads_per_block not in fitting:
+            raise ConfigError(
+                f"threads_per_block is {self.threads_per_block!r} with groups of {self.threads_per_env} threads; "
+                f"expected None, or {', '.join(map(str, fitting))}; see threads_per_env"
             )
 
     @classmethod
-    def of(cls, team: int, block: int | None = None) -> TeamShape:
-        """With the block that such a team has by default, if none is given."""
-        small = type(team) is int and team in SMALL_TEAMS
-        return cls(team, (SMALL_TEAMS_BLOCK if small else team) if block is None else block)
+    def of(cls, threads_per_env: int, threads_per_block: int | None = None) -> GroupShape:
+        """With the block that such a threads_per_env has by default, if none is given."""
+        small = type(threads_per_env) is int and threads_per_env in GROUP_SIZES_WITHIN_WARP
+        return cls(
+            threads_per_env,
+            (DEFAULT_BLOCK_SIZE if small else threads_per_env) if threads_per_block is None else threads_per_block,
+        )
 
 
 @dataclass(frozen=True)
@@ -69,15 +77,15 @@ class LaunchShape:
     """
 
     items: int
-    lanes: int = 1
-    block: int = 256
+    threads_per_item: int = 1
+    threads_per_block: int = 256
     shared_bytes: int = 0
     work: int | None = None  # items times their size: decides how many host threads are worth their start
 
     @property
     def grid(self) -> int:
         """Blocks that hold every item."""
-        return max(1, -(-self.items * self.lanes // self.block))
+        return max(1, -(-self.items * self.threads_per_item // self.threads_per_block))
 
 
 class Module(Protocol):
@@ -92,7 +100,7 @@ class Module(Protocol):
 
 
 class Backend(Protocol):
-    """One way to turn device text into something that runs on one device."""
+    """One way to turn device code into something that runs on one device."""
 
     device: torch.device
     suffix: str
@@ -106,13 +114,13 @@ class Backend(Protocol):
         """All that decides the binary beside the text: compiler, version, flags, architecture."""
 
     @property
-    def hardware(self) -> str | None:
+    def processor_name(self) -> str | None:
         """The processor whose tunings hold here, by name; None where no lanes share replicas."""
 
-    def prologue(self, shape: TeamShape) -> str:
+    def device_constants(self, shape: GroupShape) -> str:
         """Definitions that depend on the device, before a game's text."""
 
-    def team(self, num_agents: int) -> int:
+    def default_threads_per_env(self, num_agents: int) -> int:
         """Lanes that run one replica by default."""
 
     def compile(self, text: str, target: Path) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 from gpu_vecenv.errors import CompilerError, KernelCompileError
 
-SECONDS = 900.0  # a game takes seconds; a text that takes longer never ends, as by recursive templates
-LOG_LETTERS = 1_000_000  # of a compiler's words; nobody reads more
+TIMEOUT_SECONDS = 900.0  # a game takes seconds; a text that takes longer never ends, as by recursive templates
+MAX_LOG_CHARACTERS = 1_000_000  # of a compiler's words; nobody reads more
 # A compiler's driver tells so, in an exit code of its own, that the system killed what it had started.
 KILLED = re.compile(r"\b[Kk]illed\b.*terminated program|unable to execute command: Killed")
 
 
-def run_compiler(command: Sequence[str], name: str, seconds: float = SECONDS) -> None:
+def run_compiler(command: Sequence[str], name: str, seconds: float = TIMEOUT_SECONDS) -> None:
     """Run a compiler to its end.
 
     Args:
@@ -55,7 +55,7 @@ def run_compiler(command: Sequence[str], name: str, seconds: float = SECONDS) ->
             f"{program} was still compiling after {seconds:g} s and has been stopped; games take seconds: does the "
             "text unroll a very long loop, or build a table while it is compiled?"
         ) from error
-    log = said[:LOG_LETTERS].strip()
+    log = said[:MAX_LOG_CHARACTERS].strip()
     if running.returncode < 0 or KILLED.search(log):
         by = signal.Signals(-running.returncode).name if running.returncode < 0 else "the system"
         raise CompilerError(

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv.compile.backends import Launcher, LaunchShape, TeamShape
+from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 
 DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
 # Of a replica: a lane for each agent of 256, then one for eight. On an H200 1,000 agents go fastest with 256 lanes,
 # 10,000 with as many as there can be.
-LANES, AGENTS_OF_A_LANE, MOST_LANES = 256, 8, 1024
+MIN_THREADS_BEFORE_SHARING, AGENTS_PER_THREAD, MAX_THREADS_PER_ENV = 256, 8, 1024
 _FAULTS: dict[torch.device, str] = {}  # a fault is the process's: every environment on that GPU has it
 
 
@@ -36,7 +36,7 @@ class CudaBackend:
         properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack some of them
         self.architecture = f"sm_{properties.major}{properties.minor}"
         self.shared_limit = properties.shared_memory_per_block_optin
-        self.hardware: str = properties.name
+        self.processor_name: str = properties.name
         self.driver_name = driver or first_working_driver(device)
         self.driver = load_driver(self.driver_name, device)
 
@@ -48,11 +48,11 @@ class CudaBackend:
     def identity(self) -> str:
         return "\n".join([compiler(), *FLAGS, self.architecture])
 
-    def prologue(self, shape: TeamShape) -> str:
-        return cuda_prologue(shape.team, self.shared_limit, shape.block)
+    def device_constants(self, shape: GroupShape) -> str:
+        return cuda_constants(shape.threads_per_env, self.shared_limit, shape.threads_per_block)
 
-    def team(self, num_agents: int) -> int:
-        return default_team(num_agents)
+    def default_threads_per_env(self, num_agents: int) -> int:
+        return default_threads_per_env(num_agents)
 
     def compile(self, text: str, target: Path) -> None:
         target.write_bytes(compile_cubin(text, self.architecture))
@@ -77,7 +77,7 @@ class CudaModule:
             raise
         except Exception as error:  # of the driver's own classes
             raise DeviceFaultError(
-                f"{kernel}: blocks of {shape.block} threads with {shape.shared_bytes} bytes of shared "
+                f"{kernel}: blocks of {shape.threads_per_block} threads with {shape.shared_bytes} bytes of shared "
                 f"memory are refused on {device}: {error}"
             ) from error
 
@@ -91,7 +91,7 @@ class CudaModule:
                         launch(arguments)
             except Exception as error:
                 what = (
-                    f"{kernel}: launch of {shape.grid} blocks of {shape.block} threads with {shape.shared_bytes} "
+                    f"{kernel}: launch of {shape.grid} blocks of {shape.threads_per_block} threads with {shape.shared_bytes} "
                     f"bytes of shared memory on {device} failed: {error}"
                 )
                 if _broken(device):
@@ -113,20 +113,20 @@ def _broken(device: torch.device) -> bool:
     return False
 
 
-def cuda_prologue(team: int, shared_limit: int, block: int | None = None) -> str:
+def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: int | None = None) -> str:
     """Definitions that depend on the GPU: bytes of shared memory that a block may have, and how threads form teams."""
-    shape = TeamShape.of(team, block)
+    shape = GroupShape.of(threads_per_env, threads_per_block)
     return (
-        f"constexpr int TEAM = {shape.team}, TEAMS_PER_BLOCK = {shape.block // shape.team};\n"
+        f"constexpr int THREADS_PER_ENV = {shape.threads_per_env}, ENVS_PER_BLOCK = {shape.threads_per_block // shape.threads_per_env};\n"
         f"constexpr unsigned long long SHARED_LIMIT = {shared_limit};\n"
     )
 
 
-def default_team(num_agents: int) -> int:
+def default_threads_per_env(num_agents: int) -> int:
     """The power of two that holds the agents, up to a warp; beyond, warps, at last one lane for several agents."""
     if num_agents <= 32:
         return 1 << (num_agents - 1).bit_length()
-    lanes = min(num_agents, max(LANES, -(-num_agents // AGENTS_OF_A_LANE)), MOST_LANES)
+    lanes = min(num_agents, max(MIN_THREADS_BEFORE_SHARING, -(-num_agents // AGENTS_PER_THREAD)), MAX_THREADS_PER_ENV)
     return -(-lanes // 32) * 32
 
 
@@ -155,7 +155,7 @@ def probe(name: str, device: torch.device) -> str | None:
         module = driver.load(compile_cubin(PROBE, f"sm_{properties.major}{properties.minor}"))
         x = torch.zeros(1, dtype=torch.int32, device=device)
         with torch.cuda.device(device):
-            driver.launcher(module, "probe", "P", LaunchShape(1, block=1))([x.data_ptr()])
+            driver.launcher(module, "probe", "P", LaunchShape(1, threads_per_block=1))([x.data_ptr()])
         return None if x.item() == 42 else "its launch had no effect"
     except Exception as error:
         return str(error)

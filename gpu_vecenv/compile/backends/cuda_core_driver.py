@@ -40,7 +40,7 @@ class CudaCoreDriver:
             )
             if int(status) != 0:
                 raise DeviceFaultError(f"{kernel}: {shape.shared_bytes} bytes of shared memory refused: {status!r}")
-        config = LaunchConfig(grid=shape.grid, block=shape.block, shmem_size=shape.shared_bytes)
+        config = LaunchConfig(grid=shape.grid, block=shape.threads_per_block, shmem_size=shape.shared_bytes)
 
         def launch_kernel(arguments: Sequence[Any]) -> None:
             stream = self.stream(current_stream(self.device))

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv.compile.backends import Launcher, LaunchShape, TeamShape, symbol
+from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, symbol
 from gpu_vecenv.compile.backends.compiler_process import run_compiler
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import CompilerError
@@ -38,12 +38,12 @@ FLAGS = (
 ).split()
 if sys.platform == "linux":
     FLAGS.append("-Wl,-z,defs")  # a missing function is an error of the build, not of the first call
-NATIVE = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
+NATIVE_FLAG = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
 WORK_PER_THREAD = 4096  # below this many agents a second thread costs more than it saves
 
 
 class HostBackend:
-    """Compiles device text for this machine's processor.
+    """Compiles device code for this machine's processor.
 
     ``$GPU_VECENV_CXXFLAGS`` holds more flags for the compiler, after our own: for debug builds, those with sanitizers
     above all. They are part of a binary's key in the cache. Like ``$CXX`` they can make the compiler run anything, so
@@ -53,7 +53,7 @@ class HostBackend:
     device = torch.device("cpu")
     suffix = ".so"
     fault = None
-    hardware: str | None = None
+    processor_name: str | None = None
 
     def __init__(self) -> None:
         try:
@@ -71,17 +71,17 @@ class HostBackend:
             raise CompilerError(f"$GPU_VECENV_CXXFLAGS is {os.environ['GPU_VECENV_CXXFLAGS']!r}: {error}") from error
         # Kernels use no C++ library; zig would build its own first, which takes minutes.
         without_library = ["-nostdlib++"] if "ziglang" in command else []
-        self.version_of = command
-        self.command = [*command, *FLAGS, NATIVE, *without_library, *more]
+        self.compiler_command = command
+        self.command = [*command, *FLAGS, NATIVE_FLAG, *without_library, *more]
 
     @property
     def identity(self) -> str:
-        return "\n".join([*self.command, _version(*self.version_of), _processor()])
+        return "\n".join([*self.command, _version(*self.compiler_command), _processor()])
 
-    def prologue(self, shape: TeamShape) -> str:
+    def device_constants(self, shape: GroupShape) -> str:
         return ""
 
-    def team(self, num_agents: int) -> int:
+    def default_threads_per_env(self, num_agents: int) -> int:
         return 1
 
     def compile(self, text: str, target: Path) -> None:
@@ -127,7 +127,7 @@ def _wait(others: Sequence[Future[None]]) -> None:
         other.result()
 
 
-def workers() -> int:
+def num_host_threads() -> int:
     """The most threads that one launch uses."""
     return _processors()
 

@@ -18,20 +18,20 @@ from gpu_vecenv.compile.device import current_stream
 _handles: list[weakref.ref[Any]] = []
 
 
-def _watch(*handles: Any) -> None:
+def _track_handles(*handles: Any) -> None:
     # Without a callback for what is gone: an interrupt that comes within one is lost.
     _handles[:] = [reference for reference in _handles if reference() is not None]
     _handles.extend(map(weakref.ref, handles))
 
 
-def _keep_for_ever() -> None:
+def _leak_handles() -> None:
     # In a forked process, where the GPU did not follow, PyCUDA's destructors abort: there nothing is ever let go of.
     for reference in _handles:
         if (handle := reference()) is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
 
 
-os.register_at_fork(after_in_child=_keep_for_ever)
+os.register_at_fork(after_in_child=_leak_handles)
 
 
 class _Module:
@@ -55,7 +55,7 @@ class PyCudaDriver:
         self.context = cuda.Device(device.index).retain_primary_context()
         with self._current():
             self.stream = cuda.Stream()
-        _watch(self.context, self.stream)
+        _track_handles(self.context, self.stream)
         self.fork = torch.cuda.ExternalStream(self.stream.handle, device=device)
 
     @contextmanager
@@ -71,7 +71,7 @@ class PyCudaDriver:
         with self._current():
             self._dropped.clear()
             module = cuda.module_from_buffer(cubin)
-        _watch(module)
+        _track_handles(module)
         return _Module(module, self._dropped)
 
     def launcher(self, loaded: _Module, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
@@ -83,7 +83,7 @@ class PyCudaDriver:
             if shape.shared_bytes > 0:  # with static shared memory it may pass what needs no leave
                 function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)
             function.prepare(codes)
-        grid, block, shared = (shape.grid, 1), (shape.block, 1, 1), shape.shared_bytes
+        grid, block, shared = (shape.grid, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
 
         def launch(arguments: Sequence[Any], loaded: _Module = loaded) -> None:  # kept as long as the function
             if current_stream(self.device) == 0:  # torch's default stream is PyCUDA's default stream too

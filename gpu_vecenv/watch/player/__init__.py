@@ -22,7 +22,7 @@ import numpy as np
 from gpu_vecenv.declare.drawing import Circle, Colour, Drawing, Line, Points, Polygon
 from gpu_vecenv.errors import EnvDefinitionError
 
-STEPS = 32  # of a place, per pixel
+SUBPIXELS = 32  # of a place, per pixel
 FARTHEST = 1e6  # pixels from the picture's corner; what lies beyond is put there
 SCRIPTS = ("film.js", "stage.js", "plot.js", "page.js")  # one module
 # All that is in the page comes with it, and nothing of what it shows is ever run.
@@ -36,11 +36,11 @@ Drawn = Circle | Line | Polygon
 
 @dataclass(frozen=True, kw_only=True)
 class Film:
-    """One episode of T ticks and A agents, ready to be shown.
+    """One episode of T steps and A agents, ready to be shown.
 
     Args:
         title: What this film is, in a few words.
-        drawings: T + 1 pictures: that of the start and one after each tick.
+        drawings: T + 1 pictures: that of the start and one after each step.
         agents: Names by place, such as "tagger_0".
         roles: Role -> how many agents it has, in agent order.
         rewards: (T, A) float32. A sum that is not finite leaves a gap in the plot.
@@ -70,7 +70,7 @@ class Film:
             if not held:
                 raise EnvDefinitionError(f"Film.{name} is {got}; expected {expected}")
 
-        names, facts, ticks = self.agents, self.facts, len(self.drawings) - 1
+        names, facts, steps = self.agents, self.facts, len(self.drawings) - 1
         expect(isinstance(self.title, str), "title", repr(self.title), "a str")
         expect(_texts(names) and len(names) > 0, "agents", repr(names), "their names, a str each")
         shared = isinstance(self.roles, Mapping) and _texts(list(self.roles)) and all(map(_whole, self.roles.values()))
@@ -78,24 +78,24 @@ class Film:
         expect(shared, "roles", repr(self.roles), f"role -> how many, {len(names)} agents in all")
         texts = isinstance(facts, Mapping) and _texts([*facts, *facts.values()])
         expect(texts, "facts", repr(facts), "name -> text, a str each")
-        expect(_whole(self.fps) and 1 <= self.fps <= 1000, "fps", repr(self.fps), "an int, 1 … 1000 ticks a second")
-        expect(ticks >= 1, "drawings", f"{ticks + 1} long", "at least 2: the start and one after each tick")
+        expect(_whole(self.fps) and 1 <= self.fps <= 1000, "fps", repr(self.fps), "an int, 1 … 1000 steps a second")
+        expect(steps >= 1, "drawings", f"{steps + 1} long", "at least 2: the start and one after each step")
         for place, drawing in enumerate(self.drawings):
             expect(isinstance(drawing, Drawing), f"drawings[{place}]", repr(drawing), "a Drawing")
             owners = [shape.agent for shape in drawing.shapes if isinstance(shape, Circle) and shape.agent is not None]
             last = max(owners, default=0)
             expect(last < len(names), f"drawings[{place}]", f"one with agent {last}", f"agents 0 … {len(names) - 1}")
         for name, dtype, rows in (
-            ("rewards", np.dtype(np.float32), ticks),
-            ("active", np.dtype(np.bool_), ticks + 1),
-            ("terminations", np.dtype(np.bool_), ticks),
-            ("truncations", np.dtype(np.bool_), ticks),
+            ("rewards", np.dtype(np.float32), steps),
+            ("active", np.dtype(np.bool_), steps + 1),
+            ("terminations", np.dtype(np.bool_), steps),
+            ("truncations", np.dtype(np.bool_), steps),
         ):
             value, shape = getattr(self, name), (rows, len(names))
             array = isinstance(value, np.ndarray)
             got = f"{value.shape} {value.dtype}" if array else repr(value)
             good = array and value.dtype == dtype and value.shape == shape
-            expect(good, name, got, f"{shape} {dtype}: {ticks + 1} drawings, {len(names)} agents")
+            expect(good, name, got, f"{shape} {dtype}: {steps + 1} drawings, {len(names)} agents")
 
 
 def page(films: Sequence[Film], title: str) -> str:
@@ -111,7 +111,7 @@ def page(films: Sequence[Film], title: str) -> str:
         raise ValueError(f"page: films are {films!r}; expected at least one Film")
     if not isinstance(title, str):
         raise ValueError(f"page: title is {title!r}; expected a str")
-    content = {"title": title, "steps": STEPS, "films": [_packed(film) for film in films]}
+    content = {"title": title, "subpixels": SUBPIXELS, "films": [_packed(film) for film in films]}
     # Escaped like this it is the same JSON, and nothing in it can end the element that it stands in.
     data = json.dumps(content, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
@@ -160,9 +160,9 @@ def _packed(film: Film) -> dict[str, Any]:
             layouts[kinds] = len(layouts), _tracks(kinds, tracks)
         layout, order = layouts[kinds]
         shown.append((views.setdefault(view, len(views)), layout))
-        places = iter(_places(drawing, shapes))
+        positions = iter(_places(drawing, shapes))
         for shape, (_, count, _), track in zip(shapes, kinds, order, strict=True):
-            row = [number for _ in range(count) for number in next(places)]
+            row = [number for _ in range(count) for number in next(positions)]
             rows[track].append([*row, _size(drawing, shape), colours.setdefault(shape.colour, len(colours))])
     numbers: list[Array] = [np.diff(np.array(shown), axis=0, prepend=0).T.ravel()]
     numbers += [np.diff(order, prepend=0) for _, order in layouts.values()]
@@ -175,7 +175,7 @@ def _packed(film: Film) -> dict[str, Any]:
     ]
     return {
         "title": film.title,
-        "ticks": len(film.drawings) - 1,
+        "num_steps": len(film.drawings) - 1,
         "fps": film.fps,
         "agents": list(film.agents),
         "roles": list(film.roles.items()),
@@ -212,14 +212,14 @@ def _places(drawing: Drawing, shapes: Sequence[Drawn]) -> list[list[int]]:
         own: Points = ((shape.x, shape.y),) if isinstance(shape, Circle) else shape.points
         points.extend(own)
     pixels = drawing.pixels(np.array(points).reshape(-1, 2)).clip(-FARTHEST, FARTHEST)
-    places: list[list[int]] = np.rint(pixels * STEPS).astype(np.int64).tolist()
-    return places
+    positions: list[list[int]] = np.rint(pixels * SUBPIXELS).astype(np.int64).tolist()
+    return positions
 
 
 def _size(drawing: Drawing, shape: Drawn) -> int:
     """A disc's radius or a line's width, in steps."""
     size = shape.radius if isinstance(shape, Circle) else shape.width if isinstance(shape, Line) else 0.0
-    return round(min(size * drawing.scale, FARTHEST) * STEPS)
+    return round(min(size * drawing.scale, FARTHEST) * SUBPIXELS)
 
 
 def _changes(rows: Array) -> Array:

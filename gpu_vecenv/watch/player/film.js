@@ -12,7 +12,7 @@ const FALLBACK_COLOURS = [
 
 const rgb = (colour) => `rgb(${colour.join(" ")})`;
 
-async function inflated(text) {
+async function inflate(text) {
   const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
@@ -55,16 +55,16 @@ class Reader {
 }
 
 class Film {
-  constructor(packed, bytes, steps) {
-    const { title, ticks, fps, agents, facts, views, colours } = packed;
-    Object.assign(this, { title, ticks, fps, agents, facts, colours, steps });
+  constructor(packed, bytes, subpixels) {
+    const { title, num_steps: numSteps, fps, agents, facts, views, colours } = packed;
+    Object.assign(this, { title, numSteps, fps, agents, facts, colours, subpixels });
     const reader = new Reader(bytes);
     const count = agents.length;
-    const frames = ticks + 1;
-    this.rewards = reader.floats(ticks * count); // agent after agent, as all that follows
+    const frames = numSteps + 1;
+    this.rewards = reader.floats(numSteps * count); // agent after agent, as all that follows
     this.active = reader.flags(frames * count);
-    this.terminations = reader.flags(ticks * count);
-    this.truncations = reader.flags(ticks * count);
+    this.terminations = reader.flags(numSteps * count);
+    this.truncations = reader.flags(numSteps * count);
     this.views = views.map(([left, right, bottom, top, width, height, background]) => ({
       x: (left + right) / 2,
       y: (bottom + top) / 2,
@@ -77,14 +77,14 @@ class Film {
     this.layoutOf = reader.sums(frames);
     this.layouts = packed.layouts.map((length) => this.#layout(reader.sums(length), packed.tracks));
     this.#frames(reader, packed.tracks);
-    this.#places(count);
+    this.#positions(count);
     let first = 0;
     this.roles = packed.roles.map(([name, number], index) => {
       const role = { name, first, end: (first += number) };
       return { ...role, colour: this.#colour(role) ?? FALLBACK_COLOURS[index % FALLBACK_COLOURS.length] };
     });
-    this.#tellApart();
-    this.place = new Map(agents.map((name, place) => [name, place]).reverse());
+    this.#makeColoursDistinct();
+    this.agentIndex = new Map(agents.map((name, place) => [name, place]).reverse());
   }
 
   // What a frame has, and where its numbers lie.
@@ -123,19 +123,19 @@ class Film {
   }
 
   // Where the agents' bodies are, in the game's units; NaN where an agent has none.
-  #places(count) {
-    this.places = new Float64Array(2 * count * (this.ticks + 1)).fill(NaN);
+  #positions(count) {
+    this.positions = new Float64Array(2 * count * (this.numSteps + 1)).fill(NaN);
     this.frames.forEach((numbers, frame) => {
       for (const [agent, { at }] of this.layouts[this.layoutOf[frame]].bodies) {
         const place = this.units(
           this.views[this.viewOf[frame]],
-          numbers[at] / this.steps,
-          numbers[at + 1] / this.steps,
+          numbers[at] / this.subpixels,
+          numbers[at + 1] / this.subpixels,
         );
-        this.places.set(place, 2 * (frame * count + agent));
+        this.positions.set(place, 2 * (frame * count + agent));
       }
     });
-    this.embodied = this.places.some((number) => !Number.isNaN(number));
+    this.hasPositions = this.positions.some((number) => !Number.isNaN(number));
   }
 
   // The colour of most of a role's bodies.
@@ -150,7 +150,7 @@ class Film {
   }
 
   // Gives roles of one colour different ones, for the plots.
-  #tellApart() {
+  #makeColoursDistinct() {
     const taken = new Set();
     for (const role of this.roles) {
       const free = [role.colour, ...FALLBACK_COLOURS].find((colour) => !taken.has(rgb(colour)));
@@ -159,16 +159,16 @@ class Film {
     }
   }
 
-  frame(tick) {
-    return Math.min(tick, this.ticks);
+  frame(step) {
+    return Math.min(step, this.numSteps);
   }
 
-  view(tick) {
-    return this.views[this.viewOf[this.frame(tick)]];
+  view(step) {
+    return this.views[this.viewOf[this.frame(step)]];
   }
 
-  layout(tick) {
-    return this.layouts[this.layoutOf[this.frame(tick)]];
+  layout(step) {
+    return this.layouts[this.layoutOf[this.frame(step)]];
   }
 
   // From pixels of the picture to the game's units.
@@ -181,79 +181,79 @@ class Film {
     return [view.width / 2 + (x - view.x) * view.scale, view.height / 2 - (y - view.y) * view.scale];
   }
 
-  // What is seen at a tick, in pixels of the picture: {kind, places: [x, y, …], size, colour, agent}.
-  *shapes(tick) {
-    const numbers = this.frames[this.frame(tick)];
-    for (const { kind, points, agent, at } of this.layout(tick).shapes) {
-      const places = Array.from(numbers.subarray(at, at + 2 * points), (number) => number / this.steps);
-      const size = numbers[at + 2 * points] / this.steps;
+  // What is seen at a step, in pixels of the picture: {kind, positions: [x, y, …], size, colour, agent}.
+  *shapes(step) {
+    const numbers = this.frames[this.frame(step)];
+    for (const { kind, points, agent, at } of this.layout(step).shapes) {
+      const positions = Array.from(numbers.subarray(at, at + 2 * points), (number) => number / this.subpixels);
+      const size = numbers[at + 2 * points] / this.subpixels;
       const colour = this.colours[numbers[at + 2 * points + 1]];
-      yield { kind, places, size, colour, agent };
+      yield { kind, positions, size, colour, agent };
     }
   }
 
   // Where an agent is, or was last, in the game's units.
-  whereabouts(agent, tick) {
-    for (let frame = this.frame(tick); frame >= 0; frame--) {
+  lastPosition(agent, step) {
+    for (let frame = this.frame(step); frame >= 0; frame--) {
       const at = 2 * (frame * this.agents.length + agent);
-      if (!Number.isNaN(this.places[at])) return [this.places[at], this.places[at + 1]];
+      if (!Number.isNaN(this.positions[at])) return [this.positions[at], this.positions[at + 1]];
     }
     return null;
   }
 
-  isActive(agent, tick) {
-    return this.active[agent * (this.ticks + 1) + this.frame(tick)] === 1;
+  isActive(agent, step) {
+    return this.active[agent * (this.numSteps + 1) + this.frame(step)] === 1;
   }
 
-  // Sums of rewards since the start, means over these agents; one more than there are ticks.
+  // Sums of rewards since the start, means over these agents; one more than there are numSteps.
   returns(first, end) {
-    const sums = new Float64Array(this.ticks + 1);
-    for (let tick = 0; tick < this.ticks; tick++) {
+    const sums = new Float64Array(this.numSteps + 1);
+    for (let step = 0; step < this.numSteps; step++) {
       let sum = 0;
-      for (let agent = first; agent < end; agent++) sum += this.rewards[agent * this.ticks + tick];
-      sums[tick + 1] = sums[tick] + sum / (end - first);
+      for (let agent = first; agent < end; agent++) sum += this.rewards[agent * this.numSteps + step];
+      sums[step + 1] = sums[step] + sum / (end - first);
     }
     return sums;
   }
 
-  // How many of these agents are active, at the start and after each tick.
+  // How many of these agents are active, at the start and after each step.
   counts(first, end) {
-    const counts = new Float64Array(this.ticks + 1);
+    const counts = new Float64Array(this.numSteps + 1);
     for (let agent = first; agent < end; agent++) {
-      for (let tick = 0; tick <= this.ticks; tick++) counts[tick] += this.isActive(agent, tick);
+      for (let step = 0; step <= this.numSteps; step++) counts[step] += this.isActive(agent, step);
     }
     return counts;
   }
 }
 
 // "a, b, c and 7 more"
-function listed(film, agents) {
+function joinNames(film, agents) {
   const names = agents.slice(0, NAMED).map((agent) => film.agents[agent]);
   const more = agents.length - names.length;
   if (more) return `${names.join(", ")} and ${more} more`;
   return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
 }
 
-// Who left, who came back, how the episode ended: {tick, agents, text}, one for each tick and kind.
+// Who left, who came back, how the episode ended: {step, agents, text}, one for each step and kind.
 function eventsOf(film) {
   const events = [];
   const count = film.agents.length;
-  for (let tick = 1; tick <= film.ticks; tick++) {
+  for (let step = 1; step <= film.numSteps; step++) {
     const left = [];
     const cut = [];
     const back = [];
     let before = 0;
     for (let agent = 0; agent < count; agent++) {
-      const flag = agent * film.ticks + tick - 1;
-      const was = film.isActive(agent, tick - 1);
-      const is = film.isActive(agent, tick);
+      const flag = agent * film.numSteps + step - 1;
+      const was = film.isActive(agent, step - 1);
+      const is = film.isActive(agent, step);
       before += was;
       if (!was && is) back.push(agent);
       else if (was && film.terminations[flag]) left.push(agent);
       else if (was && film.truncations[flag]) cut.push(agent);
       else if (was && !is) left.push(agent);
     }
-    const add = (agents, text) => events.push({ tick, agents, text });
+    const add = (agents, text) => events.push({ step, agents, text });
     if (before && left.length + cut.length === before && !back.length) {
       const how = [left.length && "terminated", cut.length && "truncated"].filter(Boolean);
       const each = how.length > 1 ? `${left.length} terminated, ${cut.length} truncated` : how[0];
@@ -262,10 +262,10 @@ function eventsOf(film) {
         before > 1 ? `the episode ended: ${each} (${before} agents)` : `the episode ended: ${each}`,
       );
     } else {
-      if (left.length) add(left, `${listed(film, left)} left`);
-      if (cut.length) add(cut, `${listed(film, cut)} left: truncated`);
+      if (left.length) add(left, `${joinNames(film, left)} left`);
+      if (cut.length) add(cut, `${joinNames(film, cut)} left: truncated`);
     }
-    if (back.length) add(back, `${listed(film, back)} came back`);
+    if (back.length) add(back, `${joinNames(film, back)} came back`);
   }
   return events;
 }

@@ -10,21 +10,21 @@ const $ = (id) => document.getElementById(id);
 class Player {
   constructor(title, films) {
     this.films = films;
-    this.ticks = Math.max(...films.map((film) => film.ticks));
+    this.numSteps = Math.max(...films.map((film) => film.numSteps));
     this.fps = films[0].fps;
     this.playing = false;
     this.speed = 1;
     this.loop = false;
-    this.embodied = films.some((film) => film.embodied);
-    this.look = {
-      tick: 0,
+    this.hasPositions = films.some((film) => film.hasPositions);
+    this.viewState = {
+      step: 0,
       trails: false,
       followed: null,
       zoom: 1,
       x: 0.5,
       y: 0.5,
       change: (changes) => {
-        Object.assign(this.look, changes);
+        Object.assign(this.viewState, changes);
         this.show();
       },
     };
@@ -33,9 +33,9 @@ class Player {
     $("summary").textContent = this.#summary();
     $("main").classList.toggle("single", films.length === 1);
     $("films").style.setProperty("--columns", Math.ceil(films.length / Math.ceil(films.length / 4)));
-    for (const made of document.querySelectorAll(".of-agents")) made.hidden = !this.embodied;
+    for (const made of document.querySelectorAll(".of-agents")) made.hidden = !this.hasPositions;
     this.events = films.flatMap((film, index) => eventsOf(film).map((event) => ({ ...event, film, index })));
-    this.events.sort((one, other) => one.tick - other.tick || one.index - other.index);
+    this.events.sort((one, other) => one.step - other.step || one.index - other.index);
     this.#fillFilms();
     this.#fillFollow();
     this.#fillEvents();
@@ -49,13 +49,13 @@ class Player {
 
   #summary() {
     const [film] = this.films;
-    const told = ({ roles }) => roles.map((role) => `${role.end - role.first} × ${role.name}`).join(", ");
-    const roles = told(film);
-    const count = this.films.every((other) => told(other) === roles) ? film.agents.length : 0; // several games
+    const described = ({ roles }) => roles.map((role) => `${role.end - role.first} × ${role.name}`).join(", ");
+    const roles = described(film);
+    const count = this.films.every((other) => described(other) === roles) ? film.agents.length : 0; // several games
     const films = this.films.length > 1 ? `${this.films.length} episodes in step, up to ` : "";
     const agents = count > 1 ? ` · ${count} agents${film.roles.length > 1 ? `: ${roles}` : ""}` : "";
     const alone = this.films.length === 1 && film.title !== document.title ? `${film.title} · ` : "";
-    return `${alone}${films}${this.ticks.toLocaleString("en")} ticks at ${this.fps} a second${agents}`;
+    return `${alone}${films}${this.numSteps.toLocaleString("en")} numSteps at ${this.fps} a second${agents}`;
   }
 
   #fillFilms() {
@@ -67,16 +67,16 @@ class Player {
     const alike = (film) => this.films.filter((other) => other.agents.join() === film.agents.join());
     const plot = (film, kind, options) =>
       new Plot({
-        ticks: this.ticks,
+        numSteps: this.numSteps,
         curves: () => curves[kind](film),
         range: () => extent(alike(film).flatMap(curves[kind])),
-        onSeek: (tick) => this.seek(tick),
+        onSeek: (step) => this.seek(step),
         ...options,
       });
     this.cards = this.films.map((film) => {
-      const stage = new Stage(film, this.look, (name) => this.follow(name));
+      const stage = new Stage(film, this.viewState, (name) => this.follow(name));
       const mean = film.agents.length > 1 ? "mean per agent of the role, summed" : "summed";
-      const plots = [plot(film, "returns", { title: "Reward so far", note: `${mean} since tick 0`, whole: false })];
+      const plots = [plot(film, "returns", { title: "Reward so far", note: `${mean} since step 0`, whole: false })];
       if (film.agents.length > 1) {
         plots.push(plot(film, "counts", { title: "Active agents", note: "number in each role", whole: true }));
       }
@@ -93,10 +93,10 @@ class Player {
   #curves(film, values, withFollowed) {
     const curves = film.roles.map((role) => ({
       name: role.name,
-      colour: legible(role.colour),
+      colour: legibleColour(role.colour),
       values: values(role.first, role.end),
     }));
-    const agent = film.place.get(this.look.followed);
+    const agent = film.agentIndex.get(this.viewState.followed);
     if (withFollowed && agent !== undefined) {
       const name = film.agents[agent];
       curves.push({ name, colour: "var(--text)", values: values(agent, agent + 1), dashed: true });
@@ -130,17 +130,17 @@ class Player {
         "button",
         { type: "button" },
         element("i"),
-        element("span", { textContent: `tick ${event.tick}` }),
+        element("span", { textContent: `step ${event.step}` }),
         element("span", { textContent: text }),
       );
-      row.setAttribute("aria-label", `${text} at tick ${event.tick}`);
-      row.addEventListener("click", () => this.seek(event.tick));
+      row.setAttribute("aria-label", `${text} at step ${event.step}`);
+      row.addEventListener("click", () => this.seek(event.step));
       $("events-list").append(element("li", {}, row));
       return row;
     });
     this.marks = this.events.map((event) => {
       const mark = element("i");
-      mark.style.left = `${(100 * event.tick) / this.ticks}%`;
+      mark.style.left = `${(100 * event.step) / this.numSteps}%`;
       return mark;
     });
     $("marks").append(...this.marks);
@@ -176,7 +176,7 @@ class Player {
   // Also when the page turns dark or light.
   recolour() {
     this.drawPlots();
-    const legibles = new Map(this.films.flatMap((film) => film.roles.map((role) => [role, legible(role.colour)])));
+    const legibles = new Map(this.films.flatMap((film) => film.roles.map((role) => [role, legibleColour(role.colour)])));
     this.events.forEach(({ film, agents }, i) => {
       const roles = new Set(agents.map((agent) => film.roles.find((role) => agent < role.end)));
       const colour = roles.size === 1 ? legibles.get([...roles][0]) : "";
@@ -186,40 +186,40 @@ class Player {
   }
 
   show() {
-    const { look } = this;
-    const { tick } = look;
-    $("scrub").max = this.ticks;
-    $("scrub").value = tick;
-    $("scrub").style.setProperty("--done", `${(100 * tick) / this.ticks}%`);
-    $("scrub").setAttribute("aria-valuetext", `tick ${tick} of ${this.ticks}`);
-    $("tick").textContent = tick.toLocaleString("en");
-    $("ticks").textContent = `/ ${this.ticks.toLocaleString("en")}`;
-    $("zoom").textContent = `${written(Number(look.zoom.toPrecision(2)))}×`;
-    $("zoom-out").disabled = look.zoom <= 1;
-    $("zoom-in").disabled = look.zoom >= MAX_ZOOM;
+    const { viewState } = this;
+    const { step } = viewState;
+    $("scrub").max = this.numSteps;
+    $("scrub").value = step;
+    $("scrub").style.setProperty("--done", `${(100 * step) / this.numSteps}%`);
+    $("scrub").setAttribute("aria-valuetext", `step ${step} of ${this.numSteps}`);
+    $("step").textContent = step.toLocaleString("en");
+    $("num-steps").textContent = `/ ${this.numSteps.toLocaleString("en")}`;
+    $("zoom").textContent = `${formatNumber(Number(viewState.zoom.toPrecision(2)))}×`;
+    $("zoom-out").disabled = viewState.zoom <= 1;
+    $("zoom-in").disabled = viewState.zoom >= MAX_ZOOM;
     for (const { film, stage, plots, ended } of this.cards) {
-      stage.canvas.classList.toggle("zoomed", look.zoom > 1 && look.followed === null);
+      stage.canvas.classList.toggle("zoomed", viewState.zoom > 1 && viewState.followed === null);
       stage.draw();
       stage.badge.textContent = this.#about(film);
       stage.badge.hidden = !stage.badge.textContent;
-      ended.textContent = tick > film.ticks ? `ended at tick ${film.ticks}` : "";
-      plots.forEach((plot) => plot.move(tick));
+      ended.textContent = step > film.numSteps ? `ended at step ${film.numSteps}` : "";
+      plots.forEach((plot) => plot.move(step));
     }
     this.#showEvents();
   }
 
   // What the badge says of the followed agent.
   #about(film) {
-    const agent = film.place.get(this.look.followed);
+    const agent = film.agentIndex.get(this.viewState.followed);
     if (agent === undefined) return "";
-    const frame = film.frame(this.look.tick);
+    const frame = film.frame(this.viewState.step);
     const active = film.isActive(agent, frame);
-    const sum = written(film.returns(agent, agent + 1)[frame]);
+    const sum = formatNumber(film.returns(agent, agent + 1)[frame]);
     return `${film.agents[agent]} · reward so far ${sum}${active ? "" : " · not active"}`;
   }
 
   #showEvents() {
-    const passed = this.events.filter((event) => event.tick <= this.look.tick).length;
+    const passed = this.events.filter((event) => event.step <= this.viewState.step).length;
     if (passed === this.passed) return;
     this.passed = passed;
     this.rows.forEach((row, i) => {
@@ -233,13 +233,13 @@ class Player {
     list.scrollTop = current ? current.offsetTop - list.offsetTop - list.clientHeight / 2 : 0;
   }
 
-  seek(tick) {
-    this.look.change({ tick: clamp(Math.round(tick) || 0, 0, this.ticks) });
+  seek(step) {
+    this.viewState.change({ step: clamp(Math.round(step) || 0, 0, this.numSteps) });
   }
 
   play() {
     if (this.playing) return;
-    if (this.look.tick >= this.ticks) this.seek(0);
+    if (this.viewState.step >= this.numSteps) this.seek(0);
     this.playing = true;
     this.#showPlaying();
     const run = (this.run = {}); // a frame that was asked for before a pause does not count in the next run
@@ -259,10 +259,10 @@ class Player {
   }
 
   #advance(count) {
-    const next = this.look.tick + count;
-    if (this.loop) return this.seek(next % (this.ticks + 1));
+    const next = this.viewState.step + count;
+    if (this.loop) return this.seek(next % (this.numSteps + 1));
     this.seek(next);
-    if (next >= this.ticks) this.pause();
+    if (next >= this.numSteps) this.pause();
   }
 
   pause() {
@@ -282,32 +282,32 @@ class Player {
 
   step(count) {
     this.pause();
-    this.seek(this.look.tick + count);
+    this.seek(this.viewState.step + count);
   }
 
   // To the next event, or the one before.
   jump(direction) {
-    const ticks = this.events.map((event) => event.tick);
+    const numSteps = this.events.map((event) => event.step);
     const next =
-      direction > 0 ? ticks.find((tick) => tick > this.look.tick) : ticks.findLast((tick) => tick < this.look.tick);
+      direction > 0 ? numSteps.find((step) => step > this.viewState.step) : numSteps.findLast((step) => step < this.viewState.step);
     if (next !== undefined) this.seek(next);
   }
 
   follow(name) {
     if (name !== null && !this.names.includes(name)) return;
-    if (name === this.look.followed) return;
-    const near = this.look.zoom > 1 ? this.look.zoom : FOLLOW_ZOOM;
-    this.look.change(name === null ? { followed: null, zoom: 1, x: 0.5, y: 0.5 } : { followed: name, zoom: near });
+    if (name === this.viewState.followed) return;
+    const near = this.viewState.zoom > 1 ? this.viewState.zoom : FOLLOW_ZOOM;
+    this.viewState.change(name === null ? { followed: null, zoom: 1, x: 0.5, y: 0.5 } : { followed: name, zoom: near });
     $("follow").value = name ?? "";
     this.drawPlots();
-    this.#say(name === null ? "Following nobody" : `Following ${name}`);
+    this.#announce(name === null ? "Following nobody" : `Following ${name}`);
   }
 
   followNext(direction) {
-    const { names, look } = this;
-    const from = names.indexOf(look.followed);
+    const { names, viewState } = this;
+    const from = names.indexOf(viewState.followed);
     const active = (name) =>
-      this.films.some((film) => film.place.has(name) && film.isActive(film.place.get(name), look.tick));
+      this.films.some((film) => film.agentIndex.has(name) && film.isActive(film.agentIndex.get(name), viewState.step));
     for (let i = 1; i <= names.length; i++) {
       const start = from < 0 && direction < 0 ? 0 : from;
       const name = names[(start + direction * i + names.length * 2) % names.length];
@@ -316,7 +316,7 @@ class Player {
   }
 
   zoom(factor) {
-    this.look.change({ zoom: clamp(this.look.zoom * factor, 1, MAX_ZOOM) });
+    this.viewState.change({ zoom: clamp(this.viewState.zoom * factor, 1, MAX_ZOOM) });
   }
 
   setSpeed(speed) {
@@ -326,7 +326,7 @@ class Player {
 
   faster(direction) {
     this.setSpeed(SPEEDS[clamp(SPEEDS.indexOf(this.speed) + direction, 0, SPEEDS.length - 1)]);
-    this.#say(`Speed ${this.speed}`);
+    this.#announce(`Speed ${this.speed}`);
   }
 
   setLoop(loop) {
@@ -335,13 +335,13 @@ class Player {
   }
 
   setTrails(trails) {
-    this.look.change({ trails });
+    this.viewState.change({ trails });
     $("trails").setAttribute("aria-pressed", trails);
   }
 
   // Tells those who do not see the page.
-  #say(text) {
-    $("said").textContent = text;
+  #announce(text) {
+    $("status").textContent = text;
   }
 
   #listen() {
@@ -350,7 +350,7 @@ class Player {
     click("back", () => this.step(-1));
     click("forward", () => this.step(1));
     click("loop", () => this.setLoop(!this.loop));
-    click("trails", () => this.setTrails(!this.look.trails));
+    click("trails", () => this.setTrails(!this.viewState.trails));
     click("zoom-in", () => this.zoom(Math.SQRT2));
     click("zoom-out", () => this.zoom(Math.SQRT1_2));
     click("help", () => $("keys").showModal());
@@ -368,7 +368,7 @@ class Player {
       ArrowLeft: () => this.step(-far),
       ArrowRight: () => this.step(far),
       Home: () => this.seek(0),
-      End: () => this.seek(this.ticks),
+      End: () => this.seek(this.numSteps),
       "+": () => this.faster(1),
       "=": () => this.faster(1),
       "-": () => this.faster(-1),
@@ -378,10 +378,10 @@ class Player {
       z: () => this.zoom(shiftKey ? Math.SQRT1_2 : Math.SQRT2),
       "?": () => $("keys").showModal(),
       " ": () => this.toggle(),
-      Escape: () => (this.look.followed === null ? this.look.change({ zoom: 1, x: 0.5, y: 0.5 }) : this.follow(null)),
-      ...(this.embodied && {
+      Escape: () => (this.viewState.followed === null ? this.viewState.change({ zoom: 1, x: 0.5, y: 0.5 }) : this.follow(null)),
+      ...(this.hasPositions && {
         f: () => this.followNext(shiftKey ? -1 : 1),
-        t: () => this.setTrails(!this.look.trails),
+        t: () => this.setTrails(!this.viewState.trails),
       }),
     };
     const act = keys[key.length === 1 ? key.toLowerCase() : key];
@@ -392,25 +392,25 @@ class Player {
   }
 }
 
-// What tests and consoles may use: places as they are drawn, in the game's units.
+// What tests and consoles may use: positions as they are drawn, in the game's units.
 function handle(player) {
   const shapes = (index = 0) => {
     const film = player.films[index];
-    const view = film.view(player.look.tick);
-    return Array.from(film.shapes(player.look.tick), ({ kind, places, size, colour, agent }) => {
+    const view = film.view(player.viewState.step);
+    return Array.from(film.shapes(player.viewState.step), ({ kind, positions, size, colour, agent }) => {
       const points = [];
-      for (let i = 0; i < places.length; i += 2) points.push(film.units(view, places[i], places[i + 1]));
+      for (let i = 0; i < positions.length; i += 2) points.push(film.units(view, positions[i], positions[i + 1]));
       if (kind === "circle")
         return { kind, x: points[0][0], y: points[0][1], radius: size / view.scale, colour, agent };
       return kind === "line" ? { kind, points, width: size / view.scale, colour } : { kind, points, colour };
     });
   };
   return {
-    get tick() {
-      return player.look.tick;
+    get step() {
+      return player.viewState.step;
     },
-    get ticks() {
-      return player.ticks;
+    get numSteps() {
+      return player.numSteps;
     },
     get playing() {
       return player.playing;
@@ -422,18 +422,18 @@ function handle(player) {
       return player.loop;
     },
     get trails() {
-      return player.look.trails;
+      return player.viewState.trails;
     },
     get zoom() {
-      return player.look.zoom;
+      return player.viewState.zoom;
     },
     get followed() {
-      return player.look.followed;
+      return player.viewState.followed;
     },
     get events() {
-      return player.events.map(({ tick, text, index }) => ({ tick, text, film: index }));
+      return player.events.map(({ step, text, index }) => ({ step, text, film: index }));
     },
-    seek: (tick) => player.seek(tick),
+    seek: (step) => player.seek(step),
     play: () => player.play(),
     pause: () => player.pause(),
     follow: (name) => player.follow(name),
@@ -445,14 +445,14 @@ async function start() {
   if (!globalThis.DecompressionStream) {
     throw new Error("this browser is too old: expected Chrome or Edge 97, Firefox 113, Safari 16.4 or a later one");
   }
-  const { title, steps, films } = JSON.parse($("data").textContent);
-  const unpacked = await Promise.all(films.map(async (film) => new Film(film, await inflated(film.data), steps)));
+  const { title, subpixels, films } = JSON.parse($("data").textContent);
+  const unpacked = await Promise.all(films.map(async (film) => new Film(film, await inflate(film.data), subpixels)));
   const player = new Player(title, unpacked);
   window.player = handle(player);
   if (!matchMedia("(prefers-reduced-motion: reduce)").matches) player.play();
 }
 
 start().catch((error) => {
-  $("trouble").textContent = `The replay cannot be shown: ${error.message}`;
+  $("error").textContent = `The replay cannot be shown: ${error.message}`;
   console.error(error);
 });

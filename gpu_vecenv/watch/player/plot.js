@@ -1,13 +1,13 @@
-// Plots over ticks, as SVG, in colours that can be read.
+// Plots over numSteps, as SVG, in colours that can be read.
 
-function drawn(tag, attributes = {}) {
+function svgElement(tag, attributes = {}) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
   return made;
 }
 
 // A number, for people.
-function written(value) {
+function formatNumber(value) {
   if (!Number.isFinite(value)) return "–";
   return (Object.is(value, -0) ? 0 : value).toLocaleString("en", { maximumSignificantDigits: 4 }).replace("-", "−");
 }
@@ -24,7 +24,7 @@ function luminance(colour) {
 }
 
 // This colour, or one near it that stands out from the panel, 3 : 1.
-function legible(colour) {
+function legibleColour(colour) {
   const hex = getComputedStyle(document.documentElement).getPropertyValue("--panel").trim(); // #rrggbb
   const panel = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
   const towards = luminance(panel) < 0.2 ? 255 : 0;
@@ -45,9 +45,9 @@ function niceStep(range, count) {
 
 class Plot {
   // curves(): [{name, colour, values, dashed}]; range(): lowest and highest value of all films' curves.
-  constructor({ title, note, ticks, whole, curves, range, onSeek }) {
-    Object.assign(this, { ticks, whole, curves, range, tick: 0 });
-    this.svg = drawn("svg", { role: "img", "aria-label": `${title}, ${note}, over ticks` });
+  constructor({ title, note, numSteps, whole, curves, range, onSeek }) {
+    Object.assign(this, { numSteps, whole, curves, range, step: 0 });
+    this.svg = svgElement("svg", { role: "img", "aria-label": `${title}, ${note}, over numSteps` });
     this.legend = element("ul", { className: "legend" });
     const caption = element(
       "figcaption",
@@ -60,7 +60,7 @@ class Plot {
     new ResizeObserver(() => this.draw()).observe(this.svg);
     const seek = (event) => {
       const left = event.clientX - this.svg.getBoundingClientRect().left;
-      onSeek(Math.round(((left - this.left) / (this.right - this.left)) * this.ticks));
+      onSeek(Math.round(((left - this.left) / (this.right - this.left)) * this.numSteps));
     };
     this.svg.addEventListener("pointerdown", (event) => {
       this.svg.setPointerCapture(event.pointerId);
@@ -79,11 +79,11 @@ class Plot {
     this.right = width - 12;
     const top = 8;
     const bottom = height - 34;
-    this.across = (tick) => this.left + ((this.right - this.left) * tick) / this.ticks;
+    this.across = (step) => this.left + ((this.right - this.left) * step) / this.numSteps;
     this.down = (value) => bottom - ((bottom - top) * (value - low)) / (high - low);
-    const line = (name, x1, y1, x2, y2) => this.svg.append(drawn("line", { class: name, x1, y1, x2, y2 }));
+    const line = (name, x1, y1, x2, y2) => this.svg.append(svgElement("line", { class: name, x1, y1, x2, y2 }));
     const text = (x, y, anchor, content) => {
-      const made = drawn("text", { x, y, "text-anchor": anchor });
+      const made = svgElement("text", { x, y, "text-anchor": anchor });
       made.textContent = content;
       this.svg.append(made);
     };
@@ -92,25 +92,25 @@ class Plot {
       text(this.left - 6, this.down(value) + 4, "end", label(value));
     }
     line("axis", this.left, top, this.left, bottom);
-    const apart = Math.max(1, niceStep(this.ticks, clamp(Math.floor((this.right - this.left) / 60), 2, 6)));
-    for (let tick = 0; tick <= this.ticks; tick += apart) {
-      line("axis", this.across(tick), bottom, this.across(tick), bottom + 4);
-      text(this.across(tick), bottom + 16, "middle", tick.toLocaleString("en"));
+    const apart = Math.max(1, niceStep(this.numSteps, clamp(Math.floor((this.right - this.left) / 60), 2, 6)));
+    for (let step = 0; step <= this.numSteps; step += apart) {
+      line("axis", this.across(step), bottom, this.across(step), bottom + 4);
+      text(this.across(step), bottom + 16, "middle", step.toLocaleString("en"));
     }
-    text((this.left + this.right) / 2, height - 3, "middle", "tick");
+    text((this.left + this.right) / 2, height - 3, "middle", "step");
     for (const curve of this.shown) this.svg.append(this.#path(curve));
-    this.cursor = drawn("line", { class: "cursor", y1: top, y2: bottom });
+    this.cursor = svgElement("line", { class: "cursor", y1: top, y2: bottom });
     this.svg.append(this.cursor);
     this.legend.replaceChildren();
     for (const curve of this.shown) {
-      curve.dot = drawn("circle", { class: "dot", r: 4, fill: curve.colour });
+      curve.dot = svgElement("circle", { class: "dot", r: 4, fill: curve.colour });
       this.svg.append(curve.dot);
       curve.value = element("b");
       const key = element("i");
       key.style.color = curve.colour;
       this.legend.append(element("li", {}, key, element("span", { textContent: curve.name }), curve.value));
     }
-    this.move(this.tick);
+    this.move(this.step);
   }
 
   // Round numbers from below the lowest value to above the highest.
@@ -118,7 +118,7 @@ class Plot {
     let [low, high] = this.range();
     if (!(high > low)) [low, high] = [low - (this.whole ? 0 : 1), low + 1];
     const step = Math.max(niceStep(high - low, 4), this.whole ? 1 : 0);
-    low = Math.floor(low / step + 1e-9) * step; // 1e-9: a whole number of steps stays one
+    low = Math.floor(low / step + 1e-9) * step; // 1e-9: a whole number of subpixels stays one
     high = Math.ceil(high / step - 1e-9) * step;
     const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
     const style = { minimumFractionDigits: digits, maximumFractionDigits: digits };
@@ -130,30 +130,30 @@ class Plot {
   #path({ values, colour, dashed }) {
     let path = "";
     let pen = false;
-    values.forEach((value, tick) => {
+    values.forEach((value, step) => {
       if (!Number.isFinite(value)) {
         pen = false;
         return;
       }
-      const x = this.across(tick).toFixed(1);
+      const x = this.across(step).toFixed(1);
       const y = this.down(value).toFixed(1);
       path += !pen ? `M${x} ${y}` : this.whole ? `H${x}V${y}` : `L${x} ${y}`;
       pen = true;
     });
-    return drawn("path", { class: "curve", d: path, stroke: colour, ...(dashed && { "stroke-dasharray": "5 3" }) });
+    return svgElement("path", { class: "curve", d: path, stroke: colour, ...(dashed && { "stroke-dasharray": "5 3" }) });
   }
 
-  move(tick) {
-    this.tick = tick;
+  move(step) {
+    this.step = step;
     if (!this.cursor) return;
-    this.cursor.setAttribute("x1", this.across(tick));
-    this.cursor.setAttribute("x2", this.across(tick));
+    this.cursor.setAttribute("x1", this.across(step));
+    this.cursor.setAttribute("x2", this.across(step));
     for (const { values, value, dot } of this.shown) {
-      const now = values[Math.min(tick, values.length - 1)];
-      value.textContent = written(now);
-      dot.setAttribute("visibility", Number.isFinite(now) && tick < values.length ? "visible" : "hidden");
+      const now = values[Math.min(step, values.length - 1)];
+      value.textContent = formatNumber(now);
+      dot.setAttribute("visibility", Number.isFinite(now) && step < values.length ? "visible" : "hidden");
       if (!Number.isFinite(now)) continue;
-      dot.setAttribute("cx", this.across(tick));
+      dot.setAttribute("cx", this.across(step));
       dot.setAttribute("cy", this.down(now));
     }
   }

@@ -1,6 +1,6 @@
 // A film's picture on a canvas: camera, shapes, trails, and what pointers do to it.
 
-const TRAIL = 40; // ticks
+const TRAIL = 40; // numSteps
 const MAX_ZOOM = 16;
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -12,8 +12,8 @@ function element(tag, properties = {}, ...children) {
 }
 
 class Stage {
-  constructor(film, look, onPick) {
-    Object.assign(this, { film, look, onPick, hovered: null });
+  constructor(film, viewState, onPick) {
+    Object.assign(this, { film, viewState, onPick, hovered: null });
     const { width, height } = film.views[film.viewOf[0]];
     this.canvas = element("canvas");
     this.canvas.setAttribute("role", "img");
@@ -36,11 +36,11 @@ class Stage {
 
   // How pictures lie on the canvas: scale k, and the place (x, y) of the picture that is in its middle.
   camera() {
-    const { film, look, canvas } = this;
-    const view = film.view(look.tick);
-    const k = Math.min(canvas.width / view.width, canvas.height / view.height) * look.zoom;
-    const agent = film.place.get(look.followed);
-    const place = agent !== undefined && film.whereabouts(agent, look.tick);
+    const { film, viewState, canvas } = this;
+    const view = film.view(viewState.step);
+    const k = Math.min(canvas.width / view.width, canvas.height / view.height) * viewState.zoom;
+    const agent = film.agentIndex.get(viewState.followed);
+    const place = agent !== undefined && film.lastPosition(agent, viewState.step);
     if (place) {
       const [x, y] = film.pixels(view, ...place);
       return { k, x, y };
@@ -50,14 +50,14 @@ class Stage {
       const half = Math.min(shown, length) / 2;
       return clamp(share * length, half, length - half);
     };
-    return { k, x: inside(look.x, view.width, canvas.width / k), y: inside(look.y, view.height, canvas.height / k) };
+    return { k, x: inside(viewState.x, view.width, canvas.width / k), y: inside(viewState.y, view.height, canvas.height / k) };
   }
 
   draw() {
     if (!this.ratio) return;
-    const { film, look, canvas } = this;
+    const { film, viewState, canvas } = this;
     const context = canvas.getContext("2d");
-    const view = film.view(look.tick);
+    const view = film.view(viewState.step);
     const { k, x, y } = this.camera();
     const thin = this.ratio; // no disc or line is thinner than a pixel
     const across = (place) => (place - x) * k + canvas.width / 2;
@@ -65,17 +65,17 @@ class Stage {
     context.fillStyle = rgb(view.background);
     context.fillRect(0, 0, canvas.width, canvas.height);
     context.lineCap = context.lineJoin = "round";
-    let trails = look.trails;
-    for (const { kind, places, size, colour, agent } of film.shapes(look.tick)) {
+    let trails = viewState.trails;
+    for (const { kind, positions, size, colour, agent } of film.shapes(viewState.step)) {
       if (trails && agent !== null) {
         this.#trails(context, view, across, down);
         trails = false;
       }
       context.beginPath();
       if (kind === "circle") {
-        context.arc(across(places[0]), down(places[1]), Math.max(size * k, thin / 2), 0, 2 * Math.PI);
+        context.arc(across(positions[0]), down(positions[1]), Math.max(size * k, thin / 2), 0, 2 * Math.PI);
       } else {
-        for (let i = 0; i < places.length; i += 2) context.lineTo(across(places[i]), down(places[i + 1]));
+        for (let i = 0; i < positions.length; i += 2) context.lineTo(across(positions[i]), down(positions[i + 1]));
       }
       if (kind === "line") {
         context.strokeStyle = rgb(colour);
@@ -86,19 +86,19 @@ class Stage {
         context.fill();
       }
     }
-    for (const name of new Set([look.followed, this.hovered])) this.#ring(context, view, across, down, name);
+    for (const name of new Set([viewState.followed, this.hovered])) this.#ring(context, view, across, down, name);
   }
 
   #trails(context, view, across, down) {
-    const { film, look } = this;
-    const last = film.frame(look.tick);
+    const { film, viewState } = this;
+    const last = film.frame(viewState.step);
     const count = film.agents.length;
-    const far = Math.max(view.width, view.height) / 4; // in one tick: a jump, not a move
+    const far = Math.max(view.width, view.height) / 4; // in one step: a jump, not a move
     const at = (agent, frame) => {
       const place = 2 * (frame * count + agent);
-      return film.pixels(view, film.places[place], film.places[place + 1]);
+      return film.pixels(view, film.positions[place], film.positions[place + 1]);
     };
-    const chosen = film.place.get(look.followed);
+    const chosen = film.agentIndex.get(viewState.followed);
     context.lineCap = "butt"; // round ends would lie on each other
     for (let frame = Math.max(1, last - TRAIL + 1); frame <= last; frame++) {
       const young = 1 - (last - frame) / TRAIL;
@@ -116,7 +116,7 @@ class Stage {
           }
           context.globalAlpha = (own ? 0.9 : 0.6) * young;
           context.strokeStyle = rgb(role.colour);
-          context.lineWidth = (own ? 2 : 1) * 1.5 * Math.sqrt(look.zoom) * this.ratio;
+          context.lineWidth = (own ? 2 : 1) * 1.5 * Math.sqrt(viewState.zoom) * this.ratio;
           context.stroke();
         }
       }
@@ -126,19 +126,19 @@ class Stage {
   }
 
   #ring(context, view, across, down, name) {
-    const agent = this.film.place.get(name);
-    const body = this.film.layout(this.look.tick).bodies.get(agent);
+    const agent = this.film.agentIndex.get(name);
+    const body = this.film.layout(this.viewState.step).bodies.get(agent);
     if (!body) return;
-    const [x, y, size] = this.film.frames[this.film.frame(this.look.tick)].subarray(body.at, body.at + 3);
-    const { steps } = this.film;
+    const [x, y, size] = this.film.frames[this.film.frame(this.viewState.step)].subarray(body.at, body.at + 3);
+    const { subpixels } = this.film;
     const { k } = this.camera();
-    const radius = (size / steps) * k + 4 * this.ratio;
+    const radius = (size / subpixels) * k + 4 * this.ratio;
     for (const [width, colour] of [
       [5, "rgb(255 255 255 / 85%)"],
       [2, "rgb(20 26 36)"],
     ]) {
       context.beginPath();
-      context.arc(across(x / steps), down(y / steps), radius, 0, 2 * Math.PI);
+      context.arc(across(x / subpixels), down(y / subpixels), radius, 0, 2 * Math.PI);
       context.lineWidth = width * this.ratio;
       context.strokeStyle = colour;
       context.stroke();
@@ -147,15 +147,15 @@ class Stage {
 
   // The agent under a place of the canvas, and where it is, both in CSS pixels.
   near(offsetX, offsetY, reach) {
-    const { film, look, canvas } = this;
-    const numbers = film.frames[film.frame(look.tick)];
+    const { film, viewState, canvas } = this;
+    const numbers = film.frames[film.frame(viewState.step)];
     const { k, x, y } = this.camera();
     let found = null;
     let least = Infinity;
-    for (const [agent, { at }] of film.layout(look.tick).bodies) {
-      const left = ((numbers[at] / film.steps - x) * k + canvas.width / 2) / this.ratio;
-      const top = ((numbers[at + 1] / film.steps - y) * k + canvas.height / 2) / this.ratio;
-      const radius = ((numbers[at + 2] / film.steps) * k) / this.ratio;
+    for (const [agent, { at }] of film.layout(viewState.step).bodies) {
+      const left = ((numbers[at] / film.subpixels - x) * k + canvas.width / 2) / this.ratio;
+      const top = ((numbers[at + 1] / film.subpixels - y) * k + canvas.height / 2) / this.ratio;
+      const radius = ((numbers[at + 2] / film.subpixels) * k) / this.ratio;
       const distance = Math.hypot(left - offsetX, top - offsetY);
       if (distance < radius + reach && distance < least) [found, least] = [{ agent, left, top, radius }, distance];
     }
@@ -180,7 +180,7 @@ class Stage {
 
   // Clicks pick; drags move what is seen, where it is zoomed; two fingers and control with the wheel zoom.
   #listen() {
-    const { canvas, look } = this;
+    const { canvas, viewState } = this;
     const down = new Map();
     let moved = 0;
     let spread = 0;
@@ -204,10 +204,10 @@ class Stage {
         const wider = fingers();
         this.zoomAt(event.offsetX, event.offsetY, wider / spread);
         spread = wider;
-      } else if (moved > 6 && look.zoom > 1 && look.followed === null) {
+      } else if (moved > 6 && viewState.zoom > 1 && viewState.followed === null) {
         const { k, x, y } = this.camera();
-        const view = this.film.view(look.tick);
-        look.change({ x: (x - (dx * this.ratio) / k) / view.width, y: (y - (dy * this.ratio) / k) / view.height });
+        const view = this.film.view(viewState.step);
+        viewState.change({ x: (x - (dx * this.ratio) / k) / view.width, y: (y - (dy * this.ratio) / k) / view.height });
       }
     });
     const up = (event) => {
@@ -232,12 +232,12 @@ class Stage {
 
   // Zooms by a factor; what is at this place of the canvas stays there.
   zoomAt(offsetX, offsetY, factor) {
-    const { look, canvas } = this;
-    const view = this.film.view(look.tick);
+    const { viewState, canvas } = this;
+    const view = this.film.view(viewState.step);
     const { k, x, y } = this.camera();
-    const zoom = clamp(look.zoom * factor, 1, MAX_ZOOM);
-    const rest = (1 - look.zoom / zoom) / k;
-    look.change({
+    const zoom = clamp(viewState.zoom * factor, 1, MAX_ZOOM);
+    const rest = (1 - viewState.zoom / zoom) / k;
+    viewState.change({
       zoom,
       x: (x + (offsetX * this.ratio - canvas.width / 2) * rest) / view.width,
       y: (y + (offsetY * this.ratio - canvas.height / 2) * rest) / view.height,

@@ -53,7 +53,7 @@ class Constant(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class OneStep(Probe):
-    """One tick, paid as the observation says, 1 or -1. Wrong if the value does not depend on the observation, or goes
+    """One step, paid as the observation says, 1 or -1. Wrong if the value does not depend on the observation, or goes
     on after the end.
     """
 
@@ -66,7 +66,7 @@ class OneStep(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class TwoStep(Probe):
-    """Two ticks, paid at the end; the observation is the tick. Wrong if the discount is missing or applied twice."""
+    """Two steps, paid at the end; the observation is the step. Wrong if the discount is missing or applied twice."""
 
     source = FOLDER / "two_step.cu"
 
@@ -76,7 +76,7 @@ class TwoStep(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(Probe):
-    """One tick: choice 1 is paid 1, choice 0 costs 1. Wrong if the policy goes downhill, or nowhere."""
+    """One step: choice 1 is paid 1, choice 0 costs 1. Wrong if the policy goes downhill, or nowhere."""
 
     source = FOLDER / "choice.cu"
 
@@ -89,7 +89,7 @@ class Choice(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class Match(Probe):
-    """One tick: choice 1 is right where the observation is 1, choice 0 where it is -1; right is paid 1, wrong costs 1.
+    """One step: choice 1 is right where the observation is 1, choice 0 where it is -1; right is paid 1, wrong costs 1.
     Wrong if rows of observations, actions and advantages are not each other's.
     """
 
@@ -105,8 +105,8 @@ class Match(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class Delayed(Probe):
-    """Two ticks: the first choice decides what the second tick pays, 1 or -1; the second choice nothing. The
-    observation is the tick: what was chosen cannot be seen. Wrong if credit does not travel back in time; with values
+    """Two steps: the first choice decides what the second step pays, 1 or -1; the second choice nothing. The
+    observation is the step: what was chosen cannot be seen. Wrong if credit does not travel back in time; with values
     that do not know the choice it travels by lambda > 0 alone.
     """
 
@@ -122,7 +122,7 @@ class Delayed(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class Forbidden(Probe):
-    """One tick: choices 0, 1 and 2 are paid 0, 0.5 and 1; in every other episode, by chance, 2 is forbidden, and
+    """One step: choices 0, 1 and 2 are paid 0, 0.5 and 1; in every other episode, by chance, 2 is forbidden, and
     nothing but the mask says so. Wrong if masks are not those of their rows, when acting or when learning.
     """
 
@@ -140,7 +140,7 @@ class Forbidden(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class Target(Probe):
-    """One tick: the nearer to the target, the better; the cost is the square of the distance. The observation, 1 or
+    """One step: the nearer to the target, the better; the cost is the square of the distance. The observation, 1 or
     -1, says which of two targets, a quarter of the range above or below its middle. Wrong if continuous actions are
     not those that the densities were of, or bounds are not applied.
     """
@@ -168,7 +168,7 @@ class Target(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class Rivals(Probe):
-    """One tick, two roles: "left" has two choices and is paid for 1, "right" has three and is paid for 2. Left sees
+    """One step, two roles: "left" has two choices and is paid for 1, "right" has three and is paid for 2. Left sees
     (1), right (1, 1). Wrong if roles get each other's rewards, logits or observations.
     """
 
@@ -186,7 +186,7 @@ class Rivals(Probe):
 
 @dataclass(frozen=True, kw_only=True)
 class Survivors(Probe):
-    """Agent i is in the game for i + 1 ticks, each paid 1. It sees the share of ``num_players`` ticks that it has left.
+    """Agent i is in the game for i + 1 steps, each paid 1. It sees the share of ``num_players`` steps that it has left.
     Whoever has left sees 1, as if all were before it, and gets nothing. Wrong if rows of agents out of the game teach.
     """
 

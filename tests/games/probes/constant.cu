@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -7,7 +7,7 @@ HD void reset(State, Io) {}
 HD void step(State, Io io) {
     ONCE {
         io.rewards[0] = 1;
-        io.truncations[0] = io.time >= MAX_STEPS;
+        io.truncations[0] = io.elapsed_steps >= MAX_STEPS;
     }
 }
 

@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -10,7 +10,7 @@ HD void reset(State s, Io) {
 
 HD void step(State s, Io io) {
     ONCE {
-        bool last = io.time == 2;
+        bool last = io.elapsed_steps == 2;
         if (!last) s.first[0] = io.action(0);
         io.rewards[0] = !last ? 0.0f : s.first[0] == 1 ? 1.0f : -1.0f;
         io.terminations[0] = last;
@@ -19,6 +19,6 @@ HD void step(State s, Io io) {
 
 HD void observe(State, Io io) {
     ONCE {
-        io.obs[0][0] = (float)io.time;
+        io.obs[0][0] = (float)io.elapsed_steps;
     }
 }

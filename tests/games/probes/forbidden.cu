@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 

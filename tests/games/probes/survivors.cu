@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -8,10 +8,10 @@ HD void step(State, Io io) {
     FOR_AGENTS (i) {
         if (!io.active[i]) continue;
         io.rewards[i] = 1;
-        io.terminations[i] = io.time == i + 1;
+        io.terminations[i] = io.elapsed_steps == i + 1;
     }
 }
 
 HD void observe(State, Io io) {
-    FOR_AGENTS (i) io.obs[i][0] = io.active[i] ? (float)(i + 1 - io.time) / NUM_PLAYERS : 1.0f;
+    FOR_AGENTS (i) io.obs[i][0] = io.active[i] ? (float)(i + 1 - io.elapsed_steps) / NUM_PLAYERS : 1.0f;
 }

@@ -1,4 +1,4 @@
-#include "vecenv.cuh"
+#include "game_api.cuh"
 
 struct Scratch {};
 
@@ -6,7 +6,7 @@ HD void reset(State, Io) {}
 
 HD void step(State, Io io) {
     ONCE {
-        bool last = io.time == 2;
+        bool last = io.elapsed_steps == 2;
         io.rewards[0] = last;
         io.terminations[0] = last;
     }
@@ -14,6 +14,6 @@ HD void step(State, Io io) {
 
 HD void observe(State, Io io) {
     ONCE {
-        io.obs[0][0] = (float)io.time;
+        io.obs[0][0] = (float)io.elapsed_steps;
     }
 }

@@ -1,4 +1,4 @@
-"""The environment under test: driven in any autoreset mode, with a clock of its own; and the table of checks."""
+"""The environment under test: driven in any autoreset mode, with a tracker of its own; and the table of checks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from gpu_vecenv.check.trace import Array, Bools, Finding, Record, Tree, difference
+from gpu_vecenv.check.records import Array, Bools, Finding, Record, Tree, difference
 
 Make = Callable[[int], Any]  # number of replicas -> VectorEnv
 RowActions = Sequence[Tree]  # one action for each row
 OUTPUTS = ("obs", "rewards", "terminations", "truncations", "info")
 SEEN = (*OUTPUTS[:4], "after_reset.obs")  # what an agent sees, in every mode
 Findings = Iterator[Finding]
-Rule = Callable[["Subject"], Findings]
+Rule = Callable[["CheckContext"], Findings]
 # What a refusal may be: the builtins that say so, Gymnasium's errors, and the assertions of its spaces.
 REFUSALS = (TypeError, ValueError, gymnasium.error.Error, AssertionError)
 
@@ -34,7 +34,7 @@ class Inapplicable(Exception):
 
 
 @dataclass(frozen=True)
-class Given:
+class CheckOptions:
     """What some checks need beside the environment; the arguments of ``check_vector_env`` of the same names."""
 
     oracle: Make | None = None
@@ -45,7 +45,7 @@ class Given:
     state_of: Callable[[Any], Any] | None = None
 
 
-NOTHING_GIVEN = Given()
+NO_OPTIONS = CheckOptions()
 
 
 class Check(NamedTuple):
@@ -76,25 +76,25 @@ def differing(what: str, got: Sequence[Record], expected: Sequence[Record], chos
         yield replace(finding, got=f"{what}: {finding.got}")
 
 
-class Clock:
+class EpisodeTracker:
     """An independent count of each replica's steps in its episode, kept from the flags alone.
 
-    A replica is a block of rows, one for each agent. Its episode ends when all of its rows have ended.
+    A replica is a rows_per_env of rows, one for each agent. Its episode ends when all of its rows have ended.
     """
 
-    def __init__(self, mode: AutoresetMode | None, replicas: int, block: int):
-        self.mode, self.shape = mode, (replicas, block)
+    def __init__(self, mode: AutoresetMode | None, replicas: int, rows_per_env: int):
+        self.mode, self.shape = mode, (replicas, rows_per_env)
         self.age = np.zeros(replicas, np.int64)
-        self.finished = np.zeros(replicas, np.bool_)  # ended with the last tick
-        self.resetting = np.zeros(replicas, np.bool_)  # the last tick was the reset that follows in NEXT_STEP
+        self.finished = np.zeros(replicas, np.bool_)  # ended with the last step
+        self.resetting = np.zeros(replicas, np.bool_)  # the last step was the reset that follows in NEXT_STEP
         self.ended = np.zeros(self.shape, np.bool_)  # rows that have ended in this episode
-        self.before = self.ended  # the same, before the last tick
+        self.before = self.ended  # the same, before the last step
 
     def restart(self, replicas: Bools) -> None:
         """New episodes by hand."""
         self.age[replicas], self.ended[replicas], self.finished[replicas] = 0, False, False
 
-    def tick(self, terminations: Array, truncations: Array) -> None:
+    def advance(self, terminations: Array, truncations: Array) -> None:
         """Count one step by its flags."""
         self.age[self.finished], self.ended[self.finished] = 0, False
         self.resetting = self.finished & (self.mode is AutoresetMode.NEXT_STEP)
@@ -106,14 +106,14 @@ class Clock:
 
 
 class Session:
-    """One environment under test, with its clock. Ended replicas are reset by mask where the mode asks for that."""
+    """One environment under test, with its tracker. Ended replicas are reset by mask where the mode asks for that."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], replicas: int, device: torch.device | None):
         self.env, self.replicas, self.device = env, replicas, device
         self.mode = declared_mode(env)
         self.rows: int = env.num_envs
-        self.block = self.rows // replicas
-        self.clock = Clock(self.mode, replicas, self.block)
+        self.rows_per_env = self.rows // replicas
+        self.tracker = EpisodeTracker(self.mode, replicas, self.rows_per_env)
         self.allowed: Bools | None = None  # choices of each row, where info has a mask of them
 
     @property
@@ -123,24 +123,26 @@ class Session:
 
     def rows_of(self, replica: int) -> slice:
         """A replica's rows."""
-        return slice(replica * self.block, (replica + 1) * self.block)
+        return slice(replica * self.rows_per_env, (replica + 1) * self.rows_per_env)
 
-    def over_rows(self, replicas: Array) -> Array:
+    def repeat_over_rows(self, replicas: Array) -> Array:
         """A value for each replica, as one for each row."""
-        return np.repeat(replicas, self.block)
+        return np.repeat(replicas, self.rows_per_env)
 
     def reset(self, seed: int | None = None, mask: Bools | None = None) -> Record:
         """Reset all replicas, or those where ``mask`` (replicas,) is True."""
-        rows = None if mask is None else self.over_rows(mask)
+        rows = None if mask is None else self.repeat_over_rows(mask)
         record = self._reset(rows, seed)
-        self.clock.restart(np.ones(self.replicas, np.bool_) if mask is None else mask)
+        self.tracker.restart(np.ones(self.replicas, np.bool_) if mask is None else mask)
         return record
 
     def batch(self, actions: RowActions) -> Tree:
         """The first ``rows`` actions as the environment takes them, fresh memory."""
         allowed = self.allowed
         if allowed is not None:
-            actions = [permitted(self.env.single_action_space, *pair) for pair in zip(actions, allowed, strict=False)]
+            actions = [
+                apply_action_mask(self.env.single_action_space, *pair) for pair in zip(actions, allowed, strict=False)
+            ]
         space = self.env.single_action_space
         empty: Any = create_empty_array(space, n=self.rows, fn=np.zeros)
         return self.send(concatenate(space, actions[: self.rows], empty))
@@ -155,42 +157,42 @@ class Session:
         return torch.as_tensor(tree, device=self.device) if self.device is not None and numeric else tree
 
     def step(self, actions: RowActions) -> Record:
-        """One tick; the record has ``after_reset.obs`` and ``after_reset.info`` where replicas were reset by mask."""
+        """One step; the record has ``after_reset.obs`` and ``after_reset.info`` where replicas were reset by mask."""
         return self.raw_step(self.batch(actions))
 
     def raw_step(self, batch: Tree) -> Record:
-        """One tick with actions as the environment takes them."""
+        """One step with actions as the environment takes them."""
         outputs = self.env.step(batch)
         record = Record(dict(zip(OUTPUTS, outputs, strict=True)), self.rows)
-        self.follow(record)
+        self.track(record)
         return record
 
-    def follow(self, record: Record) -> None:
-        """Take note of what a tick returned, and reset what has to be reset by mask."""
+    def track(self, record: Record) -> None:
+        """Take note of what a step returned, and reset what has to be reset by mask."""
         flags = record.values("terminations"), record.values("truncations")
         for name, flag in zip(OUTPUTS[2:4], flags, strict=True):
             if flag.shape != (self.rows,):
                 raise ValueError(f"{name} have shape {flag.shape}; expected ({self.rows},)")
-        self.clock.tick(*flags)
+        self.tracker.advance(*flags)
         self._see_action_mask(record, None)
-        finished = self.clock.finished
+        finished = self.tracker.finished
         if self.mode is AutoresetMode.DISABLED and finished.any():
-            rows = self.over_rows(finished)
+            rows = self.repeat_over_rows(finished)
             record.add(self._reset(rows), "after_reset", rows)
 
     def run(self, actions: Sequence[RowActions], seed: int | None = None) -> list[Record]:
         """A reset and a step for each of these actions."""
         return [self.reset(seed), *map(self.step, actions)]
 
-    def following(self) -> tuple[Clock, Bools | None]:
-        """What the session knows of the episodes under way, copied; ``follow_again`` takes it back."""
-        return deepcopy(self.clock), None if self.allowed is None else self.allowed.copy()
+    def tracking_state(self) -> tuple[EpisodeTracker, Bools | None]:
+        """What the session knows of the episodes under way, copied; ``restore_tracking`` takes it back."""
+        return deepcopy(self.tracker), None if self.allowed is None else self.allowed.copy()
 
-    def follow_again(self, known: tuple[Clock, Bools | None]) -> None:
-        """Know what ``following`` gave: the environment is back where it was then."""
-        self.clock, self.allowed = deepcopy(known[0]), None if known[1] is None else known[1].copy()
+    def restore_tracking(self, known: tuple[EpisodeTracker, Bools | None]) -> None:
+        """Know what ``tracking_state`` gave: the environment is back where it was then."""
+        self.tracker, self.allowed = deepcopy(known[0]), None if known[1] is None else known[1].copy()
 
-    def course(self, records: Sequence[Record], replica: int) -> bytes:
+    def trajectory(self, records: Sequence[Record], replica: int) -> bytes:
         """A digest of all that one replica's agents saw."""
         digest = hashlib.blake2b()
         for record in records:
@@ -212,25 +214,25 @@ class Session:
             self.allowed = new if rows is None or old is None else np.where(rows[:, None], new, old)
 
 
-class Subject:
+class CheckContext:
     """Makes the environments that a check needs, and actions for them; closes them after each check."""
 
-    FEW, MORE = 4, 7  # replicas; 7 is no multiple of anything
+    SMALL_NUM_ENVS, LARGE_NUM_ENVS = 4, 7  # replicas; 7 is no multiple of anything
     refusals: tuple[type[Exception], ...] = REFUSALS
     masked = True  # whether reset knows the option reset_mask
 
-    def __init__(self, make: Make, seed: int, steps: int, max_steps: int | None, given: Given = NOTHING_GIVEN):
-        self.make, self.steps, self.max_steps, self.given = make, steps, max_steps, given
+    def __init__(self, make: Make, seed: int, steps: int, max_steps: int | None, options: CheckOptions = NO_OPTIONS):
+        self.make, self.steps, self.max_steps, self.options = make, steps, max_steps, options
         self.seeds = [seed, seed + 1, seed + 2, seed + 3]
         self.notes: list[str] = []
         self._open = ExitStack()
         self.device: torch.device | None = None
         with self._open:
-            self._look()
+            self._inspect()
 
-    def _look(self) -> None:
-        session = self.session(self.MORE)
-        self.block, self.name = session.block, str(session.env)
+    def _inspect(self) -> None:
+        session = self.session(self.LARGE_NUM_ENVS)
+        self.rows_per_env, self.name = session.rows_per_env, str(session.env)
         self.action_space = deepcopy(session.env.action_space)
         self.max_steps = self.max_steps or getattr(session.env.spec, "max_episode_steps", None)
         session.reset(self.seeds[0])
@@ -243,11 +245,11 @@ class Subject:
             replicas: How many; None makes a few.
             make: Another maker than the one under test.
         """
-        session = self.unattended(self.FEW if replicas is None else replicas, make)
+        session = self.make_unmanaged(self.SMALL_NUM_ENVS if replicas is None else replicas, make)
         self._open.callback(session.env.close)
         return session
 
-    def unattended(self, replicas: int, make: Make | None = None) -> Session:
+    def make_unmanaged(self, replicas: int, make: Make | None = None) -> Session:
         """A new environment that the caller closes."""
         env = (make or self.make)(replicas)
         if not isinstance(env, VectorEnv):
@@ -267,14 +269,14 @@ class Subject:
         samples = (self.action_space.sample() for _ in range(steps or self.steps))
         return [list(iterate(self.action_space, sample)) for sample in samples]
 
-    def like_the_first(self, actions: Sequence[RowActions], session: Session) -> list[RowActions]:
+    def same_actions_everywhere(self, actions: Sequence[RowActions], session: Session) -> list[RowActions]:
         """The same actions, all replicas doing what the first one does."""
-        return [[step[row % session.block] for row in range(session.rows)] for step in actions]
+        return [[step[row % session.rows_per_env] for row in range(session.rows)] for step in actions]
 
     @cached_property
-    def courses(self) -> dict[tuple[int, int], bytes]:
+    def trajectories(self) -> dict[tuple[int, int], bytes]:
         """(seed, replica) -> digest of what it saw, all replicas having acted alike."""
-        return {key: course for key, (course, _) in self._equal_runs.items()}
+        return {key: trajectory for key, (trajectory, _) in self._equal_runs.items()}
 
     @cached_property
     def starts(self) -> set[bytes]:
@@ -284,28 +286,30 @@ class Subject:
     @property
     def random(self) -> bool:
         """Whether seeds, replicas or episodes make any difference."""
-        return len(set(self.courses.values())) > 1 or self._another_episode_differs
+        return len(set(self.trajectories.values())) > 1 or self._another_episode_differs
 
-    def need_randomness(self) -> None:
+    def require_randomness(self) -> None:
         """Raise Inapplicable where the environment shows none."""
         if not self.random:
-            raise Inapplicable(f"{len(self.courses)} pairs of seed and replica saw the same: nothing in it is random")
+            raise Inapplicable(
+                f"{len(self.trajectories)} pairs of seed and replica saw the same: nothing in it is random"
+            )
 
     @cached_property
     def _another_episode_differs(self) -> bool:
         session = self.session()
-        actions = self.like_the_first(self.actions(self.seeds[0]), session)
+        actions = self.same_actions_everywhere(self.actions(self.seeds[0]), session)
         first, again = session.run(actions, self.seeds[0]), session.run(actions)
-        return any(session.course(first, r) != session.course(again, r) for r in range(session.replicas))
+        return any(session.trajectory(first, r) != session.trajectory(again, r) for r in range(session.replicas))
 
     @cached_property
     def _equal_runs(self) -> dict[tuple[int, int], tuple[bytes, bytes]]:
         runs = {}
         for seed in self.seeds:
             session = self.session()
-            records = session.run(self.like_the_first(self.actions(self.seeds[0]), session), seed)
+            records = session.run(self.same_actions_everywhere(self.actions(self.seeds[0]), session), seed)
             for replica in range(session.replicas):
-                runs[seed, replica] = session.course(records, replica), session.course(records[:1], replica)
+                runs[seed, replica] = session.trajectory(records, replica), session.trajectory(records[:1], replica)
         return runs
 
 
@@ -324,7 +328,7 @@ def declared_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode | None:
         return None
 
 
-def permitted(space: Any, action: Tree, allowed: Bools) -> Tree:
+def apply_action_mask(space: Any, action: Tree, allowed: Bools) -> Tree:
     """The action, or where info["action_mask"] forbids a choice another one, picked by the action itself."""
     if not isinstance(space, Discrete | MultiDiscrete):
         return action

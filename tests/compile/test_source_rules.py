@@ -1,4 +1,4 @@
-"""What device text leaves out: each rule finds what breaks it, with file and line, and nothing that is sound."""
+"""What device code leaves out: each rule finds what breaks it, with file and line, and nothing that is sound."""
 
 from dataclasses import dataclass
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from gpu_vecenv.compile.codegen import game_text
-from gpu_vecenv.compile.source_rules import RULES, check_policy
+from gpu_vecenv.compile.codegen import game_source
+from gpu_vecenv.compile.source_rules import RULES, check_source_rules
 from gpu_vecenv.declare.env import Env, Field
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import EnvDefinitionError, KernelPolicyError
+from gpu_vecenv.errors import EnvDefinitionError, SourceRuleError
 from gpu_vecenv.files import cuda_folder
 
 BROKEN = {
@@ -46,7 +46,7 @@ SOUND = [
     "i32 k = io.rng.below(i, 0, 4); s.round[0] = 1;",
     "float news = renew(x) + freely(x) + unprintf(x);",
     '#include "math.cuh"',
-    "team_sync();",
+    "group_sync();",
     "r.log(x); p->exp(x); pool.free(i); Grid::round(x);",
     "HD int mod(int a, int n) { return (a % n + n) % n; }",
     "struct R { HD float log(float x) { return x; } HD i32 min(i32 i) { return i; } HD void free(int) {} };",
@@ -71,9 +71,9 @@ def game(folder, rules: str, **changes) -> Env:
     """A game of its own class, whose step has these rules."""
     path = folder / "lonely.cu"
     path.write_text(
-        '#include "vecenv.cuh"\nstruct Scratch {};\nHD void reset(State s, Io) { ONCE s.x[0] = 0; }\n'
+        '#include "game_api.cuh"\nstruct Scratch {};\nHD void reset(State s, Io) { ONCE s.x[0] = 0; }\n'
         f"HD void step(State s, Io io) {{\n    float x = s.x[0];\n    {rules}\n"
-        "    ONCE { s.x[0] = x + 1; io.truncations[0] = io.time >= 3; }\n}\n"
+        "    ONCE { s.x[0] = x + 1; io.truncations[0] = io.elapsed_steps >= 3; }\n}\n"
         "HD void observe(State s, Io io) { ONCE { io.obs[0][0] = s.x[0]; io.obs[0][1] = 0; } }\n"
     )
     return type("Lonely", (Lonely,), {"source": path, **changes})()
@@ -82,12 +82,12 @@ def game(folder, rules: str, **changes) -> Env:
 @pytest.mark.parametrize(("rule", "line"), [(rule, line) for rule, lines in BROKEN.items() for line in lines])
 def test_each_rule_finds_what_breaks_it_and_its_permission_is_for_it_alone(rule, line):
     broken = text("float x = 1;  // sinf(x)", line)
-    with pytest.raises(KernelPolicyError, match=rf"^Mine: mine\.cu:2: .*: {rule} are left out of device text: "):
-        check_policy(broken, "Mine")
+    with pytest.raises(SourceRuleError, match=rf"^Mine: mine\.cu:2: .*: {rule} are left out of device code: "):
+        check_source_rules(broken, "Mine")
     others = tuple(set(RULES) - {rule})
-    with pytest.raises(KernelPolicyError, match=rule):
-        check_policy(broken, "Mine", others)
-    check_policy(broken, "Mine", (rule,))
+    with pytest.raises(SourceRuleError, match=rule):
+        check_source_rules(broken, "Mine", others)
+    check_source_rules(broken, "Mine", (rule,))
 
 
 def test_every_rule_has_its_examples():
@@ -96,31 +96,31 @@ def test_every_rule_has_its_examples():
 
 @pytest.mark.parametrize("line", SOUND)
 def test_sound_text_is_let_through(line):
-    check_policy(text("float a = 1;", line), "Mine")
+    check_source_rules(text("float a = 1;", line), "Mine")
 
 
 def test_the_first_in_the_text_is_told_with_the_file_that_it_stands_in():
     """Not the first of the rules; marks of included files count."""
     lines = ['#line 1 "near.cuh"', "int k;", "y = sinf(x);", '#line 2 "mine.cu"', "/*", "*/ atomicAdd(p, 1);"]
-    with pytest.raises(KernelPolicyError, match=r"near\.cuh:2: 'sinf'"):
-        check_policy(text(*lines), "Mine")
-    with pytest.raises(KernelPolicyError, match=r"mine\.cu:3: 'atomicAdd'"):
-        check_policy(text(*lines), "Mine", ("library functions",))
+    with pytest.raises(SourceRuleError, match=r"near\.cuh:2: 'sinf'"):
+        check_source_rules(text(*lines), "Mine")
+    with pytest.raises(SourceRuleError, match=r"mine\.cu:3: 'atomicAdd'"):
+        check_source_rules(text(*lines), "Mine", ("library functions",))
 
 
 def test_a_game_is_looked_through_before_it_is_compiled(tmp_path):
-    with pytest.raises(KernelPolicyError, match=r"Lonely: lonely\.cu:6: 'atomicAdd': atomics.*allows = \('atomics',\)"):
+    with pytest.raises(SourceRuleError, match=r"Lonely: lonely\.cu:6: 'atomicAdd': atomics.*allows = \('atomics',\)"):
         VecEnv(game(tmp_path, "atomicAdd(s.x, 1.0f);"), 2, "cpu")
     (tmp_path / "near.cuh").write_text("HD float twice(float x) { return __fmul_rn(x, 2); }\n")
-    with pytest.raises(KernelPolicyError, match=r"near\.cuh:1: '__fmul_rn'"):
+    with pytest.raises(SourceRuleError, match=r"near\.cuh:1: '__fmul_rn'"):
         VecEnv(game(tmp_path, '\n#include "near.cuh"\n'), 2, "cpu")
 
 
 def test_what_is_allowed_or_for_cuda_only_is_left_to_the_compiler(tmp_path):
     rules = "x = __builtin_fabsf(x);"
-    with pytest.raises(KernelPolicyError):
-        game_text(game(tmp_path, rules))
-    assert rules in game_text(game(tmp_path, rules, host=False))
+    with pytest.raises(SourceRuleError):
+        game_source(game(tmp_path, rules))
+    assert rules in game_source(game(tmp_path, rules, host=False))
     VecEnv(game(tmp_path, rules, allows=("intrinsics",)), 2, "cpu").close()
 
 
@@ -137,4 +137,4 @@ def test_permissions_are_names_of_rules(allows, tmp_path):
 )
 def test_bundled_games_keep_all_rules(path):
     lines = path.read_text().splitlines()
-    check_policy(text(*lines), path.stem)
+    check_source_rules(text(*lines), path.stem)

@@ -16,12 +16,12 @@ from gpu_vecenv.engine.timing import seconds
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 
-Rival = Literal["gymnasium", "mpe2"]
+Baseline = Literal["gymnasium", "mpe2"]
 GAMES: dict[str, str] = {"gymnasium": "cartpole", "mpe2": "simple_tag"}
-ACTIONS = 16  # ticks' worth, drawn beforehand and taken in turn, the same for both
+ACTIONS = 16  # steps' worth, drawn beforehand and taken in turn, the same for both
 
 
-def measure(rival: Rival, num_envs: int, device: torch.device) -> Iterator[dict[str, Any]]:
+def measure(baseline: Baseline, num_envs: int, device: torch.device) -> Iterator[dict[str, Any]]:
     """One row: a step of ``num_envs`` replicas called from Python, resets of ended episodes included, for both.
 
     Ours reads and writes tensors on the device; the other library's runs on the CPU, with NumPy arrays.
@@ -29,34 +29,34 @@ def measure(rival: Rival, num_envs: int, device: torch.device) -> Iterator[dict[
     Raises:
         ConfigError: The library is not installed.
     """
-    env = make(GAMES[rival], num_envs, device, autoreset_mode="next_step")
+    env = make(GAMES[baseline], num_envs, device, autoreset_mode="next_step")
     env.reset(seed=1)
     actions = []
     for _ in range(ACTIONS):
         actions.append(env.sample_actions())
         env.step(actions[-1])
-    theirs = STEPS[rival](env, actions)
-    given, slab = itertools.cycle(actions), env.slab()
+    theirs = STEPS[baseline](env, actions)
+    given, buffers = itertools.cycle(actions), env.step_buffers()
     durations = {
-        "step": seconds(lambda: env.step(next(given), out=slab), device),
-        "against": seconds(theirs, torch.device("cpu")),
+        "step": seconds(lambda: env.step(next(given), out=buffers), device),
+        "baseline": seconds(theirs, torch.device("cpu")),
     }
-    row: dict[str, Any] = {"against": rival, "version": importlib.metadata.version(rival)}
-    row |= {"game": GAMES[rival], "num_envs": num_envs, "num_agents": env.num_agents, "config": {}}
+    row: dict[str, Any] = {"baseline": baseline, "version": importlib.metadata.version(baseline)}
+    row |= {"game": GAMES[baseline], "num_envs": num_envs, "num_agents": env.num_agents, "config": {}}
     for stage, duration in durations.items():
         row[f"{stage}_us"] = round(duration * 1e6, 2)
         row[f"{stage}_env_steps_per_s"] = round(num_envs / duration, 1)
-    row["speedup"] = round(durations["against"] / durations["step"], 2)
+    row["speedup"] = round(durations["baseline"] / durations["step"], 2)
     env.close()
     yield row
 
 
 def _gymnasium(env: VecEnv, actions: list[torch.Tensor]) -> Callable[[], Any]:
     """Gymnasium's own vectorised CartPole, which is NumPy throughout."""
-    rival = gymnasium.make_vec("CartPole-v1", num_envs=env.num_envs, vectorization_mode="vector_entry_point")
-    rival.reset(seed=1)
+    baseline = gymnasium.make_vec("CartPole-v1", num_envs=env.num_envs, vectorization_mode="vector_entry_point")
+    baseline.reset(seed=1)
     given = itertools.cycle([action[:, 0].cpu().numpy() for action in actions])
-    return lambda: rival.step(next(given))
+    return lambda: baseline.step(next(given))
 
 
 def _mpe2(env: VecEnv, actions: list[torch.Tensor]) -> Callable[[], Any]:
@@ -64,20 +64,20 @@ def _mpe2(env: VecEnv, actions: list[torch.Tensor]) -> Callable[[], Any]:
     try:
         simple_tag = importlib.import_module("mpe2.simple_tag_v3")
     except ImportError as error:
-        raise ConfigError('against is "mpe2", which is not installed here; run: pip install mpe2') from error
-    rivals = [simple_tag.parallel_env() for _ in range(env.num_envs)]
-    for seed, rival in enumerate(rivals):
-        rival.reset(seed=seed)
-    names = rivals[0].possible_agents
+        raise ConfigError('baseline is "mpe2", which is not installed here; run: pip install mpe2') from error
+    baselines = [simple_tag.parallel_env() for _ in range(env.num_envs)]
+    for seed, baseline in enumerate(baselines):
+        baseline.reset(seed=seed)
+    names = baselines[0].possible_agents
     rows = [[dict(zip(names, row, strict=True)) for row in action.tolist()] for action in actions]
     given = itertools.cycle(rows)
 
     def step() -> None:
-        for rival, row in zip(rivals, next(given), strict=True):
-            if rival.agents:
-                rival.step(row)
+        for baseline, row in zip(baselines, next(given), strict=True):
+            if baseline.agents:
+                baseline.step(row)
             else:
-                rival.reset()
+                baseline.reset()
 
     return step
 

@@ -10,36 +10,36 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from gpu_vecenv.check.calls import parts_of
-from gpu_vecenv.check.subject import OUTPUTS, Findings, Inapplicable, Make, Session, Subject, check, differing
-from gpu_vecenv.check.trace import Bools, Finding, Record, show
+from gpu_vecenv.check.context import OUTPUTS, CheckContext, Findings, Inapplicable, Make, Session, check, differing
+from gpu_vecenv.check.interface import parts_of
+from gpu_vecenv.check.records import Bools, Finding, Record, show
 
-STRIDE = 31  # ticks between the actions of two episodes: each has others
+STRIDE = 31  # steps between the actions of two episodes: each has others
 
 
 @check("K19", "a reference gives the same bits")
-def same_as_reference(subject: Subject) -> Findings:
+def same_as_reference(context: CheckContext) -> Findings:
     """All that the reference returns, ``info`` included, is bit by bit what the environment returns."""
-    oracle = subject.given.oracle
+    oracle = context.options.oracle
     if oracle is None:
         raise Inapplicable("there is no reference; give oracle=make, which makes environments that do the same")
-    yield from _same_runs(subject, oracle, "not the reference's", whole=False)
+    yield from _same_runs(context, oracle, "not the reference's", whole=False)
 
 
 @check("K23", "other ways of running give the same bits")
-def same_in_variants(subject: Subject) -> Findings:
+def same_in_variants(context: CheckContext) -> Findings:
     """Another device, order, launch shape or output type changes no bit."""
-    if not subject.given.variants:
+    if not context.options.variants:
         raise Inapplicable("there is no other way to run; give variants={name: make}")
-    for name, make in subject.given.variants.items():
-        yield from _same_runs(subject, make, f"not as in variants[{name!r}]", whole=True)
+    for name, make in context.options.variants.items():
+        yield from _same_runs(context, make, f"not as in variants[{name!r}]", whole=True)
 
 
-def _same_runs(subject: Subject, make: Make, what: str, whole: bool) -> Findings:
+def _same_runs(context: CheckContext, make: Make, what: str, whole: bool) -> Findings:
     """Where runs differ from those of another maker; if not ``whole``, in what that one's infos have."""
-    for seed in subject.seeds[:2]:
-        actions = subject.actions(seed)
-        session, other = subject.session(subject.MORE), subject.session(subject.MORE, make)
+    for seed in context.seeds[:2]:
+        actions = context.actions(seed)
+        session, other = context.session(context.LARGE_NUM_ENVS), context.session(context.LARGE_NUM_ENVS, make)
         if (session.rows, session.mode) != (other.rows, other.mode):
             yield Finding(f"{what}: {session.rows} rows, {session.mode}", f"{other.rows} rows, {other.mode}")
             return
@@ -58,7 +58,7 @@ def _within(record: Record, reference: Record) -> Record:
 
 
 class Transition(NamedTuple):
-    """What one row lived through in one tick: part -> bits, and where to read it."""
+    """What one row lived through in one step: part -> bits, and where to read it."""
 
     step: int
     bits: dict[str, list[bytes]]
@@ -72,29 +72,29 @@ class Transition(NamedTuple):
 
 
 @check("K20", "autoreset modes give the same transitions")
-def same_transitions(subject: Subject) -> Findings:
+def same_transitions(context: CheckContext) -> Findings:
     """Under equal actions a row sees the same observations, rewards, flags and last observations in all modes."""
-    modes = subject.given.modes or {}
+    modes = context.options.modes or {}
     if len(modes) < 2:
         raise Inapplicable('there are no other modes; give modes={"same_step": make, "next_step": make, …}')
     first: tuple[AutoresetMode, list[list[Transition]]] | None = None
     for mode, make in modes.items():
-        session = subject.session(make=make)
+        session = context.session(make=make)
         if session.mode is not mode:
             yield Finding(f"modes[{mode.name.lower()!r}] makes environments that declare {session.mode}", str(mode))
             return
-        courses, ends = _transitions(session, subject)
+        trajectories, ends = _transitions(session, context)
         if not ends:
-            subject.notes.append(f"{mode}: no episode ended in {subject.steps} steps; ends were not compared")
+            context.notes.append(f"{mode}: no episode ended in {context.steps} steps; ends were not compared")
         if first is None:
-            first = mode, courses
+            first = mode, trajectories
             continue
-        for row, (own, others) in enumerate(zip(courses, first[1], strict=True)):
+        for row, (own, others) in enumerate(zip(trajectories, first[1], strict=True)):
             yield from _first_difference(row, own, others, f"{mode}, not {first[0]}")
 
 
 def _first_difference(row: int, got: Sequence[Transition], expected: Sequence[Transition], what: str) -> Findings:
-    for number, (new, old) in enumerate(zip(got, expected, strict=False)):  # a reset tick more or less
+    for number, (new, old) in enumerate(zip(got, expected, strict=False)):  # a reset step more or less
         for part, bits in new.bits.items():
             if bits != old.bits[part]:
                 text = f"{what}: transition {number}: {new.text(part, row)}"
@@ -102,28 +102,28 @@ def _first_difference(row: int, got: Sequence[Transition], expected: Sequence[Tr
                 return
 
 
-def _transitions(session: Session, subject: Subject) -> tuple[list[list[Transition]], int]:
+def _transitions(session: Session, context: CheckContext) -> tuple[list[list[Transition]], int]:
     """Of each row what it lived through, and how many episodes ended; the action depends on episode and age alone."""
-    script = subject.actions(subject.seeds[0])
-    courses: list[list[Transition]] = [[] for _ in range(session.rows)]
+    script = context.actions(context.seeds[0])
+    trajectories: list[list[Transition]] = [[] for _ in range(session.rows)]
     number = np.zeros(session.replicas, np.int64)
-    last = session.reset(subject.seeds[0])
-    for step in range(1, subject.steps + 1):
-        clock = session.clock
-        ages = session.over_rows(np.where(clock.finished, 0, clock.age) + STRIDE * number)
-        began = session.over_rows(clock.finished) & (session.mode is AutoresetMode.DISABLED)
+    last = session.reset(context.seeds[0])
+    for step in range(1, context.steps + 1):
+        tracker = session.tracker
+        ages = session.repeat_over_rows(np.where(tracker.finished, 0, tracker.age) + STRIDE * number)
+        began = session.repeat_over_rows(tracker.finished) & (session.mode is AutoresetMode.DISABLED)
         record = session.step([script[age % len(script)][row] for row, age in enumerate(ages.tolist())])
-        idle = session.over_rows(clock.resetting) | clock.before.reshape(-1)
+        idle = session.repeat_over_rows(tracker.resetting) | tracker.before.reshape(-1)
         marked = _marked(record, session)
         for row in np.flatnonzero(~idle).tolist():
             places = {name: (record, name) for name in OUTPUTS[1:4]}
             places["obs"] = last, "after_reset.obs" if began[row] else "obs"
             places["next obs"] = record, "info.final_obs" if marked[row] else "obs"
             bits = {part: source.row(name, row) for part, (source, name) in places.items()}
-            courses[row].append(Transition(step, bits, places))
-        number += clock.finished
+            trajectories[row].append(Transition(step, bits, places))
+        number += tracker.finished
         last = record
-    return courses, int(number.sum())
+    return trajectories, int(number.sum())
 
 
 def _marked(record: Record, session: Session) -> Bools:
@@ -137,15 +137,15 @@ def _marked(record: Record, session: Session) -> Bools:
 
 
 @check("K22", "a CUDA graph of a step gives the same bits")
-def same_in_a_graph(subject: Subject) -> Findings:
+def same_in_a_graph(context: CheckContext) -> Findings:
     """A step that was captured once and is replayed with other actions does what calling it does."""
-    if subject.given.graph is None:
+    if context.options.graph is None:
         raise Inapplicable("give graph=make, which makes environments whose step may be captured as a CUDA graph")
-    if subject.device is None or subject.device.type != "cuda":
+    if context.device is None or context.device.type != "cuda":
         raise Inapplicable("outputs are no CUDA tensors; a graph needs an environment on a CUDA device")
-    seed = subject.seeds[0]
-    actions = subject.actions(seed)
-    eager, session = subject.session(make=subject.given.graph), subject.session(make=subject.given.graph)
+    seed = context.seeds[0]
+    actions = context.actions(seed)
+    eager, session = context.session(make=context.options.graph), context.session(make=context.options.graph)
     expected = eager.run(actions, seed)
     session.run(actions[:2], seed)  # whatever is set up once must not be captured
     first = session.reset(seed)
@@ -160,5 +160,5 @@ def same_in_a_graph(subject: Subject) -> Findings:
             part.copy_(new)
         graph.replay()
         got.append(Record(dict(zip(OUTPUTS, outputs, strict=True)), session.rows))
-        session.follow(got[-1])
+        session.track(got[-1])
     yield from differing("a graph that is replayed", got, expected)

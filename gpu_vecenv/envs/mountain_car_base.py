@@ -16,26 +16,26 @@ from gpu_vecenv.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Valley(Env):
+class MountainCarBase(Env):
     """A car in a valley, too weak for its hill. No game by itself: a subclass says where the flag is and who drives."""
 
     min_position: float = param(-1.2, low=-1e6, high=1e6)  # where a wall stops the car
     max_position: float = param(0.6, low=-1e6, high=1e6)  # which the car does not pass
-    max_speed: float = param(0.07, low=0, high=1e6)  # per tick
+    max_speed: float = param(0.07, low=0, high=1e6)  # per step
     goal_position: float = param(0.5, low=-1e6, high=1e6)  # of the flag, at or beyond which the episode ends
-    goal_velocity: float = param(0.0, low=-1e6, high=1e6)  # per tick, with which at least the flag must be reached
-    gravity: float = param(0.0025, low=0, high=1e6)  # per tick^2, on the steepest slope
-    start_low: float = param(-0.6, low=-1e6, high=1e6)  # least position at the start
-    start_high: float = param(-0.4, low=-1e6, high=1e6)  # largest position at the start
+    goal_velocity: float = param(0.0, low=-1e6, high=1e6)  # per step, with which at least the flag must be reached
+    gravity: float = param(0.0025, low=0, high=1e6)  # per step^2, on the steepest slope
+    reset_low: float = param(-0.6, low=-1e6, high=1e6)  # least position at the start
+    reset_high: float = param(-0.4, low=-1e6, high=1e6)  # largest position at the start
 
     state: ClassVar[tuple[Field, ...]] = (
         Field("position", f32),  # in [min_position, max_position]
-        Field("velocity", f32),  # per tick, in [-max_speed, max_speed]
+        Field("velocity", f32),  # per step, in [-max_speed, max_speed]
     )
-    terminated_means: ClassVar[str] = "the car reached the flag"
+    termination_label: ClassVar[str] = "the car reached the flag"
 
     def validate(self) -> None:
-        for low, high in (("min_position", "max_position"), ("start_low", "start_high")):
+        for low, high in (("min_position", "max_position"), ("reset_low", "reset_high")):
             if getattr(self, low) > getattr(self, high):
                 raise ConfigError(
                     f"{type(self).__name__}.{low} = {getattr(self, low)} exceeds {high} = {getattr(self, high)}"

@@ -143,37 +143,37 @@ class SecondCloseFails(Ring):
 
 @planted("K16")
 class NegativeSeedAccepted(Ring):
-    def checked_seed(self, seed):
-        return super().checked_seed(abs(seed) if type(seed) is int else seed)
+    def validate_seed(self, seed):
+        return super().validate_seed(abs(seed) if type(seed) is int else seed)
 
 
 @planted("K16")
 class SeedRounded(Ring):
-    def checked_seed(self, seed):
-        return super().checked_seed(int(seed) if type(seed) is float and seed == seed else seed)
+    def validate_seed(self, seed):
+        return super().validate_seed(int(seed) if type(seed) is float and seed == seed else seed)
 
 
 @planted("K16")
 class UnknownOptionAccepted(Ring):
-    def checked_mask(self, options):
-        return super().checked_mask({key: value for key, value in (options or {}).items() if key == "reset_mask"})
+    def validate_mask(self, options):
+        return super().validate_mask({key: value for key, value in (options or {}).items() if key == "reset_mask"})
 
 
 @planted("K16")
 class MaskOfNumbersAccepted(Ring):
-    def checked_mask(self, options):
+    def validate_mask(self, options):
         if options and "reset_mask" in options:
             options = options | {"reset_mask": np.asarray(options["reset_mask"]).astype(np.bool_)}
-        return super().checked_mask(options)
+        return super().validate_mask(options)
 
 
 @planted("K16")
 class MaskBroadcast(Ring):
-    def checked_mask(self, options):
+    def validate_mask(self, options):
         mask = (options or {}).get("reset_mask")
         if isinstance(mask, np.ndarray) and mask.shape == (1,):
             options = {"reset_mask": np.repeat(mask, self.num_envs)}
-        return super().checked_mask(options)
+        return super().validate_mask(options)
 
 
 @planted("K16")

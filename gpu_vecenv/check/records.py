@@ -1,4 +1,4 @@
-"""What any Gymnasium vector environment returned, tick by tick, kept so that it can be compared bit by bit."""
+"""What any Gymnasium vector environment returned, step by step, kept so that it can be compared bit by bit."""
 
 from __future__ import annotations
 
@@ -159,10 +159,10 @@ def show(value: Any) -> str:
 def difference(
     got: Sequence[Record], expected: Sequence[Record], chosen: Bools | None = None, name: str = ""
 ) -> Finding | None:
-    """The first place where two courses of events differ.
+    """The first place where two trajectories of events differ.
 
     Args:
-        got: One course; its first record is a reset.
+        got: One trajectory; its first record is a reset.
         expected: The other. Where one has more rows, they are left out.
         chosen: (rows,) which rows; None compares all, and outputs that have no rows as well.
         name: Only outputs at or below this name.

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 
-from gpu_vecenv.check.subject import OUTPUTS, REFUSALS, Findings, RowActions, Session, Subject, check, differing
-from gpu_vecenv.check.trace import Finding, Record, Tree, canonical, host, show
+from gpu_vecenv.check.context import OUTPUTS, REFUSALS, CheckContext, Findings, RowActions, Session, check, differing
+from gpu_vecenv.check.records import Finding, Record, Tree, canonical, host, show
 
 CLOSED = (gymnasium.error.ClosedEnvironmentError, RuntimeError)
 BAD_SEEDS = (-1, 1.5, float("nan"), "7", True)
@@ -39,13 +39,13 @@ LEFT_OVER = {
 
 
 @check("K11", "outputs are in their spaces")
-def outputs_in_space(subject: Subject) -> Findings:
+def outputs_in_space(context: CheckContext) -> Findings:
     """Kind, dtype, shape and range of all outputs are as declared, finite, and the same in every step."""
-    session = subject.session()
-    first = session.reset(subject.seeds[0])
+    session = context.session()
+    first = session.reset(context.seeds[0])
     yield from _obs_findings(session, first, 0)
     kinds = {f"obs{name}": kind_of(part) for name, part in parts_of(first.raw["obs"])}
-    for step, actions in enumerate(subject.actions(subject.seeds[0]), 1):
+    for step, actions in enumerate(context.actions(context.seeds[0]), 1):
         record = Record(dict(zip(OUTPUTS, session.env.step(session.batch(actions)), strict=True)), session.rows)
         yield from _obs_findings(session, record, step)
         parts = {f"{name}{inner}": part for name in OUTPUTS[:4] for inner, part in parts_of(record.raw[name])}
@@ -62,7 +62,7 @@ def outputs_in_space(subject: Subject) -> Findings:
             elif not np.isfinite(values).all():
                 row = int((~np.isfinite(values)).argmax())
                 yield Finding(f"{name} = {values[row]}", "a finite number", row, step)
-        session.follow(record)
+        session.track(record)
 
 
 def _obs_findings(session: Session, record: Record, step: int) -> Findings:
@@ -129,30 +129,30 @@ def _row(tree: Tree, row: int) -> Tree:
 
 
 @check("K12", "outputs belong to the caller")
-def outputs_stay(subject: Subject) -> Findings:
+def outputs_stay(context: CheckContext) -> Findings:
     """No output changes after it was returned, and writing into it changes nothing in the environment."""
-    seed = subject.seeds[0]
-    actions = subject.actions(seed)
-    expected = subject.session().run(actions, seed)
+    seed = context.seeds[0]
+    actions = context.actions(seed)
+    expected = context.session().run(actions, seed)
     now = [record.copied_again() for record in expected]
     yield from differing("looked at again after the last step", now, expected)
-    session = subject.session()
+    session = context.session()
     got = [session.reset(seed)]
     for step in actions:
-        _scribble(got[-1].raw)
+        _overwrite_outputs(got[-1].raw)
         got.append(session.step(step))
     yield from differing("after its outputs were written into", got, expected)
 
 
-def _scribble(outputs: Tree) -> None:
+def _overwrite_outputs(outputs: Tree) -> None:
     if isinstance(outputs, Mapping | tuple):
         for part in list(outputs.values() if isinstance(outputs, Mapping) else outputs):
-            _scribble(part)
+            _overwrite_outputs(part)
         if isinstance(outputs, MutableMapping):
             outputs.clear()
     elif isinstance(outputs, np.ndarray) and outputs.dtype == object:
         for element in outputs.flat:
-            _scribble(element)
+            _overwrite_outputs(element)
     else:
         # What refuses to be written to, a view of one number say, is safe from its caller.
         with contextlib.suppress(ValueError, RuntimeError):
@@ -163,12 +163,12 @@ def _scribble(outputs: Tree) -> None:
 
 
 @check("K13", "arguments belong to the caller")
-def arguments_stay(subject: Subject) -> Findings:
+def arguments_stay(context: CheckContext) -> Findings:
     """Step and reset change nothing in what they are given, and do not depend on it afterwards."""
-    seed = subject.seeds[0]
-    base, other = subject.actions(seed), subject.actions(seed + 500)
-    expected = subject.session().run(base, seed)
-    session = subject.session()
+    seed = context.seeds[0]
+    base, other = context.actions(seed), context.actions(seed + 500)
+    expected = context.session().run(base, seed)
+    session = context.session()
     got = [session.reset(seed)]
     for step, (actions, garbage) in enumerate(zip(base, other, strict=True), 1):
         given, kept, overwriting = session.batch(actions), session.batch(actions), session.batch(garbage)
@@ -178,17 +178,17 @@ def arguments_stay(subject: Subject) -> Findings:
             yield Finding(finding.got, finding.expected, finding.row, step)
         _overwrite(given, overwriting)
     yield from differing("after the actions of earlier steps were overwritten", got, expected)
-    if subject.masked:
-        yield from _options_stay(session, subject)
+    if context.masked:
+        yield from _options_stay(session, context)
 
 
-def _options_stay(session: Session, subject: Subject) -> Findings:
-    mask = session.over_rows(np.arange(session.replicas) == 1)
+def _options_stay(session: Session, context: CheckContext) -> Findings:
+    mask = session.repeat_over_rows(np.arange(session.replicas) == 1)
     options = {"reset_mask": mask.copy()}
     try:
         session.env.reset(options=options)
     except REFUSALS:
-        subject.notes.append("reset_mask is refused: what happens to options is not checked")
+        context.notes.append("reset_mask is refused: what happens to options is not checked")
     else:
         if list(options) != ["reset_mask"]:
             yield Finding(f"reset left {list(options)} in the caller's options", "['reset_mask'], as given")
@@ -206,29 +206,31 @@ def _overwrite(target: Tree, source: Tree) -> None:
 
 
 @check("K14", "bad actions are refused")
-def bad_actions(subject: Subject) -> Findings:
+def bad_actions(context: CheckContext) -> Findings:
     """A bad action raises TypeError, ValueError, AssertionError or Gymnasium's Error, and changes nothing."""
-    actions = subject.actions(subject.seeds[1], 4)
-    yield from refused_actions(subject, actions, _bad_actions(subject, actions[0]))
+    actions = context.actions(context.seeds[1], 4)
+    yield from refused_actions(context, actions, _bad_actions(context, actions[0]))
 
 
-def refused_actions(subject: Subject, actions: Sequence[RowActions], bad: Iterable[tuple[str, Any]]) -> Findings:
+def refused_actions(context: CheckContext, actions: Sequence[RowActions], bad: Iterable[tuple[str, Any]]) -> Findings:
     """Which bad actions of a first step are accepted, or change what the ``actions`` after them do."""
-    seed = subject.seeds[1]
-    expected = subject.session().run(actions, seed)
+    seed = context.seeds[1]
+    expected = context.session().run(actions, seed)
     session: Session | None = None
     for name, given in bad:
-        session = session or subject.session()
+        session = session or context.session()
         session.reset(seed)
-        finding = refusal(partial(session.env.step, given), f"step with {name}", subject.refusals)
+        finding = refusal(partial(session.env.step, given), f"step with {name}", context.refusals)
         if finding is None:
-            finding = aftermath(name, session, actions, expected)
+            finding = steps_after_refusal(name, session, actions, expected)
         if finding is not None:
             yield finding
             session = None
 
 
-def aftermath(name: str, session: Session, actions: Sequence[RowActions], expected: Sequence[Record]) -> Finding | None:
+def steps_after_refusal(
+    name: str, session: Session, actions: Sequence[RowActions], expected: Sequence[Record]
+) -> Finding | None:
     """What the steps after a refused call show; ``expected`` ends with what they give without that call."""
     name = f"after the refusal of {name}"
     try:
@@ -249,14 +251,14 @@ def refusal(call: Callable[[], Any], name: str, errors: tuple[type[Exception], .
     return Finding(f"{name}: accepted", "an error")
 
 
-def _bad_actions(subject: Subject, actions: RowActions) -> Iterator[tuple[str, Any]]:
-    session = subject.session()
-    session.reset(subject.seeds[1])
+def _bad_actions(context: CheckContext, actions: RowActions) -> Iterator[tuple[str, Any]]:
+    session = context.session()
+    session.reset(context.seeds[1])
     good, space = session.batch(actions), session.env.action_space
     yield "None", None
     yield "a word", "north"
     if not isinstance(space, Box | MultiDiscrete | MultiBinary):
-        subject.notes.append(f"action space {type(space).__name__}: only actions of another type were tried")
+        context.notes.append(f"action space {type(space).__name__}: only actions of another type were tried")
         return
     array = host(good)
     yield "one row less", session.send(array[:-1])
@@ -307,61 +309,61 @@ def bad_values(space: Any, array: np.ndarray[Any, Any], row: int) -> dict[str, A
 
 
 @check("K15", "calls out of order are refused")
-def life_cycle(subject: Subject) -> Findings:
+def life_cycle(context: CheckContext) -> Findings:
     """Step before reset, and step or reset after close, raise an error; a second close does not."""
-    (actions,) = subject.actions(subject.seeds[0], 1)
-    fresh, closed = subject.session(), subject.session()
+    (actions,) = context.actions(context.seeds[0], 1)
+    fresh, closed = context.session(), context.session()
     batch = fresh.batch(actions)
-    closed.reset(subject.seeds[0])
+    closed.reset(context.seeds[0])
     closed.env.close()
     calls: dict[str, Callable[[], Any]] = {
         "step before reset": partial(fresh.env.step, batch),
         "step after close": partial(closed.env.step, batch),
-        "reset after close": partial(closed.env.reset, seed=subject.seeds[0]),
+        "reset after close": partial(closed.env.reset, seed=context.seeds[0]),
     }
     for name, call in calls.items():
-        finding = refusal(call, name, (*subject.refusals, *CLOSED))
+        finding = refusal(call, name, (*context.refusals, *CLOSED))
         if finding is not None:
             yield finding
     closed.env.close()
 
 
 @check("K16", "bad seeds and options are refused")
-def bad_resets(subject: Subject) -> Findings:
+def bad_resets(context: CheckContext) -> Findings:
     """Reset with a bad seed, an unknown option or a bad mask raises an error, and changes nothing."""
-    seed = subject.seeds[0]
-    actions = subject.actions(seed, 8)
-    session = subject.session()
+    seed = context.seeds[0]
+    actions = context.actions(seed, 8)
+    session = context.session()
     rows, expected = session.rows, session.run(actions, seed)
     bad: dict[str, dict[str, Any]] = {f"seed={value!r}": {"seed": value} for value in BAD_SEEDS}
-    if subject.masked:
+    if context.masked:
         bad["an unknown option"] = {"options": {"no_such_option_at_all": 1}}
         masks = {"of floats": np.zeros(rows), "for one row too many": np.ones(rows + 1, np.bool_), "of one row": [True]}
         bad |= {f"a reset_mask {name}": {"options": {"reset_mask": np.asarray(m)}} for name, m in masks.items()}
     for name, arguments in bad.items():
-        session = subject.session()
+        session = context.session()
         session.run(actions[:4], seed)
-        finding = refusal(partial(session.env.reset, **arguments), f"reset with {name}", subject.refusals)
+        finding = refusal(partial(session.env.reset, **arguments), f"reset with {name}", context.refusals)
         if finding is None:
-            finding = aftermath(name, session, actions[4:], expected)
+            finding = steps_after_refusal(name, session, actions[4:], expected)
         if finding is not None:
             yield finding
 
 
 @check("K17", "the global random numbers are left alone")
-def global_random_state(subject: Subject) -> Findings:
+def global_random_state(context: CheckContext) -> Findings:
     """Neither drawn from nor seeded nor depended on: those of ``random``, NumPy and torch."""
     saved = _global_states()
-    actions = subject.actions(subject.seeds[0])
-    courses = []
+    actions = context.actions(context.seeds[0])
+    trajectories = []
     try:
-        for salt in subject.seeds[:2]:
+        for salt in context.seeds[:2]:
             random.seed(salt)
             np.random.seed(salt % 2**32)
             torch.manual_seed(salt)
             before = {name: canonical(state) for name, (state, _) in _global_states().items()}
-            session = subject.session()
-            courses.append(session.run(actions, subject.seeds[0]))
+            session = context.session()
+            trajectories.append(session.run(actions, context.seeds[0]))
             session.env.close()
             for name, (state, _) in _global_states().items():
                 if name in before and canonical(state) != before[name]:
@@ -369,7 +371,7 @@ def global_random_state(subject: Subject) -> Findings:
     finally:
         for state, restore in saved.values():
             restore(state)
-    yield from differing("with other global random states", courses[1], courses[0])
+    yield from differing("with other global random states", trajectories[1], trajectories[0])
 
 
 def _global_states() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
@@ -385,13 +387,13 @@ def _global_states() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
 
 
 @check("K18", "close lets go of everything")
-def nothing_is_left(subject: Subject) -> Findings:
+def nothing_is_left(context: CheckContext) -> Findings:
     """Making, using and closing environments again and again leaves no memory, threads or files behind."""
-    actions = subject.actions(subject.seeds[0], 3)
+    actions = context.actions(context.seeds[0], 3)
 
     def cycle() -> weakref.ref[Any]:
-        session = subject.unattended(subject.FEW)
-        session.run(actions, subject.seeds[0])
+        session = context.make_unmanaged(context.SMALL_NUM_ENVS)
+        session.run(actions, context.seeds[0])
         session.env.close()
         return weakref.ref(session.env.unwrapped)
 
