@@ -26,7 +26,7 @@ exclude_patterns = ["_build"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 
-# What adapters adapt to need not be installed.
+# The libraries of the adapters need not be installed.
 autodoc_mock_imports = [
     "benchmarl", "lightning", "ray", "rl_games", "rsl_rl", "skrl", "stable_baselines3", "supersuit", "tensordict",
     "tianshou", "torchrl",
@@ -45,15 +45,15 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = html_show_sourcelink = False
 
-# Names of our own must be found. Those of others are not looked up, which would take the network; some have no page.
+# Names of this library must resolve. Those of others are not looked up, which needs the network; some have no page.
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!gpu_vecenv\.).*"),
-    ("py:class", r"gpu_vecenv\.(backends|digest|drawing|function_manager|policy|codegen|step_buffers|spaces)\.\w+"),
+    ("py:class", r"gpu_vecenv\.(compile|declare|engine|train)\.[\w.]+"),
 ]
 
 CODE = re.compile(r"(``.+?``)")
-# Documents that lie beside docs/, and are linked to from there.
+# Documents beside docs/ that its pages link to.
 BESIDE = sorted(path.name for path in DOCS.parent.glob("*.md") if path.name != "README.md")
 
 
@@ -84,10 +84,10 @@ def record(app: Sphinx, exception: Exception | None) -> None:
 
 
 def docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    """Our docstrings are plain text with Google's sections: make reST of them, and add the fields of a dataclass."""
+    """Turn docstrings with Google's sections into reST, and add the fields of a dataclass."""
     if what == "class" and dataclasses.is_dataclass(thing) and "Args:" not in lines:
-        told = [f"    {field}: {comment}" for field, comment in game_pages.comments(thing).items()]
-        lines += ["", "Attributes:", *told, ""] if told else []
+        attributes = [f"    {field}: {comment}" for field, comment in game_pages.comments(thing).items()]
+        lines += ["", "Attributes:", *attributes, ""] if attributes else []
     lines[:] = ["".join(escaped(part) for part in CODE.split(line)) for line in lines]
     if what in ("property", "attribute"):
         # napoleon takes what stands before a colon for a type, unless the line ends there
@@ -95,7 +95,7 @@ def docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines
 
 
 def escaped(part: str) -> str:
-    """Text outside of code, in which only a star that begins a list is more than a star."""
+    """Prose outside of code: escape every star that does not begin a list."""
     return part if part.startswith("``") else re.sub(r"\*(?=\S)", r"\*", part)
 
 

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 
 from tag_baselines import flee, pursuit
 
-CHANCE, FLEE, PURSUIT = "at random", "fleeing", "pursuing"
+RANDOM, FLEE, PURSUIT = "at random", "fleeing", "pursuing"
 
 
 def to_the_side_of_the_fall(game: gpu_vecenv.Env) -> Any:
@@ -26,7 +26,7 @@ def to_the_side_of_the_fall(game: gpu_vecenv.Env) -> Any:
 
 
 SCRIPTS: Mapping[str, Any] = {
-    CHANCE: lambda game: None,
+    RANDOM: lambda game: None,
     FLEE: flee,
     PURSUIT: pursuit,
     "by a rule": to_the_side_of_the_fall,
@@ -43,12 +43,12 @@ class Scene:
 
 SCENES = {
     "tag_continuous": Scene(
-        ({"tagger": CHANCE, "runner": CHANCE}, {"tagger": PURSUIT, "runner": FLEE}),
+        ({"tagger": RANDOM, "runner": RANDOM}, {"tagger": PURSUIT, "runner": FLEE}),
         {"num_taggers": 5, "num_runners": 100, "max_steps": 120},
     ),
-    "tag_gridworld": Scene(({"tagger": CHANCE, "runner": CHANCE}, {"tagger": PURSUIT, "runner": FLEE})),
-    "cartpole": Scene(({"agent": CHANCE}, {"agent": "by a rule"}), {"max_steps": 200}),
-    "simple_tag": Scene(({"adversary": CHANCE, "agent": CHANCE},), {"max_steps": 100}),
+    "tag_gridworld": Scene(({"tagger": RANDOM, "runner": RANDOM}, {"tagger": PURSUIT, "runner": FLEE})),
+    "cartpole": Scene(({"agent": RANDOM}, {"agent": "by a rule"}), {"max_steps": 200}),
+    "simple_tag": Scene(({"adversary": RANDOM, "agent": RANDOM},), {"max_steps": 100}),
 }
 
 

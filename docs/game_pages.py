@@ -1,4 +1,4 @@
-"""A page for each game: what its declaration says, with the rules as `docs/games.md` tells them."""
+"""A page for each game: its declaration, and its rules from `docs/games.md`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 # The paragraph above a table of an observation, which may name values for which the table holds, and the table.
 OBSERVATION = re.compile(r"^\*\*Observation\*\*([^\n]*(?:\n(?!\n|\|)[^\n]*)*)\n\n((?:\|[^\n]*\n)+)", re.MULTILINE)
 PARAMETERS = re.compile(r"^\| parameter \|[^\n]*\n(?:\|[^\n]*\n)+\n?", re.MULTILINE)
-TICKS = 25  # from a start to the picture of a game
+STEPS = 25  # from the reset to the picture of a game
 
 
 def sections(rules: str) -> dict[str, str]:
@@ -107,16 +107,16 @@ def parameters(kind: type[Env]) -> str:
 
 
 def states(game: Env) -> str:
-    """The table of a replica's fields, `env.state[…]`."""
+    """The table of an environment's fields, `env.state[…]`."""
     beside = comments(type(game))
     rows = []
     for field in game.state:
         shape = "(" + ", ".join(f"{size}" for size in field.shape) + ("," if len(field.shape) == 1 else "") + ")"
         text = meaning(beside.get(field.name, ""))
         if field.shared:
-            text += "; the same for all replicas" if text else "the same for all replicas"
+            text += "; shared by all environments" if text else "shared by all environments"
         rows.append([f"`{field.name}`", field.dtype, shape, text])
-    return table(["field", "dtype", "shape in one replica", "meaning"], rows)
+    return table(["field", "dtype", "shape in one environment", "meaning"], rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,19 +214,19 @@ def facts(name: str, game: Env) -> str:
 
 
 def described(space: Any) -> str:
-    """A space in one line: that of a Box with bounds of their own tells its shape, the table below its bounds."""
+    """A space in one line; of a Box whose elements have different bounds only the shape: the table below has the bounds."""
     if isinstance(space, Box) and len({*space.low.tolist()}) + len({*space.high.tolist()}) > 2:
         return f"`Box` of shape {space.shape}, {space.dtype}"
     return f"`{space}`"
 
 
 def picture(game: Env, path: Path) -> None:
-    """A PNG of one replica that has acted at random for some steps, at the latest at its end."""
+    """A PNG of one environment after some steps of a random policy, or at the end of its episode."""
     import pygame
 
     env = gpu_vecenv.make(game, 1, "cpu", autoreset_mode="disabled")
     env.reset(seed=7)
-    for _ in range(TICKS):
+    for _ in range(STEPS):
         _, _, terminations, truncations, _ = env.step(env.sample_actions())
         if bool((terminations | truncations).all()):
             break
@@ -259,7 +259,7 @@ def page(name: str, rules: str) -> str:
     for found, observation in reversed([*observation_tables(kind, text)]):
         above = found[0].removesuffix(found[2])
         text = text[: found.start()] + above + observation.markdown() + text[found.end() :]
-    summary, _, told = text.partition("\n\n")
+    summary, _, rest = text.partition("\n\n")
     shared = common(name, rules)
     also = f" and in [{shared.lower()}](../games.md#{anchor(shared)})" if shared else ""
     preset = [[f"`{key}`", f"{value:,}" if type(value) is int else value] for key, value in kind.preset.items()]
@@ -268,11 +268,11 @@ def page(name: str, rules: str) -> str:
 {summary}
 
 :::{{figure}} {name}.png
-:alt: one replica of {name}
+:alt: one environment of {name}
 :class: picture
 :width: 420px
 
-With default values, after {TICKS} steps at random, or at the episode's end.
+With default values, after {STEPS} steps of a random policy, or at the end of the episode.
 :::
 
 {facts(name, game)}
@@ -296,7 +296,7 @@ gpu-vecenv train {name}
 
 What holds in all games stands in [the games](../games.md){also}.
 
-{told}
+{rest}
 ## Parameters
 
 Keywords of `gpu_vecenv.make`, of Gymnasium's `make_vec` and of `parallel_env`; options of the command line, as
@@ -320,7 +320,7 @@ What they reach, and how long it takes: [results](../results.md).
 
 
 def vectorised(game: Env) -> tuple[int, ...]:
-    """Shape of the observations of one replica."""
+    """Shape of the observations of one environment."""
     return (game.num_agents, *game.observation.shape)
 
 
@@ -340,7 +340,7 @@ def overview(rules: str) -> str:
         return f"""## {heading}
 
 :::{{image}} games/{heading}.png
-:alt: one replica of {heading}
+:alt: one environment of {heading}
 :class: thumbnail
 :target: games/{heading}.html
 :::
