@@ -9,6 +9,7 @@ import threading
 
 import pytest
 import torch
+from games.fragile import FAULTS, Fragile
 
 import gpu_vecenv
 from gpu_vecenv import Fault, PPOConfig, Trainer, VecEnv
@@ -21,7 +22,6 @@ from gpu_vecenv.errors import (
     InvalidActionError,
     NonFiniteError,
 )
-from tests.games.fragile import FAULTS, Fragile
 
 MODES = ("same_step", "next_step", "disabled")
 NONFINITE = [fault for fault in FAULTS if fault.startswith(("NaN", "infinity"))]

@@ -24,10 +24,8 @@ def equal_bits(one: Any, other: Any) -> bool:
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(equal_bits(one[key], other[key]) for key in one)
-    if isinstance(one, torch.Tensor | np.ndarray) and type(one) is type(other):
-        return bool(
-            one.dtype == other.dtype and one.shape == other.shape and np.array_equal(bits(one), bits(other)),
-        )
+    if any(isinstance(one, kind) and isinstance(other, kind) for kind in (torch.Tensor, np.ndarray)):
+        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(bits(one), bits(other))
     if isinstance(one, Sequence) and not isinstance(one, str | bytes) and type(one) is type(other):
         return len(one) == len(other) and all(map(equal_bits, one, other))
     return type(one) is type(other) and bool(one == other)

@@ -7,46 +7,23 @@ from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
+from support.bitwise import equal_bits
+from support.training import SMALL, leaving, policy_of
 from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.evaluation import evaluate
-from gpu_vecenv.train.policy import Policy, RoleView, default_network
-from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
-# Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
-LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
-LEAVING |= {"num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
 # Taggers in the middle of 21 x 21 cells, the runner in the corner: in 11 steps nobody can be caught by walking.
 TOO_FAR = {"max_steps": 11}
 ROW_UP = 3  # action "row + 1" of tag_gridworld
 ROLES = ("tagger", "runner")
-SMALL = PPOConfig(total_steps=10**6, num_steps=8, num_epochs=2, num_minibatches=4, hidden_sizes=(16,))
-
-
-def leaving(device, num_envs=6, **arguments):
-    arguments = {"autoreset_mode": "next_step", **arguments}
-    return gpu_vecenv.make("tag_continuous", num_envs, device, **arguments, **LEAVING)
 
 
 def too_far(device, num_envs=8):
     return gpu_vecenv.make("tag_gridworld", num_envs, device, autoreset_mode="next_step", **TOO_FAR)
-
-
-def policy_of(env, *roles, seed=0, **settings):
-    """A policy whose choices are far from even."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        network = default_network(RoleView(env.game, roles), (8,))
-        for p in network.parameters():
-            nn.init.normal_(p)
-    return Policy(env.game, roles, network, device=env.device, **settings)
-
-
-def equal_bits(one, other):
-    return one.keys() == other.keys() and all(one[name].cpu().equal(other[name].cpu()) for name in one)
 
 
 # How many episodes, and which

@@ -9,6 +9,7 @@ from games.crew import Crew
 from games.script import Script
 from lanes import LanesBackend
 from oracles.gae import of_deltas
+from support.advantages import ALIVE, FACTORS, episodes_of, patterned
 from torch import nn
 
 import gpu_vecenv
@@ -20,7 +21,6 @@ from gpu_vecenv.train.learner_kernels import LossKernel, advantage_launch
 from gpu_vecenv.train.policy import Policy, default_network
 from gpu_vecenv.train.ppo import Learner, PPOConfig, advantages, loss, masked_normalize
 from gpu_vecenv.train.rollout_storage import Batch, Rollout
-from tests.train.test_advantages import ALIVE, FACTORS, episodes_of, patterned
 
 # Advantages
 

@@ -17,6 +17,7 @@ from games.crew import Crew
 from games.fragile import FAULTS, Fragile
 from games.painter import Painter
 from games.scouts import Scouts
+from support.training import LEAVING, SMALL, leaving, policy_of
 
 import gpu_vecenv
 from gpu_vecenv.cli.main import main
@@ -37,7 +38,6 @@ from gpu_vecenv.watch import replay, replay_file
 from gpu_vecenv.watch.player import page
 from gpu_vecenv.watch.replay import Replay, film, is_stale, play, record, verify
 from gpu_vecenv.watch.replay_file import HEADER_LIMIT, MAGIC, PAYLOAD_LIMIT
-from tests.train.test_evaluation import LEAVING, SMALL, leaving, policy_of
 
 # Short episodes; the ledger plays the same configurations.
 SHORT = {"tag_continuous": {"max_steps": 60}, "acrobot": {"max_steps": 100}}
