@@ -250,14 +250,14 @@ def film(
     facts = {
         "game": versioned_name(replay.game, seen.game),
         "configuration": ", ".join(f"{name} {value}" for name, value in changed.items()) or "the defaults",
-        "seed": f"{replay.seed}, env_index {replay.env_index}",
+        "seed": f"{replay.seed}, environment {replay.env_index}",
         "steps": f"{replay.num_steps}",
         **{f"return of {role}": format_return(replay.returns[role]) for role in seen.game.roles},
         "digest": replay.digest,
         "recorded with": f"gpu_vecenv {replay.made_with}",
     }
     return Film(
-        title=title or f"{replay.game}, seed {replay.seed}, env_index {replay.env_index}",
+        title=title or f"{replay.game}, seed {replay.seed}, environment {replay.env_index}",
         drawings=[seen.game.draw(seen.state_at(step)) for step in range(replay.num_steps + 1)],
         agents=seen.game.agent_names,
         roles={role: count for role, count in seen.game.roles.items() if count},
@@ -334,7 +334,7 @@ def _rerun(
 
 
 def _describe(replay: Replay) -> str:
-    return f"replay of {replay.game}, seed {replay.seed}, env_index {replay.env_index}"
+    return f"replay of {replay.game}, seed {replay.seed}, environment {replay.env_index}"
 
 
 def _configured(replay: Replay, kind: type[Env] | None) -> Env:

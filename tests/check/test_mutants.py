@@ -160,14 +160,14 @@ def test_wrong_tables_and_names_are_refused(tmp_path):
 
 
 def test_a_copy_has_a_bug_for_a_while(tmp_path):
-    copy, text = Copy(tmp_path / "copy"), (ROOT / "gpu_vecenv" / "train" / "ppo.py").read_text(encoding="utf-8")
-    bug = Mutant("x", "gpu_vecenv/train/ppo.py", "self.turn += 1", "self.turn += 2", "", "")
-    path = copy.folder / "gpu_vecenv" / "train" / "ppo.py"
+    bug = next(mutant for mutant in ALL if mutant.file.endswith(".py"))
+    copy, text = Copy(tmp_path / "copy"), (ROOT / bug.file).read_text(encoding="utf-8")
+    path = copy.folder / bug.file
     (path.parent / "__pycache__").mkdir(exist_ok=True)
-    stale = path.parent / "__pycache__" / "ppo.cpython-311.pyc"
+    stale = path.parent / "__pycache__" / f"{path.stem}.cpython-311.pyc"
     stale.touch()
     with pytest.raises(ZeroDivisionError), copy.with_bug(bug):
-        assert path.read_text(encoding="utf-8") == text.replace("self.turn += 1", "self.turn += 2") != text
+        assert path.read_text(encoding="utf-8") == text.replace(bug.old, bug.new) != text
         assert not stale.exists()  # else the old bytecode could run: the size is the same, and maybe the second
         raise ZeroDivisionError
     assert path.read_text(encoding="utf-8") == text

@@ -4,6 +4,13 @@
 """
 
 from gpu_vecenv import check_vector_env
+from mutants import (  # noqa: F401 (each enters its bugs into PLANTED)
+    vector_episodes,
+    vector_equivalence,
+    vector_interface,
+    vector_outputs,
+    vector_seeds,
+)
 from mutants.ring import LIMIT, MODES, PLANTED, Ring
 from mutants.vector_graph import Counter
 

@@ -292,7 +292,7 @@ def test_what_a_replay_cannot_hold_is_refused(device, monkeypatch):
     field = next(f for f in env.game.state if not f.shared)
     initial_states = np.zeros((1, *env.game.shape(field)), field.dtype)
     restarted = gpu_vecenv.make("cartpole", 2, device, initial_states={field.name: initial_states})
-    with pytest.raises(ConfigError, match=f"initial_states of {field.name} come from a initial_states"):
+    with pytest.raises(ConfigError, match=f"initial_states of {field.name} come from a pool"):
         record(restarted, chance(restarted))
     for episodes, error in ((0, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="episodes is"):
@@ -620,7 +620,7 @@ def test_a_film_shows_the_states(device):
         circles = [shape for shape in drawing.shapes if isinstance(shape, Circle)]
         places = {(circle.x, circle.y) for circle in circles}
         assert {tuple(place) for place in seen.state["position"][step].tolist()} <= places
-    assert shown.facts["digest"] == one.digest and shown.facts["seed"] == "11, replica 0"
+    assert shown.facts["digest"] == one.digest and shown.facts["seed"] == "11, environment 0"
     assert "num_taggers 3, num_runners 4, side 3.0" in shown.facts["configuration"]
     assert shown.facts["return of tagger"] == f"{one.returns['tagger']:.6g}"
 
@@ -681,7 +681,7 @@ def test_a_file_whose_bits_differ_fails_and_the_others_are_still_played(command,
     code, output, errors = command("play . --device cpu")
     assert code == 1 and len(errors) == 1
     assert errors[0].startswith(
-        "gpu-vecenv: [red]bad.replay: replay of cartpole, seed 11, replica 1: other bits on cpu"
+        "gpu-vecenv: [red]bad.replay: replay of cartpole, seed 11, environment 1: other bits on cpu"
     )
     rows = {row.split()[1]: row for row in output.splitlines() if ".replay" in row}
     assert "│ same   " in rows["good.replay"] and "OTHERS" in rows["[red]bad.replay"]
