@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the engine does with actions: it refuses those outside their space, and draws random ones inside.
+// Validation of actions, and uniform random actions.
 #pragma once
 #include "game_api.cuh"
 
-// Bits of an environment's fault word; gpu_vecenv/engine/vec_env.py names them too.
+// Bits of an environment's fault word; class Fault of gpu_vecenv/engine/vec_env.py has the same values.
 enum Fault : i32 {
     INVALID_ACTION = 1,     // a discrete action, or a continuous one, outside its space
     NONFINITE_ACTION = 2,   // NaN or infinite
@@ -11,6 +11,7 @@ enum Fault : i32 {
     NONFINITE = 8,          // with end_on_nonfinite: state, rewards or observations became NaN or infinite
 };
 
+// The fault bits of the active agents' actions.
 HD int check_actions(EngineState m, const Io& io) {
     int outside = 0, nonfinite = 0;
     FOR_AGENTS (i) {
@@ -24,7 +25,7 @@ HD int check_actions(EngineState m, const Io& io) {
 #else
             i64 a = io.int64_actions ? ((const i64*)io.actions)[k] : ((const i32*)io.actions)[k];
             int n = action_size(i, head);
-            outside |= n > 0 && (a < 0 || a >= n);  // a head that this role lacks may hold anything
+            outside |= n > 0 && (a < 0 || a >= n);  // a head that the role lacks may have any value
 #if ACTION_MASKS
             outside |= n > 0 && a >= 0 && a < n && !m.action_mask[i][logit_offset(head) + a];
 #endif
@@ -35,9 +36,15 @@ HD int check_actions(EngineState m, const Io& io) {
     return BOX_ACTIONS && group_any(nonfinite) ? fault | NONFINITE_ACTION : fault;
 }
 
-#if !BOX_ACTIONS
-// A uniform choice among those that are allowed; 0 where there is none, or no such head.
-HD int random_choice([[maybe_unused]] EngineState m, Rng rng, int i, int head) {
+// A uniform value between the bounds of a Box; a uniform choice among the allowed ones, 0 where there is none or where
+// the role lacks this head.
+#if BOX_ACTIONS
+HD float random_action(EngineState, Rng rng, int i, int head) {
+    float low = ACTION_LOW[head], high = ACTION_HIGH[head];
+    return math::clamp(math::fma(rng.uniform(i, head), high - low, low), low, high);
+}
+#else
+HD int random_action([[maybe_unused]] EngineState m, Rng rng, int i, int head) {
     int n = action_size(i, head);
 #if ACTION_MASKS
     const bool* allowed = m.action_mask[i] + logit_offset(head);

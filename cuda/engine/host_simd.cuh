@@ -5,15 +5,7 @@
 // environments need. Those that begin or end an episode, have a fault, or met a needs_scalar_path() case are left to
 // the step of step.cuh, which takes them one by one.
 #pragma once
-#include "outputs.cuh"
-#include "staging.cuh"
-
-// Where a step writes: the rows of environment 0, with those of the scalar_steps behind them.
-struct Outputs {
-    Observation* obs;
-    float* rewards;
-    bool *terminations, *truncations, *active, *final_mask;
-};
+#include "action_source.cuh"
 
 namespace host_simd {
 
@@ -24,7 +16,7 @@ struct EnvRange {
     HD EnvRange(const A&...) {}
     HD bool has_stepped(i64, Io) const { return false; }
 };
-#define FOR_REMAINING_ENVS(env, n, run) FOR_ENVS(env, n)
+#define FOR_REMAINING_ENVS(env, n, run) FOR_ENVS (env, n)
 
 #else
 
@@ -43,8 +35,8 @@ class EnvRange {
                                       DEFAULT_ORDER && !END_ON_NONFINITE && !ACTION_MASKS && !OBS_PADDED &&
                                       __is_empty(Scratch);
 
-    EnvRange(EngineState m, State s, const void* actions, i32 int64_actions, Outputs out)
-        : m(m), s(s), actions(actions), int64_actions(int64_actions), out(out) {}
+    EnvRange(EngineState m, State s, stepping::ActionSource source, StepOutputs out)
+        : m(m), s(s), actions(source.actions), int64_actions(source.int64_actions), out(out) {}
 
     i64 begin(i64 start, i64 stop) {
         first = start;
@@ -250,7 +242,7 @@ class EnvRange {
     const State s;
     const void* const actions;
     const i32 int64_actions;
-    const Outputs out;
+    const StepOutputs out;
     i64 first = 0, end = 0;  // of what is being done; of all
     int size = 0;            // how many are being done, the k-th of them being the k-th bit of a word
     u64 stepped = 0;         // here

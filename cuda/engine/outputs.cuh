@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step tells of an environment: its rows of the output tensors, and whether there is sense in them.
+// Output rows of one environment, and the check for non-finite values.
 #pragma once
 #include "actions.cuh"
 
-// Rows of one environment in the tensors that a step writes, those that debug builds leave between environments
-// included.
+// Rows per environment in the tensors that a step writes: one per agent, and the guard rows of debug builds.
 constexpr i64 OUTPUT_ROWS = NUM_AGENTS + GUARD_ROWS;
+
+// The tensors that a step writes: all rows of all environments.
+struct StepOutputs {
+    Observation* obs;
+    float* rewards;
+    bool *terminations, *truncations, *active, *final_mask, *action_mask;
+    Observation* final_obs;
+};
 
 HD Rng rng_at(EngineState m, u32 stream, i64 episode, int step) {
     return {(u32)m.key[0], (u32)m.key[1], stream, (u32)episode, (u32)step};
@@ -17,8 +24,7 @@ HD bool no_agent_active(EngineState m) {
     return !group_any(any);
 }
 
-// What the agents see of the state as it is: their rows of the observation tensor, where what a smaller role lacks is
-// 0, and the choices they have.
+// Writes the observations of the current state, zero-padded to the widest role's size, and the action masks.
 HD void observe_rows(EngineState m, State s, Io io, Observation* rows) {
     io.obs = (Observation(*)[OBS_SIZE])rows;
 #if ACTION_MASKS
@@ -26,32 +32,37 @@ HD void observe_rows(EngineState m, State s, Io io, Observation* rows) {
 #endif
     observe(s, io);
     if (OBS_PADDED || ACTION_MASKS) group_sync();
-    if (OBS_PADDED)
-        FOR_OBS (i, k)
+    if (OBS_PADDED) {
+        FOR_OBS (i, k) {
             if (!observed(i, k)) io.obs[i][k] = 0;
+        }
+    }
 #if ACTION_MASKS
-    FOR_AGENTS (i)
-        for (int head = 0; head < ACTION_HEADS; ++head)
+    FOR_AGENTS (i) {
+        for (int head = 0; head < ACTION_HEADS; ++head) {
             for (int k = logit_offset(head); k < logit_offset(head + 1); ++k) {
-                if (!m.active[i]) io.action_mask[i][k] = true;  // its choice does not matter
+                if (!m.active[i]) io.action_mask[i][k] = true;  // its action is ignored
                 if (k - logit_offset(head) >= action_size(i, head)) io.action_mask[i][k] = false;
             }
+        }
+    }
     group_sync();
 #endif
 }
 
-// Where agents are rows, the row of one that has left (`keeps_obs[i]` false) is 0 as long as its environment goes on.
+// With agents_as_envs, zeroes the rows of agents that have ended (`keeps_obs[i]` false) while others are still active.
 HD void zero_inactive_rows(EngineState m, i32 agents_as_envs, const bool* keeps_obs, Observation* obs) {
     if (NUM_AGENTS == 1 || !agents_as_envs) return;
-    bool left = false;
-    FOR_AGENTS (i) left |= !keeps_obs[i];
-    if (!group_any(left) || no_agent_active(m)) return;
+    bool any_ended = false;
+    FOR_AGENTS (i) any_ended |= !keeps_obs[i];
+    if (!group_any(any_ended) || no_agent_active(m)) return;
     group_sync();
-    FOR_OBS (i, k)
+    FOR_OBS (i, k) {
         if (!keeps_obs[i]) obs[i * OBS_SIZE + k] = 0;
+    }
 }
 
-// Copies of what the engine keeps, in the tensors of a step.
+// Copies active flags and action masks into the output tensors.
 HD void write_active(EngineState m, i64 env, bool* active, [[maybe_unused]] bool* action_mask) {
     FOR_AGENTS (i) active[env * OUTPUT_ROWS + i] = m.active[i];
 #if ACTION_MASKS
@@ -60,8 +71,9 @@ HD void write_active(EngineState m, i64 env, bool* active, [[maybe_unused]] bool
 #endif
 }
 
-// With end_on_nonfinite: an environment in which something became NaN or infinite ends with this step, alone and
-// marked. Its state is that of a new episode at once, so that nothing of it is left to spread.
+// With end_on_nonfinite: where state, a reward or an observation is NaN or infinite, all active agents terminate with
+// reward 0, the environment gets a fault bit, and its state is that of a new episode, so that no non-finite number
+// survives. The other environments are not affected.
 HD bool ended_on_nonfinite(EngineState m, State s, Io io, Observation* obs_rows) {
     bool nonfinite = !is_finite(s);
     FOR_AGENTS (i) nonfinite |= m.active[i] && !math::is_finite(io.rewards[i]);
@@ -77,8 +89,9 @@ HD bool ended_on_nonfinite(EngineState m, State s, Io io, Observation* obs_rows)
         io.terminations[i] = m.active[i];
         io.truncations[i] = false;
     }
-    ONCE m
-        .fault[0] |= NONFINITE;
+    ONCE {
+        m.fault[0] |= NONFINITE;
+    }
     io.rng = rng_at(m, RESET_STREAM, m.episode[0] + 1, 0);
     io.elapsed_steps = 0;
     reset(s, io);

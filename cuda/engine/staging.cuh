@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a step works. Reading and writing state item by item where it lies would wait for memory again and again: a
-// step takes its environment's state to where its lanes are, all of it at once, and puts it back at its end. One agent
-// alone is kept in registers, a team's in shared memory. What does not fit there works where the state lies; so do
-// games for CUDA only, which may use what knows that memory alone, and debug builds with guard bands, which watch it.
+// Staging: the step kernel copies the state of its environments out of device memory with all loads in flight at once,
+// works on the copy and stores it at the end, instead of waiting for device memory at every access. The copy is in
+// registers for a single agent and in shared memory otherwise. The step works in device memory where the copy does not
+// fit, in games for CUDA only (their code may need addresses in device memory) and in debug builds with guard bands.
 #pragma once
 #include "game_api.cuh"
 
 namespace staging {
 
 HD constexpr u64 aligned(u64 bytes) { return (bytes + 15) / 16 * 16; }
-constexpr int MAX_ITEMS_PER_THREAD = 16;  // items of a field that one lane takes; they pass through registers
+constexpr int MAX_ITEMS_PER_THREAD = 16;  // items of a field that one thread copies through its registers
 constexpr bool FITS =
     ALLOW_STAGING && GUARD_ROWS == 0 && (LARGEST_FIELD + THREADS_PER_ENV - 1) / THREADS_PER_ENV <= MAX_ITEMS_PER_THREAD;
 constexpr bool IN_REGISTERS = FITS && NUM_AGENTS == 1 && THREADS_PER_ENV == 1 && sizeof(Staged) <= 256;
 
 #if defined(__CUDACC__)
 
-constexpr u64 SHARED_BUDGET = SHARED_LIMIT - 1024;  // the rest is for the words of game_api.cuh
-// From one team's part to the next: such that groups of a warp, whose lanes read at once, read from different banks.
+constexpr u64 SHARED_BUDGET = SHARED_LIMIT - 1024;  // the rest is for __shared__ variables, as of group_reduce_min()
+// Stride between the copies of two groups, such that the groups of a warp access different banks at the same time.
 HD constexpr u64 stride_of(u64 bytes) {
     constexpr u64 ROW = 128, OWN = THREADS_PER_ENV < 4 ? 16 : 4 * THREADS_PER_ENV;
     u64 stride = aligned(bytes);
@@ -33,9 +33,10 @@ constexpr bool STAGED_IN_SHARED = FITS && !IN_REGISTERS && SCRATCH_END + STAGED_
 constexpr u64 STAGED_END = SCRATCH_END + (STAGED_IN_SHARED ? STAGED_BYTES : 0);
 constexpr bool OBS_IN_SHARED = FITS && OBS_BYTES <= OBS_STAGING_BYTES && STAGED_END + OBS_BYTES <= SHARED_BUDGET;
 constexpr u64 OBS_END = STAGED_END + (OBS_IN_SHARED ? OBS_BYTES : 0);
-// What actions are drawn from, where a step draws its own: a team that is a block has done so before it observes. Rows
-// of a few numbers are read as fast where they lie; those whose numbers would share few banks, or that are more than
-// lanes can carry, lie there too, and then a kernel that does nothing else is faster.
+// Policy outputs, for a step that draws its actions. Where a group is a block they share memory with the observations,
+// which are written after the draw. They stay in device memory if a row has so few numbers that staging gains nothing,
+// if rows would fall into few banks, or if there are too many for the threads' registers; in the last two cases drawing
+// in a kernel of its own is faster (FUSED_SAMPLING_PAYS_OFF).
 constexpr i64 PARAMETERS_PER_ENV = (i64)NUM_AGENTS * PARAMETERS_PER_AGENT;
 constexpr int VECTOR_WIDTH = PARAMETERS_PER_ENV % 4 == 0 ? 4 : 1;
 constexpr u64 PARAMETERS_BEGIN = ENVS_PER_BLOCK > 1 ? OBS_END : STAGED_END;
@@ -53,33 +54,36 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 HD i64 first_env_of_block() { return (i64)visit_order(blockIdx.x, gridDim.x) * ENVS_PER_BLOCK; }
 HD int group_of_block() { return threadIdx.x / THREADS_PER_ENV; }
-HD Scratch* scratch_at(Scratch* scratches, i64 replica) {
+HD float* parameters_of_group() {
+    return (float*)(shared_memory + PARAMETERS_BEGIN + PARAMETERS_STRIDE * group_of_block());
+}
+HD Scratch* scratch_at(Scratch* scratches, i64 env) {
     if constexpr (SCRATCH_IN_SHARED)
         return (Scratch*)(shared_memory + SCRATCH_STRIDE * group_of_block());
     else
-        return scratches + replica;
+        return scratches + env;
 }
-HD Staged& staged_of(Staged& own) {
+HD Staged& staged_of(Staged& in_registers) {
     if constexpr (STAGED_IN_SHARED)
         return *(Staged*)(shared_memory + SCRATCH_END + STAGED_STRIDE * group_of_block());
     else
-        return own;
+        return in_registers;
 }
-HD Observation* obs_target(Observation* there) {
+HD Observation* obs_target(Observation* output) {
     if constexpr (OBS_IN_SHARED)
         return (Observation*)(shared_memory + STAGED_END) + NUM_AGENTS * OBS_SIZE * group_of_block();
     else
-        return there;
+        return output;
 }
 
-// The whole block writes what its groups have observed: neighbouring lanes neighbouring words, four at a time where the
-// tensor's place allows it.
+// The whole block copies its staged observations to the output tensor: coalesced, 16 bytes at a time where the tensor's
+// alignment allows it.
 HD void write_obs(Observation* obs, i64 num_envs) {
     if constexpr (OBS_IN_SHARED) {
         __syncthreads();
         constexpr int ROW = NUM_AGENTS * OBS_SIZE;
         i64 first = first_env_of_block(), left = num_envs - first;
-        // A power of two; its mask, which changes nothing, shows the lint of the PTX that nothing is cut off.
+        // ENVS_PER_BLOCK is a power of two: the mask changes nothing but proves to the PTX lint that the cast is exact.
         int groups = left < ENVS_PER_BLOCK ? (int)(left & (ENVS_PER_BLOCK - 1)) : ENVS_PER_BLOCK;
         int n = groups * ROW * (int)sizeof(Observation);
         const unsigned char* from = shared_memory + STAGED_END;
@@ -92,12 +96,13 @@ HD void write_obs(Observation* obs, i64 num_envs) {
     }
 }
 
-// So many lanes are to be there at once on a multiprocessor: the compiler uses no more registers than that leaves.
-// Small groups wait for memory most of the time, larger ones for one another. Of the largest it knows best (0).
+// Minimum resident threads per multiprocessor, which bounds the registers per thread. Small groups need more of them to
+// hide memory latency; with large groups barriers dominate. 0: the compiler decides.
 constexpr int BLOCK = THREADS_PER_ENV * ENVS_PER_BLOCK, RESIDENT_THREADS = THREADS_PER_ENV < 32     ? 1280
                                                                            : THREADS_PER_ENV <= 128 ? 640
                                                                                                     : 0;
-constexpr int RESIDENT_BLOCKS = RESIDENT_THREADS / BLOCK < 32 ? RESIDENT_THREADS / BLOCK : 32;  // more are never there
+constexpr int RESIDENT_BLOCKS =
+    RESIDENT_THREADS / BLOCK < 32 ? RESIDENT_THREADS / BLOCK : 32;  // the hardware's maximum
 
 #define SCRATCH(scratches, env) staging::scratch_at(scratches, env)
 #define ENV_KERNEL(name, ...) \
@@ -108,8 +113,8 @@ constexpr int RESIDENT_BLOCKS = RESIDENT_THREADS / BLOCK < 32 ? RESIDENT_THREADS
 
 constexpr bool SCRATCH_IN_SHARED = false, STAGED_IN_SHARED = false, FUSED_SAMPLING_PAYS_OFF = false;
 constexpr u64 SHARED_BYTES = 0;
-HD Staged& staged_of(Staged& own) { return own; }
-HD Observation* obs_target(Observation* there) { return there; }
+HD Staged& staged_of(Staged& in_registers) { return in_registers; }
+HD Observation* obs_target(Observation* output) { return output; }
 HD void write_obs(Observation*, i64) {}
 #define SCRATCH(scratches, env) (scratches + worker_)
 #define ENV_KERNEL KERNEL
@@ -119,7 +124,7 @@ HD void write_obs(Observation*, i64) {}
 
 constexpr bool IS_STAGED = IN_REGISTERS || STAGED_IN_SHARED;
 
-// A number of 64 bits that does not fit is no action, and gives another that is none.
+// An int64 action outside int32 becomes -1, which is invalid too.
 HD Action to_action(LongAction a) {
 #if BOX_ACTIONS
     return a;
@@ -128,63 +133,39 @@ HD Action to_action(LongAction a) {
 #endif
 }
 
-// One lane's items of a field on their way: all fields are asked for before the first is needed.
+// Every k-th item of n that this thread copies, as the c-th of its COUNT.
+#define FOR_THREAD_ITEMS(c, k, n) \
+    UNROLL for (int c = 0; c < COUNT; ++c) if (int k = thread_rank() + c * THREADS_PER_ENV; k < n)
+
+// One thread's items of a field, in registers: the loads of all fields are issued before the first store.
 template <class T, int N>
 struct ThreadItems {
     static constexpr int COUNT = !FITS ? 1 : (N + THREADS_PER_ENV - 1) / THREADS_PER_ENV;
     T item[COUNT];
 
     HD void load(const T* from) {
-        UNROLL for (int c = 0; c < COUNT; ++c) if (int k = thread_rank() + c * THREADS_PER_ENV; k < N) item[c] =
-            from[k];
+        FOR_THREAD_ITEMS (c, k, N) item[c] = from[k];
     }
     HD void load_actions(const void* from, bool int64_actions) {
         if (!int64_actions) return load((const T*)from);
-        UNROLL for (int c = 0; c < COUNT; ++c) if (int k = thread_rank() + c * THREADS_PER_ENV; k < N) item[c] =
-            to_action(((const LongAction*)from)[k]);
+        FOR_THREAD_ITEMS (c, k, N) item[c] = to_action(((const LongAction*)from)[k]);
     }
     HD void store(T* to) const {
-        UNROLL for (int c = 0; c < COUNT; ++c) if (int k = thread_rank() + c * THREADS_PER_ENV; k < N) to[k] = item[c];
+        FOR_THREAD_ITEMS (c, k, N) to[k] = item[c];
     }
 };
 
-#if SAMPLED && defined(__CUDACC__)
-// A team's parameters on their way to where it draws: four at a time where they are a multiple of four.
-struct Parameters {
-    struct alignas(4 * VECTOR_WIDTH) Word {
-        float number[VECTOR_WIDTH];
-    };
-    static constexpr int WORDS = PARAMETERS_IN_SHARED ? (int)(PARAMETERS_PER_ENV / VECTOR_WIDTH) : 1;
-    static constexpr int COUNT = (WORDS + THREADS_PER_ENV - 1) / THREADS_PER_ENV;
-    Word word[COUNT];
-
-    HD void load(const float* own) {
-        if constexpr (PARAMETERS_IN_SHARED)
-            UNROLL for (int c = 0; c < COUNT; ++c) if (int k = thread_rank() + c * THREADS_PER_ENV; k < WORDS) word[c] =
-                ((const Word*)own)[k];
-    }
-    // Where they are to be read, once the team has come together.
-    HD const float* store(const float* own) const {
-        if constexpr (!PARAMETERS_IN_SHARED) return own;
-        Word* staged = (Word*)(shared_memory + PARAMETERS_BEGIN + PARAMETERS_STRIDE * group_of_block());
-        UNROLL for (int c = 0; c < COUNT; ++c) if (int k = thread_rank() + c * THREADS_PER_ENV; k < WORDS) staged[k] =
-            word[c];
-        return (const float*)staged;
-    }
-};
-#endif
-
-// What environments keep of the episodes that have ended. Where one ends it is asked for, and written only when the
-// step is done: it lies in memory that nobody has touched for long.
+// Statistics of ended episodes: loaded where an episode ends and stored at the end of the step, so that the step hides
+// the latency of memory that was last used an episode ago.
 struct EpisodeStatistics {
     ThreadItems<float, NUM_AGENTS> totals, returns;
     i64 lengths, episodes, terminations;
     int length;
     bool terminated;
 
-    HD void load(EngineState m, int time, bool terminated_now) {
-        length = time;
-        terminated = terminated_now;
+    HD void load(EngineState m, int episode_length, bool episode_terminated) {
+        length = episode_length;
+        terminated = episode_terminated;
         ONCE {
             lengths = m.completed_lengths[0];
             episodes = m.completed_episodes[0];

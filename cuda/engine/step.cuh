@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine around a game: entry kernels, autoreset, final observations, episode statistics, fault words.
-// Compiled after the game's own text.
+// The kernels that run any game: reset, step with autoreset and episode statistics, observe, random actions. Compiled
+// after the game's own source.
 #pragma once
+#include "action_source.cuh"
 #include "host_simd.cuh"
-#if SAMPLED
-#include "sampling.cuh"
-#endif
 
 enum AutoresetMode : i32 { NEXT_STEP, SAME_STEP, DISABLED };
 
-// A new episode: clocks, returns, activity, state.
+namespace stepping {
+
+// Begins an episode: engine state, then the game's reset(), then the fields that a saved initial state replaces.
 HD void begin_episode(EngineState m, State s, Io io, InitialStates initial_states) {
     i64 episode = m.episode[0] + 1;
     group_sync();
@@ -26,14 +26,228 @@ HD void begin_episode(EngineState m, State s, Io io, InitialStates initial_state
     group_sync();
     reset(s, io);
     group_sync();
-    if (initial_states.num_initial_states > 0) {  // every field given from the same saved start
+    if (initial_states.num_initial_states > 0) {
         copy_initial_state(s, initial_states, io.rng.below(0xffffffffu, 0, (u32)initial_states.num_initial_states));
         group_sync();
     }
 }
 
-// Bytes of working memory: of each environment in the device's memory, and of a block in shared memory; and whether a
-// step that draws its actions is faster than a draw and a step.
+// Outside a step.
+HD void observe_env(EngineState m, State s, Io io, i32 agents_as_envs, Observation* obs) {
+    io.elapsed_steps = m.elapsed_steps[0];
+    observe_rows(m, s, io, obs);
+    zero_inactive_rows(m, agents_as_envs, m.active, obs);
+}
+
+// One environment during one step. The functions below stand in the order in which step_env() calls them.
+struct StepContext {
+    i64 env;
+    i64 row;             // its first row in the output tensors
+    i32 mode;            // AutoresetMode
+    i32 agents_as_envs;  // each agent is an environment to the caller: see step_env()
+    EngineState engine;  // staged copies where they fit
+    State state;
+    Io io;
+    Observation* obs;          // where observe() writes: shared memory or the output tensor
+    bool resets;               // an episode begins in this step
+    bool episode_ended;        // the last active agents ended in this step
+    bool nonfinite;            // with END_ON_NONFINITE: the episode ended for that reason
+    bool all_have_final_obs;   // final_obs gets the rows of all agents
+    bool some_have_final_obs;  // final_obs gets only the rows that final_mask names
+};
+
+// Brings state, actions and policy outputs to the group's staged copies. All loads are issued before the first store.
+HD void load(StepContext& c, staging::Staged& staged, ActionSource& source) {
+    source.load(c.env);
+    c.io.actions = source.actions_of(c.env);
+    c.io.int64_actions = source.int64_actions;
+    if constexpr (staging::IS_STAGED) {
+        staging::load_staged(staged, c.engine, c.state, c.io.actions, c.io.int64_actions);
+        c.engine = staging::staged_engine(staged, c.engine);
+        c.state = staging::staged_state(staged, c.state);
+        c.io.rewards = staged.rewards;
+        c.io.terminations = staged.terminations;
+        c.io.truncations = staged.truncations;
+        c.io.actions = staged.actions;
+        c.io.int64_actions = false;
+    }
+    source.stage();
+    if (SAMPLED || staging::IS_STAGED) group_sync();
+}
+
+HD void prepare_io(StepContext& c, const StepOutputs& out) {
+    c.obs = staging::obs_target(out.obs + c.row * OBS_SIZE);
+    c.io.elapsed_steps = c.engine.elapsed_steps[0];
+    c.io.rng = rng_at(c.engine, STEP_STREAM, c.engine.episode[0], c.io.elapsed_steps + 1);
+    c.io.active = c.engine.active;
+    FOR_AGENTS (i) {
+        c.io.rewards[i] = 0;
+        c.io.terminations[i] = c.io.truncations[i] = false;
+        // As it was before the step: write_active() replaces it at the end.
+        if (c.agents_as_envs) out.active[c.row + i] = c.engine.active[i];
+    }
+}
+
+// The fault that prevents this step, or 0. Where the step only begins an episode (NEXT_STEP), actions do not count.
+HD int find_fault(StepContext& c) {
+    bool all_ended = no_agent_active(c.engine);
+    c.resets = all_ended && c.mode == NEXT_STEP;
+    int fault = c.resets ? 0 : all_ended ? STEPPED_AFTER_END : check_actions(c.engine, c.io);
+    group_sync();
+    return fault;
+}
+
+HD void step_game(StepContext& c, const host_simd::EnvRange& range) {
+    ++c.io.elapsed_steps;
+    if (!range.has_stepped(c.env, c.io)) step(c.state, c.io);
+    group_sync();
+    if constexpr (END_ON_NONFINITE) {
+        c.nonfinite = ended_on_nonfinite(c.engine, c.state, c.io, c.obs);
+        group_sync();
+    }
+}
+
+// Adds the rewards to the episode's returns; agents that ended become inactive.
+HD void update_agents(StepContext& c) {
+    bool any_active = false;
+    FOR_AGENTS (i) {
+        if (!c.engine.active[i]) {
+            c.io.rewards[i] = 0;
+            c.io.terminations[i] = c.io.truncations[i] = false;
+        }
+        c.engine.returns[i] += c.io.rewards[i];
+        c.engine.active[i] &= !(c.io.terminations[i] || c.io.truncations[i]);
+        any_active |= c.engine.active[i];
+    }
+    c.episode_ended = !group_any(any_active);
+}
+
+HD void load_statistics(StepContext& c, staging::EpisodeStatistics& statistics) {
+    bool truncated = false;
+    FOR_AGENTS (i) truncated |= c.io.truncations[i];
+    truncated = group_any(truncated);
+    ONCE {
+        c.engine.elapsed_steps[0] = c.io.elapsed_steps;
+    }
+    if (c.episode_ended) statistics.load(c.engine, c.io.elapsed_steps, !truncated);
+}
+
+// With agents_as_envs every row ends at its environment's reset, also the rows of agents that ended earlier.
+HD void terminate_rows(StepContext& c) {
+    if (c.episode_ended && c.agents_as_envs) {
+        FOR_AGENTS (i) c.io.terminations[i] |= !c.io.truncations[i];
+    }
+}
+
+HD void write_final_mask(StepContext& c, bool* final_mask) {
+    c.all_have_final_obs = c.episode_ended && c.mode == SAME_STEP;
+    bool any = false;
+    FOR_AGENTS (i) {
+        bool agent_ended = c.agents_as_envs && c.mode == SAME_STEP && (c.io.terminations[i] || c.io.truncations[i]);
+        any |= final_mask[c.row + i] = c.all_have_final_obs || agent_ended;
+    }
+    c.some_have_final_obs = c.agents_as_envs && group_any(any) && !c.all_have_final_obs;
+    c.resets |= c.all_have_final_obs;
+}
+
+// Observes the state that the step led to and, where an episode begins, the new state. A SAME_STEP reset needs both:
+// the first goes to final_obs. This is a loop and not two calls so that observe() is compiled once.
+HD void observe_and_reset(StepContext& c, Observation* final_obs, InitialStates initial_states) {
+    for (bool is_final = c.all_have_final_obs;; is_final = false) {
+        if (c.resets && !is_final) {
+            group_sync();
+            begin_episode(c.engine, c.state, c.io, initial_states);
+            c.io.elapsed_steps = 0;
+        }
+        group_sync();
+        observe_rows(c.engine, c.state, c.io, c.obs);
+        if (c.nonfinite && (is_final || !c.resets)) {
+            group_sync();
+            FOR_OBS (i, k) c.obs[i * OBS_SIZE + k] = 0;
+        }
+        if (!is_final) break;
+        group_sync();
+        FOR_OBS (i, k) final_obs[(c.row + i) * OBS_SIZE + k] = c.obs[i * OBS_SIZE + k];
+    }
+}
+
+HD void copy_final_rows(const StepContext& c, const StepOutputs& out) {
+    if (!c.some_have_final_obs) return;
+    group_sync();
+    FOR_OBS (i, k) {
+        if (out.final_mask[c.row + i]) out.final_obs[(c.row + i) * OBS_SIZE + k] = c.obs[i * OBS_SIZE + k];
+    }
+}
+
+// With SAME_STEP the rows of agents that ended in this step are zero at once, as final_obs holds their last
+// observation. In the other modes obs holds it, and only agents that had ended before this step have zeros.
+HD void zero_rows_and_write_active(const StepContext& c, const StepOutputs& out) {
+    const bool* keeps_obs = c.mode == SAME_STEP ? c.engine.active : out.active + c.row;
+    if (!c.resets) zero_inactive_rows(c.engine, c.agents_as_envs, keeps_obs, c.obs);
+    group_sync();  // write_active() overwrites what zero_inactive_rows() reads
+    write_active(c.engine, c.env, out.active, out.action_mask);
+}
+
+HD void store(const StepContext& c, const staging::Staged& staged, EngineState engine, State state,
+              const StepOutputs& out) {
+    if constexpr (staging::IS_STAGED) {
+        group_sync();
+        staging::store_staged(staged, engine, state);
+        FOR_AGENTS (i) {
+            out.rewards[c.row + i] = staged.rewards[i];
+            out.terminations[c.row + i] = staged.terminations[i];
+            out.truncations[c.row + i] = staged.truncations[i];
+        }
+    }
+}
+
+// One step of one environment. With agents_as_envs, each agent is an environment of its own to the caller: one that
+// ends early has its final_obs then, rows of zeros until its environment's episode ends, and terminates there once
+// more, so that no learner bootstraps across the reset.
+HD void step_env(i64 env, EngineState engine, State state, InitialStates initial_states, ActionSource source,
+                 const StepOutputs& out, i32 mode, i32 agents_as_envs, Scratch* scratch,
+                 const host_simd::EnvRange& range) {
+    StepContext c = {};
+    c.env = env;
+    c.row = env * OUTPUT_ROWS;
+    c.mode = mode;
+    c.agents_as_envs = agents_as_envs;
+    c.engine = engine;
+    c.state = state;
+    c.io.rewards = out.rewards + c.row;
+    c.io.terminations = out.terminations + c.row;
+    c.io.truncations = out.truncations + c.row;
+    c.io.scratch = scratch;
+    staging::Staged in_registers;
+    staging::Staged& staged = staging::staged_of(in_registers);
+    staging::EpisodeStatistics statistics;
+
+    load(c, staged, source);
+    source.draw(c.engine, env, (Action*)c.io.actions);
+    prepare_io(c, out);
+    int fault = find_fault(c);
+    if (fault) {
+        ONCE {
+            c.engine.fault[0] |= fault;
+        }
+    } else if (!c.resets) {
+        step_game(c, range);
+        update_agents(c);
+        load_statistics(c, statistics);
+        terminate_rows(c);
+    }
+    write_final_mask(c, out.final_mask);
+    observe_and_reset(c, out.final_obs, initial_states);
+    copy_final_rows(c, out);
+    zero_rows_and_write_active(c, out);
+    if (c.episode_ended) statistics.store(c.engine);
+    store(c, staged, engine, state, out);
+}
+
+}  // namespace stepping
+
+// Bytes of scratch per environment in device memory, bytes of shared memory per block, and whether one launch that
+// draws actions and steps is faster than two.
 KERNEL(vecenv_layout, i64* out) {
     FOR_ITEMS (k, 1) {
         out[0] = staging::SCRATCH_IN_SHARED ? 0 : sizeof(Scratch);
@@ -42,11 +256,38 @@ KERNEL(vecenv_layout, i64* out) {
     }
 }
 
+#if SAMPLED
+#define ACTION_PARAMETERS                                                                                         \
+    const float *parameters, i32 greedy, i32 squash_by_tanh, Action *actions, float *log_probs, float *entropies, \
+        float *draws
+#define ACTION_SOURCE                                                                                     \
+    stepping::ActionSource {                                                                              \
+        parameters, {greedy != 0, squash_by_tanh != 0, actions, log_probs, entropies, draws}, {}, nullptr \
+    }
+#else
+#define ACTION_PARAMETERS const void *actions, i32 int64_actions
+#define ACTION_SOURCE \
+    stepping::ActionSource { actions, int64_actions }
+#endif
+
+ENV_KERNEL(vecenv_step, STATE_PARAMETERS, ACTION_PARAMETERS, i32 mode, i32 agents_as_envs, Observation* obs,
+           float* rewards, bool* terminations, bool* truncations, bool* active, bool* final_mask, bool* action_mask,
+           Observation* final_obs, Scratch* scratch, i64 num_envs) {
+    const stepping::ActionSource source = ACTION_SOURCE;
+    const StepOutputs out = {obs, rewards, terminations, truncations, active, final_mask, action_mask, final_obs};
+    host_simd::EnvRange range = {ENGINE_STATE_OF(0), STATE_OF(0), source, out};
+    FOR_REMAINING_ENVS (env, num_envs, range) {
+        stepping::step_env(env, ENGINE_STATE_OF(env), STATE_OF(env), INITIAL_STATES, source, out, mode, agents_as_envs,
+                           SCRATCH(scratch, env), range);
+    }
+    staging::write_obs(obs, num_envs);
+}
+
 #if !SAMPLED
 
 ENV_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64 seed, u64 first_env_index,
            i32 agents_as_envs, Observation* obs, bool* active, bool* action_mask, Scratch* scratch, i64 num_envs) {
-    FOR_ENVS(env, num_envs) {
+    FOR_ENVS (env, num_envs) {
         EngineState m = ENGINE_STATE_OF(env);
         State s = STATE_OF(env);
         Io io = {};
@@ -61,217 +302,31 @@ ENV_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64 see
                 }
             }
             group_sync();
-            begin_episode(m, s, io, INITIAL_STATES);
+            stepping::begin_episode(m, s, io, INITIAL_STATES);
         }
-        io.elapsed_steps = m.elapsed_steps[0];
-        observe_rows(m, s, io, obs + env * OUTPUT_ROWS * OBS_SIZE);
-        zero_inactive_rows(m, agents_as_envs, m.active, obs + env * OUTPUT_ROWS * OBS_SIZE);
+        stepping::observe_env(m, s, io, agents_as_envs, obs + env * OUTPUT_ROWS * OBS_SIZE);
         write_active(m, env, active, action_mask);
     }
 }
 
 ENV_KERNEL(vecenv_observe, STATE_PARAMETERS, i32 agents_as_envs, Observation* obs, Scratch* scratch, i64 num_envs) {
-    FOR_ENVS(env, num_envs) {
+    FOR_ENVS (env, num_envs) {
         EngineState m = ENGINE_STATE_OF(env);
         Io io = {};
         io.active = m.active;
         io.scratch = SCRATCH(scratch, env);
-        io.elapsed_steps = m.elapsed_steps[0];
-        observe_rows(m, STATE_OF(env), io, obs + env * OUTPUT_ROWS * OBS_SIZE);
-        zero_inactive_rows(m, agents_as_envs, m.active, obs + env * OUTPUT_ROWS * OBS_SIZE);
+        stepping::observe_env(m, STATE_OF(env), io, agents_as_envs, obs + env * OUTPUT_ROWS * OBS_SIZE);
     }
 }
-
-#define ACTION_PARAMETERS const void *actions, i32 int64_actions
-
-#else
-
-#define ACTION_PARAMETERS                                                                                         \
-    const float *parameters, i32 greedy, i32 squash_by_tanh, Action *actions, float *log_probs, float *entropies, \
-        float *draws
-
-namespace sampling {
-
-// A step that draws its own actions: each lane those of its agents, where the step will read them, and for the caller.
-HD void draw_actions(EngineState m, i64 env, const float* rows, const SampleArguments& sample, Action* staged) {
-    Rng rng = rng_at(m, SAMPLER_STREAM, m.episode[0], m.elapsed_steps[0]);
-    FOR_AGENTS (i) {
-        Action action[ACTION_HEADS];
-        sample_row(rows + (i64)i * PARAMETERS_PER_AGENT, rng, i, sample, env * NUM_AGENTS + i, action);
-        UNROLL for (int head = 0; head < ACTION_HEADS; ++head) staged[i * ACTION_HEADS + head] = action[head];
-    }
-}
-
-}  // namespace sampling
-
-#endif
-
-// With `agents_as_envs`, agents are rows with episodes of their own. One that any_agent_ended early episode_ended
-// there, with final_obs; rows of zeros follow, and where its environment episode_ended it terminates once more, so that
-// nobody bootstraps across the new start.
-ENV_KERNEL(vecenv_step, STATE_PARAMETERS, ACTION_PARAMETERS, i32 mode, i32 agents_as_envs, Observation* obs,
-           float* rewards, bool* terminations, bool* truncations, bool* active, bool* final_mask, bool* action_mask,
-           Observation* final_obs, Scratch* scratch, i64 num_envs) {
-#if SAMPLED
-    const bool int64_actions = false;
-#endif
-    host_simd::EnvRange run = {ENGINE_STATE_OF(0), STATE_OF(0), actions, int64_actions,
-                               Outputs{obs, rewards, terminations, truncations, active, final_mask}};
-    FOR_REMAINING_ENVS(env, num_envs, run) {
-        const EngineState global_engine = ENGINE_STATE_OF(env);
-        const State global_state = STATE_OF(env);
-        EngineState m = global_engine;
-        State s = global_state;
-        i64 row = env * OUTPUT_ROWS;
-        Io io = {};
-        io.rewards = rewards + row;
-        io.terminations = terminations + row;
-        io.truncations = truncations + row;
-        io.scratch = SCRATCH(scratch, env);
-        io.int64_actions = int64_actions;
-        io.actions = (const char*)actions +
-                     env * NUM_AGENTS * ACTION_HEADS * (int64_actions ? sizeof(LongAction) : sizeof(Action));
-        staging::Staged own;
-        staging::Staged& staged = staging::staged_of(own);
-#if SAMPLED
-        staging::Parameters network_outputs;
-        network_outputs.load(parameters + env * staging::PARAMETERS_PER_ENV);
-#endif
-        if constexpr (staging::IS_STAGED) {
-            staging::load_staged(staged, m, s, io.actions, int64_actions);
-            m = staging::staged_engine(staged, m);
-            s = staging::staged_state(staged, s);
-            io.rewards = staged.rewards;
-            io.terminations = staged.terminations;
-            io.truncations = staged.truncations;
-            io.actions = staged.actions;
-            io.int64_actions = false;
-        }
-#if SAMPLED
-        const float* policy_parameters = network_outputs.store(parameters + env * staging::PARAMETERS_PER_ENV);
-#endif
-        if (SAMPLED || staging::IS_STAGED) group_sync();
-#if SAMPLED
-        sampling::draw_actions(m, env, policy_parameters,
-                               {greedy != 0, squash_by_tanh != 0, actions, log_probs, entropies, draws},
-                               (Action*)io.actions);
-#endif
-        Observation* obs_rows = staging::obs_target(obs + row * OBS_SIZE);
-        io.elapsed_steps = m.elapsed_steps[0];
-        io.rng = rng_at(m, STEP_STREAM, m.episode[0], io.elapsed_steps + 1);
-        io.active = m.active;
-        FOR_AGENTS (i) {
-            io.rewards[i] = 0;
-            io.terminations[i] = io.truncations[i] = false;
-            if (agents_as_envs)
-                active[row + i] = m.active[i];  // before the step; at its end, write_active() writes those after it
-        }
-
-        bool all_ended = no_agent_active(m);
-        bool resets = all_ended && mode == NEXT_STEP;
-        int fault = resets ? 0 : all_ended ? STEPPED_AFTER_END : check_actions(m, io);
-        bool episode_ended = false, nonfinite = false;
-        staging::EpisodeStatistics statistics;
-        group_sync();
-        if (fault) {
-            ONCE m
-                .fault[0] |= fault;
-        } else if (!resets) {
-            ++io.elapsed_steps;
-            if (!run.has_stepped(env, io)) step(s, io);
-            group_sync();
-            if constexpr (END_ON_NONFINITE) {
-                nonfinite = ended_on_nonfinite(m, s, io, obs_rows);
-                group_sync();
-            }
-            bool any_active = false;
-            FOR_AGENTS (i) {
-                if (!m.active[i]) {
-                    io.rewards[i] = 0;
-                    io.terminations[i] = io.truncations[i] = false;
-                }
-                m.returns[i] += io.rewards[i];
-                m.active[i] &= !(io.terminations[i] || io.truncations[i]);
-                any_active |= m.active[i];
-            }
-            episode_ended = !group_any(any_active);
-            bool truncated = false;
-            FOR_AGENTS (i) truncated |= io.truncations[i];
-            truncated = group_any(truncated);
-            ONCE m
-                .elapsed_steps[0] = io.elapsed_steps;
-            if (episode_ended) statistics.load(m, io.elapsed_steps, !truncated);
-            if (episode_ended && agents_as_envs)
-                FOR_AGENTS (i) io.terminations[i] |= !io.truncations[i];
-        }
-
-        // Observe the state that the step led to. Where an episode episode_ended and the next resets at once, observe
-        // twice: its writes_final_obs state into final_obs, then the new start.
-        bool writes_final_obs = episode_ended && mode == SAME_STEP;
-        bool any_agent_ended = false;
-        FOR_AGENTS (i) {
-            bool agent_ended = agents_as_envs && mode == SAME_STEP && (io.terminations[i] || io.truncations[i]);
-            any_agent_ended |= final_mask[row + i] = writes_final_obs || agent_ended;
-        }
-        any_agent_ended = agents_as_envs && group_any(any_agent_ended) && !writes_final_obs;
-        resets |= writes_final_obs;
-        for (;;) {
-            if (resets && !writes_final_obs) {
-                group_sync();
-                begin_episode(m, s, io, INITIAL_STATES);
-                io.elapsed_steps = 0;
-            }
-            group_sync();
-            observe_rows(m, s, io, obs_rows);
-            if (nonfinite && (writes_final_obs || !resets)) {
-                group_sync();
-                FOR_OBS (i, k) obs_rows[i * OBS_SIZE + k] = 0;
-            }
-            if (!writes_final_obs) break;
-            group_sync();
-            FOR_OBS (i, k) final_obs[(row + i) * OBS_SIZE + k] = obs_rows[i * OBS_SIZE + k];
-            writes_final_obs = false;
-        }
-        if (any_agent_ended) {
-            group_sync();
-            FOR_OBS (i, k)
-                if (final_mask[row + i]) final_obs[(row + i) * OBS_SIZE + k] = obs_rows[i * OBS_SIZE + k];
-        }
-        // Who has a final_obs sees the zeros at once, others first their writes_final_obs state.
-        if (!resets) zero_inactive_rows(m, agents_as_envs, mode == SAME_STEP ? m.active : active + row, obs_rows);
-        group_sync();  // zero_inactive_rows has read what write_active() writes
-        write_active(m, env, active, action_mask);
-        if (episode_ended) statistics.store(m);
-        if constexpr (staging::IS_STAGED) {
-            group_sync();
-            staging::store_staged(staged, global_engine, global_state);
-            FOR_AGENTS (i) {
-                rewards[row + i] = staged.rewards[i];
-                terminations[row + i] = staged.terminations[i];
-                truncations[row + i] = staged.truncations[i];
-            }
-        }
-    }
-    staging::write_obs(obs, num_envs);
-}
-
-#if !SAMPLED
 
 // Valid uniform actions of the coming step, int32 or float32.
 ENV_KERNEL(vecenv_random_actions, STATE_PARAMETERS, Action* actions, i64 num_envs) {
-    FOR_ENVS(env, num_envs) {
+    FOR_ENVS (env, num_envs) {
         EngineState m = ENGINE_STATE_OF(env);
         Rng rng = rng_at(m, RANDOM_ACTION_STREAM, m.episode[0], m.elapsed_steps[0]);
         FOR_RANGE (k, NUM_AGENTS * ACTION_HEADS) {
             int i = k / ACTION_HEADS, head = k % ACTION_HEADS;
-#if BOX_ACTIONS
-            float u = rng.uniform(i, head);
-            actions[env * NUM_AGENTS * ACTION_HEADS + k] =
-                math::clamp(math::fma(u, ACTION_HIGH[head] - ACTION_LOW[head], ACTION_LOW[head]), ACTION_LOW[head],
-                            ACTION_HIGH[head]);
-#else
-            actions[env * NUM_AGENTS * ACTION_HEADS + k] = random_choice(m, rng, i, head);
-#endif
+            actions[env * NUM_AGENTS * ACTION_HEADS + k] = random_action(m, rng, i, head);
         }
     }
 }

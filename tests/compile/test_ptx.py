@@ -354,14 +354,10 @@ def test_addresses_in_64_bits_are_let_pass(case):
 @pytest.mark.parametrize(
     ("old", "new", "file"),
     [
-        (
-            "return (i64)in_order(blockIdx.x, gridDim.x) *",
-            "return (int)in_order(blockIdx.x, gridDim.x) *",
-            "step.cuh",
-        ),
+        ("(i64)visit_order(blockIdx.x, gridDim.x) *", "(int)visit_order(blockIdx.x, gridDim.x) *", "step.cuh"),
         ("i64 k = (i64)blockIdx.x *", "int k = blockIdx.x *", "sampler.cu"),
         ("OUTPUT_ROWS = NUM_AGENTS", "UNUSED = 0; constexpr i32 OUTPUT_ROWS = NUM_AGENTS", None),  # e itself is long
-        ("i64 row = env *", "i32 row = (i32)env *", "step.cuh"),
+        ("c.row = env *", "c.row = (i32)env * (i32)", "step.cuh"),
         ("(table + first * N)", "(table + (i32)first * N)", "sampler.cu"),
         ("(i64)(env) * 10", "(i32)(env) * 10", "step.cuh"),
     ],
