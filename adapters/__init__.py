@@ -137,8 +137,10 @@ def checked_vector_env(
         )
     if kinds == (Box,) and getattr(inner.game, "continuous_actions", True) is False:
         raise UnsupportedGameError(f"{library} takes Box actions only; make the game with continuous_actions=True")
-    check_actions(library, env.single_action_space, kinds, inner.game.masks_actions and not masks)
-    sizes = {role: inner.game.action.sizes[role] for role, agents in inner.game.roles.items() if agents}
-    if len(set(sizes.values())) > 1 and not inner.game.masks_actions:  # masks also hide what a smaller role lacks
+    check_actions(library, env.single_action_space, kinds, inner.game.layout.masks_actions and not masks)
+    sizes = {role: inner.game.layout.action.sizes[role] for role, agents in inner.game.layout.roles.items() if agents}
+    if (
+        len(set(sizes.values())) > 1 and not inner.game.layout.masks_actions
+    ):  # masks also hide what a smaller role lacks
         raise unsupported(library, "roles with actions of their own", f"sizes {sizes}")
     return env  # type: ignore[return-value]

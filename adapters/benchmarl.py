@@ -56,11 +56,11 @@ class GameTask(TaskClass):
 
     def supports_continuous_actions(self) -> bool:
         """Whether they are a Box."""
-        return self.game.action.continuous
+        return self.game.layout.action.continuous
 
     def supports_discrete_actions(self) -> bool:
         """Whether they are Discrete."""
-        return not self.game.action.continuous
+        return not self.game.layout.action.continuous
 
     def max_steps(self, env: EnvBase) -> int:
         """The game's limit of an episode."""
@@ -85,7 +85,7 @@ class GameTask(TaskClass):
 
     def action_mask_spec(self, env: EnvBase) -> Composite | None:
         """Choices that are allowed, if the game masks them."""
-        return _of_groups(env, "action_mask") if self.game.masks_actions else None
+        return _of_groups(env, "action_mask") if self.game.layout.masks_actions else None
 
     def action_spec(self, env: EnvBase) -> Composite:
         """What each group can do."""
@@ -102,7 +102,7 @@ class GameTask(TaskClass):
 
     def get_env_transforms(self, env: EnvBase) -> list[Transform]:
         """ActionMask where choices are masked, for random actions."""
-        groups = env.group_map if self.game.masks_actions else ()
+        groups = env.group_map if self.game.layout.masks_actions else ()
         return [ActionMask((group, "action"), (group, "action_mask")) for group in groups]
 
     @staticmethod
@@ -117,7 +117,7 @@ def checked(game: Env) -> Env:
     Raises:
         UnsupportedGameError: It has not.
     """
-    for space in game.action.spaces.values():
+    for space in game.layout.action.spaces.values():
         check_actions("BenchMARL", space, (Discrete, Box))
     if getattr(game, "max_steps", None) is None:
         raise UnsupportedGameError(f"BenchMARL evaluates episodes of a known length; {game.name()} has no max_steps")

@@ -127,9 +127,11 @@ def run(script: str, *arguments: Any, **config: Any) -> dict[str, Any]:
     # `rest` is about Isaac Gym's windows, and rl_device, for which the script has no other value than sim_device's.
     def make_rows(seed: int, task: str, num_envs: int, sim_device: str, **rest: Any) -> IsaacGymEnv:
         game, mode = configure(task, **config), "rgb_array" if rest.get("virtual_screen_capture") else None
-        if num_envs % game.num_agents:
-            raise ConfigError(f"--num-envs is {num_envs}; expected a multiple of {task}'s {game.num_agents} agents")
-        envs = make(game, num_envs // game.num_agents, sim_device, render_mode=mode)
+        if num_envs % game.layout.num_agents:
+            raise ConfigError(
+                f"--num-envs is {num_envs}; expected a multiple of {task}'s {game.layout.num_agents} agents"
+            )
+        envs = make(game, num_envs // game.layout.num_agents, sim_device, render_mode=mode)
         envs.seed(seed)
         return envs
 

@@ -83,7 +83,7 @@ class RLGamesVecEnv(IVecEnv):
 
     def has_action_masks(self) -> bool:
         """Whether the game masks choices."""
-        return self.gymnasium_env.game.masks_actions
+        return self.gymnasium_env.game.layout.masks_actions
 
     def get_action_masks(self) -> Any:
         """Choices that are allowed, (rows, num_logits) bool, in NumPy: of tensors rl_games refuses those on a GPU."""
@@ -95,7 +95,7 @@ class RLGamesVecEnv(IVecEnv):
         """Here an agent shows itself before its first step: ConfigError for what would go wrong without a word."""
         if self.has_action_masks() and not agent.use_action_masks:
             raise ConfigError("the game masks choices: rl_games' config needs use_action_masks: True")
-        roles = {role: count for role, count in self.gymnasium_env.game.roles.items() if count}
+        roles = {role: count for role, count in self.gymnasium_env.game.layout.roles.items() if count}
         if len(roles) > 1 and agent.has_central_value:
             raise UnsupportedGameError(
                 "rl_games trains a central value on the first agent's rewards and takes it for all; the game has "

@@ -72,7 +72,7 @@ class RLlibParallelEnv(MultiAgentEnv):
         # RLlib's seeds are those of the next env runner's, one replica later: the runners' streams keep them apart.
         stream = getattr(config, "worker_index", None) or 0
         self.env = parallel_env(**{"device": "cpu", "first_env_index": stream, **config, "output": "numpy"})
-        if self.env.game.masks_actions:
+        if self.env.game.layout.masks_actions:
             raise unsupported("RLlib", "action masks", "them")
         self.possible_agents, self.agents = self.env.possible_agents, list(self.env.possible_agents)
         self.observation_spaces, self.action_spaces = self.env.observation_spaces, self.env.action_spaces
@@ -109,7 +109,7 @@ def shared_policy(config: Any, game: Any, num_envs: int, device: Any = None, **a
     """
     game, arguments = _checked(config, game, arguments)
     config.environment(RLlibVectorEnv, env_config={"game": game, "device": device, **arguments})
-    count = num_envs * game.num_agents
+    count = num_envs * game.layout.num_agents
     return config.env_runners(num_envs_per_env_runner=count, gym_env_vectorize_mode="vector_entry_point")
 
 
@@ -120,7 +120,7 @@ def policy_per_role(config: Any, game: Any, num_envs: int = 1, device: Any = "cp
     # The check seeds each env with 42: without a seed of the run, all would then play the same episodes.
     config.environment(disable_env_checking=True)
     config.env_runners(num_envs_per_env_runner=num_envs, gym_env_vectorize_mode="sync")
-    policies = {role for role, agents in game.roles.items() if agents}
+    policies = {role for role, agents in game.layout.roles.items() if agents}
     return config.multi_agent(policies=policies, policy_mapping_fn=lambda agent, *_, **__: agent.rpartition("_")[0])
 
 
@@ -137,7 +137,7 @@ def wrap(env: VectorEnv[Any, Any, Any]) -> RLlibVectorEnv:
 
 def _view(game: Any, num_envs: int = 0, **arguments: Any) -> GymnasiumVectorEnv:
     game, arguments = split_config(game, arguments, **VIEW)
-    num_agents = game.num_agents
+    num_agents = game.layout.num_agents
     if num_envs < 1 or num_envs % num_agents:
         raise ConfigError(
             f'RLlib asks for {num_envs} rows; expected gym_env_vectorize_mode="vector_entry_point" and '

@@ -121,7 +121,7 @@ def with_final_obs(agent: Any) -> Any:
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> Wrapper | MultiAgentEnvWrapper:
     """``num_envs`` replicas of a game, for multi-agent learners if it has several agents; ``config`` as for a view."""
     game, config = split_config(game, config, agents_as_envs=True)
-    if game.num_agents > 1:
+    if game.layout.num_agents > 1:
         return wrap(BatchedParallelEnv(game, num_envs, device, **config))
     del config["agents_as_envs"]  # the other view always has them
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
@@ -135,5 +135,5 @@ def wrap(env: BatchedParallelEnv | GymnasiumVectorEnv) -> Wrapper | MultiAgentEn
     if found != (expected := "group_by='agent', agents_as_envs=True, autoreset_mode='same_step'"):
         raise ValueError(f"env has {found}; expected {expected}")
     space = next(iter(env.action_spaces.values()))
-    check_actions("skrl", space, (Discrete, MultiDiscrete, Box), env.game.masks_actions)
+    check_actions("skrl", space, (Discrete, MultiDiscrete, Box), env.game.layout.masks_actions)
     return wrap_env(MultiAgentEnv(env, space), "isaaclab-multi-agent", verbose=False)

@@ -145,7 +145,7 @@ def wrap(env: Any, black_death: bool = False) -> Any:
     if not isinstance(inner, ParallelEnv) or inner.output != "numpy":
         raise TypeError(f'env is a {type(env).__name__}; expected a gpu_vecenv.ParallelEnv with output="numpy"')
     seen, choices = ([space(a) for a in env.possible_agents] for space in (env.observation_space, env.action_space))
-    check_actions("SuperSuit", choices[0], (Discrete, MultiDiscrete, Box), env.unwrapped.game.masks_actions)
+    check_actions("SuperSuit", choices[0], (Discrete, MultiDiscrete, Box), env.unwrapped.game.layout.masks_actions)
     if any(space != choices[0] for space in choices):
         check_actions("SuperSuit's pad_action_space_v0", choices[0], (Discrete,))
         env = supersuit.pad_action_space_v0(env)

@@ -62,8 +62,9 @@ class TorchRLEnv(EnvBase):
             raise UnsupportedGameError(f"TorchRL has keys of its own called {wrong}; give the roles other names")
         super().__init__(device=env.device, batch_size=[env.num_envs])
         self.env, self.return_state = env, return_state
-        self.group_map = {role: env.game.agent_names[env.game.role_slices[role]] for role in env.possible_agents}
-        check_marl_grouping(self.group_map, env.game.agent_names)
+        names, slices = list(env.game.layout.agent_names), env.game.layout.role_slices
+        self.group_map = {role: names[slices[role]] for role in env.possible_agents}
+        check_marl_grouping(self.group_map, names)
         self._seed: int | None = None  # of the next reset
         specs: dict[str, dict[str, Any]] = {"observation": {}, "action": {}, "reward": {}}
         specs["done"] = {flag: _flag(env.num_envs, 1) for flag in FLAGS}
@@ -71,7 +72,7 @@ class TorchRLEnv(EnvBase):
             batch, action = (env.num_envs, len(agents)), _spec(env.action_space(role))
             own = {"mask": _flag(), **{flag: _flag(1) for flag in FLAGS}}
             own["observation"] = _spec(env.observation_space(role))
-            if env.game.masks_actions:
+            if env.game.layout.masks_actions:
                 own["action_mask"] = _flag(*action.to_one_hot_spec().shape)
             specs["observation"][role] = data.Composite(own).expand(batch)
             specs["action"][role] = data.Composite(action=action).expand(batch)

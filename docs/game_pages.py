@@ -138,7 +138,7 @@ class ObservationTable:
 
     def markdown(self) -> str:
         """The table with the place of each number in place of the counts, and the least and largest value."""
-        spaces, bounded = self.game.observation.spaces, []
+        spaces, bounded = self.game.layout.observation.spaces, []
         columns = []
         for role, counts in self.counts.items():
             ends = np.cumsum(counts)
@@ -197,7 +197,7 @@ def facts(name: str, game: Env) -> str:
     agents = ", ".join(
         f"`{role}_0`" if n == 1 else f"`{role}_0` … `{role}_{n - 1}`" for role, n in game.roles.items() if n
     )
-    spaces = {"Observations": game.observation.spaces, "Actions": game.action.spaces}
+    spaces = {"Observations": game.layout.observation.spaces, "Actions": game.layout.action.spaces}
     rows = [
         ["Gymnasium", f"`{gymnasium_id(kind)}`"],
         ["PettingZoo", f"`gpu_vecenv/{name}-v{kind.version}`"],
@@ -321,7 +321,7 @@ What they reach, and how long it takes: [results](../results.md).
 
 def vectorised(game: Env) -> tuple[int, ...]:
     """Shape of the observations of one environment."""
-    return (game.num_agents, *game.observation.shape)
+    return (game.num_agents, *game.layout.observation.shape)
 
 
 def anchor(heading: str) -> str:

@@ -98,7 +98,7 @@ def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, s
     # Never stepped: starts and actions are drawn from its random streams. What the starts cost is not counted.
     streams = VecEnv(game, replicas, device)
     sampler, stages = Sampler(streams), Stages(device)
-    obs = torch.empty((replicas, game.num_agents, *game.observation.shape), pin_memory=device.type == "cuda")
+    obs = torch.empty((replicas, game.num_agents, *game.layout.observation.shape), pin_memory=device.type == "cuda")
 
     def begin(chosen: Iterable[int]) -> None:
         starts = {name: streams.state[name].cpu().numpy() for name in fields}
@@ -163,7 +163,13 @@ def main(options: Options) -> None:
     game = configure(options.game, **{name: value for name, value in chosen.items() if value is not None})
     device = FunctionManager(options.device).device
     torch.manual_seed(SEED)
-    layers = nn.Linear(game.obs_dim, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, game.action.num_logits)
+    layers = (
+        nn.Linear(game.obs_dim, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, game.layout.action.num_logits),
+    )
     network = nn.Sequential(*layers).to(device)
 
     given = game, options.cpu_replicas, network, device, options.steps

@@ -297,12 +297,12 @@ def play(
                 actions = env.sample_actions()
                 for role, actor in actors.items():
                     if actor is not None:
-                        where = game.role_slices[role]
-                        actions[:, where] = actor(obs[(slice(None), where, *game.observation.own(role))])
+                        where = game.layout.role_slices[role]
+                        actions[:, where] = actor(obs[(slice(None), where, *game.layout.observation.own(role))])
                 env.step(actions, out=buffers)
         statistics = env.episode_statistics()
         sums = {"terminated_fraction": statistics["terminations"], "episode_length": statistics["lengths"]}
-        for role, where in game.role_slices.items():
+        for role, where in game.layout.role_slices.items():
             sums[f"return_{role}"] = statistics["returns"][:, where].mean(-1)
         for name, tensor in sums.items():
             counted = tensor[: episodes - played].double().sum()

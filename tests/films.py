@@ -77,7 +77,7 @@ def played(game: str, device: str, ticks: int, title: str = "", seed: int = 1, *
     return Film(
         title=title or game,
         drawings=drawings,
-        agents=env.game.agent_names,
+        agents=env.game.layout.agent_names,
         roles=env.game.roles,
         rewards=rewards,
         active=np.array(active),

@@ -177,11 +177,11 @@ def bad_mask(rng: random.Random, n: int, device: torch.device) -> tuple[Any, Err
 
 def wrong_choices(rng: random.Random, env: gpu_vecenv.VecEnv, good: torch.Tensor) -> torch.Tensor:
     """Actions of which at least one active agent's is outside its space."""
-    action, wrong = env.game.action, good.clone()
+    action, wrong = env.game.layout.action, good.clone()
     rows = wrong.view(-1, env.num_agents, action.heads)
     alive = env.active.nonzero().tolist() or [[0, 0]]
     for replica, agent in rng.sample(alive, rng.randrange(1, len(alive) + 1)):
-        role = next(r for r, where in env.game.role_slices.items() if where.start <= agent < where.stop)
+        role = next(r for r, where in env.game.layout.role_slices.items() if where.start <= agent < where.stop)
         head = rng.randrange(len(action.sizes[role]))
         if action.continuous:
             low, high = action.low[head], action.high[head]
@@ -287,7 +287,7 @@ class VecEnvPair(Pair):
 
     def bad(self, rng: random.Random) -> Bad:
         env, actions = self.env, self.env.sample_actions()
-        kinds = [torch.float32] if env.game.action.continuous else [torch.int32, torch.int64]
+        kinds = [torch.float32] if env.game.layout.action.continuous else [torch.int32, torch.int64]
         match rng.randrange(13):
             case 0 | 1 | 2:
                 wrong, error, words = bad_tensor(rng, actions, kinds)
@@ -296,7 +296,7 @@ class VecEnvPair(Pair):
                 wrong = wrong_choices(rng, env, actions)
                 words = ["invalid action values", "the first: replica", "agent", "expected"]
                 return Bad("values", lambda: env.step(wrong), (InvalidActionError,), words)
-            case 3 if env.game.action.continuous:
+            case 3 if env.game.layout.action.continuous:
                 wrong = actions.clone().requires_grad_()
                 return Bad("gradient", lambda: env.step(wrong), TypeError, ["gradient", "detach"])
             case 4:
@@ -316,7 +316,7 @@ class VecEnvPair(Pair):
                 errors = (TypeError, ValueError, RuntimeError) if isinstance(wrong, torch.Tensor) else error
                 return Bad("step_buffers", lambda: env.step_buffers(**{name: wrong}), errors, [name, "expected"])
             case 9:
-                wrong, error, words = bad_tensor(rng, env.observe(), [env.layout.obs_dtype])
+                wrong, error, words = bad_tensor(rng, env.observe(), [env.buffers_layout.obs_dtype])
                 if wrong is None or (isinstance(wrong, torch.Tensor) and wrong.is_sparse):
                     return self.attribute(rng)
                 return Bad("observe", lambda: env.observe(out=wrong), (TypeError, ValueError), ["obs", "expected"])
@@ -379,7 +379,7 @@ class Rows(Pair):
 
     def bad(self, rng: random.Random) -> Bad:
         env, actions = self.env, self.env.sample_actions()
-        box = env.game.action.continuous
+        box = env.game.layout.action.continuous
         match rng.randrange(8):
             case 0:
                 wrong, error, words = bad_tensor(rng, actions, [torch.float32] if box else [torch.int32, torch.int64])
@@ -439,7 +439,7 @@ class Single(Pair):
 
     def bad(self, rng: random.Random) -> Bad:
         env, action = self.env, self.action(self.env)
-        names = ["float32"] if env.game.action.continuous else ["int32", "int64"]
+        names = ["float32"] if env.game.layout.action.continuous else ["int32", "int64"]
         match rng.randrange(7):
             case 0 | 1:
                 wrong, error, words = bad_array(rng, action, names)
@@ -478,7 +478,7 @@ class Agents(Pair):
             return self.joined(env, drawn)
         mine = {}
         for agent in env.agents:
-            row = drawn[0, game.agent_names.index(agent)]
+            row = drawn[0, game.layout.agent_names.index(agent)]
             shape = env.action_space(agent).shape
             row = row.reshape(-1)[: math.prod(shape)].reshape(shape)
             mine[agent] = row.cpu().numpy() if env.output == "numpy" else row
@@ -488,7 +488,7 @@ class Agents(Pair):
         game, mine = env.game, {}
         for key in env.possible_agents:
             shape = env.action_space(key).shape
-            where = game.role_slices[key] if env.group_by == "role" else game.agent_names.index(key)
+            where = game.layout.role_slices[key] if env.group_by == "role" else game.layout.agent_names.index(key)
             rows = drawn[:, where]
             mine[key] = rows[..., : shape[0]] if shape else rows
         return mine
@@ -519,11 +519,11 @@ class Agents(Pair):
                 return Bad("no dictionary", lambda: env.step(wrong), TypeError, ["actions are a", "dict"])
             case 4 | 5 if self.single:
                 array = np.asarray(good.cpu()) if isinstance(good, torch.Tensor) else good
-                names = ["float32"] if env.game.action.continuous else ["int32", "int64"]
+                names = ["float32"] if env.game.layout.action.continuous else ["int32", "int64"]
                 wrong, error, _ = bad_array(rng, np.asarray(array), names)
                 return Bad("action", lambda: env.step({**actions, agent: wrong}), error, words)
             case 4 | 5:
-                kinds = [torch.float32] if env.game.action.continuous else [torch.int32, torch.int64]
+                kinds = [torch.float32] if env.game.layout.action.continuous else [torch.int32, torch.int64]
                 wrong, error, _ = bad_tensor(rng, good, kinds, arrays=True)
                 if (
                     isinstance(wrong, torch.Tensor)
@@ -534,8 +534,8 @@ class Agents(Pair):
                 return Bad("actions", lambda: env.step({**actions, agent: wrong}), error, words)
             case 6 if self.single:
                 space = env.action_space(agent)
-                values = [math.nan, math.inf, 1e30] if env.game.action.continuous else [-1, 2**31 - 1, -(2**31)]
-                kind = np.float32 if env.game.action.continuous else np.int32
+                values = [math.nan, math.inf, 1e30] if env.game.layout.action.continuous else [-1, 2**31 - 1, -(2**31)]
+                kind = np.float32 if env.game.layout.action.continuous else np.int32
                 wrong = np.full(space.shape, rng.choice(values), kind)
                 words = ["invalid action values", agent]
                 return Bad("values", lambda: env.step({**actions, agent: wrong}), InvalidActionError, words)
@@ -575,8 +575,10 @@ class Draws(Pair):
                 words = [f"sample: out.{name}", *words]
                 return Bad("out", lambda: sampler.sample(self.parameters, out=given), error, words)
             case _:
-                squash = rng.choice(["tan", "", None, 1, "TANH", *(["tanh"] if self.env.game.action.sizes else [])])
-                if squash == "tanh" and self.env.game.action.continuous:
+                squash = rng.choice(
+                    ["tan", "", None, 1, "TANH", *(["tanh"] if self.env.game.layout.action.sizes else [])]
+                )
+                if squash == "tanh" and self.env.game.layout.action.continuous:
                     squash = "clipped"
                 return Bad("squash", lambda: gpu_vecenv.Sampler(self.env, squash), ConfigError, ["squash is"])
 
@@ -647,7 +649,7 @@ class Making(Pair):
 
     def argument(self, rng: random.Random, name: str, kind: Any) -> Bad:
         shape = gpu_vecenv.configure("tag_gridworld")
-        cells = np.zeros((3, *shape.shape(shape.state[0])), np.int32)
+        cells = np.zeros((3, *shape.layout.fields[0].shape), np.int32)
         key, wrong, errors, words = rng.choice(
             [
                 ("first_env_index", rng.choice([-1, 2**64, -(2**70)]), ValueError, ["first_env_index is", "expected"]),
@@ -859,7 +861,7 @@ class Lifeless(Subject):
 
     def some(self, env: Any) -> Any:
         vec_env = getattr(env, "vec_env", env)
-        drawn = torch.zeros(vec_env.layout.batch, dtype=torch.int32, device=vec_env.device)
+        drawn = torch.zeros(vec_env.buffers_layout.batch, dtype=torch.int32, device=vec_env.device)
         if isinstance(env, gpu_vecenv.BatchedParallelEnv):
             return dict(zip(env.possible_agents, drawn.unbind(1), strict=True))
         if isinstance(env, gpu_vecenv.ParallelEnv):

@@ -276,10 +276,10 @@ class Injector:
         self.rules = folder / "named.cu"
         self.rules.write_text(RULES)
         Named.source = self.rules
-        self.honest = stripped(game_source(Named()))
+        self.honest = stripped(game_source(Named().layout))
         games = [GAMES[name]() for name in ("tag_gridworld", "tag_continuous", "pendulum")]
-        self.bundled = {game.name(): stripped(game_source(game)) for game in games}
-        self.all = stripped(game_source(gpu_vecenv.configure("tag_continuous", num_neighbors="all")))
+        self.bundled = {game.name(): stripped(game_source(game.layout)) for game in games}
+        self.all = stripped(game_source(gpu_vecenv.configure("tag_continuous", num_neighbors="all").layout))
         self.kernel = stripped(inline_includes("int x;", "kernel.cu", None))
 
     def attempt(self, rng: random.Random) -> tuple[str, Attempt]:
@@ -379,7 +379,7 @@ class Injector:
         return rng.choice(
             [
                 Refused(lambda: gpu_vecenv.GymnasiumVectorEnv("cartpole", 2, "cpu", render_mode=text), Exception),
-                Refused(lambda: env.action.sizes[text], KeyError),
+                Refused(lambda: env.layout.action.sizes[text], KeyError),
                 Refused(
                     lambda: gpu_vecenv.load_policy(self.folder / text.replace("\0", "")[:100], device="cpu"), OSError
                 ),
@@ -454,7 +454,7 @@ def tried(attempt: Attempt) -> tuple[str, Any]:
 
 
 def text_complaint(given: Env | str, honest: str) -> str:
-    text = stripped(given if isinstance(given, str) else game_source(given))
+    text = stripped(given if isinstance(given, str) else game_source(given.layout))
     if text == honest:
         return ""
     return next(
@@ -471,7 +471,7 @@ def compiler_complaint(game: Env, recorder: Path, records: Path, honest: str) ->
     before, os.environ["CXX"] = os.environ.get("CXX"), str(recorder)
     try:
         with watching() as events:
-            FunctionManager("cpu").compile_game(game)
+            FunctionManager("cpu").compile_game(game.layout)
         return "the recorder cannot have compiled it"
     except (KernelCompileError, EnvDefinitionError):
         pass

@@ -7,10 +7,8 @@ import time
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from gpu_vecenv.compile.codegen import engine_fields
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds, synchronize
@@ -38,19 +36,19 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def bytes_per_env_step(game: Env) -> int:
     """The fewest bytes that one step of one replica moves: state in and out, actions in, outputs out."""
-    fields = [*game.state, *(f for f in engine_fields(game) if not f.name.startswith("completed"))]
-    state = sum(int(np.prod(game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
+    fields = [*game.layout.fields, *(f for f in game.layout.engine_fields if not f.name.startswith("completed"))]
+    state = sum(f.nbytes for f in fields if not f.shared)
     per_agent = (
-        game.obs_size * game.observation.dtype.itemsize + 4 + 4 + 4 * game.action.heads
+        game.layout.obs_size * game.layout.observation.dtype.itemsize + 4 + 4 + 4 * game.layout.action.heads
     )  # obs, reward, four flags, action
-    return 2 * state + game.num_agents * per_agent
+    return 2 * state + game.layout.num_agents * per_agent
 
 
 def bytes_per_env_sample(game: Env) -> int:
     """The fewest bytes that the sampler moves for one replica: clocks, parameters in; draws, log-probabilities out."""
-    clocks = sum(f.dtype.itemsize * int(np.prod(game.shape(f))) for f in engine_fields(game) if f.name in RNG_FIELDS)
-    drawn = game.action.heads * (2 if game.action.continuous else 1)
-    return clocks + 4 * game.num_agents * (game.action.num_parameters + drawn + 1)
+    clocks = sum(f.nbytes for f in game.layout.engine_fields if f.name in RNG_FIELDS)
+    drawn = game.layout.action.heads * (2 if game.layout.action.continuous else 1)
+    return clocks + 4 * game.layout.num_agents * (game.layout.action.num_parameters + drawn + 1)
 
 
 def measure(
@@ -82,10 +80,10 @@ def measure(
     row = {
         **named(game, num_envs),
         "first_step_s": round(first_step, 3),
-        "bytes_per_agent_step": round(bytes_per_env_step(game) / game.num_agents, 2),
+        "bytes_per_agent_step": round(bytes_per_env_step(game) / game.layout.num_agents, 2),
     }
     sampler = Sampler(env)
-    parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=device)
+    parameters = torch.zeros((num_envs, game.layout.num_agents, sampler.num_parameters), device=device)
     sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
 
     def step() -> None:
@@ -136,8 +134,8 @@ def measure_rollout(
     env = VecEnv(game, num_envs, device, autoreset_mode="next_step", driver=driver, threads_per_env=threads_per_env)
     check_capacity(env, config.num_steps)
     data, sampler = Rollout(env, config.num_steps), Sampler(env, squash=config.squash)
-    policies = [make_policy(game, [role], config, None, device) for role, count in game.roles.items() if count > 0]
-    parameters = torch.zeros((num_envs, game.num_agents, sampler.num_parameters), device=device)
+    policies = [make_policy(game, [role], config, None, device) for role in game.layout.present_roles]
+    parameters = torch.zeros((num_envs, game.layout.num_agents, sampler.num_parameters), device=device)
     env.reset(seed=1, out=data.last)
 
     collect = partial(data.collect, policies, sampler, parameters)
@@ -155,7 +153,7 @@ def named(game: Env, num_envs: int) -> dict[str, Any]:
     """What a row is of: the game, its sizes, and what of its configuration is not the default."""
     fields = {field.name: (getattr(game, field.name), field.default) for field in dataclasses.fields(game)}
     config = {name: value for name, (value, default) in fields.items() if value != default}
-    return {"game": game.name(), "num_envs": num_envs, "num_agents": game.num_agents, "config": config}
+    return {"game": game.name(), "num_envs": num_envs, "num_agents": game.layout.num_agents, "config": config}
 
 
 def rates(stage: str, duration: float, game: Env, num_envs: int) -> dict[str, Any]:
@@ -163,5 +161,5 @@ def rates(stage: str, duration: float, game: Env, num_envs: int) -> dict[str, An
     return {
         f"{stage}_us": round(duration * 1e6, 2),
         f"{stage}_env_steps_per_s": round(num_envs / duration),
-        f"{stage}_agent_steps_per_s": round(num_envs * game.num_agents / duration),
+        f"{stage}_agent_steps_per_s": round(num_envs * game.layout.num_agents / duration),
     }

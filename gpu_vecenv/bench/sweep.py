@@ -39,13 +39,16 @@ def with_agents(game: Env, num_agents: int) -> Env:
             f"{game.name()} has no field that sets the number of a role's agents; expected a game that has one, as "
             "tag_gridworld, tag_continuous or simple_spread"
         )
-    left = num_agents - sum(count for role, count in game.roles.items() if role not in fields)
+    left = num_agents - sum(count for role, count in game.layout.roles.items() if role not in fields)
     if left < len(fields):
         raise ConfigError(f"{game.name()} cannot have {num_agents} agents; expected at least one of each role")
-    whole, growing = sum(game.roles[role] for role in fields), sorted(fields, key=lambda role: game.roles[role])
+    whole, growing = (
+        sum(game.layout.roles[role] for role in fields),
+        sorted(fields, key=lambda role: game.layout.roles[role]),
+    )
     sizes: dict[str, int] = {}
     for place, role in enumerate(growing, 1):  # the largest comes last and takes what rounding has left
-        share = max(1, round(left * game.roles[role] / whole))
+        share = max(1, round(left * game.layout.roles[role] / whole))
         sizes[fields[role]] = share if place < len(growing) else left - sum(sizes.values())
     return dataclasses.replace(game, **sizes)
 
@@ -61,7 +64,11 @@ def _sizes(game: Env) -> dict[str, str]:
             more = dataclasses.replace(game, **{field.name: value + 1}).roles
         except ConfigError:  # out of its range: this field it is not
             continue
-        grown = {role: count - game.roles[role] for role, count in more.items() if count != game.roles.get(role)}
+        grown = {
+            role: count - game.layout.roles[role]
+            for role, count in more.items()
+            if count != game.layout.roles.get(role)
+        }
         if list(grown.values()) == [1]:
             found.setdefault(next(iter(grown)), field.name)
     return found

@@ -118,7 +118,7 @@ def check_game(
         return lambda replicas: GymnasiumVectorEnv(game, replicas, autoreset_mode=mode, **how)
 
     others: dict[str, dict[str, Any]] = {"arrays": {"output": "numpy"}}
-    if on.type != "cpu" and game.host:
+    if on.type != "cpu" and game.layout.host:
         others["on the CPU"] = {"device": "cpu", "driver": None}
     for mode in autoreset_modes:
         found = check_vector_env(
@@ -130,7 +130,7 @@ def check_game(
             **run,
         )
         report.reports[mode] = replace(found, name=f"{game.name()}, {mode}")
-    if parallel and game.num_agents > 1:
+    if parallel and game.layout.num_agents > 1:
         found = check_parallel_env(lambda: ParallelEnv(game, on, driver=driver), **run)
         report.reports["parallel"] = replace(found, name=f"{game.name()}, parallel")
 
@@ -145,7 +145,7 @@ def check_game(
     few = max(1, num_envs // 2)
     ways = [(f"{few} of {num_envs} replicas", {"replicas": few, "where": on}), *_ways(game, num_envs, on)]
     for way, how in ways:
-        if way != ways[0][0] and not game.host:
+        if way != ways[0][0] and not game.layout.host:
             report.skipped[way] = "host = False promises no equal bits"
             continue
         try:

@@ -30,7 +30,7 @@ from gpu_vecenv.cli.options import PROGRAM, merge_dataclasses, parse, parse_game
 from gpu_vecenv.cli.replay import replay
 from gpu_vecenv.cli.train import evaluate, plot, train
 from gpu_vecenv.compile.codegen import generate_header
-from gpu_vecenv.declare.env import check_fields, param
+from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.tuning import tune
 from gpu_vecenv.engine.vec_env import MODES
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES, configure, load_game
@@ -151,7 +151,7 @@ def list_games(arguments: Sequence[str]) -> None:
 def show(arguments: Sequence[str]) -> None:
     """Print a game's generated header."""
     game, rest = parse_game("show", arguments)
-    print(generate_header(parse(game, f"{PROGRAM} show {arguments[0]}", rest)), end="")
+    print(generate_header(parse(game, f"{PROGRAM} show {arguments[0]}", rest).layout), end="")
 
 
 def new(arguments: Sequence[str]) -> None:

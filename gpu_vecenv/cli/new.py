@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from string import Template
 
-from gpu_vecenv.declare.env import FIELD_NAME
+from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ConfigError
 

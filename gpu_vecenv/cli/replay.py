@@ -16,7 +16,8 @@ from rich.text import Text
 from gpu_vecenv.cli.options import PROGRAM, load_run_policy, merge_dataclasses, parse, parse_game
 from gpu_vecenv.compile.codegen import printable
 from gpu_vecenv.compile.device import resolve_device
-from gpu_vecenv.declare.env import Env, check_fields, param
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES
 from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, nearest
@@ -115,7 +116,7 @@ def _record(arguments: Sequence[str]) -> None:
         parsed = parse(merge_dataclasses("Record", record=RecordConfig, game=kind), program, rest)
         game: Env = parsed.game
         config, greedy, device = parsed.record, False, resolve_device(parsed.record.device)
-        role_policies: dict[str, RolePolicy] = dict.fromkeys(game.roles)
+        role_policies: dict[str, RolePolicy] = dict.fromkeys(game.layout.roles)
     else:
         given: RecordRunConfig = parse(RecordRunConfig, program, arguments[1:])
         loaded = load_run_policy("replay", source, game=given.game, best=given.best, device=given.device)

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from gpu_vecenv.cli.options import PROGRAM, load_run_policy, merge_dataclasses, parse, parse_game
 from gpu_vecenv.compile.device import resolve_device
-from gpu_vecenv.declare.env import Env, check_fields, param
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import find_game
 from gpu_vecenv.errors import ConfigError, UnknownGameError
@@ -153,7 +154,7 @@ def _env(game: Env, settings: TrainConfig, device_name: str | None, world: World
 
 
 def _specs(game: Env, settings: TrainConfig, ppo: PPOConfig) -> dict[str, PolicySpec]:
-    roles = [role for role, count in game.roles.items() if count > 0]
+    roles = list(game.layout.present_roles)
     frozen = _named("frozen", settings.frozen)
     learning = [role for role in roles if role not in frozen]
     names = ["+".join(learning)] if settings.share_policy and learning else learning
@@ -175,7 +176,7 @@ def _specs(game: Env, settings: TrainConfig, ppo: PPOConfig) -> dict[str, Policy
     for role, source in frozen.items():
         loaded = _load_other_run("frozen", game, role, source, device="cpu")
         weights = loaded[role].state_dict()
-        if game.action.continuous and loaded.configs[role].squash != ppo.squash:
+        if game.layout.action.continuous and loaded.configs[role].squash != ppo.squash:
             raise ConfigError(
                 f"{source} was trained with squash {loaded.configs[role].squash!r}; give --squash "
                 f"{loaded.configs[role].squash}, here it is {ppo.squash!r}"
@@ -199,7 +200,7 @@ def _load_other_run(option: str, game: Env, role: str, source: str, **how: Any) 
     if loaded.game.name() != game.name():
         raise ConfigError(f"{option}: {source} is a run of {loaded.game.name()}; expected one of {game.name()}")
     own, other = (
-        (kind.observation.shapes[role], kind.action.sizes[role]) if kind.roles.get(role) else None
+        (kind.layout.observation.shapes[role], kind.layout.action.sizes[role]) if kind.roles.get(role) else None
         for kind in (game, loaded.game)
     )
     if own != other:

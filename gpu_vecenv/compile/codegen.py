@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,22 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from gpu_vecenv.compile.source_rules import check_source_rules
-from gpu_vecenv.declare.env import C_TYPES, Env, Field, boolean, f32, i32, i64
+from gpu_vecenv.declare.field import C_TYPES
+from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 from gpu_vecenv.errors import EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
 
-_ENGINE_STATE = (
-    Field("key", i32, (2,)),  # of the replica's random streams; its bits are a u32 pair
-    Field("episode", i64, (1,)),  # episodes begun since seeding, minus one
-    Field("elapsed_steps", i32, (1,)),  # steps since reset
-    Field("active", boolean, ("num_agents",)),  # agents whose next action counts
-    Field("fault", i32, (1,)),  # fault bits since the last reset by hand
-    Field("returns", f32, ("num_agents",)),  # sum of rewards of the running episode
-    Field("completed_returns", f32, ("num_agents",)),  # sums over episodes that have ended
-    Field("completed_lengths", i64, (1,)),
-    Field("completed_episodes", i64, (1,)),
-    Field("completed_terminations", i64, (1,)),  # of those, the ones whose last step truncated no agent
-)
 FUNCTIONS = ("reset", "step", "observe")
 SIMD_ENVS = 64  # replicas that the host steps in lockstep, one bit of a word for each
 GUARD_ROWS = 16  # rows of outputs, and
@@ -56,7 +44,7 @@ class BuildOptions:
     thread_order: int = 0
     sampled: bool = False
 
-    def guard_items(self, field: Field) -> int:
+    def guard_items(self, field: FieldLayout) -> int:
         """Items of a field's guard band after each replica's own."""
         return GUARD_BYTES // field.dtype.itemsize if self.guards and not field.shared else 0
 
@@ -64,42 +52,35 @@ class BuildOptions:
 DEFAULT_BUILD = BuildOptions()
 
 
-def engine_fields(env: Env) -> tuple[Field, ...]:
-    """What the engine keeps for every replica beside the game's own state."""
-    if not env.masks_actions:
-        return _ENGINE_STATE
-    return (*_ENGINE_STATE, Field("action_mask", boolean, ("num_agents", env.action.num_logits)))
-
-
-def kernel_fields(env: Env, initial_fields: Iterable[str] = ()) -> list[tuple[str, Field]]:
+def kernel_fields(layout: GameLayout, initial_fields: Iterable[str] = ()) -> list[tuple[str, FieldLayout]]:
     """(argument name, field) of every tensor in STATE_PARAMETERS, in order: engine, state, start initial_states."""
-    fields = [(f"engine_{field.name}", field) for field in engine_fields(env)]
-    fields += [(f"state_{field.name}", field) for field in env.state]
-    return fields + [(f"initial_{field.name}", field) for field in env.state if field.name in set(initial_fields)]
+    fields = [(f"engine_{field.name}", field) for field in layout.engine_fields]
+    fields += [(f"state_{field.name}", field) for field in layout.fields]
+    return fields + [(f"initial_{field.name}", field) for field in layout.fields if field.name in set(initial_fields)]
 
 
-def generate_header(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
+def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
     """The generated text of one configuration; what depends on the device comes before it."""
-    action, initial_fields = env.action, [field for field in env.state if field.name in build.initial_fields]
-    obs_type = C_TYPES[env.observation.dtype]
-    lines = [f"// Generated from {printable(repr(env))}. Do not edit."]
-    lines += [_constant(name, value) for name, value in sorted(env.constants().items())]
+    action, initial_fields = layout.action, [field for field in layout.fields if field.name in build.initial_fields]
+    obs_type = C_TYPES[layout.observation.dtype]
+    lines = [f"// Generated from {printable(layout.config)}. Do not edit."]
+    lines += [_constant(name, value) for name, value in sorted(layout.constants.items())]
     lines += [
         f"constexpr bool END_ON_NONFINITE = {str(build.end_on_nonfinite).lower()};",
         f"constexpr int GUARD_ROWS = {GUARD_ROWS if build.guards else 0};",
-        f"constexpr bool ALLOW_STAGING = {str(env.host).lower()};",
+        f"constexpr bool ALLOW_STAGING = {str(layout.host).lower()};",
         f"constexpr int ACTION_HEADS = {action.heads};",
-        f"constexpr unsigned long long OBS_STAGING_BYTES = {env.obs_staging_bytes};",
+        f"constexpr unsigned long long OBS_STAGING_BYTES = {layout.obs_staging_bytes};",
         f"#define SAMPLED {int(build.sampled)}",
         f"#define BOX_ACTIONS {int(action.continuous)}",
-        f"#define ACTION_MASKS {int(env.masks_actions)}",
+        f"#define ACTION_MASKS {int(layout.masks_actions)}",
         f"typedef {obs_type} Observation;",
         f"typedef {'float' if action.continuous else 'i32'} Action;",
         f"typedef {'float' if action.continuous else 'i64'} LongAction;",
     ]
     if action.continuous:
         lines += [_table("ACTION_LOW", action.low), _table("ACTION_HIGH", action.high)]
-    lines += _action_sizes(env) + _observed(env)
+    lines += _action_sizes(layout) + _observed(layout)
     largest = 0 if action.continuous else max(action.head_sizes)
     lines += [
         f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {largest};",
@@ -111,20 +92,20 @@ def generate_header(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
             f"    return {_by_head([*accumulate(action.head_sizes, initial=0)])};",
             "}",
         ]
-    lines += _struct("State", env, env.state) + _struct("EngineState", env, engine_fields(env)) + _staged_struct(env)
+    lines += _struct("State", layout.fields) + _struct("EngineState", layout.engine_fields) + _staged_struct(layout)
     lines += [
         "struct InitialStates {",
-        *(f"    {_declare(env, f, 'const ', stacked=True)};" for f in initial_fields),
+        *(f"    {_declare(f, 'const ', stacked=True)};" for f in initial_fields),
         "    i64 num_initial_states;",
         "};",
     ]
     parameters = [
         f"{'const ' if name.startswith('pool_') or field.shared else ''}{C_TYPES[field.dtype]}* {name}"
-        for name, field in kernel_fields(env, build.initial_fields)
+        for name, field in kernel_fields(layout, build.initial_fields)
     ]
     state, engine = (
-        [_slice(env, field, f"{kind}_{field.name}", build.guard_items(field)) for field in fields]
-        for kind, fields in (("state", env.state), ("engine", engine_fields(env)))
+        [_slice(field, f"{kind}_{field.name}", build.guard_items(field)) for field in fields]
+        for kind, fields in (("state", layout.fields), ("engine", layout.engine_fields))
     )
     lines += [
         _macro("STATE_PARAMETERS", [*parameters, "i64 num_initial_states"]),
@@ -132,7 +113,7 @@ def generate_header(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
         _macro("ENGINE_STATE_OF(env)", engine, "EngineState{", "}"),
         _macro(
             "INITIAL_STATES",
-            [*(_cast(env, f, f"initial_{f.name}", stacked=True) for f in initial_fields), "num_initial_states"],
+            [*(_cast(f, f"initial_{f.name}", stacked=True) for f in initial_fields), "num_initial_states"],
             "InitialStates{",
             "}",
         ),
@@ -140,22 +121,22 @@ def generate_header(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
     return "\n".join(lines) + "\n"
 
 
-def generate_state_functions(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
+def generate_state_functions(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
     """What walks over the fields of the state; placed after the words FOR_RANGE and HD are defined."""
     lines = [
         "HD void copy_initial_state([[maybe_unused]] State s, [[maybe_unused]] InitialStates initial_states, [[maybe_unused]] i64 row) {"
     ]
-    for field in env.state:
+    for field in layout.fields:
         if field.name in build.initial_fields:
-            size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
+            size, kind = field.size, C_TYPES[field.dtype]
             source = f"((const {kind}*)initial_states.{field.name})[row * {size} + k]"
             lines.append(f"    FOR_RANGE(k, {size}) (({kind}*)s.{field.name})[k] = {source};")
     lines += ["}", "HD bool is_finite([[maybe_unused]] State s) {", "    bool finite = true;"]
-    for field in env.state:
+    for field in layout.fields:
         if field.dtype.kind == "f" and not field.shared:
-            size, kind = math.prod(env.shape(field)), C_TYPES[field.dtype]
+            size, kind = field.size, C_TYPES[field.dtype]
             lines.append(f"    FOR_RANGE(k, {size}) finite &= math::is_finite((({kind}*)s.{field.name})[k]);")
-    return "\n".join([*lines, "    return finite;", "}", *_staging_functions(env), *_host_simd(env)]) + "\n"
+    return "\n".join([*lines, "    return finite;", "}", *_staging_functions(layout), *_host_simd(layout)]) + "\n"
 
 
 def printable(text: str) -> str:
@@ -199,26 +180,26 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
     return "\n".join(lines) + "\n"
 
 
-def declared_source(env: Env, build: BuildOptions, seen: set[str]) -> str:
+def declared_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> str:
     """The words of kernel.cuh and the prologue; ``seen`` collects the files that are in."""
     words = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
-    return words + '#line 1 "generated header"\n' + generate_header(env, build)
+    return words + '#line 1 "generated header"\n' + generate_header(layout, build)
 
 
-def game_source(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
+def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
     """Everything of one game after the device's own definitions: one self-contained translation unit."""
-    path, seen = env.source_path(), set[str]()
+    path, seen = layout.source_path, set[str]()
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise EnvDefinitionError(f"{type(env).__name__}: its device code {path} cannot be read: {error}") from error
-    declared = declared_source(env, build, seen)
+        raise EnvDefinitionError(f"{layout.name}: its device code {path} cannot be read: {error}") from error
+    declared = declared_source(layout, build, seen)
     if build.thread_order:
         declared = f"#define DEBUG_THREAD_ORDER {build.thread_order}\n{declared}"
     before = inline_includes('#include "game_api.cuh"', "generated header", None, seen)
     game = inline_includes(source, path.name, path.parent, seen)
-    if env.host:
-        check_source_rules(game, type(env).__name__, env.allows)
+    if layout.host:
+        check_source_rules(game, layout.name, layout.allows)
     staging = inline_includes('#include "staging.cuh"', "generated functions", None, seen)
     engine = inline_includes('#include "step.cuh"', "generated functions", None, seen)
     return (
@@ -227,14 +208,14 @@ def game_source(env: Env, build: BuildOptions = DEFAULT_BUILD) -> str:
         + game
         + staging
         + '#line 1 "generated functions"\n'
-        + generate_state_functions(env, build)
+        + generate_state_functions(layout, build)
         + engine
     )
 
 
-def missing_definitions(env: Env) -> list[str]:
+def missing_definitions(layout: GameLayout) -> list[str]:
     """What a game's text, or a file that it includes, should define but does not seem to; and what it has instead."""
-    path = env.source_path()
+    path = layout.source_path
     text = COMMENT.sub("", inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent))
     missing = [] if SCRATCH.search(text) else ["struct Scratch { … }"]
     for function in FUNCTIONS:
@@ -262,32 +243,32 @@ def _table(name: str, values: Iterable[float]) -> str:
     return f"TABLE float {name}[] = {{{', '.join(map(_float, values))}}};"
 
 
-def _action_sizes(env: Env) -> list[str]:
+def _action_sizes(layout: GameLayout) -> list[str]:
     """action_size(agent, head): choices of that agent's head, 0 if it has no such head."""
     lines = ["HD int action_size([[maybe_unused]] int agent, [[maybe_unused]] int head) {"]
-    roles = [role for role, count in env.roles.items() if count]
+    roles = layout.present_roles
     for role in roles:
-        sizes = env.action.sizes[role]
-        guard = "" if role == roles[-1] else f"if (agent < {env.role_slices[role].stop}) "
-        lines.append(f"    {guard}return {_by_head([*sizes, *[0] * (env.action.heads - len(sizes))])};")
+        sizes = layout.action.sizes[role]
+        guard = "" if role == roles[-1] else f"if (agent < {layout.role_slices[role].stop}) "
+        lines.append(f"    {guard}return {_by_head([*sizes, *[0] * (layout.action.heads - len(sizes))])};")
     return [*lines, "}"]
 
 
-def _observed(env: Env) -> list[str]:
+def _observed(layout: GameLayout) -> list[str]:
     """observed(agent, k): whether the k-th number of a row of the observation tensor belongs to that agent's role."""
-    layout = env.observation
+    observation = layout.observation
     lines = [
-        f"constexpr bool OBS_PADDED = {str(layout.padded).lower()};",
+        f"constexpr bool OBS_PADDED = {str(observation.padded).lower()};",
         "HD bool observed([[maybe_unused]] int agent, [[maybe_unused]] int k) {",
     ]
-    roles = [role for role, count in env.roles.items() if count]
+    roles = layout.present_roles
     for role in roles:
-        inside, stride = [], env.obs_size
-        for own, widest in zip(layout.shapes[role], layout.shape, strict=True):
+        inside, stride = [], layout.obs_size
+        for own, widest in zip(observation.shapes[role], observation.shape, strict=True):
             stride //= widest
             if own < widest:
                 inside.append(f"k / {stride} % {widest} < {own}")
-        guard = "" if role == roles[-1] else f"if (agent < {env.role_slices[role].stop}) "
+        guard = "" if role == roles[-1] else f"if (agent < {layout.role_slices[role].stop}) "
         lines.append(f"    {guard}return {' && '.join(inside) or 'true'};")
     return [*lines, "}"]
 
@@ -300,22 +281,21 @@ def _by_head(values: Sequence[int]) -> str:
     return choice
 
 
-def _declare(env: Env, field: Field, const: str = "", stacked: bool = False) -> str:
-    inner = "".join(f"[{n}]" for n in env.shape(field)[0 if stacked else 1 :])
+def _declare(field: FieldLayout, const: str = "", stacked: bool = False) -> str:
+    inner = "".join(f"[{n}]" for n in field.shape[0 if stacked else 1 :])
     kind = f"{const}{C_TYPES[field.dtype]}"
     return f"{kind} (*{field.name}){inner}" if inner else f"{kind}* {field.name}"
 
 
-def _struct(name: str, env: Env, fields: Iterable[Field]) -> list[str]:
-    return [f"struct {name} {{", *(f"    {_declare(env, f, 'const ' if f.shared else '')};" for f in fields), "};"]
+def _struct(name: str, fields: Iterable[FieldLayout]) -> list[str]:
+    return [f"struct {name} {{", *(f"    {_declare(f, 'const ' if f.shared else '')};" for f in fields), "};"]
 
 
-def _staged_struct(env: Env) -> list[str]:
+def _staged_struct(layout: GameLayout) -> list[str]:
     """What a step of one replica works on: copies of the fields that it may change, and what it gives each agent."""
-    fields = _staged_fields(env)
+    fields = _staged_fields(layout)
     own = (
-        f"alignas({_alignment(env, f)}) {C_TYPES[f.dtype]} {who}_{f.name}"
-        f"{''.join(f'[{n}]' for n in env.shape(f) or (1,))};"
+        f"alignas({_alignment(f)}) {C_TYPES[f.dtype]} {who}_{f.name}{''.join(f'[{n}]' for n in f.shape or (1,))};"
         for who, f in fields
     )
     rows = (
@@ -324,7 +304,7 @@ def _staged_struct(env: Env) -> list[str]:
         "bool terminations[NUM_AGENTS];",
         "bool truncations[NUM_AGENTS];",
     )
-    largest = max(env.num_agents * env.action.heads, *(math.prod(env.shape(field)) for _, field in fields))
+    largest = max(layout.num_agents * layout.action.heads, *(field.size for _, field in fields))
     return [
         "namespace staging {",
         "struct Staged {",
@@ -335,12 +315,12 @@ def _staged_struct(env: Env) -> list[str]:
     ]
 
 
-def _staging_functions(env: Env) -> list[str]:
+def _staging_functions(layout: GameLayout) -> list[str]:
     """staged_engine, staged_state: the structs of pointers, into a Staged; load_staged and store_staged, there and back again."""
-    fields = _staged_fields(env)
+    fields = _staged_fields(layout)
     staged = {(owner, field.name) for owner, field in fields}
     lines = ["namespace staging {"]
-    for owner, kind, whole in (("m", "EngineState", engine_fields(env)), ("s", "State", env.state)):
+    for owner, kind, whole in (("m", "EngineState", layout.engine_fields), ("s", "State", layout.fields)):
         parts = [f"staged.{owner}_{f.name}" if (owner, f.name) in staged else f"{owner}.{f.name}" for f in whole]
         head = f"HD {kind} staged_{kind.removesuffix('State').lower() or 'state'}([[maybe_unused]] Staged& staged, [[maybe_unused]] {kind} {owner})"
         lines.append(f"{head} {{ return {{{', '.join(parts)}}}; }}")
@@ -351,7 +331,7 @@ def _staging_functions(env: Env) -> list[str]:
     ]
     for verb, place in (("load", "{0}.{1}"), ("store", "staged.{0}_{1}")):
         for owner, field in fields:
-            kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
+            kind, size = C_TYPES[field.dtype], field.size
             declared = f"ThreadItems<{kind}, {size}> {owner}_{field.name}; " if verb == "load" else ""
             lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){place.format(owner, field.name)});")
     lines += [
@@ -360,17 +340,17 @@ def _staging_functions(env: Env) -> list[str]:
         "HD void store_staged(const Staged& staged, EngineState m, [[maybe_unused]] State s) {",
     ]
     for owner, field in fields:
-        kind, size = C_TYPES[field.dtype], math.prod(env.shape(field))
+        kind, size = C_TYPES[field.dtype], field.size
         copy = f"(({kind}*){owner}.{field.name})[k] = ((const {kind}*)staged.{owner}_{field.name})[k];"
         if field.name != "key" or owner == "s":
             lines.append(f"    FOR_RANGE(k, {size}) {copy}")
     return [*lines, "}", "}"]
 
 
-def _host_simd(env: Env) -> list[str]:
+def _host_simd(layout: GameLayout) -> list[str]:
     """What steps many replicas at once: one's own state, that of SIMD_ENVS replicas, and a walk over the fields of both."""
-    own = [(f, C_TYPES[f.dtype], math.prod(env.shape(f))) for f in env.state if not f.shared]
-    parts = [_cast(env, f, f"s.{f.name}") if f.shared else _cast(env, f, f"own.{f.name}", const="") for f in env.state]
+    own = [(f, C_TYPES[f.dtype], f.size) for f in layout.fields if not f.shared]
+    parts = [_cast(f, f"s.{f.name}") if f.shared else _cast(f, f"own.{f.name}", const="") for f in layout.fields]
     arguments = ("SimdState& simd", "EnvState& own", "State s", "F f")
     return [
         "#if !defined(__CUDACC__)",
@@ -394,32 +374,31 @@ def _host_simd(env: Env) -> list[str]:
     ]
 
 
-def _staged_fields(env: Env) -> list[tuple[str, Field]]:
+def _staged_fields(layout: GameLayout) -> list[tuple[str, FieldLayout]]:
     """(m or s, field) of what a step reads and writes, the most aligned first, so that no byte is lost between them."""
     engine = [
         ("m", field)
-        for field in _ENGINE_STATE
+        for field in layout.engine_fields
         if field.name in ("key", "episode", "elapsed_steps", "active", "returns")
     ]
-    fields = [*engine, *(("s", field) for field in env.state if not field.shared)]
-    return sorted(fields, key=lambda item: -_alignment(env, item[1]))
+    fields = [*engine, *(("s", field) for field in layout.fields if not field.shared)]
+    return sorted(fields, key=lambda item: -_alignment(item[1]))
 
 
-def _alignment(env: Env, field: Field) -> int:
+def _alignment(field: FieldLayout) -> int:
     """Bytes to which every replica's part of a field is aligned in its tensor, 16 at most: so it is when copied."""
-    size = math.prod(env.shape(field)) * field.dtype.itemsize
-    return min(16, size & -size)
+    return min(16, field.nbytes & -field.nbytes)
 
 
-def _cast(env: Env, field: Field, argument: str, const: str = "const ", stacked: bool = False) -> str:
-    inner = "".join(f"[{n}]" for n in env.shape(field)[0 if stacked else 1 :])
+def _cast(field: FieldLayout, argument: str, const: str = "const ", stacked: bool = False) -> str:
+    inner = "".join(f"[{n}]" for n in field.shape[0 if stacked else 1 :])
     return f"({const}{C_TYPES[field.dtype]} (*){inner})({argument})" if inner else f"({argument})"
 
 
-def _slice(env: Env, field: Field, argument: str, guard_items: int) -> str:
+def _slice(field: FieldLayout, argument: str, guard_items: int) -> str:
     if field.shared:
-        return _cast(env, field, argument)
-    return _cast(env, field, f"{argument} + (i64)(env) * {math.prod(env.shape(field)) + guard_items}", "")
+        return _cast(field, argument)
+    return _cast(field, f"{argument} + (i64)(env) * {field.size + guard_items}", "")
 
 
 def _macro(name: str, items: list[str], left: str = "", right: str = "") -> str:

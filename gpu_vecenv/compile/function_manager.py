@@ -23,6 +23,7 @@ from gpu_vecenv.compile.codegen import (
 )
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.errors import DeviceUnavailableError, EnvDefinitionError, KernelCompileError, nearest
 
 KERNEL_NAME = re.compile(r"^\s*(?:ENV_)?KERNEL\(\s*(\w+)", re.MULTILINE)
@@ -81,16 +82,16 @@ class FunctionManager:
         folder = None if isinstance(source, str) else source.parent
         name = name or ("kernel.cu" if isinstance(source, str) else source.name)
         seen = set[str]()
-        before = "" if game is None else declared_source(game, DEFAULT_BUILD, seen)
+        before = "" if game is None else declared_source(game.layout, DEFAULT_BUILD, seen)
         return self._build(before + inline_includes(text, name, folder, seen), name)
 
     def compile_game(
-        self, env: Env, *, group_shape: GroupShape | None = None, build: BuildOptions = DEFAULT_BUILD
+        self, layout: GameLayout, *, group_shape: GroupShape | None = None, build: BuildOptions = DEFAULT_BUILD
     ) -> Program:
         """Compile a game with the engine around it.
 
         Args:
-            env: The game.
+            layout: The configured game, ``env.layout``.
             group_shape: Lanes per replica and threads per block (CUDA); None chooses by the number of agents.
             build: How the text around it is made.
 
@@ -99,23 +100,23 @@ class FunctionManager:
             EnvDefinitionError: Its text cannot be read, or does not define what a game defines.
             KernelCompileError: With file, line and the compiler's words.
         """
-        if self.device.type == "cpu" and not env.host:
+        if self.device.type == "cpu" and not layout.host:
             raise DeviceUnavailableError(
-                f'{type(env).__name__} declares host = False: it is written for CUDA only; use device="cuda"'
+                f'{layout.name} declares host = False: it is written for CUDA only; use device="cuda"'
             )
-        group_shape = group_shape or GroupShape.of(self.backend.default_threads_per_env(env.num_agents))
-        path = env.source_path()
+        group_shape = group_shape or GroupShape.of(self.backend.default_threads_per_env(layout.num_agents))
+        path = layout.source_path
         try:
-            return self._build(self.backend.device_constants(group_shape) + game_source(env, build), path.name)
+            return self._build(self.backend.device_constants(group_shape) + game_source(layout, build), path.name)
         except KernelCompileError as error:
             # An error in the file itself tells more than what is missing because of it.
             own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())
-            missing = [] if own else missing_definitions(env)
+            missing = [] if own else missing_definitions(layout)
             if not missing:
                 raise
             said = str(error).splitlines()[1].strip()
             raise EnvDefinitionError(
-                f"{type(env).__name__}: {path} does not define {', nor '.join(missing)}; the compiler says: {said}"
+                f"{layout.name}: {path} does not define {', nor '.join(missing)}; the compiler says: {said}"
             ) from error
 
     def _build(self, text: str, name: str) -> Program:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.declare.env import Env, Field
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike
 from gpu_vecenv.errors import ConfigError, InvalidActionError, InvalidSeedError, nearest
 
@@ -41,13 +42,12 @@ def validate_seed(seed: Any) -> int:
     return int(seed)
 
 
-def _validate_array(game: Env, what: str, field: Field, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
+def _validate_array(game: str, what: str, field: FieldLayout, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
     if not isinstance(array, np.ndarray | torch.Tensor):
         raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array")
     if tuple(array.shape) != shape or _torch_type(array) != TORCH_TYPES[field.dtype]:
         raise ConfigError(
-            f"{type(game).__name__}, {what}: {field.name!r} is {tuple(array.shape)} {array.dtype}; "
-            f"expected {shape} {field.dtype}"
+            f"{game}, {what}: {field.name!r} is {tuple(array.shape)} {array.dtype}; expected {shape} {field.dtype}"
         )
     return array
 
@@ -63,34 +63,34 @@ def _torch_type(array: ArrayLike) -> torch.dtype | None:
 
 def shared_field_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
     """Shared field -> its values: the game's own, overridden by those given; or TypeError, ConfigError."""
+    layout = game.layout
     _check_mapping("arrays", given)
-    fields = {field.name: field for field in game.state if field.shared}
+    fields = {field.name: field for field in layout.fields if field.shared}
     arrays = {**game.arrays(), **given}
     if set(arrays) != set(fields):
         missing, unknown = sorted(set(fields) - set(arrays)), sorted(set(arrays) - set(fields), key=str)
         raise ConfigError(
-            f"{type(game).__name__}: arrays must give its shared fields {sorted(fields)}; "
-            f"missing {missing}, unknown {unknown}"
+            f"{layout.name}: arrays must give its shared fields {sorted(fields)}; missing {missing}, unknown {unknown}"
         )
-    return {name: _validate_array(game, "arrays", f, arrays[name], game.shape(f)) for name, f in fields.items()}
+    return {name: _validate_array(layout.name, "arrays", f, arrays[name], f.shape) for name, f in fields.items()}
 
 
-def initial_state_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
+def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
     """Field -> its saved starts, the same number for each field; or TypeError, ConfigError."""
     _check_mapping("initial_states", given)
-    fields = {field.name: field for field in game.state if not field.shared}
+    fields = {field.name: field for field in layout.fields if not field.shared}
     if unknown := sorted(set(given) - set(fields), key=str):
-        raise ConfigError(f"{type(game).__name__}, initial_states: unknown fields {unknown}; known: {sorted(fields)}")
+        raise ConfigError(f"{layout.name}, initial_states: unknown fields {unknown}; known: {sorted(fields)}")
     sizes = {len(array) if np.ndim(array) else 0 for array in given.values()}  # type checked with the shape
     if given and (len(sizes) > 1 or 0 in sizes):
         raise ConfigError(
-            f"{type(game).__name__}, initial_states: every field needs the same number of initial states, at least 1; "
+            f"{layout.name}, initial_states: every field needs the same number of initial states, at least 1; "
             f"{', '.join(map(repr, given))} have {sorted(sizes)}: expected one number"
         )
     if max(sizes, default=0) >= 2**31:
-        raise ConfigError(f"{type(game).__name__}, initial_states: got {max(sizes):,} starts; expected fewer than 2^31")
+        raise ConfigError(f"{layout.name}, initial_states: got {max(sizes):,} starts; expected fewer than 2^31")
     return {
-        name: _validate_array(game, "initial_states", fields[name], array, (len(array), *game.shape(fields[name])))
+        name: _validate_array(layout.name, "initial_states", fields[name], array, (len(array), *fields[name].shape))
         for name, array in given.items()
     }
 
@@ -126,16 +126,16 @@ class ActionValidator:
     """Whether action tensors fit one environment.
 
     Args:
-        game: The game.
+        layout: The configured game.
         batch: Leading axes of the actions, (num_envs, num_agents) or (num_envs * num_agents,).
         device: Where the actions must be.
     """
 
-    def __init__(self, game: Env, batch: tuple[int, ...], device: torch.device) -> None:
-        self.game, self.device = game, device
-        self.shape = (*batch, *game.action.shape)
+    def __init__(self, layout: GameLayout, batch: tuple[int, ...], device: torch.device) -> None:
+        self.layout, self.device = layout, device
+        self.shape = (*batch, *layout.action.shape)
         self._tables: dict[tuple[str, torch.device], torch.Tensor] = {}
-        self.kinds = (torch.float32,) if game.action.continuous else (torch.int32, torch.int64)
+        self.kinds = (torch.float32,) if layout.action.continuous else (torch.int32, torch.int64)
         self.names = [str(kind).removeprefix("torch.") for kind in self.kinds]  # NumPy's words for them too
 
     def __call__(self, actions: Any) -> torch.Tensor:
@@ -145,7 +145,7 @@ class ActionValidator:
         if actions.dtype not in self.kinds:
             raise TypeError(
                 f"step: actions have dtype {actions.dtype}; expected {' or '.join(map(str, self.kinds))}"
-                + ("" if self.game.action.continuous else " (use actions.long())")
+                + ("" if self.layout.action.continuous else " (use actions.long())")
             )
         if actions.shape != self.shape:
             raise ValueError(
@@ -179,7 +179,7 @@ class ActionValidator:
 
         One or two passes over host memory: what ``values`` finds out agent by agent is mostly known after these.
         """
-        action = self.game.action
+        action = self.layout.action
         columns = array.reshape(-1, action.heads).T
         if action.continuous:
             bounds = zip(columns, action.low, action.high, strict=True)
@@ -206,8 +206,8 @@ class ActionValidator:
         ``active`` is (num_envs, num_agents) bool; what inactive agents are to do does not matter. ``action_mask`` is
         (num_envs, num_agents, num_logits) bool, the choices that are allowed. All on one device.
         """
-        action, game = self.game.action, self.game
-        rows = actions.view(-1, game.num_agents, action.heads)
+        layout, action = self.layout, self.layout.action
+        rows = actions.view(-1, layout.num_agents, action.heads)
         if action.continuous:
             low, high = self._table("bounds", (action.low, action.high), actions.device)
             expected = f"[{list(action.low)}, {list(action.high)}]"
@@ -219,24 +219,24 @@ class ActionValidator:
             if action_mask is not None:
                 first = self._table("first", [*accumulate(action.head_sizes[:-1], initial=0)], actions.device)
                 largest = self._table("largest", [size - 1 for size in action.head_sizes], actions.device)
-                mask = action_mask.view(-1, game.num_agents, action.num_logits)
+                mask = action_mask.view(-1, layout.num_agents, action.num_logits)
                 expected += ", and allowed by info['action_mask']"
                 wrong |= ~mask.gather(-1, first + torch.minimum(rows.clamp(min=0), largest)) & (sizes < UNBOUNDED)
-        wrong &= active.view(-1, game.num_agents, 1)
+        wrong &= active.view(-1, layout.num_agents, 1)
         if not bool(wrong.any()):
             return
         places = wrong.nonzero()
         replica, agent, head = places[0].tolist()
         raise InvalidActionError(
             f"step: {len(places)} invalid action values; the first: replica {replica}, agent "
-            f"{game.agent_names[agent]}, number {head}: {rows[replica, agent, head].item()}; "
+            f"{layout.agent_names[agent]}, number {head}: {rows[replica, agent, head].item()}; "
             f"expected {expected}"
         )
 
     @cached_property
     def _sizes(self) -> tuple[tuple[int, ...], ...]:
-        action = self.game.action
-        sizes = [action.sizes[role] for role, n in self.game.roles.items() for _ in range(n)]
+        action = self.layout.action
+        sizes = [action.sizes[role] for role in self.layout.agent_roles]
         return tuple((*s, *[UNBOUNDED] * (action.heads - len(s))) for s in sizes)
 
     def _table(self, name: str, values: Sequence[Any], device: torch.device) -> torch.Tensor:

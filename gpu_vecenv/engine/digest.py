@@ -21,7 +21,7 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  #
 def source_sha256(game: Env) -> str:
     """SHA-256 of all text that decides the bits of a game and of its digests; the same on every device."""
     return hashlib.sha256(
-        (game_source(game) + (cuda_folder() / "engine/digest.cu").read_text(encoding="utf-8")).encode()
+        (game_source(game.layout) + (cuda_folder() / "engine/digest.cu").read_text(encoding="utf-8")).encode()
     ).hexdigest()
 
 
@@ -81,7 +81,7 @@ class Digest:
 
     def add_state(self, env: VecEnv) -> None:
         """Feed the state that the game declares; shared fields belong to no environment and are left out."""
-        for field in env.game.state:
+        for field in env.game.layout.fields:
             if not field.shared:
                 self.add(env.state[field.name])
 

@@ -13,7 +13,7 @@ import torch
 from gpu_vecenv.compile.backends import Argument, GroupShape, LaunchShape
 from gpu_vecenv.compile.codegen import BuildOptions, kernel_fields
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
-from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.guards import check, fill, output_guard_bands, state_guard_bands
 from gpu_vecenv.engine.step_buffers import StepBuffers
@@ -25,7 +25,7 @@ class Kernels:
 
     Args:
         functions: Of the device.
-        game: The game.
+        layout: The configured game.
         data: Its tensors.
         num_envs: Replicas.
         group_shape: Lanes per replica and threads per block; None on the host.
@@ -41,7 +41,7 @@ class Kernels:
     def __init__(
         self,
         functions: FunctionManager,
-        game: Env,
+        layout: GameLayout,
         data: DataManager,
         num_envs: int,
         *,
@@ -51,7 +51,7 @@ class Kernels:
         agents_as_envs: bool,
         first_env_index: int,
     ) -> None:
-        self._functions, self._game, self._num_envs, self._group_shape = functions, game, num_envs, group_shape
+        self._functions, self._game_layout, self._num_envs, self._group_shape = functions, layout, num_envs, group_shape
         self.data, self.build = data, build
         self._lock = threading.RLock()  # its own thread may come again: an interrupt may have kept it from letting go
         self._mode, self._agents_as_envs, self._first_replica = (
@@ -59,10 +59,10 @@ class Kernels:
             np.int32(agents_as_envs),
             np.uint64(first_env_index),
         )
-        self._common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(game, build.initial_fields)]
+        self._common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(layout, build.initial_fields)]
         self._common.append(np.int64(len(data[f"initial_{build.initial_fields[0]}"]) if build.initial_fields else 0))
         self._first = len(self._common)  # place of the first argument that varies
-        self.program = functions.compile_game(game, group_shape=group_shape, build=build)
+        self.program = functions.compile_game(layout, group_shape=group_shape, build=build)
         scratch_bytes, shared_bytes, self._fused_sampling_pays_off = self._layout(self.program)
         shape, copies = self._shape(shared_bytes)
         scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
@@ -105,7 +105,7 @@ class Kernels:
         from gpu_vecenv.compile.backends.host import num_host_threads
 
         # Replicas of one agent go in lockstep, where they can: several at a time. Each thread does one of the others.
-        agents = self._game.num_agents
+        agents = self._game_layout.num_agents
         work = self._num_envs * agents if agents > 1 else self._num_envs // 4
         return LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work), num_host_threads()
 
@@ -139,7 +139,7 @@ class Kernels:
             if self.data.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return False
             build = dataclasses.replace(self.build, sampled=True)
-            program = self._functions.compile_game(self._game, group_shape=self._group_shape, build=build)
+            program = self._functions.compile_game(self._game_layout, group_shape=self._group_shape, build=build)
             shape, _ = self._shape(self._layout(program)[1])
             sample_arguments: list[Argument] = [None, *[np.int32(0)] * 2, *[None] * 4]
             arguments = [*self._common, *sample_arguments, self._mode, self._agents_as_envs, *[None] * 8, *self._end]

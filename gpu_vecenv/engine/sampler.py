@@ -57,7 +57,7 @@ class Sampler:
     def __init__(self, env: VecEnv, squash: Squash = "clip") -> None:
         if not isinstance(env, VecEnv):
             raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
-        action = env.game.action
+        action = env.game.layout.action
         if squash not in get_args(Squash):
             raise ConfigError(f"squash is {squash!r}; expected {' or '.join(map(repr, get_args(Squash)))}")
         if squash != "clip" and not action.continuous:
@@ -152,7 +152,7 @@ class Sampler:
         if out is not None:
             self._check_output(f"{method}: {name}", out)
             return parameters, out
-        rows, action = self.env.layout.batch, self.env.game.action
+        rows, action = self.env.buffers_layout.batch, self.env.game.layout.action
         new = torch.empty((2, *rows), device=self.env.device)
         dtype = torch.float32 if action.continuous else torch.int32
         actions = torch.empty((*rows, *action.shape), dtype=dtype, device=self.env.device)
@@ -171,8 +171,8 @@ class Sampler:
         return [*how, *(0 if tensor is None else tensor.data_ptr() for tensor in where)]
 
     def _check_parameters(self, method: str, parameters: torch.Tensor) -> None:
-        expected = (*self.env.layout.batch, self.num_parameters)
-        name, device = "parameters" if self.env.game.action.continuous else "logits", self.env.device
+        expected = (*self.env.buffers_layout.batch, self.num_parameters)
+        name, device = "parameters" if self.env.game.layout.action.continuous else "logits", self.env.device
         if not isinstance(parameters, torch.Tensor):
             raise TypeError(f"{method}: {name} are a {type(parameters).__name__}; expected a torch tensor")
         if parameters.dtype != torch.float32:
@@ -182,7 +182,7 @@ class Sampler:
         if parameters.layout != torch.strided:
             raise ValueError(f"{method}: {name} are {parameters.layout}; expected a dense tensor")
         if parameters.shape != expected or parameters.device != device:
-            meaning = ", means before log standard deviations" if self.env.game.action.continuous else ""
+            meaning = ", means before log standard deviations" if self.env.game.layout.action.continuous else ""
             raise ValueError(
                 f"{method}: {name} are {tuple(parameters.shape)} on {parameters.device}; "
                 f"expected {expected} on {device}{meaning}"
@@ -191,7 +191,7 @@ class Sampler:
     def _check_output(self, what: str, out: Sample) -> None:
         if not isinstance(out, Sample):
             raise TypeError(f"{what} is a {type(out).__name__}; expected a Sample")
-        rows, action = self.env.layout.batch, self.env.game.action
+        rows, action = self.env.buffers_layout.batch, self.env.game.layout.action
         shape, dtype = (*rows, *action.shape), torch.float32 if action.continuous else torch.int32
         wanted = [("actions", shape, dtype), ("log_probs", rows, torch.float32)]
         if out.entropies is not None:

@@ -84,7 +84,7 @@ def tune(
             f"tune: the device is {backend.device}, where one thread runs a replica and there are no group_sizes to choose; "
             'expected a GPU: device="cuda" on a machine that has one'
         )
-    default = GroupShape.of(backend.default_threads_per_env(game.num_agents))
+    default = GroupShape.of(backend.default_threads_per_env(game.layout.num_agents))
     found: dict[GroupShape, Candidate] = {}
     for shape in candidate_shapes(default):
         try:
@@ -167,7 +167,7 @@ def _step_seconds(game: Env, num_envs: int, device: torch.device, driver: str | 
 
             def steps() -> None:
                 for action in actions:  # in other states others are forbidden
-                    env.step(env.sample_actions() if game.masks_actions else action, out=buffers)
+                    env.step(env.sample_actions() if game.layout.masks_actions else action, out=buffers)
 
             return seconds(captured(steps, device), device) / STEPS
     finally:

@@ -27,7 +27,7 @@ def resolve_group_shape(
         ConfigError: ``threads_per_env`` or ``threads_per_block`` is none that there are, or they do not go together.
     """
     given = GroupShape.of(
-        backend.default_threads_per_env(game.num_agents) if threads_per_env is None else threads_per_env,
+        backend.default_threads_per_env(game.layout.num_agents) if threads_per_env is None else threads_per_env,
         threads_per_block,
     )
     if backend.processor_name is None:
@@ -46,7 +46,7 @@ def tuning_path(game: Env, num_envs: int, processor_name: str) -> Path:
     The name is a hash of all that the choice may depend on: the library's version, the device code (rules and
     configuration), the processor, and the number of replicas to the nearest power of four.
     """
-    key = "\n".join([__version__, processor_name, str(nearest_power_of_four(num_envs)), game_source(game)])
+    key = "\n".join([__version__, processor_name, str(nearest_power_of_four(num_envs)), game_source(game.layout)])
     return cache_dir() / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from enum import IntFlag
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
-from gpu_vecenv.compile.codegen import GUARD_ROWS, BuildOptions, engine_fields, kernel_fields
+from gpu_vecenv.compile.codegen import GUARD_ROWS, BuildOptions, kernel_fields
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
@@ -117,7 +116,7 @@ class VecEnv:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if not isinstance(game, Env):
             raise TypeError(f"game is {game!r:.128}; expected a configured Env: make() takes names and classes too")
-        self.game = game
+        self.game, self.layout = game, game.layout
         self.num_envs = validate_int("num_envs", num_envs, 1)
         self.first_env_index = validate_int("first_env_index", first_env_index, 0, 2**63 - 1)
         if not isinstance(autoreset_mode, str) or autoreset_mode not in MODES:
@@ -147,27 +146,27 @@ class VecEnv:
         self._process = os.getpid() if self.device.type == "cuda" else None
         self._data = DataManager(self.device)
         self.agents_as_envs = agents_as_envs
-        self.layout = StepBuffersLayout(
-            (self.num_envs * game.num_agents,) if agents_as_envs else (self.num_envs, game.num_agents),
-            game.observation.shape,
-            TORCH_TYPES[game.observation.dtype],
+        self.buffers_layout = StepBuffersLayout(
+            (self.num_envs * self.layout.num_agents,) if agents_as_envs else (self.num_envs, self.layout.num_agents),
+            self.layout.observation.shape,
+            TORCH_TYPES[self.layout.observation.dtype],
             autoreset_mode == "same_step",
-            game.action.num_logits if game.masks_actions else 0,
+            self.layout.num_choices,
             self.device,
             GUARD_ROWS if guards else 0,
         )
-        self._buffers_pool = StepBuffersPool(self.layout)
-        self._action_check = ActionValidator(game, self.layout.batch, self.device)
+        self._buffers_pool = StepBuffersPool(self.buffers_layout)
+        self._action_check = ActionValidator(self.layout, self.buffers_layout.batch, self.device)
         shared, initial_states = (
             shared_field_arrays(game, arrays or {}),
-            initial_state_arrays(game, initial_states or {}),
+            initial_state_arrays(self.layout, initial_states or {}),
         )
         self._check_capacity()
         self.build = BuildOptions(tuple(initial_states), end_on_nonfinite, guards, thread_order)
         self._allocate(shared, initial_states)
         self._kernels = Kernels(
             self.functions,
-            game,
+            self.layout,
             self._data,
             self.num_envs,
             group_shape=self.group_shape,
@@ -199,12 +198,12 @@ class VecEnv:
     @property
     def num_agents(self) -> int:
         """Agents of one replica."""
-        return self.game.num_agents
+        return self.layout.num_agents
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """Field name -> live, writable tensor (num_envs, *shape); shared fields without the replica axis."""
-        return {field.name: self.data[f"state_{field.name}"] for field in self.game.state}
+        return {field.name: self.data[f"state_{field.name}"] for field in self.layout.fields}
 
     @property
     def elapsed_steps(self) -> torch.Tensor:
@@ -236,7 +235,9 @@ class VecEnv:
             raise ConfigError(
                 f"step_buffers: {', '.join(tensors)} have no guard bands between replicas; let step_buffers() allocate"
             )
-        return StepBuffers.around(self.layout, tensors) if tensors else StepBuffers.allocate(self.layout)
+        return (
+            StepBuffers.around(self.buffers_layout, tensors) if tensors else StepBuffers.allocate(self.buffers_layout)
+        )
 
     def reset(
         self, *, seed: int | None = None, mask: ArrayLike | None = None, out: StepBuffers | None = None
@@ -291,7 +292,7 @@ class VecEnv:
         self.check_ready("step")
         actions = self._action_check(actions)
         if self.validate == "sync":
-            self._action_check.values(actions, self.active, self.action_mask if self.game.masks_actions else None)
+            self._action_check.values(actions, self.active, self.action_mask if self.layout.masks_actions else None)
         out = self.output(out)
         self._kernels.step(actions, out)
         return _outputs(out)
@@ -326,9 +327,9 @@ class VecEnv:
         (num_envs * num_agents, …). Where choices are masked, uniform among the allowed ones.
         """
         self._check_open("sample_actions")
-        action = self.game.action
+        action = self.layout.action
         kind = torch.float32 if action.continuous else torch.int32
-        actions = torch.empty((*self.layout.batch, *action.shape), dtype=kind, device=self.device)
+        actions = torch.empty((*self.buffers_layout.batch, *action.shape), dtype=kind, device=self.device)
         self._kernels.random_actions(actions)
         return actions
 
@@ -391,9 +392,9 @@ class VecEnv:
 
     def bytes_per_env(self) -> int:
         """Device memory of one replica: state, engine and one buffers."""
-        fields = [*self.game.state, *engine_fields(self.game)]
-        own = sum(int(np.prod(self.game.shape(f))) * f.dtype.itemsize for f in fields if not f.shared)
-        return own + self.layout.nbytes // self.num_envs + 1
+        fields = (*self.layout.fields, *self.layout.engine_fields)
+        own = sum(field.nbytes for field in fields if not field.shared)
+        return own + self.buffers_layout.nbytes // self.num_envs + 1
 
     def _check_capacity(self) -> None:
         free, each = free_bytes(self.device), self.bytes_per_env()
@@ -407,17 +408,17 @@ class VecEnv:
     @property
     def _own(self) -> list[str]:
         """Names of the tensors that hold the replicas: neither shared fields nor what users pushed."""
-        fields = [("engine", engine_fields(self.game)), ("state", self.game.state)]
+        fields = [("engine", self.layout.engine_fields), ("state", self.layout.fields)]
         return [f"{kind}_{field.name}" for kind, group in fields for field in group if not field.shared]
 
     def _allocate(self, shared: Mapping[str, ArrayLike], initial_states: Mapping[str, ArrayLike]) -> None:
-        for name, field in kernel_fields(self.game, initial_states):
+        for name, field in kernel_fields(self.layout, initial_states):
             if name.startswith("initial_"):
                 self.data.push(name, initial_states[field.name])
             elif field.shared:
                 self.data.push(name, shared[field.name])
             else:
-                shape, guard_items = (self.num_envs, *self.game.shape(field)), self.build.guard_items(field)
+                shape, guard_items = (self.num_envs, *field.shape), self.build.guard_items(field)
                 self.data.allocate(name, shape, field.dtype, guard_items=guard_items)
 
     def check_ready(self, method: str) -> None:
@@ -446,7 +447,9 @@ class VecEnv:
         """
         if out is None:
             return self._buffers_pool.take()
-        if not isinstance(out, StepBuffers) or (out.layout is not self.layout and out.layout != self.layout):
+        if not isinstance(out, StepBuffers) or (
+            out.layout is not self.buffers_layout and out.layout != self.buffers_layout
+        ):
             raise ValueError(
                 f"out is {type(out).__name__}; expected a StepBuffers construct by this environment's step_buffers()"
             )

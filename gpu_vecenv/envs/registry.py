@@ -14,7 +14,8 @@ from typing import Any
 import gymnasium
 import pettingzoo
 
-from gpu_vecenv.declare.env import FIELD_NAME, Env
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.envs.acrobot import Acrobot
 from gpu_vecenv.envs.cartpole import Cartpole
 from gpu_vecenv.envs.continuous_mountain_car import ContinuousMountainCar

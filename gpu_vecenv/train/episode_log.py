@@ -16,7 +16,7 @@ class EpisodeLog:
 
     def __init__(self, vec_env: VecEnv) -> None:
         self._vec_env = vec_env
-        roles = {role: count for role, count in vec_env.game.roles.items() if count}
+        roles = {role: count for role, count in vec_env.game.layout.roles.items() if count}
         self._counts = list(roles.values())
         self.names = (*(f"return_{role}" for role in roles), "length", "terminated")
         self._means = torch.full((len(self.names),), torch.nan, dtype=torch.float64, device=vec_env.device)

@@ -36,14 +36,17 @@ class RolePolicies:
 
     def __init__(self, env: VecEnv, role_policies: Mapping[str, RolePolicy], greedy: bool = False) -> None:
         game = env.game
-        roles = [role for role, count in game.roles.items() if count > 0]
-        if not set(roles) <= set(role_policies) <= set(game.roles):
+        roles = list(game.layout.present_roles)
+        if not set(roles) <= set(role_policies) <= set(game.layout.roles):
             raise ConfigError(f"role_policies are for {sorted(role_policies)}; the roles are {roles}")
         self.env, self.role_policies, self.greedy = env, dict(role_policies), greedy
         self._policies = {role: player for role, player in role_policies.items() if isinstance(player, Policy)}
         for role, policy in self._policies.items():
             found = policy.view.obs_shape, policy.view.head_sizes
-            expected = game.observation.shapes[role], () if game.action.continuous else game.action.sizes[role]
+            expected = (
+                game.layout.observation.shapes[role],
+                () if game.layout.action.continuous else game.layout.action.sizes[role],
+            )
             if found != expected:
                 raise ConfigError(
                     f"the policy of {role} takes observations and choices {found}; the game has {expected}"
@@ -52,7 +55,7 @@ class RolePolicies:
         if len(squashes) > 1:
             raise ConfigError(f"policies squash their draws by {sorted(squashes)}; expected one way")
         self._sampler = Sampler(env, squash=squashes.pop())
-        shape = (env.num_envs, game.num_agents, self._sampler.num_parameters)
+        shape = (env.num_envs, game.layout.num_agents, self._sampler.num_parameters)
         self._parameters = torch.zeros(shape, device=env.device)
 
     @torch.no_grad()
@@ -65,19 +68,19 @@ class RolePolicies:
         """
         game, parameters = self.env.game, self._parameters
         for role, policy in self._policies.items():
-            where = game.role_slices[role]
+            where = game.layout.role_slices[role]
             own = obs[(slice(None), where, *policy.view.obs_slice)]
             parameters[:, where][..., policy.view.parameter_columns] = policy(own)[0]
         actions = self._sampler.sample(masked(parameters, action_mask), greedy=self.greedy).actions
         drawn = self.env.sample_actions()
         for role, player in self.role_policies.items():
-            where = game.role_slices[role]
+            where = game.layout.role_slices[role]
             if player is None:
                 actions[:, where] = drawn[:, where]
             elif role not in self._policies:
-                own = obs[(slice(None), where, *game.observation.own(role))]
-                heads = len(game.action.sizes[role])
-                part = actions[:, where, :heads] if game.action.shape else actions[:, where]
+                own = obs[(slice(None), where, *game.layout.observation.own(role))]
+                heads = len(game.layout.action.sizes[role])
+                part = actions[:, where, :heads] if game.layout.action.shape else actions[:, where]
                 part.copy_(player(own))
         return actions
 
@@ -91,7 +94,7 @@ def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecE
         agents_as_envs=False,
         first_env_index=first_env_index,
     )
-    for field in env.game.state:
+    for field in env.game.layout.fields:
         if field.shared:  # they may have been changed, as by a curriculum
             eval_env.state[field.name].copy_(env.state[field.name])
     return eval_env
@@ -148,8 +151,8 @@ def evaluate(
             counted = slice(0, min(num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
             sums = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
-            for role, where in env.game.role_slices.items():
-                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.roles[role], 1)
+            for role, where in env.game.layout.role_slices.items():
+                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
             for name, tensor in sums.items():
                 totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
     finally:

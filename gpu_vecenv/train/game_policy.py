@@ -49,7 +49,7 @@ class GamePolicy(nn.Module):
         self, game: Env, policies: Mapping[str, Policy], configs: Mapping[str, PPOConfig] | None = None
     ) -> None:
         super().__init__()
-        known = [role for role, count in game.roles.items() if count > 0]
+        known = list(game.layout.present_roles)
         if sorted(role for name in policies for role in name.split("+")) != sorted(known):
             raise ConfigError(f"policies are for {list(policies)}; expected each of the roles {known} once")
         for name, policy in policies.items():
@@ -96,16 +96,16 @@ class GamePolicy(nn.Module):
         Raises:
             TypeError, ValueError: Dtype, shape or device of an argument is wrong.
         """
-        game, action = self.game, self.game.action
-        row = (game.num_agents, *game.observation.shape)
-        self._check("obs", obs, TORCH_TYPES[game.observation.dtype], row)
+        game, action = self.game, self.game.layout.action
+        row = (game.layout.num_agents, *game.layout.observation.shape)
+        self._check("obs", obs, TORCH_TYPES[game.layout.observation.dtype], row)
         batch = tuple(obs.shape[: obs.ndim - len(row)])
         if action_mask is not None:
             if action.continuous:
                 raise ValueError("action_mask is given; expected None, as actions of a Box are no choices")
-            self._check("action_mask", action_mask, torch.bool, (game.num_agents, action.num_logits), batch)
+            self._check("action_mask", action_mask, torch.bool, (game.layout.num_agents, action.num_logits), batch)
         kind = torch.float32 if action.continuous else torch.int32
-        actions = torch.zeros((*batch, game.num_agents, *action.shape), dtype=kind, device=obs.device)
+        actions = torch.zeros((*batch, game.layout.num_agents, *action.shape), dtype=kind, device=obs.device)
         for policy in dict.fromkeys(self.policies.values()):
             view = policy.view
             where: tuple[Any, ...] = (..., view.agents, *view.obs_slice)

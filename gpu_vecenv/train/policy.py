@@ -116,25 +116,25 @@ class RoleView:
     """
 
     def __init__(self, game: Env, roles: Sequence[str], device: torch.device | None = None) -> None:
-        name, known = type(game).__name__, list(game.roles)
+        name, known = type(game).__name__, list(game.layout.roles)
         if unknown := [role for role in roles if role not in known]:
             raise ConfigError(f"unknown role {', '.join(map(repr, unknown))} of {name}; the roles are {known}")
-        first, action = roles[0], game.action
+        first, action = roles[0], game.layout.action
         for role in roles:
-            shapes, sizes = game.observation.shapes, action.sizes
+            shapes, sizes = game.layout.observation.shapes, action.sizes
             if shapes[role] != shapes[first] or sizes[role] != sizes[first]:
                 raise ConfigError(
                     f"{role!r} of {name} has observations {shapes[role]} and {sizes[role]} choices, {first!r} has "
                     f"{shapes[first]} and {sizes[first]}: give each a policy of its own"
                 )
-        slices = [game.role_slices[role] for role in roles]
+        slices = [game.layout.role_slices[role] for role in roles]
         if any(after.start != before.stop for before, after in pairwise(slices)):
             raise ConfigError(
                 f"{' and '.join(roles)} of {name} are not adjacent among {known}, in this order: they cannot share"
             )
         self.roles, self.agents = tuple(roles), slice(slices[0].start, slices[-1].stop)
         self.num_agents = self.agents.stop - self.agents.start
-        self.obs_slice, self.obs_shape = game.observation.own(first), game.observation.shapes[first]
+        self.obs_slice, self.obs_shape = game.layout.observation.own(first), game.layout.observation.shapes[first]
         self.continuous, self.num_heads = action.continuous, len(action.sizes[first])
         self.head_sizes = () if action.continuous else action.sizes[first]
         self.parameter_columns: slice | torch.Tensor = slice(0, 2 * self.num_heads)
@@ -237,8 +237,10 @@ class Policy(nn.Module):
         self.obs_normalizer = Normalizer(self.view.obs_shape) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
         self.squash, self._bfloat16 = squash, bfloat16
-        self._has_heads = bool(game.action.shape)
-        self.register_buffer("action_bounds", torch.tensor([game.action.low, game.action.high]), persistent=False)
+        self._has_heads = bool(game.layout.action.shape)
+        self.register_buffer(
+            "action_bounds", torch.tensor([game.layout.action.low, game.layout.action.high]), persistent=False
+        )
         self.to(device)
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

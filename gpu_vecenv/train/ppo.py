@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gpu_vecenv.declare.env import Env, check_fields, param
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World

@@ -35,11 +35,13 @@ class Rollout:
 
     def __init__(self, env: VecEnv, num_steps: int) -> None:
         self.env, rows, device = env, (num_steps, env.num_envs, env.num_agents), env.device
-        after, action = (num_steps + 1, *rows[1:]), env.game.action
-        self.obs = torch.zeros((*after, *env.game.observation.shape), dtype=env.layout.obs_dtype, device=device)
+        after, action = (num_steps + 1, *rows[1:]), env.game.layout.action
+        self.obs = torch.zeros(
+            (*after, *env.game.layout.observation.shape), dtype=env.buffers_layout.obs_dtype, device=device
+        )
         self.active = torch.zeros(after, dtype=torch.bool, device=device)
         self.values = torch.zeros(after, device=device)
-        choices = (env.layout.num_choices,) if env.layout.num_choices else ()
+        choices = (env.buffers_layout.num_choices,) if env.buffers_layout.num_choices else ()
         self.action_mask = torch.zeros((*after, *choices), dtype=torch.bool, device=device) if choices else None
         kind = torch.float32 if action.continuous else torch.int32
         self.draws = torch.zeros((*rows, *action.shape), dtype=kind, device=device)  # actions, or what becomes them
@@ -136,8 +138,10 @@ class Rollout:
     @staticmethod
     def bytes_per_env(env: VecEnv, num_steps: int) -> int:
         """Memory of one replica's rows, with what the update makes of them."""
-        per_row = env.game.obs_size * env.layout.obs_dtype.itemsize + 4 * env.game.action.heads + 40
-        per_row += env.layout.num_choices
+        per_row = (
+            env.game.layout.obs_size * env.buffers_layout.obs_dtype.itemsize + 4 * env.game.layout.action.heads + 40
+        )
+        per_row += env.buffers_layout.num_choices
         return (num_steps + 1) * env.num_agents * 2 * per_row
 
 

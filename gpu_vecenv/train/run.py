@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from gpu_vecenv.declare.env import check_fields, param
+from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import CheckpointFolder
 from gpu_vecenv.train.logger import METRICS_FILE, RunLog
@@ -143,7 +143,7 @@ def weights_digest(trainer: Trainer) -> str:
 def best_metric_name(trainer: Trainer, config: RunConfig) -> str:
     """The metric that tells which checkpoint is the best."""
     roles = [role for learner in trainer.learners.values() for role in learner.policy.view.roles]
-    known = [*(f"return_{role}" for role in trainer.env.game.roles), "episode_length", "terminated_fraction"]
+    known = [*(f"return_{role}" for role in trainer.env.game.layout.roles), "episode_length", "terminated_fraction"]
     if config.best_metric is None:
         return f"return_{roles[0]}" if roles else known[0]
     if config.best_metric not in known:
@@ -201,7 +201,7 @@ def _write_results(trainer: Trainer, folder: Path, checkpoint: Path, episodes: i
 
 def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
     """Every pairing of trained and random roles that tells something: all random, one role trained, all trained."""
-    roles = list(trainer.env.game.roles)
+    roles = list(trainer.env.game.layout.roles)
     pairings: dict[str, Sequence[str]] = {"all random": roles}
     if len(roles) > 1:
         for role in roles:
@@ -216,9 +216,9 @@ def evaluation_table(trainer: Trainer, results: Mapping[str, Mapping[str, float]
     game, episodes = trainer.env.game, next(iter(results.values()))["episodes"]
     table = Table(title=f"{game.name()}: {episodes:.0f} episodes each; who is not named as trained acts at random")
     table.add_column("policies", no_wrap=True)
-    for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.roles)):
+    for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.layout.roles)):
         table.add_column(heading, justify="right")
     for name, metrics in results.items():
-        returns = [f"{metrics[f'return_{role}']:.2f}" for role in game.roles]
+        returns = [f"{metrics[f'return_{role}']:.2f}" for role in game.layout.roles]
         table.add_row(name, f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *returns)
     return table

@@ -143,7 +143,7 @@ class Trainer:
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
 
     def _specs(self, env: VecEnv, given: Mapping[str, PolicySpec | nn.Module] | None) -> dict[str, PolicySpec]:
-        known = [role for role, count in env.game.roles.items() if count > 0]
+        known = list(env.game.layout.present_roles)
         specs = {
             name: spec if isinstance(spec, PolicySpec) else PolicySpec(network=spec)
             for name, spec in ({role: PolicySpec() for role in known} if given is None else given).items()
@@ -277,7 +277,7 @@ class Trainer:
 
     def _read_metrics(self) -> dict[str, float]:
         """The one look at the device."""
-        statistics, roles = self.env.episode_statistics(), self.env.game.role_slices
+        statistics, roles = self.env.episode_statistics(), self.env.game.layout.role_slices
         names = [f"{metric}_{name}" for name in self.learners for metric in LEARNER_METRICS]
         means = [learner.metrics_of_iteration().double() / self.world.size for learner in self.learners.values()]
         sums = {name: statistics[name].sum().double() for name in ("episodes", "lengths", "terminations")}
@@ -307,7 +307,7 @@ class Trainer:
         episodes = max(metrics["episodes"], 1)
         metrics["episode_length"] = metrics.pop("lengths") / episodes
         metrics["terminated_fraction"] = metrics.pop("terminations") / episodes
-        for role, count in self.env.game.roles.items():
+        for role, count in self.env.game.layout.roles.items():
             metrics[f"return_{role}"] /= episodes * max(count, 1)
         return metrics
 
@@ -334,7 +334,7 @@ class Trainer:
             seed: Of the evaluation's random streams.
         """
         role_policies: dict[str, Any] = {}
-        known = list(self.env.game.roles)
+        known = list(self.env.game.layout.roles)
         if unknown := set(random_roles) - set(known):
             raise ConfigError(f"random_roles has {sorted(unknown)}; the roles are {known}")
         for policy in self.policies.values():
@@ -344,7 +344,9 @@ class Trainer:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """All that the next iteration depends on, live tensors by name; and what they belong to, as JSON values."""
         tensors = {f"env.{name}": tensor for name, tensor in self.env.state_dict().items()}
-        tensors |= {f"shared.{field.name}": self.env.state[field.name] for field in self.env.game.state if field.shared}
+        tensors |= {
+            f"shared.{field.name}": self.env.state[field.name] for field in self.env.game.layout.fields if field.shared
+        }
         for name, policy in self.policies.items():
             tensors |= {f"policy.{name}.{key}": tensor for key, tensor in policy.state_dict().items()}
         for name, learner in self.learners.items():

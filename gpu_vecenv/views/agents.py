@@ -24,8 +24,8 @@ def versioned_name(given: str | type[Env] | Env, game: Env | type[Env]) -> str:
 
 def role_of_agents(game: Env) -> dict[str, str]:
     """Agent name -> role, in agent order."""
-    roles = (role for role, count in game.roles.items() for _ in range(count))
-    return dict(zip(game.agent_names, roles, strict=True))
+    roles = (role for role in game.layout.agent_roles)
+    return dict(zip(game.layout.agent_names, roles, strict=True))
 
 
 def agent_spaces(roles: Mapping[str, str], spaces: Mapping[str, Space[Any]]) -> dict[str, Any]:
@@ -45,27 +45,27 @@ def agent_space(spaces: Mapping[str, Space[Any]], agent: str) -> Space[Any]:
 
 def role_obs(game: Env, role: str, rows: Any) -> Any:
     """The part of rows (…, *obs_shape), torch or NumPy, that an agent of this role observes; a view."""
-    return rows[(..., *game.observation.own(role))]
+    return rows[(..., *game.layout.observation.own(role))]
 
 
 def joint_space(game: Env) -> Box:
     """The space of ``joint_obs``, of one replica."""
-    spaces = [game.observation.spaces[role] for role, count in game.roles.items() for _ in range(count)]
+    spaces = [game.layout.observation.spaces[role] for role in game.layout.agent_roles]
     low, high = (np.concatenate([getattr(s, bound).ravel() for s in spaces]) for bound in ("low", "high"))
-    return Box(low, high, dtype=game.observation.dtype.type)
+    return Box(low, high, dtype=game.layout.observation.dtype.type)
 
 
 def joint_obs(game: Env, obs: torch.Tensor) -> torch.Tensor:
     """All agents' own observations in agent order, (num_envs, elements); a view of ``obs`` if no role's is padded."""
-    if not game.observation.padded:
+    if not game.layout.observation.padded:
         return obs.flatten(1)
-    roles = game.role_slices.items()
+    roles = game.layout.role_slices.items()
     return torch.cat([role_obs(game, role, obs[:, where]).flatten(1) for role, where in roles], 1)
 
 
 def action_mask_slices(game: Env) -> dict[str, list[slice]]:
     """Role -> where in an agent's action mask the choices of each of its numbers lie."""
-    action = game.action
+    action = game.layout.action
     first = [0, *accumulate(action.head_sizes)]
     return {
         role: [slice(at, at + n) for at, n in zip(first, sizes, strict=False)] for role, sizes in action.sizes.items()

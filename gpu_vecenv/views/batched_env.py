@@ -94,15 +94,15 @@ class BatchedParallelEnv:
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode, render_env_indices)
         self.metadata = {"name": versioned_name(game, self.game), **render_metadata(self.game)}
-        self._counts = {role: count for role, count in self.game.roles.items() if count}
+        self._counts = {role: count for role, count in self.game.layout.roles.items() if count}
         self._roles = {role: role for role in self._counts} if group_by == "role" else role_of_agents(self.game)
         self.possible_agents = list(self._roles)
-        self.observation_spaces = agent_spaces(self._roles, self.game.observation.spaces)
-        self.action_spaces = agent_spaces(self._roles, self.game.action.spaces)
+        self.observation_spaces = agent_spaces(self._roles, self.game.layout.observation.spaces)
+        self.action_spaces = agent_spaces(self._roles, self.game.layout.action.spaces)
         self.state_space = joint_space(self.game)
         self._masks = action_mask_slices(self.game)
-        self._check = ActionValidator(self.game, self.vec_env.layout.batch, self.device)
-        self._batch = (self.num_envs, self.game.num_agents)
+        self._check = ActionValidator(self.game.layout, self.vec_env.buffers_layout.batch, self.device)
+        self._batch = (self.num_envs, self.game.layout.num_agents)
         self._obs: torch.Tensor | None = None
 
     @property
@@ -253,7 +253,7 @@ class BatchedParallelEnv:
 
     def _own(self, obs: torch.Tensor) -> Tensors:
         rows = self._split(obs)
-        if not self.game.observation.padded:
+        if not self.game.layout.observation.padded:
             return rows
         return {key: role_obs(self.game, role, rows[key]) for key, role in self._roles.items()}
 
@@ -278,7 +278,7 @@ class BatchedParallelEnv:
         """What one key's agents do, (num_envs, agents of the key[, heads]), heads that their role lacks added."""
         if not isinstance(given, torch.Tensor):
             raise TypeError(f"step: {key}'s actions are a {type(given).__name__}; expected a tensor on {self.device}")
-        kinds, space, layout = self._check.kinds, self.action_spaces[key], self.game.action
+        kinds, space, layout = self._check.kinds, self.action_spaces[key], self.game.layout.action
         if given.dtype not in kinds:
             raise TypeError(f"step: {key}'s actions have dtype {given.dtype}; expected {' or '.join(map(str, kinds))}")
         if given.device != self.device:

@@ -217,7 +217,7 @@ def env_drawing(vec_env: VecEnv, replica: int) -> Drawing:
 def state_on_host(vec_env: VecEnv, replica: int) -> dict[str, np.ndarray[Any, Any]]:
     """What ``Env.draw`` is given of one replica, copied to the host."""
     tensors = {"elapsed_steps": vec_env.elapsed_steps[replica], "active": vec_env.active[replica]}
-    for field in vec_env.game.state:
+    for field in vec_env.game.layout.fields:
         tensor = vec_env.state[field.name]
         tensors[field.name] = tensor if field.shared else tensor[replica]
     return {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}

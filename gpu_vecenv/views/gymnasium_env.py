@@ -80,16 +80,16 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode, render_env_indices)
-        self.num_game_envs, self.num_agents = self.vec_env.num_envs, self.game.num_agents
+        self.num_game_envs, self.num_agents = self.vec_env.num_envs, self.game.layout.num_agents
         self.num_envs = self.num_game_envs * self.num_agents
         self.autoreset_mode = AutoresetMode[mode.upper()]
         self.metadata = {"autoreset_mode": self.autoreset_mode, **render_metadata(self.game)}
-        widest = self.game.observation.widest
+        widest = self.game.layout.observation.widest
         # A row of several agents' game may be all 0.
         self.single_observation_space = widest if self.num_agents == 1 else with_zero(widest)
-        self.single_action_space = self.game.action.widest
-        self._check = ActionValidator(self.game, self.vec_env.layout.batch, self.device)
-        self._host = HostCopy(self.vec_env.layout) if output == "numpy" else None
+        self.single_action_space = self.game.layout.action.widest
+        self._check = ActionValidator(self.game.layout, self.vec_env.buffers_layout.batch, self.device)
+        self._host = HostCopy(self.vec_env.buffers_layout) if output == "numpy" else None
         # In NumPy, Gymnasium's infos say with "_key" which rows have "key"; here all do. Nobody can write to the array.
         self._all_true = None if self._host is None else np.broadcast_to(True, self.num_envs)
         self._host_masks: _HostMasks | None = None
@@ -169,7 +169,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     def action_masks(self) -> Any:
         """Choices that are allowed in the coming step, (num_envs, num_logits) bool, as in ``info["action_mask"]``."""
-        if not self.game.masks_actions:
+        if not self.game.layout.masks_actions:
             raise AttributeError(f"{type(self.game).__name__} has no action masks: masks_actions is False")
         mask = self.vec_env.action_mask.flatten(0, 1).clone()
         return mask if self._host is None else mask.cpu().numpy()
@@ -203,7 +203,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         array = self._check.array(actions)
         if self._host is not None:
             self.vec_env.check_ready("step")
-            if self.game.masks_actions or not self._check.is_surely_valid(array):
+            if self.game.layout.masks_actions or not self._check.is_surely_valid(array):
                 self._host_masks = _HostMasks.current(self.vec_env, self._host_masks)
                 self._check.values(
                     torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask
@@ -257,13 +257,15 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode)
         self.metadata = render_metadata(self.game)
-        alone = self.game.num_agents == 1
-        space = self.game.observation.widest
-        self.observation_space = space if alone else batch_space(space, self.game.num_agents)
-        self.action_space = self.game.action.widest if alone else _rows_of_actions(self.game, 1)
-        self._shape = self.game.action.shape if alone else (self.game.num_agents, *self.game.action.shape)
-        self._check = ActionValidator(self.game, self.vec_env.layout.batch, self.vec_env.device)
-        self._host = HostCopy(self.vec_env.layout)
+        alone = self.game.layout.num_agents == 1
+        space = self.game.layout.observation.widest
+        self.observation_space = space if alone else batch_space(space, self.game.layout.num_agents)
+        self.action_space = self.game.layout.action.widest if alone else _rows_of_actions(self.game, 1)
+        self._shape = (
+            self.game.layout.action.shape if alone else (self.game.layout.num_agents, *self.game.layout.action.shape)
+        )
+        self._check = ActionValidator(self.game.layout, self.vec_env.buffers_layout.batch, self.vec_env.device)
+        self._host = HostCopy(self.vec_env.buffers_layout)
         self._host_masks: _HostMasks | None = None
 
     def reset(
@@ -329,12 +331,12 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
 
     def _part(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The replica's; without the agent axis where there is one agent."""
-        part: np.ndarray[Any, Any] = array[0, 0] if self.game.num_agents == 1 else array[0]
+        part: np.ndarray[Any, Any] = array[0, 0] if self.game.layout.num_agents == 1 else array[0]
         return part
 
     def _info(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         self._host_masks = _HostMasks(self.vec_env, arrays)
-        info = {"active": arrays["active"][0]} if self.game.num_agents > 1 else {}
+        info = {"active": arrays["active"][0]} if self.game.layout.num_agents > 1 else {}
         return info | {name: self._part(arrays[name]) for name in ("action_mask",) if name in arrays}
 
 
@@ -356,16 +358,14 @@ class _HostMasks:
         """``seen``, or what the environment says, where a loaded state has overtaken it."""
         if seen is not None and seen.loads == env.loads:
             return seen
-        tensors = {"active": env.active} | ({"action_mask": env.action_mask} if env.game.masks_actions else {})
+        tensors = {"active": env.active} | ({"action_mask": env.action_mask} if env.game.layout.masks_actions else {})
         return _HostMasks(env, {name: tensor.cpu().numpy() for name, tensor in tensors.items()})
 
 
 def _rows_of_actions(game: Env, num_envs: int) -> Space[Any]:
     """The space of all agents' actions; each agent's own choices where roles differ."""
-    action, rows = game.action, num_envs * game.num_agents
+    action, rows = game.layout.action, num_envs * game.layout.num_agents
     if action.continuous or len(set(action.sizes.values())) == 1:
         return batch_space(action.widest, rows)
-    own = [
-        (*action.sizes[role], *[1] * action.heads)[: action.heads] for role, n in game.roles.items() for _ in range(n)
-    ]
+    own = [(*action.sizes[role], *[1] * action.heads)[: action.heads] for role in game.layout.agent_roles]
     return MultiDiscrete(np.tile(np.array(own), (num_envs, 1)).reshape(rows, *action.shape))

@@ -90,12 +90,12 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self._roles = role_of_agents(self.game)
         self._agent_index = {agent: i for i, agent in enumerate(self._roles)}
         self.possible_agents = list(self._roles)
-        self.observation_spaces = agent_spaces(self._roles, self.game.observation.spaces)
-        self.action_spaces = agent_spaces(self._roles, self.game.action.spaces)
+        self.observation_spaces = agent_spaces(self._roles, self.game.layout.observation.spaces)
+        self.action_spaces = agent_spaces(self._roles, self.game.layout.action.spaces)
         self.state_space: Box = joint_space(self.game)
         self._masks = action_mask_slices(self.game)
-        layout = self.vec_env.layout
-        self._check = ActionValidator(self.game, layout.batch, self.device)
+        layout = self.vec_env.buffers_layout
+        self._check = ActionValidator(self.game.layout, layout.batch, self.device)
         self.output, self._numpy = output, output == "numpy"
         self._host: HostCopy | _HostCopyWithoutObs = HostCopy(layout) if self._numpy else _HostCopyWithoutObs(layout)
         self._live: dict[str, int] | None = None  # agent -> its place, of those whose next action counts
@@ -271,8 +271,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
 
     def _joined(self, actions: Mapping[str, torch.Tensor | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """The action array of the replica; those that lie on the device come by one copy."""
-        action = self.game.action
-        joined = np.zeros((self.game.num_agents, action.heads), np.float32 if action.continuous else np.int64)
+        action = self.game.layout.action
+        joined = np.zeros((self.game.layout.num_agents, action.heads), np.float32 if action.continuous else np.int64)
         distant = {agent: given.reshape(-1) for agent, given in actions.items() if isinstance(given, torch.Tensor)}
         if distant:
             parts = torch.cat(list(distant.values())).cpu().split([len(part) for part in distant.values()])

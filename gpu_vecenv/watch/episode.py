@@ -62,7 +62,7 @@ def rollout(
         raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
     game = env.game
     env_index = validate_int("env_index", env_index, 0, 2**63 - 1 - env.first_env_index)
-    known = {field.name: field for field in game.state}
+    known = {field.name: field for field in game.layout.fields}
     if isinstance(fields, str):
         raise TypeError(f"fields is {fields!r}; expected a sequence of names, ({fields!r},)")
     for name in fields:
@@ -74,7 +74,7 @@ def rollout(
     eval_env = evaluation_env(env, 1, first_env_index=env.first_env_index + env_index)
     try:
         act = _actions_of(eval_env, policy, greedy)
-        kind = torch.float32 if game.action.continuous else torch.int32
+        kind = torch.float32 if game.layout.action.continuous else torch.int32
         recorded: dict[str, list[torch.Tensor]] = {name: [] for name in (*STATE_ARRAYS, *own, *TRANSITION_ARRAYS)}
         parts: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in recorded}
 

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from gpu_vecenv.compile.device import free_bytes
-from gpu_vecenv.declare.env import FIELD_NAME, Env
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.engine.arguments import validate_int, validate_seed
 from gpu_vecenv.engine.digest import Digest, source_sha256
 from gpu_vecenv.engine.step_buffers import StepBuffers
@@ -64,7 +65,7 @@ class Playback:
 
     def state_at(self, step: int) -> dict[str, Array]:
         """The state after so many steps, as ``Env.draw`` takes it."""
-        shared = {entry.name for entry in self.game.state if entry.shared}
+        shared = {entry.name for entry in self.game.layout.fields if entry.shared}
         return {name: values if name in shared else values[step] for name, values in self.state.items()}
 
 
@@ -148,11 +149,11 @@ def _play_episodes(eval_env: VecEnv, act: RolePolicies, seed: int) -> tuple[Arra
     digest.add_reset(*eval_env.reset(seed=seed, out=buffers))
     digest.add_state(eval_env)
     words, pieces = [digest.words.clone()], list[Array]()
-    bytes_per_step = 4 * eval_env.num_agents * eval_env.game.action.heads
+    bytes_per_step = 4 * eval_env.num_agents * eval_env.game.layout.action.heads
     for steps, _ in enumerate(steps_until_all_done(eval_env)):
         if steps >= MAX_REPLAY_STEPS or steps * bytes_per_step >= PAYLOAD_LIMIT:
             raise ConfigError(f"record: an episode goes on after {steps:,} steps; expected one that ends")
-        idle = ~buffers.active.view(*buffers.active.shape, *[1] * len(eval_env.game.action.shape))
+        idle = ~buffers.active.view(*buffers.active.shape, *[1] * len(eval_env.game.layout.action.shape))
         actions = act(buffers.obs, buffers.action_mask).masked_fill(idle, 0)  # whatever they were, nobody does them
         digest.add_step(actions, eval_env.step(actions, out=buffers))
         digest.add_state(eval_env)
@@ -252,15 +253,15 @@ def film(
         "configuration": ", ".join(f"{name} {value}" for name, value in changed.items()) or "the defaults",
         "seed": f"{replay.seed}, environment {replay.env_index}",
         "steps": f"{replay.num_steps}",
-        **{f"return of {role}": format_return(replay.returns[role]) for role in seen.game.roles},
+        **{f"return of {role}": format_return(replay.returns[role]) for role in seen.game.layout.roles},
         "digest": replay.digest,
         "recorded with": f"gpu_vecenv {replay.made_with}",
     }
     return Film(
         title=title or f"{replay.game}, seed {replay.seed}, environment {replay.env_index}",
         drawings=[seen.game.draw(seen.state_at(step)) for step in range(replay.num_steps + 1)],
-        agents=seen.game.agent_names,
-        roles={role: count for role, count in seen.game.roles.items() if count},
+        agents=seen.game.layout.agent_names,
+        roles={role: count for role, count in seen.game.layout.roles.items() if count},
         rewards=seen.rewards,
         active=seen.active,
         terminations=seen.terminations,
@@ -359,8 +360,8 @@ def _configured(replay: Replay, kind: type[Env] | None) -> Env:
             f"it is now: {error}"
         ) from error
     expected = (
-        (replay.num_steps, game.num_agents, *game.action.shape),
-        np.float32 if game.action.continuous else np.int32,
+        (replay.num_steps, game.layout.num_agents, *game.layout.action.shape),
+        np.float32 if game.layout.action.continuous else np.int32,
     )
     found = replay.actions.shape, replay.actions.dtype
     if found != expected:
@@ -392,10 +393,10 @@ def _name_and_config(game: Env) -> tuple[str, dict[str, Any]]:
 def _changed_fields(env: VecEnv) -> dict[str, Array]:
     """Shared fields whose bits are not those that the game declares."""
     declared = env.game.arrays()
-    now = {entry.name: env.state[entry.name].cpu().numpy() for entry in env.game.state if entry.shared}
+    now = {entry.name: env.state[entry.name].cpu().numpy() for entry in env.game.layout.fields if entry.shared}
     return {n: a for n, a in now.items() if n not in declared or a.tobytes() != np.asarray(declared[n]).tobytes()}
 
 
 def _returns(game: Env, returns: Array) -> dict[str, float | None]:
-    sums = {role: returns[where] for role, where in game.role_slices.items()}
+    sums = {role: returns[where] for role, where in game.layout.role_slices.items()}
     return {role: math.fsum(own.tolist()) if np.isfinite(own).all() else None for role, own in sums.items()}

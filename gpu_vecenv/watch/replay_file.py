@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.declare.env import C_TYPES, FIELD_NAME, boolean
+from gpu_vecenv.declare.field import C_TYPES, FIELD_NAME, boolean
 from gpu_vecenv.errors import ReplayFormatError
 from gpu_vecenv.files import replace_file
 

@@ -19,7 +19,7 @@ class AgentIndicator(ObservationWrapper):
     """Observations that say whose they are: SuperSuit's ``agent_indicator_v0``, for rows that are agents.
 
     Behind the elements of a vector, or the channels of an image (height, width[, channels]), there is one for each
-    agent in the order of ``game.agent_names``, or for each role that has agents. The row's own holds the highest bound
+    agent in the order of ``game.layout.agent_names``, or for each role that has agents. The row's own holds the highest bound
     of the observation space if all are finite, else 1; the others hold 0. Rows of agents that have left keep theirs.
 
     Args:
@@ -34,7 +34,7 @@ class AgentIndicator(ObservationWrapper):
         super().__init__(env)
         inner: Any = env.unwrapped
         game = getattr(inner, "game", None)
-        if not isinstance(game, Env) or self.num_envs % game.num_agents:
+        if not isinstance(game, Env) or self.num_envs % game.layout.num_agents:
             raise TypeError(
                 f"AgentIndicator: env is a {type(inner).__name__}; expected a gpu_vecenv.GymnasiumVectorEnv"
             )
@@ -47,9 +47,9 @@ class AgentIndicator(ObservationWrapper):
         self._grid = () if len(box.shape) == 1 else box.shape[:2]
         own = (-1,) if len(box.shape) == 1 else (*self._grid, -1)
         value = box.high.max() if np.isfinite(box.high).all() else 1
-        marks = np.zeros((game.num_agents, len(kinds)), box.dtype)
-        marks[range(game.num_agents), [kinds.index(label) for label in labels]] = value
-        self._constants = [torch.from_numpy(marks).repeat(self.num_envs // game.num_agents, 1)]
+        marks = np.zeros((game.layout.num_agents, len(kinds)), box.dtype)
+        marks[range(game.layout.num_agents), [kinds.index(label) for label in labels]] = value
+        self._constants = [torch.from_numpy(marks).repeat(self.num_envs // game.layout.num_agents, 1)]
         more = np.zeros((*self._grid, len(kinds)), box.dtype)
         low, high = (np.concatenate([b.reshape(own), m], -1) for b, m in ((box.low, more), (box.high, more + value)))
         self.single_observation_space = Box(low, high, dtype=box.dtype.type)

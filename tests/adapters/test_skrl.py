@@ -139,7 +139,7 @@ def test_values_are_those_of_the_machine_row_by_row(game, config, device):
 def test_agents_outputs_are_memory_that_the_machine_wrote(game, config, device):
     env = skrl.make(game, 4, device, **config)
     env.reset()
-    outputs, layout = written(env), env.game.observation
+    outputs, layout = written(env), env.game.layout.observation
     roles = [role for role, count in env.game.roles.items() for _ in range(count)]
     for _ in range(3):
         obs, *ours, infos = env.step(whole(env, env.sample_actions()))
@@ -272,7 +272,7 @@ def test_box_actions_are_clipped_for_the_game_alone(device):
             each.reset()
         for _ in range(5):
             inside = env.sample_actions()
-            space = env.game.action.widest
+            space = env.game.layout.action.widest
             low, high = (torch.tensor(bound, device=device) for bound in (space.low, space.high))
             inside = torch.where(inside > (low + high) / 2, high, low)
             outside = inside + 3 * (inside - (low + high) / 2)

@@ -188,7 +188,7 @@ def test_rewards_are_clipped():
 def test_padded_observations_are_the_rows_of_the_tensor():
     env = supersuit.pad_observations_v0(one("simple_tag"))
     native = gpu_vecenv.make("simple_tag", 1, "cpu", autoreset_mode="disabled")
-    assert native.game.observation.padded
+    assert native.game.layout.observation.padded
     observations, _ = env.reset(seed=SEED)
     obs, _ = native.reset(seed=SEED)
     for agent, row in zip(env.possible_agents, obs[0].numpy(), strict=True):

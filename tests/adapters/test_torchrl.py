@@ -41,7 +41,7 @@ MODES = {"group_by": "role", "autoreset_mode": "disabled"}
 def split(env: torchrl.TorchRLEnv, actions: torch.Tensor) -> dict[str, torch.Tensor]:
     """A tensor of the engine's actions, role by role, without the heads that a role lacks."""
     parts = {}
-    for role, where in env.env.game.role_slices.items():
+    for role, where in env.env.game.layout.role_slices.items():
         if role in env.group_map:
             own = (
                 actions[:, where][..., : env.env.action_space(role).shape[0]] if actions.ndim > 2 else actions[:, where]

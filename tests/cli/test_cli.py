@@ -128,17 +128,17 @@ def test_list_shows_every_game_with_roles_and_purpose(command):
 
 @pytest.mark.parametrize("name", sorted(GAMES))
 def test_show_prints_the_generated_text(name, command):
-    assert command("show", name) == (0, generate_header(configure(name)), [])
+    assert command("show", name) == (0, generate_header(configure(name).layout), [])
 
 
 def test_show_takes_the_games_options(command):
     config = {"grid": 7, "num_taggers": 2, "full_observation": False, "tagger_reward": 2.5}
     options = "--grid 7 --num-taggers 2 --no-full-observation --tagger-reward 2.5".split()
     code, output, errors = command("show", "tag_gridworld", *options)
-    assert (code, output, errors) == (0, generate_header(configure("tag_gridworld", **config)), [])
+    assert (code, output, errors) == (0, generate_header(configure("tag_gridworld", **config).layout), [])
     assert "constexpr int GRID = 7;" in output.splitlines()
     both = [command("show", "tag_continuous", "--num-neighbors", value)[1] for value in ("all", "3")]
-    assert both == [generate_header(configure("tag_continuous", num_neighbors=value)) for value in ("all", 3)]
+    assert both == [generate_header(configure("tag_continuous", num_neighbors=value).layout) for value in ("all", 3)]
 
 
 def test_doctor_says_what_is_there(command):

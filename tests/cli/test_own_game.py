@@ -249,14 +249,14 @@ def test_a_path_gives_the_game_in_it_and_registers_it(write):
 def test_a_file_may_import_its_neighbours(write, tmp_path):
     (tmp_path / "lonely_sizes.py").write_text("WIDE = 5\n")
     path = write("from lonely_sizes import WIDE\n" + BARE.replace("obs_dim = 2", "obs_dim = WIDE"))
-    assert load_game(path)().obs_size == 5
+    assert load_game(path)().layout.obs_size == 5
 
 
 def test_one_of_several_games_is_chosen_by_its_class(write):
     path = write(
         BARE + BARE[BARE.index("@dataclass") :].replace("Lonely", "Other").replace("obs_dim = 2", "obs_dim = 7")
     )
-    assert load_game(f"{path}:Other")().obs_size == 7
+    assert load_game(f"{path}:Other")().layout.obs_size == 7
     with pytest.raises(EnvDefinitionError, match=r"several games, Lonely, Other; choose one: lonely\.py:Lonely"):
         load_game(path)
     with pytest.raises(UnknownGameError, match="has no game 'Othr'; nearest: Other"):
@@ -345,7 +345,7 @@ BAD_DECLARATIONS = {
         r"Lonely: roles is <bound method .*; expected a mapping, role name -> number of agents .*@property",
     ),
     "roles as a list": ("    roles = ['cat']\n", r"Lonely: roles is \['cat'\]; expected a mapping"),
-    "a role that is no string": ("    roles = {3: 1}\n", "Lonely: role 3 is no identifier"),
+    "a role that is no string": ("    roles = {3: 1}\n", "Lonely: role 3 is not an identifier"),
     "actions as a method": ("    def action_space(self): return 3\n", "action space of 'agent' is <bound method"),
     "sizes as a method": (
         "    def obs_dim(self): return 3\n",
@@ -429,7 +429,7 @@ def test_a_function_with_other_parameters_is_shown(write):
 def test_every_way_to_write_the_definitions_is_known(head, write):
     path = write(text=BARE_TEXT.replace("reset(State s, Io) { ONCE s.x[0] = 0; }", f"{head} {{}}"))
     game = load_game(path)()
-    assert missing_definitions(game) == []
+    assert missing_definitions(game.layout) == []
     VecEnv(game, 2, "cpu")
 
 
@@ -443,7 +443,7 @@ def test_an_error_in_the_text_itself_is_told_instead_of_what_it_hides(write):
 
 
 def cuda_text(game: Env) -> str:
-    return cuda_constants(default_threads_per_env(game.num_agents), 64 << 10) + game_source(game)
+    return cuda_constants(default_threads_per_env(game.num_agents), 64 << 10) + game_source(game.layout)
 
 
 def test_an_error_in_the_text_names_its_file_and_line_to_both_compilers(write):
@@ -669,7 +669,7 @@ from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.envs.registry import load_game
 try:
-    compile_cubin(cuda_constants(8, 65536) + game_source(load_game({str(path)!r})()), "sm_90")
+    compile_cubin(cuda_constants(8, 65536) + game_source(load_game({str(path)!r})().layout), "sm_90")
 except KernelCompileError as error:
     print(error, error.log)
 """

@@ -28,7 +28,7 @@ from gpu_vecenv.compile.cache import DIGEST_BYTES, MIN_FREE_BYTES, cache_dir, ca
 from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.compile.toolchain import find_host_compiler
-from gpu_vecenv.declare.env import C_TYPES
+from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, DataManager
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.errors import CompilerError, EnvDefinitionError, KernelCompileError
@@ -603,7 +603,7 @@ FUSED_ON_THE_HOST = re.compile(r"\b(?:vf(?:m|nm)(?:add|sub)\w*|f(?:n?madd|n?msub
 
 
 def test_the_host_fuses_only_what_is_written(tmp_path):
-    text = game_source(gpu_vecenv.configure("tag_continuous"))
+    text = game_source(gpu_vecenv.configure("tag_continuous").layout)
     written = "return __builtin_fmaf(a, b, c);"
     assert text.count(written) == 1
     (tmp_path / "kernel.cpp").write_text(text.replace(written, "return a * b + c;"))

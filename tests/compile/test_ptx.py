@@ -52,7 +52,9 @@ class Text:
 
     def write(self) -> str:
         game = gpu_vecenv.configure(self.game, **dict(self.config))
-        text = cuda_constants(default_threads_per_env(game.num_agents), SHARED_LIMIT) + game_source(game, self.build)
+        text = cuda_constants(default_threads_per_env(game.num_agents), SHARED_LIMIT) + game_source(
+            game.layout, self.build
+        )
         for name in ("sampling.cuh", "sampler.cu", "learner.cu"):
             if name == "sampling.cuh" and self.build.sampled:
                 continue  # the engine has it

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 import gpu_vecenv
 from gpu_vecenv.compile.codegen import generate_header
 from gpu_vecenv.compile.function_manager import FunctionManager
-from gpu_vecenv.declare.env import RESERVED_CONSTANTS, Env, Field, boolean, f32, f64, i32, i64, param, u8, u32
+from gpu_vecenv.declare.env import Env, Field, boolean, f32, f64, i32, i64, param, u8, u32
+from gpu_vecenv.declare.layout import RESERVED_CONSTANTS
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.envs.tag_continuous import TagContinuous
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
@@ -42,7 +43,7 @@ HD void reset(State s, Io io) {
         s.place[i][0] = (io.rng.uniform(i, 0) - 0.5f) * LIMIT;
         s.place[i][1] = (float)i;
     }
-    ONCE s.ticks[0] = 0;
+    ONCE s.steps[0] = 0;
 }
 
 HD void step(State s, Io io) {
@@ -57,12 +58,12 @@ HD void step(State s, Io io) {
         io.terminations[i] = false;
         io.truncations[i] = io.elapsed_steps >= MAX_STEPS;
     }
-    ONCE s.ticks[0] += 1;
+    ONCE s.steps[0] += 1;
 }
 
 HD void observe(State s, Io io) {
     FOR_AGENTS (i) {
-        for (int k = 0; k < OBS_SIZE; ++k) io.obs[i][k] = (u8)(16 * i + 2 * k + s.ticks[0]);
+        for (int k = 0; k < OBS_SIZE; ++k) io.obs[i][k] = (u8)(16 * i + 2 * k + s.steps[0]);
     }
 }
 """
@@ -170,25 +171,25 @@ def test_sizes_follow_from_the_configuration():
     assert game.num_agents == 8
     assert game.obs_dim == 7 * 4 + 1
     assert game.obs_shape == (29,)
-    assert game.obs_size == 29
-    assert [game.shape(field) for field in game.state] == [(8, 2), (8,), (8,), (8,), (8,), (21,), (7,)]
+    assert game.layout.obs_size == 29
+    assert [field.shape for field in game.layout.fields] == [(8, 2), (8,), (8,), (8,), (8,), (21,), (7,)]
     assert game.action_space == MultiDiscrete([21, 7])
     assert dataclasses.replace(game, num_neighbors="all").obs_dim == 7 * 7 + 1
-    assert Drift(num_pushers=4).obs_size == 6
+    assert Drift(num_pushers=4).layout.obs_size == 6
 
 
 def test_agents_are_numbered_role_by_role():
     game = bare_with(roles={"cat": 2, "dog": 0, "mouse": 3})()
     assert game.num_agents == 5
-    assert game.agent_names == ["cat_0", "cat_1", "mouse_0", "mouse_1", "mouse_2"]
-    assert game.role_slices == {"cat": slice(0, 2), "dog": slice(2, 2), "mouse": slice(2, 5)}
-    constants = game.constants()
+    assert game.layout.agent_names == ("cat_0", "cat_1", "mouse_0", "mouse_1", "mouse_2")
+    assert game.layout.role_slices == {"cat": slice(0, 2), "dog": slice(2, 2), "mouse": slice(2, 5)}
+    constants = game.layout.constants
     assert [constants[f"FIRST_{role}"] for role in ("CAT", "DOG", "MOUSE")] == [0, 2, 2]
     assert [constants[f"END_{role}"] for role in ("CAT", "DOG", "MOUSE")] == [2, 2, 5]
 
 
 def test_a_game_that_says_nothing_of_roles_has_one_agent():
-    assert Bare().agent_names == ["agent_0"]
+    assert Bare().layout.agent_names == ("agent_0",)
 
 
 def test_observation_spaces_have_the_declared_shape_and_type():
@@ -203,16 +204,16 @@ def test_names_are_snake_case_and_sources_lie_beside_the_declaration_or_in_the_p
 
 
 def test_constants_hold_configuration_sizes_and_derived_values_but_no_words():
-    constants = Drift(num_pushers=4, limit=0.5).constants()
+    constants = Drift(num_pushers=4, limit=0.5).layout.constants
     expected = {"NUM_PUSHERS": 4, "LIMIT": 0.5, "MAX_STEPS": 4, "TABLE_SIZE": 3, "TWICE": 1.0, "NUM_AGENTS": 5}
     assert expected.items() <= constants.items()
     assert constants["OBS_SIZE"] == 6
-    assert "NUM_NEIGHBORS" not in TagContinuous(num_neighbors="all").constants()
-    assert TagContinuous(num_neighbors="all").constants()["OBSERVE_ALL"] is True
+    assert "NUM_NEIGHBORS" not in TagContinuous(num_neighbors="all").layout.constants
+    assert TagContinuous(num_neighbors="all").layout.constants["OBSERVE_ALL"] is True
 
 
 def rendered(value: float) -> str:
-    match = re.search(r"^constexpr float LEVEL = (.*);$", generate_header(Bare(level=value)), re.MULTILINE)
+    match = re.search(r"^constexpr float LEVEL = (.*);$", generate_header(Bare(level=value).layout), re.MULTILINE)
     assert match is not None
     return match[1]
 
@@ -262,7 +263,7 @@ def test_the_compiler_reads_every_float_constant_as_the_float32_meant(write):
 def test_a_derived_value_reaches_the_device_text_or_is_refused(value, text):
     game = bare_with(derived=("far",), far=property(lambda self: value))
     try:
-        lines = generate_header(game()).splitlines()
+        lines = generate_header(game().layout).splitlines()
     except EnvDefinitionError:
         lines = None
     if text is None:
@@ -305,7 +306,7 @@ def test_discrete_layouts_are_the_same_in_python_and_in_the_device_text(
 ):
     game = bare_with(roles=roles, action_space=space)
     write(game, BARE_TEXT)
-    action = game().action
+    action = game().layout.action
     assert (action.continuous, action.shape, action.heads) == (False, shape, len(head_sizes))
     assert (action.head_sizes, action.num_logits) == (head_sizes, sum(head_sizes))
     per_agent = [action.sizes[role] for role, count in roles.items() for _ in range(count)]
@@ -317,11 +318,11 @@ def test_discrete_layouts_are_the_same_in_python_and_in_the_device_text(
     program.launch("probe", 1, sizes, offsets)
     assert sizes.tolist() == choices
     assert offsets.tolist() == [sum(head_sizes[:head]) for head in range(len(head_sizes))]
-    assert f"NUM_LOGITS = {sum(head_sizes)}, LARGEST_HEAD = {max(head_sizes)};" in generate_header(game())
+    assert f"NUM_LOGITS = {sum(head_sizes)}, LARGEST_HEAD = {max(head_sizes)};" in generate_header(game().layout)
 
 
 def test_a_box_gives_continuous_actions_with_bounds():
-    action = Drift().action
+    action = Drift().layout.action
     assert (action.continuous, action.shape, action.heads) == (True, (2,), 2)
     assert (action.low, action.high) == ((-1.0, -2.0), (1.0, 3.0))
 
@@ -338,7 +339,7 @@ def test_games_are_values(game):
     assert {game: 1}[twin] == 1
     for copied in (copy.copy(game), copy.deepcopy(game), pickle.loads(pickle.dumps(game))):
         assert copied == game and hash(copied) == hash(game) and type(copied) is type(game)
-        assert generate_header(copied) == generate_header(game)
+        assert generate_header(copied.layout) == generate_header(game.layout)
     other = dataclasses.replace(game, max_steps=77)
     assert other != game and other.max_steps == 77
     assert dataclasses.replace(other, max_steps=game.max_steps) == game
@@ -478,8 +479,8 @@ def test_a_field_size_must_be_a_positive_int_or_the_name_of_one(size):
 BOX = Box(-1, 1, (2,), np.float32)
 BAD_DECLARATIONS = [
     ({"state": (Field("x", f32), Field("x", i32))}, "not all different"),
-    ({"roles": {"Cat": 1}}, "role 'Cat' is no identifier"),
-    ({"roles": {"a-b": 1}}, "is no identifier"),
+    ({"roles": {"Cat": 1}}, "role 'Cat' is not an identifier"),
+    ({"roles": {"a-b": 1}}, "is not an identifier"),
     ({"roles": {"cat": -1}}, "role 'cat' has -1 agents"),
     ({"roles": {"cat": 1.0}}, "role 'cat' has 1.0 agents"),
     ({"roles": {"cat": True}}, "role 'cat' has True agents"),
@@ -515,7 +516,7 @@ def test_a_contradictory_declaration_is_refused(members, message):
 
 
 def test_a_game_without_agents_is_refused():
-    with pytest.raises(ConfigError, match="no agent at all"):
+    with pytest.raises(ConfigError, match="have no agents"):
         bare_with(roles={"cat": 0, "dog": 0})()
 
 
@@ -562,7 +563,9 @@ def test_a_game_of_ones_own_runs_like_a_bundled_one(write):
     for step in range(1, game.max_steps):
         actions = env.sample_actions()
         assert actions.dtype == torch.float32 and actions.shape == (5, 3, 2)
-        assert ((actions >= torch.tensor(game.action.low)) & (actions <= torch.tensor(game.action.high))).all()
+        assert (
+            (actions >= torch.tensor(game.layout.action.low)) & (actions <= torch.tensor(game.layout.action.high))
+        ).all()
         obs, rewards, terminations, truncations, _ = env.step(actions)
         total = np.full(5, wind[step % 3])
         for agent in range(3):
@@ -664,7 +667,7 @@ def compile_error(game: Env) -> KernelCompileError:
     ("right", "wrong", "words"),
     [
         ("= io.action(i, 1);", "= io.action(i, 1)", "expected"),
-        ("s.ticks[0] += 1", "s.tocks[0] += 1", "tocks"),
+        ("s.steps[0] += 1", "s.stops[0] += 1", "stops"),
         ("s.wind[io.elapsed_steps % TABLE_SIZE]", "(s.wind[0] = 1)", "read-only|const"),
     ],
 )
@@ -722,9 +725,9 @@ def test_a_game_for_cuda_only_is_refused_on_the_cpu(write):
 @pytest.mark.parametrize("name", ["tag_continuous", "pendulum", "cartpole"])
 def test_no_key_of_a_configuration_may_have_a_name_that_the_generated_text_gives(name):
     game = gpu_vecenv.configure(name)
-    text = generate_header(game) + (cuda_folder() / "engine/step.cuh").read_text()
+    text = generate_header(game.layout) + (cuda_folder() / "engine/step.cuh").read_text()
     given = set(re.findall(r"^(?:constexpr [\w ]+|#define) ([A-Z][A-Z_]+)\b", text, re.MULTILINE))
-    assert given - set(game.constants()) - {"LARGEST_FIELD"} <= RESERVED_CONSTANTS  # that one is in a namespace
+    assert given - set(game.layout.constants) - {"LARGEST_FIELD"} <= RESERVED_CONSTANTS  # that one is in a namespace
     assert {"SAMPLED", "OBS_STAGING_BYTES", "ACTION_PARAMETERS"} <= given
 
 

@@ -23,7 +23,7 @@ def allowed(env: VecEnv, actions: torch.Tensor) -> torch.Tensor:
     """(num_envs, num_agents): whether each number of an agent's action is a choice its mask allows."""
     mask, good = env.action_mask, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
     first = 0
-    for head, size in enumerate(env.game.action.head_sizes):
+    for head, size in enumerate(env.game.layout.action.head_sizes):
         part = mask[..., first : first + size]
         chosen = part.gather(-1, actions[..., head, None].long().clamp(0, size - 1)).squeeze(-1)
         good &= chosen | ~part.any(-1)  # no such head
@@ -64,7 +64,7 @@ def test_observation_spaces_that_do_not_fit_are_refused(spaces, text):
 
 
 def test_the_widest_action_holds_every_role():
-    assert CREW.action.widest == MultiDiscrete([5, 3])
+    assert CREW.layout.action.widest == MultiDiscrete([5, 3])
     assert ActionLayout.of("Game", ["a", "b"], {"a": Discrete(2), "b": Discrete(4)}).widest == Discrete(4)
     box = Box(-1.0, 1.0, (2,), np.float32)
     assert ActionLayout.of("Game", ["a"], box).widest is box
@@ -166,7 +166,7 @@ def test_the_first_ratio_is_1_where_a_role_lacks_a_head(device):
     rows = (
         logits.flatten(0, 1),
         sample.actions.flatten(0, 1),
-        CREW.action.head_sizes,
+        CREW.layout.action.head_sizes,
         info["action_mask"].flatten(0, 1),
     )
     log_probs, entropies = log_probs_and_entropies(*rows)

@@ -60,7 +60,7 @@ def refuse(env: VecEnv, error: type[Exception] | tuple[type[Exception], ...], wo
 
 
 def actions_of(env: VecEnv, kind: torch.dtype = torch.int32) -> torch.Tensor:
-    shape = (env.num_envs, env.num_agents, *env.game.action.shape)
+    shape = (env.num_envs, env.num_agents, *env.game.layout.action.shape)
     return torch.ones(shape, dtype=kind, device=env.device)
 
 

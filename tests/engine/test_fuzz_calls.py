@@ -17,7 +17,8 @@ from injections import HostileInt, HostileStr, Injector, Named, stripped, watchi
 import gpu_vecenv
 from gpu_vecenv.compile.backends.host import HostBackend
 from gpu_vecenv.compile.codegen import game_source, generate_header
-from gpu_vecenv.declare.env import CONSTANT_NAME, Env
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.layout import CONSTANT_NAME
 from gpu_vecenv.envs.registry import ENV_ID, GAMES
 from gpu_vecenv.errors import CompilerError, ConfigError, EnvDefinitionError, UnknownGameError
 
@@ -89,7 +90,7 @@ def test_what_is_run_or_written_meanwhile_is_seen(tmp_path):
 
 
 def test_a_text_that_says_something_else_is_seen():
-    text = game_source(GAMES["tag_gridworld"]())
+    text = game_source(GAMES["tag_gridworld"]().layout)
     assert stripped(text) == stripped(text.replace("tag_gridworld.cu", 'a \\" \\\\ b.cu'))
     for other in (
         text.replace('"tag_gridworld.cu"', '"a" "b.cu"'),
@@ -117,7 +118,7 @@ def test_every_id_of_ours_keeps_the_grammar():
 
 @pytest.mark.parametrize("name", sorted(GAMES))
 def test_constants_of_bundled_games_are_plain_numbers_under_plain_names(name):
-    for key, value in GAMES[name]().constants().items():
+    for key, value in GAMES[name]().layout.constants.items():
         assert CONSTANT_NAME.fullmatch(key) and type(value) in (bool, int, float)
 
 
@@ -150,7 +151,7 @@ def test_a_word_in_a_configuration_becomes_a_plain_one():
     game = Named(label=HostileStr("quiet"), labels=[HostileStr("a")])
     assert (type(game.label), type(game.labels), type(game.labels[0])) == (str, tuple, str)
     assert (game.label, game.labels) == ("quiet", ("a",))
-    assert generate_header(game).splitlines()[0].startswith("// Generated from Named(label='quiet', ")
+    assert generate_header(game.layout).splitlines()[0].startswith("// Generated from Named(label='quiet', ")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_a_number_in_a_configuration_reaches_the_compiler_as_a_number(tmp_path):
     recorder.write_text(injections.RECORDER.format(records=records))
     recorder.chmod(0o755)
     injector = Injector(tmp_path)
-    honest = stripped(game_source(Named(level=0.25)))
+    honest = stripped(game_source(Named(level=0.25).layout))
     assert injections.compiler_complaint(Named(level=0.25), recorder, records, honest) == ""
     assert "read another text" in injections.compiler_complaint(Named(level=0.5), recorder, records, injector.honest)
     (record,) = records.iterdir()
@@ -215,4 +216,4 @@ def test_a_number_in_a_configuration_reaches_the_compiler_as_a_number(tmp_path):
 
 
 def test_bundled_games_are_all_there_to_be_injected_into():
-    assert issubclass(Named, Env) and torch.Size([1]) == Named().observation.shape
+    assert issubclass(Named, Env) and torch.Size([1]) == Named().layout.observation.shape

@@ -138,7 +138,7 @@ def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, thread
         VecEnv(game, num_envs, "cpu", autoreset_mode=mode),
         by_lanes(game, num_envs, autoreset_mode=mode, threads_per_env=threads_per_env),
     ):
-        sampler = Sampler(env, squash="tanh" if game.action.continuous else "clip")
+        sampler = Sampler(env, squash="tanh" if game.layout.action.continuous else "clip")
         env.reset(seed=5)
         steps = []
         for t in range(9):

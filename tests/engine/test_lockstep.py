@@ -37,7 +37,7 @@ PROBE = "\nKERNEL(probe, i32* out) { FOR_ITEMS(k, 1) out[0] = host_simd::EnvRang
 
 def is_vectorized(game: Env, build: BuildOptions = DEFAULT_BUILD) -> bool:
     manager, out = FunctionManager("cpu"), torch.zeros(1, dtype=torch.int32)
-    manager.compile(game_source(game, build) + PROBE).launch("probe", 1, out)
+    manager.compile(game_source(game.layout, build) + PROBE).launch("probe", 1, out)
     return bool(out.item())
 
 

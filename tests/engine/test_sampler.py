@@ -94,7 +94,7 @@ def choosing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., V
 
 def logits_of(env: VecEnv, seed: int, scale: float) -> torch.Tensor:
     generator = np.random.default_rng(seed)
-    shape = (env.num_envs, env.num_agents, env.game.action.num_logits)
+    shape = (env.num_envs, env.num_agents, env.game.layout.action.num_logits)
     return torch.from_numpy((scale * generator.standard_normal(shape)).astype(np.float32)).to(env.device)
 
 
@@ -105,7 +105,7 @@ def reference(logits: torch.Tensor, actions: torch.Tensor) -> tuple[torch.Tensor
 
 
 def heads_of(env: VecEnv) -> list[slice]:
-    sizes = env.game.action.head_sizes
+    sizes = env.game.layout.action.head_sizes
     return [slice(sum(sizes[:head]), sum(sizes[: head + 1])) for head in range(len(sizes))]
 
 
@@ -168,7 +168,7 @@ def test_several_heads_add_up(device, choosing):
 def test_roles_with_smaller_heads_use_the_first_logits_of_each(device, choosing):
     env = choosing(device, 4096)
     env.reset(seed=2)
-    assert env.game.action.head_sizes == (4, 6)
+    assert env.game.layout.action.head_sizes == (4, 6)
     logits = logits_of(env, 6, 1.0)
     sample = Sampler(env).sample(logits)
     cats, mice = slice(0, 2), slice(2, 3)
@@ -374,7 +374,7 @@ def test_a_step_with_its_draw_has_the_bits_of_a_draw_and_a_step(name, config, mo
     game = gpu_vecenv.configure(name, **{"max_steps": 5, **config})
     num_envs = 257 if game.num_agents < 200 else 9
     envs = [VecEnv(game, num_envs, where, autoreset_mode=mode) for where in (device, device, "cpu")]
-    squash = "tanh" if game.action.continuous else "clip"
+    squash = "tanh" if game.layout.action.continuous else "clip"
     one, other, on_host = samplers = [Sampler(env, squash) for env in envs]
     for env in envs:
         env.reset(seed=3)
@@ -588,7 +588,7 @@ P_VALUE = 1e-6
 def gaussians(env: VecEnv, seed: int, scale: float = 1.0) -> torch.Tensor:
     """Means around 0 up to a few times ``scale``, log standard deviations from -5 to 2."""
     generator = np.random.default_rng(seed)
-    shape = (*env.layout.batch, env.game.action.heads)
+    shape = (*env.buffers_layout.batch, env.game.layout.action.heads)
     parameters = (scale * generator.standard_normal(shape), generator.uniform(-5, 2, shape))
     return torch.from_numpy(np.concatenate(parameters, -1).astype(np.float32)).to(env.device)
 

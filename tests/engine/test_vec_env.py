@@ -107,8 +107,8 @@ def trajectory(env: VecEnv, steps: int, seed: int | None = 3) -> dict[str, torch
 
 def random_actions(env: VecEnv, key: int = 0, kind=torch.int32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(key)
-    sizes = torch.tensor(env.game.action.head_sizes).view(env.game.action.shape)
-    shape = (env.num_envs, env.num_agents, *env.game.action.shape)
+    sizes = torch.tensor(env.game.layout.action.head_sizes).view(env.game.layout.action.shape)
+    shape = (env.num_envs, env.num_agents, *env.game.layout.action.shape)
     return (torch.randint(2**40, shape, generator=generator) % sizes).to(kind).to(env.device)
 
 
@@ -146,7 +146,7 @@ def test_outputs_have_their_shapes_dtypes_device_and_space(game, mode, device):
             env.reset(mask=~env.active.any(1))
     assert (env.device.type, env.data.device) == (device, env.device)
     assert {name: tuple(t.shape) for name, t in env.state.items() if t.shape[0] == 5} == {
-        field.name: (5, *game.shape(field)) for field in game.state if not field.shared
+        field.name: (5, *field.shape) for field in game.layout.fields if not field.shared
     }
 
 
@@ -216,7 +216,13 @@ def transitions(
 ) -> dict[tuple[int, int, int], list[bytes]]:
     """(replica, episode, t) -> (s, a, r, s', terminations, truncations, active), of the first episodes."""
     env = VecEnv(game, 12, device, autoreset_mode=mode)
-    shape = (12, ticks, game.max_steps, game.num_agents, *game.action.shape)  # an action for every place and time
+    shape = (
+        12,
+        ticks,
+        game.max_steps,
+        game.num_agents,
+        *game.layout.action.shape,
+    )  # an action for every place and time
     table = torch.randint(5, shape, dtype=torch.int32, generator=torch.Generator().manual_seed(21)).to(device)
     obs, _ = env.reset(seed=8)
     seen, replica = {}, torch.arange(12, device=device)
@@ -376,7 +382,7 @@ def test_an_invalid_action_stops_its_replica_alone(game, device, kind, value):
     env, twin = twins(game, device)
     actions = random_actions(env, 50, getattr(torch, kind))
     bad = actions.clone()
-    bad.view(12, game.num_agents, -1)[7, 1, -1] = game.action.head_sizes[-1] if value == "size" else value
+    bad.view(12, game.num_agents, -1)[7, 1, -1] = game.layout.action.head_sizes[-1] if value == "size" else value
     others, before, obs_before = torch.arange(12, device=device) != 7, env.state_dict(), env.observe()
     assert env.active[7, 1]
     a, b = outputs_of(env.step(bad)), outputs_of(twin.step(actions))
@@ -470,7 +476,7 @@ def test_synchronous_validation_raises_before_anything_happens(game, drift, devi
     env, twin = twins(game, device, validate="sync")
     bad = random_actions(env, 1)
     bad[4, 1], bad[9, 0] = -3, 2**20
-    where = rf"{2 * game.action.heads} invalid .*replica 4, agent {game.agent_names[1]}, number 0: -3; expected 0 to"
+    where = rf"{2 * game.layout.action.heads} invalid .*replica 4, agent {game.layout.agent_names[1]}, number 0: -3; expected 0 to"
     with pytest.raises(InvalidActionError, match=where):
         env.step(bad)
     assert different(env, twin) == []
@@ -544,10 +550,10 @@ def test_what_is_written_to_the_state_is_seen_and_played(device):
 def test_sampled_actions_are_valid_uniform_and_stable_within_a_tick(game, drift, device):
     env, silent = VecEnv(game, 500, device), VecEnv(game, 500, device)
     env.reset(seed=1), silent.reset(seed=1)
-    seen, sizes = [], game.action.head_sizes
+    seen, sizes = [], game.layout.action.head_sizes
     for _ in range(20):
         actions = env.sample_actions()
-        assert actions.dtype == torch.int32 and actions.shape == (500, game.num_agents, *game.action.shape)
+        assert actions.dtype == torch.int32 and actions.shape == (500, game.num_agents, *game.layout.action.shape)
         assert same(actions, env.sample_actions())
         a, b = outputs_of(env.step(actions)), outputs_of(silent.step(actions))
         assert [name for name in a if not same(a[name], b[name])] == []  # drawing leaves the game's own draws alone
@@ -562,7 +568,10 @@ def test_sampled_actions_are_valid_uniform_and_stable_within_a_tick(game, drift,
     env = VecEnv(drift, 4000, device)
     env.reset(seed=1)
     actions = env.sample_actions().view(-1, 2)
-    low, high = torch.tensor(drift.action.low, device=device), torch.tensor(drift.action.high, device=device)
+    low, high = (
+        torch.tensor(drift.layout.action.low, device=device),
+        torch.tensor(drift.layout.action.high, device=device),
+    )
     assert actions.dtype == torch.float32 and ((actions >= low) & (actions <= high)).all()
     # the mean of 4000 uniform numbers has a standard deviation of width / sqrt(12 * 4000) = width / 219; six of them
     assert ((actions.mean(0) - (low + high) / 2).abs() < 6 * (high - low) / 219).all()
@@ -591,7 +600,7 @@ def test_draws_are_those_of_the_documented_streams(drift, device):
         blocks = [philox([stream << 29, item, step, episode], key) for key in keys]
         return torch.tensor([[word >> 8 for word in block[:2]] for block in blocks]) / 2**24
 
-    low, high = torch.tensor([drift.action.low, drift.action.high], dtype=torch.float64)
+    low, high = torch.tensor([drift.layout.action.low, drift.layout.action.high], dtype=torch.float64)
     for episode in range(3):
         for step in range(4):
             assert env.data["engine_episode"].eq(episode).all() and env.elapsed_steps.eq(step).all()

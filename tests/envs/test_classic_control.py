@@ -289,7 +289,7 @@ def test_spaces_and_time_limits_are_gymnasiums(name, config, keywords, attribute
     game = gpu_vecenv.configure(name, **config)
     oracle = gymnasium.make(IDS[name], **keywords)
     assert game.max_steps == oracle.spec.max_episode_steps
-    assert game.action.widest.dtype == oracle.action_space.dtype
+    assert game.layout.action.widest.dtype == oracle.action_space.dtype
     if not attributes:  # which come too late for Gymnasium's spaces
         assert game.observation_space == oracle.observation_space
         assert game.action_space == oracle.action_space

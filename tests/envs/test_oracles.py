@@ -96,7 +96,7 @@ def test_every_tick_has_the_bits_of_the_oracle(name, config, num_envs, steps, de
     env = VecEnv(gpu_vecenv.configure(name, **config), num_envs, device, autoreset_mode="disabled")
     oracles = [oracle_of(name, config, device) for _ in range(num_envs)]
     fields = [field.name for field in env.game.state if not field.shared]
-    choices = np.array(env.game.action.head_sizes)
+    choices = np.array(env.game.layout.action.head_sizes)
     random = np.random.default_rng(7)
     ends = 0
 
@@ -116,8 +116,8 @@ def test_every_tick_has_the_bits_of_the_oracle(name, config, num_envs, steps, de
     inject(range(num_envs))
     compare("first obs", obs, [oracle.observe() for oracle in oracles])
     for step in range(steps):
-        shape = (num_envs, env.num_agents, *env.game.action.shape)
-        actions = random.integers(0, choices if env.game.action.shape else choices[0], shape, np.int32)
+        shape = (num_envs, env.num_agents, *env.game.layout.action.shape)
+        actions = random.integers(0, choices if env.game.layout.action.shape else choices[0], shape, np.int32)
         outputs = env.step(torch.tensor(actions, device=device), out=poisoned(env))
         results = [oracle.step(action) for oracle, action in zip(oracles, actions, strict=True)]
         for place, what in enumerate(("rewards", "terminations", "truncations")):
@@ -215,7 +215,7 @@ def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(runners, device):
 def test_the_books_of_tag_continuous_add_up(config, all_caught, device):
     """500 replicas x 110 agents x 300 steps, in integers: every reward here is a whole number of at most 1000."""
     env = gpu_vecenv.make("tag_continuous", 500, device, autoreset_mode="next_step", **config)
-    taggers, runners = (env.game.role_slices[role] for role in ("tagger", "runner"))
+    taggers, runners = (env.game.layout.role_slices[role] for role in ("tagger", "runner"))
     buffers = env.step_buffers()
     env.reset(seed=19, out=buffers)
     left = torch.zeros(500, dtype=torch.int64, device=device)  # runners gone in this episode

@@ -234,11 +234,11 @@ def test_parameters_and_defaults_are_those_of_mpe2(name):
 @pytest.mark.parametrize(("name", "config"), [case[:2] for case in CASES], ids=IDS)
 def test_names_and_spaces_are_those_of_mpe2(name, config):
     game, theirs = gpu_vecenv.configure(name, **config), module(name).parallel_env(**their_config(name, config))
-    assert game.agent_names == theirs.possible_agents
+    assert list(game.layout.agent_names) == theirs.possible_agents
     for agent in theirs.possible_agents:
         role = agent.rpartition("_")[0]
-        assert game.observation.spaces[role] == theirs.observation_space(agent)
-        assert game.action.spaces[role] == theirs.action_space(agent)
+        assert game.layout.observation.spaces[role] == theirs.observation_space(agent)
+        assert game.layout.action.spaces[role] == theirs.action_space(agent)
 
 
 @pytest.mark.parametrize(("name", "config", "stage", "episodes"), CASES, ids=IDS)
@@ -255,8 +255,8 @@ def test_every_tick_agrees_with_mpe2(name, config, stage, episodes, device):
 
     # Floats subtracted in float64 and then rounded, as mpe2 does, give the bits of a float32 subtraction.
     unordered = unclear_order(game, theirs.world, rows)
-    for i, name_of_agent in enumerate(game.agent_names):
-        size, clear = game.observation.shapes[name_of_agent.rpartition("_")[0]][0], ~unordered[:, i]
+    for i, name_of_agent in enumerate(game.layout.agent_names):
+        size, clear = game.layout.observation.shapes[name_of_agent.rpartition("_")[0]][0], ~unordered[:, i]
         obs = np.array([step["obs"][i] for step in steps])
         np.testing.assert_array_equal(rows["obs"][clear, i, :size], obs[clear], f"observation of {name_of_agent}")
         assert (rows["obs"][:, i, size:] == 0).all(), "padding"

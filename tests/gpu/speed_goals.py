@@ -70,7 +70,7 @@ def sampler(device: torch.device) -> Iterator[Row]:
     for name, num_envs in (("tag_gridworld", 2000), ("tag_continuous", 2000)):
         env = VecEnv(configure(name), num_envs, device)
         env.reset(seed=1)
-        own, sizes = Sampler(env), list(env.game.action.head_sizes)
+        own, sizes = Sampler(env), list(env.game.layout.action.head_sizes)
         logits = torch.randn((num_envs, env.num_agents, own.num_parameters), device=device)
         sample = replace(own.sample(logits), entropies=None)
 

@@ -95,7 +95,7 @@ def cases(device: str) -> Iterator[tuple[Game, dict[str, Any], int, str, str]]:
 
 def outputs_apart(env: VecEnv) -> StepBuffers:
     """A buffers of tensors that each have an allocation of their own; guard bands need the buffers's own."""
-    specs = {} if env.layout.guard_rows else env.layout.specs
+    specs = {} if env.buffers_layout.guard_rows else env.buffers_layout.specs
     out = env.step_buffers(
         **{n: torch.empty(shape, dtype=kind, device=env.device) for n, (shape, kind) in specs.items()}
     )
@@ -129,21 +129,21 @@ def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mo
     for step in range(TICKS):
         actions = env.sample_actions()
         if step % 3 == 1 and sampler is not None:
-            parameters = torch.zeros((*env.layout.batch, sampler.num_parameters), device=device)
+            parameters = torch.zeros((*env.buffers_layout.batch, sampler.num_parameters), device=device)
             parameters = masked(parameters, info.get("action_mask"))
             if step == 1:
                 *outputs, info = env.step(sampler.sample(parameters).actions, out=out)
             else:  # a step that draws its actions is a kernel of its own
                 _, (*outputs, info) = sampler.step(parameters, out=out)
         else:
-            int64_actions = step % 3 == 2 and not env.game.action.continuous
+            int64_actions = step % 3 == 2 and not env.game.layout.action.continuous
             *outputs, info = env.step(actions.long() if int64_actions else actions, out=out)
         feed(*outputs, **info)
     some = torch.arange(num_envs, device=device) % 2 == 0
     obs, info = env.reset(seed=2, mask=some, out=out)
     feed(obs, **info)
     wrong = env.sample_actions()
-    wrong.fill_(float("nan") if env.game.action.continuous else 2**31 - 1)
+    wrong.fill_(float("nan") if env.game.layout.action.continuous else 2**31 - 1)
     *outputs, info = env.step(wrong, out=out)  # refused: no game may see it
     feed(*outputs, **info)
     digest.add_outputs(env.observe())

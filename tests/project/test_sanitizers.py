@@ -189,7 +189,7 @@ def test_every_game_is_stepped():
     stepped = {game if isinstance(game, str) else game.name() for game, _ in GAMES}
     assert stepped >= bundled
     masks = [gpu_vecenv.configure(game, **config).masks_actions for game, config in GAMES]
-    boxes = [gpu_vecenv.configure(game, **config).action.continuous for game, config in GAMES]
+    boxes = [gpu_vecenv.configure(game, **config).layout.action.continuous for game, config in GAMES]
     assert any(masks) and any(boxes) and not all(masks) and not all(boxes)
 
 

@@ -121,7 +121,7 @@ def test_the_runner_on_the_grid_heeds_the_nearest_tagger_first(example: ModuleTy
 
 def test_agents_find_their_heading_and_bounds_of_their_position(example: ModuleType, device: str) -> None:
     env = VecEnv(configure("tag_continuous", num_taggers=4, num_runners=12, max_steps=40), 8, device)
-    game, where = env.game, env.game.role_slices
+    game, where = env.game, env.game.layout.role_slices
     scripts = {"tagger": example.pursuit(game), "runner": example.flee(game)}
     obs, _ = env.reset(seed=4)
     widths, sure, playing = [], 0, 0

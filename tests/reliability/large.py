@@ -70,7 +70,7 @@ class Large(Experiment):
         twins = [
             VecEnv(game, WINDOW, self.device, autoreset_mode=self._mode, first_env_index=start) for start in starts
         ]
-        shape, kind = env.layout.specs["obs"]
+        shape, kind = env.buffers_layout.specs["obs"]
         guarded = torch.full((math.prod(shape) + 2 * GUARD,), GUARDED_BY, dtype=kind, device=self.device)
         buffers = env.step_buffers(obs=guarded[GUARD:-GUARD].view(shape))
 

@@ -77,7 +77,7 @@ def test_evaluation_plays_the_episodes_that_a_loop_by_hand_plays(device):
     while env.active.any():
         lengths += env.active.any(1)
         with torch.no_grad():
-            parts = [trainer.policies[role](obs[:, env.game.role_slices[role]])[0] for role in ROLES]
+            parts = [trainer.policies[role](obs[:, env.game.layout.role_slices[role]])[0] for role in ROLES]
         actions = sampler.sample(torch.cat(parts, 1)).actions
         running = env.active.any(1)
         obs, rewards, _, truncations, info = env.step(actions)

@@ -83,28 +83,28 @@ def played(trainer):
 def likeliest(trainer, obs, mask):
     """Greedy actions (steps, replicas, agents[, heads]) of the trainer's own policies, by definition, one by one."""
     game = trainer.env.game
-    kind = torch.float32 if game.action.continuous else torch.int32
-    actions = torch.zeros((*obs.shape[:2], game.num_agents, *game.action.shape), dtype=kind, device=obs.device)
+    kind = torch.float32 if game.layout.action.continuous else torch.int32
+    actions = torch.zeros((*obs.shape[:2], game.num_agents, *game.layout.action.shape), dtype=kind, device=obs.device)
     for policy in trainer.policies.values():
         roles = policy.view.roles
-        first, end = game.role_slices[roles[0]].start, game.role_slices[roles[-1]].stop
+        first, end = game.layout.role_slices[roles[0]].start, game.layout.role_slices[roles[-1]].stop
         with torch.no_grad():  # all at once: products of other sizes may be rounded otherwise
-            parameters = policy(obs[(..., slice(first, end), *game.observation.own(roles[0]))])[0]
+            parameters = policy(obs[(..., slice(first, end), *game.layout.observation.own(roles[0]))])[0]
         for role in roles:
-            for agent in range(game.role_slices[role].start, game.role_slices[role].stop):
+            for agent in range(game.layout.role_slices[role].start, game.layout.role_slices[role].stop):
                 own = parameters[:, :, agent - first]
-                if game.action.continuous:
-                    low, high = torch.tensor([game.action.low, game.action.high], device=obs.device)
+                if game.layout.action.continuous:
+                    low, high = torch.tensor([game.layout.action.low, game.layout.action.high], device=obs.device)
                     means = own[..., : len(low)]
                     inside = means.tanh() if policy.squash == "tanh" else means.clamp(-1, 1)
                     actions[:, :, agent] = low + (high - low) * (inside + 1) / 2
                     continue
                 column = 0
-                for head, size in enumerate(game.action.sizes[role]):
-                    at = sum(game.action.head_sizes[:head])
+                for head, size in enumerate(game.layout.action.sizes[role]):
+                    at = sum(game.layout.action.head_sizes[:head])
                     allowed = None if mask is None else mask[:, :, agent, at : at + size]
                     chosen = masked(own[..., column : column + size], allowed).argmax(-1)
-                    part = actions[:, :, agent, head] if game.action.shape else actions[:, :, agent]
+                    part = actions[:, :, agent, head] if game.layout.action.shape else actions[:, :, agent]
                     part.copy_(chosen)
                     column += size
     return actions
@@ -118,7 +118,7 @@ def test_a_loaded_policy_acts_as_the_trained_one(case, runs, device):
     obs, mask = played(trainer)
     found, expected = loaded(obs, mask), likeliest(trainer, obs, mask)
     assert found.dtype == expected.dtype and found.shape == expected.shape and found.device == obs.device
-    if trainer.env.game.action.continuous:
+    if trainer.env.game.layout.action.continuous:
         # Up to 8 roundings, as the Box is stretched in another order; of numbers up to 6, half of 2**-21 each.
         assert (found - expected).abs().max() <= 8 * 2**-22
         assert found.unique().numel() > 3, "these weights tell nothing apart"

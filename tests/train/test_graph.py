@@ -135,7 +135,7 @@ def trained(device, looks, graphs):
     env = gpu_vecenv.make("tag_gridworld", 16, device, grid=4, autoreset_mode="next_step")
     config = PPOConfig(total_steps=10**6, num_steps=8, num_epochs=2, num_minibatches=2, normalize_returns=True)
     torch.manual_seed(0)
-    network = Looking(env.game.obs_size, 5, looks)
+    network = Looking(env.game.layout.obs_size, 5, looks)
     trainer = Trainer(env, config, seed=1, graphs=graphs, policies={"tagger+runner": network})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -185,11 +185,11 @@ def test_a_view_is_a_roles_part_of_each_tensor(kind, arguments, roles, agents, s
     assert (view.agents.start, view.agents.stop) == agents and view.num_agents == agents[1] - agents[0]
     assert view.obs_shape == shape and view.head_sizes == heads
     assert view.continuous == (heads == ()) and view.num_parameters == len(columns)
-    width = max(columns[-1] + 1, game.action.num_logits)
+    width = max(columns[-1] + 1, game.layout.action.num_logits)
     numbers = torch.arange(width, device=device).expand(3, game.num_agents, width)
     assert view.mask(numbers)[0, 0].tolist() == columns and view.mask(None) is None
-    obs = torch.arange(2 * game.num_agents * game.obs_size, device=device)
-    obs = obs.view(2, game.num_agents, *game.observation.shape)
+    obs = torch.arange(2 * game.num_agents * game.layout.obs_size, device=device)
+    obs = obs.view(2, game.num_agents, *game.layout.observation.shape)
     own = view.obs(obs)
     assert own.shape == (2, view.num_agents, *shape)
     corner = tuple(n - 1 for n in shape)

@@ -59,10 +59,10 @@ def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), see
         allowed = torch.rand(data.action_mask.shape, generator=random) < 0.6
         allowed[..., [0, 5]] = True  # the first choice of each head
         data.action_mask.copy_(allowed)
-    if env.game.action.continuous:
+    if env.game.layout.action.continuous:
         data.draws.copy_(torch.randn(data.draws.shape, generator=random))
     else:
-        sizes = torch.tensor(env.game.action.sizes[roles[0]])
+        sizes = torch.tensor(env.game.layout.action.sizes[roles[0]])
         draws = torch.rand((*data.draws.shape[:3], len(sizes)), generator=random) * sizes
         data.draws[..., : len(sizes)] = draws.int().to(device)
         if data.action_mask is not None:

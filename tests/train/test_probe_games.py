@@ -38,7 +38,7 @@ def begun(probe, num_envs, device, **arguments):
 
 def steps(env, *actions):
     """What each step gives, for actions (replica, agent[, head]): obs, rewards, terminations, truncations, active."""
-    kind = torch.float32 if env.game.action.continuous else torch.int32
+    kind = torch.float32 if env.game.layout.action.continuous else torch.int32
     for chosen in actions:
         obs, rewards, terminations, truncations, info = env.step(torch.tensor(chosen, dtype=kind, device=env.device))
         yield tuple(x.tolist() for x in (obs, rewards, terminations, truncations, info["active"]))
@@ -118,7 +118,7 @@ def test_forbidden(device):
 def test_target(bounds, targets, device):
     env, obs, _ = begun(Target, 400, device, **bounds)
     low, high = env.game.low, env.game.high
-    assert env.game.action.low == (low,) and env.game.action.high == (high,)
+    assert env.game.layout.action.low == (low,) and env.game.layout.action.high == (high,)
     assert obs.abs().eq(1).all() and 140 < obs.eq(1).sum() < 260
     target = torch.where(obs == 1, targets[1], targets[0])
     # Targets and these actions are multiples of 1/4: all is exact.

@@ -355,11 +355,13 @@ class Recorder(nn.Module):
 
 def test_every_row_of_a_role_is_visited_exactly_once_an_epoch_in_another_order(device):
     env = leaving(device, 6, autoreset_mode="same_step")
-    networks = {role: Recorder(env.game.obs_size, env.game.action.num_logits) for role in ("tagger", "runner")}
+    networks = {
+        role: Recorder(env.game.layout.obs_size, env.game.layout.action.num_logits) for role in ("tagger", "runner")
+    }
     trainer = Trainer(env, changed(num_epochs=3), policies=networks, seed=1, graphs=False)
     trainer.train_iteration()
     for role, network in networks.items():
-        where = env.game.role_slices[role]
+        where = env.game.layout.role_slices[role]
         rows = trainer.rollout.obs[:-1, :, where].flatten(0, 2).tolist()
         assert [len(batch) for batch in network.seen] == [len(rows) // 4] * 12
         epochs = [torch.cat(network.seen[start : start + 4]).tolist() for start in (0, 4, 8)]
@@ -518,7 +520,7 @@ class Masking(nn.Module):
 
 def test_a_policy_may_exclude_choices(device):
     env = SETUPS["cells"].env(device, 16)
-    policies = {"tagger+runner": Masking(env.game.obs_size, 5)}
+    policies = {"tagger+runner": Masking(env.game.layout.obs_size, 5)}
     trainer = Trainer(env, changed(total_steps=1), policies=policies)
     assert trainer.train()["entropy_tagger+runner"] > 0
     assert int(trainer.rollout.draws.max()) == 3
@@ -526,7 +528,7 @@ def test_a_policy_may_exclude_choices(device):
 
 def test_a_network_of_the_users_own_is_trained_evaluated_and_saved(device, tmp_path):
     env = leaving(device)
-    network = nn.Sequential(Recorder(env.game.obs_size, env.game.action.num_logits))
+    network = nn.Sequential(Recorder(env.game.layout.obs_size, env.game.layout.action.num_logits))
     trainer = Trainer(env, SMALL, policies={"tagger+runner": network})
     assert trainer.policies["tagger+runner"].network is network
     before = weights(trainer, "tagger+runner")
@@ -896,7 +898,7 @@ class Cliff(nn.Module):
 
 def test_a_gradient_that_is_not_finite_stops_training_and_changes_nothing(device):
     env = SETUPS["cells"].env(device, 16)
-    trainer = Trainer(env, changed(total_steps=1), policies={"tagger+runner": Cliff(env.game.obs_size, 5)})
+    trainer = Trainer(env, changed(total_steps=1), policies={"tagger+runner": Cliff(env.game.layout.obs_size, 5)})
     before = weights(trainer, "tagger+runner")
     with pytest.raises(NonFiniteError, match=r"gradient_norm_tagger\+runner': nan"):
         trainer.train()
@@ -1025,6 +1027,6 @@ class Sharing(nn.Module):
 
 def test_policies_that_share_only_a_part_are_refused(device):
     env = gpu_vecenv.make("tag_gridworld", 4, device)
-    trunk = nn.Linear(env.game.obs_size, 4)
+    trunk = nn.Linear(env.game.layout.obs_size, 4)
     with pytest.raises(ConfigError, match="have weights in common; roles share a whole policy"):
         Trainer(env, SMALL, policies={"tagger": Sharing(trunk), "runner": Sharing(trunk)})

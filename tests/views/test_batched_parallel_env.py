@@ -54,7 +54,7 @@ def same_bits(a, b) -> bool:
 
 def places(game, group_by) -> dict:
     """Key -> role, and which agents: a number, or a range."""
-    roles = {role: where for role, where in game.role_slices.items() if where.start < where.stop}
+    roles = {role: where for role, where in game.layout.role_slices.items() if where.start < where.stop}
     if group_by == "role":
         return {role: (role, where) for role, where in roles.items()}
     return {f"{role}_{i}": (role, where.start + i) for role, where in roles.items() for i in range(game.roles[role])}
@@ -72,7 +72,7 @@ def own_actions(game, actions, group_by) -> dict:
     parts = {}
     for key, (role, where) in places(game, group_by).items():
         part = actions[:, where]
-        parts[key] = part[..., : len(game.action.sizes[role])] if game.action.shape else part
+        parts[key] = part[..., : len(game.layout.action.sizes[role])] if game.layout.action.shape else part
     return parts
 
 
@@ -98,7 +98,7 @@ class Recorded(TorchDispatchMode):
 def test_every_value_is_a_view_of_what_the_machine_wrote(game, config, mode, group_by, device):
     env = batched_parallel_env(game, 5, device, group_by=group_by, autoreset_mode=mode, **config)
     twin = gpu_vecenv.make(game, 5, device, autoreset_mode=mode, **config)
-    where, layout = places(env.game, group_by), env.game.observation
+    where, layout = places(env.game, group_by), env.game.layout.observation
     assert env.possible_agents == env.agents == list(where)
 
     def check(buffers, obs, extras, info):
@@ -145,7 +145,7 @@ def test_every_value_is_a_view_of_what_the_machine_wrote(game, config, mode, gro
 def test_with_rows_values_are_views_of_the_rows(game, config, group_by, device):
     env = batched_parallel_env(game, 5, device, group_by=group_by, agents_as_envs=True, **config)
     twin = gpu_vecenv.make(game, 5, device, agents_as_envs=True, **config)
-    where, layout, batch = places(env.game, group_by), env.game.observation, (5, env.game.num_agents)
+    where, layout, batch = places(env.game, group_by), env.game.layout.observation, (5, env.game.num_agents)
     obs, _ = env.reset(seed=6)
     expected, _ = twin.reset(seed=6)
     left_early = 0
@@ -217,7 +217,7 @@ def test_the_state_is_all_observations_one_after_the_other(game, config, group_b
         if game == "tag_gridworld":
             assert state.untyped_storage().data_ptr() == next(iter(obs.values())).untyped_storage().data_ptr()
         obs, *_ = env.step(env.sample_actions())
-    own = [env.game.observation.spaces[role] for role, n in env.game.roles.items() for _ in range(n)]
+    own = [env.game.layout.observation.spaces[role] for role, n in env.game.roles.items() for _ in range(n)]
     assert np.array_equal(env.state_space.low, np.concatenate([space.low.ravel() for space in own]))
     assert np.array_equal(env.state_space.high, np.concatenate([space.high.ravel() for space in own]))
 
@@ -401,7 +401,7 @@ def test_spaces_are_those_of_one_agent_of_the_role(group_by):
     with pytest.raises(AgentKeyError, match="no agent is called 'scuot'; nearest: scout"):
         env.action_space("scuot")
     env.action_space(first).seed(1)
-    assert env.game.action.spaces["scout"] is not env.action_space(first)
+    assert env.game.layout.action.spaces["scout"] is not env.action_space(first)
 
 
 def test_attributes_are_those_of_directmarlenv(device):

@@ -153,7 +153,7 @@ def test_the_single_env_is_one_replica(name):
         assert same_bits(obs, expected[0, 0] if alone else expected[0])
         action = env.action_space.sample()
         obs, reward, terminated, truncated, _ = env.step(action)
-        actions = torch.as_tensor(np.asarray(action)).view(1, twin.num_agents, *twin.game.action.shape)
+        actions = torch.as_tensor(np.asarray(action)).view(1, twin.num_agents, *twin.game.layout.action.shape)
         expected, rewards, _, truncations, info = twin.step(actions)
         over = not info["active"].any()
         assert reward == float(rewards.double().sum()) and isinstance(reward, float)

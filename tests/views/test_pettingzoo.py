@@ -110,11 +110,11 @@ def equal(a, b) -> bool:
 
 def twin_actions(env, actions) -> torch.Tensor:
     """The same actions as VecEnv takes them; of agents and heads that are not there, nonsense."""
-    action = env.game.action
+    action = env.game.layout.action
     whole = np.full((1, env.num_agents, action.heads), 99, np.float32 if action.continuous else np.int64)
     for agent, given in actions.items():
         values = np.ravel(given)
-        whole[0, env.game.agent_names.index(agent), : len(values)] = values
+        whole[0, env.game.layout.agent_names.index(agent), : len(values)] = values
     return torch.from_numpy(whole).view(1, env.num_agents, *action.shape).to(env.device)
 
 
@@ -195,7 +195,7 @@ class TestPettingZoosTests:
 def test_every_output_is_the_replicas(game, config, output, device):
     env = parallel_env(game, device, output=output, **config)
     twin = gpu_vecenv.make(game, 1, device, autoreset_mode="disabled", **config)
-    layout, names = twin.game.observation, twin.game.agent_names
+    layout, names = twin.game.layout.observation, twin.game.layout.agent_names
     roles = [role for role, count in twin.game.roles.items() for _ in range(count)]
     seed_actions(env, 0)
     episodes, early = 0, 0
@@ -340,7 +340,7 @@ def test_the_state_is_all_observations_one_after_the_other(game, config, output,
 def env_row(env: ParallelEnv, agent: str):
     """What the engine says now of an agent that has ended."""
     role = agent.rpartition("_")[0]
-    return env.vec_env.observe()[0, env.possible_agents.index(agent)][env.game.observation.own(role)]
+    return env.vec_env.observe()[0, env.possible_agents.index(agent)][env.game.layout.observation.own(role)]
 
 
 @pytest.mark.parametrize("output", OUTPUTS)

@@ -85,7 +85,7 @@ def begun(game, num_envs=1, device="cpu", **arguments):
 def picture(game, **state):
     """The frame, and its drawing, of a game's replica with these values; the other fields are 0."""
     game = gpu_vecenv.configure(game)
-    fields = {field.name: np.zeros(game.shape(field), field.dtype) for field in game.state}
+    fields = {field.name: np.zeros(field.shape, field.dtype) for field in game.layout.fields}
     given = {name: np.array(value, fields[name].dtype) for name, value in state.items()}
     assert all(value.shape == fields[name].shape for name, value in given.items())
     drawing = game.draw({**fields, **given})

@@ -130,7 +130,7 @@ def test_policies_play_as_evaluation_has_them(case, greedy, device):
     assert equal(found, gpu_vecenv.rollout(env, GamePolicy(env.game, role_policies), greedy=greedy, seed=6))
     metrics = evaluate(env, role_policies, 1, greedy=greedy, seed=6)
     assert metrics["episode_length"] == len(found["rewards"])
-    for role, where in env.game.role_slices.items():
+    for role, where in env.game.layout.role_slices.items():
         # evaluation sums in float32
         assert found["rewards"][:, where].sum(0).mean() == pytest.approx(metrics[f"return_{role}"], rel=1e-5, abs=1e-5)
 

@@ -113,7 +113,7 @@ def test_a_file_gives_the_episode_again(name, device, tmp_path):
             obs, *outputs, info = env.step(actions)
             for one, other in zip((seen.rewards, seen.terminations, seen.truncations), outputs, strict=True):
                 assert np.array_equal(one[step], other[2].cpu())
-    for role, where in env.game.role_slices.items():
+    for role, where in env.game.layout.role_slices.items():
         assert loaded.returns[role] == pytest.approx(seen.rewards[:, where].sum(dtype=np.float64), rel=1e-4, abs=1e-4)
 
 
@@ -159,7 +159,7 @@ def test_what_policies_and_scripts_did_is_kept(device):
         for role, count in env.game.roles.items():
             mean = np.mean([one.returns[role] for one in replays]) / count
             assert mean == pytest.approx(told[f"return_{role}"], rel=1e-6)
-        runners = np.concatenate([one.actions[:, env.game.role_slices["runner"]] for one in replays])
+        runners = np.concatenate([one.actions[:, env.game.layout.role_slices["runner"]] for one in replays])
         assert set(np.unique(runners)) == {0, 1}, "1, or 0 once tagged"
 
 
@@ -289,8 +289,8 @@ def test_what_a_replay_cannot_hold_is_refused(device, monkeypatch):
     env = gpu_vecenv.make("cartpole", 2, device)
     with pytest.raises(TypeError, match="env is a GymnasiumVectorEnv; expected a VecEnv"):
         record(gpu_vecenv.GymnasiumVectorEnv("cartpole", 1, device), {"agent": None})
-    field = next(f for f in env.game.state if not f.shared)
-    initial_states = np.zeros((1, *env.game.shape(field)), field.dtype)
+    field = next(f for f in env.layout.fields if not f.shared)
+    initial_states = np.zeros((1, *field.shape), field.dtype)
     restarted = gpu_vecenv.make("cartpole", 2, device, initial_states={field.name: initial_states})
     with pytest.raises(ConfigError, match=f"initial_states of {field.name} come from a pool"):
         record(restarted, chance(restarted))

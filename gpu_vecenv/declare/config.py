@@ -1,0 +1,66 @@
+"""Configuration values: their declared ranges, and the check of a dataclass's values against its type hints."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from typing import Any, Literal
+
+import numpy as np
+
+from gpu_vecenv.errors import ConfigError
+
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+def param(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
+    """A configuration value in the closed range [low, high]."""
+    return dataclasses.field(default=default, metadata={"low": low, "high": high})
+
+
+def check_fields(config: Any) -> None:
+    """Check a dataclass's values against their declared types and ranges; NumPy scalars become Python's.
+
+    Raises:
+        ConfigError: Names the key, the value and what was expected.
+    """
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        value = _checked(f"{type(config).__name__}.{field.name}", field, hints[field.name], getattr(config, field.name))
+        object.__setattr__(config, field.name, value)
+
+
+def fits_device(value: int | float) -> bool:
+    """Whether the device code can hold it as a 32-bit int or as a finite float32."""
+    return abs(value) <= FLOAT32_MAX if isinstance(value, float) else -(2**31) <= value < 2**31
+
+
+def _checked(key: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    """The value as a plain Python one of the declared type, or ConfigError."""
+    if typing.get_origin(hint) is tuple:
+        element = typing.get_args(hint)[0]
+        if not isinstance(value, tuple | list):
+            raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected a tuple of {element.__name__}")
+        return tuple(_checked(f"{key}[{place}]", field, element, item) for place, item in enumerate(value))
+    alternatives = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    choices = [c for h in alternatives if typing.get_origin(h) is Literal for c in typing.get_args(h)]
+    kinds = [h for h in alternatives if isinstance(h, type)]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str):
+        value = str.__str__(value)  # a member of a str enum becomes a plain str
+    if float in kinds and int not in kinds and type(value) is int and abs(value) <= FLOAT32_MAX:
+        value = float(value)
+    plain = isinstance(value, tuple(kinds)) and not isinstance(value, int | float)  # a Path is a subclass of Path
+    if type(value) not in kinds and not plain and not any(type(value) is type(c) and value == c for c in choices):
+        expected = [kind.__name__ for kind in kinds] + [repr(c) for c in choices]
+        raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected {' or '.join(expected)}")
+    low, high = field.metadata.get("low"), field.metadata.get("high")
+    low, high = (-math.inf if low is None else low), (math.inf if high is None else high)
+    if isinstance(value, float) and not abs(value) <= FLOAT32_MAX:
+        raise ConfigError(f"{key} is {value}; expected a finite float32")
+    if isinstance(value, int | float) and not low <= value <= high:
+        raise ConfigError(f"{key} is {value}; expected a value in [{low}, {high}]")
+    return value

@@ -1,0 +1,158 @@
+"""GameLayout: everything about one configured game that later stages need, resolved once."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_vecenv.declare.config import fits_device
+from gpu_vecenv.declare.field import boolean, f32, i32, i64
+from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout
+from gpu_vecenv.errors import EnvDefinitionError
+
+CONSTANT_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,127}")  # longer than a field's or role's name, which prefixes extend
+# What a constant, a configuration key in capitals, may not be called: names that the device code gives itself.
+RESERVED_CONSTANTS = frozenset(
+    "HD TABLE KERNEL UNROLL THREADS_PER_ENV ENVS_PER_BLOCK SHARED_LIMIT ONCE INITIAL_STATES SCRATCH SCRATCH_IN_SHARED FOR_ITEMS FOR_RANGE "
+    "FOR_AGENTS FOR_OBS FOR_ENVS ENV_KERNEL DEBUG_THREAD_ORDER STATE_PARAMETERS STATE_OF ENGINE_STATE_OF ACTION_HEADS "
+    "ACTION_LOW ACTION_HIGH BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
+    "NONFINITE_ACTION NONFINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
+    "RANDOM_ACTION_STREAM END_ON_NONFINITE GUARD_ROWS OUTPUT_ROWS ALLOW_STAGING OBS_STAGING_BYTES SAMPLED PARAMETERS_PER_AGENT "
+    "ACTION_PARAMETERS ACTION_SOURCE".split()
+)
+
+
+@dataclass(frozen=True)
+class FieldLayout:
+    """One array of the state with its sizes in numbers. ``shape`` is that of one environment."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    shared: bool = False
+
+    @cached_property
+    def size(self) -> int:
+        """Items of one environment."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one environment."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class GameLayout:
+    """The resolved facts of one configured game; code generation, stepping, views and training read nothing else.
+
+    Attributes:
+        name: The game's class name, for messages.
+        config: The game's repr, as in the first line of the generated code.
+        source_path: The game's ``.cu`` file.
+        host: Whether the game also runs on the host.
+        allows: Source rules that the game's device code may break.
+        roles: Role name -> number of agents, in the order of the agent axis.
+        role_slices: Role name -> its agents on the agent axis.
+        agent_names: ``tagger_0``, ``tagger_1``, …, in agent order.
+        observation: Layout of the observation tensor.
+        action: Layout of the action tensor.
+        masks_actions: Whether the game writes action masks.
+        fields: The declared state.
+        engine_fields: State that the engine keeps for each environment beside the declared one.
+        constants: Name -> value of every compile-time constant of the device code.
+        obs_staging_bytes: Bytes of observations that a block collects in shared memory.
+    """
+
+    name: str
+    config: str
+    source_path: Path
+    host: bool
+    allows: tuple[str, ...]
+    roles: Mapping[str, int]
+    role_slices: Mapping[str, slice]
+    agent_names: tuple[str, ...]
+    observation: ObservationLayout
+    action: ActionLayout
+    masks_actions: bool
+    fields: tuple[FieldLayout, ...]
+    engine_fields: tuple[FieldLayout, ...]
+    constants: Mapping[str, int | float | bool]
+    obs_staging_bytes: int
+
+    @property
+    def num_agents(self) -> int:
+        """Agents of one environment, all roles."""
+        return len(self.agent_names)
+
+    @cached_property
+    def agent_roles(self) -> tuple[str, ...]:
+        """The role of each agent, in agent order."""
+        return tuple(role for role, count in self.roles.items() for _ in range(count))
+
+    @cached_property
+    def present_roles(self) -> tuple[str, ...]:
+        """Roles that have agents."""
+        return tuple(role for role, count in self.roles.items() if count)
+
+    @cached_property
+    def obs_size(self) -> int:
+        """Items of one agent's row of the observation tensor, the widest role's."""
+        return math.prod(self.observation.shape)
+
+    @cached_property
+    def num_choices(self) -> int:
+        """Entries of an agent's action mask; 0 for a game without masks."""
+        return self.action.num_logits if self.masks_actions else 0
+
+
+def slices_of_roles(roles: Mapping[str, int]) -> dict[str, slice]:
+    """Role name -> its agents on the agent axis."""
+    slices, start = {}, 0
+    for role, count in roles.items():
+        slices[role] = slice(start, start + count)
+        start += count
+    return slices
+
+
+def resolve_engine_fields(num_agents: int, num_choices: int) -> tuple[FieldLayout, ...]:
+    """State that the engine keeps for each environment; ``num_choices`` is 0 for a game without action masks."""
+    fields = (
+        FieldLayout("key", i32, (2,)),  # key of the environment's random streams; the bits of a u32 pair
+        FieldLayout("episode", i64, (1,)),  # episodes begun since seeding, minus one
+        FieldLayout("elapsed_steps", i32, (1,)),  # steps since reset
+        FieldLayout("active", boolean, (num_agents,)),  # agents whose next action counts
+        FieldLayout("fault", i32, (1,)),  # fault bits since the last call of reset()
+        FieldLayout("returns", f32, (num_agents,)),  # sum of rewards of the running episode
+        FieldLayout("completed_returns", f32, (num_agents,)),  # sums over episodes that have ended
+        FieldLayout("completed_lengths", i64, (1,)),
+        FieldLayout("completed_episodes", i64, (1,)),
+        FieldLayout("completed_terminations", i64, (1,)),  # of those, the ones whose last step truncated no agent
+    )
+    return (*fields, FieldLayout("action_mask", boolean, (num_agents, num_choices))) if num_choices else fields
+
+
+def resolve_constants(game: str, named: Mapping[str, Any]) -> dict[str, int | float | bool]:
+    """The constants of the device code, their names in capitals.
+
+    Raises:
+        EnvDefinitionError: A name is reserved or no identifier, or a value does not fit in 32 bits.
+    """
+    constants = {str.upper(name): value for name, value in named.items()}
+    for name, value in constants.items():
+        key = f"{game}.{name.lower()}"
+        if not CONSTANT_NAME.fullmatch(name):
+            raise EnvDefinitionError(f"{key}: {name!r} cannot be a constant's name; expected [A-Z][A-Z0-9_]*")
+        if name in RESERVED_CONSTANTS:
+            raise EnvDefinitionError(f"{key}: the device code defines {name} itself; rename the value")
+        # Exactly these types: a subclass may define its own repr, which the generated code would contain.
+        if type(value) not in (bool, int, float) or not fits_device(value):
+            raise EnvDefinitionError(f"{key} is {value!r}; expected a bool, a 32-bit int or a finite float32")
+    return constants
