@@ -247,7 +247,7 @@ class Subject:
         """Of all that no refused call may change."""
         raise NotImplementedError
 
-    def go_on(self) -> bool:
+    def next_step_agrees(self) -> bool:
         """Let both step on; whether they did so with the same bits."""
         return True
 
@@ -270,7 +270,7 @@ class Pair(Subject):
     def tick(self, env: Any) -> bytes:
         return bits(env.step(env.sample_actions()))
 
-    def go_on(self) -> bool:
+    def next_step_agrees(self) -> bool:
         return self.tick(self.env) == self.tick(self.twin)
 
     def attribute(self, rng: random.Random) -> Bad:
@@ -555,7 +555,7 @@ class Draws(Pair):
         self.sampler, self.other = gpu_vecenv.Sampler(self.env), gpu_vecenv.Sampler(self.twin)
         self.parameters = torch.zeros((6, game.num_agents, self.sampler.num_parameters), device=device)
 
-    def go_on(self) -> bool:
+    def next_step_agrees(self) -> bool:
         pairs = ((self.env, self.sampler), (self.twin, self.other))
         drawn = [(env, sampler.sample(self.parameters)) for env, sampler in pairs]
         results = [bits(list(vars(sample).values()), env.step(sample.actions)) for env, sample in drawn]
@@ -718,7 +718,7 @@ class Training(Subject):
         tensors, manifest = self.trainer.state()
         return bits(tensors, manifest["iteration"])
 
-    def go_on(self) -> bool:
+    def next_step_agrees(self) -> bool:
         self.called += 1
         if self.called % 50:  # an iteration takes as long as many calls
             return True
@@ -952,8 +952,8 @@ def fuzz_calls(device: str, calls: int, seed: int, first: int = 0) -> tuple[list
             wrong = complaint(bad)
             if not wrong and subject.fingerprint() != before:
                 wrong = "something has changed"
-            if not wrong and not subject.carry_over():
-                wrong = "the twin goes on otherwise"
+            if not wrong and not subject.next_step_agrees():
+                wrong = "the next steps of the environment and its twin differ"
             if wrong:
                 failures.append(f"call {number}, {subject.name}, {bad.what}: {wrong}")
                 subject.begin()

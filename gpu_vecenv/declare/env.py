@@ -177,6 +177,10 @@ class Env:
             obs_staging_bytes=self.obs_staging_bytes,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy resolves its layout itself: the configuration is enough, and pickles stay small.
+        return {name: value for name, value in vars(self).items() if name != "layout"}
+
     @property
     def num_agents(self) -> int:
         """Agents of one environment, all roles."""
@@ -234,6 +238,11 @@ class Env:
                 raise EnvDefinitionError(f"{game}: role {role!r} has {count!r} agents; expected an int >= 0")
         if sum(roles.values()) < 1:
             raise ConfigError(f"{game}: roles {dict(roles)} have no agents; expected at least 1")
+        if self.num_agents != sum(roles.values()):
+            raise EnvDefinitionError(
+                f"{game}: num_agents is {self.num_agents!r}, but roles {dict(roles)} have {sum(roles.values())} agents; "
+                "declare roles alone, or roles that num_agents determines"
+            )
         return dict(roles)
 
     def _resolved_fields(self) -> tuple[FieldLayout, ...]:

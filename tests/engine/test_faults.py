@@ -27,7 +27,7 @@ MODES = ("same_step", "next_step", "disabled")
 NONFINITE = [fault for fault in FAULTS if fault.startswith(("NaN", "infinity"))]
 OUTSIDE = {
     "beyond the state": "state_place",
-    "before the state": "machine_",
+    "before the state": "engine_",
     "beyond the observations": "obs",
     "beyond the rewards": "rewards",
     "beyond the flags": "truncations",
@@ -160,7 +160,7 @@ def test_a_write_outside_of_a_replica_is_named(fault, device):
     env = VecEnv(Fragile(), 5, device, guards=True)
     env.reset(seed=3)
     env.step(actions(env))
-    expected = "machine_|state_" if fault == "before the state" else OUTSIDE[fault]
+    expected = "engine_|state_" if fault == "before the state" else OUTSIDE[fault]
     with pytest.raises(EnvContractError, match=rf"step wrote \d+ bytes outside of ({expected})\w*: .* behind replica"):
         env.step(actions(env, 2, fault))
 

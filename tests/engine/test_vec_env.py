@@ -294,7 +294,7 @@ def test_a_masked_reset_touches_no_other_replica(game, device, seed, kind):
     fresh.reset(seed=5 if seed is None else seed)
     if seed is None:  # the streams go on: episode 1 of the first seed
         fresh.reset()
-    names = [name for name in different(env, fresh, picked) if name.removeprefix("machine_") not in STATISTICS]
+    names = [name for name in different(env, fresh, picked) if name.removeprefix("engine_") not in STATISTICS]
     assert names == []
     assert torch.equal(torch.as_tensor(mask).cpu(), torch.arange(12) % 5 == 1)
 
@@ -310,7 +310,7 @@ def test_reset_writes_all_that_an_episode_reads(game, device):
     env, fresh = VecEnv(game, 8, device), VecEnv(game, 8, device)
     env.reset(seed=1)
     names = [f"state_{f.name}" for f in game.state if not f.shared]
-    names += [n for n in env.data if n.startswith("machine_") and n.removeprefix("machine_") not in STATISTICS]
+    names += [n for n in env.data if n.startswith("machine_") and n.removeprefix("engine_") not in STATISTICS]
     for name in names:
         env.data[name][3].view(torch.uint8).fill_(0xFF)
     mask = torch.arange(8, device=device) == 3
@@ -826,12 +826,12 @@ def test_writing_into_one_output_leaves_a_graph_through_another_alone(device):
 def test_a_closed_environment_holds_no_memory():
     env = gpu_vecenv.make("tag_gridworld", 3, "cpu")
     env.reset(seed=1)
-    stock = weakref.ref(env._stock)
+    pool = weakref.ref(env._buffers_pool)
     env.close()
-    assert stock() is None
+    assert pool() is None
 
 
 @pytest.mark.parametrize("rows", ["no", 2, [1], None])
 def test_rows_is_yes_or_no(rows):
-    with pytest.raises(TypeError, match="rows is"):
+    with pytest.raises(TypeError, match="agents_as_envs is"):
         gpu_vecenv.make("tag_gridworld", 3, "cpu", agents_as_envs=rows)

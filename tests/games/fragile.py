@@ -38,8 +38,8 @@ class Fragile(Env):
     )
 
     @property
-    def num_agents(self):
-        return 2
+    def roles(self):
+        return {"agent": 2}
 
     @property
     def obs_dim(self):
