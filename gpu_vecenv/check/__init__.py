@@ -14,38 +14,42 @@ from gymnasium.vector import AutoresetMode
 
 import gpu_vecenv.check.episodes
 import gpu_vecenv.check.equivalence
-import gpu_vecenv.check.interface
+import gpu_vecenv.check.outputs
+import gpu_vecenv.check.refusals
+import gpu_vecenv.check.seeds
+import gpu_vecenv.check.side_effects
 import gpu_vecenv.check.state  # noqa: F401
+from gpu_vecenv.check.agents_as_rows import ParallelContext, as_vector_env
 from gpu_vecenv.check.context import CHECKS, Check, CheckContext, CheckOptions, Inapplicable, Make
-from gpu_vecenv.check.parallel import PARALLEL, ParallelContext, as_vector_env
+from gpu_vecenv.check.parallel import PARALLEL
 from gpu_vecenv.check.records import Finding
 from gpu_vecenv.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-MAX_FINDINGS = 20  # findings that one check reports; what breaks once breaks in every step
-MAX_SHOWN = 5  # of these, in the table; Report.failures has all
+MAX_FINDINGS = 20  # per check: a violation often recurs in every step
+MAX_SHOWN = 5  # of these in the table; Report.failures has all
 WIDTH = 120  # columns of a report as text
 
 
 class ConformanceError(AssertionError):
-    """An environment breaks promises of the vector interface; the message is the report."""
+    """An environment violates its interface; the message is the report."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One broken promise.
+    """One violation of the interface.
 
     Args:
         check: "K01" … "K26".
-        title: What the check is about.
-        got: What came.
-        expected: What should have come.
-        replica: Which of the replicas, where it is one's affair.
-        row: Which row of the outputs; several rows may make up a replica.
+        title: Title of the check.
+        got: What the environment did.
+        expected: What was expected.
+        env_index: Index of the environment, if it concerns one.
+        row: Row of the outputs; an environment may have several rows, one for each agent.
         step: Steps since the reset, 0 for the reset itself.
-        agent: Which agent, where the environment names them.
+        agent: Name of the agent, for a ParallelEnv.
     """
 
     check: str
@@ -60,14 +64,14 @@ class Failure:
 
 @dataclass
 class Report:
-    """What the checks found; ``str(report)`` and rich render it as a table.
+    """Results of the checks; ``str(report)`` and rich render them as a table.
 
     Args:
-        name: The environment, as it calls itself.
-        passed: The checks that found nothing.
-        failures: What the others found.
-        skipped: Check -> why it has nothing to check here.
-        notes: Check -> parts of it that could not be checked, though the rest was.
+        name: ``str(env)``.
+        passed: Checks without failures.
+        failures: All failures, up to 20 per check.
+        skipped: Check -> why it does not apply.
+        notes: Check -> parts of it that could not be checked.
     """
 
     name: str
@@ -87,7 +91,7 @@ class Report:
 
         failed = sorted({failure.check for failure in self.failures})
         counts = f"{len(self.passed)} passed, {len(failed)} failed, {len(self.skipped)} skipped"
-        table = Table("check", "what", "", title=f"{self.name}: {counts}", title_justify="left", expand=False)
+        table = Table("check", "title", "result", title=f"{self.name}: {counts}", title_justify="left", expand=False)
         for name in sorted({*self.passed, *failed, *self.skipped}):
             lines = [("skipped: " + self.skipped[name], "dim")] if name in self.skipped else []
             own = [_line(failure) for failure in self.failures if failure.check == name]
@@ -121,49 +125,49 @@ def check_vector_env(
     permutable_agents: Sequence[Sequence[int]] | bool | None = None,
     state_of: Callable[[Any], Any] | None = None,
 ) -> Report:
-    """Check that a vector environment keeps the promises of its interface: seeds, replicas, episodes, values, calls.
+    """Check that a vector environment implements its interface: seeding, independence, episodes, values, errors.
 
-    It runs environments of 4 and of 7 replicas, many times, with random valid actions, and compares bit by bit: NumPy
-    or torch, CPU or CUDA, in any autoreset mode. Where ``info["action_mask"]`` forbids a choice, another is taken.
+    The checks make vector environments of 4 and of 7 environments, step them with random valid actions and compare
+    their outputs bitwise: NumPy or torch, CPU or CUDA, in any autoreset mode. Actions that ``info["action_mask"]``
+    forbids are replaced by allowed ones.
 
-    An environment may have n rows, one for each agent, for each replica: ``num_envs`` is n times what ``make`` was
-    asked for, and a replica's rows lie side by side. A row may end before its replica does. Rewards 0 and flags False
-    follow, and a flag once more when the replica ends.
+    An environment may have n rows, one for each agent: then ``num_envs`` is n times the argument of ``make``, and the
+    rows of an environment are adjacent. A row may end before its environment: its rewards are then 0 and its flags
+    False, until it is flagged again when the environment ends.
 
-    K01 to K18 need nothing but ``make``. The others need what the later arguments give; without it they are skipped,
-    and the report says what they miss.
+    K01 to K18 need only ``make``. The others are skipped unless their argument below is given; the report says which.
 
     Args:
-        make: Number of replicas -> a new ``gymnasium.vector.VectorEnv``.
-        checks: Which, of "K01" … "K26"; None runs all.
-        seed: The first of the seeds; its neighbours are used as well.
-        steps: Length of most runs. What happens later than that stays unseen.
-        max_steps: Length at which episodes are truncated; None takes it from ``env.spec``. Where both say nothing,
-            limits are not checked.
-        oracle: Makes a reference, a vector environment that must give the same bits (K19); what its infos have not is
-            not compared.
-        modes: Autoreset mode, a member of Gymnasium's AutoresetMode or "same_step", "next_step", "disabled" -> what
-            makes the environment in that mode: all give the same transitions (K20).
-        variants: Name -> what makes the environment otherwise, on another device, say, or with another type of output:
-            all give the same bits (K23).
-        graph: Makes environments whose step may be captured as a CUDA graph (K22): outputs are CUDA tensors, and no
-            step reads anything on the host.
-        permutable_agents: Groups of rows of a replica that the rules treat alike, ``[[0, 1, 2], [3, 4]]``, or True for
-            all (K24); None takes ``env.metadata["permutable_agents"]``. Needs state that can be written.
-        state_of: Environment -> the object with its state; None takes ``env.unwrapped``. ``state_dict()`` and
-            ``load_state_dict(…)`` are used (K21, K24, K25), and ``state``, a mapping of arrays with a row for each
-            replica that can be written to (K21, K24).
+        make: Number of environments -> a new ``gymnasium.vector.VectorEnv``.
+        checks: Checks to run, of "K01" … "K26"; None runs all.
+        seed: First seed; the following ones are used as well.
+        steps: Length of most runs. Violations that occur later are not found.
+        max_steps: Step at which episodes are truncated; None takes it from ``env.spec``. If neither is given, limits
+            are not checked.
+        oracle: Makes a reference vector environment whose outputs must be bitwise equal (K19). Infos that the reference
+            does not have are not compared.
+        modes: Autoreset mode, a member of Gymnasium's AutoresetMode or "same_step", "next_step", "disabled" -> function
+            that makes the environment in that mode; all must give the same transitions (K20).
+        variants: Name -> function that makes the environment differently, such as on another device or with another
+            output type; all must be bitwise equal (K23).
+        graph: Makes environments whose step can be captured as a CUDA graph (K22): outputs are CUDA tensors, and a step
+            reads nothing on the host.
+        permutable_agents: Groups of rows of an environment that its rules treat equally, ``[[0, 1, 2], [3, 4]]``, or
+            True for all rows (K24); None takes ``env.metadata["permutable_agents"]``. Needs writable state.
+        state_of: Environment -> the object with its state; None takes ``env.unwrapped``. Its ``state_dict()`` and
+            ``load_state_dict(…)`` are used by K21, K24 and K25, and its ``state``, a mapping of writable arrays with
+            rows for each environment, by K21 and K24.
 
     Returns:
-        The report. An error that the environment raises is a failure in it.
+        The report. An error raised by the environment is a failure in it.
 
     Raises:
         ConfigError: An unknown check or mode, or a number out of range.
-        TypeError, ValueError: ``make`` gives no vector environment, or one of another size.
+        TypeError, ValueError: ``make`` returns no vector environment, or one of another size.
     """
     chosen = _chosen(checks, seed, steps, max_steps)
-    known = None if modes is None else {_mode(mode): own for mode, own in modes.items()}
-    options = CheckOptions(oracle, known, variants, graph, permutable_agents, state_of)
+    by_mode = None if modes is None else {_mode(mode): own for mode, own in modes.items()}
+    options = CheckOptions(oracle, by_mode, variants, graph, permutable_agents, state_of)
     return _report(CheckContext(make, seed, steps, max_steps, options), [CHECKS[name] for name in chosen])
 
 
@@ -178,31 +182,31 @@ def check_parallel_env(
     variants: Mapping[str, Callable[[], Any]] | None = None,
     state_of: Callable[[Any], Any] | None = None,
 ) -> Report:
-    """Check that a PettingZoo ParallelEnv keeps the promises of its interface, as ``check_vector_env`` does.
+    """Check that a PettingZoo ParallelEnv implements its interface, as ``check_vector_env`` does for vector envs.
 
-    Its agents are taken as the rows of one replica, in the order of ``possible_agents``. So checks that compare
-    replicas are skipped; those of episodes also look at who is in ``agents`` and in the dictionaries, those of values
-    at each agent's own spaces and at ``state()``, those of calls at missing, unknown and departed agents. Where
-    ``"action_mask"`` in an agent's observation or info forbids a choice, another is taken. KeyError and AttributeError
-    count as refusals, too: PettingZoo's environments raise them of agents and of calls out of order.
+    Its agents are the rows of one environment, in the order of ``possible_agents``. Checks that compare environments
+    are skipped; those of episodes also check ``agents`` and the keys of all dictionaries, those of values each agent's
+    own spaces and ``state()``, those of errors missing, unknown and departed agents. Actions that ``"action_mask"`` in
+    an agent's observation or info forbids are replaced by allowed ones. KeyError and AttributeError also count as
+    refusals: PettingZoo's environments raise them for unknown agents and calls out of order.
 
     Args:
-        make: Takes no argument, gives a new ``pettingzoo.ParallelEnv`` with ``possible_agents``.
-        checks: Which, of "K01" … "K26"; None runs all.
-        seed: The first of the seeds; its neighbours are used as well.
-        steps: Length of most runs. What happens later than that stays unseen.
-        max_steps: Length at which episodes are truncated; None leaves limits unchecked.
-        oracle: Makes a reference, a ParallelEnv that must give the same bits (K19).
-        variants: Name -> what makes the environment otherwise, with the same bits (K23).
+        make: Takes no argument and returns a new ``pettingzoo.ParallelEnv`` with ``possible_agents``.
+        checks: Checks to run, of "K01" … "K26"; None runs all.
+        seed: First seed; the following ones are used as well.
+        steps: Length of most runs. Violations that occur later are not found.
+        max_steps: Step at which episodes are truncated; None leaves limits unchecked.
+        oracle: Makes a reference ParallelEnv whose outputs must be bitwise equal (K19).
+        variants: Name -> function that makes the environment differently; outputs must be bitwise equal (K23).
         state_of: Environment -> the object with ``state_dict()`` and ``load_state_dict(…)`` (K25); None takes
             ``env.unwrapped``.
 
     Returns:
-        The report. An error that the environment raises is a failure in it.
+        The report. An error raised by the environment is a failure in it.
 
     Raises:
         ConfigError: An unknown check, or a number out of range.
-        TypeError, ValueError: ``make`` gives no ParallelEnv, or one that does not name its agents.
+        TypeError, ValueError: ``make`` returns no ParallelEnv, or one without ``possible_agents``.
     """
     chosen = _chosen(checks, seed, steps, max_steps)
     reference = None if oracle is None else as_vector_env(oracle)
@@ -255,16 +259,16 @@ def _run(check: Check, context: CheckContext, report: Report) -> None:
     except Inapplicable as reason:
         if not findings:
             report.skipped[check.id] = str(reason)
-    except Exception as error:  # whatever the environment raises
+    except Exception as error:  # any error of the environment
         findings.append(Finding(_text(error), "no error"))
     try:
         context.close()
     except Exception as error:
         findings.append(Finding(f"close: {_text(error)}", "no error"))
     for finding in findings:
-        replica = None if finding.row is None else finding.row // context.rows_per_env
+        env_index = None if finding.row is None else finding.row // context.rows_per_env
         report.failures.append(
-            Failure(check.id, check.title, finding.got, finding.expected, replica, finding.row, finding.step)
+            Failure(check.id, check.title, finding.got, finding.expected, env_index, finding.row, finding.step)
         )
     if not findings and check.id not in report.skipped:
         report.passed.append(check.id)
@@ -279,8 +283,8 @@ def _text(error: Exception) -> str:
 
 def _line(failure: Failure) -> str:
     if failure.agent is not None:
-        places = {"agent": failure.agent, "step": failure.step}
+        location = {"agent": failure.agent, "step": failure.step}
     else:
-        places = {"replica": failure.env_index, "row": failure.row, "step": failure.step}
-    place = ", ".join(f"{name} {value}" for name, value in places.items() if value is not None)
-    return f"{place}{': ' if place else ''}{failure.got}; expected {failure.expected}"
+        location = {"env": failure.env_index, "row": failure.row, "step": failure.step}
+    prefix = ", ".join(f"{name} {value}" for name, value in location.items() if value is not None)
+    return f"{prefix}{': ' if prefix else ''}{failure.got}; expected {failure.expected}"

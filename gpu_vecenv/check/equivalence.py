@@ -1,4 +1,4 @@
-"""The checks against other environments, K19, K20, K22 and K23: a reference, other modes, other ways to run."""
+"""Checks K19, K20, K22 and K23: bitwise equality with a reference, other modes, a CUDA graph, other variants."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ import numpy as np
 import torch
 from gymnasium.vector import AutoresetMode
 
-from gpu_vecenv.check.context import OUTPUTS, CheckContext, Findings, Inapplicable, Make, Session, check, differing
-from gpu_vecenv.check.interface import parts_of
+from gpu_vecenv.check.context import CheckContext, Findings, Inapplicable, Make, check, differing
+from gpu_vecenv.check.outputs import parts_of
 from gpu_vecenv.check.records import Bools, Finding, Record, show
+from gpu_vecenv.check.session import OUTPUTS, Session
 
-STRIDE = 31  # steps between the actions of two episodes: each has others
+STRIDE = 31  # offset between the actions of consecutive episodes
 
 
-@check("K19", "a reference gives the same bits")
+@check("K19", "outputs are bitwise equal to a reference")
 def same_as_reference(context: CheckContext) -> Findings:
-    """All that the reference returns, ``info`` included, is bit by bit what the environment returns."""
+    """Everything that the reference returns, ``info`` included, is bitwise equal."""
     oracle = context.options.oracle
     if oracle is None:
-        raise Inapplicable("there is no reference; give oracle=make, which makes environments that do the same")
-    yield from _same_runs(context, oracle, "not the reference's", whole=False)
+        raise Inapplicable("there is no reference; give oracle=make, which makes reference environments")
+    yield from _same_runs(context, oracle, "differs from the reference", whole=False)
 
 
-@check("K23", "other ways of running give the same bits")
+@check("K23", "variants are bitwise equal")
 def same_in_variants(context: CheckContext) -> Findings:
-    """Another device, order, launch shape or output type changes no bit."""
+    """Another device, thread order, launch shape or output type changes no bit."""
     if not context.options.variants:
-        raise Inapplicable("there is no other way to run; give variants={name: make}")
+        raise Inapplicable("there are no variants; give variants={name: make}")
     for name, make in context.options.variants.items():
-        yield from _same_runs(context, make, f"not as in variants[{name!r}]", whole=True)
+        yield from _same_runs(context, make, f"differs from variants[{name!r}]", whole=True)
 
 
 def _same_runs(context: CheckContext, make: Make, what: str, whole: bool) -> Findings:
-    """Where runs differ from those of another maker; if not ``whole``, in what that one's infos have."""
+    """Differences from the environments of ``make``; unless ``whole``, infos that only one side has are ignored."""
     for seed in context.seeds[:2]:
         actions = context.actions(seed)
         session, other = context.session(context.LARGE_NUM_ENVS), context.session(context.LARGE_NUM_ENVS, make)
@@ -50,30 +51,30 @@ def _same_runs(context: CheckContext, make: Make, what: str, whole: bool) -> Fin
 
 
 def _within(record: Record, reference: Record) -> Record:
-    """The record without those infos that the reference does not have."""
+    """The record without infos that the reference does not have."""
     smaller = copy.copy(record)
-    known = {name for name in record.leaves if name in reference.leaves or not name.startswith("info.")}
-    smaller.leaves = {name: leaf for name, leaf in record.leaves.items() if name in known}
+    common = {name for name in record.leaves if name in reference.leaves or not name.startswith("info.")}
+    smaller.leaves = {name: leaf for name, leaf in record.leaves.items() if name in common}
     return smaller
 
 
 class Transition(NamedTuple):
-    """What one row lived through in one step: part -> bits, and where to read it."""
+    """One transition of one row: part -> bytes, and part -> (record, name of the output)."""
 
     step: int
     bits: dict[str, list[bytes]]
-    places: dict[str, tuple[Record, str]]
+    sources: dict[str, tuple[Record, str]]
 
     def text(self, part: str, row: int) -> str:
-        """A part's value, for people."""
-        record, name = self.places[part]
+        """A part's value for a message."""
+        record, name = self.sources[part]
         leaf = record.leaves.get(name)
         return f"{part} = {'other values' if leaf is None else show(leaf.values[row])}"
 
 
 @check("K20", "autoreset modes give the same transitions")
 def same_transitions(context: CheckContext) -> Findings:
-    """Under equal actions a row sees the same observations, rewards, flags and last observations in all modes."""
+    """With equal actions a row has the same observations, rewards, flags and final observations in all modes."""
     modes = context.options.modes or {}
     if len(modes) < 2:
         raise Inapplicable('there are no other modes; give modes={"same_step": make, "next_step": make, …}')
@@ -90,11 +91,11 @@ def same_transitions(context: CheckContext) -> Findings:
             first = mode, trajectories
             continue
         for row, (own, others) in enumerate(zip(trajectories, first[1], strict=True)):
-            yield from _first_difference(row, own, others, f"{mode}, not {first[0]}")
+            yield from _first_difference(row, own, others, f"{mode} differs from {first[0]}")
 
 
 def _first_difference(row: int, got: Sequence[Transition], expected: Sequence[Transition], what: str) -> Findings:
-    for number, (new, old) in enumerate(zip(got, expected, strict=False)):  # a reset step more or less
+    for number, (new, old) in enumerate(zip(got, expected, strict=False)):  # next_step mode has additional reset steps
         for part, bits in new.bits.items():
             if bits != old.bits[part]:
                 text = f"{what}: transition {number}: {new.text(part, row)}"
@@ -103,10 +104,10 @@ def _first_difference(row: int, got: Sequence[Transition], expected: Sequence[Tr
 
 
 def _transitions(session: Session, context: CheckContext) -> tuple[list[list[Transition]], int]:
-    """Of each row what it lived through, and how many episodes ended; the action depends on episode and age alone."""
+    """Transitions per row, and how many episodes ended; actions depend on the episode's number and step only."""
     script = context.actions(context.seeds[0])
     trajectories: list[list[Transition]] = [[] for _ in range(session.rows)]
-    number = np.zeros(session.replicas, np.int64)
+    number = np.zeros(session.num_envs, np.int64)
     last = session.reset(context.seeds[0])
     for step in range(1, context.steps + 1):
         tracker = session.tracker
@@ -116,18 +117,18 @@ def _transitions(session: Session, context: CheckContext) -> tuple[list[list[Tra
         idle = session.repeat_over_rows(tracker.resetting) | tracker.before.reshape(-1)
         marked = _marked(record, session)
         for row in np.flatnonzero(~idle).tolist():
-            places = {name: (record, name) for name in OUTPUTS[1:4]}
-            places["obs"] = last, "after_reset.obs" if began[row] else "obs"
-            places["next obs"] = record, "info.final_obs" if marked[row] else "obs"
-            bits = {part: source.row(name, row) for part, (source, name) in places.items()}
-            trajectories[row].append(Transition(step, bits, places))
+            sources = {name: (record, name) for name in OUTPUTS[1:4]}
+            sources["obs"] = last, "after_reset.obs" if began[row] else "obs"
+            sources["next obs"] = record, "info.final_obs" if marked[row] else "obs"
+            bits = {part: source.row(name, row) for part, (source, name) in sources.items()}
+            trajectories[row].append(Transition(step, bits, sources))
         number += tracker.finished
         last = record
     return trajectories, int(number.sum())
 
 
 def _marked(record: Record, session: Session) -> Bools:
-    """Rows whose last observation is in ``final_obs``."""
+    """Rows whose final observation is in ``final_obs``."""
     if session.mode is AutoresetMode.SAME_STEP:
         for name in record.named("info.final_obs"):
             mask = record.leaves[name].mask
@@ -136,29 +137,29 @@ def _marked(record: Record, session: Session) -> Bools:
     return np.zeros(session.rows, np.bool_)
 
 
-@check("K22", "a CUDA graph of a step gives the same bits")
+@check("K22", "a step replayed as a CUDA graph is bitwise equal")
 def same_in_a_graph(context: CheckContext) -> Findings:
-    """A step that was captured once and is replayed with other actions does what calling it does."""
+    """A captured step that is replayed with other actions gives the same outputs as calling it."""
     if context.options.graph is None:
         raise Inapplicable("give graph=make, which makes environments whose step may be captured as a CUDA graph")
     if context.device is None or context.device.type != "cuda":
-        raise Inapplicable("outputs are no CUDA tensors; a graph needs an environment on a CUDA device")
+        raise Inapplicable("outputs are not CUDA tensors; a graph needs an environment on a CUDA device")
     seed = context.seeds[0]
     actions = context.actions(seed)
     eager, session = context.session(make=context.options.graph), context.session(make=context.options.graph)
     expected = eager.run(actions, seed)
-    session.run(actions[:2], seed)  # whatever is set up once must not be captured
+    session.run(actions[:2], seed)  # one-time initialisation must not be captured
     first = session.reset(seed)
-    given = session.batch(actions[0])
+    static_actions = session.batch(actions[0])
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        outputs = session.env.step(given)
+        outputs = session.env.step(static_actions)
     got = [first]
     for step in actions:
-        for (_, part), (_, new) in zip(parts_of(given), parts_of(session.batch(step)), strict=True):
+        for (_, part), (_, new) in zip(parts_of(static_actions), parts_of(session.batch(step)), strict=True):
             part.copy_(new)
         graph.replay()
         got.append(Record(dict(zip(OUTPUTS, outputs, strict=True)), session.rows))
         session.track(got[-1])
-    yield from differing("a graph that is replayed", got, expected)
+    yield from differing("a replayed graph", got, expected)

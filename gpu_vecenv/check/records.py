@@ -1,4 +1,4 @@
-"""What any Gymnasium vector environment returned, step by step, kept so that it can be compared bit by bit."""
+"""Outputs of a vector environment, copied to the host and compared bitwise."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
-LONG = 100  # characters of a value's text
+MAX_CHARACTERS = 100  # of a value in a message
 Tree = Any  # an array, or dicts and tuples of trees
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One broken promise: what came, what should have come, where and when (``step`` 0 is the reset)."""
+    """One violation: the value found, the expected value, row and step (0 is the reset)."""
 
     got: str
     expected: str
@@ -29,13 +29,13 @@ class Finding:
 
 
 class Leaf(NamedTuple):
-    """An array on the host, and which of its rows mean something (None: all)."""
+    """An array on the host, and a mask of its valid rows (None: all)."""
 
     values: Array
     mask: Bools | None
 
     def bits(self, rows: int) -> NDArray[np.uint8]:
-        """(rows, bytes) of the first rows, a byte for the mask last; what the mask hides is 0."""
+        """(rows, bytes): the bytes of each row, zero where it is masked, then one byte with the mask."""
         values = self.values[:rows]
         if values.dtype == object:
             digests = [hashlib.blake2b(canonical(value), digest_size=16).digest() for value in values]
@@ -46,7 +46,7 @@ class Leaf(NamedTuple):
         return np.concatenate([bits * shown[:, None], shown[:, None].view(np.uint8)], axis=1)
 
     def same(self, other: Leaf) -> bool:
-        """Whether it is bitwise the same, also where masks hide it: the quick way to see that nothing differs."""
+        """Whether values and masks are bitwise equal, masked rows included; a fast path before ``bits``."""
         kinds = [(leaf.values.dtype, leaf.values.shape) for leaf in (self, other)]
         if kinds[0] != kinds[1] or self.values.dtype == object:
             return False
@@ -54,14 +54,14 @@ class Leaf(NamedTuple):
         return masks[0] == masks[1] and self.values.tobytes() == other.values.tobytes()
 
     def text(self, row: int | None) -> str:
-        """A row, or all."""
+        """A row, or all of it, for a message."""
         if row is not None and self.mask is not None and not self.mask[row]:
             return "nothing"
         return show(self.values[()] if row is None else self.values[row])
 
 
 class Record:
-    """The outputs of one reset or step: copied (``leaves``, by dotted name) and as they came (``raw``)."""
+    """The outputs of one reset or step: copies (``leaves``, by dotted name) and the objects returned (``raw``)."""
 
     def __init__(self, raw: Mapping[str, Tree], rows: int):
         self.raw, self.rows = dict(raw), rows
@@ -69,7 +69,7 @@ class Record:
         self._added: list[tuple[Record, str, Bools]] = []
 
     def add(self, other: Record, prefix: str, rows: Bools) -> None:
-        """Take in what another call returned, of which only some rows count."""
+        """Add the outputs of another call, of which only some rows are valid."""
         self._added.append((other, prefix, rows))
         for name, leaf in other.leaves.items():
             if other.by_row(leaf):
@@ -91,22 +91,22 @@ class Record:
         return self.leaves[name].values
 
     def named(self, *prefixes: str) -> list[str]:
-        """Names of the outputs at or below these names, in a fixed order."""
+        """Sorted names of the outputs at or below these names."""
         return sorted(n for n in self.leaves if any(n == p or n.startswith(f"{p}.") for p in prefixes))
 
     def bits(self, names: Sequence[str], chosen: slice) -> bytes:
-        """The bits of some rows of some outputs."""
+        """The bytes of some rows of some outputs."""
         leaves = [self.leaves[name] for name in names]
         return b"".join(leaf.bits(self.rows)[chosen].tobytes() for leaf in leaves if self.by_row(leaf))
 
     def row(self, name: str, row: int) -> list[bytes]:
-        """One row of an output, part by part, however the environment arranged it."""
+        """One row of an output as canonical bytes per leaf, independent of how dicts and arrays nest."""
         values = [self.leaves[leaf].values[row] for leaf in self.named(name)]
         return [canonical(leaf.values) for value in values for _, leaf in sorted(_leaves("", value, None))]
 
 
 def host(value: Any) -> Array:
-    """A copy as a NumPy array; what is no array becomes one of dtype object."""
+    """A copy as a NumPy array; other objects become an array of dtype object."""
     if isinstance(value, torch.Tensor):
         return np.array(value.detach().cpu().numpy())
     if isinstance(value, np.ndarray | np.generic | bool | int | float | complex):
@@ -117,7 +117,7 @@ def host(value: Any) -> Array:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of an object or of an array of objects, in which tensors have become arrays."""
+    """A deep copy with tensors converted to arrays."""
     if isinstance(value, torch.Tensor):
         return host(value)
     if isinstance(value, np.ndarray) and value.dtype == object:
@@ -141,31 +141,31 @@ def canonical(value: Any) -> bytes:
     array = host(value)
     if array.dtype == object and array.ndim:
         return b"".join(map(canonical, array.ravel()))
-    if array.dtype == object:  # the plain repr of an object tells its address, which nobody promises
+    if array.dtype == object:  # the default repr of an object contains its address
         plain = vars(object)["__repr__"] is getattr(type(value), "__repr__", None)
         return (type(value).__qualname__ if plain else repr(value)).encode()
     return f"{array.dtype.str}{array.shape}".encode() + array.tobytes()
 
 
 def show(value: Any) -> str:
-    """A short text of a value, every digit of its numbers."""
+    """A short text of a value, with all digits of its numbers."""
     if isinstance(value, np.ndarray | np.generic) and value.dtype != object:
         text = np.array2string(np.asarray(value), threshold=8, edgeitems=3, floatmode="unique")
         return f"{' '.join(text.split())} {value.dtype}"
     text = repr(value)
-    return text if len(text) <= LONG else text[: LONG - 3] + "..."
+    return text if len(text) <= MAX_CHARACTERS else text[: MAX_CHARACTERS - 3] + "..."
 
 
 def difference(
     got: Sequence[Record], expected: Sequence[Record], chosen: Bools | None = None, name: str = ""
 ) -> Finding | None:
-    """The first place where two trajectories of events differ.
+    """The first difference between two trajectories.
 
     Args:
-        got: One trajectory; its first record is a reset.
-        expected: The other. Where one has more rows, they are left out.
-        chosen: (rows,) which rows; None compares all, and outputs that have no rows as well.
-        name: Only outputs at or below this name.
+        got: The trajectory under test; its first record is a reset.
+        expected: The reference. Rows that only one of them has are not compared.
+        chosen: (rows,) bool, rows to compare; None compares all rows, and outputs without a row axis too.
+        name: Compare only outputs at or below this name.
     """
     for step, (new, old) in enumerate(zip(got, expected, strict=True)):
         names = sorted({*new.leaves, *old.leaves}) if not name else sorted({*new.named(name), *old.named(name)})
@@ -184,7 +184,7 @@ def _leaf_difference(name: str, step: int, new: Record, old: Record, chosen: Boo
     row, rows = None, min(new.rows, old.rows)
     if all(leaf is None or record.by_row(leaf) for record, leaf in sides):
         if len({(leaf.values.dtype, leaf.values.shape[1:]) for leaf in present}) == 1:
-            # An output that is missing says nothing of any row, like one that its mask hides.
+            # A missing output equals one whose rows are all masked.
             bits = [leaf.bits(rows) if leaf else np.zeros_like(present[0].bits(rows)) for _, leaf in sides]
             unequal = (bits[0] != bits[1]).any(1) & (True if chosen is None else chosen)
             if not unequal.any():
@@ -197,7 +197,7 @@ def _leaf_difference(name: str, step: int, new: Record, old: Record, chosen: Boo
 
 
 def _leaves(name: str, value: Tree, mask: Bools | None) -> Iterator[tuple[str, Leaf]]:
-    masked = name.split(".")[0] == "info"  # only there does "_key" tell which rows of "key" mean something
+    masked = name.split(".")[0] == "info"  # in Gymnasium's infos "_key" is the mask of "key"
     if isinstance(value, Mapping):
         for key, inner in value.items():
             if masked and str(key).startswith("_") and str(key)[1:] in value:

@@ -1,4 +1,4 @@
-"""The checks that write state or exchange agents, K21 and K24 to K26: one function for each promise."""
+"""Checks K21 and K24 to K26: overwritten and restored state, permuted agents, agents that have left."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.check.context import CheckContext, Findings, Inapplicable, RowActions, Session, check, differing
-from gpu_vecenv.check.episodes import mixed_actions
-from gpu_vecenv.check.interface import parts_of
+from gpu_vecenv.check.context import CheckContext, Findings, Inapplicable, check, differing, mixed_actions
+from gpu_vecenv.check.outputs import parts_of
 from gpu_vecenv.check.records import Array, Bools, Finding, Leaf, Record, Tree, canonical, difference, host
+from gpu_vecenv.check.session import RowActions, Session
 
-HOW = "give state_of=…, a function from the environment to what has them"
-BEFORE = 9  # steps before state is written
+HOW = "give state_of=…, a function from the environment to the object that has them"
+BEFORE = 9  # steps before state is written or saved
 KINDS = ("state", "state_dict")
 
 
 def state_owner(context: CheckContext, session: Session, kind: str) -> Any:
-    """The object that has ``state``, a mapping, or ``state_dict`` and ``load_state_dict``; None where none has."""
+    """The object with ``state``, a mapping, or ``state_dict`` and ``load_state_dict``; None if there is none."""
     state_of = context.options.state_of
     owner = session.under_test.unwrapped if state_of is None else state_of(session.under_test)
     if kind == "state":
@@ -30,12 +30,12 @@ def state_owner(context: CheckContext, session: Session, kind: str) -> Any:
 
 
 def _state(owner: Any, kind: str) -> Any:
-    """Live arrays of ``state``, or what ``state_dict()`` gives."""
+    """``state``, live arrays, or ``state_dict()``."""
     return owner.state if kind == "state" else owner.state_dict()
 
 
 def _written(owner: Any, kind: str, write: Callable[[str, Any], None]) -> None:
-    """Let ``write`` change the arrays of the state in place, each by its name."""
+    """Call ``write(name, array)`` on each array of the state, then load the state if it is a copy."""
     state = owner.state if kind == "state" else copy.deepcopy(owner.state_dict())
     for name, part in parts_of(state):
         write(name, part)
@@ -43,16 +43,16 @@ def _written(owner: Any, kind: str, write: Callable[[str, Any], None]) -> None:
         owner.load_state_dict(state)
 
 
-@check("K21", "a reset leaves nothing of what was before")
+@check("K21", "a seeded reset does not depend on earlier state")
 def poison_then_reset(context: CheckContext) -> Findings:
-    """State that is overwritten with 0xFF, whole or of some replicas, is by a seeded reset as in a new environment."""
+    """After its state was overwritten with 0xFF, a seeded reset makes an environment bitwise equal to a new one."""
     kinds = [kind for kind in KINDS if state_owner(context, context.session(), kind) is not None]
     if not kinds:
-        raise Inapplicable(f"there is no state, a mapping of arrays, and no load_state_dict to write it; {HOW}")
+        raise Inapplicable(f"there is neither state, a mapping of arrays, nor load_state_dict; {HOW}")
     for kind in kinds:
         names = _changing(context, kind)
         if not names:
-            context.notes.append(f"{kind}: no array in it has a row for each replica, and changes")
+            context.notes.append(f"{kind}: no array has a row for each environment and changes")
             continue
         yield from _poisoned_whole(context, kind, names)
         if context.masked:
@@ -60,34 +60,34 @@ def poison_then_reset(context: CheckContext) -> Findings:
 
 
 def _changing(context: CheckContext, kind: str) -> set[str]:
-    """Names of the arrays with rows for each replica that seeds or steps change; the others are constants."""
-    looks: list[dict[str, Array]] = []
-    for replicas, seed in (
+    """Names of arrays with rows for each environment that depend on the seed; the others are constants."""
+    states: list[dict[str, Array]] = []
+    for num_envs, seed in (
         (context.SMALL_NUM_ENVS, context.seeds[0]),
         (context.SMALL_NUM_ENVS, context.seeds[1]),
         (context.LARGE_NUM_ENVS, 0),
     ):
-        session = context.session(replicas)
+        session = context.session(num_envs)
         session.run(context.actions(seed, BEFORE), seed)
         state = _state(state_owner(context, session, kind), kind)
-        looks.append(
+        states.append(
             {name: host(part) for name, part in parts_of(state) if isinstance(part, np.ndarray | torch.Tensor)}
         )
-    found = set()
-    for name, one in looks[0].items():
-        other, large = (look.get(name, np.zeros(())) for look in looks[1:])
+    names = set()
+    for name, one in states[0].items():
+        other, large = (other_state.get(name, np.zeros(())) for other_state in states[1:])
         if one.ndim and large.ndim and len(one) % context.SMALL_NUM_ENVS == 0 and one.dtype != object:
-            by_replica = len(one) * context.LARGE_NUM_ENVS == len(large) * context.SMALL_NUM_ENVS
-            if by_replica and len(one) and canonical(one) != canonical(other):
-                found.add(name)
-    return found
+            by_env = len(one) * context.LARGE_NUM_ENVS == len(large) * context.SMALL_NUM_ENVS
+            if by_env and len(one) and canonical(one) != canonical(other):
+                names.add(name)
+    return names
 
 
-def _poison(names: set[str], replicas: Bools) -> Callable[[str, Any], None]:
+def _poison(names: set[str], env_mask: Bools) -> Callable[[str, Any], None]:
     def write(name: str, part: Any) -> None:
         if name not in names:
             return
-        rows = np.repeat(replicas, len(part) // len(replicas))
+        rows = np.repeat(env_mask, len(part) // len(env_mask))
         if isinstance(part, torch.Tensor):
             bad = (
                 torch.ones((), dtype=part.dtype)
@@ -103,7 +103,7 @@ def _poison(names: set[str], replicas: Bools) -> Callable[[str, Any], None]:
 
 
 def _ones(number: torch.Tensor) -> torch.Tensor:
-    """A number all of whose bits are 1: NaN, -1 or the largest."""
+    """Set all bits: NaN, -1 or the largest value."""
     number.reshape(1).view(torch.uint8).fill_(255)
     return number
 
@@ -113,7 +113,7 @@ def _poisoned_whole(context: CheckContext, kind: str, names: set[str]) -> Findin
     actions = context.actions(seed)
     session = context.session()
     session.run(context.actions(other, BEFORE), other)
-    _written(state_owner(context, session, kind), kind, _poison(names, np.ones(session.replicas, np.bool_)))
+    _written(state_owner(context, session, kind), kind, _poison(names, np.ones(session.num_envs, np.bool_)))
     expected = context.session().run(actions, seed)
     yield from differing(f"reset after {kind} was overwritten", session.run(actions, seed), expected)
 
@@ -130,40 +130,40 @@ def _poisoned_in_part(context: CheckContext, kind: str, names: set[str]) -> Find
     try:
         record = session.reset(reseed, mask)
     except context.refusals:
-        context.notes.append("reset_mask is refused: only resets of all replicas were checked")
+        context.notes.append("reset_mask is refused: only resets of all environments were checked")
         return
     got = list(map(session.step, after))
     fresh = context.session().run(after, reseed)
-    what = f"a masked reset after {kind} of the replicas that it names was overwritten"
-    yield from differing(f"a named replica, {what}", [record, *got], fresh, session.repeat_over_rows(mask))
-    yield from differing(f"a replica not named, {what}", got, expected, session.repeat_over_rows(~mask))
+    what = f"a masked reset after {kind} of the environments in its mask was overwritten"
+    yield from differing(f"an environment in the mask, {what}", [record, *got], fresh, session.repeat_over_rows(mask))
+    yield from differing(f"an environment outside the mask, {what}", got, expected, session.repeat_over_rows(~mask))
 
 
-@check("K24", "agents that are alike may be exchanged")
-def exchanged_agents(context: CheckContext) -> Findings:
-    """If agents that are declared permutable exchange state and actions, they exchange what they see and get.
+@check("K24", "permutable agents can be permuted")
+def permuted_agents(context: CheckContext) -> Findings:
+    """Permuting the state and actions of permutable agents permutes their observations, rewards and flags.
 
-    State is what ``state_dict`` or ``state`` holds; an array (replicas, agents, …) goes with its agents. A replica is
-    compared until its episode ends: starts are drawn by place.
+    State is ``state_dict()`` or ``state``; arrays (num_envs, agents, …) are permuted. An environment is compared until
+    its episode ends, because starts are drawn by agent index.
     """
     session = context.session()
     groups = context.options.permutable_agents
     groups = session.env.metadata.get("permutable_agents") if groups is None else groups
     if session.rows_per_env == 1:
-        raise Inapplicable("a replica is one row, there are no agents to exchange")
+        raise Inapplicable("an environment has one row: there are no agents to permute")
     if not groups:
         how = 'permutable_agents=[[0, 1, 2], …] or metadata["permutable_agents"]'
         raise Inapplicable(f"no agents are declared permutable; give {how}")
     kinds = [kind for kind in KINDS[::-1] if state_owner(context, session, kind) is not None]
     if not kinds:
-        raise Inapplicable(f"agents' state cannot be exchanged: neither load_state_dict nor state is there; {HOW}")
+        raise Inapplicable(f"agents' state cannot be written: there is neither load_state_dict nor state; {HOW}")
     for order in _orders([list(range(session.rows_per_env))] if groups is True else groups, session.rows_per_env):
         for seed in context.seeds[:2]:
-            yield from _exchanged(context, kinds[0], order, seed)
+            yield from _permuted(context, kinds[0], order, seed)
 
 
 def _orders(groups: Sequence[Sequence[int]], rows_per_env: int) -> list[list[int]]:
-    """Place -> which agent stands there: in one all groups rotated, in one reversed."""
+    """Agent orders to try: all groups rotated, and all groups reversed."""
     orders: list[list[int]] = []
     for turned in (False, True):
         order = list(range(rows_per_env))
@@ -176,12 +176,12 @@ def _orders(groups: Sequence[Sequence[int]], rows_per_env: int) -> list[list[int
     return orders
 
 
-def _exchanged(context: CheckContext, kind: str, order: Sequence[int], seed: int) -> Findings:
+def _permuted(context: CheckContext, kind: str, order: Sequence[int], seed: int) -> Findings:
     before, after = context.actions(seed, 1), context.actions(seed + 500)
     plain, session = context.session(), context.session()
     for each in (plain, session):
         each.run(before, seed)
-    shape = (session.replicas, session.rows_per_env)
+    shape = (session.num_envs, session.rows_per_env)
     rows = np.arange(session.rows).reshape(shape)[:, order].reshape(-1)
 
     def write(_: str, part: Any) -> None:
@@ -192,27 +192,27 @@ def _exchanged(context: CheckContext, kind: str, order: Sequence[int], seed: int
     _written(state_owner(context, session, kind), kind, write)
     if session.allowed is not None:
         session.allowed = session.allowed[rows]
-    going = ~plain.tracker.finished
+    running = ~plain.tracker.finished
     for step, actions in enumerate(after, len(before) + 1):
-        expected = _rows_exchanged(plain.step(actions), rows)
+        expected = _rows_permuted(plain.step(actions), rows)
         got = session.step([actions[row] for row in rows.tolist()])
         last = plain.tracker.finished
-        for name, replicas in (
-            ("rewards", going),
-            ("terminations", going),
-            ("truncations", going),
-            ("obs", going & ~last),
+        for name, env_mask in (
+            ("rewards", running),
+            ("terminations", running),
+            ("truncations", running),
+            ("obs", running & ~last),
         ):
-            finding = difference([got], [expected], session.repeat_over_rows(replicas), name)
+            finding = difference([got], [expected], session.repeat_over_rows(env_mask), name)
             if finding is not None:
                 yield Finding(f"agents in the order {list(order)}: {finding.got}", finding.expected, finding.row, step)
                 return
-        going &= ~last
-        if not going.any():
+        running &= ~last
+        if not running.any():
             return
 
 
-def _rows_exchanged(record: Record, rows: Array) -> Record:
+def _rows_permuted(record: Record, rows: Array) -> Record:
     changed = copy.copy(record)
     changed.leaves = {
         name: Leaf(leaf.values[rows], None if leaf.mask is None else leaf.mask[rows])
@@ -222,9 +222,9 @@ def _rows_exchanged(record: Record, rows: Array) -> Record:
     return changed
 
 
-@check("K25", "state_dict keeps all that matters")
+@check("K25", "state_dict is complete")
 def round_trip(context: CheckContext) -> Findings:
-    """Loaded in the middle of episodes, into the same or another instance, it gives the same trajectory; it is a copy."""
+    """Loaded mid-episode, into the same or another instance, it gives the same trajectory; it is a copy."""
     session = context.session()
     if state_owner(context, session, "state_dict") is None:
         raise Inapplicable(f"there are no state_dict and load_state_dict; {HOW}")
@@ -234,7 +234,7 @@ def round_trip(context: CheckContext) -> Findings:
         session = context.session()
         session.run(actions[:cut], seed)
         saved = state_owner(context, session, "state_dict").state_dict()
-        kept, known = copy.deepcopy(saved), session.tracking_state()
+        kept, tracking = copy.deepcopy(saved), session.tracking_state()
         expected = list(map(session.step, actions[cut:]))
         yield from _unchanged(f"a state_dict of step {cut}, after later steps", saved, kept, session.rows)
         other = context.session()
@@ -242,14 +242,14 @@ def round_trip(context: CheckContext) -> Findings:
         for name, each in (("another instance", other), ("the same instance", session)):
             given = copy.deepcopy(kept)
             state_owner(context, each, "state_dict").load_state_dict(given)
-            each.restore_tracking(known)
+            each.restore_tracking(tracking)
             got = list(map(each.step, actions[cut:]))
             yield from differing(f"{name} after load_state_dict of step {cut}", got, expected)
             yield from _unchanged(f"a state_dict of step {cut}, loaded and stepped from", given, kept, session.rows)
 
 
 def _cuts(context: CheckContext, session: Session, actions: Sequence[RowActions], seed: int) -> list[int]:
-    """After how many steps state is taken: soon, later, and where some row has just ended, if one does."""
+    """Steps after which state is saved: early, halfway, and where a row has just ended, if one does."""
     session.reset(seed)
     for step, action in enumerate(actions[: context.steps // 2], 1):
         session.step(action)
@@ -262,12 +262,12 @@ def _unchanged(what: str, now: Tree, before: Tree, rows: int) -> Findings:
     yield from differing(what, [Record({"state": now}, rows)], [Record({"state": before}, rows)])
 
 
-@check("K26", "who has left is silent")
-def silent_agents(context: CheckContext) -> Findings:
-    """A row that ended before its replica gets reward 0 and no flag, and its actions change nothing for anybody."""
+@check("K26", "rows that have ended get reward 0 and no flag")
+def ended_rows(context: CheckContext) -> Findings:
+    """A row that ended before its environment gets reward 0 and no flag, and its actions change nothing."""
     session, seed = context.session(), context.seeds[1]
     if session.rows_per_env == 1:
-        raise Inapplicable("a replica is one row, which ends with it")
+        raise Inapplicable("an environment has one row, which ends with it")
     base, other = context.actions(seed), context.actions(seed + 500)
     expected, mixed, seen = [session.reset(seed)], [], 0
     for step, (actions, others) in enumerate(zip(base, other, strict=True), 1):
@@ -276,11 +276,11 @@ def silent_agents(context: CheckContext) -> Findings:
         mixed.append(mixed_actions(actions, others, np.flatnonzero(gone).tolist()))
         expected.append(session.step(actions))
         seen += int(gone.sum())
-        record, ends = expected[-1], session.repeat_over_rows(tracker.finished)  # then every row is flagged once more
+        record, ends = expected[-1], session.repeat_over_rows(tracker.finished)  # then every row is flagged again
         for name, loud in (("rewards", gone), ("terminations", gone & ~ends), ("truncations", gone & ~ends)):
             values = record.values(name)
             for row in np.flatnonzero(loud & (values != 0)).tolist():
                 yield Finding(f"{name} = {values[row]} for a row that has ended", "0 or False", row, step)
     if not seen:
-        raise Inapplicable(f"no row ended before its replica in {context.steps} steps; more steps may show one")
+        raise Inapplicable(f"no row ended before its environment in {context.steps} steps; try more steps")
     yield from differing("other actions of rows that have ended", context.session().run(mixed, seed), expected)

@@ -1,4 +1,4 @@
-"""The checkers: they find every planted bug by the check meant for it, and nothing else."""
+"""The conformance checkers: each planted bug is found by its check, and correct environments pass."""
 
 import io
 
@@ -25,21 +25,21 @@ from gpu_vecenv.check.records import Record, difference
 from gpu_vecenv.errors import ConfigError
 
 ALL = [f"K{number:02}" for number in range(1, 27)]
-ALONE = ALL[:18]  # those that need nothing but an environment
-GRAPH, STATE, ALIKE, SEVERAL = {"K22"}, {"K21", "K25"}, {"K24"}, {"K24", "K26"}  # what they need that is not there
+ALONE = ALL[:18]  # checks that need only ``make``
+GRAPH, STATE, PERMUTABLE, SEVERAL = {"K22"}, {"K21", "K25"}, {"K24"}, {"K24", "K26"}  # skipped without a graph, …
 SEEDS = [0, 1, 2, 3, 1000, 2**31 - 1, 2**32, 2**63, *range(40, 52)]
 CLEAN = {  # class, arguments, seed, checks that are skipped
     "same step, torch, two agents, continuous": (
         Ring,
         {"mode": SAME, "output": "torch", "agents": 2, "continuous": True},
         2**40,
-        GRAPH | STATE | ALIKE,
+        GRAPH | STATE | PERMUTABLE,
     ),
     "next step, torch, two agents, state": (
         StatefulRing,
         {"mode": NEXT, "agents": 2, "output": "torch"},
         0,
-        GRAPH | ALIKE,
+        GRAPH | PERMUTABLE,
     ),
     "disabled, torch, continuous": (
         Ring,
@@ -47,24 +47,24 @@ CLEAN = {  # class, arguments, seed, checks that are skipped
         99,
         GRAPH | STATE | SEVERAL,
     ),
-    "disabled, agents that are alike": (PermutableRing, {"mode": DISABLED, "agents": 3}, 123, GRAPH),
-    "same step, torch, agents that are alike": (
+    "disabled, permutable agents": (PermutableRing, {"mode": DISABLED, "agents": 3}, 123, GRAPH),
+    "same step, torch, permutable agents": (
         PermutableRing,
         {"mode": SAME, "agents": 2, "output": "torch"},
         124,
         GRAPH,
     ),
     "forbidden actions": (ring.MaskedRing, {"mode": SAME}, 31, GRAPH | STATE | SEVERAL),
-    "nested observations": (ring.NestedRing, {"mode": SAME, "agents": 2}, 32, GRAPH | STATE | ALIKE),
+    "nested observations": (ring.NestedRing, {"mode": SAME, "agents": 2}, 32, GRAPH | STATE | PERMUTABLE),
     "garbage where the mask is False": (ring.GarbageWhereTheMaskIsFalse, {}, 33, GRAPH | STATE | SEVERAL),
     "leaving rows bring final_obs": (
         ring.LeavingRowsBringFinalObservations,
         {"mode": SAME, "agents": 2},
         34,
-        GRAPH | STATE | ALIKE,
+        GRAPH | STATE | PERMUTABLE,
     ),
 }
-ONE = {"K03", "K04", "K05", "K06", "K09", "K20", "K21", "K22", "K24"}  # of which a ParallelEnv has nothing
+ONE = {"K03", "K04", "K05", "K06", "K09", "K20", "K21", "K22", "K24"}  # skipped for every ParallelEnv
 CLEAN_PARALLEL = {
     "three agents": (ParallelRing, {}, 0, ONE | {"K25"}),
     "its state can be written": (StatefulParallelRing, {"agents": 2}, 17, ONE),
@@ -79,17 +79,17 @@ def check(kind, checks=None, steps=150, seed=17, max_steps=LIMIT, **arguments):
     )
 
 
-def test_there_are_twenty_six_checks_with_a_title_and_a_promise():
+def test_there_are_twenty_six_checks_with_a_title_and_a_docstring():
     assert sorted(CHECKS) == ALL
     for entry in CHECKS.values():
         assert entry.title and entry.rule.__doc__
     assert all(rule if isinstance(rule, str) else rule.__doc__ for rule in PARALLEL.values())
 
 
-# ---------------------------------------------------------------------- what it finds, and does not
+# ---------------------------------------------------------------------- planted bugs, correct environments
 
 
-def test_every_check_has_bugs_planted_for_it():
+def test_every_check_has_planted_bugs():
     found = [check for check, _, _ in PLANTED.values()]
     assert set(found) == set(ALL) and len(found) >= 128
     assert all(found.count(name) >= 2 for name in ALL)
@@ -100,7 +100,7 @@ def test_every_check_has_bugs_planted_for_it():
 @pytest.mark.parametrize(
     "bug", [pytest.param(bug, marks=[pytest.mark.gpu] * (PLANTED[bug][0] == "K22")) for bug in PLANTED]
 )
-def test_a_planted_bug_is_found_by_the_check_meant_for_it(bug):
+def test_a_planted_bug_is_found_by_its_check(bug):
     name, kind, arguments = PLANTED[bug]
     report = vector_envs.examined(kind, [name], **arguments)
     assert [failure for failure in report.failures if failure.check == name], str(report)
@@ -108,7 +108,7 @@ def test_a_planted_bug_is_found_by_the_check_meant_for_it(bug):
 
 
 @pytest.mark.parametrize("bug", PLANTED_PARALLEL)
-def test_a_bug_of_a_parallel_env_is_found_by_the_check_meant_for_it(bug):
+def test_a_planted_bug_of_a_parallel_env_is_found_by_its_check(bug):
     name, kind, arguments = PLANTED_PARALLEL[bug]
     report = examined_parallel(kind, [name], **arguments)
     assert [failure for failure in report.failures if failure.check == name], str(report)
@@ -116,7 +116,7 @@ def test_a_bug_of_a_parallel_env_is_found_by_the_check_meant_for_it(bug):
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_an_environment_that_keeps_all_promises_passes_all_checks(name):
+def test_a_correct_environment_passes_all_checks(name):
     kind, arguments, seed, skipped = CLEAN[name]
     report = vector_envs.examined(kind, steps=40, seed=seed, **arguments)
     assert report.failures == [], str(report)
@@ -124,46 +124,46 @@ def test_an_environment_that_keeps_all_promises_passes_all_checks(name):
 
 
 @pytest.mark.parametrize("name", CLEAN_PARALLEL)
-def test_a_parallel_env_that_keeps_all_promises_passes_all_checks(name):
+def test_a_correct_parallel_env_passes_all_checks(name):
     kind, arguments, seed, skipped = CLEAN_PARALLEL[name]
     report = examined_parallel(kind, steps=40, seed=seed, **arguments)
     assert report.failures == [], str(report)
     assert (set(report.passed), set(report.skipped), report.notes) == (set(ALL) - skipped, skipped, {})
 
 
-@pytest.mark.parametrize("place", range(20))
-def test_no_seed_gives_a_false_alarm(place):
-    drawn = ["K02", "K03", "K04", "K07", "K08", "K10", "K20", "K24", "K26"]  # those where chance could do it
-    arguments = {"mode": MODES[place % 3], "agents": 2 + place % 2}
-    assert vector_envs.examined(PermutableRing, drawn, steps=40, seed=SEEDS[place], **arguments).passed == drawn
-    drawn = ["K02", "K07", "K08", "K10", "K26"]
-    assert examined_parallel(ParallelRing, drawn, steps=80, seed=SEEDS[place]).passed == drawn
+@pytest.mark.parametrize("case", range(20))
+def test_no_seed_gives_a_false_alarm(case):
+    checks = ["K02", "K03", "K04", "K07", "K08", "K10", "K20", "K24", "K26"]  # checks that compare random trajectories
+    arguments = {"mode": MODES[case % 3], "agents": 2 + case % 2}
+    assert vector_envs.examined(PermutableRing, checks, steps=40, seed=SEEDS[case], **arguments).passed == checks
+    checks = ["K02", "K07", "K08", "K10", "K26"]
+    assert examined_parallel(ParallelRing, checks, steps=80, seed=SEEDS[case]).passed == checks
 
 
 @pytest.mark.gpu
-def test_a_graph_of_steps_that_do_all_on_the_device_passes():
+def test_steps_without_host_reads_pass_the_graph_check():
     assert vector_envs.examined(Counter, ["K22"]).passed == ["K22"]
 
 
-def test_bugs_that_show_late_need_enough_steps():
+def test_late_bugs_need_enough_steps():
     late = PLANTED["NanInAnObservationLate"][1]
     assert check(late, ["K11"], steps=LATE - 1).passed == ["K11"]
     failure = check(late, ["K11"], steps=LATE + 1).failures[0]
     assert (failure.env_index, failure.row, failure.step, failure.agent) == (3, 3, LATE + 1, None)
 
 
-def test_rows_of_a_replica_are_told_from_replicas():
+def test_failures_have_the_environment_and_the_row():
     report = check(PLANTED["NanInAnObservationLate"][1], ["K11"], agents=2)
     assert {(failure.env_index, failure.row) for failure in report.failures} == {(3, 7)}
 
 
-def test_agents_of_a_parallel_env_are_called_by_their_names():
+def test_failures_of_a_parallel_env_have_the_agent():
     report = examined_parallel(PLANTED_PARALLEL["GuardSeesTooMuch"][1], ["K11"])
     assert {(failure.agent, failure.row, failure.env_index) for failure in report.failures} == {("guard", 2, None)}
     assert "agent guard, step 0: observation (4,) float32; expected (2,) float32" in " ".join(str(report).split())
 
 
-def test_tensors_without_memory_that_others_hold_do_not_matter():
+def test_sparse_and_meta_tensors_elsewhere_do_not_matter():
     kept = torch.eye(2).to_sparse(), torch.empty(3, device="meta")
     assert check(Ring, ["K18"]).passed == ["K18"] and len(kept) == 2
 
@@ -175,10 +175,10 @@ def test_outputs_on_a_device_are_checked_there(device):
     assert bool(check(reused, ["K12"], output="torch", device=device).failures) == (device == "cpu")  # .to() copies
 
 
-# ---------------------------------------------------------------------- what it cannot check
+# ---------------------------------------------------------------------- skipped checks and notes
 
 
-def test_where_nothing_is_random_the_checks_of_seeds_are_skipped():
+def test_seed_checks_are_skipped_for_a_deterministic_environment():
     report = check(ring.StillRing, ALONE, steps=60)
     assert report.failures == []
     assert set(report.skipped) == {"K02", "K03", "K04", "K08"}
@@ -186,7 +186,7 @@ def test_where_nothing_is_random_the_checks_of_seeds_are_skipped():
     assert "random" in report.notes["K07"][0]
 
 
-def test_without_max_steps_the_limit_alone_is_left_out():
+def test_without_max_steps_only_the_limit_is_not_checked():
     report = check(Ring, ["K10"], max_steps=None)
     assert report.passed == ["K10"]
     assert report.notes == {"K10": ["max_steps is unknown: limits are not checked"]}
@@ -229,10 +229,10 @@ def test_too_few_episodes_skip_what_needs_them():
     report = check(Endless, ["K08", "K10"], steps=20, max_steps=None)
     assert "fewer than 6 episodes in 200 steps" in report.skipped["K08"]
     assert report.passed == ["K10"]
-    assert "no episode ended in 20 steps: neither ends nor autoreset were seen" in report.notes["K10"]
+    assert "no episode ended in 20 steps: ends and autoreset were not checked" in report.notes["K10"]
 
 
-def test_a_mask_that_is_refused_skips_what_needs_it_unless_nothing_else_resets():
+def test_a_refused_mask_skips_its_checks_except_in_disabled_mode():
     refusing = PLANTED["MaskRefusedThoughNeeded"][1]
     report = check(refusing, ["K09", "K13"], mode=NEXT)
     assert "no options" in report.skipped["K09"]
@@ -241,19 +241,19 @@ def test_a_mask_that_is_refused_skips_what_needs_it_unless_nothing_else_resets()
     assert check(refusing, ["K09"], mode=DISABLED).failures
 
 
-def test_what_is_skipped_says_what_is_missing():
+def test_skipped_checks_name_the_missing_argument():
     report = check(Ring, ALL[18:], steps=20, agents=2)
     words = {"K19": "oracle=", "K20": "modes=", "K21": "state_of=", "K22": "graph=", "K23": "variants="}
     words |= {"K24": "permutable_agents=", "K25": "state_of="}
     assert set(report.skipped) == {*words}
     assert all(f"give {argument}" in report.skipped[name] for name, argument in words.items()), report.skipped
-    # CUDA tensors are what a graph needs, and rows of agents what it takes to exchange them or to leave early.
-    alone = check_vector_env(Ring, checks=["K22", "K24", "K26"], steps=20, graph=Ring, permutable_agents=True)
-    assert "no CUDA tensors" in alone.skipped["K22"] and "one row" in alone.skipped["K24"]
-    assert "one row" in alone.skipped["K26"]
+    # A graph needs CUDA tensors; permuting agents and early ends need several rows.
+    report = check_vector_env(Ring, checks=["K22", "K24", "K26"], steps=20, graph=Ring, permutable_agents=True)
+    assert "not CUDA tensors" in report.skipped["K22"] and "one row" in report.skipped["K24"]
+    assert "one row" in report.skipped["K26"]
 
 
-def test_too_few_steps_skip_or_note_what_needs_an_end():
+def test_without_ends_checks_are_skipped_or_noted():
     class Endless(Ring):
         def limit(self):
             return 10**9
@@ -264,23 +264,23 @@ def test_too_few_steps_skip_or_note_what_needs_an_end():
             self.goal = (self.cell.max(1) + 5) % ring.CELLS
 
     report = vector_envs.examined(Endless, ["K20", "K26"], steps=20, max_steps=None, agents=2)
-    assert "no row ended before its replica in 20 steps" in report.skipped["K26"]
+    assert "no row ended before its environment in 20 steps" in report.skipped["K26"]
     assert len(report.notes["K20"]) == 3 and "no episode ended in 20 steps" in report.notes["K20"][0]
 
 
-def test_state_that_is_no_replicas_own_is_not_overwritten():
+def test_shared_state_is_not_overwritten():
     class Shared(StatefulRing):
         names = ("table",)
 
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            self.table = np.arange(4)  # as many as replicas, by chance
+            self.table = np.arange(4)  # as many as environments, by coincidence
 
     report = check(Shared, ["K21"], steps=20)
-    assert report.passed == ["K21"] and "no array in it has a row for each replica" in report.notes["K21"][0]
+    assert report.passed == ["K21"] and "no array has a row for each environment" in report.notes["K21"][0]
 
 
-def test_state_is_where_the_caller_says_it_is():
+def test_state_of_gives_the_object_with_the_state():
     class Hidden(Ring):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
@@ -289,16 +289,16 @@ def test_state_is_where_the_caller_says_it_is():
         state_dict, load_state_dict, state = StatefulRing.state_dict, StatefulRing.load_state_dict, None
         names = StatefulRing.names
 
-    class Face:
+    class StateOnly:
         def __init__(self, env):
             self.env = env
             self.state = {name: getattr(env, name) for name in Hidden.names}
 
-    report = check_vector_env(Hidden, checks=["K21", "K25"], steps=20, state_of=Face)
+    report = check_vector_env(Hidden, checks=["K21", "K25"], steps=20, state_of=StateOnly)
     assert report.passed == ["K21"] and set(report.skipped) == {"K25"}
 
 
-def test_a_state_that_is_no_method_is_a_failure_of_the_check_of_values():
+def test_a_state_attribute_instead_of_a_method_fails_k11():
     class Shadowed(ParallelRing):
         def __init__(self):
             super().__init__()
@@ -312,10 +312,10 @@ def test_a_state_that_is_no_method_is_a_failure_of_the_check_of_values():
 # ---------------------------------------------------------------------- the report
 
 
-def test_an_error_of_the_environment_is_a_failure_of_the_check_that_met_it():
+def test_an_error_of_the_environment_is_a_failure_of_the_running_check():
     class Breaking(Ring):
         def step(self, actions):
-            if self.ticks == 40:
+            if self.elapsed_steps == 40:
                 raise ZeroDivisionError("step 40")
             return super().step(actions)
 
@@ -326,7 +326,7 @@ def test_an_error_of_the_environment_is_a_failure_of_the_check_that_met_it():
     assert report.passed == ["K15"]
 
 
-def test_an_error_while_closing_is_a_failure_and_all_are_closed_nevertheless():
+def test_an_error_in_close_is_a_failure_and_all_environments_are_closed():
     made = []
 
     class Stuck(Ring):
@@ -344,16 +344,16 @@ def test_an_error_while_closing_is_a_failure_and_all_are_closed_nevertheless():
     assert all(env.closed for env in made)
 
 
-def test_a_report_reads_as_a_table():
+def test_a_report_is_rendered_as_a_table():
     report = check(PLANTED["SeedPlusReplica"][1], ["K04", "K05"], steps=30)
     text = str(report)
     assert "SeedPlusReplica(num_envs=7): 1 passed, 1 failed, 0 skipped" in text
-    assert "no stream is used twice" in text and "more, see failures" in text
-    assert "replica 0, row 0: (seed 18, replica 0) repeats (seed 17, replica" in text
+    assert "random streams are independent" in text and "more, see failures" in text
+    assert "env 0, row 0: (seed 18, env 0) repeats (seed 17, env" in text
     assert max(map(len, text.splitlines())) <= 120
     out = io.StringIO()
     Console(file=out, width=200).print(report)
-    assert "(seed 18, replica 0) repeats (seed 17, replica 1); expected different trajectories" in out.getvalue()
+    assert "(seed 18, env 0) repeats (seed 17, env 1); expected different trajectories" in out.getvalue()
     assert len(report.failures) > text.count("repeats")
 
 
@@ -366,7 +366,7 @@ def test_skipped_checks_and_notes_are_in_the_table():
     assert "row 2, step 5: [0, 1] = nan; expected a number" in text
 
 
-def test_failures_raise_when_asked_to():
+def test_raise_for_failures():
     check(Ring, ["K15"]).raise_for_failures()
     with pytest.raises(ConformanceError, match="step before reset: accepted; expected an error"):
         check(PLANTED["StepBeforeReset"][1], ["K15"]).raise_for_failures()
@@ -393,15 +393,15 @@ def test_wrong_arguments_are_refused(arguments, message):
         check_vector_env(Ring, **arguments)
 
 
-def test_what_is_no_vector_environment_of_the_right_size_is_refused():
-    with pytest.raises(TypeError, match=r"make\(7\) gave a TimeLimit; expected a gymnasium.vector.VectorEnv"):
+def test_other_objects_and_sizes_of_vector_envs_are_refused():
+    with pytest.raises(TypeError, match=r"make\(7\) returned a TimeLimit; expected a gymnasium.vector.VectorEnv"):
         check_vector_env(lambda num_envs: gymnasium.make("CartPole-v1"))
-    with pytest.raises(ValueError, match=r"make\(7\) gave num_envs = 8; expected as many rows for each replica"):
+    with pytest.raises(ValueError, match=r"make\(7\) returned num_envs = 8; expected a multiple of 7"):
         check_vector_env(lambda num_envs: Ring(num_envs + 1))
 
 
-def test_what_is_no_parallel_environment_with_named_agents_is_refused():
-    with pytest.raises(TypeError, match=r"make\(\) gave a Ring; expected a pettingzoo.ParallelEnv"):
+def test_other_objects_than_parallel_envs_are_refused():
+    with pytest.raises(TypeError, match=r"make\(\) returned a Ring; expected a pettingzoo.ParallelEnv"):
         check_parallel_env(lambda: Ring(1))
     with pytest.raises(ValueError, match="without possible_agents"):
         check_parallel_env(pettingzoo.ParallelEnv)
@@ -409,7 +409,7 @@ def test_what_is_no_parallel_environment_with_named_agents_is_refused():
         check_parallel_env(ParallelRing, checks=["K27"])
 
 
-# ---------------------------------------------------------------------- bits
+# ---------------------------------------------------------------------- bitwise comparison
 
 
 @pytest.mark.parametrize(
@@ -427,12 +427,12 @@ def test_what_is_no_parallel_environment_with_named_agents_is_refused():
         (np.array([None, np.zeros(2)], object), np.array([None, -np.zeros(2)], object), True),
     ],
 )
-def test_outputs_are_compared_bit_by_bit(one, other, differ):
+def test_outputs_are_compared_bitwise(one, other, differ):
     found = difference([Record({"obs": one}, 2)], [Record({"obs": other}, 2)])
     assert (found is not None) == differ
 
 
-def test_what_a_mask_hides_is_not_compared_and_the_mask_is():
+def test_masks_are_compared_and_masked_rows_are_not():
     def record(values, mask):
         return [Record({"info": {"x": np.array(values), "_x": np.array(mask)}}, 2)]
 
@@ -442,11 +442,11 @@ def test_what_a_mask_hides_is_not_compared_and_the_mask_is():
     assert difference(record([1, 2], [False, True]), [Record({"info": {}}, 2)]).expected == "info.x = nothing"
 
 
-# ---------------------------------------------------------------------- Gymnasium's own
+# ---------------------------------------------------------------------- environments of Gymnasium
 
 
-@pytest.mark.filterwarnings("ignore")  # it warns of the bad actions that it takes
-def test_gymnasiums_sync_vector_env_uses_streams_twice_and_empties_options():
+@pytest.mark.filterwarnings("ignore")  # Gymnasium warns about the bad actions that it accepts
+def test_gymnasiums_sync_vector_env_shares_streams_and_empties_options():
     def maker(**arguments):
         return lambda n: gymnasium.make_vec("CartPole-v1", num_envs=n, vectorization_mode="sync", **arguments)
 
@@ -455,30 +455,30 @@ def test_gymnasiums_sync_vector_env_uses_streams_twice_and_empties_options():
     failed = {failure.check for failure in report.failures}
     assert {*report.passed, *report.skipped} | failed == set(ALL)
     assert "K20" in report.passed
-    # Its documentation says that replica i gets seed + i; so neighbouring seeds share all replicas but one.
+    # As documented, environment i is seeded with seed + i: adjacent seeds share all environments but one.
     shared = [failure.got for failure in report.failures if failure.check == "K04"]
-    assert "(seed 18, replica 0) repeats (seed 17, replica 1)" in shared
+    assert "(seed 18, env 0) repeats (seed 17, env 1)" in shared
     assert len(shared) == 14  # pairs of 4 x 4 with the same sum: 2 (1 + 3) + 6
-    # It pops the mask from the dict that it was given.
+    # reset pops the mask from the caller's dict.
     assert "K13" in failed
     assert {"K01", "K02", "K03", "K05", "K06", "K07", "K08", "K09", "K10", "K11", "K12", "K17"} <= set(report.passed)
 
 
-def test_gymnasiums_vector_cart_pole_draws_all_replicas_from_one_stream():
+def test_gymnasiums_vector_cart_pole_has_one_stream_for_all_environments():
     report = check_vector_env(
         lambda num_envs: gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="vector_entry_point"),
         steps=60,
     )
     failed = {failure.check for failure in report.failures}
     assert {*report.passed, *report.skipped} | failed == set(ALL)
-    assert {"K05", "K06"} <= failed  # what a replica draws depends on how many there are, and on when others end
+    assert {"K05", "K06"} <= failed  # samples depend on num_envs and on when other environments end
     assert {"K01", "K02", "K03", "K04", "K07", "K08", "K10", "K11", "K12", "K13", "K17"} <= set(report.passed)
 
 
-# ---------------------------------------------------------------------- PettingZoo's
+# ---------------------------------------------------------------------- environments of PettingZoo
 
 
-def test_a_tick_of_pettingzoos_conversion_that_is_refused_half_way_cannot_be_repeated():
+def test_pettingzoos_aec_conversion_is_left_inconsistent_by_a_refused_action():
     simple_spread = pytest.importorskip("mpe2.simple_spread_v3")
     checks = ["K01", "K10", "K11", "K12", "K13", "K14", "K15", "K16"]
     report = check_parallel_env(lambda: simple_spread.parallel_env(max_cycles=9), checks=checks, steps=10, max_steps=9)
@@ -487,7 +487,7 @@ def test_a_tick_of_pettingzoos_conversion_that_is_refused_half_way_cannot_be_rep
     assert any(
         "after the refusal of None for agent_2: AssertionError: expected agent agent_0" in got for got in refused
     )
-    assert "step with an action of nobody: accepted" in refused
+    assert "step with an action of an unknown agent: accepted" in refused
     assert report.passed == checks[:5]
 
 

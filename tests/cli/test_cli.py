@@ -522,7 +522,7 @@ def test_check_tells_that_a_game_keeps_its_promises(own, command):
     for mode in ("same_step", "next_step", "disabled"):
         assert re.search(rf"acorn, {mode}: 2\d passed, 0 failed", output), output
     assert re.search(r"acorn, parallel: 1\d passed, 0 failed", output), output
-    assert all(f"{way} │ equal" in re.sub(" +", " ", output) for way in ("50 of 100 replicas", "ranges shuffled"))
+    assert all(f"{way} │ equal" in re.sub(" +", " ", output) for way in ("50 of 100 environments", "ranges shuffled"))
 
 
 WRONG_RULES = (  # an episode that is a step too long; an order of the lanes that matters
@@ -530,7 +530,7 @@ WRONG_RULES = (  # an episode that is a step too long; an order of the lanes tha
     (
         "s.left[0] = NUM_BERRIES;",
         "s.left[0] = NUM_BERRIES;\n        FOR_AGENTS (i) s.berry[0] = i;",
-        "ranges backwards.*replicas 0, 1, 2",
+        "ranges backwards.*environments 0, 1, 2",
     ),
 )
 

@@ -1,1 +1,1 @@
-"""Planted bugs: environments, kernels and training steps that break one promise each, kept as data."""
+"""Planted bugs: environments, kernels and training steps with one violation each, kept as data."""

@@ -1,4 +1,4 @@
-"""ParallelRings that break one promise each; ``PLANTED_PARALLEL`` is the data: name -> (check, class, arguments)."""
+"""ParallelRings with one violation each; ``PLANTED_PARALLEL`` is the data: name -> (check, class, arguments)."""
 
 import random
 import secrets
@@ -32,7 +32,7 @@ def examined(kind, checks=None, steps=120, seed=17, max_steps=LIMIT, **arguments
 @planted("K01")
 class LateChance(ParallelRing):
     def observations(self, agents):
-        if self.world.ticks > 60:
+        if self.world.elapsed_steps > 60:
             self.rows[:, 1] = secrets.randbelow(CELLS)
         return super().observations(agents)
 
@@ -152,7 +152,7 @@ class SpacesMadeAnew(ParallelRing):
 @planted("K11")
 class NanRewardOnce(ParallelRing):
     def outputs(self, rewards, terminations, truncations):
-        if self.world.ticks == 50:
+        if self.world.elapsed_steps == 50:
             rewards[next(iter(rewards))] = float("nan")
         return rewards, terminations, truncations
 
@@ -172,7 +172,7 @@ class StateOutsideItsSpace(ParallelRing):
 @planted("K11")
 class RewardsBecomeTensors(ParallelRing):
     def outputs(self, rewards, terminations, truncations):
-        if self.world.ticks > 15:
+        if self.world.elapsed_steps > 15:
             rewards = {agent: torch.tensor(reward) for agent, reward in rewards.items()}
         return rewards, terminations, truncations
 

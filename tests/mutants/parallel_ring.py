@@ -1,4 +1,4 @@
-"""ParallelRing: a replica of Ring as a PettingZoo ParallelEnv that keeps every promise."""
+"""ParallelRing: one ring as a PettingZoo ParallelEnv that passes every check."""
 
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError, InvalidAction, ResetNeeded
@@ -22,7 +22,7 @@ def planted(check, **arguments):
 
 
 class ParallelRing(ParallelEnv):
-    """Scouts see four numbers, the last agent, a guard, two; whoever reaches the goal leaves."""
+    """Scouts observe four numbers; the last agent, a guard, two. An agent that reaches the goal leaves."""
 
     ring = Ring
 
@@ -70,7 +70,7 @@ class ParallelRing(ParallelEnv):
         return self.observations(before), *outputs, {agent: {} for agent in before}
 
     def moves(self, actions):
-        """(agents,) int64, 1 for those who have left."""
+        """(agents,) int64, 1 for agents that have left."""
         return np.array([actions.get(agent, 1) for agent in self.possible_agents], np.int64)
 
     def left(self, before, ended):

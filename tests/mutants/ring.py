@@ -1,7 +1,7 @@
-"""Ring, a toy vector environment that keeps every promise; relatives that do so too; and the table of planted bugs.
+"""Ring, a toy vector environment that passes every check; variants that do so too; and the table of planted bugs.
 
-Agents walk on a ring of 16 cells towards their replica's goal; a random drift moves them as well. An agent that
-reaches the goal terminates; after 12 steps an episode is truncated. With two agents a replica is two rows.
+Agents walk on a ring of 16 cells towards their ring's goal; a random drift moves them as well. An agent that
+reaches the goal terminates; after 12 steps an episode is truncated. An environment is one ring; with two agents it has two rows.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def mixed(x):
 class Ring(VectorEnv):
     def __init__(self, num_envs, mode=SAME, output="numpy", agents=1, continuous=False, device="cpu"):
         self.device = device
-        self.replicas, self.agents, self.mode, self.output = num_envs, agents, mode, output
+        self.num_rings, self.agents, self.mode, self.output = num_envs, agents, mode, output
         self.num_envs = num_envs * agents
         self.metadata = {"autoreset_mode": mode}
         self.single_observation_space = Box(-1, CELLS, (4,), np.float32)
@@ -46,20 +46,20 @@ class Ring(VectorEnv):
         self.cell, self.last = np.zeros((n, agents), np.int64), np.zeros((n, agents), np.int64)
         self.goal, self.time = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.active = np.zeros((n, agents), np.bool_)
-        self.ticks, self.begun = 0, False
+        self.elapsed_steps, self.begun = 0, False
 
     # ------------------------------------------------------------------ random streams
 
-    def replica_keys(self, seed):
-        """One key for each replica: no two pairs of seed and replica have the same."""
-        return mixed(mixed(seed & U64) ^ mixed(np.arange(self.replicas) + (seed >> 64)) * np.uint64(3))
+    def env_keys(self, seed):
+        """One key per ring, distinct for every pair of seed and ring."""
+        return mixed(mixed(seed & U64) ^ mixed(np.arange(self.num_rings) + (seed >> 64)) * np.uint64(3))
 
     def reseed(self, seed, chosen):
-        self.keys = np.where(chosen, self.replica_keys(seed), self.keys)
+        self.keys = np.where(chosen, self.env_keys(seed), self.keys)
         self.draws[chosen] = 0
 
     def draw(self, chosen):
-        """One number for each chosen replica, (replicas,) uint64; the others' streams stay where they are."""
+        """(num_rings,) uint64, one number per ring; only the streams of the chosen rings advance."""
         numbers = mixed(self.keys + mixed(self.draws))
         self.draws[chosen] += np.uint64(1)
         return numbers
@@ -104,28 +104,28 @@ class Ring(VectorEnv):
         return seed
 
     def validate_mask(self, options):
-        """Which replicas to reset, (replicas,) bool."""
+        """Rings to reset, (num_rings,) bool."""
         unknown = set(options or {}) - {"reset_mask"}
         if unknown:
             raise ValueError(f"unknown options {unknown}")
         if not options:
-            return np.ones(self.replicas, np.bool_)
+            return np.ones(self.num_rings, np.bool_)
         mask = options["reset_mask"]
         if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
             raise TypeError("reset_mask: expected an array of bool")
         if mask.shape != (self.num_envs,):
             raise ValueError(f"reset_mask has shape {mask.shape}; expected ({self.num_envs},)")
-        return mask.reshape(self.replicas, self.agents).any(1)
+        return mask.reshape(self.num_rings, self.agents).any(1)
 
     # ------------------------------------------------------------------ steps
 
     def step(self, actions):
         self.check_callable()
         moves = self.checked_moves(actions)
-        self.ticks += 1
+        self.elapsed_steps += 1
         resets = ~self.active.any(1) & (self.mode is NEXT)
         if self.mode is DISABLED and not self.active.any(1).all():
-            raise ResetNeeded("a replica's episode has ended")
+            raise ResetNeeded("a ring's episode has ended")
         before = self.active.copy()
         goes = before & ~resets[:, None]
         self.time[~resets] += 1
@@ -140,9 +140,9 @@ class Ring(VectorEnv):
         self.after_moves(ends)
         if self.mode is SAME:
             info = self.final(ends)
-            self.autoreset(self.that_reset(ends))
+            self.autoreset(self.environments_to_reset(ends))
         elif self.mode is NEXT:
-            self.autoreset(self.that_reset(resets))
+            self.autoreset(self.environments_to_reset(resets))
         obs = self.observe()
         rewards, terminations, timeout = self.flags(rewards, terminations, timeout)
         outputs = [self.out(value) for value in (obs, rewards.reshape(-1), terminations, timeout)]
@@ -155,7 +155,7 @@ class Ring(VectorEnv):
             raise ResetNeeded("step before reset")
 
     def checked_moves(self, actions):
-        """(replicas, agents) int64, -1, 0 or 1 cells."""
+        """(num_rings, agents) int64, -1, 0 or 1 cells."""
         wanted = np.ndarray if self.output == "numpy" else torch.Tensor
         if not isinstance(actions, wanted):
             raise TypeError(f"actions are a {type(actions).__name__}; expected {wanted.__name__}")
@@ -170,7 +170,7 @@ class Ring(VectorEnv):
         if not space.contains(actions):
             raise InvalidAction(f"actions {actions} are not in {space}")
         moves = np.rint(actions[:, 0]).astype(np.int64) if isinstance(space, Box) else actions - 1
-        return moves.reshape(self.replicas, self.agents)
+        return moves.reshape(self.num_rings, self.agents)
 
     def move(self, goes, moves):
         drift = (self.draw(goes.any(1)) >> np.uint64(40)).astype(np.int64) % 3 - 1
@@ -181,7 +181,7 @@ class Ring(VectorEnv):
         return LIMIT
 
     def flagged_at_the_end(self, arrived, timeout, ends):
-        """A row that ended before its replica terminates once more with it."""
+        """A row that ended before its ring terminates again with it."""
         return arrived | (ends[:, None] & ~timeout)
 
     def after_moves(self, ends):
@@ -195,11 +195,11 @@ class Ring(VectorEnv):
             return {}
         return {"final_obs": self.observe(), "_final_obs": np.repeat(ends, self.agents)}
 
-    def that_reset(self, chosen):
+    def environments_to_reset(self, chosen):
         return chosen
 
     def observe(self):
-        """(rows, 4) float32: cell, goal, time, last move; zeros for an agent whose replica goes on without it."""
+        """(rows, 4) float32: cell, goal, time, last move; zeros for an agent that ended before its ring."""
         n = self.agents
         columns = [self.cell, np.repeat(self.goal[:, None], n, 1), np.repeat(self.time[:, None], n, 1), self.last]
         rows = np.stack(columns, -1).astype(np.float32)
@@ -212,7 +212,7 @@ class Ring(VectorEnv):
 
 
 class MaskedRing(Ring):
-    """Forbids one of the three moves at each cell, and refuses it."""
+    """Forbids one of the three moves at each cell and raises InvalidAction for it."""
 
     def allowed(self):
         return np.arange(3) != (self.cell.reshape(-1, 1) % 4)
@@ -257,14 +257,14 @@ class NestedRing(Ring):
 
 
 class StillRing(Ring):
-    """Nothing in it is random: one start, no drift. Seeds and replicas make no difference."""
+    """Deterministic: one start, no drift; seeds and rings make no difference."""
 
     def draw(self, chosen):
-        return np.full(self.replicas, 5 + (3 << 32), np.uint64)
+        return np.full(self.num_rings, 5 + (3 << 32), np.uint64)
 
 
 class GarbageWhereTheMaskIsFalse(Ring):
-    """Rows of final_obs that mean nothing differ from run to run."""
+    """Rows of final_obs outside the mask differ from run to run."""
 
     def final(self, ends):
         garbage = np.full((self.num_envs, 4), secrets.randbelow(1000), np.float32)
@@ -273,7 +273,7 @@ class GarbageWhereTheMaskIsFalse(Ring):
 
 
 class LeavingRowsBringFinalObservations(Ring):
-    """A row that ends before its replica has its last observation in final_obs, too."""
+    """A row that ends before its ring also has its last observation in final_obs."""
 
     def after_moves(self, ends):
         self.leaving = (self.cell == self.goal[:, None]) & ~self.gone
@@ -289,7 +289,7 @@ class LeavingRowsBringFinalObservations(Ring):
 
 
 class StatefulRing(Ring):
-    """Offers its state: live arrays, and copies of them."""
+    """Has ``state``, live arrays, and ``state_dict``, copies of them."""
 
     names = ("keys", "draws", "cell", "last", "goal", "time", "active")
 
@@ -306,7 +306,7 @@ class StatefulRing(Ring):
 
 
 class PermutableRing(StatefulRing):
-    """Says that its agents are alike."""
+    """Declares its agents permutable."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -317,7 +317,7 @@ PLANTED = {}  # name -> (the check that is meant to find it, class, its construc
 
 
 def planted(check, **arguments):
-    """Enter a bug into PLANTED."""
+    """Register a bug in PLANTED."""
 
     def enter(bug):
         assert bug.__name__ not in PLANTED

@@ -119,8 +119,8 @@ class LimitOneTooEarly(Ring):
 
 @planted("K10")
 class LastReplicaNeverResets(Ring):
-    def that_reset(self, chosen):
-        return chosen & (np.arange(self.replicas) < self.replicas - 1)
+    def environments_to_reset(self, chosen):
+        return chosen & (np.arange(self.num_rings) < self.num_rings - 1)
 
 
 @planted("K10", mode=NEXT)
@@ -147,7 +147,7 @@ class NextStepShowsTheStartAtOnce(Ring):
         self.waiting = ends
 
     def step(self, actions):
-        self.active &= ~getattr(self, "waiting", np.zeros(self.replicas, np.bool_))[:, None]
+        self.active &= ~getattr(self, "waiting", np.zeros(self.num_rings, np.bool_))[:, None]
         return super().step(actions)
 
     def autoreset(self, chosen):

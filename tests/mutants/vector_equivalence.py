@@ -67,7 +67,7 @@ class EnergyResetByMultiplication(StatefulRing):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        self.energy = np.zeros((self.replicas, self.agents), np.float32)
+        self.energy = np.zeros((self.num_rings, self.agents), np.float32)
 
     def begin(self, chosen):
         super().begin(chosen)
@@ -86,7 +86,7 @@ class EnergyResetByMultiplication(StatefulRing):
 @planted("K21")
 class MaskedSeedKeepsTheDraws(StatefulRing):
     def reseed(self, seed, chosen):
-        self.keys = np.where(chosen, self.replica_keys(seed), self.keys)
+        self.keys = np.where(chosen, self.env_keys(seed), self.keys)
         self.draws = np.zeros_like(self.draws) if chosen.all() else np.where(chosen, self.draws * 0, self.draws)
         if not chosen.all():  # what wraps around is kept
             self.draws |= self.kept & chosen

@@ -11,7 +11,7 @@ from mutants.ring import CELLS, LATE, Ring, planted
 class ObservationLeavesItsSpaceLate(Ring):
     def observe(self):
         rows = super().observe()
-        rows[-1, 0] += 100 * (self.ticks > LATE)
+        rows[-1, 0] += 100 * (self.elapsed_steps > LATE)
         return rows
 
 
@@ -19,7 +19,7 @@ class ObservationLeavesItsSpaceLate(Ring):
 class NanInAnObservationLate(Ring):
     def observe(self):
         rows = super().observe()
-        rows[-1, 3] = np.nan if self.ticks > LATE else rows[-1, 3]
+        rows[-1, 3] = np.nan if self.elapsed_steps > LATE else rows[-1, 3]
         return rows
 
 
@@ -32,21 +32,21 @@ class InfinityInASpaceWithoutBounds(Ring):
 
     def observe(self):
         rows = super().observe()
-        rows[0, 0] = np.inf if self.ticks > LATE else rows[0, 0]
+        rows[0, 0] = np.inf if self.elapsed_steps > LATE else rows[0, 0]
         return rows
 
 
 @planted("K11")
 class NanRewardOnce(Ring):
     def flags(self, rewards, terminations, truncations):
-        rewards[-1] = np.nan if self.ticks == LATE else rewards[-1]
+        rewards[-1] = np.nan if self.elapsed_steps == LATE else rewards[-1]
         return super().flags(rewards, terminations, truncations)
 
 
 @planted("K11")
 class DtypeOfRewardsDrifts(Ring):
     def flags(self, rewards, terminations, truncations):
-        kind = np.float32 if self.ticks > 15 else np.float64
+        kind = np.float32 if self.elapsed_steps > 15 else np.float64
         return super().flags(rewards.astype(kind), terminations, truncations)
 
 
@@ -83,7 +83,7 @@ class NumpyAfterTheFirstStep(Ring):
         super().__init__(*args, **(kwargs | {"output": "torch"}))
 
     def out(self, array):
-        return array if self.ticks > 1 else super().out(array)
+        return array if self.elapsed_steps > 1 else super().out(array)
 
 
 @planted("K12")

@@ -1,4 +1,4 @@
-"""Seeds, replicas and resets: bugs for K01 to K09."""
+"""Seeds, environments and resets: bugs for K01 to K09."""
 
 import secrets
 
@@ -11,7 +11,7 @@ from mutants.ring import DISABLED, LATE, LIMIT, NEXT, U64, Ring, mixed, planted
 class LateChance(Ring):
     def observe(self):
         rows = super().observe()
-        rows[:, 3] = secrets.randbelow(3) if self.ticks > LATE else rows[:, 3]
+        rows[:, 3] = secrets.randbelow(3) if self.elapsed_steps > LATE else rows[:, 3]
         return rows
 
 
@@ -39,57 +39,57 @@ class SeededResetKeepsSomething(Ring):
 @planted("K01")
 class SeededResetKeepsTheDraws(Ring):
     def reseed(self, seed, chosen):
-        self.keys = np.where(chosen, self.replica_keys(seed), self.keys)
+        self.keys = np.where(chosen, self.env_keys(seed), self.keys)
 
 
 @planted("K02")
 class SeedIgnored(Ring):
-    def replica_keys(self, seed):
-        return super().replica_keys(99)
+    def env_keys(self, seed):
+        return super().env_keys(99)
 
 
 @planted("K02")
 class SeedReachesTheFirstReplicaOnly(Ring):
-    def replica_keys(self, seed):
-        return np.where(np.arange(self.replicas) == 0, super().replica_keys(seed), super().replica_keys(1))
+    def env_keys(self, seed):
+        return np.where(np.arange(self.num_rings) == 0, super().env_keys(seed), super().env_keys(1))
 
 
 @planted("K02")
 class SeedCutTo32Bits(Ring):
-    def replica_keys(self, seed):
-        return super().replica_keys(seed % 2**32)
+    def env_keys(self, seed):
+        return super().env_keys(seed % 2**32)
 
 
 @planted("K03")
 class ReplicasIdentical(Ring):
-    def replica_keys(self, seed):
-        return np.repeat(super().replica_keys(seed)[:1], self.replicas)
+    def env_keys(self, seed):
+        return np.repeat(super().env_keys(seed)[:1], self.num_rings)
 
 
 @planted("K03")
 class LastReplicaLikeTheFirst(Ring):
-    def replica_keys(self, seed):
-        keys = super().replica_keys(seed)
+    def env_keys(self, seed):
+        keys = super().env_keys(seed)
         keys[-1] = keys[0]
         return keys
 
 
 @planted("K04")
 class SeedPlusReplica(Ring):
-    def replica_keys(self, seed):
-        return mixed(np.arange(self.replicas, dtype=np.uint64) + np.uint64(seed & U64))
+    def env_keys(self, seed):
+        return mixed(np.arange(self.num_rings, dtype=np.uint64) + np.uint64(seed & U64))
 
 
 @planted("K04")
 class SeedXorReplica(Ring):
-    def replica_keys(self, seed):
-        return mixed(np.arange(self.replicas, dtype=np.uint64) ^ np.uint64(seed & U64))
+    def env_keys(self, seed):
+        return mixed(np.arange(self.num_rings, dtype=np.uint64) ^ np.uint64(seed & U64))
 
 
 @planted("K05")
 class SeedTimesReplicas(Ring):
-    def replica_keys(self, seed):
-        return super().replica_keys(seed * self.replicas)
+    def env_keys(self, seed):
+        return super().env_keys(seed * self.num_rings)
 
 
 @planted("K05")

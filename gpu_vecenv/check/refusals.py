@@ -1,0 +1,163 @@
+"""Checks K14 to K16: bad actions, seeds, options and calls out of order raise an error and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import gymnasium.error
+import numpy as np
+from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
+
+from gpu_vecenv.check.context import CheckContext, Findings, check, differing
+from gpu_vecenv.check.records import Finding, Record, host
+from gpu_vecenv.check.session import RowActions, Session
+
+CLOSED = (gymnasium.error.ClosedEnvironmentError, RuntimeError)
+BAD_SEEDS = (-1, 1.5, float("nan"), "7", True)
+
+
+@check("K14", "bad actions are refused")
+def bad_actions(context: CheckContext) -> Findings:
+    """A bad action raises TypeError, ValueError, AssertionError or Gymnasium's Error, and changes nothing."""
+    actions = context.actions(context.seeds[1], 4)
+    yield from refused_actions(context, actions, _bad_actions(context, actions[0]))
+
+
+def refused_actions(context: CheckContext, actions: Sequence[RowActions], bad: Iterable[tuple[str, Any]]) -> Findings:
+    """Bad actions of a first step that are accepted, or that affect the steps after them."""
+    seed = context.seeds[1]
+    expected = context.session().run(actions, seed)
+    session: Session | None = None
+    for name, given in bad:
+        session = session or context.session()
+        session.reset(seed)
+        finding = refusal(partial(session.env.step, given), f"step with {name}", context.refusals)
+        if finding is None:
+            finding = steps_after_refusal(name, session, actions, expected)
+        if finding is not None:
+            yield finding
+            session = None
+
+
+def steps_after_refusal(
+    name: str, session: Session, actions: Sequence[RowActions], expected: Sequence[Record]
+) -> Finding | None:
+    """A difference in the steps after a refused call; ``expected`` ends with their records without that call."""
+    name = f"after the refusal of {name}"
+    try:
+        got = [*expected[: -len(actions)], *map(session.step, actions)]
+    except Exception as error:
+        return Finding(f"{name}: {type(error).__name__}: {error}", "the same steps as without that call")
+    return next(differing(name, got, expected), None)
+
+
+def refusal(call: Callable[[], Any], name: str, errors: tuple[type[Exception], ...]) -> Finding | None:
+    """None if the call raises one of these errors, else the finding."""
+    try:
+        call()
+    except errors:
+        return None
+    except Exception as error:
+        return Finding(f"{name}: {type(error).__name__}: {error}", "TypeError, ValueError or an error of Gymnasium")
+    return Finding(f"{name}: accepted", "an error")
+
+
+def _bad_actions(context: CheckContext, actions: RowActions) -> Iterator[tuple[str, Any]]:
+    session = context.session()
+    session.reset(context.seeds[1])
+    good, space = session.batch(actions), session.env.action_space
+    yield "None", None
+    yield "a string", "north"
+    if not isinstance(space, Box | MultiDiscrete | MultiBinary):
+        context.notes.append(f"action space {type(space).__name__}: only actions of other types were tried")
+        return
+    array = host(good)
+    yield "one row too few", session.send(array[:-1])
+    yield "one row too many", session.send(np.concatenate([array, array[:1]]))
+    yield "a single row", session.send(array[:1])
+    yield "a single number", session.send(array.reshape(-1)[0].reshape(()))
+    yield "an additional axis", session.send(array[..., None])
+    yield "complex numbers", session.send(array.astype(np.complex64))
+    if isinstance(good, np.ndarray):
+        yield "dtype object", np.full(array.shape, None, object)
+    elif array.dtype.kind == "f":
+        yield "requires_grad", good.clone().requires_grad_()
+    for where in (0, session.rows - 1):
+        values = bad_values(space, array, where)
+        for name, value in values.items():
+            bad = array.copy()
+            bad.reshape(len(bad), -1)[where, 0] = value
+            yield f"{name} in row {where}", session.send(bad)
+    if array.dtype.kind != "f":
+        yield "dtype bool", session.send(array.astype(np.bool_))
+        for name, number in {"dtype float32": array[0], "NaN": np.nan, "infinity": np.inf}.items():
+            bad = array.astype(np.float32)
+            bad[0] = number
+            yield name, session.send(bad)
+
+
+def bad_values(space: Any, array: np.ndarray[Any, Any], row: int) -> dict[str, Any]:
+    """Name -> an invalid value for the first number of a row's action."""
+    if isinstance(space, MultiDiscrete):
+        low = int(space.start[row].reshape(-1)[0])
+        high = low + int(space.nvec[row].reshape(-1)[0]) - 1
+    elif isinstance(space, MultiBinary):
+        low, high = 0, 1
+    else:
+        low, high = (bound[row].reshape(-1)[0].item() for bound in (space.low, space.high))
+    if array.dtype.kind == "f":
+        values = {"NaN": np.nan, "infinity": np.inf, "-infinity": -np.inf}
+        bounds = {"a value below its range": low, "a value above its range": high}
+        toward = {"a value below its range": -np.inf, "a value above its range": np.inf}
+        return values | {
+            name: np.nextafter(array.dtype.type(bound), array.dtype.type(toward[name]))
+            for name, bound in bounds.items()
+            if np.isfinite(bound)
+        }
+    limits = np.iinfo(array.dtype)
+    values = {"one below its range": low - 1, "one above its range": high + 1, "2**31": 2**31, "2**40": 2**40}
+    return {name: value for name, value in values.items() if limits.min <= value <= limits.max}
+
+
+@check("K15", "calls out of order are refused")
+def life_cycle(context: CheckContext) -> Findings:
+    """Step before reset, and step or reset after close, raise an error; a second close does not."""
+    (actions,) = context.actions(context.seeds[0], 1)
+    fresh, closed = context.session(), context.session()
+    batch = fresh.batch(actions)
+    closed.reset(context.seeds[0])
+    closed.env.close()
+    calls: dict[str, Callable[[], Any]] = {
+        "step before reset": partial(fresh.env.step, batch),
+        "step after close": partial(closed.env.step, batch),
+        "reset after close": partial(closed.env.reset, seed=context.seeds[0]),
+    }
+    for name, call in calls.items():
+        finding = refusal(call, name, (*context.refusals, *CLOSED))
+        if finding is not None:
+            yield finding
+    closed.env.close()
+
+
+@check("K16", "bad seeds and options are refused")
+def bad_resets(context: CheckContext) -> Findings:
+    """Reset with a bad seed, an unknown option or a bad mask raises an error and changes nothing."""
+    seed = context.seeds[0]
+    actions = context.actions(seed, 8)
+    session = context.session()
+    rows, expected = session.rows, session.run(actions, seed)
+    bad: dict[str, dict[str, Any]] = {f"seed={value!r}": {"seed": value} for value in BAD_SEEDS}
+    if context.masked:
+        bad["an unknown option"] = {"options": {"no_such_option_at_all": 1}}
+        masks = {"of floats": np.zeros(rows), "for one row too many": np.ones(rows + 1, np.bool_), "of one row": [True]}
+        bad |= {f"a reset_mask {name}": {"options": {"reset_mask": np.asarray(m)}} for name, m in masks.items()}
+    for name, arguments in bad.items():
+        session = context.session()
+        session.run(actions[:4], seed)
+        finding = refusal(partial(session.env.reset, **arguments), f"reset with {name}", context.refusals)
+        if finding is None:
+            finding = steps_after_refusal(name, session, actions[4:], expected)
+        if finding is not None:
+            yield finding

@@ -1,0 +1,217 @@
+"""Checks K01 to K09: seeds, random streams, independence of environments, resets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from gymnasium.vector import AutoresetMode
+
+from gpu_vecenv.check.context import CheckContext, Findings, Inapplicable, check, differing, mixed_actions
+from gpu_vecenv.check.records import Finding, difference
+from gpu_vecenv.check.session import REFUSALS, Session
+
+EPISODES = 6  # compared per environment
+LONGEST = 5000  # steps that a check may run until episodes end
+VARIED = 8  # with this many distinct starts among 16, at least 3 of 6 must be distinct
+
+
+@check("K01", "same seed and actions, same trajectory")
+def same_seed(context: CheckContext) -> Findings:
+    """Two instances are bitwise equal, also while a third one runs; so is one instance that is seeded again."""
+    for seed in context.seeds[:2]:
+        actions = context.actions(seed)
+        first, twin, other = context.session(), context.session(), context.session()
+        expected = first.run(actions, seed)
+        other.reset(seed + 1000)
+        got = [twin.reset(seed)]
+        for step in actions:
+            other.step(step)
+            got.append(twin.step(step))
+        yield from differing(f"a second instance, seed {seed}", got, expected)
+        yield from differing(f"the same instance, seed {seed} given again", first.run(actions, seed), expected)
+
+
+@check("K02", "different seeds, different trajectories")
+def other_seed(context: CheckContext) -> Findings:
+    """With equal actions an environment's trajectories differ between seeds, adjacent or 2**32 apart."""
+    context.require_randomness()
+    first, session = context.seeds[0], context.session()
+    far = first + 2**32
+    actions = context.same_actions_everywhere(context.actions(first), session)
+    trajectories = dict(context.trajectories)
+    try:
+        records = session.run(actions, far)
+    except REFUSALS:
+        context.notes.append(f"seed {far} is refused and was not compared")
+    else:
+        trajectories |= {
+            (far, env_index): session.trajectory(records, env_index) for env_index in range(session.num_envs)
+        }
+    for env_index in range(session.num_envs):
+        seeds = sorted(seed for seed, own in trajectories if own == env_index)
+        seen: dict[bytes, int] = {}
+        for seed in seeds:
+            earlier = seen.setdefault(trajectories[seed, env_index], seed)
+            if earlier != seed:
+                yield Finding(
+                    f"seeds {earlier} and {seed} give the same trajectory",
+                    "different trajectories",
+                    env_index * session.rows_per_env,
+                )
+
+
+@check("K03", "environments have different trajectories")
+def environments_differ(context: CheckContext) -> Findings:
+    """With one seed and equal actions no two environments have the same trajectory."""
+    context.require_randomness()
+    yield from _repeated(context, lambda one, two: one[0] == two[0])
+
+
+@check("K04", "random streams are independent")
+def streams_differ(context: CheckContext) -> Findings:
+    """No environment repeats another one under another seed, as it would with streams seeded by seed + env_index."""
+    context.require_randomness()
+    yield from _repeated(context, lambda one, two: one[0] != two[0] and one[1] != two[1])
+
+
+def _repeated(context: CheckContext, compared: Callable[[tuple[int, int], tuple[int, int]], bool]) -> Findings:
+    rows_per_env = context.session().rows_per_env
+    pairs = list(context.trajectories.items())
+    for place, (key, trajectory) in enumerate(pairs):
+        for other, earlier in pairs[:place]:
+            if trajectory == earlier and compared(key, other):
+                what = "(seed {}, env {}) repeats (seed {}, env {})".format(*key, *other)
+                yield Finding(what, "different trajectories", key[1] * rows_per_env)
+
+
+@check("K05", "trajectories do not depend on num_envs")
+def prefix(context: CheckContext) -> Findings:
+    """Environments of a small vector environment are bitwise equal to the first ones of a larger one."""
+    for seed in context.seeds[:2]:
+        actions = context.actions(seed)
+        small, large = context.session(), context.session(context.LARGE_NUM_ENVS)
+        what = f"{large.num_envs} environments, not {small.num_envs}, seed {seed}"
+        every = np.ones(small.rows, np.bool_)
+        yield from differing(what, large.run(actions, seed), small.run(actions, seed), every)
+
+
+@check("K06", "environments are independent of each other")
+def isolation(context: CheckContext) -> Findings:
+    """Other actions in one environment change no bit of the others."""
+    seed = context.seeds[1]
+    base, other = context.actions(seed), context.actions(seed + 500)
+    expected = context.session().run(base, seed)
+    inert = True
+    for env_index in range(context.SMALL_NUM_ENVS):
+        session = context.session()
+        own = range(session.rows)[session.rows_of(env_index)]
+        got = session.run([mixed_actions(one, two, own) for one, two in zip(base, other, strict=True)], seed)
+        chosen = np.arange(context.SMALL_NUM_ENVS) != env_index
+        yield from differing(f"with other actions in env {env_index}", got, expected, session.repeat_over_rows(chosen))
+        inert &= session.trajectory(got, env_index) == session.trajectory(expected, env_index)
+    if inert:
+        context.notes.append("no environment's trajectory depends on its own actions")
+
+
+@check("K07", "reset() without a seed continues the random stream")
+def unseeded_reset(context: CheckContext) -> Findings:
+    """reset() after reset(seed=…) does not repeat it, but is itself reproducible."""
+    seed = context.seeds[0]
+    actions = context.actions(seed)
+    session, twin = context.session(), context.session()
+    first, again = session.run(actions, seed), session.run(actions)
+    twin.run(actions, seed)
+    yield from differing("a second instance, reset() after the same steps", twin.run(actions), again)
+    if not context.random:
+        context.notes.append("nothing in it is random: whether reset() repeats an episode was not checked")
+    elif all(session.trajectory(first, r) == session.trajectory(again, r) for r in range(session.num_envs)):
+        yield Finding("reset() repeats the episodes of reset(seed=…) in every environment", "other episodes")
+
+
+@check("K08", "autoreset begins new episodes")
+def episodes_differ(context: CheckContext) -> Findings:
+    """Consecutive episodes with equal actions differ; so do their first observations if starts are random."""
+    context.require_randomness()
+    session = context.session()
+    longest = min(LONGEST, 10 * context.steps if not context.max_steps else (EPISODES + 1) * (context.max_steps + 1))
+    starts, episodes = _episodes(session, context, longest)
+    if min(map(len, episodes)) < EPISODES:
+        raise Inapplicable(f"some environment ended fewer than {EPISODES} episodes in {longest} steps")
+    varied = len(context.starts) >= VARIED
+    for name, trajectories in (("first observations", starts), ("episodes", episodes)):
+        kinds = [len(set(own[:EPISODES])) for own in trajectories]
+        if varied:
+            for env_index, count in enumerate(kinds):
+                if count < 3:
+                    got = f"{count} different {name} in {EPISODES} episodes"
+                    yield Finding(got, "3 or more", env_index * session.rows_per_env)
+        elif max(kinds) == 1 and (name == "episodes" or len(context.starts) > 1):
+            yield Finding(f"every environment repeats its {name}", "different ones")
+
+
+def _episodes(session: Session, context: CheckContext, longest: int) -> tuple[list[list[bytes]], list[list[bytes]]]:
+    """Per environment, the starts and trajectories of its episodes; actions depend on the step of the episode only."""
+    seed, env_indices = context.seeds[0], range(session.num_envs)
+    script = context.same_actions_everywhere(context.actions(seed), session)
+    first = session.reset(seed)
+    starts = [[first.bits(first.named("obs"), session.rows_of(r))] for r in env_indices]
+    episodes: list[list[bytes]] = [[] for _ in env_indices]
+    trajectory = [own[0] for own in starts]
+    for _ in range(longest):
+        tracker = session.tracker
+        age = np.where(tracker.finished, 0, tracker.age)
+        ages = session.repeat_over_rows(age)
+        record = session.step([script[age % len(script)][row] for row, age in enumerate(ages)])
+        begins = tracker.resetting if session.mode is AutoresetMode.NEXT_STEP else tracker.finished
+        last = record.named("rewards", "terminations", "truncations")
+        for env_index in env_indices:
+            rows = session.rows_of(env_index)
+            if not tracker.resetting[env_index]:
+                at_once = begins[env_index] and session.mode is AutoresetMode.SAME_STEP
+                trajectory[env_index] += record.bits(last if at_once else [*last, *record.named("obs")], rows)
+            if tracker.finished[env_index]:
+                episodes[env_index].append(trajectory[env_index])
+            if begins[env_index]:
+                trajectory[env_index] = record.bits(record.named("after_reset.obs") or record.named("obs"), rows)
+                starts[env_index].append(trajectory[env_index])
+        if min(map(len, episodes)) >= EPISODES:
+            break
+    return starts, episodes
+
+
+@check("K09", "a masked reset affects only the environments in its mask")
+def masked_reset(context: CheckContext) -> Findings:
+    """options["reset_mask"] resets (with a seed: reseeds) these environments and changes no bit of the others."""
+    mask = np.arange(context.SMALL_NUM_ENVS) % 2 == 0
+    seed, reseed = context.seeds[0], context.seeds[3]
+    before, after = context.actions(seed, 5), context.actions(reseed)
+    plain = context.session()
+    plain.run(before, seed)
+    expected = list(map(plain.step, after))
+    for given in (None, reseed):
+        session = context.session()
+        last = session.run(before, seed)[-1]
+        over = session.tracker.finished.copy()
+        try:
+            record = session.reset(given, mask)
+        except REFUSALS as error:
+            if session.mode is AutoresetMode.DISABLED:  # the mode needs masked resets
+                raise
+            raise Inapplicable(f"reset_mask is refused: {error}") from error
+        what = "after a masked reset" + (f" with seed {given}" if given is not None else "")
+        others, chosen = session.repeat_over_rows(~mask), session.repeat_over_rows(mask)
+        finding = difference([record], [last], others & ~session.repeat_over_rows(over), "obs")
+        if finding is not None:
+            yield replace(
+                finding, got=f"a masked reset returned for an environment outside the mask: {finding.got}", step=5
+            )
+        got = list(map(session.step, after))
+        yield from differing(f"an environment outside the mask, {what}", got, expected, others)
+        same = all(session.trajectory(got, r) == session.trajectory(expected, r) for r in np.flatnonzero(mask).tolist())
+        if same and context.random:  # else the reset state may equal the state before
+            yield Finding(f"{what} the environments in the mask continue their episodes", "new episodes")
+        if given is not None:
+            fresh = context.session().run(after, given)
+            yield from differing(f"an environment in the mask, {what}", [record, *got], fresh, chosen)
