@@ -1,4 +1,4 @@
-"""Compiled binaries by content: a key names everything that decides a binary, so an entry is never stale."""
+"""Cache of compiled binaries, addressed by content: the key contains everything that decides a binary."""
 
 from __future__ import annotations
 
@@ -7,45 +7,46 @@ import contextlib
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-if sys.platform != "win32":
-    import fcntl
+import platformdirs
+from filelock import FileLock, Timeout
 
 DIGEST_BYTES = 32
-MIN_FREE_BYTES = 1 << 20  # bytes that a folder must have left to be of use; a binary has some ten thousand
+MIN_FREE_BYTES = 1 << 20  # a folder with less free space is not used; a binary has some ten thousand bytes
 
 
 def cached(key_text: str, suffix: str, build: Callable[[Path], None]) -> Path:
-    """The file for a key, built into place if it is not there yet.
+    """The file of a key; ``build`` writes it if it is missing or damaged.
 
-    An entry is built in a folder of its own, ``<key>.<random>.draft``, and published by a rename: other processes see
-    all of it or nothing. Its last 32 bytes are the SHA-256 of the rest; a damaged entry is built anew, with a warning.
-    That also finds what a power cut left half written, so that the folder need not be flushed. A failed build leaves
-    nothing, and whoever waited for it tries for himself.
+    An entry is built in a folder of its own, ``<key>.<random>.draft``, and published by a rename, so that other
+    processes see a whole file or none. Its last 32 bytes are the SHA-256 of the rest. They also reveal a file that a
+    power failure left incomplete, so that nothing has to flush the folder. Processes that want the same entry wait for
+    the one that builds it; if that build fails, each of them builds it itself and gets the error.
     """
     path = cache_dir() / (hashlib.sha256(key_text.encode()).hexdigest() + suffix)
     if _is_intact(path):
         return path
-    with _exclusive_lock(path.with_suffix(".lock")):
-        if not _is_intact(path):  # nobody has built it meanwhile
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been deleted since the process started
+    with _exclusive(path) as locked:
+        if not _is_intact(path):  # no other process has built it meanwhile
             if path.exists():
                 warnings.warn(f"{path} is damaged: it is compiled anew", stacklevel=2)
-            _remove_stale(path.parent)
+            if locked:
+                _remove_stale_drafts(path)
             _publish(path, build)
     return path
 
 
 def _publish(path: Path, build: Callable[[Path], None]) -> None:
-    # The draft has a folder of its own: when that is gone, a compiler that outlived its killed parent writes nowhere.
+    # A folder per draft: once it is removed, a compiler that outlives its killed parent has nowhere to write.
     with tempfile.TemporaryDirectory(".draft", f"{path.stem}.", path.parent, ignore_cleanup_errors=True) as own:
         draft = Path(own, path.name)
-        draft.touch(mode=0o600)  # compilers keep who may write to it
+        draft.touch(mode=0o600)  # compilers keep the permissions of an existing file
         build(draft)
         binary = draft.read_bytes()
         with draft.open("ab") as file:
@@ -55,77 +56,43 @@ def _publish(path: Path, build: Callable[[Path], None]) -> None:
         draft.replace(path)
 
 
+def _lock(parent: Path, key: str, timeout: float = -1) -> FileLock:
+    """The lock of an entry. The system releases it when its process ends; the file itself stays and means nothing."""
+    return FileLock(parent / f"{key}.lock", timeout, mode=0o600)
+
+
 @contextlib.contextmanager
-def _exclusive_lock(lock: Path, wait: bool = True) -> Iterator[None]:
-    """No other process builds this entry in the meantime; at the end no draft of it is left.
-
-    The lock is the system's, upon an open file: it ends with its process, however that ends, and a file that lies there
-    says nothing. Without such locks (Windows, some network file systems) processes build side by side and the last one
-    is published.
-
-    Raises:
-        BlockingIOError: Another process holds the lock, and ``wait`` is False.
-    """
-    handle = _locked(lock, wait)
+def _exclusive(path: Path) -> Iterator[bool]:
+    """Hold the lock of an entry; False where the file system has no locks: processes build side by side there."""
+    lock = _lock(path.parent, path.stem)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
     try:
-        yield
+        yield lock.is_locked
     finally:
-        if handle is not None:
-            for draft in lock.parent.glob(f"{lock.stem}.*.draft"):  # one's own is gone: of killed processes
-                shutil.rmtree(draft, ignore_errors=True)
-            lock.unlink(missing_ok=True)
-            _release(handle)
+        lock.release()
 
 
-def _locked(lock: Path, wait: bool) -> int | None:
-    """A handle that holds the lock, or None where there are no locks."""
-    if sys.platform == "win32":
-        lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return None
-    while True:
-        lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been emptied meanwhile
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-        held = False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(FileNotFoundError):  # its last owner has removed it: then there may be a new one
-                held = os.path.samestat(os.fstat(handle), os.stat(lock))
-        except BlockingIOError:
-            raise
-        except OSError:
-            lock.unlink(missing_ok=True)
-            return None
-        finally:
-            if not held:
-                os.close(handle)
-        if held:
-            return handle
-
-
-def _release(handle: int) -> None:
-    if sys.platform != "win32":
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a process that was forked meanwhile has the same open file
-    os.close(handle)
-
-
-def _remove_stale(parent: Path) -> None:
-    """Remove what killed processes have left of other entries: nobody may ever want those again."""
-    for lock in parent.glob("*.lock"):
-        with contextlib.suppress(BlockingIOError), _exclusive_lock(lock, wait=False):
-            pass
+def _remove_stale_drafts(path: Path) -> None:
+    """Remove the drafts that killed processes left, of this entry, whose lock is held, and of all others."""
+    for draft in path.parent.glob("*.draft"):
+        key = draft.name.partition(".")[0]
+        lock = contextlib.nullcontext() if key == path.stem else _lock(path.parent, key, timeout=0)
+        with contextlib.suppress(Timeout), lock:  # Timeout: a living process builds that entry
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 @cache
 def cache_dir() -> Path:
-    """``$GPU_VECENV_CACHE``, else the user's cache folder, else a temporary one that ends with the process."""
+    """``$GPU_VECENV_CACHE``, else the user's cache folder, else a temporary folder, removed when the process ends."""
     try:
         chosen = os.environ.get("GPU_VECENV_CACHE")
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        path = (Path(chosen) if chosen else Path(home) / "gpu_vecenv").absolute()  # wherever the process goes later
+        path = Path(chosen or platformdirs.user_cache_dir("gpu_vecenv", appauthor=False)).expanduser()
+        path = path.absolute()  # a later chdir() must not move it
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
         if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
-            raise PermissionError(f"{path} belongs to, or can be written by, somebody else")
+            raise PermissionError(f"{path} belongs to another user or is writable by others; expected a private folder")
         with tempfile.TemporaryFile(dir=path) as file:
             file.write(bytes(MIN_FREE_BYTES))
             file.flush()

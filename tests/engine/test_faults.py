@@ -219,7 +219,8 @@ def test_two_threads_in_one_environment_are_told():
     launch = env._kernels._step
 
     class Held:
-        raw = launch.arguments
+        def __getattr__(self, name):
+            return getattr(launch, name)
 
         def __call__(self):
             inside.set()

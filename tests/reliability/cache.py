@@ -95,7 +95,7 @@ class Cache(Experiment):
             self.check(built <= 2, f"round {number}, kill: {built} compilations")
             compiled["killed"] += built
             kills += 1
-            drafts = [path.name for path in kernels.iterdir() if path.suffix != ".so"]
+            drafts = [path.name for path in kernels.iterdir() if path.suffix == ".draft"]
             most_drafts = max(most_drafts, len(drafts))
             # What lies there is damaged while nobody has it open.
             entry = max(kernels.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
@@ -116,8 +116,8 @@ class Cache(Experiment):
             )
             self.check(built == self.processes, f"round {number}, wrong: compiled {built} times, so it was kept")
             compiled["wrong"] += built
-        left = [path.name for path in kernels.iterdir() if path.suffix != ".so"]
-        self.check(len(left) <= 1, f"left in the cache: {left}")
+        left = [path.name for path in kernels.iterdir() if path.suffix == ".draft"]
+        self.check(len(left) <= 1, f"drafts left in the cache: {left}")
         entries = len(list(kernels.glob("*.so")))
         self.check(entries == 2 * self.count, f"{entries} entries; expected {2 * self.count}")
         return {
