@@ -10,8 +10,17 @@ CORES = $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
 CLIENTS_APART = benchmarl rllib
 CLIENTS = $(filter-out $(CLIENTS_APART),$(patsubst tests/adapters/test_%.py,%,$(wildcard tests/adapters/test_*.py)))
 
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL = -n auto --dist worksteal
+QUICK = not slow and not exhaustive and not gpu
+ORDINARY = (not slow or smoke) and not exhaustive and not gpu
+ADAPTERS = printf '%s\n' $(CLIENTS:%=tests/adapters/test_%.py) | xargs -P $(CORES)
+# After xargs: runs pytest on each line of paths by itself; no test on a line (pytest's code 5) is no error.
+EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
+
 .DEFAULT_GOAL = help
-.PHONY: help train test test-exhaustive test-adapters check gpu mutants reliability release-check bench docs dist clean
+.PHONY: help train quick check lint types test-changed test test-slow test-all test-exhaustive test-clients nightly gpu \
+	mutants reliability release-check bench docs dist clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -19,27 +28,48 @@ help: ## list the targets
 train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
 	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 --seed 1 $(ARGS)
 
-test: $(VENV)/dev.stamp ## install, then run the tests, those of each RL library in processes of its own
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "not exhaustive" $(ARGS)
-	@printf '%s\n' $(CLIENTS) | OMP_NUM_THREADS=1 xargs -P $(CORES) -I CLIENT sh -c '$(BIN)/python -m pytest -q tests/adapters/test_CLIENT.py || [ $$? = 5 ]'
+quick: $(VENV)/dev.stamp ## lint, types and the quick tests of the packages that changed: under a minute
+	@$(MAKE) --no-print-directory --output-sync -j 3 lint types test-changed
 
-test-exhaustive: $(VENV)/dev.stamp ## every case of what `make test` tries in part: architectures, sanitizers
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal -m "exhaustive and not gpu" $(ARGS)
+check: lint types ## formatting, lint, import rules and types
 
-test-adapters: $(CLIENTS_APART:%=$(VENV)-%/stamp) ## the same for RL libraries that need an environment of their own
-	for client in $(CLIENTS_APART); do OMP_NUM_THREADS=1 $(VENV)-$$client/bin/python -m pytest $(ARGS) tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
-
-check: $(VENV)/dev.stamp ## formatting, lint and types
+lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	find cuda examples tests -name '*.cu' -o -name '*.cuh' | xargs $(BIN)/clang-format --dry-run -Werror
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy
+
+test-changed: $(VENV)/dev.stamp
+	$(BIN)/python tests/support/select_tests.py | xargs $(EACH_LINE) -q $(PARALLEL) -m "$(QUICK)" $(ARGS)
+
+test: $(VENV)/dev.stamp ## install, then run the tests of every package and adapter: a few minutes
+	$(ADAPTERS) $(EACH_LINE) -q -m "$(ORDINARY)" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "$(ORDINARY)" $(ARGS)
+	@echo 'Left out: slow tests (make test-all); exhaustive tests, planted bugs and the RL libraries that need environments'
+	@echo 'of their own, $(CLIENTS_APART) (make nightly); tests of NVIDIA GPUs (make gpu).'
+
+test-slow: $(VENV)/dev.stamp ## the slow tests that `make test` leaves out
+	$(ADAPTERS) $(EACH_LINE) -q -m "not ($(ORDINARY)) and not exhaustive" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not ($(ORDINARY)) and not exhaustive" $(ARGS)
+
+test-all: test test-slow ## all tests that this environment and computer can run but the exhaustive ones
+
+test-exhaustive: $(VENV)/dev.stamp ## every case of what the other tests try in part: architectures, sanitizers, notebooks
+	$(PYTEST) $(PARALLEL) -m "exhaustive and not gpu" $(ARGS)
+
+test-clients: $(CLIENTS_APART:%=$(VENV)-%/stamp) ## the tests of RL libraries that need an environment of their own
+	for client in $(CLIENTS_APART); do OMP_NUM_THREADS=1 $(VENV)-$$client/bin/python -m pytest $(ARGS) tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
+
+nightly: mutants test-exhaustive test-clients reliability ## planted bugs, exhaustive tests, experiments, the ledger: hours
+	$(BIN)/python tests/ledger.py replay
+
 gpu: $(VENV)/dev.stamp ## the tests that need an NVIDIA GPU; without one this fails
-	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch sees no GPU: ask $(BIN)/gpu-vecenv doctor")'
-	$(BIN)/python -m pytest -m gpu $(ARGS)
-	for client in $(CLIENTS); do $(BIN)/python -m pytest -m gpu tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
+	$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit("torch finds no GPU: see $(BIN)/gpu-vecenv doctor")'
+	$(PYTEST) -m gpu $(ARGS)
+	$(ADAPTERS) -P 1 $(EACH_LINE) -m gpu $(ARGS)
 
 mutants: $(VENV)/dev.stamp ## plant bugs in kernels and trainer: the tests must find each
 	$(BIN)/python tests/mutation_gate.py $(ARGS)

@@ -1,16 +1,40 @@
+"""What all tests share: required libraries, an environment that does not depend on the computer, CPU limits, devices."""
+
 import importlib.util
 import os
 import shutil
 import signal
+from collections.abc import Generator
 
 import pytest
 import torch
 
+# Variables of the caller that would change what the programs under test print, install, seed or connect to.
+CLEARED = (
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("GPU_VECENV_DEVICE", "GPU_VECENV_CXXFLAGS", "GPU_VECENV_COMMIT", "PYTHONOPTIMIZE", "PYTHONWARNINGS"),
+    *("MAKEFLAGS", "MAKELEVEL", "MFLAGS"),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cpu-limit",
+        type=float,
+        metavar="SECONDS",
+        help="fail each test that is not marked slow and uses more CPU time, that of its child processes included",
+    )
+
 
 def pytest_configure() -> None:
-    """Libraries named in the environment must be there: their tests are not to be skipped."""
+    """Libraries named in $GPU_VECENV_REQUIRED must be installed: their tests must not be skipped."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; programs under test inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in CLEARED:  # here and not in a fixture: modules copy the environment when they are imported
+        os.environ.pop(name, None)
+    os.environ["MPLBACKEND"] = "agg"
+    os.umask(0o022)
     for library in os.environ.get("GPU_VECENV_REQUIRED", "").split():
         find = shutil.which if library == "chromium" else importlib.util.find_spec  # a program among the libraries
         if library != "cleanrl" and find(library) is None:  # its tests fetch CleanRL's scripts
@@ -23,6 +47,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="torch finds no NVIDIA GPU here"))
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    limit, begin = item.config.getoption("--cpu-limit"), cpu_seconds()
+    yield
+    used = cpu_seconds() - begin
+    if limit is not None and used > limit and not item.get_closest_marker("slow"):
+        pytest.fail(
+            f"{used:.1f} s of CPU time, more than {limit:g}: mark the test slow, or make it faster", pytrace=False
+        )
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

@@ -1,9 +1,13 @@
-"""The shared test tools: bitwise comparison finds every difference that it must."""
+"""The shared test tools: bitwise comparison, the selection of `make quick`, the CPU limit of a test."""
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 from support.bitwise import bits, equal_bits
+from support.select_tests import CORE, ROOT, changed, selected
 
 F32 = torch.tensor([0.0, 1.0, torch.nan])
 
@@ -53,3 +57,115 @@ def test_mappings_and_sequences_are_compared_by_their_parts():
         {**given, "a": -F32},
     ):
         assert not equal_bits(given, other)
+
+
+# The selection of `make quick`
+
+SELECTIONS = {
+    "gpu_vecenv/train/ppo.py": [["tests/train"]],
+    "gpu_vecenv/compile/backends/host.py": [["tests/compile"]],
+    "cuda/engine/step.cuh": [["tests/engine"]],
+    "cuda/games/cartpole.cu": [["tests/envs"]],
+    "cuda/learner/loss.cuh": [["tests/train"]],
+    "tests/views/test_render.py": [["tests/views"]],
+    "README.md": [["tests/project"]],
+    "examples/README.md": [["tests/project"]],
+    "adapters/sb3.py": [["tests/adapters/test_sb3.py"]],
+    "tests/adapters/test_sb3.py": [["tests/adapters/test_sb3.py"]],
+    # What concerns every package.
+    "gpu_vecenv/errors.py": [CORE],
+    "pyproject.toml": [CORE],
+    "tests/conftest.py": [CORE],
+    "tests/support/bitwise.py": [CORE],
+    "adapters/__init__.py": [CORE],
+}
+
+
+@pytest.mark.parametrize("path", SELECTIONS)
+def test_a_change_selects_the_tests_of_its_package(path):
+    assert selected([path]) == SELECTIONS[path]
+
+
+def test_several_changes_select_each_package_once_and_each_adapter_apart():
+    paths = ["gpu_vecenv/train/ppo.py", "tests/train/test_ppo.py", "cuda/engine/step.cuh", "adapters/sb3.py"]
+    assert selected([*paths, "adapters/skrl.py"]) == [
+        ["tests/engine", "tests/train"],
+        ["tests/adapters/test_sb3.py"],
+        ["tests/adapters/test_skrl.py"],
+    ]
+    # The core, without what is selected anyway.
+    assert selected(["cuda/engine/step.cuh", "pyproject.toml"]) == [
+        ["tests/engine", *(path for path in CORE if "engine" not in path)]
+    ]
+
+
+def test_the_core_exists_and_is_selected_without_changes():
+    assert selected([]) == [CORE] and all((ROOT / path).exists() for path in CORE)
+
+
+def test_changed_are_commits_since_main_and_uncommitted_files(tmp_path):
+    def git(*arguments):
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    assert changed(tmp_path) == []
+    for name in ("same", "committed", "edited", "removed"):
+        (tmp_path / name).write_text("old")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "main")
+    assert changed(tmp_path) == []
+    git("checkout", "-b", "branch")
+    (tmp_path / "committed").write_text("new")
+    git("commit", "-am", "branch")
+    (tmp_path / "edited").write_text("new")
+    (tmp_path / "removed").unlink()
+    (tmp_path / "new folder").mkdir()
+    (tmp_path / "new folder" / "file").touch()
+    assert sorted(changed(tmp_path)) == ["committed", "edited", "new folder/file", "removed"]
+
+
+# The CPU limit
+
+BUSY = """
+import subprocess, sys, time
+import pytest
+
+BURN = "import time; begin = time.process_time()\\nwhile time.process_time() < begin + 0.4: pass"
+
+def test_in_this_process():
+    exec(BURN)
+
+def test_in_a_child():
+    subprocess.run([sys.executable, "-c", BURN], check=True)
+
+@pytest.mark.slow
+def test_marked():
+    exec(BURN)
+
+def test_waiting():
+    time.sleep(0.4)
+"""
+
+
+@pytest.mark.slow
+def test_a_test_over_the_cpu_limit_fails_unless_it_is_marked_slow(tmp_path):
+    (tmp_path / "test_busy.py").write_text(BUSY)
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow: a\n gpu: b\n")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-rf",
+        "-p",
+        "no:cacheprovider",
+        "--cpu-limit",
+        "0.3",
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    failed = {line.split()[1].rpartition("::")[2] for line in done.stdout.splitlines() if line.startswith("FAILED")}
+    assert failed == {"test_in_this_process", "test_in_a_child"}, done.stdout
+    assert done.stdout.count("more than 0.3: mark the test slow") >= 2
