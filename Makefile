@@ -40,7 +40,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/lint-imports
 
 types: $(VENV)/dev.stamp
-	$(BIN)/mypy
+	$(BIN)/python -m mypy
 
 test-changed: $(VENV)/dev.stamp
 	$(BIN)/python tests/support/select_tests.py | xargs $(EACH_LINE) -q $(PARALLEL) -m "$(QUICK)" $(ARGS)
