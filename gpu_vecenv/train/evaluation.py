@@ -11,7 +11,8 @@ import torch
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, NonFiniteError
-from gpu_vecenv.train.policy import Policy, masked
+from gpu_vecenv.train.distributions import masked
+from gpu_vecenv.train.policy import Policy
 
 # Who acts for a role: a policy, a function from the role's observations (num_envs, count, *shape) to its actions, as
 # its action space says, or chance (None). Functions are asked for up to 15 steps after the last episode's end.

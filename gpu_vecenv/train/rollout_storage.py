@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import NamedTuple
 
 import torch
 
@@ -11,20 +10,8 @@ from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError
-from gpu_vecenv.train.policy import Policy, RoleView, masked
-
-
-class Batch(NamedTuple):
-    """Rows of a rollout, (rows, …). Only those of ``active`` agents count; ``advantages`` as they are to be used."""
-
-    obs: torch.Tensor
-    draws: torch.Tensor
-    log_probs: torch.Tensor
-    values: torch.Tensor
-    advantages: torch.Tensor
-    returns: torch.Tensor
-    active: torch.Tensor
-    action_mask: torch.Tensor | None = None
+from gpu_vecenv.train.distributions import masked
+from gpu_vecenv.train.policy import Policy, RoleView
 
 
 class Rollout:
@@ -117,19 +104,6 @@ class Rollout:
         self.active[-1].copy_(self.env.active)
         if self.action_mask is not None:
             self.action_mask[-1].copy_(self.env.action_mask)
-
-    def batch(self, view: RoleView, indices: torch.Tensor, estimates: torch.Tensor) -> Batch:
-        """Rows of a role; ``indices`` (rows,) int64 count through (T, E, A); ``estimates`` are their advantages."""
-
-        def rows(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[: len(self.draws)].flatten(0, 2)[indices]
-
-        draws = rows(self.draws).view(len(indices), -1)[:, : view.num_heads]
-        log_probs, values, returns = (rows(x) for x in (self.log_probs, self.values, self.returns))
-        mask = None if self.action_mask is None else view.mask(rows(self.action_mask))
-        return Batch(
-            self.flat_obs(view)[indices], draws, log_probs, values, estimates, returns, rows(self.active), mask
-        )
 
     def flat_obs(self, view: RoleView) -> torch.Tensor:
         """All observations before a step, cut to a role's own: (T * E * A, *obs_shape), no copy."""

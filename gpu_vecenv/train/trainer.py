@@ -1,12 +1,14 @@
-"""The training loop: a policy for each role, rollouts, updates, and all of it saved and taken up again.
+"""Trainer: the training loop. Each iteration collects a rollout and updates every policy from it.
 
-The environment runs in "next_step" mode: the last observation of an episode is simply row t + 1, valued by the same
-forward pass; at the step after it the environment resets, and that transition is masked, like those of agents that
-have left the game.
+Shapes: T steps, E environments, A agents.
 
-On a GPU the rollout, the order of the rows, each minibatch's gradients and each step of the optimiser are CUDA graphs.
-The host reads the device once an iteration. All that an iteration depends on lies in tensors that a checkpoint holds,
-so that a run that was interrupted goes on with the same bits.
+The environment runs in "next_step" mode: the last observation of an episode is row t + 1 of the rollout, so the same
+forward pass computes its value. At the step after it the environment resets; that transition is masked, like those of
+agents that have left the game.
+
+On a GPU the rollout, the permutation of the samples, the gradient of a minibatch and the optimizer step are CUDA
+graphs, and the host reads the device once an iteration. Checkpoints hold everything that an iteration depends on: an
+interrupted run resumes bit-identically.
 """
 
 from __future__ import annotations
@@ -36,24 +38,26 @@ from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
+from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
 from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.ppo import LEARNER_METRICS, LOSS_METRICS, Learner, PPOConfig, make_policy
+from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 
-EXTRA_MANIFEST_KEYS = ("progress", "rank")  # to a checkpoint's manifest, by others than the trainer
-RUN_WIDE_KEYS = ("total_steps", "num_steps", "squash", "precision")  # keys on which all policies must agree
+EXTRA_MANIFEST_KEYS = ("progress", "rank")  # keys of a checkpoint's manifest that the trainer does not write
+RUN_WIDE_KEYS = ("total_steps", "num_steps", "squash", "precision")  # options on which all policies must agree
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
-    """How the policy of some roles is made, and whether it learns.
+    """Configuration of the policy of one or more roles.
 
     Args:
-        network: Any module that does what ``ActorCritic`` does; None makes one of ``config.hidden_sizes``.
-        config: Hyper-parameters of its own; None takes the trainer's.
-        weights: What it begins with: the ``state_dict`` of a ``Policy``, as ``load_policy(…)`` gives one from a run.
-        train: False: it acts, and stays as it is.
+        network: A module with the ``forward`` of ``ActorCritic``; None makes an ``ActorCritic`` of
+            ``config.hidden_sizes``.
+        config: Hyperparameters of this policy; None uses the trainer's.
+        weights: Initial weights: the ``state_dict`` of a ``Policy``, such as one that ``load_policy(…)`` returned.
+        train: False freezes the policy: it acts, but is not trained.
     """
 
     network: nn.Module | None = None
@@ -66,18 +70,18 @@ class Trainer:
     """Trains a policy for each role, or one for several roles, on an environment.
 
     Args:
-        env: The environment. One that is not in "next_step" mode, or has agents as rows, serves as a pattern: the
-            trainer steps its own, made with the same arguments otherwise. With torch.distributed it is this process's
-            shard, whose ``first_env_index`` is the process's rank times ``num_envs``.
-        config: Hyper-parameters.
-        seed: Of the environment, the weights and the minibatches.
-        policies: Role -> its policy, or the roles that share one joined by "+", as in "tagger+runner"; a module stands
-            for ``PolicySpec(network=module)``. None gives each role one of its own.
+        env: The environment. If it is not in "next_step" mode, or has ``agents_as_envs``, it is used as a template: the
+            trainer steps another one with otherwise equal arguments. With torch.distributed it is this process's
+            shard, and its ``first_env_index`` is the process's rank times ``num_envs``.
+        config: Hyperparameters.
+        seed: For the environment, the initial weights and the order of the minibatches.
+        policies: Role -> its policy; roles that share one are joined by "+", as in "tagger+runner". A module stands
+            for ``PolicySpec(network=module)``. None trains one policy per role.
         graphs: Whether to use CUDA graphs on a GPU.
         on_iteration: Called with a dictionary of metrics after every iteration; training ends when it returns True.
 
     Raises:
-        ConfigError: The configuration does not fit the environment.
+        ConfigError: The configuration does not match the environment.
         CapacityError: The rollout does not fit in memory.
     """
 
@@ -92,32 +96,33 @@ class Trainer:
         on_iteration: Callable[[dict[str, float]], bool | None] | None = None,
     ) -> None:
         if not isinstance(env, VecEnv):
-            raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
+            raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv; a view has it as view.vec_env")
         for name, given, kind in (("config", config, PPOConfig), ("policies", policies, Mapping)):
             if given is not None and not isinstance(given, kind):
                 raise TypeError(f"{name} is a {type(given).__name__}; expected a {kind.__name__} or None")
         self.config, self.seed, self.on_iteration = config or PPOConfig(), validate_seed(seed), on_iteration
         self.world, self.iteration = World.current(), 0
-        self._interrupted = False  # whether the last iteration ended by an error or an interrupt
+        self._in_iteration = False  # stays True after an iteration that an error or an interrupt ended
+        self._start = self._progress = 0.0  # of the iteration: clock time, and the fraction of the run done before it
         if self.world.size > 1 and env.first_env_index != self.world.rank * env.num_envs:
             raise ConfigError(
                 f"env.first_env_index is {env.first_env_index} in process {self.world.rank} of {self.world.size}; expected "
-                f"rank x num_envs = {self.world.rank * env.num_envs}, so that no two replicas are the same"
+                f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
             )
         specs = self._specs(env, policies)
         check_capacity(env, self.config.num_steps)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(env.device, threading.get_ident()) if env.device.type == "cuda" else None
-        with self._on_training_stream():
+        with self.training_stream():
             self.rollout = Rollout(self.env, self.config.num_steps)
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
             self.policies: dict[str, Policy] = {}
             with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(self.seed)  # the host's alone: weights are drawn there
+                torch.default_generator.manual_seed(self.seed)  # only the CPU's: weights are initialised there
                 for name, spec in specs.items():
                     self.policies[name] = self._policy(name, spec)
-            for policy in self.policies.values():  # networks of the user's own may be another in each process
+            for policy in self.policies.values():  # users' networks may differ between processes
                 for tensor in policy.state_dict().values():
                     self.world.broadcast(tensor)
             graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
@@ -154,7 +159,7 @@ class Trainer:
         parts = [id(part) for network in networks for part in {network, *network.parameters()}]
         if len(set(parts)) < len(parts):
             raise ConfigError(
-                f"policies {list(specs)} have weights in common; roles share a whole policy, as in 'a+b', or nothing"
+                f"policies {list(specs)} share weights; expected separate networks, or one shared policy, as in 'a+b'"
             )
         named = [role for name in specs for role in name.split("+")]
         if sorted(named) != sorted(known):
@@ -163,8 +168,8 @@ class Trainer:
             for key in RUN_WIDE_KEYS if spec.config else ():
                 own, common = getattr(spec.config, key), getattr(self.config, key)
                 if own != common:
-                    raise ConfigError(f"{key} of {name} is {own!r}, the run's is {common!r}; expected the same")
-        return dict(sorted(specs.items(), key=lambda item: known.index(item[0].split("+")[0])))  # as the game has them
+                    raise ConfigError(f"{key} of {name} is {own!r}; expected {common!r}, as in the trainer's config")
+        return dict(sorted(specs.items(), key=lambda item: known.index(item[0].split("+")[0])))  # the game's order
 
     def _policy(self, name: str, spec: PolicySpec) -> Policy:
         policy = make_policy(self.env.game, name.split("+"), self.configs[name], spec.network, self.env.device)
@@ -173,25 +178,29 @@ class Trainer:
             found = [tuple(x.shape) for x in policy(view.obs(self.rollout.obs[0]))]
         expected = [(self.env.num_envs, view.num_agents, view.num_parameters), (self.env.num_envs, view.num_agents)]
         if found != expected:
-            raise ConfigError(f"the network of {name} gives shapes {found}; expected parameters and values, {expected}")
+            raise ConfigError(
+                f"the network of {name} returns shapes {found}; expected parameters and values: {expected}"
+            )
         if spec.train and not any(p.requires_grad for p in policy.parameters()):
-            raise ConfigError(f"the network of {name} has nothing to learn; expected parameters, or train=False")
+            raise ConfigError(
+                f"the network of {name} has no trainable parameters; expected some, or PolicySpec(train=False)"
+            )
         if spec.weights is not None:
             policy.load_weights(spec.weights)
         return policy.requires_grad_(spec.train)
 
     @property
     def env_steps_per_iteration(self) -> int:
-        """Of all processes together."""
+        """Env-steps of one iteration, summed over all processes."""
         return self.config.num_steps * self.env.num_envs * self.world.size
 
     @property
     def num_iterations(self) -> int:
-        """Iterations of the whole run: the last one completes ``total_steps``."""
+        """Iterations of the whole run; the last one completes ``total_steps``."""
         return -(-self.config.total_steps // self.env_steps_per_iteration)
 
     def train(self) -> dict[str, float]:
-        """Run the remaining iterations, or until ``on_iteration`` returns True; returns the last one's metrics."""
+        """Run the remaining iterations, or until ``on_iteration`` returns True; return the metrics of the last one."""
         metrics: dict[str, float] = {}
         while self.iteration < self.num_iterations:
             metrics = self.train_iteration()
@@ -200,56 +209,70 @@ class Trainer:
         return metrics
 
     def train_iteration(self) -> dict[str, float]:
-        """One rollout and one update. Waits for the device once, to read the metrics.
+        """Collect one rollout and update all policies; return metrics. One device synchronisation, to read them.
 
         Raises:
-            NonFiniteError: A loss or gradient became NaN or infinite; from there on no step was taken.
-            CapacityError: The memory of the device does not suffice.
+            NonFiniteError: A loss or gradient became NaN or infinite; all later updates were skipped.
+            CapacityError: Not enough device memory.
         """
+        self.begin_iteration()
+        with self._training():
+            for learner in self.learners.values():
+                learner.update()
+        return self.end_iteration()
+
+    def begin_iteration(self) -> None:
+        """Collect a rollout and prepare the learners, for callers with an update loop of their own."""
         self.env.check_ready("train_iteration")
-        if self._interrupted:
+        self._start, self._progress = time.perf_counter(), min(self.iteration / self.num_iterations, 1.0)
+        if self._in_iteration:
             self.rollout.refresh_last_step()
             for learner in self.learners.values():
-                for _, _, moments in learner.normalizer_updates:
-                    moments.zero_()
-        self._interrupted = True
-        try:
-            metrics = self._iterate()
-        except torch.OutOfMemoryError as error:
-            each = Rollout.bytes_per_env(self.env, self.config.num_steps)
-            raise CapacityError(
-                f"{str(error).splitlines()[0]} With num_envs = {self.env.num_envs:,} an iteration needs "
-                f"{each * self.env.num_envs:,} bytes and more; num_envs = {self.env.num_envs // 2:,} needs half"
-            ) from error
-        self._interrupted = False
-        return metrics
-
-    def _iterate(self) -> dict[str, float]:
-        start, progress = time.perf_counter(), min(self.iteration / self.num_iterations, 1.0)
-        with self._on_training_stream():
+                learner.discard_statistics()
+        self._in_iteration = True
+        with self._training():
             self.timer.mark("start")
             self._graphed_rollout()
             self.timer.mark("collected")
             for learner in self.learners.values():
-                learner.update(progress, self.iteration)
+                learner.begin_update(self._progress, self.iteration)
+
+    def end_iteration(self) -> dict[str, float]:
+        """Update the normalizers and return the metrics of an iteration; errors as in ``train_iteration``."""
+        with self._training():
+            for learner in self.learners.values():
+                learner.end_update()
             self.timer.mark("updated")
             metrics = self._read_metrics()
         self.iteration += 1
-        seconds = time.perf_counter() - start
+        self._in_iteration = False
+        seconds = time.perf_counter() - self._start
+        rates = {name: learner.config.schedule(self._progress)[0] for name, learner in self.learners.items()}
         return {
             "iteration": self.iteration,
             "env_steps": self.iteration * self.env_steps_per_iteration,
             "agent_steps_per_s": self.env_steps_per_iteration * self.env.num_agents / seconds,
             **self._time_fractions(seconds),
-            **{
-                f"learning_rate_{name}": learner.config.schedule(progress)[0] for name, learner in self.learners.items()
-            },
+            **{f"learning_rate_{name}": rate for name, rate in rates.items()},
             **metrics,
         }
 
     @contextlib.contextmanager
-    def _on_training_stream(self) -> Iterator[None]:
-        """On a stream of its own, where graphs can be captured, with the precision asked for."""
+    def _training(self) -> Iterator[None]:
+        """``training_stream``, with a CapacityError in place of torch's OutOfMemoryError."""
+        try:
+            with self.training_stream():
+                yield
+        except torch.OutOfMemoryError as error:
+            each = Rollout.bytes_per_env(self.env, self.config.num_steps)
+            raise CapacityError(
+                f"{str(error).splitlines()[0]} With num_envs = {self.env.num_envs:,} an iteration needs more than "
+                f"{each * self.env.num_envs:,} bytes; num_envs = {self.env.num_envs // 2:,} needs half"
+            ) from error
+
+    @contextlib.contextmanager
+    def training_stream(self) -> Iterator[None]:
+        """Run on a CUDA stream where graphs can be captured, with the configured precision; no effect on the CPU."""
         if self._stream is None:
             yield
             return
@@ -267,7 +290,7 @@ class Trainer:
 
     @torch.no_grad()
     def _collect_rollout(self) -> None:
-        data, timed_step = self.rollout, self.config.num_steps // 2  # one step's stages stand for all
+        data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
         data.collect(self.policies.values(), self.sampler, self._parameters, self.timer.mark, timed_step)
         for policy in self.policies.values():
             data.values[-1][:, policy.view.agents] = policy(policy.view.obs(data.obs[-1]))[1]
@@ -276,31 +299,31 @@ class Trainer:
             learner.update_statistics()
 
     def _read_metrics(self) -> dict[str, float]:
-        """The one look at the device."""
+        """Read all metrics from the device in one copy, summed over all processes."""
         statistics, roles = self.env.episode_statistics(), self.env.game.layout.role_slices
         names = [f"{metric}_{name}" for name in self.learners for metric in LEARNER_METRICS]
         means = [learner.metrics_of_iteration().double() / self.world.size for learner in self.learners.values()]
         sums = {name: statistics[name].sum().double() for name in ("episodes", "lengths", "terminations")}
-        faults, lost = self.env.faults(), int(Fault.NONFINITE)
+        faults, nonfinite = self.env.faults(), int(Fault.NONFINITE)
         sums |= {
-            "faults": (faults & ~lost).count_nonzero().double(),
-            "nonfinite_envs": (faults & lost).bool().sum().double(),
+            "faults": (faults & ~nonfinite).count_nonzero().double(),
+            "nonfinite_envs": (faults & nonfinite).bool().sum().double(),
         }
         sums |= {f"return_{role}": statistics["returns"][:, where].double().sum() for role, where in roles.items()}
-        read = torch.cat([*means, torch.stack(list(sums.values()))])
-        self.world.all_reduce_sum(read)
-        metrics = dict(zip([*names, *sums], read.tolist(), strict=True))
+        values = torch.cat([*means, torch.stack(list(sums.values()))])
+        self.world.all_reduce_sum(values)
+        metrics = dict(zip([*names, *sums], values.tolist(), strict=True))
         self.env.clear_episode_statistics()
         losses = {name: metrics[name] for name in names if name.startswith(LOSS_METRICS)}
         if not all(abs(value) < float("inf") for value in losses.values()):
             raise NonFiniteError(
                 f"iteration {self.iteration + 1}: losses {losses} are not finite; "
-                "a smaller learning_rate or max_grad_norm may help"
+                "try a smaller learning_rate or max_grad_norm"
             )
         if faults := metrics.pop("faults"):
             raise NonFiniteError(
-                f"iteration {self.iteration + 1}: {faults:.0f} replicas were given invalid actions and stand still; "
-                "a policy gives NaN, or excludes every choice"
+                f"iteration {self.iteration + 1}: {faults:.0f} environments received invalid actions and were not "
+                "stepped; a network returned NaN, or an action mask forbids every choice"
             )
         if not self.env.build.end_on_nonfinite:
             del metrics["nonfinite_envs"]
@@ -312,37 +335,37 @@ class Trainer:
         return metrics
 
     def _time_fractions(self, seconds: float) -> dict[str, float]:
-        """Of the time: the update's, and what the timed_step step says about the rollout's."""
+        """Fractions of the iteration's time: update, and the rollout's stages in proportion to those of one step."""
         update, rollout = self.timer.seconds("collected", "updated"), self.timer.seconds("start", "collected")
         marks = pairwise(("policy", "sampling", "env", "step_end"))
         stages = {name: self.timer.seconds(name, after) for name, after in marks}
         step = sum(stages.values())
-        shares = {
+        fractions = {
             f"{name}_time_fraction": rollout / seconds * stage / step if step else 0.0 for name, stage in stages.items()
         }
-        return shares | {"update_time_fraction": update / seconds}
+        return fractions | {"update_time_fraction": update / seconds}
 
     def evaluate(
         self, episodes: int = 1000, *, random_roles: Sequence[str] = (), greedy: bool = False, seed: int = 1
     ) -> dict[str, float]:
-        """Play whole episodes in an environment of its own, see ``evaluate``; training is not touched.
+        """Play whole episodes in a separate environment, see ``evaluate``; the state of training does not change.
 
         Args:
-            episodes: How many.
+            episodes: Number of episodes.
             random_roles: Roles that act uniformly at random instead of by their policy.
-            greedy: Take the likeliest action instead of sampling.
-            seed: Of the evaluation's random streams.
+            greedy: Take the most likely action instead of sampling.
+            seed: Seed of the evaluation.
         """
         role_policies: dict[str, Any] = {}
         known = list(self.env.game.layout.roles)
         if unknown := set(random_roles) - set(known):
-            raise ConfigError(f"random_roles has {sorted(unknown)}; the roles are {known}")
+            raise ConfigError(f"random_roles has {sorted(unknown)}; expected some of {known}")
         for policy in self.policies.values():
             role_policies |= {role: None if role in random_roles else policy for role in policy.view.roles}
         return evaluate(self.env, role_policies, episodes, greedy=greedy, seed=seed)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """All that the next iteration depends on, live tensors by name; and what they belong to, as JSON values."""
+        """Everything the next iteration depends on: live tensors by name, and a JSON-serialisable description."""
         tensors = {f"env.{name}": tensor for name, tensor in self.env.state_dict().items()}
         tensors |= {
             f"shared.{field.name}": self.env.state[field.name] for field in self.env.game.layout.fields if field.shared
@@ -367,19 +390,20 @@ class Trainer:
         }
 
     def _platform(self) -> dict[str, Any]:
-        """What the bits of sums depend on beside the state."""
+        """Properties of the platform that floating-point results depend on."""
         return {"torch": torch.__version__, "device": self.env.device.type, "threads": torch.get_num_threads()}
 
     def save(self, path: str | Path) -> Path:
-        """Write a checkpoint, from which ``load`` goes on bit by bit; returns the path."""
+        """Write a checkpoint, from which ``load`` resumes bit-identically; return the path."""
         save_checkpoint(Path(path), *self.state())
         return Path(path)
 
     def load(self, path: str | Path) -> dict[str, Any]:
-        """Go on from a checkpoint of a trainer of the same game, size and policies; returns the file's manifest.
+        """Resume from a checkpoint of a trainer with the same game, size and policies; return its manifest.
 
         Raises:
-            FileNotFoundError, CheckpointCorruptError: There is no file, or a damaged or foreign one.
+            FileNotFoundError: There is no such file.
+            CheckpointCorruptError: The file is damaged, not a checkpoint, or of another version of the format.
             ConfigError: It is of another game, size or policy. Nothing has changed.
         """
         tensors, manifest = load_checkpoint(Path(path))
@@ -387,29 +411,33 @@ class Trainer:
         return manifest
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any], source: str) -> None:
-        """Go on from what ``state`` gave; errors as in ``load`` name the ``source``."""
-        own, described = self.state()
-        wanted = json.loads(json.dumps(described))  # JSON knows no tuples
+        """Resume from what ``state`` returned; errors are those of ``load`` and name the ``source``."""
+        own, description = self.state()
+        expected = json.loads(json.dumps(description))  # JSON has lists, not tuples
         if type(manifest.get("iteration")) is not int or manifest["iteration"] < 0:
             raise CheckpointCorruptError(f"{source}: iteration is {manifest.get('iteration')!r}; expected an int >= 0")
-        if others := list(_differing(manifest, wanted)):
-            raise ConfigError(f"{source} is of another run: {'; '.join(others)}")
+        if differences := list(_differing(manifest, expected)):
+            raise ConfigError(f"{source} is of a different run: {'; '.join(differences)}")
         shapes, found_shapes = (
             {name: (str(x.dtype), tuple(x.shape)) for name, x in sorted(state.items())} for state in (own, tensors)
         )
         if shapes != found_shapes:
             differing = {name: (found_shapes.get(name), shapes.get(name)) for name in {*shapes, *found_shapes}}
             raise ConfigError(
-                f"{source} and this trainer differ (name: file's, trainer's): "
+                f"tensors of {source} and of this trainer differ (name: file's, trainer's): "
                 f"{ {name: pair for name, pair in sorted(differing.items()) if pair[0] != pair[1]} }"
             )
         bad = [n for n, x in tensors.items() if n.startswith(("policy", "optimizer")) and not bool(x.isfinite().all())]
         if bad:
-            raise CheckpointCorruptError(f"{source} holds NaN or infinite numbers in {', '.join(bad)}")
+            raise CheckpointCorruptError(
+                f"{source} has NaN or infinite values in {', '.join(bad)}; use an older checkpoint"
+            )
         made_with = manifest.get("made_with")
         made_with = made_with if isinstance(made_with, dict) else {}
         if (before := {k: made_with.get(k) for k in self._platform()}) != self._platform():
-            warnings.warn(f"{source} was made with {before}, this is {self._platform()}: bits may differ", stacklevel=3)
+            warnings.warn(
+                f"{source} was made with {before}, this is {self._platform()}: results may differ bitwise", stacklevel=3
+            )
         self.env.load_state_dict({n.removeprefix("env."): x for n, x in tensors.items() if n.startswith("env.")})
         for name, tensor in own.items():
             if not name.startswith("env."):
@@ -418,20 +446,19 @@ class Trainer:
         self.rollout.refresh_last_step()
 
     def close(self) -> None:
-        """Let go of the environment, the rollout and the graphs: their memory is free at once."""
+        """Release the memory of the environment, the rollout and the graphs."""
         self.env.close()
         for name in ("rollout", "learners", "sampler", "_graphed_rollout", "_compute_advantages", "_parameters"):
             vars(self).pop(name, None)
-        gc.collect()  # a stage knows its learner and the learner its stages
+        gc.collect()  # learners and their GraphedCallables are reference cycles
 
 
-def _differing(found: Mapping[str, Any], wanted: Mapping[str, Any], inside: str = "") -> Iterator[str]:
-    """Where two descriptions differ in what the bits depend on. Another end is allowed: a run may go on for longer."""
-    for key in sorted(
-        {*found, *wanted} - {"iteration", "made_with", "total_steps", *(() if inside else EXTRA_MANIFEST_KEYS)}
-    ):
-        one, other = found.get(key), wanted.get(key)
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from _differing(one, other, f"{inside}{key}.")
-        elif one != other:
-            yield f"its {inside}{key} is {one!r}, this trainer's {other!r}"
+def _differing(found: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Differences that change results. ``total_steps`` may differ: a run may be extended."""
+    ignored = {"iteration", "made_with", "total_steps", *(() if prefix else EXTRA_MANIFEST_KEYS)}
+    for key in sorted({*found, *expected} - ignored):
+        a, b = found.get(key), expected.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            yield from _differing(a, b, f"{prefix}{key}.")
+        elif a != b:
+            yield f"its {prefix}{key} is {a!r}, this trainer's {b!r}"

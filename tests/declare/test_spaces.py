@@ -14,7 +14,8 @@ from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import Fault
 from gpu_vecenv.errors import EnvDefinitionError, InvalidActionError
-from gpu_vecenv.train.policy import ActorCritic, log_probs_and_entropies, masked
+from gpu_vecenv.train.distributions import log_probs_and_entropies, masked
+from gpu_vecenv.train.networks import ActorCritic
 
 CREW = Crew()
 

@@ -29,7 +29,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.train.policy import masked
+from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 

@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.learning import run_update
 
 import gpu_vecenv
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import TIMEOUT, World, process_group
-from gpu_vecenv.train.ppo import Learner, PPOConfig
+from gpu_vecenv.train.learner import Learner
+from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -65,7 +67,7 @@ def step_once(folder):
         for name, learner in trainer.learners.items():
             found[f"before.{name}"] = torch.cat([p.detach().flatten() for p in before[name].parameters()])
             alone = Learner(before[name], ONE_STEP, trainer.rollout, seed=3, world=World(), graph_pool=None)
-            alone.update(0.0, 0)
+            run_update(alone)
             found[f"own.{name}"] = alone.flat_grad.clone()
             found[f"average.{name}"] = learner.flat_grad.clone()
             found[f"after.{name}"] = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])

@@ -15,8 +15,8 @@ from gpu_vecenv import GamePolicy, PolicySpec, PPOConfig, Trainer, load_policy
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError
 from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
+from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.evaluation import evaluate
-from gpu_vecenv.train.policy import masked
 
 TAG = {"num_taggers": 2, "num_runners": 3, "max_steps": 20}
 SMALL = {"total_steps": 10**6, "num_steps": 8, "num_epochs": 1, "num_minibatches": 2, "learning_rate": 0.05}

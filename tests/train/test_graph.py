@@ -150,7 +150,7 @@ def test_a_network_that_looks_at_values_trains_to_the_same_bits(device):
     found, said, trainer, network = trained(device, looks=True, graphs=True)
     assert network.seen and not no_warnings
     assert all(found[name].equal(tensor) for name, tensor in plain.items()) and found.keys() == plain.keys()
-    stages = [trainer._graphed_rollout, *trainer.learners["tagger+runner"].stages]
+    stages = [trainer._graphed_rollout, *trainer.learners["tagger+runner"].stages.values()]
     if device == "cpu":
         assert not said and all(stage.graph is None for stage in stages)
         return

@@ -10,7 +10,7 @@ from torch import nn
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.train.layers import NO_ACTIVATION, RELU, TANH, LayerKernel, are_packed, kernel_on, packed, width_of
-from gpu_vecenv.train.policy import ActorCritic
+from gpu_vecenv.train.networks import ActorCritic
 
 HALF_ULP = 2.0**-24  # the most by which a float32 operation is off, relative to its result
 SHAPES = [(0, 4), (1, 1), (5, 3), (15, 8), (100, 64), (999, 43), (999, 44), (4099, 7), (70000, 4), (300, 1100)]

@@ -10,6 +10,7 @@ from games.script import Script
 from lanes import LanesBackend
 from oracles.gae import of_deltas
 from support.advantages import ALIVE, FACTORS, episodes_of, patterned
+from support.learning import batch_of, run_update
 from torch import nn
 
 import gpu_vecenv
@@ -17,10 +18,11 @@ from gpu_vecenv.compile import function_manager
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.layers import are_packed, width_of
+from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import LossKernel, advantage_launch
 from gpu_vecenv.train.policy import Policy, default_network
-from gpu_vecenv.train.ppo import Learner, PPOConfig, advantages, loss, masked_normalize
-from gpu_vecenv.train.rollout_storage import Batch, Rollout
+from gpu_vecenv.train.ppo import Batch, PPOConfig, advantages, loss, masked_normalize
+from gpu_vecenv.train.rollout_storage import Rollout
 
 # Advantages
 
@@ -158,7 +160,7 @@ def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, see
 
 def of_policy(rows):
     """Draws and masks."""
-    batch = rows.rollout.batch(rows.policy.view, rows.indices, rows.values)
+    batch = batch_of(rows.rollout, rows.policy.view, rows.indices, rows.values)
     return batch.draws, batch.action_mask
 
 
@@ -192,7 +194,9 @@ def expected_of(rows, config):
     active = data.active[:-1].flatten()[rows.indices]
     kept = rows.indices[active]
     gains = data.advantages.flatten()[kept].double()
-    batch = data.batch(view, kept, masked_normalize(gains, active[active]) if config.normalize_advantages else gains)
+    batch = batch_of(
+        data, view, kept, masked_normalize(gains, active[active]) if config.normalize_advantages else gains
+    )
     batch = Batch(*(x.double() if x is not None and x.dtype == torch.float32 else x for x in batch))
     parameters, values = (x[active].double().requires_grad_() for x in (rows.parameters, rows.values))
     rows.policy.given = parameters, values
@@ -424,7 +428,7 @@ def test_a_policy_of_one_role_reads_a_whole_batch_where_it_lies(device):
         learner.in_order = not gathers
         seen = []
         network.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0].data_ptr()))
-        learner.update(0.0, 0)
+        run_update(learner)
         lies = [learner.obs[start:].data_ptr() for start in (0, 80, 160)] * config.num_epochs
         assert len(seen) == len(lies) and [own == place for own, place in zip(seen, lies, strict=True)] == [
             not gathers
@@ -453,7 +457,7 @@ def test_a_network_may_learn_one_of_its_outputs_alone(which, device):
     rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
     config = PPOConfig(num_steps=TICKS, num_epochs=1)
     learner = Learner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
-    learner.update(0.0, 0)
+    run_update(learner)
     assert policy.network.weight.isfinite().all() and policy.network.weight.ne(1).all()
 
 

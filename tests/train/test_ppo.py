@@ -10,14 +10,16 @@ import torch
 from games.crew import Crew
 from games.script import Script
 from oracles.shuffle import order_of
+from support.learning import batch_of, run_update
 from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
 from gpu_vecenv.train.policy import Normalizer, Policy, default_network
-from gpu_vecenv.train.ppo import LEARNER_METRICS, LOSS_METRICS, Learner, PPOConfig, loss, masked_mean, masked_normalize
-from gpu_vecenv.train.rollout_storage import Batch, Rollout
+from gpu_vecenv.train.ppo import Batch, PPOConfig, loss, masked_mean, masked_normalize
+from gpu_vecenv.train.rollout_storage import Rollout
 
 # Two action heads, of 4 and 5 choices; 3 taggers and 4 runners.
 TAG = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
@@ -79,14 +81,13 @@ def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), see
 def whole(learner):
     """All rows of a learner."""
     data, indices = learner.rollout, learner.indices
-    return data.batch(learner.policy.view, indices, data.advantages.flatten()[indices])
+    return batch_of(data, learner.policy.view, indices, data.advantages.flatten()[indices])
 
 
 def updated(learner, progress=0.0, iteration=0):
     """The metrics of an update."""
     learner.update_statistics()
-    learner.update(progress, iteration)
-    return dict(zip(LEARNER_METRICS, learner.metrics_of_iteration().tolist(), strict=True))
+    return run_update(learner, progress, iteration)
 
 
 def state(learner):
@@ -180,7 +181,7 @@ class Textbook:
             order = order_of(seed, iteration * config.num_epochs + epoch, len(indices))
             for rows in np.array(order).reshape(config.num_minibatches, -1):
                 at = torch.tensor([indices[row] for row in rows], device=data.obs.device)
-                batch = selected(data.batch(policy.view, at, data.advantages.flatten()[at]))
+                batch = selected(batch_of(data, policy.view, at, data.advantages.flatten()[at]))
                 if config.normalize_advantages:
                     gains = batch.advantages.double()
                     batch = batch._replace(advantages=(gains - gains.mean()) / gains.std(correction=0))
@@ -640,7 +641,7 @@ def test_statistics_move_at_the_end_of_an_update_and_count_active_rows_of_own_ag
     for normalizer, old, rows in zip(own, before, (batch.obs, batch.returns), strict=True):
         expected = copy.deepcopy(old)
         expected.update_from_moments(old.moments(rows, batch.active))
-        assert normalizer.count.item() == pytest.approx(old.rows.item() + int(batch.active.sum()))
+        assert normalizer.count.item() == pytest.approx(old.count.item() + int(batch.active.sum()))
         for name in ("mean", "var"):  # sums step by step, or of all at once
             torch.testing.assert_close(getattr(normalizer, name), getattr(expected, name), rtol=1e-6, atol=1e-6)
             assert not getattr(normalizer, name).equal(getattr(old, name))

@@ -18,7 +18,7 @@ from games.probes import (
     TwoStep,
 )
 
-import gpu_vecenv.train.ppo
+import gpu_vecenv.train.learner
 import gpu_vecenv.train.trainer
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.learner_kernels import LossKernel
@@ -399,6 +399,6 @@ def test_survivors_tell_of_rows_of_the_dead(device, monkeypatch):
             everyone.active = torch.ones_like(rollout.active)
             super().__init__(policy, everyone, **settings)
 
-    monkeypatch.setattr(gpu_vecenv.train.ppo, "LossKernel", WithTheDead)
+    monkeypatch.setattr(gpu_vecenv.train.learner, "LossKernel", WithTheDead)
     errors, *_ = with_fault(Survivors(), with_rows_of_the_dead, device, monkeypatch)
     assert errors.view(200, 4)[:, 3].max() < -0.5

@@ -24,8 +24,9 @@ import gpu_vecenv
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.envs.registry import GAMES, Game, load_game
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ClosedEnvError, ConfigError, NonFiniteError
-from gpu_vecenv.train.policy import masked, squashed
-from gpu_vecenv.train.ppo import LOSS_METRICS, PPOConfig
+from gpu_vecenv.train.distributions import masked, squashed
+from gpu_vecenv.train.learner import LOSS_METRICS
+from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout, max_num_envs_that_fit
 from gpu_vecenv.train.trainer import RUN_WIDE_KEYS, PolicySpec, Trainer
 
@@ -586,7 +587,7 @@ def test_graphs_change_no_bit(setup):
     assert equal_bits(bits(captured), bits(plain))
     repeated = [
         captured._graphed_rollout,
-        *(stage for learner in captured.learners.values() for stage in learner.stages),
+        *(stage for learner in captured.learners.values() for stage in learner.stages.values()),
     ]
     called = [stage for stage in repeated if stage._warm]
     assert called and all(stage.graph is not None for stage in called)

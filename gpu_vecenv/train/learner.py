@@ -1,0 +1,264 @@
+"""Learner: the PPO updates of one policy from a rollout, with the kernels of ``cuda/learner`` and CUDA graphs.
+
+Shapes: T steps, E environments, A agents, B = T * E * A samples, D observation size. ``ppo.py`` has the equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.graph import GraphedCallable, GraphPool
+from gpu_vecenv.train.layers import kernel_on
+from gpu_vecenv.train.learner_kernels import LossKernel, RowGather, clip_grad_norm_launch, shuffle_launch
+from gpu_vecenv.train.networks import ActorCritic
+from gpu_vecenv.train.policy import Normalizer, Policy
+from gpu_vecenv.train.ppo import PPOConfig, masked_mean
+from gpu_vecenv.train.rollout_storage import Rollout
+
+LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+LEARNER_METRICS = (*LOSS_METRICS, "skipped_fraction", "explained_variance")  # logged for each policy
+
+
+class Learner:
+    """Trains one policy: its sample indices, their order in each epoch, its gradients and its optimizer.
+
+    All tensors are written in place, so that CUDA graphs of the stages stay valid.
+
+    Args:
+        policy: The policy, on the rollout's device.
+        config: Its hyperparameters.
+        rollout: What it learns from.
+        seed: Of the order of the samples.
+        world: The processes that average gradients.
+        graph_pool: Memory pool of the CUDA graphs; None runs without graphs.
+
+    Raises:
+        ConfigError: The minibatches cannot have equal sizes, or have one sample each whose advantage is normalised.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: PPOConfig,
+        rollout: Rollout,
+        *,
+        seed: int,
+        world: World,
+        graph_pool: GraphPool | None,
+    ) -> None:
+        self.policy, self.config, self.rollout, self.world = policy, config, rollout, world
+        device, agents = rollout.rewards.device, policy.view.agents
+        sample_indices = torch.arange(rollout.rewards.numel(), device=device).view_as(rollout.rewards)
+        self.indices = sample_indices[:, :, agents].flatten().contiguous()
+        if len(self.indices) % config.num_minibatches:
+            steps, num_envs, count = sample_indices[:, :, agents].shape
+            raise ConfigError(
+                f"num_minibatches is {config.num_minibatches}; expected a divisor of num_steps x num_envs x agents = "
+                f"{steps} x {num_envs} x {count} = {len(self.indices)}"
+            )
+        if config.normalize_advantages and len(self.indices) == config.num_minibatches:
+            raise ConfigError(
+                f"num_minibatches is {config.num_minibatches}, so each has {len(self.indices)} / "
+                f"{config.num_minibatches} = 1 sample, whose normalised advantage is always 0; expected fewer, or "
+                "normalize_advantages=False"
+            )
+        self.order = self.indices.clone()
+        self.epoch, self.minibatch_index = torch.zeros((2, 1), dtype=torch.int64, device=device)
+        seed_tensor = torch.tensor([seed - (seed >> 63 << 64)], device=device)  # uint64 reinterpreted as int64
+        functions = rollout.env.functions
+        self._shuffle = shuffle_launch(functions, self.indices, seed_tensor, self.epoch, out=self.order)
+        self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)
+        self.parameters = [p for p in policy.parameters() if p.requires_grad]
+        self.obs = rollout.flat_obs(policy.view)
+        # One minibatch that holds every sample needs neither a permutation nor a copy of the observations.
+        self.in_order = config.num_minibatches == 1 and len(self.indices) == len(self.obs)
+        minibatch = len(self.indices) // config.num_minibatches
+        chunk = min(minibatch, config.chunk_rows)
+        self._rows = RowGather(functions, self.obs, chunk)
+        if isinstance(policy.network, ActorCritic):
+            kernel_on(device)  # compiled here: compilation is not possible during graph capture
+        self.kernel = LossKernel(
+            policy,
+            rollout,
+            minibatch=minibatch,
+            chunk=chunk,
+            clip=self.clip,
+            entropy_coefficient=self.entropy_coefficient,
+            value_coefficient=config.value_coefficient,
+            value_clip=config.value_clip,
+            normalize_advantages=config.normalize_advantages,
+        )
+        # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
+        sizes = [p.numel() for p in self.parameters]
+        flat = torch.zeros(sum(sizes) + len(LOSS_METRICS) - 1, device=device)
+        self.flat_grad_and_metrics, self.flat_grad, self.metrics = flat, flat[: sum(sizes)], flat[sum(sizes) :]
+        self.grads = [g.view_as(p) for p, g in zip(self.parameters, self.flat_grad.split(sizes), strict=True)]
+        self._set_grads()
+        self.optimizer = torch.optim.Adam(
+            self.parameters, lr=self.learning_rate, eps=1e-5, fused=True, capturable=device.type == "cuda"
+        )
+        # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing. The kernel clip_grad_norm sets it.
+        self.skip_update = torch.ones((), device=device)
+        self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
+        self.optimizer.step()  # allocates Adam's state
+        self.metric_sums = torch.zeros(len(LOSS_METRICS) + 1, device=device)  # the last one counts skipped updates
+        self._norm = torch.zeros((), device=device)
+        self._clip_grad_norm = clip_grad_norm_launch(
+            functions,
+            self._norm,
+            self.metrics,
+            self.flat_grad,
+            max_grad_norm=config.max_grad_norm,
+            target_kl=config.target_kl,
+            kl_index=LOSS_METRICS.index("approx_kl"),
+            skip_update=self.skip_update,
+            metric_sums=self.metric_sums,
+        )
+        self.explained_variance = torch.zeros((), device=device)
+        sources: tuple[tuple[Normalizer | None, Callable[[int], torch.Tensor]], ...] = (
+            (policy.obs_normalizer, lambda t: policy.view.obs(rollout.obs[t]).flatten(0, 1)),
+            (policy.return_normalizer, lambda t: rollout.returns[t][:, agents].flatten()),
+        )
+        self.normalizer_updates = [
+            (normalizer, rows, torch.zeros(1 + 2 * normalizer.mean.numel(), dtype=torch.float64, device=device))
+            for normalizer, rows in sources
+            if normalizer is not None
+        ]
+        stages = (self.shuffle, self.backward, self.optimizer_step, self.update_normalizers)
+        roles = "+".join(policy.view.roles)
+        self.stages = {
+            stage.__name__: GraphedCallable(stage, f"{stage.__name__} of {roles}", graph_pool) for stage in stages
+        }
+
+    @property
+    def num_updates(self) -> int:
+        """Minibatches per iteration, all epochs together."""
+        return self.config.num_epochs * self.config.num_minibatches
+
+    def begin_update(self, progress: float, iteration: int) -> None:
+        """Begin an iteration's updates, when the fraction ``progress`` of the run is done: schedules and metrics."""
+        schedule = (self.learning_rate, self.clip, self.entropy_coefficient)
+        for tensor, value in zip(schedule, self.config.schedule(progress), strict=True):
+            tensor.fill_(value)
+        self._set_grads()
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensor
+        self.epoch.fill_(iteration * self.config.num_epochs)
+        self.metric_sums.zero_()
+        self.skip_update.zero_()
+
+    def _set_grads(self) -> None:
+        for p, grad in zip(self.parameters, self.grads, strict=True):  # a caller's zero_grad sets them to None
+            p.grad = grad
+
+    def update(self) -> None:
+        """All epochs and minibatches of an iteration."""
+        for k in range(self.num_updates):
+            self.minibatch_gradient(k)
+            self.stages["optimizer_step"]()
+
+    def minibatch_gradient(self, minibatch: int) -> None:
+        """Gradient of the iteration's next minibatch, of number ``minibatch``, averaged over all processes."""
+        if minibatch % self.config.num_minibatches == 0:
+            self.stages["shuffle"]()
+        self.stages["backward"]()
+        self.world.all_reduce_mean(self.flat_grad_and_metrics)
+
+    def end_update(self) -> None:
+        """Add the iteration's samples, of all processes, to the running statistics of the normalizers."""
+        for _, _, moments in self.normalizer_updates:
+            self.world.all_reduce_sum(moments)
+        if self.normalizer_updates:
+            self.stages["update_normalizers"]()
+
+    def update_statistics(self) -> None:
+        """Explained variance of the rollout, and its moments for the normalizers."""
+        data, agents = self.rollout, self.policy.view.agents
+        active, returns, estimates = (x[:, :, agents] for x in (data.active[:-1], data.returns, data.advantages))
+        variance, unexplained = (
+            masked_mean((x - masked_mean(x, active)).square(), active) for x in (returns, estimates)
+        )
+        self.explained_variance.copy_(1 - unexplained / variance.clamp(min=1e-8))
+        for normalizer, rows, moments in self.normalizer_updates:
+            for t, mask in enumerate(active.flatten(1)):
+                moments += normalizer.moments(rows(t), mask)
+
+    def shuffle(self) -> None:
+        """A new order of the samples: a function of seed, epoch and sample index alone, the same on every device."""
+        if self.config.num_minibatches > 1:
+            self._shuffle()
+        self.epoch += 1
+        self.minibatch_index.zero_()
+
+    def backward(self) -> None:
+        """Write the gradient and the metrics of the next minibatch, chunk by chunk."""
+        indices = self.order.view(self.config.num_minibatches, -1).index_select(0, self.minibatch_index)[0]
+        moments = self.kernel.moments(indices)
+        for start in range(0, len(indices), self.config.chunk_rows):
+            part = slice(start, start + self.config.chunk_rows)
+            with _fused(self.policy.network):
+                outputs = self.policy(self.obs[part] if self.in_order else self._rows(indices[part]))
+            *output_grads, metrics = self.kernel(indices[part], moments, *outputs)
+            pairs = [pair for pair in zip(outputs, output_grads, strict=True) if pair[0].requires_grad]
+            with_grad, grads = zip(*pairs, strict=True)
+            trainable = [p for p in self.parameters if p.requires_grad]  # callers may freeze parameters later
+            found = dict(
+                zip(trainable, torch.autograd.grad(with_grad, trainable, grads, allow_unused=True), strict=True)
+            )
+            parts = [(torch.zeros_like(p) if found.get(p) is None else found[p]).flatten() for p in self.parameters]
+            if start == 0:
+                torch.cat([*parts, metrics], out=self.flat_grad_and_metrics)
+            else:
+                self.flat_grad_and_metrics += torch.cat([*parts, metrics])
+        self.minibatch_index += 1
+
+    def clip_grad_norm(self) -> None:
+        """Scale the gradient down to ``max_grad_norm``, add up the metrics, and decide whether Adam skips the update.
+
+        It does if the gradient or a metric is not finite or approx_kl exceeds target_kl, and then also for the rest of
+        the iteration.
+        """
+        torch.linalg.vector_norm(self.flat_grad, out=self._norm)
+        self._clip_grad_norm()
+
+    def optimizer_step(self) -> None:
+        """Clip the gradient; one step of Adam, unless the update is skipped."""
+        self.clip_grad_norm()
+        self.optimizer.step()
+
+    def update_normalizers(self) -> None:
+        """Update the normalizers, once an iteration: within one, observations are always normalised alike."""
+        for normalizer, _, moments in self.normalizer_updates:
+            normalizer.update_from_moments(moments)
+            moments.zero_()
+
+    def discard_statistics(self) -> None:
+        """Drop the moments of a rollout whose iteration was interrupted."""
+        for _, _, moments in self.normalizer_updates:
+            moments.zero_()
+
+    def metrics_of_iteration(self) -> torch.Tensor:
+        """Means over the minibatches, (len(LEARNER_METRICS),) float32, on the device."""
+        return torch.cat([self.metric_sums / self.num_updates, self.explained_variance[None]])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The optimizer's live tensors by name."""
+        states = (self.optimizer.state[p] for p in self.parameters)
+        return {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in sorted(state.items())}
+
+
+@contextmanager
+def _fused(network: nn.Module) -> Iterator[None]:
+    """Let the default network compute gradients with the kernels of layers.py; restore it afterwards."""
+    if isinstance(network, ActorCritic):
+        network.fused = True
+    try:
+        yield
+    finally:
+        if isinstance(network, ActorCritic):
+            network.fused = False

@@ -1,0 +1,24 @@
+"""Samples of a rollout for the loss in torch, and one update of a learner."""
+
+from gpu_vecenv.train.learner import LEARNER_METRICS
+from gpu_vecenv.train.ppo import Batch
+
+
+def batch_of(rollout, view, indices, advantages):
+    """A role's samples at ``indices`` (B,), which count through (T, E, A), with these advantages."""
+
+    def rows(tensor):
+        return tensor[: len(rollout.draws)].flatten(0, 2)[indices]
+
+    draws = rows(rollout.draws).view(len(indices), -1)[:, : view.num_heads]
+    log_probs, values, returns, active = map(rows, (rollout.log_probs, rollout.values, rollout.returns, rollout.active))
+    mask = None if rollout.action_mask is None else view.mask(rows(rollout.action_mask))
+    return Batch(rollout.flat_obs(view)[indices], draws, log_probs, values, advantages, returns, active, mask)
+
+
+def run_update(learner, progress=0.0, iteration=0):
+    """All updates of an iteration; returns its metrics."""
+    learner.begin_update(progress, iteration)
+    learner.update()
+    learner.end_update()
+    return dict(zip(LEARNER_METRICS, learner.metrics_of_iteration().tolist(), strict=True))
