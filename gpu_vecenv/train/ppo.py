@@ -146,8 +146,10 @@ def loss(
     defaults to the number of active samples; with that of a whole minibatch, the losses of its chunks add up.
     """
     parameters, values = policy(batch.obs)
-    clip = values.new_tensor(config.clip) if clip is None else clip
-    entropy_coefficient = config.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
+    if clip is None:
+        clip = values.new_tensor(config.clip)
+    if entropy_coefficient is None:
+        entropy_coefficient = values.new_tensor(config.entropy_coefficient)
     log_probs, entropies = policy.log_probs_and_entropies(parameters, batch.draws, batch.action_mask)
 
     def mean(x: torch.Tensor) -> torch.Tensor:
