@@ -195,6 +195,7 @@ def test_a_table_is_for_people_and_has_every_stage(quick, capsys, tmp_path):
     assert json.loads((tmp_path / "rows.json").read_text())["rows"] == results["rows"]
 
 
+@pytest.mark.slow
 def test_a_terminal_gets_a_table_without_being_asked(tmp_path):
     pty = pytest.importorskip("pty")  # not on Windows
     ours, theirs = pty.openpty()
@@ -447,6 +448,7 @@ def test_another_librarys_steps_are_measured_in_the_same_run(baseline, game, qui
     assert row["speedup"] == pytest.approx(ratio, rel=0.01, abs=0.006)  # rounded to 0.01
 
 
+@pytest.mark.slow
 def test_interfaces_are_measured_beside_the_machine(tmp_path):
     printed, written = run_bench(tmp_path, "--interface", "gymnasium")
     *rows, rest = map(json.loads, printed.splitlines())

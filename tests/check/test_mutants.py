@@ -88,6 +88,7 @@ def test_the_text_to_change_occurs_once(mutant):
     assert mutant.breaks and "\n" not in mutant.breaks
 
 
+@pytest.mark.slow
 def test_the_tests_that_see_them_exist():
     """As pytest itself names them, in a process of its own: collecting runs modules of tests."""
     tests = {mutant.killed_by for mutant in ALL}

@@ -112,6 +112,7 @@ def test_a_new_game_is_three_files_without_a_placeholder_left(written):
         assert "berry_ring" in text
 
 
+@pytest.mark.slow
 def test_its_own_test_passes_and_sees_a_changed_rule(written, tmp_path):
     shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_berry_ring.py", "-k", "rules")
@@ -123,12 +124,14 @@ def test_its_own_test_passes_and_sees_a_changed_rule(written, tmp_path):
     assert done.returncode == 1 and "AssertionError" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_runs_by_itself(written):
     done = run(written, "berry_ring.py")
     assert done.returncode == 0, done.stderr
     assert float(re.search(r"(\d+) episodes of ", done.stdout)[1]) > 1000
 
 
+@pytest.mark.slow
 def test_it_keeps_the_promises_of_the_interface(written, device):
     game = load_game(written / "berry_ring.py")
     check_game(game(max_steps=20), device=device, steps=30).raise_for_failures()
@@ -221,6 +224,7 @@ def patch(folder: Path, name: str, body: str) -> None:
     (folder / name).write_text(text.replace(old, new))
 
 
+@pytest.mark.slow
 def test_the_changes_of_the_tutorial_can_be_made_to_a_new_game(tmp_path):
     new_game("my_game", tmp_path)
     *changes, test = re.findall(r"^```diff (\S+)\n(.*?)^```$", TUTORIAL.read_text(), re.MULTILINE | re.DOTALL)
@@ -635,6 +639,7 @@ def test_a_game_for_cuda_only_is_refused_on_the_cpu_with_the_reason(write):
         check_game(game, device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("num_bees", [1, 8, 32])
 def test_a_game_for_cuda_only_may_use_all_of_cuda(num_bees, architecture, write):
@@ -657,6 +662,7 @@ def test_the_tutorials_game_for_cuda_only_compiles(write):
     assert b"kernel_lift" in compile_cubin(cuda_text(game), "sm_90")
 
 
+@pytest.mark.slow
 def test_headers_that_are_nowhere_are_named_with_what_to_install(write, tmp_path):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC (cuda.bindings) is not installed")
     path = write(SWARM, SWARM_TEXT, "swarm")

@@ -509,6 +509,7 @@ def output_of(script: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_with_a_read_only_home_kernels_are_kept_for_the_process(tmp_path):
     home = tmp_path / "home"
     home.mkdir(mode=0o500)
@@ -528,6 +529,7 @@ def test_with_a_read_only_home_kernels_are_kept_for_the_process(tmp_path):
     assert not Path(used).exists()  # it ended with the process
 
 
+@pytest.mark.slow
 def test_eight_processes_that_want_one_entry_compile_it_once(tmp_path):
     # One import, then eight forks that start together. The compiler notes each time that it builds something.
     compiler = tmp_path / "compiler"
@@ -609,6 +611,7 @@ def test_clang_from_a_wheel_gives_the_same_bits_as_gcc(monkeypatch):
 FUSED_ON_THE_HOST = re.compile(r"\b(?:vf(?:m|nm)(?:add|sub)\w*|f(?:n?madd|n?msub|ml[as]))\b")
 
 
+@pytest.mark.slow
 def test_the_host_fuses_only_what_is_written(tmp_path):
     text = game_source(gpu_vecenv.configure("tag_continuous").layout)
     written = "return __builtin_fmaf(a, b, c);"

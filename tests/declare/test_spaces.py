@@ -145,6 +145,7 @@ def test_masked_logits_never_choose_what_is_forbidden(device):
     assert env.faults().sum() == 0
 
 
+@pytest.mark.slow
 def test_the_trainer_respects_masks(device):
     env = VecEnv(CREW, 32, device)
     networks = {"driver": ActorCritic((2,), 5, (16,)), "helper": ActorCritic((4,), 2 + 3, (8,))}

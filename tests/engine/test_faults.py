@@ -114,6 +114,7 @@ def test_without_it_what_is_not_finite_goes_on(device):
     assert obs[1].isnan().any() and obs[[0, 2]].isfinite().all() and env.faults().eq(0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
 def test_quarantine_changes_no_bit_of_what_is_finite(name, device):
     game = gpu_vecenv.configure(name)
@@ -275,6 +276,7 @@ def _stepped(env):
     return trajectory_digest(env, 5, 20).hex()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_other_processes_step_with_the_same_bits(method):
     """A forked process goes on with its parent's environment on the CPU; a spawned one makes it from its arguments."""

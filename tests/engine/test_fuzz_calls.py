@@ -23,6 +23,7 @@ from gpu_vecenv.envs.registry import ENV_ID, GAMES
 from gpu_vecenv.errors import CompilerError, ConfigError, EnvDefinitionError, UnknownGameError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_wrong_calls_are_refused_and_change_nothing(seed, device):
     failures, counts = fuzz_calls.fuzz_calls(device, 250, seed)
@@ -30,6 +31,7 @@ def test_wrong_calls_are_refused_and_change_nothing(seed, device):
     assert len(counts) > 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_injections_are_refused_or_arrive_as_what_they_are(seed):
     failures, counts = injections.fuzz_injections(700, seed, compiled_every=10)

@@ -64,6 +64,7 @@ def by_lanes(monkeypatch):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "config", "num_envs", "threads_per_env"), CASES)
 def test_teams_of_lanes_give_the_bits_of_one(name, config, num_envs, threads_per_env, by_lanes):
     game = gpu_vecenv.configure(name, **{"max_steps": 6, **config})
@@ -99,6 +100,7 @@ def test_a_lost_replica_ends_alone(by_lanes):
     assert one.faults().equal(many.faults()) and one.faults().any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "config"), [("tag_gridworld", {}), ("tag_continuous", FEW), ("pendulum", {})])
 def test_samples_are_the_same(name, config, by_lanes):
     game = gpu_vecenv.configure(name, **config)
@@ -114,6 +116,7 @@ def test_samples_are_the_same(name, config, by_lanes):
 
 
 # Heads of 5, 21 and 8 choices, which lie in shared memory or not; teams of several warps; a Box; roles of other sizes.
+@pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 37])
 @pytest.mark.parametrize(
     ("name", "config", "threads_per_env"),
@@ -153,6 +156,7 @@ def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, thread
     assert all(value.equal(found[1][1][key]) for key, value in found[0][1].items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agents", [31, 50])  # several replicas in a block, and one, whose rows lie over its logits
 def test_no_bit_depends_on_how_much_a_block_gathers(agents, by_lanes):
     logits, found = torch.rand((5, agents, 5)), []
@@ -249,6 +253,7 @@ FunctionManager("cpu").compile(text).launch("some", 256, torch.zeros(1), __impor
 """
 
 
+@pytest.mark.slow
 def test_a_barrier_that_not_all_come_to_is_seen():
     done = subprocess.run([sys.executable, "-c", DIVERGENT], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode != 0 and "block 0: 200 lanes wait for others that do not come" in done.stderr

@@ -356,6 +356,7 @@ def test_a_draw_depends_on_seed_episode_tick_and_nothing_else(device, choosing):
 
 
 # Rows of 2, 5, 15 and 42 numbers, a Box's, and those of so many agents that a step does not draw them itself.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config"),
     [

@@ -293,6 +293,7 @@ def only(folder: Path, condition: str) -> Cartpole:
     return Narrow(max_steps=6)
 
 
+@pytest.mark.slow
 def test_the_fastest_is_kept_and_taken_and_what_does_not_compile_is_passed_over(kept, lanes, tmp_path):
     game, told = only(tmp_path, "THREADS_PER_ENV == 1 && ENVS_PER_BLOCK > 64"), []
     tuning_path(game, 40, LANES).write_text("damaged")
@@ -336,6 +337,7 @@ def test_how_many_replicas_is_checked(num_envs):
 # ---------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_was_measured_and_where_the_choice_lies(kept, lanes, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["tune", "cartpole", "--num-envs", "40", "--config", "max_steps=6", "--device", "cpu"]) == 0

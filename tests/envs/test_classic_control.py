@@ -321,6 +321,7 @@ def test_a_range_that_ends_before_it_begins_is_refused(name, config):
 # ---------------------------------------------------------------------- steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
 def test_a_thousand_episodes_step_like_gymnasiums(name, device):
     """Seven of eight replicas follow a policy that gets somewhere, the eighth acts at random; first episodes only."""

@@ -205,6 +205,7 @@ def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(runners, device):
         np.testing.assert_array_equal(bits(rows), bits(oracle.observe()), f"crowd {e}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "all_caught"),
     [

@@ -241,6 +241,7 @@ def test_names_and_spaces_are_those_of_mpe2(name, config):
         assert game.layout.action.spaces[role] == theirs.action_space(agent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "config", "stage", "episodes"), CASES, ids=IDS)
 def test_every_tick_agrees_with_mpe2(name, config, stage, episodes, device):
     game, theirs = gpu_vecenv.configure(name, **config), Reference(name, config, stage)

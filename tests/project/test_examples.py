@@ -73,6 +73,7 @@ def test_every_example_is_tested() -> None:
     assert [path.name for path in EXAMPLES.glob("*.py") if path.name not in text] == []
 
 
+@pytest.mark.slow
 def test_by_hand(device: str, tmp_path: Path) -> None:
     said = run(tmp_path, "by_hand.py", "--num-envs", "50", "--steps", "60", "--device", device, "--out", "map.png")
     episodes, steps = numbers(r"(\d+) episodes of ([\d.]+) steps", said)
@@ -115,6 +116,7 @@ def test_train_tag(device: str, tmp_path: Path) -> None:
     assert loaded(obs).shape == (16, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("game", ["tag_gridworld", "tag_continuous"])
 def test_tag_baselines(game: str, device: str, tmp_path: Path) -> None:
     said = run(tmp_path, "tag_baselines.py", "--game", game, "--episodes", "3", "--num-envs", "3", "--device", device)
@@ -129,6 +131,7 @@ def test_tag_baselines(game: str, device: str, tmp_path: Path) -> None:
     assert caught["random", "flee"] <= caught["random", "random"]
 
 
+@pytest.mark.slow
 def test_train_against_script(device: str, tmp_path: Path) -> None:
     options = ["--role", "tagger", "--total-steps", "60000", "--num-envs", "64", "--episodes", "200"]
     said = run(tmp_path, "train_against_script.py", *options, "--device", device)
@@ -148,12 +151,14 @@ def test_domain_randomisation(device: str, tmp_path: Path) -> None:
     assert numbers(r"pinned to \[5\.0\] kg: ([-\d.]+)", said)[0] < thirds[2]
 
 
+@pytest.mark.slow
 def test_predator_prey_steps_by_itself(tmp_path: Path) -> None:
     said = run(tmp_path, "own_env/predator_prey.py")
     episodes, steps = numbers(r"(\d+) episodes of ([\d.]+) steps", said)
     assert episodes > 100 and 25 <= steps <= 200  # nobody starves in the first 24 steps
 
 
+@pytest.mark.slow
 def test_predator_prey_trains_by_its_path(tmp_path: Path) -> None:
     options = "--total-steps 64 --num-steps 4 --num-envs 4 --episodes 4 --device cpu --out run --max-steps 30"
     path = EXAMPLES / "own_env" / "predator_prey.py"
@@ -299,6 +304,7 @@ def test_multi_gpu(tmp_path: Path) -> None:
     assert numbers(r"([\d,]+) env-steps by (\d+) processes; return_tagger [-\d.]+", done.stdout) == [1024, 2]
 
 
+@pytest.mark.slow
 def test_sb3_cartpole(tmp_path: Path) -> None:
     pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed")
     at_random, trained = numbers(r"at random (\d+), trained (\d+)", run(tmp_path, "sb3_cartpole.py"))

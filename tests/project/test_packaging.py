@@ -160,6 +160,7 @@ def test_the_source_distribution_gives_the_same_wheel(distributions, wheel, tmp_
         assert [name for name in one.namelist() if one.read(name) != other.read(name)] == []
 
 
+@pytest.mark.slow
 def test_the_installed_wheel_steps_from_its_own_files(run, installed):
     script = STEP + "from gpu_vecenv.declare.env import cuda_folder; print(gpu_vecenv.__file__); print(cuda_folder())"
     stepped, package, device_text = run(script).stdout.splitlines()
@@ -168,10 +169,12 @@ def test_the_installed_wheel_steps_from_its_own_files(run, installed):
     assert device_text == str(installed / "gpu_vecenv" / "_cuda")
 
 
+@pytest.mark.slow
 def test_it_steps_without_assertions(run):
     assert run(STEP, "-O").stdout == "stepped [1, 1, 1]\n"
 
 
+@pytest.mark.slow
 def test_it_steps_from_read_only_packages_without_a_home(run, installed):
     folders = [path for path in (installed, *installed.rglob("*")) if path.is_dir()]
     for folder in folders:
@@ -189,6 +192,7 @@ except PermissionError:
             folder.chmod(0o755)
 
 
+@pytest.mark.slow
 def test_import_needs_no_home_no_compiler_and_no_cache(run, tmp_path):
     nothing = tmp_path / "empty"
     nothing.mkdir()
@@ -209,6 +213,7 @@ except CompilerError as error:
     assert list(tmp_path.iterdir()) == [nothing]
 
 
+@pytest.mark.slow
 def test_folders_of_any_name_do(run, tmp_path):
     """The packages', the cache's, the temporary files' and a game's: spaces, quotes, a line's end, other alphabets."""
     odd = tmp_path / "a 'b' \"c\" $(d)\n-游戏 ünï"
@@ -247,6 +252,7 @@ print(seen)
     assert run(script).stdout == "[]\n" and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_no_cuda_context_is_made_on_the_cpu(run):
     script = f"""
 {STEP}
@@ -280,6 +286,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_optional_library_matters_only_where_it_is_used(name, run, tmp_path):
     use, said = BROKEN[name]
@@ -319,6 +326,7 @@ def test_absent_optional_libraries_are_not_missed(run):
     assert run(script).stdout == "stepped [1, 1, 1]\n"
 
 
+@pytest.mark.slow
 def test_import_changes_no_random_state_and_no_settings(run):
     script = """
 import random
@@ -338,17 +346,20 @@ print(settings() == before)
     assert run(script).stdout == "True\nTrue\n"
 
 
+@pytest.mark.slow
 def test_the_locale_does_not_matter(run):
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     script = "import locale; assert locale.getpreferredencoding(False) != 'UTF-8'" + STEP
     assert run(script, PYTHONIOENCODING="utf-8", **ascii_only).stdout == "stepped [1, 1, 1]\n"
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_or_warned_by_import(run):
     done = run("import gymnasium, torch, warnings; warnings.simplefilter('error'); import gpu_vecenv")
     assert (done.stdout, done.stderr) == ("", "")
 
 
+@pytest.mark.slow
 def test_import_warns_of_nothing_even_where_warnings_are_errors(installed, tmp_path):
     """``-W error`` is for all: what torch, Gymnasium and their like warn of by themselves is imported before."""
     script = "import gymnasium, pettingzoo, safetensors.torch, torch\nimport sys; "

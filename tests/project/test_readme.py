@@ -85,6 +85,7 @@ def test_only_the_predecessors_code_is_skipped() -> None:
     assert {name for name, kind in kinds if "skip" in kind} <= {"docs/coming_from_warpdrive.md"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("document", "code"), [pytest.param(*block, id=f"{block[0]}-{i}") for i, block in enumerate(blocks("python"))]
 )
@@ -113,6 +114,7 @@ def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", commands())
 def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     _, verb, *arguments = shlex.split(command)

@@ -42,6 +42,7 @@ def test_an_experiment_that_is_a_command_finds_nothing_but_what_is_planted(name,
     assert NOTHING not in metrics["planted"].values()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTS)
 def test_an_experiment_finds_nothing(name, device):
     options = {"dieharder": "no"} if name == "rng" else {}

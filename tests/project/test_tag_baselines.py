@@ -119,6 +119,7 @@ def test_the_runner_on_the_grid_heeds_the_nearest_tagger_first(example: ModuleTy
 # ---------------------------------------------------------------------- tag_continuous
 
 
+@pytest.mark.slow
 def test_agents_find_their_heading_and_bounds_of_their_position(example: ModuleType, device: str) -> None:
     env = VecEnv(configure("tag_continuous", num_taggers=4, num_runners=12, max_steps=40), 8, device)
     game, where = env.game, env.game.layout.role_slices
@@ -250,6 +251,7 @@ def test_scripts_on_the_grid_beat_random_actions(example: ModuleType, device: st
     assert results[False, True]["episodes"] == 100
 
 
+@pytest.mark.slow
 def test_scripts_on_the_square_beat_random_actions(example: ModuleType, device: str) -> None:
     game = configure("tag_continuous", num_taggers=4, num_runners=12, max_steps=150)
 

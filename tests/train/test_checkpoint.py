@@ -440,6 +440,7 @@ def test_a_folder_in_the_place_of_the_file_is_left_alone(tmp_path):
     assert os.listdir(tmp_path) == ["name"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_a_kill_while_saving_leaves_whole_files(what):
     metrics = figures_of("saves", "--count", 20, "--what", what)

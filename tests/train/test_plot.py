@@ -278,6 +278,7 @@ def test_wrong_arguments(tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_without_matplotlib_nothing_is_drawn(tmp_path):
     folder = returning(tmp_path / "run", [1, 2])
     program = (

@@ -124,6 +124,7 @@ def until(running, there):
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_run_with_a_checkpoint_and_the_words_to_go_on(number, code, command, device, runs, tmp_path):
     with ended(process(tmp_path, "train", *LONG, "--device", device, "--out", tmp_path / "run")) as running:
@@ -150,6 +151,7 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/stat").exists(), reason="the system does not tell how long a process has worked"
 )
@@ -190,6 +192,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
 def test_a_run_that_goes_on_is_the_run_that_was_never_interrupted(what, command, trained):
     game, options = CASES[what]

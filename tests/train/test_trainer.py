@@ -960,6 +960,7 @@ def test_the_automatic_size_is_what_was_asked_for_or_what_fits(device):
 # Learning
 
 
+@pytest.mark.slow
 def test_training_raises_the_share_of_caught_runners(device):
     """Two taggers on 7 x 7 cells catch a random runner in a third of the episodes; trained ones in many more."""
     env = gpu_vecenv.make("tag_gridworld", 256, device, num_taggers=2, grid=6, max_steps=20)

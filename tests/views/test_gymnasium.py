@@ -489,6 +489,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode"), CHECKED)
 def test_every_game_passes_the_checks(name, mode, device):
     config = {"max_steps": 20, **SMALL.get(name, {})}

@@ -175,6 +175,7 @@ def test_rewards_keep_their_bits():
     assert held.rewards.tobytes() == rewards.tobytes()
 
 
+@pytest.mark.slow
 def test_500_ticks_of_105_agents_are_less_than_a_megabyte():
     given = chase(500, 5, 100)  # places and rewards at random: real games have less to say
     assert len(given.drawings[0].shapes) == 1 + 5 + 2 * 105
