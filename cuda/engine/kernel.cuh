@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One text, two compilers: the words that make a kernel the same source for nvcc/NVRTC and for a
-// host C++ compiler.
+// Macros and types with which nvcc, NVRTC and host C++ compilers compile the same source.
 #pragma once
 
 typedef unsigned char u8;
@@ -12,30 +11,32 @@ typedef unsigned long long u64;
 #if defined(__CUDACC__)
 
 #define HD __device__ __forceinline__
-// A table that every lane of every environment reads.
+// A constant table.
 #define TABLE __constant__ const
 #define UNROLL _Pragma("unroll")
 namespace host_simd {
 HD bool needs_scalar_path(bool p) { return p; }
 }  // namespace host_simd
-// An entry point; its body visits its items with FOR_ITEMS. Its symbol is kernel_<name>: never one of the C library.
+// An entry point, whose body loops over its items with FOR_ITEMS. The symbol kernel_<name> cannot clash with the C
+// library's names.
 #define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256) kernel_##name(__VA_ARGS__)
-// Every k in [0, n), shared out over the whole grid.
+// Every k in [0, n), distributed over the grid.
 #define FOR_ITEMS(k, n) \
     for (i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x, n_##k = (n); k < n_##k; k += (i64)gridDim.x * blockDim.x)
 
 #else
 
 #if defined(__clang__)
-#define HD inline __attribute__((always_inline))  // flatten, in host_simd.cuh, reaches one level here
+#define HD inline __attribute__((always_inline))  // Clang's flatten (host_simd.cuh) inlines one level only
 #else
 #define HD inline
 #endif
 #define TABLE static const
 #define UNROLL
 namespace host_simd {
-// Whether p, which hardly ever is, and is to be seen to here. Where the compiler knows that environments go in lockstep
-// (host_simd.cuh), nothing is: that p was is told to whoever leads them.
+// Returns p, the condition of a rare branch that would keep a loop from being vectorised. In the SIMD loop of
+// host_simd.cuh, which is a compile-time property after inlining, it returns false and records p in needs_scalar: the
+// environment is then stepped again by the scalar path.
 static thread_local bool in_simd_loop;
 static thread_local u32 needs_scalar;
 HD bool needs_scalar_path(bool p) {
@@ -44,7 +45,7 @@ HD bool needs_scalar_path(bool p) {
     return false;
 }
 }  // namespace host_simd
-// The host launcher calls the function once per worker thread with that worker's index.
+// The host launcher calls the function once per worker thread, with the worker's index and their number.
 #define KERNEL(name, ...)                                                                              \
     extern "C" __attribute__((visibility("default"))) void kernel_##name([[maybe_unused]] i64 worker_, \
                                                                          [[maybe_unused]] i64 workers_, __VA_ARGS__)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Float functions that give the same bits on the GPU and on the host: no library is called, and
-// every step is an operation that IEEE 754 rounds correctly. Build with contraction off
+// Float functions that are bitwise equal on the GPU and on the host: they call no library, and
+// every operation is one that IEEE 754 rounds correctly. Build with contraction off
 // (--fmad=false, -ffp-contract=off), no fast-math, denormals kept. The payload and the sign of a
 // NaN are the only bits that may differ.
 //
 // "Max N ulp": the largest error seen, in units of the last place of the exact result, over all
-// 2^32 arguments with glibc's double functions as reference (tests/test_math.py repeats it). The
+// 2^32 arguments with glibc's double functions as reference (tests/compile/test_math.py measures it). The
 // polynomial coefficients are this project's own: a minimax fit of the relative error by Lawson's
 // reweighted least squares, where each coefficient in turn, from the lowest, is rounded to float
 // before the rest is fitted again.
@@ -36,7 +36,7 @@ HD float from_bits(u32 b) {
 HD float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 // Exact: correctly rounded; NaN below -0.
 HD float sqrt(float x) { return __builtin_sqrtf(x); }
-// p ? a : b without a branch, into which the compiler would move what a and b are made of: loops keep to vectors then.
+// p ? a : b without a branch: the compiler cannot move the computation of a and b into one, so loops stay vectorised.
 HD float choose(bool p, float a, float b) { return from_bits(bits(b) ^ ((bits(a) ^ bits(b)) & -(u32)p)); }
 #endif
 
@@ -60,8 +60,8 @@ HD float abs(float x) { return from_bits(bits(x) & ~SIGN); }
 HD i32 abs(i32 x) { return x < 0 ? (i32)(0u - (u32)x) : x; }
 
 // Exact. min and max: the second argument wins where neither is smaller: an equal one (zeros of
-// either sign) or a NaN on either side. A comparison and a choice, for which no compiler may put
-// an instruction with other rules for NaNs or zeros while fast-math is off.
+// either sign) or a NaN on either side. Without fast-math no compiler may
+// replace the comparison and selection by an instruction with other rules for NaNs or zeros.
 HD float min(float a, float b) { return a < b ? a : b; }
 HD float max(float a, float b) { return a > b ? a : b; }
 HD i32 min(i32 a, i32 b) { return a < b ? a : b; }
@@ -108,8 +108,8 @@ HD float mod(float x, float y) {
         r = x - y;
     } else if (y > 0.0f && is_finite(x)) {
         r = abs(x);
-        // Long division: exact multiples of y, each within 2^24 of what is left, until it is y's
-        // own turn.
+        // Long division: subtract multiples of exact powers of two times y, each within 2^24 of the
+        // remainder, down to y itself.
         for (float step = y; r >= y * 0x1p23f; step = y) {
             while (step <= r * 0x1p-23f) step *= 0x1p22f;
             r = remainder_of_close(r, step);
@@ -123,7 +123,7 @@ HD float mod(float x, float y) {
     return r < y ? r + 0.0f : 0.0f;
 }
 
-// An angle less the nearest multiple of pi/2: |angle| = quadrant * pi/2 + high + low, with |high|
+// An angle minus the nearest multiple of pi/2: |angle| = quadrant * pi/2 + high + low, with |high|
 // below pi/4 + 2^-8 and low of the size of high's rounding error. Only the last two bits of
 // quadrant count.
 struct Reduced {
@@ -136,13 +136,12 @@ TABLE u32 TWO_OVER_PI[8] = {0x00000000u, 0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
                             0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
 
 // Payne and Hanek, "Radian Reduction for Trigonometric Functions", 1983, for a finite x >= 2^16.
-// With x = m * 2^e the bits of 2/pi that weigh so much that their product with x is a multiple of 4
-// are left out, and of the rest 96 bits are enough: no float is nearer than about 2^-30 to a
-// multiple of pi/2.
+// With x = m * 2^e the leading bits of 2/pi, whose product with x is a multiple of 4, are skipped;
+// the next 96 bits are enough, because no float is nearer than about 2^-30 to a multiple of pi/2.
 HD Reduced reduce_large(float x) {
     u32 m = (bits(x) & 0x7fffffu) | 0x800000u;
     i32 e = (i32)(bits(x) >> 23) - 150;
-    // The first bit kept weighs 2^(1 - e); the table's first bit weighs 2^31.
+    // The first bit used has weight 2^(1 - e); the table's first bit has weight 2^31.
     u32 first = (u32)(e + 30);
     u32 word = first / 32, shift = first % 32;
     u64 window[3];
@@ -188,7 +187,7 @@ HD void sincos(float x, float* s, float* c) {
         t = reduce_large(a);
         if (!is_finite(a)) t.high = from_bits(NAN_BITS);
     } else {
-        t = reduce_small(min(0x1p16f, a));  // in lockstep a rare case comes here too, and is thrown away
+        t = reduce_small(min(0x1p16f, a));  // in a SIMD loop large angles come here too; their result is discarded
     }
     float r = t.high, z = r * r;
     float sine = fma(fma(-1.950788e-04f, z, 8.332106e-03f), z, -1.6666654e-01f);
