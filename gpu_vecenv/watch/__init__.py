@@ -1,1 +1,1 @@
-"""Episodes to look at: recorded arrays, replay files and the page that plays them."""
+"""Recorded episodes: as arrays, as replay files, and on a page that plays them."""

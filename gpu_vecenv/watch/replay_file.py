@@ -1,7 +1,7 @@
-"""Replay files: a strict form of few kilobytes, in which nothing is ever run and no size is believed.
+"""The replay file format: strict and small; reading a file runs no code and validates every size.
 
-A line that names the format; a header, one line of JSON; the arrays, compressed; and the SHA-256 of all before. The
-SHA-256 finds damage. Who forges a file can make one that fits: every other check is made as if there were none.
+A file is a line that names the format, a header in one line of JSON, the compressed arrays, and the SHA-256 of all
+before. The SHA-256 finds damage but not deliberate modification, so that no other check relies on it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpu_vecenv.declare.field import C_TYPES, FIELD_NAME, boolean
 from gpu_vecenv.errors import ReplayFormatError
 from gpu_vecenv.files import replace_file
 
-MAGIC, FORMAT = b"gpu_vecenv replay ", b"1"
+MAGIC, FORMAT = b"gpu_vecenv replay ", 2
 SHA_BYTES = 32
 HEADER_LIMIT, PAYLOAD_LIMIT = 1 << 16, 1 << 28  # bytes of the header, and of the arrays before compression
 FILE_LIMIT = PAYLOAD_LIMIT + (1 << 20)
@@ -36,31 +36,31 @@ ACTION_TYPES: dict[str, np.dtype[Any]] = {
     np.dtype(kind).name: np.dtype(kind) for kind in (np.uint8, np.uint16, np.uint32, np.float32)
 }
 FIELD_TYPES = {str(kind): np.dtype(str(kind)) for kind in C_TYPES}
-# Of the header. The arrays beside it are the actions, the step_digests, and the shared fields by name.
+# Keys of the header. The arrays are the actions, the step_digests and the shared fields by name.
 KEYS = "game version config seed env_index actions shared end_on_nonfinite digest returns sources made_with".split()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replay:
-    """One whole episode. Made by ``record`` or ``load``; ``play`` gives its states and outputs.
+    """One whole episode, from ``record`` or ``load``; ``play`` gives its states and outputs.
 
     Attributes:
         game: The game's registered name.
-        version: Of the game's rules.
-        config: The game's configuration, as JSON has it.
-        seed: Of the reset.
-        env_index: Number of the env_index in the random streams.
-        actions: (T, num_agents[, heads]) int32 >= 0, or (T, num_agents, n) float32; 0 for who was not active.
-        shared: Shared state fields that had other values than the game declares.
-        end_on_nonfinite: As ``VecEnv`` was made.
+        version: Version of the game's rules.
+        config: The game's configuration in JSON types.
+        seed: Seed of the reset.
+        env_index: Index of the environment, which selects its random streams.
+        actions: (T, num_agents[, heads]) int32 >= 0, or (T, num_agents, n) float32; 0 for inactive agents.
+        shared: Shared state fields whose values differ from those that the game declares.
+        end_on_nonfinite: Argument of ``VecEnv``.
         step_digests: (T + 1,) uint32, the lower half of the digest after the reset and after each step.
         digest: 16 hexadecimal digits, of all actions, outputs and states.
         returns: Role -> sum of its agents' returns, None where that is not finite.
-        sources: SHA-256 of the device code of game and digest.
-        made_with: Version of this package.
+        sources: SHA-256 of the device code of the game and of the digest.
+        made_with: Version of gpu_vecenv.
 
     Raises:
-        ReplayFormatError: A part has the wrong type, shape or range.
+        ReplayFormatError: An attribute has a wrong type, shape or range.
     """
 
     game: str
@@ -95,12 +95,12 @@ class Replay:
         _expect("the shape of actions", shape, fits, f"(T, num_agents[, heads]), T <= {MAX_REPLAY_STEPS:,}")
         valid = np.isfinite(self.actions) if kind == np.float32 else self.actions >= 0
         _expect("the worst of actions", self.actions[~valid][:1], valid.all(), "finite numbers, and choices >= 0")
-        told = (
+        got = (
             (len(self.step_digests), self.step_digests.dtype)
             if isinstance(self.step_digests, np.ndarray)
             else self.step_digests
         )
-        _expect("step_digests", told, told == (shape[0] + 1, np.uint32), f"an array of {shape[0] + 1} uint32")
+        _expect("step_digests", got, got == (shape[0] + 1, np.uint32), f"an array of {shape[0] + 1} uint32")
         _expect("shared", self.shared, isinstance(self.shared, Mapping), "names with arrays")
         for name, array in self.shared.items():
             _expect("a shared field's name", name, _is_text(name, FIELD_NAME), "[a-z][a-z0-9_]*")
@@ -108,49 +108,47 @@ class Replay:
             _expect(f"shared[{name!r}]", array, fits, f"an array of {', '.join(FIELD_TYPES)}")
         size = sum(array.nbytes for array in (self.actions, self.step_digests, *self.shared.values()))
         _expect("the size of all arrays", size, size <= PAYLOAD_LIMIT, f"at most {PAYLOAD_LIMIT:,} bytes")
-        object.__setattr__(self, "actions", _own(self.actions))
-        object.__setattr__(self, "step_digests", _own(self.step_digests))
-        object.__setattr__(self, "shared", {name: _own(array) for name, array in self.shared.items()})
+        object.__setattr__(self, "actions", _read_only_copy(self.actions))
+        object.__setattr__(self, "step_digests", _read_only_copy(self.step_digests))
+        object.__setattr__(self, "shared", {name: _read_only_copy(array) for name, array in self.shared.items()})
         object.__setattr__(self, "config", json.loads(json.dumps(self.config)))  # tuples become lists
         object.__setattr__(self, "returns", dict(self.returns))
 
     @property
     def num_steps(self) -> int:
-        """T, the episode's length."""
+        """T, the length of the episode."""
         return len(self.actions)
 
     def header(self) -> dict[str, Any]:
-        """What the file says in JSON: all but the arrays."""
+        """The header: all attributes, with the arrays replaced by dtype and shape."""
         header = {key: getattr(self, key) for key in KEYS}
         shared = {name: _spec(array) for name, array in self.shared.items()}
         return {**header, "actions": _spec(_narrow(self.actions)), "shared": shared}
 
     def to_bytes(self) -> bytes:
-        """The file's content."""
+        """The content of the file."""
         header = _canonical(self.header())
         _expect(
             "the length of the header", len(header), len(header) < HEADER_LIMIT, f"less than {HEADER_LIMIT:,} bytes"
         )
         arrays = [_narrow(self.actions), self.step_digests, *(self.shared[name] for name in sorted(self.shared))]
         payload = zlib.compress(b"".join(map(_planes, arrays)), 9)
-        body = MAGIC + FORMAT + b"\n" + header + b"\n" + payload
+        body = MAGIC + b"%d\n" % FORMAT + header + b"\n" + payload
         return body + hashlib.sha256(body).digest()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Replay:
-        """The replay that a file with this content holds. Sizes are checked before memory is taken; nothing is run.
+        """Read the content of a file. Sizes are validated before memory is allocated; no code is run.
 
         Raises:
-            ReplayFormatError: It is none, or a damaged one.
+            ReplayFormatError: It is not a replay of this format, or damaged.
         """
         first = content[: len(MAGIC) + 12].split(b"\n")[0]
-        _expect("its first line", first, first.startswith(MAGIC), f"{(MAGIC + FORMAT).decode()!r}")
-        _expect(
-            "its format", first[len(MAGIC) :], first == MAGIC + FORMAT, f"{FORMAT!r}: newer ones need a newer package"
-        )
+        _expect("its first line", first, first.startswith(MAGIC), f"{MAGIC.decode()}{FORMAT}")
+        _check_format(first[len(MAGIC) :])
         body, sha = content[:-SHA_BYTES], content[-SHA_BYTES:]
         if hashlib.sha256(body).digest() != sha:
-            raise ReplayFormatError("its SHA-256 is another than its content has: it was damaged or cut off")
+            raise ReplayFormatError("its SHA-256 does not match its content: it is damaged or truncated")
         start = len(first) + 1
         end = body.find(b"\n", start, start + HEADER_LIMIT)
         _expect("the end of its header", end, end >= 0, f"a line end within {HEADER_LIMIT:,} bytes")
@@ -161,13 +159,13 @@ class Replay:
         for name in sorted(header["shared"]):
             specs[f"shared {name}"] = _sizes(f"shared[{name!r}]", header["shared"][name], FIELD_TYPES)
         lengths = [kind.itemsize * math.prod(shape) for kind, shape in specs.values()]
-        size = 4 * math.prod(specs["actions"][1]) + sum(lengths[1:])  # choices are read as int32
+        size = 4 * math.prod(specs["actions"][1]) + sum(lengths[1:])  # discrete actions are read as int32
         _expect("the size of all arrays", size, size <= PAYLOAD_LIMIT, f"at most {PAYLOAD_LIMIT:,} bytes")
         payload = _decompressed(body[end + 1 :], sum(lengths))
-        places = itertools.accumulate(lengths, initial=0)
+        offsets = itertools.accumulate(lengths, initial=0)
         arrays = {
-            name: _unplaned(name, payload[place : place + length], *spec)
-            for (name, spec), place, length in zip(specs.items(), places, lengths, strict=False)
+            name: _unplaned(name, payload[offset : offset + length], *spec)
+            for (name, spec), offset, length in zip(specs.items(), offsets, lengths, strict=False)
         }
         actions, step_digests = arrays.pop("actions"), arrays.pop("step_digests")
         if actions.dtype.kind == "u":
@@ -178,21 +176,21 @@ class Replay:
         return cls(**{**header, "actions": actions, "step_digests": step_digests, "shared": shared})
 
     def save(self, path: str | Path) -> Path:
-        """Write the file, whole or not at all; one of that name is replaced.
+        """Write the file atomically; an existing file is replaced.
 
         Raises:
-            OSError: Writing failed; a former file is as it was.
+            OSError: Writing failed; an existing file is unchanged.
         """
         replace_file(Path(path), self.to_bytes())
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Replay:
-        """Read a file. It names a game and holds numbers; nothing in it is ever run.
+        """Read a file. It contains a game's name and numbers, and no code.
 
         Raises:
             FileNotFoundError: There is no such file, or it is a folder, pipe or device.
-            ReplayFormatError: It is no replay, or a damaged one.
+            ReplayFormatError: It is not a replay of this format, or damaged.
         """
         path = Path(path)
         if not path.is_file():  # opening a pipe would wait for its writer
@@ -204,7 +202,7 @@ class Replay:
                 content = file.read(size)
             return cls.from_bytes(content)
         except ReplayFormatError as error:
-            raise ReplayFormatError(f"{path} is no replay, or a damaged one: {error}") from error
+            raise ReplayFormatError(f"{path} is not a replay of this format, or damaged: {error}") from error
 
 
 def _expect(what: str, value: Any, fits: Any, expected: str) -> None:
@@ -212,8 +210,18 @@ def _expect(what: str, value: Any, fits: Any, expected: str) -> None:
         raise ReplayFormatError(f"{what} is {value!r:.100}; expected {expected}")
 
 
-def _own(array: Array) -> Array:
-    """A copy that nobody changes."""
+def _check_format(given: bytes) -> None:
+    if given == b"%d" % FORMAT:
+        return
+    older = given.isdigit() and len(given) < 5 and int(given) < FORMAT
+    raise ReplayFormatError(
+        f"its format is {given.decode('ascii', 'replace')!r:.100}; expected {FORMAT}: "
+        + ("it is of an older gpu_vecenv, record the episode again" if older else "update gpu_vecenv to read it")
+    )
+
+
+def _read_only_copy(array: Array) -> Array:
+    """A read-only copy."""
     copied = array.copy()
     copied.flags.writeable = False
     return copied
@@ -244,12 +252,12 @@ def _canonical(header: Mapping[str, Any]) -> bytes:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """A file's header: its keys, their types, and that it is written as ``_canonical`` writes it."""
+    """Parse the header; its keys, and its form as ``_canonical`` writes it, are validated."""
     try:
         header = json.loads(line)
         same = _canonical(header) == line
     except (ValueError, RecursionError) as error:
-        raise ReplayFormatError(f"its header {line!r:.100} is no strict JSON: {error}") from error
+        raise ReplayFormatError(f"its header {line!r:.100} is not strict JSON: {error}") from error
     _expect("its header", line, same, "one JSON object, each key once and in order, without spaces")
     _expect("its header", line, type(header) is dict, "a JSON object")
     odd = sorted(header.keys() ^ set(KEYS))
@@ -263,7 +271,7 @@ def _spec(array: Array) -> dict[str, Any]:
 
 
 def _sizes(name: str, spec: Any, kinds: Mapping[str, np.dtype[Any]]) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """What a header says of an array: its dtype and shape."""
+    """Dtype and shape of an array from the header."""
     _expect(name, spec, type(spec) is dict and spec.keys() == {"dtype", "shape"}, "an object of dtype and shape")
     kind, shape = spec["dtype"], spec["shape"]
     _expect(f"the dtype of {name}", kind, type(kind) is str and kind in kinds, f"one of {', '.join(kinds)}")
@@ -273,12 +281,12 @@ def _sizes(name: str, spec: Any, kinds: Mapping[str, np.dtype[Any]]) -> tuple[np
 
 
 def _narrow(actions: Array) -> Array:
-    """Choices in the smallest type that has them."""
+    """Discrete actions in the smallest unsigned type that holds them."""
     return actions if actions.dtype == np.float32 else actions.astype(np.min_scalar_type(int(actions.max())))
 
 
 def _planes(array: Array) -> bytes:
-    """Bytes in the order in which they repeat most: steps run fastest, and each byte of a number apart."""
+    """Bytes in the order that compresses best: steps vary fastest, byte 0 of all numbers before byte 1."""
     return np.ascontiguousarray(np.ascontiguousarray(array)[..., None].view(np.uint8).transpose()).tobytes()
 
 
@@ -290,12 +298,12 @@ def _unplaned(name: str, content: bytes, kind: np.dtype[Any], shape: tuple[int, 
 
 
 def _decompressed(payload: bytes, size: int) -> bytes:
-    """Exactly so many bytes; never more than that are made."""
+    """Decompress to exactly ``size`` bytes, and never allocate more."""
     decompressor = zlib.decompressobj()
     try:
         content = decompressor.decompress(payload, size + 1)
     except zlib.error as error:
         raise ReplayFormatError(f"its arrays cannot be decompressed: {error}") from error
     whole = len(content) == size and decompressor.eof and not decompressor.unused_data
-    _expect("the length of its arrays", len(content), whole, f"{size} bytes, and nothing after them")
+    _expect("the length of its arrays", len(content), whole, f"{size} bytes, and no data after them")
     return content

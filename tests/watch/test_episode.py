@@ -1,4 +1,4 @@
-"""One episode as arrays: that it is the one the replica plays, and what stands at which index."""
+"""rollout: the arrays are those of the episode that the environment plays."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ALWAYS = {"obs", "active", "actions", "rewards", "terminations", "truncations"}
 # Runners leave one by one, so that some agents are inactive in a running episode; two action heads.
 LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
 LEAVING |= {"num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
-# Shorter than the steps between two looks at the device, just as long, and longer; Boxes; masks; images.
+# Episodes shorter than, as long as and longer than the interval of host copies (16 steps); Boxes; masks; images.
 CASES = {
     "leaving": ("tag_continuous", LEAVING, ["position", "in_game"]),
     "one agent": ("cartpole", {}, ["theta"]),
@@ -55,7 +55,7 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_an_episode_is_the_one_that_the_replica_plays(case, device):
+def test_an_episode_is_that_of_the_environment(case, device):
     env, fields = made(case, device, autoreset_mode="disabled")
     found = gpu_vecenv.rollout(env, None, 3, fields, seed=9)
     assert found.keys() == ALWAYS | set(fields)
@@ -78,7 +78,7 @@ def test_an_episode_is_the_one_that_the_replica_plays(case, device):
         assert array.dtype == (now | done)[name].cpu().numpy().dtype and array.shape[1:] == (now | done)[name].shape[1:]
 
 
-def test_replicas_and_seeds_play_other_episodes(device):
+def test_environments_and_seeds_give_different_episodes(device):
     env, _ = made("leaving", device)
     first = gpu_vecenv.rollout(env)
     assert equal(first, gpu_vecenv.rollout(env, None, 0, seed=1))
@@ -97,7 +97,7 @@ def test_replicas_and_seeds_play_other_episodes(device):
         {"validate": "sync"},
     ],
 )
-def test_any_environment_serves_as_a_pattern_and_rests(arguments, device):
+def test_arguments_of_the_environment_do_not_matter_and_it_is_not_stepped(arguments, device):
     plain, fields = made("leaving", device)
     other, _ = made("leaving", device, **arguments)
     other.reset(seed=4)
@@ -107,7 +107,7 @@ def test_any_environment_serves_as_a_pattern_and_rests(arguments, device):
     assert all((other.state_dict()[name] == tensor).all() for name, tensor in before.items())
 
 
-def test_a_shared_field_comes_once_and_as_it_is_now(device):
+def test_a_shared_field_has_no_time_axis_and_its_current_value(device):
     env = gpu_vecenv.make("simple_spread", 3, device, curriculum=True)
     calm = gpu_vecenv.rollout(env, None, 0, ["curriculum_stage", "position"])
     env.state["curriculum_stage"].fill_(1)
@@ -118,12 +118,12 @@ def test_a_shared_field_comes_once_and_as_it_is_now(device):
     assert int(env.state["curriculum_stage"]) == 1
 
 
-# Who acts
+# Policies
 
 
 @pytest.mark.parametrize("case", ["leaving", "masks", "images"])
 @pytest.mark.parametrize("greedy", [False, True])
-def test_policies_play_as_evaluation_has_them(case, greedy, device):
+def test_policies_act_as_in_evaluate(case, greedy, device):
     env, _ = made(case, device)
     role_policies = policies_of(env)
     found = gpu_vecenv.rollout(env, role_policies, greedy=greedy, seed=6)
@@ -135,7 +135,7 @@ def test_policies_play_as_evaluation_has_them(case, greedy, device):
         assert found["rewards"][:, where].sum(0).mean() == pytest.approx(metrics[f"return_{role}"], rel=1e-5, abs=1e-5)
 
 
-def test_roles_are_played_by_policies_scripts_and_chance(device):
+def test_roles_may_have_scripts_and_random_policies(device):
     env = gpu_vecenv.make(Script, 3, device, num_leads=2, num_others=2)
     found = gpu_vecenv.rollout(env, {"lead": lambda obs: obs[..., 0].int() + 1, "other": None}, fields=["said"])
     assert (found["actions"][:, :2] == [2, 3]).all() and len(np.unique(found["actions"][:, 2:])) > 1
@@ -144,8 +144,8 @@ def test_roles_are_played_by_policies_scripts_and_chance(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_a_function_sees_and_moves_all_agents(dtype, device):
-    """It gives the same tensor at every step, with other numbers."""
+def test_a_function_acts_for_all_agents(dtype, device):
+    """It returns the same tensor in every step, with new values."""
     env = gpu_vecenv.make(Script, 3, device, num_leads=2, num_others=3)
     given, seen = torch.zeros(1, 5, dtype=dtype, device=device), []
 
@@ -163,7 +163,7 @@ def test_a_function_sees_and_moves_all_agents(dtype, device):
     assert (found["said"][1:] == expected).all()
 
 
-def test_a_function_may_be_a_game_policy_that_somebody_calls(device):
+def test_a_function_may_call_a_game_policy(device):
     env, _ = made("leaving", device)
     policy = GamePolicy(env.game, policies_of(env))
     found = gpu_vecenv.rollout(env, lambda obs: policy(obs))  # greedy by default
@@ -174,7 +174,7 @@ def test_a_function_may_be_a_game_policy_that_somebody_calls(device):
 
 
 class Named(TagGridworld):
-    """A game with a field that is called like what a step gives."""
+    """A game with a field with the name of an output."""
 
     source = TagGridworld.source_path()
     state = (*TagGridworld.state, Field("rewards", i32))
@@ -190,7 +190,7 @@ class Named(TagGridworld):
         ({"env_index": 1.0}, TypeError, ["env_index is 1.0"]),
         ({"fields": "cell"}, TypeError, ["fields is 'cell'", "('cell',)"]),
         ({"fields": ["cel"]}, ConfigError, ["no state field 'cel'", "cell"]),
-        ({"env": Named, "fields": ["rewards"]}, ConfigError, ["'rewards' is called like", "another name"]),
+        ({"env": Named, "fields": ["rewards"]}, ConfigError, ["'rewards' has the name of", "rename it"]),
         ({"seed": -1}, InvalidSeedError, ["seed is -1"]),
         ({"policy": lambda obs: obs}, TypeError, ["actions have dtype torch.float32"]),
         ({"policy": lambda obs: torch.zeros(1, 4, dtype=torch.int32)}, ValueError, ["(1, 4)", "expected (1, 5)"]),
@@ -198,9 +198,9 @@ class Named(TagGridworld):
         ({"policy": lambda obs: torch.full((1, 5), 9)}, NonFiniteError, ["an action that its role lacks"]),
     ],
 )
-def test_what_gives_no_episode_is_refused(arguments, error, words):
-    pattern = arguments.get("env", TagGridworld)
-    env = pattern if isinstance(pattern, str) else gpu_vecenv.make(pattern, 2, "cpu")
+def test_wrong_arguments_are_refused(arguments, error, words):
+    kind = arguments.get("env", TagGridworld)
+    env = kind if isinstance(kind, str) else gpu_vecenv.make(kind, 2, "cpu")
     with pytest.raises(error) as refusal:
         gpu_vecenv.rollout(**{**arguments, "env": env})
     assert all(word in str(refusal.value) for word in words), refusal.value

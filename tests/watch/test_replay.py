@@ -1,4 +1,4 @@
-"""Replays: the same bits wherever they are played, and files that can be damaged or forged but not believed."""
+"""Replays: bitwise equal on every device; damaged and forged files are refused."""
 
 import dataclasses
 import hashlib
@@ -34,7 +34,7 @@ from gpu_vecenv.errors import (
 )
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.trainer import Trainer
-from gpu_vecenv.watch import replay, replay_file
+from gpu_vecenv.watch import recording, replay, replay_file
 from gpu_vecenv.watch.player import page
 from gpu_vecenv.watch.replay import Replay, film, is_stale, play, record, verify
 from gpu_vecenv.watch.replay_file import HEADER_LIMIT, MAGIC, PAYLOAD_LIMIT
@@ -44,13 +44,13 @@ SHORT = {"tag_continuous": {"max_steps": 60}, "acrobot": {"max_steps": 100}}
 SHORT |= {name: {"max_steps": 100} for name in ("mountain_car", "continuous_mountain_car")}
 
 
-def chance(env):
+def random_policies(env):
     return dict.fromkeys(env.game.roles)
 
 
 def recorded(game, device="cpu", episodes=3, seed=11, **config):
     env = gpu_vecenv.make(game, 1, device, **config)
-    return record(env, chance(env), episodes=episodes, seed=seed)
+    return record(env, random_policies(env), episodes=episodes, seed=seed)
 
 
 def alike(one, other):
@@ -83,12 +83,12 @@ def small(poles):
     return dataclasses.replace(poles[0], shared=shared).to_bytes()
 
 
-# ---------------------------------------------------------------------- the same bits
+# ---------------------------------------------------------------------- bitwise equality
 
 
 @pytest.mark.parametrize("name", GAMES)
 def test_a_file_gives_the_episode_again(name, device, tmp_path):
-    """Chance acts for everybody, so that the same environment stepped by hand says what the episode was."""
+    """All actions are random, so that stepping an environment by hand gives the same episode."""
     config = SHORT.get(name, {})
     made = recorded(name, device, **config)
     assert [one.env_index for one in made] == [0, 1, 2]
@@ -109,7 +109,7 @@ def test_a_file_gives_the_episode_again(name, device, tmp_path):
         if step < loaded.num_steps:
             actions = env.sample_actions()
             assert np.array_equal(loaded.actions[step][seen.active[step]], actions[2][env.active[2]].cpu())
-            assert not loaded.actions[step][~seen.active[step]].any(), "who has left does nothing"
+            assert not loaded.actions[step][~seen.active[step]].any(), "agents that left have action 0"
             obs, *outputs, info = env.step(actions)
             for one, other in zip((seen.rewards, seen.terminations, seen.truncations), outputs, strict=True):
                 assert np.array_equal(one[step], other[2].cpu())
@@ -117,16 +117,16 @@ def test_a_file_gives_the_episode_again(name, device, tmp_path):
         assert loaded.returns[role] == pytest.approx(seen.rewards[:, where].sum(dtype=np.float64), rel=1e-4, abs=1e-4)
 
 
-def _state(env, replica):
-    fields = {f.name: env.state[f.name] if f.shared else env.state[f.name][replica] for f in env.game.state}
-    tensors = {"elapsed_steps": env.elapsed_steps[replica], "active": env.active[replica], **fields}
+def _state(env, env_index):
+    fields = {f.name: env.state[f.name] if f.shared else env.state[f.name][env_index] for f in env.game.state}
+    tensors = {"elapsed_steps": env.elapsed_steps[env_index], "active": env.active[env_index], **fields}
     return {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("devices", [("cuda", "cpu"), ("cpu", "cuda")], ids="->".join)
 @pytest.mark.parametrize("name", GAMES)
-def test_what_one_device_recorded_another_plays(name, devices, tmp_path):
+def test_another_device_plays_a_recording(name, devices, tmp_path):
     recorder, player = devices
     made = recorded(name, recorder, episodes=20, **SHORT.get(name, {}))
     assert len({one.digest for one in made}) == 20
@@ -135,7 +135,7 @@ def test_what_one_device_recorded_another_plays(name, devices, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Crew, Painter, Scouts])
-def test_a_game_of_ones_own_is_given_to_play(kind, device):
+def test_an_unregistered_game_is_passed_to_play(kind, device):
     """Masked choices, roles of several sizes, images, boxes, agents that leave early."""
     for one in recorded(kind, device, episodes=2):
         loaded = Replay.from_bytes(one.to_bytes())
@@ -148,38 +148,38 @@ def test_a_game_of_ones_own_is_given_to_play(kind, device):
             verify(loaded, device, game=kind.name())
 
 
-def test_what_policies_and_scripts_did_is_kept(device):
+def test_actions_of_policies_and_scripts_are_recorded(device):
     env = leaving(device)
     role_policies = {"tagger": policy_of(env, "tagger"), "runner": lambda obs: torch.ones_like(obs[..., :2]).int()}
     made = {greedy: record(env, role_policies, episodes=5, seed=4, greedy=greedy) for greedy in (False, True)}
     assert [one.digest for one in made[False]] != [one.digest for one in made[True]]
     for greedy, replays in made.items():
-        told = evaluate(env.like(num_envs=5), role_policies, 5, seed=4, greedy=greedy)
-        assert np.mean([one.num_steps for one in replays]) == told["episode_length"]
+        metrics = evaluate(env.like(num_envs=5), role_policies, 5, seed=4, greedy=greedy)
+        assert np.mean([one.num_steps for one in replays]) == metrics["episode_length"]
         for role, count in env.game.roles.items():
             mean = np.mean([one.returns[role] for one in replays]) / count
-            assert mean == pytest.approx(told[f"return_{role}"], rel=1e-6)
+            assert mean == pytest.approx(metrics[f"return_{role}"], rel=1e-6)
         runners = np.concatenate([one.actions[:, env.game.layout.role_slices["runner"]] for one in replays])
         assert set(np.unique(runners)) == {0, 1}, "1, or 0 once tagged"
 
 
-def test_shared_fields_that_were_changed_are_kept(device):
+def test_changed_shared_fields_are_recorded(device):
     env = gpu_vecenv.make("simple_tag", 2, device, curriculum=True)
-    (declared,) = record(env, chance(env))
+    (declared,) = record(env, random_policies(env))
     assert declared.shared == {}
     env.state["curriculum_stage"].fill_(2)
-    (changed,) = record(env, chance(env))
+    (changed,) = record(env, random_policies(env))
     assert changed.shared.keys() == {"curriculum_stage"} and changed.shared["curriculum_stage"] == 2
     assert changed.digest != declared.digest
     verify(Replay.from_bytes(changed.to_bytes()), device)
-    with pytest.raises(ReplayMismatchError, match="other bits"):
+    with pytest.raises(ReplayMismatchError, match="not bitwise equal"):
         verify(dataclasses.replace(changed, shared={}), device)
     for shared in ({"nothing": np.zeros(1, np.int32)}, {"curriculum_stage": np.zeros(2, np.int32)}):
         with pytest.raises(ReplayMismatchError, match="shared fields do not fit"):
             verify(dataclasses.replace(changed, shared=shared), device)
 
 
-def test_quarantine_is_kept(device):
+def test_end_on_nonfinite_is_recorded(device):
     env = gpu_vecenv.VecEnv(Frail(), 1, device, end_on_nonfinite=True)
     ends = {"agent": lambda obs: torch.full(obs.shape[:2], FAULTS.index("NaN in the state")).to(obs.device)}
     (made,) = record(env, ends)
@@ -189,7 +189,7 @@ def test_quarantine_is_kept(device):
         verify(dataclasses.replace(made, end_on_nonfinite=False), device, game=Frail)
 
 
-def test_a_return_that_is_not_finite_is_told_as_none(poles):
+def test_a_return_that_is_not_finite_is_none(poles):
     one = dataclasses.replace(poles[0], returns={"agent": None})
     assert Replay.from_bytes(one.to_bytes()).returns == {"agent": None}
     with pytest.raises(ReplayMismatchError, match=r"returns are .*; expected {'agent': None}"):
@@ -198,15 +198,17 @@ def test_a_return_that_is_not_finite_is_told_as_none(poles):
         dataclasses.replace(one, returns={"agent": float("nan")})
 
 
-# ---------------------------------------------------------------------- other bits are found
+# ---------------------------------------------------------------------- mismatches are found
 
 
-def test_a_changed_action_is_found_in_its_tick(poles):
+def test_a_changed_action_is_found_in_its_step(poles):
     one = poles[0]
     for step in range(one.num_steps):
         actions = one.actions.copy()
         actions[step] = 1 - actions[step]
-        with pytest.raises(ReplayMismatchError, match=rf"other bits on cpu from step {step + 1} of {one.num_steps} on"):
+        with pytest.raises(
+            ReplayMismatchError, match=rf"not bitwise equal on cpu from step {step + 1} of {one.num_steps} on"
+        ):
             verify(dataclasses.replace(one, actions=actions), "cpu")
 
 
@@ -214,13 +216,13 @@ def test_a_changed_action_is_found_in_its_tick(poles):
     ("changes", "config", "step"),
     [({"seed": 12}, {}, 0), ({"env_index": 1}, {}, 0), ({}, {"reset_high": 0.06}, 0), ({}, {"gravity": 9.9}, 1)],
 )
-def test_whatever_decides_the_episode_is_part_of_it(changes, config, step, poles):
+def test_seed_env_index_and_config_decide_the_episode(changes, config, step, poles):
     changed = dataclasses.replace(poles[0], config={**poles[0].config, **config}, **changes)
-    with pytest.raises(ReplayMismatchError, match=f"other bits on cpu from step {step} of"):
+    with pytest.raises(ReplayMismatchError, match=f"not bitwise equal on cpu from step {step} of"):
         verify(changed, "cpu")
 
 
-def test_a_changed_fingerprint_is_found(poles):
+def test_a_changed_digest_is_found(poles):
     one = poles[0]
     with pytest.raises(
         ReplayMismatchError, match=f"from step {one.num_steps} of.*expected {'0' * 16}; .*please report"
@@ -232,25 +234,25 @@ def test_a_changed_fingerprint_is_found(poles):
         play(dataclasses.replace(one, step_digests=step_digests), "cpu")
 
 
-def test_changed_rules_are_told(poles):
-    """Another text may still move no bit; where it does, the message says that it is another."""
+def test_changed_sources_are_reported(poles):
+    """A changed source may be bitwise equal; if it is not, the message says that the source has changed."""
     old = dataclasses.replace(poles[0], sources="0" * 64, made_with="0.0.9", version=7)
     verify(old, "cpu")
     assert is_stale(old) and play(old, "cpu").stale and not is_stale(poles[0])
-    with pytest.raises(ReplayMismatchError, match=r"text has changed since .* gpu_vecenv 0\.0\.9, rules version 7"):
+    with pytest.raises(ReplayMismatchError, match=r"source has changed since .* gpu_vecenv 0\.0\.9, rules version 7"):
         verify(dataclasses.replace(old, seed=3), "cpu")
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_steps": 0}, "configuration does not fit the game as it is now: .*max_steps is 0"),
-        ({"max_steps": "many"}, "does not fit the game.*max_steps"),
-        ({"grid_size": 3}, "does not fit the game.*no configuration key 'grid_size'"),
+        ({"max_steps": 0}, "configuration does not fit the current game: .*max_steps is 0"),
+        ({"max_steps": "many"}, "does not fit the current game.*max_steps"),
+        ({"grid_size": 3}, "does not fit the current game.*no configuration key 'grid_size'"),
         ({"num_taggers": 5}, r"its actions are \(\d+, 5\) int32; .* takes \(\d+, 6\) int32"),
     ],
 )
-def test_a_game_that_is_not_as_it_was_is_told(changes, message):
+def test_a_game_that_no_longer_fits_is_refused(changes, message):
     (one,) = recorded("tag_gridworld", episodes=1)
     with pytest.raises(ReplayMismatchError, match=message):
         verify(dataclasses.replace(one, config={**one.config, **changes}), "cpu")
@@ -258,19 +260,19 @@ def test_a_game_that_is_not_as_it_was_is_told(changes, message):
         verify(dataclasses.replace(one, actions=one.actions.astype(np.float32)), "cpu")
 
 
-# ---------------------------------------------------------------------- what cannot be recorded
+# ---------------------------------------------------------------------- refused recordings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counting(Env):
-    """A game that remembers across replicas and episodes."""
+    """A game with state across environments and episodes."""
 
     state = (Field("place", i32),)
     obs_dim = 1
     action_space = gpu_vecenv.configure("cartpole").action_space
 
 
-def test_a_game_that_does_not_repeat_is_refused(tmp_path):
+def test_a_game_that_is_not_reproducible_is_refused(tmp_path):
     text = """
         static int begun;
         struct Scratch {};
@@ -281,37 +283,37 @@ def test_a_game_that_does_not_repeat_is_refused(tmp_path):
     Counting.source = tmp_path / "counting.cu"
     Counting.source.write_text(text)
     env = gpu_vecenv.VecEnv(Counting(), 1, "cpu")
-    with pytest.raises(ReplayMismatchError, match=r"Counting does not repeat.*decided by more than.*step 0 of 1"):
-        record(env, chance(env), episodes=2)
+    with pytest.raises(ReplayMismatchError, match=r"Counting is not reproducible.*depend on more than.*step 0 of 1"):
+        record(env, random_policies(env), episodes=2)
 
 
-def test_what_a_replay_cannot_hold_is_refused(device, monkeypatch):
+def test_wrong_arguments_of_record_are_refused(device, monkeypatch):
     env = gpu_vecenv.make("cartpole", 2, device)
     with pytest.raises(TypeError, match="env is a GymnasiumVectorEnv; expected a VecEnv"):
         record(gpu_vecenv.GymnasiumVectorEnv("cartpole", 1, device), {"agent": None})
     field = next(f for f in env.layout.fields if not f.shared)
     initial_states = np.zeros((1, *field.shape), field.dtype)
     restarted = gpu_vecenv.make("cartpole", 2, device, initial_states={field.name: initial_states})
-    with pytest.raises(ConfigError, match=f"initial_states of {field.name} come from a pool"):
-        record(restarted, chance(restarted))
+    with pytest.raises(ConfigError, match=f"initial_states of {field.name} are not stored"):
+        record(restarted, random_policies(restarted))
     for episodes, error in ((0, ValueError), (1.5, TypeError)):
         with pytest.raises(error, match="episodes is"):
-            record(env, chance(env), episodes=episodes)
+            record(env, random_policies(env), episodes=episodes)
     with pytest.raises(ValueError, match="seed is -1"):
-        record(env, chance(env), seed=-1)
+        record(env, random_policies(env), seed=-1)
     with pytest.raises(ConfigError, match="role_policies are for"):
         record(env, {})
     with pytest.raises(NonFiniteError):
         record(env, {"agent": lambda obs: torch.full(obs.shape[:2], 2, device=obs.device)})
-    monkeypatch.setattr(replay, "MAX_REPLAY_STEPS", 20)
+    monkeypatch.setattr(recording, "MAX_REPLAY_STEPS", 20)
     endless = gpu_vecenv.make("pendulum", 1, device)
-    with pytest.raises(ConfigError, match="an episode goes on after 20 steps"):
-        record(endless, chance(endless))
-    assert env.seed is None, "the pattern rests"
+    with pytest.raises(ConfigError, match="an episode has not ended after 20 steps"):
+        record(endless, random_policies(endless))
+    assert env.seed is None, "env itself is not stepped"
 
 
-def test_an_action_that_is_none_is_refused_even_where_the_episode_ends(device):
-    """Its replica stands still in that step, goes on and ends before anybody has looked."""
+def test_an_invalid_action_is_refused_even_if_the_episode_ends(device):
+    """The environment is not stepped at the invalid action, and its episode ends before the next host read."""
     env = gpu_vecenv.make(Painter, 1, device)
     drawn = iter([float("nan")])
 
@@ -324,7 +326,7 @@ def test_an_action_that_is_none_is_refused_even_where_the_episode_ends(device):
 
 def test_states_that_do_not_fit_in_memory_are_refused(poles, monkeypatch):
     monkeypatch.setattr(replay, "free_bytes", lambda device: 1000)
-    with pytest.raises(CapacityError, match="1,000 are free; verify keeps none"):
+    with pytest.raises(CapacityError, match="1,000 are free; verify stores none"):
         play(poles[0], "cpu")
     verify(poles[0], "cpu")
 
@@ -332,7 +334,7 @@ def test_states_that_do_not_fit_in_memory_are_refused(poles, monkeypatch):
 # ---------------------------------------------------------------------- files
 
 
-def test_a_file_keeps_every_part_and_is_small(small, poles):
+def test_a_file_restores_every_attribute_and_is_small(small, poles):
     loaded = Replay.from_bytes(small)
     assert loaded.to_bytes() == small and alike(loaded, Replay.from_bytes(small))
     assert loaded.shared["actions"].tobytes() == np.array([np.nan, -0.0], np.float32).tobytes()
@@ -346,7 +348,7 @@ def test_a_file_keeps_every_part_and_is_small(small, poles):
 
 
 @pytest.mark.parametrize("largest", [1, 255, 256, 65535, 65536, 2**31 - 1])
-def test_choices_of_every_size_come_back(largest, poles):
+def test_actions_of_every_size_are_restored(largest, poles):
     actions = np.array([[0], [largest]], np.int32)
     one = dataclasses.replace(poles[0], actions=actions, step_digests=np.zeros(3, np.uint32))
     loaded = Replay.from_bytes(one.to_bytes())
@@ -354,7 +356,7 @@ def test_choices_of_every_size_come_back(largest, poles):
 
 
 def refused(content, message=None, path=None):
-    """A file with this content is refused; nothing is imported and little memory is taken."""
+    """A file with this content is refused; nothing is imported and little memory is allocated."""
     modules = set(sys.modules)
     tracemalloc.start()
     try:
@@ -375,9 +377,9 @@ def test_every_truncation_and_every_flipped_bit_is_found(small):
     for length in range(len(small)):
         with pytest.raises(ReplayFormatError):
             Replay.from_bytes(small[:length])
-    for place in range(len(small)):
+    for offset in range(len(small)):
         damaged = bytearray(small)
-        damaged[place] ^= 1 << place % 8
+        damaged[offset] ^= 1 << offset % 8
         with pytest.raises(ReplayFormatError):
             Replay.from_bytes(bytes(damaged))
     with pytest.raises(ReplayFormatError, match="SHA-256"):
@@ -398,23 +400,34 @@ FOREIGN = {
 
 @pytest.mark.parametrize("what", FOREIGN)
 def test_a_file_of_another_kind_is_refused(what, tmp_path):
-    refused(FOREIGN[what], "no replay, or a damaged one: its first line is", tmp_path / "x.replay")
+    refused(FOREIGN[what], "not a replay of this format, or damaged: its first line is", tmp_path / "x.replay")
     assert os.listdir(tmp_path) == ["x.replay"]
 
 
-def test_what_is_no_file_is_told(tmp_path, small):
+def test_other_things_than_files_are_refused(tmp_path, small):
     os.mkfifo(tmp_path / "pipe")
     for name in ("nothing", ".", "pipe"):
         with pytest.raises(FileNotFoundError, match="no replay at"):
             Replay.load(tmp_path / name)
     with (tmp_path / "large").open("wb") as file:
         file.truncate(replay_file.FILE_LIMIT + 1)
-    with pytest.raises(ReplayFormatError, match=r"large is no replay.*its size is 269484033; expected at most"):
+    with pytest.raises(ReplayFormatError, match=r"large is not a replay.*its size is 269484033; expected at most"):
         Replay.load(tmp_path / "large")
-    refused(small.replace(MAGIC + b"1", MAGIC + b"2", 1), "its format is b'2'; expected b'1': newer ones need")
 
 
-def test_a_failed_save_leaves_the_former_file(tmp_path, poles, monkeypatch):
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (b"1", "its format is '1'; expected 2: it is of an older gpu_vecenv, record the episode again"),
+        (b"3", "its format is '3'; expected 2: update gpu_vecenv to read it"),
+        (b"x", "its format is 'x'; expected 2"),
+    ],
+)
+def test_another_format_is_refused(other, message, small):
+    refused(small.replace(MAGIC + b"2", MAGIC + other, 1), message)
+
+
+def test_a_failed_save_leaves_the_existing_file(tmp_path, poles, monkeypatch):
     path = poles[0].save(tmp_path / "a" / "one.replay")
     before = path.read_bytes()
 
@@ -441,7 +454,7 @@ def forged(content, header=None, payload=None, line=None):
     return body + hashlib.sha256(body).digest()
 
 
-def test_a_forgery_that_changes_nothing_is_read(small):
+def test_an_unchanged_forgery_is_read(small):
     assert forged(small, header=lambda header: None) == small
 
 
@@ -532,15 +545,15 @@ LINES = {
     "a key twice": (replaced(b'"seed":11', b'"seed":11,"seed":11'), "each key once"),
     "spaces": (replaced(b'"seed":11', b'"seed": 11'), "without spaces"),
     "another order": (lambda line: b"{" + b",".join(reversed(line[1:-1].split(b","))) + b"}", None),
-    "NaN": (replaced(b'"gravity":9.8', b'"gravity":NaN'), "no strict JSON"),
-    "infinity": (replaced(b'"gravity":9.8', b'"gravity":-Infinity'), "no strict JSON"),
-    "a number beyond all": (replaced(b'"gravity":9.8', b'"gravity":1e999'), "no strict JSON"),
+    "NaN": (replaced(b'"gravity":9.8', b'"gravity":NaN'), "not strict JSON"),
+    "infinity": (replaced(b'"gravity":9.8', b'"gravity":-Infinity'), "not strict JSON"),
+    "a number too large for a float": (replaced(b'"gravity":9.8', b'"gravity":1e999'), "not strict JSON"),
     "a number of many digits": (replaced(b'"seed":11', b'"seed":' + b"9" * 5000), None),
-    "no JSON": (b"{", "no strict JSON"),
+    "no JSON": (b"{", "not strict JSON"),
     "no object": (b"[]", "expected a JSON object"),
-    "nothing": (b"", "no strict JSON"),
-    "bytes of no text": (b"\xff\xfe\x00", "no strict JSON"),
-    "many brackets": (b"[" * 50_000, "no strict JSON"),
+    "nothing": (b"", "not strict JSON"),
+    "invalid UTF-8": (b"\xff\xfe\x00", "not strict JSON"),
+    "many brackets": (b"[" * 50_000, "not strict JSON"),
     "too long": (lambda line: line[:-1] + b" " * HEADER_LIMIT + b"}", "a line end within"),
 }
 
@@ -552,20 +565,25 @@ def test_a_forged_header_is_refused(what, small):
 
 
 def test_a_header_without_end_is_refused(small):
-    body = MAGIC + b"1\n" + b"x" * 200_000
+    body = MAGIC + b"2\n" + b"x" * 200_000
     refused(body + hashlib.sha256(body).digest(), "the end of its header is -1; expected a line end within")
 
 
-def test_arrays_are_of_the_size_that_the_header_says(small):
+def test_arrays_have_the_size_in_the_header(small):
     start = small.index(b"\n", len(MAGIC) + 2) + 1
     honest = zlib.decompress(small[start:-32])
     for payload in (b"", b"no zlib", small[start:-33], small[start:-32] + b"more"):
         refused(forged(small, payload=payload))
-    for content in (honest[:-1], honest + b"\0", b"", bytes(64 << 20)):  # the last is a bomb: 64 kB make 64 MB
+    for content in (
+        honest[:-1],
+        honest + b"\0",
+        b"",
+        bytes(64 << 20),
+    ):  # the last is a decompression bomb, 64 kB for 64 MB
         refused(forged(small, payload=zlib.compress(content, 9)), r"the length of its arrays is|cannot be decompressed")
 
 
-def test_values_that_no_action_or_bool_has_are_refused(poles):
+def test_invalid_actions_and_bools_are_refused(poles):
     one = poles[0]
 
     def with_payload(array, **changes):
@@ -600,7 +618,7 @@ def test_values_that_no_action_or_bool_has_are_refused(poles):
         ({"seed": np.int64(3)}, "seed is"),
     ],
 )
-def test_parts_are_checked_where_a_replay_is_made(changes, message, poles):
+def test_attributes_are_validated(changes, message, poles):
     with pytest.raises(ReplayFormatError, match=message):
         dataclasses.replace(poles[0], **changes)
 
@@ -612,7 +630,7 @@ def test_a_film_shows_the_states(device):
     (one,) = recorded("tag_continuous", device, 1, **LEAVING)
     seen, shown = play(one, device), film(one, device, title="<b>")
     assert (shown.title, shown.fps, len(shown.drawings)) == ("<b>", 30, one.num_steps + 1)
-    assert shown.agents == ["tagger_0", "tagger_1", "tagger_2", "runner_0", "runner_1", "runner_2", "runner_3"]
+    assert list(shown.agents) == ["tagger_0", "tagger_1", "tagger_2", "runner_0", "runner_1", "runner_2", "runner_3"]
     assert shown.roles == {"tagger": 3, "runner": 4}
     for name in ("rewards", "active", "terminations", "truncations"):
         assert np.array_equal(getattr(shown, name), getattr(seen, name))
@@ -646,7 +664,7 @@ def command(capsys, monkeypatch, tmp_path):
     return run
 
 
-def test_a_game_is_recorded_checked_told_and_shown(command, tmp_path):
+def test_the_commands_record_play_show_and_html(command, tmp_path):
     code, output, errors = command("record cartpole --episodes 2 --seed 11 --gravity 9.9 --out kept --device cpu")
     assert (code, errors) == (0, [])
     assert sorted(os.listdir(tmp_path / "kept")) == ["cartpole-11-0.replay", "cartpole-11-1.replay"]
@@ -660,13 +678,13 @@ def test_a_game_is_recorded_checked_told_and_shown(command, tmp_path):
         assert (code, errors) == (0, []) and len(re.findall(r"│ same +│", output)) == 2 and one.digest in output
     code, output, errors = command("show kept/cartpole-11-1.replay")
     assert (code, errors) == (0, [])
-    for told in (
+    for line in (
         "  game = cartpole",
         "    gravity = 9.9",
         f"  digest = {one.digest}",
         f"    shape = [{one.num_steps}, 1]",
     ):
-        assert told in output.splitlines()
+        assert line in output.splitlines()
     code, output, errors = command("html kept --device cpu --out page.html --title Poles")
     assert (code, errors) == (0, []) and output.startswith("wrote page.html: 2 episodes, ")
     paths = sorted((tmp_path / "kept").iterdir())
@@ -674,14 +692,14 @@ def test_a_game_is_recorded_checked_told_and_shown(command, tmp_path):
     assert (tmp_path / "page.html").read_text() == page(films, "Poles")
 
 
-def test_a_file_whose_bits_differ_fails_and_the_others_are_still_played(command, tmp_path, poles):
+def test_a_mismatch_fails_and_the_other_files_are_still_played(command, tmp_path, poles):
     poles[0].save(tmp_path / "good.replay")
     dataclasses.replace(poles[1], digest="0" * 16).save(tmp_path / "[red]bad.replay")
     dataclasses.replace(poles[2], sources="0" * 64).save(tmp_path / "old.replay")
     code, output, errors = command("play . --device cpu")
     assert code == 1 and len(errors) == 1
     assert errors[0].startswith(
-        "gpu-vecenv: [red]bad.replay: replay of cartpole, seed 11, environment 1: other bits on cpu"
+        "gpu-vecenv: [red]bad.replay: replay of cartpole, seed 11, environment 1: not bitwise equal on cpu"
     )
     rows = {row.split()[1]: row for row in output.splitlines() if ".replay" in row}
     assert "│ same   " in rows["good.replay"] and "OTHERS" in rows["[red]bad.replay"]
@@ -722,7 +740,7 @@ def test_a_file_that_declares_a_game_is_named(command, tmp_path, monkeypatch):
         sys.modules.pop("my_crew", None)
 
 
-def test_help_tells_the_verbs_and_their_options(command):
+def test_help_lists_the_commands_and_their_options(command):
     for line in ("", "--help"):
         code, output, errors = command(line)
         assert (code, errors) == (0, []) and all(f"  {verb} " in output for verb in ("record", "play", "html", "show"))
