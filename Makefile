@@ -20,7 +20,7 @@ EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
 
 .DEFAULT_GOAL = help
 .PHONY: help train quick check lint types test-changed test test-slow test-all test-exhaustive test-clients nightly gpu \
-	mutants reliability release-check bench docs dist clean
+	mutants reliability ledger release-check bench docs dist clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -63,7 +63,9 @@ test-exhaustive: $(VENV)/dev.stamp ## every case of what the other tests try in 
 test-clients: $(CLIENTS_APART:%=$(VENV)-%/stamp) ## the tests of RL libraries that need an environment of their own
 	for client in $(CLIENTS_APART); do OMP_NUM_THREADS=1 $(VENV)-$$client/bin/python -m pytest $(ARGS) tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
 
-nightly: mutants test-exhaustive test-clients reliability ## planted bugs, exhaustive tests, experiments, the ledger: hours
+nightly: mutants test-exhaustive test-clients reliability ledger ## all of what takes hours: see these targets
+
+ledger: $(VENV)/dev.stamp ## whether this computer computes the digests that GPUs gave, in every mode
 	$(BIN)/python tests/ledger.py replay
 
 gpu: $(VENV)/dev.stamp ## the tests that need an NVIDIA GPU; without one this fails
@@ -77,9 +79,8 @@ mutants: $(VENV)/dev.stamp ## plant bugs in kernels and trainer: the tests must 
 reliability: $(VENV)/dev.stamp ## kills, damaged files, races, leaks, random numbers: minutes each
 	for experiment in saves damage resume cache leaks soak rng large interrupts; do $(BIN)/python tests/reliability $$experiment $(ARGS) || exit 1; done
 
-release-check: $(VENV)/dev.stamp ## the evidence of GPU runs is there, fits the sources, and the host gives its bits
+release-check: ledger ## the ledger, and that the receipts of GPU runs exist and belong to these sources
 	$(BIN)/python tests/receipts.py --strict
-	$(BIN)/python tests/ledger.py replay
 
 bench: $(VENV)/train.stamp ## throughput of the games, a table or one JSON line per row
 	$(BIN)/python -m gpu_vecenv.bench $(ARGS)

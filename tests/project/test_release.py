@@ -59,13 +59,13 @@ def test_workflows_and_templates_name_what_is_there() -> None:
     texts = [path.read_text() for path in [*WORKFLOWS, ROOT / ".github" / "pull_request_template.md"]]
     text = "".join(texts)
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = {target for line in re.findall(r"(?:run: |`)make ([a-z -]+)", text) for target in line.split()}
-    assert {"check", "dist", "release-check", "test"} <= named <= targets
+    named = {target for line in re.findall(r"(?:run: |- |`)make ([a-z -]+)", text) for target in line.split()}
+    assert {"check", "quick", "mutants", "dist", "release-check"} <= named <= targets
     assert set(re.findall(r"gpu-vecenv ([a-z]+)", text)) <= set(COMMANDS)
     for path in re.findall(r"(?:run|uses): (\.[\w./-]+)", text) + re.findall(r"python (tests/\S+?\.py)", text):
         assert (ROOT / path).is_file(), path
     for action in re.findall(r"uses: ([^.\s]\S*)", text):
-        assert re.search(r"@(v\d+|release/v\d+)$", action), action
+        assert action.startswith("./") or re.search(r"@[0-9a-f]{40}$", action), f"{action} is not pinned to a commit"
 
 
 def test_only_the_job_that_publishes_may_say_who_it_is() -> None:
@@ -76,3 +76,12 @@ def test_only_the_job_that_publishes_may_say_who_it_is() -> None:
     assert ["id-token: write" in job for job in jobs] == [False, False, False, True]
     assert "needs: [ci, build, try]" in jobs[-1] and "checkout" not in jobs[-1] and "run:" not in jobs[-1]
     assert "password" not in text and "secrets" not in text
+
+
+def test_pre_commit_runs_the_programs_of_make_check() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    programs = set(re.findall(r"entry: \.venv/bin/(python -m \w+|ruff \w+|[\w-]+)", hooks))
+    checks = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\ntest-changed:")[0]
+    assert len(programs) == 5
+    assert programs == set(re.findall(r"\$\(BIN\)/(python -m \w+|ruff \w+|[\w-]+)", checks))
+    assert set(re.findall(r"repo: (.*)", hooks)) == {"local"}
