@@ -1,4 +1,4 @@
-"""Typed errors: each also is the builtin (and Gymnasium's own class, where it has one) that callers already catch."""
+"""Typed errors. Each is also the builtin, and Gymnasium's class where there is one, that callers already catch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class EnvDefinitionError(ValueError):
 
 
 class SourceRuleError(EnvDefinitionError):
-    """A game's device code uses what runs on one device only or gives each other bits; ``Env.allows`` permits it."""
+    """A game's device code uses what is not available, or not bit-identical, on both devices; see ``Env.allows``."""
 
 
 class UnknownGameError(gymnasium.error.NameNotFound, ValueError):
@@ -25,15 +25,15 @@ class UnknownGameError(gymnasium.error.NameNotFound, ValueError):
 
 
 class UnsupportedGameError(ConfigError):
-    """Another library has no word for what this game does; the message names adapters that do."""
+    """Another library cannot represent this game; the message names adapters that can."""
 
 
 class CapacityError(ValueError):
-    """What was asked for does not fit in memory; the message names the bytes and a size that fits."""
+    """The requested size does not fit in memory; the message gives the bytes and a size that fits."""
 
 
 class DeviceUnavailableError(RuntimeError):
-    """The device does not exist or cannot be used; the message says what was found."""
+    """The device does not exist or cannot be used; the message describes what was found."""
 
 
 class CompilerError(RuntimeError):
@@ -41,7 +41,7 @@ class CompilerError(RuntimeError):
 
 
 class KernelCompileError(RuntimeError):
-    """Device code did not compile. ``log`` holds everything the compiler said."""
+    """Device code did not compile. ``log`` is the compiler's full output."""
 
     def __init__(self, message: str, log: str = ""):
         super().__init__(message)
@@ -49,15 +49,15 @@ class KernelCompileError(RuntimeError):
 
 
 class DeviceFaultError(RuntimeError):
-    """A kernel failed on the device; the process has to be restarted."""
+    """A kernel failed on the device; restart the process."""
 
 
 class EnvContractError(RuntimeError):
-    """A game's device code breaks the engine's rules, as by writing outside of its replica; seen by debug builds."""
+    """A game's device code breaks the engine's contract, for instance writes outside of its environment (debug builds)."""
 
 
 class ForkedProcessError(RuntimeError):
-    """A forked process uses what its parent made on a GPU; the start method "spawn" works."""
+    """A forked process uses GPU objects of its parent; use the start method "spawn"."""
 
 
 class ConcurrentUseError(RuntimeError):
@@ -81,42 +81,42 @@ class ClosedEnvError(gymnasium.error.ClosedEnvironmentError, RuntimeError):
 
 
 class CheckpointCorruptError(ValueError):
-    """A file is no checkpoint, or a damaged one."""
+    """A file is not a checkpoint, or is damaged."""
 
 
 class ReplayFormatError(ValueError):
-    """A file is no replay, or a damaged one."""
+    """A file is not a replay, or is damaged."""
 
 
 class ReplayMismatchError(ValueError):
-    """A replay does not give the bits that were recorded, or its game is not as it was; the message says from where."""
+    """A replay is not bit-identical to its recording, or its game has changed; the message gives the first difference."""
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or gradient is NaN or infinite; nothing has been updated with it."""
+    """A loss or gradient is NaN or infinite; no parameter was updated with it."""
 
 
 class RankLostError(RuntimeError):
-    """One of the processes that train together is gone; the others cannot go on."""
+    """A process of a distributed training run was lost; the others cannot continue."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The sentence that ends an "unknown name" message: up to three near names, else all of them."""
+    """End of an "unknown name" message: up to three similar names, else all."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known) or 'none'}"
 
 
 class AgentKeyError(KeyError):
-    """A dictionary's keys are not the agents (or roles) that it must name; the message has both."""
+    """A dictionary's keys are not the expected agents or roles; the message lists both."""
 
-    def __str__(self) -> str:  # KeyError's own is the repr
+    def __str__(self) -> str:  # KeyError prints the repr
         return str(self.args[0]) if self.args else ""
 
 
 class PettingZooResetNeededError(ResetNeededError, AssertionError, AttributeError):
-    """ResetNeededError where PettingZoo raises AssertionError, of methods, or AttributeError, of attributes."""
+    """ResetNeededError in PettingZoo views: PettingZoo raises AssertionError (methods) or AttributeError (attributes)."""
 
 
 class UnknownModuleError(UnknownGameError, AttributeError):
-    """No registered game has this name and version; raised where PettingZoo has a module for each game."""
+    """No registered game has this name and version; raised on attribute access to the PettingZoo module."""

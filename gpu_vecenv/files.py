@@ -1,4 +1,4 @@
-"""Files: the folder of the CUDA sources, and writing a file whole or not at all."""
+"""The folder of the CUDA sources, and atomic replacement of files."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def cuda_folder() -> Path:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: beside its name, flushed, renamed. OSError leaves the former one as it was."""
+    """Replace a file atomically: write a draft beside it, flush, rename. After an OSError the old file is unchanged."""
     put_file(path, lambda draft: _write(draft, content))
 
 
 def put_file(path: Path, make: Callable[[Path], None]) -> None:
-    """Let ``make`` write a draft beside ``path``, rename it to that, and flush the folder, so that the name lasts."""
+    """Call ``make`` to write a draft beside ``path``, rename it to ``path`` and flush the folder, so that it is durable."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}.draft")
     try:
         make(draft)
         draft.replace(path)
     finally:
-        with contextlib.suppress(OSError):  # what made the draft fail says more
+        with contextlib.suppress(OSError):  # the first error is the informative one
             draft.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Which device: None means cuda if usable, else cpu; an unusable GPU is never passed over in silence."""
+"""Device selection, free memory and current stream. A GPU that exists but is unusable causes a warning."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     """The device with its index, checked to be usable.
 
     Raises:
-        DeviceUnavailableError: It does not exist here; the message says what was found. No CUDA context is made.
+        DeviceUnavailableError: It does not exist; the message describes what was found. No CUDA context is created.
     """
     if device is None:
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
         problem = gpu_problem(find_driver(), find_torch())
         if problem:
-            warnings.warn(f'{problem}\nRunning on the CPU; say device="cpu" to silence this.', stacklevel=3)
+            warnings.warn(f'{problem}\nRunning on the CPU; pass device="cpu" to silence this warning.', stacklevel=3)
         return torch.device("cpu")
     try:
         resolved = torch.device(device)
@@ -49,14 +49,14 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated: on a GPU with torch's unused cache, on the host available RAM."""
+    """Bytes that can still be allocated: on a GPU including torch's unused cache, on the host the available RAM."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:  # free pages alone would leave out what the page cache gives back
+    try:  # MemFree would leave out the reclaimable page cache
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):  # no Linux: half of the memory, where even its size is known
+    except (OSError, StopIteration):  # not Linux: half of the physical memory, if known
         known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if known else 2**62
 
@@ -64,8 +64,8 @@ def free_bytes(device: torch.device) -> int:
 def current_stream(device: torch.device) -> int:
     """The handle of torch's current stream on a GPU.
 
-    ``torch.cuda.current_stream`` makes an object each time, which takes longer than the rest of a launch; where torch
-    still has it, the function that its own compiled code calls is used.
+    ``torch.cuda.current_stream`` creates an object each time, which takes longer than the rest of a launch. The private
+    function that torch's compiled code calls is used where it exists.
     """
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return int(raw(device.index) if raw else torch.cuda.current_stream(device).cuda_stream)

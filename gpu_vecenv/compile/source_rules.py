@@ -1,4 +1,4 @@
-"""What the device code of a game leaves out, so that it compiles for both devices and gives both the same bits."""
+"""Source rules: constructs that a game's device code may not use, so that both devices compile it bit-identically."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LIBM = (
     "fmod|modf|remainder|fabs|abs|floor|ceil|(?:ll?)?round|trunc|(?:ll?)?rint|nearbyint|nextafter|copysign|ldexp|"
     "frexp|scalbl?n|fma|fdivide|f?min|f?max|fdim|erfc?|[lt]gamma|norm(?:[34]d)?|isnan|isinf|isfinite"
 )
-_MEMBER = r"(?<![\w.])(?<!->)"  # not before: a member's name is the author's own
-_OWN = r"(?<!\bvoid )(?<!\bbool )(?<!\bfloat )(?<!\bint )(?<!\b[iu]8 )(?<!\b[iu]\d\d )"  # nor is that of a definition
+_MEMBER = r"(?<![\w.])(?<!->)"  # a member of the author's own may have any name
+_OWN = r"(?<!\bvoid )(?<!\bbool )(?<!\bfloat )(?<!\bint )(?<!\b[iu]8 )(?<!\b[iu]\d\d )"  # as may a function that the author defines
 SYSTEM_HEADER = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<", re.MULTILINE)
-# Name of a rule, as Env.allows has it -> what breaks it, and why it is there.
+# Name of a rule, as in Env.allows -> pattern of violations, reason.
 RULES: dict[str, tuple[re.Pattern[str], str]] = {
     "system headers": (
         SYSTEM_HEADER,
@@ -24,47 +24,52 @@ RULES: dict[str, tuple[re.Pattern[str], str]] = {
     ),
     "library functions": (
         re.compile(rf"\bstd::\w+(?=\s*[<(])|{_MEMBER}{_OWN}(?<!\w::)(?:{_LIBM})[fl]?(?=\s*\()"),
-        "libraries round differently on CPU and GPU; math.cuh has the functions, as math::sin",
+        "libraries round differently on CPU and GPU; use math.cuh, as in math::sin",
     ),
-    "atomics": (re.compile(r"\batomic(?!_add\b)\w*(?=\s*\()"), "their order is chance, and a CPU has none of CUDA's"),
-    "inline assembly": (re.compile(r"\b(?:asm|__asm__|__asm)\b"), "it is written for one processor"),
+    "atomics": (
+        re.compile(r"\batomic(?!_add\b)\w*(?=\s*\()"),
+        "their order is nondeterministic, and the host build has none; use atomic_add for integers",
+    ),
+    "inline assembly": (re.compile(r"\b(?:asm|__asm__|__asm)\b"), "it targets one processor"),
     "intrinsics": (
         re.compile(r"\b__(?!align__|attribute__|launch_bounds__|has_include)\w+(?=\s*\()"),
-        "functions of one compiler, many of them approximate",
+        "they belong to one compiler, and many are approximate",
     ),
     "allocation": (
         re.compile(rf"{_MEMBER}{_OWN}(?:malloc|calloc|realloc|free|alloca)(?=\s*\()|\bnew\b|(?<!=)(?<!= )\bdelete\b"),
-        "a step has no memory of its own but Scratch; the state is declared",
+        "memory is declared: fields of the state, or struct Scratch",
     ),
-    "printing": (re.compile(r"\b(?:printf|puts|assert)(?=\s*\()"), "it floods, and stops a GPU's pipeline"),
+    "printing": (
+        re.compile(r"\b(?:printf|puts|assert)(?=\s*\()"),
+        "thousands of threads would print, and the GPU would synchronise",
+    ),
 }
 COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 LINE = re.compile(r'^#line (\d+) "(.*)"$')
 
 
 def check_source_rules(text: str, game: str, allows: Sequence[str] = ()) -> None:
-    """Look through a game's own text, with its includes in it and #line marks.
+    """Check a game's own source, with its includes inlined and #line directives.
 
     Args:
-        text: The text.
-        game: Its class, for the message.
-        allows: Names of rules that do not count.
+        text: The source.
+        game: Name of the game, for the message.
+        allows: Names of rules that are not checked.
 
     Raises:
-        SourceRuleError: Names file, line, what stands there and why that is no good.
+        SourceRuleError: Names file, line, the violation and the reason of the rule.
     """
     for rule, words, file, line in _findings(text):
         if rule not in allows:
             raise SourceRuleError(
-                f"{game}: {file}:{line}: {words!r}: {rule} are left out of device code: {RULES[rule][1]}. "
-                f"If it is meant, allow it: allows = ({rule!r},) in the declaration; or the game is for CUDA only: "
-                "host = False"
+                f"{game}: {file}:{line}: {words!r} breaks the rule {rule!r} of device code: {RULES[rule][1]}. "
+                f"To permit it, declare allows = ({rule!r},), or host = False for a game that runs on CUDA only"
             )
 
 
 @lru_cache(64)
 def _findings(text: str) -> tuple[tuple[str, str, str, int], ...]:
-    """Rule, words, file and line of all that breaks a rule, in the order of the text."""
+    """Rule, matched source, file and line of every violation, in source order."""
     return tuple(_search(text))
 
 
@@ -84,7 +89,7 @@ def _unmarked(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _place(lines: Sequence[str], index: int) -> tuple[str, int]:
-    """File and number of a line, as the mark before it says."""
+    """File and number of a line according to the #line directive before it."""
     for back in range(index, -1, -1):
         if mark := LINE.match(lines[back]):
             return mark[2], int(mark[1]) + index - back - 1

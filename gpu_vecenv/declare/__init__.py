@@ -1,1 +1,1 @@
-"""What a game says of itself: configuration, state fields, roles, spaces and how it is drawn. No torch, no devices."""
+"""The declaration of games: configuration, state fields, roles, spaces, drawing. Imports neither torch nor CUDA."""

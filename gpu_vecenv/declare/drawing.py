@@ -1,4 +1,4 @@
-"""What a replica looks like, as plain data: shapes in the game's own units, which any canvas can draw."""
+"""Drawing primitives: the picture of one environment as plain data, shapes in the game's own units."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ BROWN: Colour = (200, 152, 104)
 
 @dataclass(frozen=True)
 class Shape:
-    """What a drawing consists of: plain numbers and tuples, whatever arrays they are given as.
+    """Base of the shapes of a drawing. Arrays and NumPy scalars become plain numbers and tuples.
 
     Raises:
-        EnvDefinitionError: A number is not finite, a size is negative, points are not (n, 2), a colour is none, an
-            agent is no place.
+        EnvDefinitionError: A number is not finite, a size is negative, points are not (n, 2), or a colour or an
+            agent index is invalid.
     """
 
-    min_points: ClassVar[int] = 0  # points
+    min_points: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         kind = type(self).__name__
@@ -58,18 +58,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class Circle(Shape):
-    """A filled disc; at least a pixel of it is drawn."""
+    """A filled disc, drawn at least one pixel large."""
 
     x: float
     y: float
     radius: float
     colour: Colour
-    agent: int | None = None  # whose body it is: the agent's place; a page can then follow the agent
+    agent: int | None = None  # index of the agent drawn here, which the player can follow
 
 
 @dataclass(frozen=True)
 class Line(Shape):
-    """Straight pieces from point to point, with round ends and joints, at least a pixel wide."""
+    """A polyline with round ends and joints, drawn at least one pixel wide."""
 
     points: Points  # at least 2
     width: float  # in the drawing's units
@@ -80,7 +80,7 @@ class Line(Shape):
 
 @dataclass(frozen=True)
 class Polygon(Shape):
-    """A filled area; the last point is joined to the first."""
+    """A filled polygon; an edge joins the last point to the first."""
 
     points: Points  # at least 3
     colour: Colour
@@ -90,18 +90,18 @@ class Polygon(Shape):
 
 @dataclass(frozen=True)
 class Drawing:
-    """A picture of one replica. x grows to the right, y upwards.
+    """A picture of one environment. x increases to the right, y upwards.
 
     Args:
-        bounds: Left, right, bottom, top of what must be seen, in the game's units. It is shown as large as the picture
-            allows, in its middle, with the same scale on both axes.
-        shapes: In the order of drawing: later ones lie on earlier ones. What is outside the picture is cut off.
+        bounds: Left, right, bottom, top of the visible area, in the game's units. It is centred and scaled to fit, with
+            the same scale on both axes.
+        shapes: In drawing order: later ones cover earlier ones. Parts outside of the picture are clipped.
         width: Pixels, 1 … 4096.
         height: Pixels, 1 … 4096.
-        background: The colour of what no shape covers.
+        background: Colour of the background.
 
     Raises:
-        EnvDefinitionError: A number is not finite or out of range, a colour is none, points are not (n, 2).
+        EnvDefinitionError: A number is not finite or out of range, a colour is invalid, points are not (n, 2).
     """
 
     bounds: tuple[float, float, float, float]
@@ -129,34 +129,34 @@ class Drawing:
 
     @property
     def scale(self) -> float:
-        """Pixels of one unit."""
+        """Pixels per unit."""
         left, right, bottom, top = self.bounds
         return min(self.width / (right - left), self.height / (top - bottom))
 
     def pixels(self, points: Any) -> np.ndarray[Any, Any]:
-        """Places in the picture, in pixels from its upper left corner: (…, 2) -> (…, 2) float64."""
+        """Positions in pixels from the upper left corner: (…, 2) in units -> (…, 2) float64."""
         left, right, bottom, top = self.bounds
         middle = np.array([(left + right) / 2, (bottom + top) / 2])
         centre = np.array([self.width / 2, self.height / 2])
         return np.asarray(centre + (np.asarray(points, np.float64) - middle) * (self.scale, -self.scale))
 
 
-def discs(places: Any, radius: float, colour: Colour, agents: Iterable[int] | None = None) -> list[Circle]:
-    """Discs of one kind at places (n, 2); ``agents``: whose bodies they are, if anybody's."""
-    rows = np.asarray(places).tolist()
+def discs(positions: Any, radius: float, colour: Colour, agents: Iterable[int] | None = None) -> list[Circle]:
+    """Discs of one size and colour at positions (n, 2); ``agents``: the indices of the agents that they show."""
+    rows = np.asarray(positions).tolist()
     owners = itertools.repeat(None, len(rows)) if agents is None else agents
     return [Circle(x, y, radius, colour, agent) for (x, y), agent in zip(rows, owners, strict=True)]
 
 
 def square_bounds(circles: Iterable[Circle], half: float = 0.0) -> tuple[float, float, float, float]:
-    """Bounds of a square around (0, 0) in which all circles lie with room to spare, of at least this half side."""
+    """Bounds of a square around (0, 0) that contains all circles with a margin; its half side is at least ``half``."""
     for circle in circles:
         half = max(half, 1.05 * (max(abs(circle.x), abs(circle.y)) + circle.radius))
     return -half, half, -half, half
 
 
 def blend(colour: Colour, other: Colour, share: float) -> Colour:
-    """The colour with this share of another one, 0 … 1."""
+    """Mix of two colours; ``share``, 0 … 1, is the weight of the second."""
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(colour, other, strict=True))
     return red, green, blue
 
@@ -167,7 +167,7 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise EnvDefinitionError(f"{name} is {value!r}; expected a finite number: is the replica's state finite?")
+        raise EnvDefinitionError(f"{name} is {value!r}; expected a finite number: is the environment's state finite?")
     return number
 
 
@@ -175,12 +175,12 @@ def _agent(name: str, value: Any) -> int | None:
     if value is None:
         return None
     try:
-        place = operator.index(value)  # of NumPy's integers too
+        index = operator.index(value)  # accepts NumPy integers
     except TypeError:
-        place = -1
-    if place < 0 or isinstance(value, bool):
-        raise EnvDefinitionError(f"{name} is {value!r}; expected None or the place of an agent, an int >= 0")
-    return place
+        index = -1
+    if index < 0 or isinstance(value, bool):
+        raise EnvDefinitionError(f"{name} is {value!r}; expected None or the index of an agent, an int >= 0")
+    return index
 
 
 def _points(name: str, value: Any, least: int) -> tuple[tuple[float, float], ...]:

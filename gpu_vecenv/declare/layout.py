@@ -18,7 +18,7 @@ from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout
 from gpu_vecenv.errors import EnvDefinitionError
 
 CONSTANT_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,127}")  # longer than a field's or role's name, which prefixes extend
-# What a constant, a configuration key in capitals, may not be called: names that the device code gives itself.
+# Names that a constant, such as a configuration key in capitals, may not have: the device code defines them itself.
 RESERVED_CONSTANTS = frozenset(
     "HD TABLE KERNEL UNROLL THREADS_PER_ENV ENVS_PER_BLOCK SHARED_LIMIT ONCE INITIAL_STATES SCRATCH SCRATCH_IN_SHARED FOR_ITEMS FOR_RANGE "
     "FOR_AGENTS FOR_OBS FOR_ENVS ENV_KERNEL DEBUG_THREAD_ORDER STATE_PARAMETERS STATE_OF ENGINE_STATE_OF ACTION_HEADS "

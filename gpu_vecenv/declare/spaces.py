@@ -1,4 +1,4 @@
-"""How the observations and actions of a game's roles lie in its tensors."""
+"""Layouts of the observation and action tensors of a game with several roles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PerRole = Space[Any] | Mapping[str, Space[Any]]
 class ObservationLayout:
     """The observation tensor of a game: ``(num_envs, num_agents, *shape)``, as wide as its widest role.
 
-    ``spaces[role]`` is a role's own space; its agents' rows hold their observation at ``own(role)`` and 0 elsewhere.
+    ``spaces[role]`` is the role's own space; the rows of its agents contain the observation at ``own(role)``, else 0.
     """
 
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class ObservationLayout:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or uint8, the same for all roles."""
+        """float32 or uint8; the same for all roles."""
         return next(iter(self.spaces.values())).dtype
 
     @property
@@ -42,12 +42,12 @@ class ObservationLayout:
         return any(shape != self.shape for shape in self.shapes.values())
 
     def own(self, role: str) -> tuple[slice, ...]:
-        """Where in a row, axis by axis, the observation of this role's agents lies."""
+        """Slices, one per axis, of the observation of this role's agents within a row."""
         return tuple(slice(0, n) for n in self.spaces[role].shape)
 
     @property
     def widest(self) -> Box:
-        """A space that holds every row, padding included."""
+        """A space that contains every row, padding included."""
         if not self.padded and len({_bounds(space) for space in self.spaces.values()}) == 1:
             return next(iter(self.spaces.values()))
         low, high = np.zeros((2, *self.shape), self.dtype)
@@ -58,10 +58,10 @@ class ObservationLayout:
 
     @staticmethod
     def of(game: str, roles: Sequence[str], given: PerRole) -> ObservationLayout:
-        """Read the layout off the declared observation spaces.
+        """The layout of the declared observation spaces.
 
         Raises:
-            EnvDefinitionError: They are no boxes, or do not fit in one tensor.
+            EnvDefinitionError: They are not boxes, or do not fit in one tensor.
         """
         spaces = {}
         for role, space in _by_role(game, roles, "observation", given).items():
@@ -84,8 +84,8 @@ class ActionLayout:
     """The action tensor of a game: ``(num_envs, num_agents, *shape)``.
 
     ``sizes[role][head]`` counts the choices of a discrete head; for continuous actions ``low`` and ``high`` are
-    ``(heads,)`` bounds. Roles with fewer heads or choices than the widest use the first ones. ``spaces[role]`` is the
-    space as declared.
+    ``(heads,)`` bounds. Roles with fewer heads or choices than the widest role use the first ones. ``spaces[role]`` is
+    the declared space.
     """
 
     continuous: bool
@@ -97,12 +97,12 @@ class ActionLayout:
 
     @property
     def heads(self) -> int:
-        """Numbers per action."""
+        """Number of heads (discrete) or of axes (continuous) of an action."""
         return math.prod(self.shape)
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
-        """Choices of each discrete head, the widest role's."""
+        """Number of choices of each discrete head, the largest of all roles."""
         return tuple(max(s[h] for s in self.sizes.values() if h < len(s)) for h in range(self.heads))
 
     @property
@@ -112,22 +112,22 @@ class ActionLayout:
 
     @property
     def num_parameters(self) -> int:
-        """Numbers per agent that an action is drawn from: its logits, or of a Box the means and deviations."""
+        """Policy outputs per agent: logits, or for a Box means and log standard deviations."""
         return 2 * self.heads if self.continuous else self.num_logits
 
     @property
     def widest(self) -> Space[Any]:
-        """The space of the action tensor's last axis: the widest role's, head by head."""
+        """The space of one agent's row of the action tensor: the widest role's, head by head."""
         if self.continuous:
             return next(iter(self.spaces.values()))
         return MultiDiscrete(list(self.head_sizes)) if self.shape else Discrete(self.head_sizes[0])
 
     @staticmethod
     def of(game: str, roles: Sequence[str], given: PerRole) -> ActionLayout:
-        """Read the layout off the declared action spaces.
+        """The layout of the declared action spaces.
 
         Raises:
-            EnvDefinitionError: They are of other kinds, or do not fit in one tensor.
+            EnvDefinitionError: They are of unsupported kinds, or do not fit in one tensor.
         """
         spaces = _by_role(game, roles, "action", given)
         for role, space in spaces.items():
@@ -156,7 +156,7 @@ class ActionLayout:
 
 
 def with_zero(space: Box) -> Box:
-    """The space, made wider where it does not hold 0."""
+    """The space, extended where it does not contain 0."""
     if (space.low <= 0).all() and (space.high >= 0).all():
         return space
     return Box(np.minimum(space.low, 0), np.maximum(space.high, 0), dtype=space.dtype.type)

@@ -1,4 +1,4 @@
-"""Checks of what callers hand to an environment."""
+"""Validation of the arguments of environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike
 from gpu_vecenv.errors import ConfigError, InvalidActionError, InvalidSeedError, nearest
 
-UNBOUNDED = 2**62  # choices of a head that a role lacks: it may hold anything
+UNBOUNDED = 2**62  # size of a head that a role does not have: any value is valid
 
 
 def validate_int(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -29,7 +29,7 @@ def validate_int(name: str, value: Any, least: int, most: int | None = None) -> 
 
 
 def construct(kind: type[Any], arguments: Mapping[str, Any]) -> Any:
-    """An environment from its constructor's arguments; what ``pickle`` and ``copy`` call, so module-level."""
+    """An environment from its constructor's arguments. Module-level, because ``pickle`` and ``copy`` call it."""
     return kind(**arguments)
 
 
@@ -76,7 +76,7 @@ def shared_field_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, 
 
 
 def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> dict[str, ArrayLike]:
-    """Field -> its saved starts, the same number for each field; or TypeError, ConfigError."""
+    """Field -> its initial states, the same number for each field; or TypeError, ConfigError."""
     _check_mapping("initial_states", given)
     fields = {field.name: field for field in layout.fields if not field.shared}
     if unknown := sorted(set(given) - set(fields), key=str):
@@ -85,10 +85,10 @@ def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> 
     if given and (len(sizes) > 1 or 0 in sizes):
         raise ConfigError(
             f"{layout.name}, initial_states: every field needs the same number of initial states, at least 1; "
-            f"{', '.join(map(repr, given))} have {sorted(sizes)}: expected one number"
+            f"{', '.join(map(repr, given))} have {sorted(sizes)}"
         )
     if max(sizes, default=0) >= 2**31:
-        raise ConfigError(f"{layout.name}, initial_states: got {max(sizes):,} starts; expected fewer than 2^31")
+        raise ConfigError(f"{layout.name}, initial_states: got {max(sizes):,} initial states; expected fewer than 2^31")
     return {
         name: _validate_array(layout.name, "initial_states", fields[name], array, (len(array), *fields[name].shape))
         for name, array in given.items()
@@ -107,7 +107,7 @@ def validate_mask(mask: Any, num_envs: int, device: torch.device) -> torch.Tenso
 
 
 def reset_mask(options: Any) -> Any:
-    """The one option that ``reset`` knows, ``{"reset_mask": mask}``; None without it.
+    """The only option of ``reset``, ``{"reset_mask": mask}``; None without it.
 
     Raises:
         TypeError, ConfigError: ``options`` is no dictionary, or has another key.
@@ -123,12 +123,12 @@ def reset_mask(options: Any) -> Any:
 
 
 class ActionValidator:
-    """Whether action tensors fit one environment.
+    """Validates actions for one environment.
 
     Args:
         layout: The configured game.
         batch: Leading axes of the actions, (num_envs, num_agents) or (num_envs * num_agents,).
-        device: Where the actions must be.
+        device: The device of the actions.
     """
 
     def __init__(self, layout: GameLayout, batch: tuple[int, ...], device: torch.device) -> None:
@@ -136,7 +136,7 @@ class ActionValidator:
         self.shape = (*batch, *layout.action.shape)
         self._tables: dict[tuple[str, torch.device], torch.Tensor] = {}
         self.kinds = (torch.float32,) if layout.action.continuous else (torch.int32, torch.int64)
-        self.names = [str(kind).removeprefix("torch.") for kind in self.kinds]  # NumPy's words for them too
+        self.names = [str(kind).removeprefix("torch.") for kind in self.kinds]  # the same in NumPy
 
     def __call__(self, actions: Any) -> torch.Tensor:
         """The actions, contiguous; or TypeError, ValueError for a wrong dtype, shape or device."""
@@ -149,35 +149,37 @@ class ActionValidator:
             )
         if actions.shape != self.shape:
             raise ValueError(
-                f"step: actions have shape {tuple(actions.shape)}; expected {self.shape}, nothing is broadcast"
+                f"step: actions have shape {tuple(actions.shape)}; expected {self.shape} (no broadcasting)"
             )
         if actions.device != self.device:
             raise ValueError(f"step: actions are on {actions.device}; expected {self.device}")
         if actions.layout != torch.strided:
             raise ValueError(f"step: actions are {actions.layout}; expected a dense tensor")
         if actions.requires_grad:
-            raise TypeError("step: actions require a gradient, which no kernel passes on; use actions.detach()")
+            raise TypeError("step: actions require a gradient, but step is not differentiable; use actions.detach()")
         return actions if actions.is_contiguous() else actions.contiguous()
 
     def array(self, actions: Any, shape: tuple[int, ...] | None = None) -> np.ndarray[Any, Any]:
-        """Actions from the host, int32, int64 or float32, of ``shape`` (by default the tensor's own).
+        """Actions as a NumPy array, int32, int64 or float32, of ``shape`` (by default that of the action tensor).
 
         Raises:
             TypeError, ValueError: They have another dtype or shape.
         """
         array, shape = np.asarray(actions), self.shape if shape is None else shape
         if isinstance(actions, int) and not -(2**63) <= actions < 2**63:
-            raise InvalidActionError(f"step: action {actions} is no 64-bit integer; expected one of the action space")
+            raise InvalidActionError(
+                f"step: action {actions} does not fit in 64 bits; expected a value of the action space"
+            )
         if array.dtype.name not in self.names and not (isinstance(actions, int) and not isinstance(actions, bool)):
             raise TypeError(f"step: actions have dtype {array.dtype}; expected {' or '.join(self.names)}")
         if array.shape != shape:
-            raise ValueError(f"step: actions have shape {array.shape}; expected {shape}, nothing is broadcast")
+            raise ValueError(f"step: actions have shape {array.shape}; expected {shape} (no broadcasting)")
         return array
 
     def is_surely_valid(self, array: np.ndarray[Any, Any]) -> bool:
-        """Whether every value is in the range of every role; masks of choices are not looked at.
+        """Whether every value is valid for every role; action masks are not checked.
 
-        One or two passes over host memory: what ``values`` finds out agent by agent is mostly known after these.
+        One or two passes over host memory; if True, ``values``, which checks agent by agent, is not needed.
         """
         action = self.layout.action
         columns = array.reshape(-1, action.heads).T
@@ -185,13 +187,13 @@ class ActionValidator:
             bounds = zip(columns, action.low, action.high, strict=True)
             return all(low <= column.min() and column.max() <= high for column, low, high in bounds)
         least = (min(sizes) for sizes in zip(*self._sizes, strict=True))
-        # What is negative becomes too large.
+        # As unsigned integers, negative values are too large.
         return all(
             bool((column.view(f"u{column.itemsize}") < size).all()) for column, size in zip(columns, least, strict=True)
         )
 
     def tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        """A copy on the device, of this environment's shape; on a GPU by way of pinned memory, without waiting."""
+        """A copy on the device in the shape of the action tensor; on a GPU through pinned memory, asynchronously."""
         if self.device.type == "cpu":
             return torch.tensor(array, device="cpu").view(self.shape)
         staged = torch.empty(
@@ -201,10 +203,10 @@ class ActionValidator:
         return staged.to(self.device, non_blocking=True)
 
     def values(self, actions: torch.Tensor, active: torch.Tensor, action_mask: torch.Tensor | None) -> None:
-        """Look at the values, which waits for their device; or InvalidActionError.
+        """Validate the values; synchronises with their device. Raises InvalidActionError.
 
-        ``active`` is (num_envs, num_agents) bool; what inactive agents are to do does not matter. ``action_mask`` is
-        (num_envs, num_agents, num_logits) bool, the choices that are allowed. All on one device.
+        ``active`` is (num_envs, num_agents) bool; actions of inactive agents are not checked. ``action_mask`` is
+        (num_envs, num_agents, num_logits) bool, the allowed choices. All on one device.
         """
         layout, action = self.layout, self.layout.action
         rows = actions.view(-1, layout.num_agents, action.heads)
@@ -225,11 +227,11 @@ class ActionValidator:
         wrong &= active.view(-1, layout.num_agents, 1)
         if not bool(wrong.any()):
             return
-        places = wrong.nonzero()
-        replica, agent, head = places[0].tolist()
+        indices = wrong.nonzero()
+        env_index, agent, head = indices[0].tolist()
         raise InvalidActionError(
-            f"step: {len(places)} invalid action values; the first: replica {replica}, agent "
-            f"{layout.agent_names[agent]}, number {head}: {rows[replica, agent, head].item()}; "
+            f"step: {len(indices)} invalid action values; the first: environment {env_index}, agent "
+            f"{layout.agent_names[agent]}, number {head}: {rows[env_index, agent, head].item()}; "
             f"expected {expected}"
         )
 

@@ -22,12 +22,12 @@ ArrayLike = np.ndarray[Any, Any] | torch.Tensor
 
 
 class DataManager(Mapping[str, torch.Tensor]):
-    """Named tensors on one device. ``data[name]`` is the live tensor; kernels and torch write the same memory."""
+    """Named tensors on one device. ``data[name]`` is the live tensor: kernels and torch share its memory."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._tensors: dict[str, torch.Tensor] = {}
-        self._memory: dict[str, torch.Tensor] = {}  # of the tensors that have guard items
+        self._memory: dict[str, torch.Tensor] = {}  # allocations of the tensors that have guard items
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -48,12 +48,12 @@ class DataManager(Mapping[str, torch.Tensor]):
     ) -> torch.Tensor:
         """A new zeroed tensor under a new name.
 
-        With ``guard_items`` so many items lie behind each entry of its first axis, in memory that the tensor does not
-        show: ``memory`` gives all of it.
+        With ``guard_items``, that many items follow each entry of the first axis, outside of the tensor's view;
+        ``memory`` returns the whole allocation.
 
         Raises:
             KeyError: The name is taken.
-            ValueError: Kernels have no type for this dtype.
+            ValueError: The dtype has no counterpart in device code.
         """
         if name in self._tensors:
             raise KeyError(f"{name!r} is already allocated; push() replaces its values")
@@ -71,17 +71,17 @@ class DataManager(Mapping[str, torch.Tensor]):
         return self._tensors[name]
 
     def memory(self, name: str) -> torch.Tensor:
-        """What a kernel is given: the tensor, contiguous, with its guard items."""
+        """The allocation that kernels get: the tensor, contiguous, with its guard items."""
         return self._memory.get(name, self._tensors[name])
 
     def push(self, name: str, array: ArrayLike) -> torch.Tensor:
-        """Copy an array's values to the device; a new name is allocated first.
+        """Copy an array to the device; a new name is allocated first.
 
         Raises:
-            ValueError: Shape or dtype differ from those of the tensor that has this name.
+            ValueError: Shape or dtype differ from those of the tensor with this name.
         """
         if isinstance(array, np.ndarray) and not array.flags.writeable:
-            array = array.copy()  # torch has no read-only tensors
+            array = array.copy()  # torch does not support read-only tensors
         source = torch.as_tensor(array)
         target = self._tensors.get(name)
         if target is None:
@@ -94,7 +94,7 @@ class DataManager(Mapping[str, torch.Tensor]):
         return target.copy_(source)
 
     def pull(self, name: str) -> np.ndarray[Any, Any]:
-        """A copy of the values on the host. Waits for the device."""
+        """A copy on the host. Synchronises with the device."""
         array: np.ndarray[Any, Any] = self._tensors[name].cpu().numpy().copy()
         return array
 
@@ -103,10 +103,10 @@ class DataManager(Mapping[str, torch.Tensor]):
         return {name: tensor.clone() for name, tensor in self.items()}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor], names: Iterable[str] | None = None) -> None:
-        """Copy values back, of all tensors or of those named; everything is checked before the first is written.
+        """Copy values into all tensors, or those in ``names``; everything is checked before the first copy.
 
         Raises:
-            TypeError, ValueError: The names, a shape or a dtype differ, or a value is no dense tensor with data.
+            TypeError, ValueError: The names, a shape or a dtype differ, or a value is not a dense tensor with data.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state is a {type(state).__name__}; expected a mapping, name -> tensor")

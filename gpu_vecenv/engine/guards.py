@@ -1,4 +1,4 @@
-"""Guard bands of debug builds: bytes between replicas, in state and outputs, that no kernel may write."""
+"""Guard bands of debug builds: bytes between environments, in state and outputs, that no kernel may write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.errors import EnvContractError
 
-GUARD_BYTE = 0xA5  # as a float, an index and a flag a number that no game writes by chance
+GUARD_BYTE = 0xA5  # unlikely as a float, an index and a flag
 
 
 def state_guard_bands(data: DataManager) -> Iterator[tuple[str, torch.Tensor]]:
@@ -22,7 +22,7 @@ def state_guard_bands(data: DataManager) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def output_guard_bands(buffers: StepBuffers) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and band, (num_envs, guard rows, …), of every tensor of a buffers."""
+    """Name and band, (num_envs, guard rows, …), of every tensor of step buffers."""
     for name, tensor in buffers.tensors().items():
         shape = (tensor.shape[0], buffers.layout.guard_rows, *tensor.shape[2:])
         start = tensor.storage_offset() + tensor.shape[1] * tensor.stride(1)
@@ -30,22 +30,22 @@ def output_guard_bands(buffers: StepBuffers) -> Iterator[tuple[str, torch.Tensor
 
 
 def fill(bands: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Write the canaries."""
+    """Write the guard bytes."""
     for _, band in bands:
         band.view(torch.uint8).fill_(GUARD_BYTE)
 
 
 def check(bands: Iterable[tuple[str, torch.Tensor]], call: str) -> None:
-    """Look at the canaries, which waits for the device.
+    """Compare the guard bytes; synchronises with the device.
 
     Raises:
-        EnvContractError: Some have changed.
+        EnvContractError: Some of them have changed.
     """
     for name, band in bands:
         written = (band.view(torch.uint8) != GUARD_BYTE).flatten(1).nonzero()
         if len(written):
-            replica, offset = written[0].tolist()
+            env_index, offset = written[0].tolist()
             raise EnvContractError(
-                f"{call} wrote {len(written)} bytes outside of {name}: the first is byte {offset} behind replica "
-                f"{replica}'s own; expected indices within the replica (agents, then the field's own sizes)"
+                f"{call} wrote {len(written)} bytes outside of {name}: the first is byte {offset} after those of environment "
+                f"{env_index}; expected indices within the environment (agents, then the field's own sizes)"
             )

@@ -25,7 +25,7 @@ def make(
     end_on_nonfinite: bool = False,
     **config: Any,
 ) -> VecEnv:
-    """``num_envs`` replicas of a game: ``make("tag_continuous", num_envs=2000, num_taggers=10)``.
+    """``num_envs`` environments of a game: ``make("tag_continuous", num_envs=2000, num_taggers=10)``.
 
     ``game`` is a registered name, an Env class or an Env; ``config`` is the game's own configuration; the other
     arguments are those of ``VecEnv``.

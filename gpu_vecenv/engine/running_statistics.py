@@ -1,4 +1,4 @@
-"""Statistics that grow on the device: mean and variance of all rows seen, and the metrics of the latest episodes."""
+"""Running statistics on the device: mean and variance of rows, and metrics of the latest episodes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 class RunningMeanStd:
-    """Mean and variance of all rows shown, weighted equally; twin of ``gymnasium.wrappers.utils.RunningMeanStd``.
+    """Mean and variance of all rows, weighted equally; the equivalent of ``gymnasium.wrappers.utils.RunningMeanStd``.
 
-    ``mean`` and ``var`` (*shape) and ``count`` () are float64: after 10^9 rows a batch of 64 moves a mean by less than
-    float32 can show. They are replaced, never written to.
+    ``mean`` and ``var`` (*shape) and ``count`` () are float64: after 10^9 rows a batch of 64 changes a mean by less than
+    float32 resolves. Updates replace these tensors and never write into them.
 
     Args:
         epsilon: Weight of the initial values, mean 0 and variance 1, in rows.
-        shape: Of one row.
+        shape: Shape of one row.
     """
 
     def __init__(self, epsilon: float = 1e-4, shape: tuple[int, ...] = ()) -> None:
@@ -26,22 +26,22 @@ class RunningMeanStd:
         self.count = torch.tensor(epsilon, dtype=torch.float64)
 
     def to(self, device: torch.device) -> None:
-        """Go on on this device."""
+        """Move to this device."""
         self.mean, self.var, self.count = self.mean.to(device), self.var.to(device), self.count.to(device)
 
     def update(self, rows: Tensor, counted: Tensor | None = None) -> None:
-        """Take in a batch.
+        """Add a batch.
 
         Args:
             rows: (n, *shape), any dtype.
-            counted: (n,) bool, the rows that count; the others may hold anything, NaN too. None counts all. Where no
+            counted: (n,) bool, the rows that count; the others may hold any value, including NaN. None counts all. If no
                 row counts, nothing changes.
         """
         if counted is None:
             counted = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
         size = counted.sum()
         counted = counted.view(-1, *[1] * self.mean.ndim)
-        # Differences to the running mean, so that a mean far from 0 costs no digits.
+        # Differences from the running mean: a mean far from 0 does not cost precision.
         deviations = torch.where(counted, rows - self.mean, 0)
         delta = deviations.sum(0) / size.clamp(min=1)
         var = torch.where(counted, (deviations - delta).square(), 0).sum(0) / size.clamp(min=1)
@@ -56,7 +56,7 @@ class RunningMeanStd:
         return {"mean": self.mean.clone(), "var": self.var.clone(), "count": self.count.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a ``state_dict``.
+        """Restore a ``state_dict``.
 
         Raises:
             ValueError: A name, shape or dtype is wrong; nothing has changed.
@@ -74,12 +74,12 @@ def merge_moments(
     equation 2.1.
     """
     total = count + size
-    share = size / total  # written with the batch's share of the total, an empty batch leaves the very same bits
+    share = size / total  # in this form an empty batch leaves mean and variance bitwise equal
     return mean + delta * share, var + (batch_var - var) * share + delta.square() * share * (1 - share), total
 
 
 def checked_state_dict(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of a saved state on the devices of one's own, which it must resemble; or ValueError."""
+    """Copies of a saved state on the devices of ``own``, whose names, shapes and dtypes it must have; or ValueError."""
 
     def described(state: Mapping[str, Any]) -> dict[str, str]:
         return {
@@ -96,34 +96,34 @@ class EpisodeRingBuffer:
     """The metrics of the latest ``size`` episodes, in a ring on the device.
 
     Args:
-        size: Episodes that are kept, at least 1.
-        width: Figures per episode.
+        size: Number of episodes to keep, at least 1.
+        width: Metrics per episode.
     """
 
     def __init__(self, size: int, width: int) -> None:
         self.size = size
-        # Row ``size`` takes what is not kept, so that the number of writes does not depend on values.
+        # Row ``size`` receives what is not kept, so that the number of writes does not depend on values.
         self._ring = torch.zeros((size + 1, width), dtype=torch.float64)
         self._count = torch.zeros((), dtype=torch.int64)
 
     def to(self, device: torch.device) -> None:
-        """Go on on this device."""
+        """Move to this device."""
         self._ring, self._count = self._ring.to(device), self._count.to(device)
 
     def add(self, ended: Tensor, metrics: Tensor) -> None:
-        """Take in the rows of ``metrics`` (n, width) float64 where ``ended`` (n,) bool is True, in their order."""
+        """Add the rows of ``metrics`` (n, width) float64 where ``ended`` (n,) bool is True, in their order."""
         rank = ended.cumsum(0)  # 1 for the first of them
-        kept = ended & (rank > rank[-1] - self.size)  # of more than fit, the last
+        kept = ended & (rank > rank[-1] - self.size)  # the last ``size`` of them
         indices = torch.where(kept, (self._count + rank - 1) % self.size, self.size)
         self._ring = self._ring.index_put((indices,), metrics)
         self._count = self._count + rank[-1]
 
     def count(self) -> int:
-        """Episodes taken in so far. Waits for the device."""
+        """Number of episodes added so far. Synchronises with the device."""
         return int(self._count)
 
     def read(self) -> list[list[float]]:
-        """Each figure of the kept episodes, oldest first. Waits for the device."""
+        """Each metric of the kept episodes, oldest first. Synchronises with the device."""
         count = self.count()
         indices = [index % self.size for index in range(max(0, count - self.size), count)]
         metrics: list[list[float]] = self._ring.cpu()[indices].T.tolist()

@@ -14,17 +14,17 @@ import torch
 from gpu_vecenv.compile.device import current_stream
 
 ALIGNMENT = 256  # bytes; every view starts on such a boundary
-POOL_SIZE = 16  # step buffers made at a time at most
-POOL_BYTES = {"cuda": 128 << 20, "cpu": 1 << 20}  # and their bytes
+POOL_SIZE = 16  # step buffers allocated at a time, at most
+POOL_BYTES = {"cuda": 128 << 20, "cpu": 1 << 20}  # and their bytes at most
 
 
 @dataclass(frozen=True)
 class StepBuffersLayout:
-    """Shapes and dtypes of a buffers's tensors, for one environment.
+    """Shapes and dtypes of the step buffers of one environment.
 
-    ``batch`` is (num_envs, num_agents), or (num_envs * num_agents,) where agents are rows; ``num_choices`` counts the
-    entries of an agent's action mask, 0 without one. In a debug build ``guard_rows`` follow the rows of each replica:
-    no view shows them, and nobody may write there.
+    ``batch`` is (num_envs, num_agents), or (num_envs * num_agents,) with ``agents_as_envs``; ``num_choices`` counts
+    the entries of an agent's action mask, 0 without one. In a debug build ``guard_rows`` rows follow those of each
+    environment, outside of every view; no kernel may write them.
     """
 
     batch: tuple[int, ...]
@@ -49,7 +49,7 @@ class StepBuffersLayout:
         }
         if self.num_choices:
             specs["action_mask"] = ((*rows, self.num_choices), torch.bool)
-        if self.has_final_obs:  # the last: whoever copies a buffers to the host may leave it out
+        if self.has_final_obs:  # last, so that a copy to the host can leave it out
             specs["final_obs"] = specs["obs"]
         return specs
 
@@ -80,10 +80,10 @@ class StepBuffersLayout:
 
 
 class StepBuffers(NamedTuple):
-    """Where a step writes. Made by ``VecEnv.step_buffers``; ``VecEnv.step(actions, out=buffers)`` writes into it.
+    """The tensors that a step writes, made by ``VecEnv.step_buffers``, for ``VecEnv.step(actions, out=buffers)``.
 
     ``obs`` is (num_envs, num_agents, *obs_shape), the others (num_envs, num_agents); one axis of num_envs * num_agents
-    where agents are rows. ``final_mask`` marks the rows of ``final_obs`` that this step wrote; ``final_obs`` is None
+    with ``agents_as_envs``. ``final_mask`` marks the rows of ``final_obs`` that this step wrote; ``final_obs`` is None
     unless the environment resets in the same step. ``action_mask`` (…, num_logits) is None unless the game declares it.
     """
 
@@ -103,13 +103,13 @@ class StepBuffers(NamedTuple):
         """Views of one buffer of ``layout.nbytes`` bytes, a fresh one unless given."""
         if buffer is None:
             buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=layout.device)
-        typed = {dtype: buffer.view(dtype) for dtype in {place[1] for place in layout.views}}
+        typed = {dtype: buffer.view(dtype) for dtype in {view[1] for view in layout.views}}
         named = {n: typed[kind].as_strided(shape, strides, at) for n, kind, shape, strides, at in layout.views}
         return StepBuffers._of(layout, named)
 
     @staticmethod
     def around(layout: StepBuffersLayout, given: dict[str, torch.Tensor]) -> StepBuffers:
-        """A buffers of the caller's tensors; those not given are allocated.
+        """Step buffers of the caller's tensors; those not given are allocated.
 
         Raises:
             TypeError, ValueError: A given tensor has an unknown name, or another shape, dtype or device, or is not
@@ -132,9 +132,7 @@ class StepBuffers(NamedTuple):
         spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes, name) for name, t in given.items())
         for (_, end, name), (start, _, other) in pairwise(spans):
             if start < end:
-                raise ValueError(
-                    f"step_buffers: {name} and {other} share memory; expected tensors apart from each other"
-                )
+                raise ValueError(f"step_buffers: {name} and {other} share memory; expected tensors that do not overlap")
         rest = {
             name: torch.empty(shape, dtype=dtype, device=layout.device)
             for name, (shape, dtype) in specs.items()
@@ -155,27 +153,26 @@ class StepBuffers(NamedTuple):
 
 
 class StepBuffersPool:
-    """Fresh step buffers for one environment; small ones are made several at a time.
+    """Unused step buffers for one environment; small ones are allocated several at a time.
 
-    To make a tensor costs a microsecond or more on the host, and a buffers has eight; many chunks of one tensor in one
-    call cost a fraction each. A tensor of a buffers keeps its neighbours' memory alive, POOL_BYTES at most.
+    Creating a tensor costs at least a microsecond on the host, and step buffers have up to eight; chunks of one tensor,
+    created in one call, cost a fraction of that. A tensor keeps the memory of its neighbours alive, POOL_BYTES at most.
     """
 
     def __init__(self, layout: StepBuffersLayout) -> None:
         self._layout = layout
         self._many = max(1, min(POOL_SIZE, POOL_BYTES[layout.device.type] // max(1, layout.nbytes)))
-        self._pools: dict[
-            int, list[StepBuffers]
-        ] = {}  # stream -> step buffers: memory is reused in the order of its stream
+        # By stream: memory is reused in the order of its stream.
+        self._pools: dict[int, list[StepBuffers]] = {}
 
     def take(self) -> StepBuffers:
-        """A buffers that nobody has had before."""
+        """Step buffers that have not been returned before."""
         if self._layout.guard_rows:
             return StepBuffers.allocate(self._layout)
         stream = 0
         if self._layout.device.type == "cuda":
             if torch.cuda.is_current_stream_capturing():
-                return StepBuffers.allocate(self._layout)  # from the memory that the graph keeps for itself
+                return StepBuffers.allocate(self._layout)  # in the memory pool of the graph
             stream = current_stream(self._layout.device)
         pool = self._pools.get(stream)
         if not pool:
@@ -186,9 +183,9 @@ class StepBuffersPool:
         layout, many = self._layout, self._many
         chunks: dict[str, Sequence[Any]] = {}
         starts: dict[str, Sequence[int]] = {}
-        # Whatever mode the first taker is in, later ones may want gradients of what they compute from a buffers. Unsafe
-        # chunks are unrelated to autograd: to write into one does not spoil another that some graph has saved. They do
-        # not overlap.
+        # inference_mode of the first caller must not affect later ones, which may need gradients of what they compute
+        # from these tensors. Unsafe chunks, which do not overlap, are unrelated to autograd: writing into one does not
+        # invalidate another that a graph has saved.
         with torch.inference_mode(False):
             for name, (shape, dtype) in layout.specs.items():
                 whole = torch.empty((many * shape[0], *shape[1:]), dtype=dtype, device=layout.device)

@@ -1,4 +1,4 @@
-"""How the benchmarks take time, and what a figure needs beside it."""
+"""Timing and provenance for benchmarks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpu_vecenv._version import __version__
 from gpu_vecenv.compile.backends.host import num_host_threads
 from gpu_vecenv.files import cuda_folder
 
-NUM_RUNS = 7  # of which one figure is made
-MIN_SECONDS, MAX_SECONDS = 0.1, 1.0  # seconds of a run; of at least 3 calls, unless they take longer than MAX_SECONDS
+NUM_RUNS = 7  # runs that one result summarises
+MIN_SECONDS, MAX_SECONDS = 0.1, 1.0  # of a run; at least 3 calls unless they exceed MAX_SECONDS
 
 
 def seconds(
     call: Callable[[], Any], device: torch.device, *, of: Callable[[Iterable[float]], float] = statistics.median
 ) -> float:
-    """Wall time of one call: ``of`` what several runs of many calls say; a GPU is waited for at the end of each run.
+    """Wall time of one call: ``of`` over several runs of many calls each; each run ends with a synchronisation.
 
-    The median says what to expect. The least says what the host has to do, to which other processes only add.
+    The median estimates the usual time, ``min`` the time without interference by other processes.
     """
     call()
     times = []
@@ -38,7 +38,7 @@ def seconds(
             call()
             calls += 1
             elapsed = time.perf_counter() - start
-            if device.type == "cuda" and calls % 20 == 0:  # a call may take long there and return at once
+            if device.type == "cuda" and calls % 20 == 0:  # a launch returns before its kernel ends
                 synchronize(device)
         synchronize(device)
         times.append((time.perf_counter() - start) / calls)
@@ -46,7 +46,7 @@ def seconds(
 
 
 def captured(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """``call`` as a CUDA graph, where the device knows graphs."""
+    """``call`` as a CUDA graph; unchanged on the host."""
     if device.type != "cuda":
         return call
     call()
@@ -57,15 +57,15 @@ def captured(call: Callable[[], Any], device: torch.device) -> Callable[[], Any]
 
 
 def synchronize(device: torch.device) -> None:
-    """For all that a GPU has been given to do."""
+    """Wait until all work of a GPU is done; returns at once on the host."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def provenance(device: torch.device) -> dict[str, Any]:
-    """What a figure needs beside it: commit, hash of the device code, device, processors, versions.
+    """Provenance of a benchmark result: commit, hash of the device code, device, processors, versions.
 
-    Where the tree is no git checkout, $GPU_VECENV_COMMIT names the commit.
+    Outside of a git checkout, $GPU_VECENV_COMMIT is the commit.
     """
     text = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(cuda_folder().rglob("*.cu*"))))
     described = subprocess.run(
@@ -81,7 +81,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
         "commit": described or os.environ.get("GPU_VECENV_COMMIT"),
         "device_source_sha256": text.hexdigest(),
         "device": name,
-        "processors": num_host_threads(),  # of the host, as many as this process may use
+        "processors": num_host_threads(),  # of the host, available to this process
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

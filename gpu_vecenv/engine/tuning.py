@@ -1,4 +1,4 @@
-"""Lanes per replica and threads per threads_per_block, chosen by measurement; what is chosen changes speed only, never a bit."""
+"""Choice of threads_per_env and threads_per_block by measurement. It affects speed only; results are bitwise equal."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from gpu_vecenv.envs.registry import Game, configure
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError, KernelCompileError
 from gpu_vecenv.files import replace_file
 
-STEPS = 20  # timed together, in one captured graph
-BLOCKS = (64, 128, 256)  # threads, tried for group_sizes that share a threads_per_block
-MIN_SPEEDUP = 0.03  # of the default's time: what another choose must save, so that noise does not choose
+STEPS = 20  # timed together in one captured graph
+BLOCKS = (64, 128, 256)  # threads_per_block tried for groups that share a block
+MIN_SPEEDUP = 0.03  # minimum gain over the default, as a fraction of its time; smaller ones may be noise
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A threads_per_env and a threads_per_block, as measured.
+    """A group shape and its measurement.
 
-    ``seconds`` is the time of one step; None where it could not be run, for the reason that ``problem`` tells.
+    ``seconds`` is the time of one step; None if it could not be run, for the reason in ``problem``.
     """
 
     shape: GroupShape
@@ -40,7 +40,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was measured, and what is kept in the file ``path``: ``shape``, which may be the ``default``."""
+    """The measurements, and the ``shape`` stored in the file ``path``, which may be the default."""
 
     shape: GroupShape
     default: Candidate
@@ -56,33 +56,33 @@ def tune(
     driver: str | None = None,
     on_candidate: Callable[[Candidate], None] | None = None,
 ) -> Tuning:
-    """Measure group_sizes and blocks around the default, and keep the fastest for environments made later.
+    """Measure group shapes around the default and store the fastest for environments created later.
 
-    Each is timed on steps with random actions in a captured graph; what another choose saves must be at least 3% of the
-    default's time. The choose is kept in a file beside the compiled kernels, for this version of the library, this
-    game with this configuration, this GPU and about as many replicas. ``VecEnv`` with neither ``threads_per_env`` nor ``threads_per_block``
-    takes it from there. Bits never depend on it. A choose that was kept before is measured anew and replaced.
+    Each is timed on steps with random actions in a captured graph. Another shape than the default is chosen if it saves
+    at least 3% of the default's time. The result is stored beside the compiled kernels, for this version of the
+    library, this game and configuration, this GPU and roughly this number of environments; an existing result is
+    replaced. ``VecEnv`` uses it if neither ``threads_per_env`` nor ``threads_per_block`` is given. Results of
+    environments do not depend on it.
 
     Args:
         game: A registered name, an Env class, or an Env.
-        num_envs: Replicas, at least 1.
+        num_envs: Number of environments, at least 1.
         device: "cuda", "cuda:1"; None takes cuda if usable.
         driver: "pycuda" or "cuda_core"; None takes the first that works.
-        on_candidate: Called with each candidate once it has been measured, or could not be.
+        on_candidate: Called with each candidate after its measurement.
 
     Raises:
-        DeviceUnavailableError: The device is the host, where there is nothing to choose, or cannot be used.
+        DeviceUnavailableError: The device is the host, where there is nothing to tune, or cannot be used.
         TypeError, ValueError, ConfigError: An argument is wrong.
-        CapacityError: The replicas do not fit in memory.
-        CompilerError, KernelCompileError, DeviceFaultError: The default itself does not compile or run.
-        OSError: The choose cannot be written.
+        CapacityError: The environments do not fit in memory.
+        CompilerError, KernelCompileError, DeviceFaultError: The default does not compile or run.
+        OSError: The result cannot be written.
     """
     game, num_envs = configure(game), validate_int("num_envs", num_envs, 1)
     backend = FunctionManager(device, driver).backend
     if backend.processor_name is None:
         raise DeviceUnavailableError(
-            f"tune: the device is {backend.device}, where one thread runs a replica and there are no group_sizes to choose; "
-            'expected a GPU: device="cuda" on a machine that has one'
+            f'tune: the device is {backend.device}, where one thread runs an environment; expected a GPU, device="cuda"'
         )
     default = GroupShape.of(backend.default_threads_per_env(game.layout.num_agents))
     found: dict[GroupShape, Candidate] = {}
@@ -95,7 +95,7 @@ def tune(
             found[shape] = Candidate(shape, None, str(error))
         if on_candidate is not None:
             on_candidate(found[shape])
-    # It was the first: perhaps the GPU's clocks were still low then.
+    # Measured again: the GPU's clocks may have been low during the first measurement.
     again = _step_seconds(game, num_envs, backend.device, driver, default)
     found[default] = Candidate(default, min(again, found[default].seconds or again))
     chosen, path = choose(found.values(), default), tuning_path(game, num_envs, backend.processor_name)
@@ -120,7 +120,7 @@ def tune(
 
 
 def candidate_shapes(default: GroupShape) -> list[GroupShape]:
-    """The default, and group_sizes of a quarter, a half and the double of its lanes, with the blocks that they may have."""
+    """The default, and groups of a quarter, half and twice its threads, each with the block sizes that it may have."""
     wanted = [default.threads_per_env, *(default.threads_per_env * part // 4 for part in (1, 2, 8))]
     group_sizes = dict.fromkeys(
         next((threads_per_env for threads_per_env in GROUP_SIZES if threads_per_env >= lanes), 0)
@@ -141,7 +141,7 @@ def candidate_shapes(default: GroupShape) -> list[GroupShape]:
 
 
 def choose(candidates: Iterable[Candidate], default: GroupShape) -> GroupShape:
-    """The fastest, if it saves enough of the default's time; else the default, which must be among the candidates."""
+    """The fastest if it saves enough time, else the default, which must be among the candidates."""
     times = {one.shape: one.seconds for one in candidates if one.seconds is not None}
     fastest = min(times, key=lambda shape: times[shape])
     return fastest if times[fastest] <= (1 - MIN_SPEEDUP) * times[default] else default
@@ -166,7 +166,7 @@ def _step_seconds(game: Env, num_envs: int, device: torch.device, driver: str | 
                 env.step(actions[-1], out=buffers)
 
             def steps() -> None:
-                for action in actions:  # in other states others are forbidden
+                for action in actions:  # replays visit other states, with other action masks
                     env.step(env.sample_actions() if game.layout.masks_actions else action, out=buffers)
 
             return seconds(captured(steps, device), device) / STEPS

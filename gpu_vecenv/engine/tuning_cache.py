@@ -1,4 +1,4 @@
-"""What tuning.py has measured, kept beside the compiled kernels, and how an environment finds its threads_per_env and threads_per_block."""
+"""Cache of tuning results, and the choice of an environment's threads_per_env and threads_per_block."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SUFFIX = ".tuning.json"
 def resolve_group_shape(
     game: Env, num_envs: int, backend: Backend, threads_per_env: int | None, threads_per_block: int | None
 ) -> GroupShape | None:
-    """What was given, the default in place of what was not; if nothing was, what is kept, else the default.
+    """Explicit values, with the default for a missing one; without any, the tuned values, else the default.
 
-    None where no lanes share replicas; what was given is checked all the same.
+    None on the host, where one thread runs an environment; explicit values are checked there too.
 
     Raises:
-        ConfigError: ``threads_per_env`` or ``threads_per_block`` is none that there are, or they do not go together.
+        ConfigError: ``threads_per_env`` or ``threads_per_block`` is not supported, or they do not fit together.
     """
     given = GroupShape.of(
         backend.default_threads_per_env(game.layout.num_agents) if threads_per_env is None else threads_per_env,
@@ -32,26 +32,26 @@ def resolve_group_shape(
     )
     if backend.processor_name is None:
         return None
-    kept = (
+    tuned = (
         read(tuning_path(game, num_envs, backend.processor_name))
         if threads_per_env is None and threads_per_block is None
         else None
     )
-    return kept or given
+    return tuned or given
 
 
 def tuning_path(game: Env, num_envs: int, processor_name: str) -> Path:
-    """Where the choice for a game with its configuration lies, whether or not there is one.
+    """The file of the tuning result for a configured game, which need not exist.
 
-    The name is a hash of all that the choice may depend on: the library's version, the device code (rules and
-    configuration), the processor, and the number of replicas to the nearest power of four.
+    Its name is a hash of everything that the result may depend on: the library's version, the device code (game and
+    configuration), the processor, and the number of environments to the nearest power of four.
     """
     key = "\n".join([__version__, processor_name, str(nearest_power_of_four(num_envs)), game_source(game.layout)])
     return cache_dir() / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
 
 
 def nearest_power_of_four(num_envs: int) -> int:
-    """The power of four that is nearest: 1,000 and 1,024 replicas have the same, and 2,000 and 2,048."""
+    """The nearest power of four: the same for 1,000 and 1,024 environments, and for 2,000 and 2,048."""
     power = 1
     while 4 * power - num_envs < num_envs - power:
         power *= 4
@@ -59,7 +59,7 @@ def nearest_power_of_four(num_envs: int) -> int:
 
 
 def read(path: Path) -> GroupShape | None:
-    """The threads_per_env and the threads_per_block in a file; None if it is not there, cannot be read or, with a warning, is damaged."""
+    """The group shape in a file; None if it is missing, unreadable or, with a warning, damaged."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -67,6 +67,6 @@ def read(path: Path) -> GroupShape | None:
     try:
         found = json.loads(content)
         return GroupShape(found["threads_per_env"], found["threads_per_block"])
-    except (ValueError, TypeError, LookupError, RecursionError) as error:  # whatever damage may look like
-        warnings.warn(f"{path} is damaged: nothing is kept there ({error!r:.200}); tune anew", stacklevel=2)
+    except (ValueError, TypeError, LookupError, RecursionError) as error:  # errors of JSON, missing keys, wrong types
+        warnings.warn(f"{path} is damaged and ignored ({error!r:.200}); run tune() again", stacklevel=2)
         return None

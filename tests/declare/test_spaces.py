@@ -128,7 +128,7 @@ def test_a_forbidden_choice_is_a_fault_or_refused(device):
     sync.reset(seed=1)
     sync.state["place"].zero_()
     sync.observe()
-    with pytest.raises(InvalidActionError, match="replica 1, agent driver_0, number 0: 1"):
+    with pytest.raises(InvalidActionError, match="environment 1, agent driver_0, number 0: 1"):
         sync.step(actions)
 
 

@@ -162,7 +162,9 @@ def test_a_write_outside_of_a_replica_is_named(fault, device):
     env.reset(seed=3)
     env.step(actions(env))
     expected = "engine_|state_" if fault == "before the state" else OUTSIDE[fault]
-    with pytest.raises(EnvContractError, match=rf"step wrote \d+ bytes outside of ({expected})\w*: .* behind replica"):
+    with pytest.raises(
+        EnvContractError, match=rf"step wrote \d+ bytes outside of ({expected})\w*: .* after those of environment"
+    ):
         env.step(actions(env, 2, fault))
 
 

@@ -222,7 +222,7 @@ def test_the_key_holds_all_that_a_choice_may_depend_on(cache, tmp_path):
 def test_a_damaged_file_counts_as_none(content, kept, lanes):
     path = tuning_path(CARTPOLE, 4, LANES)
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"\.tuning\.json is damaged: nothing is kept there"):
+    with pytest.warns(UserWarning, match=r"\.tuning\.json is damaged and ignored"):
         assert read(path) is None
     with pytest.warns(UserWarning, match="is damaged"):
         assert VecEnv(CARTPOLE, 4, "cpu").group_shape == GroupShape(1, 128)
@@ -323,7 +323,9 @@ def test_a_default_that_does_not_compile_is_an_error(kept, lanes, tmp_path):
 
 
 def test_the_host_has_nothing_to_choose(kept):
-    with pytest.raises(DeviceUnavailableError, match=r"device is cpu, where one thread runs a replica.*expected a GPU"):
+    with pytest.raises(
+        DeviceUnavailableError, match=r"device is cpu, where one thread runs an environment.*expected a GPU"
+    ):
         tune("cartpole", 40, "cpu")
     assert list(kept.glob("*.tuning.json")) == []
 

@@ -476,7 +476,7 @@ def test_synchronous_validation_raises_before_anything_happens(game, drift, devi
     env, twin = twins(game, device, validate="sync")
     bad = random_actions(env, 1)
     bad[4, 1], bad[9, 0] = -3, 2**20
-    where = rf"{2 * game.layout.action.heads} invalid .*replica 4, agent {game.layout.agent_names[1]}, number 0: -3; expected 0 to"
+    where = rf"{2 * game.layout.action.heads} invalid .*environment 4, agent {game.layout.agent_names[1]}, number 0: -3; expected 0 to"
     with pytest.raises(InvalidActionError, match=where):
         env.step(bad)
     assert different(env, twin) == []
@@ -491,7 +491,9 @@ def test_synchronous_validation_raises_before_anything_happens(game, drift, devi
     for value in (np.nan, np.inf, 0.6):
         actions = env.sample_actions()
         actions[2, 0, 1] = value
-        with pytest.raises(InvalidActionError, match=rf"1 invalid .*replica 2, agent agent_0, number 1: {value:.3}"):
+        with pytest.raises(
+            InvalidActionError, match=rf"1 invalid .*environment 2, agent agent_0, number 1: {value:.3}"
+        ):
             env.step(actions)
 
 

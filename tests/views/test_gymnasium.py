@@ -395,7 +395,7 @@ def test_a_bad_numpy_action_is_refused_and_changes_nothing(device):
     good = np.zeros(15, np.int64)
     bad = good.copy()
     bad[7] = 5
-    with pytest.raises(InvalidActionError, match=r"replica 1, agent tagger_2.*5; expected 0 to size - 1"):
+    with pytest.raises(InvalidActionError, match=r"environment 1, agent tagger_2.*5; expected 0 to size - 1"):
         env.step(bad)
     for actions in (
         good.astype(float),
@@ -472,7 +472,7 @@ def test_an_id_belongs_to_one_game():
 def test_an_action_beyond_64_bits_is_refused(action):
     env = GymnasiumEnv("cartpole")
     env.reset(seed=1)
-    with pytest.raises(InvalidActionError, match="no 64-bit integer"):
+    with pytest.raises(InvalidActionError, match="does not fit in 64 bits"):
         env.step(action)
 
 

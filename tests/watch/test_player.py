@@ -282,7 +282,7 @@ def test_a_page_wants_films_and_a_title():
 
 @pytest.mark.parametrize("agent", [-1, 1.0, "0", True])
 def test_a_disc_belongs_to_an_agent_or_to_nobody(agent):
-    with pytest.raises(EnvDefinitionError, match=r"Circle\.agent is .*; expected None or the place of an agent"):
+    with pytest.raises(EnvDefinitionError, match=r"Circle\.agent is .*; expected None or the index of an agent"):
         Circle(0, 0, 1, RED, agent)
 
 
