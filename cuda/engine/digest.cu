@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One 64-bit fingerprint per environment, fed tensor after tensor; the same on every device.
+// 64-bit digest per environment, updated tensor by tensor; equal on every device.
 #include "kernel.cuh"
 
 HD u64 hash_word(u64 h, u32 word) {
@@ -7,12 +7,12 @@ HD u64 hash_word(u64 h, u32 word) {
     return h ^ h >> 29;
 }
 
-// Every NaN counts as the same one: which bits a NaN has is the only thing that processors may disagree about.
+// All NaNs have the same digest: processors may differ in their sign and payload, and in nothing else.
 HD u32 canonical(u32 word, bool is_float) {
     return is_float && (word & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : word;
 }
 
-// `size` bytes per element, `count` elements per replica.
+// `size`: bytes per element; `count`: elements per environment.
 KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, u64* out, i64 environments) {
     FOR_ITEMS (env, environments) {
         u64 h = out[env];

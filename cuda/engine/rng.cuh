@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counter-based randomness: every draw is a pure function of (seed, env_index, stream, episode, step, item, draw).
-// No generator state: any step of any episode of any env_index can be drawn again alone.
+// Counter-based random numbers: every draw is a pure function of (seed, env_index, stream, episode, step, item, draw).
+// There is no generator state: the draws of any step of any episode of any environment can be repeated alone.
 #pragma once
 #include "kernel.cuh"
 #include "math.cuh"
@@ -23,7 +23,7 @@ HD Philox4 philox(Philox4 counter, u32 key0, u32 key1) {
 // Streams never share a draw. The top bits of the first counter word hold them.
 enum Stream : u32 { RESET_STREAM, STEP_STREAM, SAMPLER_STREAM, RANDOM_ACTION_STREAM };
 
-// The key of one env_index; all its draws use it, so environments with other numbers or seeds are other streams.
+// The key of one environment, which all its draws use: other indices and other seeds have other streams.
 HD void env_key(u64 seed, u64 env_index, u32 key[2]) {
     Philox4 k = philox({{(u32)env_index, (u32)(env_index >> 32), 0, 0}}, (u32)seed, (u32)(seed >> 32));
     key[0] = k.word[0];
@@ -39,7 +39,7 @@ struct Rng {
     }
     HD u32 word(u32 item, u32 draw) const { return block(item, draw >> 2).word[draw & 3]; }
 
-    // Uniform in [0, 1): 24 bits, so 1 itself never comes.
+    // Uniform in [0, 1), 24 bits.
     HD float uniform(u32 item, u32 draw) const { return unit(word(item, draw)); }
     HD static float unit(u32 word) { return (float)(word >> 8) * 0x1p-24f; }
 

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Actions of all environments; compiled after a game's declaration, with its constants.
+// The kernel that samples the actions of all environments; compiled after the generated header of a game.
 #include "sampling.cuh"
 
 #if defined(__CUDACC__)
 
-// The numbers of one row of a table of N columns. A whole warp reads its rows together, neighbouring lanes neighbouring
-// words; then each lane has its own row in shared memory. Where rows are short, would lie in too few banks, or are too
-// long, each lane reads its own.
+// One row of a table of N columns. A warp copies the rows of its 32 lanes to shared memory with coalesced accesses.
+// Where rows are short, too long, or would fall into too few banks, each lane reads its row from the table.
 template <int N>
 HD const float* staged_row(const float* table, i64 row, i64 rows) {
     constexpr int BLOCK = 128;  // threads, as sampler.py launches them
@@ -21,7 +20,7 @@ HD const float* staged_row(const float* table, i64 row, i64 rows) {
             UNROLL for (int c = 0; c < N; ++c) own[lane * N + c] = table[row * N + c];
             return own + lane * N;
         }
-        __syncwarp();                                           // the rows before these have been read
+        __syncwarp();                                           // the previous rows have been read
         const uint4* from = (const uint4*)(table + first * N);  // 32 rows are a multiple of 16 bytes
         UNROLL for (int c = lane; c < 8 * N; c += 32)((uint4*)own)[c] = from[c];
         __syncwarp();

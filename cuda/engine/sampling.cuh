@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One agent's action, its log-probability and its entropy, from logits or from means and log standard deviations.
-// Comes after a game's declaration, with its constants.
+// Compiled after the generated header of a game, which gives the constants.
 #pragma once
 #include "kernel.cuh"
 #include "math.cuh"
@@ -8,34 +8,34 @@
 
 namespace sampling {
 
-// How to draw, and where a draw goes: rows of agents, replica after replica. What nobody asks for is null.
+// Sampling options and output tensors, with one row per agent of every environment. Outputs may be null.
 struct SampleArguments {
     bool greedy, squash_by_tanh;
     Action* actions;
-    float *log_probs, *entropies, *draws;  // the last of Box games only
+    float *log_probs, *entropies, *draws;  // draws: only for a Box
 };
 
 #if !BOX_ACTIONS
-// exp(x) for x <= 0, or NaN: relative error below 3e-7 down to -10 and 2e-6 at -87; 0 from there on. Half the
-// instructions of math::exp: a probability needs neither what is lost in rounding x nor what is smaller than floats.
+// exp(x) for x <= 0, or NaN: relative error below 3e-7 down to -10 and 2e-6 at -87; 0 from there on. It has half
+// the instructions of math::exp: probabilities need neither the rounding error of x nor denormal results.
 HD float exp_nonpositive(float x) {
     float rounded = math::fma(x, 0x1.715476p+0f, math::ROUNDER);
     float r = math::fma(x, 0x1.715476p+0f, math::ROUNDER - rounded);
     float p = math::fma(math::fma(1.3274557e-3f, r, 9.6719582e-3f), r, 5.5506788e-2f);
     p = math::fma(math::fma(math::fma(p, r, 2.4022235e-1f), r, 6.9314706e-1f), r, 1.0f);
-    float scale = math::from_bits((math::bits(rounded) << 23) + 0x3f800000u);  // of ROUNDER nothing is left
+    float scale = math::from_bits((math::bits(rounded) << 23) + 0x3f800000u);  // ROUNDER's own bits are shifted out
     return x < -87.0f ? 0.0f : p * scale;
 }
 
-// Head by head. Logits of one agent lie head after head, each padded to the widest role's size. A choice is made by
-// inverting the cumulative distribution; sums run in the order of the choices.
+// Samples every head. The logits of an agent are stored head after head, each padded to the widest role's size. A
+// choice is drawn by inverting the cumulative distribution; sums run in the order of the choices.
 HD void sample_row(const float* logits, Rng rng, int agent, const SampleArguments& sample, i64 row,
                    Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
     Philox4 random = {};
     for (int head = 0; head < ACTION_HEADS; ++head) {
         if (head % 4 == 0) random = rng.block(agent, head / 4);
-        u32 word = random.word[0];  // a head each
+        u32 word = random.word[0];  // one per head
         random = {{random.word[1], random.word[2], random.word[3], 0}};
         int n = action_size(agent, head);
         const float* x = logits + logit_offset(head);
@@ -44,7 +44,7 @@ HD void sample_row(const float* logits, Rng rng, int agent, const SampleArgument
         float largest = x[0], weight[LARGEST_HEAD], total = 0;
         for (int k = 1; k < n; ++k) largest = math::max(x[k], largest);
         for (int k = 0; k < n; ++k) total += weight[k] = exp_nonpositive(x[k] - largest);
-        // NaN among the logits, or nothing but -infinity: no distribution. The environment refuses -1.
+        // NaN among the logits, or all are -infinity: no distribution. -1 is an invalid action.
         if (!(total >= 1) || !math::is_finite(total)) {
             action[head] = -1;
             sum_log_prob = sum_entropy = math::from_bits(math::NAN_BITS);
@@ -54,13 +54,13 @@ HD void sample_row(const float* logits, Rng rng, int agent, const SampleArgument
         if (sample.greedy) {
             while (x[choice] < largest) ++choice;
         } else {
-            // What is left falls below 0 with the choice, and stays there.
+            // Subtracts weights until the remainder is negative; it stays negative then.
             float rest = Rng::unit(word) * total;
             for (int k = 0; k < n; ++k) {
                 choice += rest >= weight[k];
                 rest -= weight[k];
             }
-            if (choice == n)  // rounding: the last that is possible at all
+            if (choice == n)  // rounding: the last choice of positive probability
                 for (int k = 0; k < n; ++k) choice = weight[k] > 0 ? k : choice;
         }
         float log_total = math::log(total);
@@ -77,35 +77,36 @@ HD void sample_row(const float* logits, Rng rng, int agent, const SampleArgument
     UNROLL for (int head = 0; head < ACTION_HEADS; ++head) sample.actions[row * ACTION_HEADS + head] = action[head];
 }
 #else
-// From [-1, 1] to the Box, ends to ends. Halves are taken first: the sum or difference of two bounds may overflow.
+// Maps [-1, 1] to the Box. The bounds are halved first because their sum or difference may overflow.
 HD float box_action(float s, int head) {
     float low = ACTION_LOW[head], high = ACTION_HIGH[head];
     float a = math::clamp((0.5f * high + 0.5f * low) + (0.5f * high - 0.5f * low) * s, low, high);
     return s >= 1 ? high : s <= -1 ? low : a;
 }
 
-// Head by head: a Gaussian draw, squashed. All means come before all log standard deviations.
+// Samples every head: a Gaussian draw, mapped to the Box. All means come before all log standard deviations.
 HD void sample_row(const float* parameters, Rng rng, int agent, const SampleArguments& sample, i64 row,
                    Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
     for (int head = 0; head < ACTION_HEADS; ++head) {
         float mean = parameters[head], log_std = parameters[ACTION_HEADS + head], std = math::exp(log_std);
         float u = sample.greedy ? mean : mean + std * rng.normal(agent, head);
-        // No distribution, or a draw too large for a float. The environment refuses NaN.
+        // No distribution, or a draw that overflows. NaN is an invalid action.
         if (!math::is_finite(mean) || !math::is_finite(log_std) || !math::is_finite(u)) {
             action[head] = sum_log_prob = sum_entropy = math::from_bits(math::NAN_BITS);
         } else {
-            // The density is that of the draw as it is stored, rounded. Where it is the mean, std may be 0.
+            // The density of the draw as stored, after rounding. A greedy draw is the mean, and std may be 0.
             float distance = u - mean, z = distance == 0 ? 0 : distance / std;
             float density = -0.5f * z * z - log_std - 0.9189385f;  // log(2 pi) / 2
             if (sample.squash_by_tanh) {
-                // Less log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), where nothing overflows or is lost.
+                // Minus log(1 - tanh(u)^2), as 2 (log 2 - |u| - log(1 + exp(-2 |u|))), which neither overflows nor
+                // cancels.
                 float a = math::abs(u);
                 density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
             }
             action[head] = box_action(sample.squash_by_tanh ? math::tanh(u) : math::clamp(u, -1.0f, 1.0f), head);
             sum_log_prob += density;
-            sum_entropy += 1.4189385f + log_std;  // log(2 pi env) / 2
+            sum_entropy += 1.4189385f + log_std;  // log(2 pi e) / 2
         }
         sample.draws[row * ACTION_HEADS + head] = math::is_nan(action[head]) ? action[head] : u;
     }

@@ -10,7 +10,7 @@ constexpr float PI = 3.14159265359f, TWO_PI = 6.28318530718f;
 constexpr float M1 = LINK_MASS_1, M2 = LINK_MASS_2, L1 = LINK_LENGTH_1, C1 = LINK_COM_POS_1, C2 = LINK_COM_POS_2;
 
 struct Motion {
-    float of[4];  // both angles, both velocities; or their rates of change
+    float of[4];  // two angles and two angular velocities, or their derivatives
 };
 
 HD float wrap(float angle) { return angle - TWO_PI * math::floor((angle + PI) / TWO_PI); }

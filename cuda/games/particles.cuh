@@ -1,46 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// The world of the particle games: round bodies on an endless plane, pushed by their actions and by each other. Rules
-// and numbers are those of MPE2 (Farama Foundation), the successor of the environments of Lowe et al., "Multi-agent
-// actor-critic for mixed cooperative-competitive environments", 2017.
+// Physics and observations of the particle games: discs on an unbounded plane, moved by their actions and by
+// collisions. Rules and numbers are those of MPE2 (Farama Foundation), the successor of the environments of Lowe et
+// al., "Multi-agent actor-critic for mixed cooperative-competitive environments", 2017.
 //
-// A game has state fields `position` and `velocity` of its agents and `landmark`, constants NUM_LANDMARKS,
-// NUM_OBSERVED_AGENTS, NUM_OBSERVED_LANDMARKS and OBSERVE_ALL_AGENTS, OBSERVE_ALL_LANDMARKS, a Scratch derived from
-// Particles, and gives agent_entity() and landmark_entity().
+// A game declares state fields `position` and `velocity` of its agents and `landmark`, constants NUM_LANDMARKS,
+// NUM_OBSERVED_AGENTS, NUM_OBSERVED_LANDMARKS and OBSERVE_ALL_AGENTS, OBSERVE_ALL_LANDMARKS, has a Scratch derived
+// from Particles, and defines agent_entity() and landmark_entity().
 #pragma once
 #include "neighbors.cuh"
 #include "game_api.cuh"
 
 constexpr float DT = 0.1f;                // time of a step
-constexpr float DAMPING = 0.25f;          // share of its velocity that a body loses in a step
-constexpr float CONTACT_FORCE = 100.0f;   // per unit of depth
-constexpr float CONTACT_MARGIN = 0.001f;  // at_time_limit which a contact sets in
-// Bodies this many margins apart do not feel each other: 1 + exp(-17) is 1 in float.
+constexpr float DAMPING = 0.25f;          // fraction of its velocity that a body loses in a step
+constexpr float CONTACT_FORCE = 100.0f;   // per unit of penetration depth
+constexpr float CONTACT_MARGIN = 0.001f;  // softness of a contact: see add_collision_force()
+// Bodies with a larger gap exert no force on each other: 1 + exp(-17) is 1 in float.
 constexpr float CONTACT_CUTOFF = 17.0f * CONTACT_MARGIN;
-constexpr float NO_SPEED_LIMIT = 3.4e38f;  // a speed that no body reaches
+constexpr float NO_SPEED_LIMIT = 3.4e38f;
 
 struct Entity {
     float radius;
-    bool collide;     // collide bodies push each other apart
+    bool collide;     // MPE2's flag: such bodies push each other apart
     float accel;      // force of a full action
     float max_speed;  // per unit of time
 };
 
-HD Entity agent_entity(State s, int i);  // the game's own
+HD Entity agent_entity(State s, int i);  // defined by the game
 HD Entity landmark_entity();
 
 struct Particles {
     float force[NUM_AGENTS][2];
-    // Nearest first, -1: nobody. Not used where all are seen.
+    // Nearest first; -1 in an empty slot. Not used with OBSERVE_ALL_*.
     int observed_agent[OBSERVE_ALL_AGENTS ? 1 : NUM_AGENTS][OBSERVE_ALL_AGENTS ? 1 : NUM_OBSERVED_AGENTS];
     int observed_landmark[OBSERVE_ALL_LANDMARKS ? 1 : NUM_AGENTS][OBSERVE_ALL_LANDMARKS ? 1 : NUM_OBSERVED_LANDMARKS];
 };
 
 // Uniform in the square [-extent, extent]^2.
-HD void random_position(float place[2], const Io& io, int item, float extent) {
-    for (int axis = 0; axis < 2; ++axis) place[axis] = (2 * io.rng.uniform(item, axis) - 1) * extent;
+HD void random_position(float position[2], const Io& io, int item, float extent) {
+    for (int axis = 0; axis < 2; ++axis) position[axis] = (2 * io.rng.uniform(item, axis) - 1) * extent;
 }
 
-// Agents anywhere in [-1, 1]^2 and at rest.
+// Agents at random positions in [-1, 1]^2, at rest.
 HD void place_agents_randomly(State s, const Io& io) {
     FOR_AGENTS (i) {
         random_position(s.position[i], io, i, 1);
@@ -55,7 +55,7 @@ HD float squared_distance(const float a[2], const float b[2]) {
 
 HD float distance(const float a[2], const float b[2]) { return math::sqrt(squared_distance(a, b)); }
 
-// How far, in [-1, 1], agent i's action pushes along an axis. Choices: nothing, left, right, down, up.
+// The force of agent i's action along an axis, in [-1, 1]. Actions: no action, left, right, down, up.
 HD float action_direction(const Io& io, int i, int axis) {
     int back = 2 * axis + 1, forth = 2 * axis + 2;
 #if BOX_ACTIONS
@@ -65,9 +65,9 @@ HD float action_direction(const Io& io, int i, int axis) {
 #endif
 }
 
-// Adds the force on a collide body at `own` from one at `other` when they contact_distance at the distance
-// `contact_distance`. It grows with the depth of the contact, a softplus: margin * log(1 + exp((contact_distance -
-// distance) / margin)). Two bodies in one place do not push each other: there is no direction for it.
+// Adds the force on a body at `own` from one at `other`; they touch at `contact_distance`. It is proportional to the
+// softplus of the penetration depth, margin * log(1 + exp((contact_distance - distance) / margin)). There is none
+// between two bodies at the same position, as it would have no direction.
 HD void add_collision_force(float force[2], const float own[2], const float other[2], float contact_distance) {
     float square = squared_distance(own, other), cutoff = contact_distance + CONTACT_CUTOFF;
     if (square > cutoff * cutoff || square == 0) return;
@@ -76,7 +76,7 @@ HD void add_collision_force(float force[2], const float own[2], const float othe
     for (int axis = 0; axis < 2; ++axis) force[axis] += CONTACT_FORCE * (own[axis] - other[axis]) / apart * depth;
 }
 
-// One step of all agents. Positions move by the velocities of before.
+// Moves all agents by one step. Positions change by the velocities before the step.
 HD void move_agents(State s, const Io& io, Particles& particles) {
     const Entity landmark = landmark_entity();
     FOR_AGENTS (i) {
@@ -99,7 +99,7 @@ HD void move_agents(State s, const Io& io, Particles& particles) {
         float* v = s.velocity[i];
         for (int axis = 0; axis < 2; ++axis) {
             s.position[i][axis] += v[axis] * DT;
-            v[axis] = v[axis] * (1 - DAMPING) + particles.force[i][axis] * DT;  // the mass is 1
+            v[axis] = v[axis] * (1 - DAMPING) + particles.force[i][axis] * DT;  // all masses are 1
         }
         float speed = math::sqrt(v[0] * v[0] + v[1] * v[1]), max_speed = agent_entity(s, i).max_speed;
         if (speed > max_speed)
@@ -108,7 +108,7 @@ HD void move_agents(State s, const Io& io, Particles& particles) {
     group_sync();
 }
 
-// The end of the time comes before success: whoever has both is truncated.
+// The time limit takes precedence: agents that succeed in the last step are truncated.
 HD void set_end_flags(Io io, bool success) {
     bool at_time_limit = io.elapsed_steps >= MAX_STEPS;
     FOR_AGENTS (i) {
@@ -117,17 +117,17 @@ HD void set_end_flags(Io io, bool success) {
     }
 }
 
-// The K of n places nearest to `own`, the lowest number on ties; `self` is passed at_time_limit.
+// The indices of the K of n positions nearest to `own`, the lowest index on ties, without the index `self`.
 template <int K>
-HD void find_nearest(int (&seen)[K], const float own[2], const float (*places)[2], int n, int self) {
+HD void find_nearest(int (&indices)[K], const float own[2], const float (*positions)[2], int n, int self) {
     Nearest<K> nearest;
     nearest.clear();
     for (int j = 0; j < n; ++j)
-        if (j != self) nearest.insert(squared_distance(own, places[j]), j);
-    UNROLL for (int k = 0; k < K; ++k) seen[k] = nearest.id(k);
+        if (j != self) nearest.insert(squared_distance(own, positions[j]), j);
+    UNROLL for (int k = 0; k < K; ++k) indices[k] = nearest.id(k);
 }
 
-// Who and what is seen; before any relative_position().
+// Finds the agents and landmarks that each agent observes. Call it before relative_position().
 HD void find_observed(State s, Particles& particles) {
     if (OBSERVE_ALL_AGENTS && OBSERVE_ALL_LANDMARKS) return;
     FOR_AGENTS (i) {
@@ -143,10 +143,10 @@ HD int observed_agent(const Particles& particles, int i, int slot) {
     return OBSERVE_ALL_AGENTS ? slot + (slot >= i) : particles.observed_agent[i][slot];
 }
 
-// Numbers of an observation that relative_position() gives.
+// Elements of an observation that relative_position() computes.
 constexpr int RELATIVE_POSITIONS_SIZE = 2 * (NUM_OBSERVED_LANDMARKS + NUM_OBSERVED_AGENTS);
 
-// The k-th number of the places, relative to agent i, of the landmarks and then of the other agents that it sees.
+// Element k of the positions relative to agent i: observed landmarks, then observed agents.
 HD float relative_position(State s, const Particles& particles, int i, int k) {
     int slot = k / 2, axis = k % 2;
     bool landmark = slot < NUM_OBSERVED_LANDMARKS;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Good agents know which landmark is the goal, the adversary does not. Declared in gpu_vecenv/envs/simple_adversary.py.
+// MPE2's simple_adversary: good agents observe which landmark is the goal, the adversary does not. Declared in
+// gpu_vecenv/envs/simple_adversary.py.
 #include "particles.cuh"
 
 struct Scratch : Particles {
@@ -14,8 +15,9 @@ HD Entity landmark_entity() { return {0.08f, false, 0, 0}; }
 HD void reset(State s, Io io) {
     place_agents_randomly(s, io);
     FOR_RANGE (j, NUM_LANDMARKS) random_position(s.landmark[j], io, NUM_AGENTS + j, 1);
-    ONCE s
-        .goal[0] = io.rng.below(0, 0, NUM_LANDMARKS);
+    ONCE {
+        s.goal[0] = io.rng.below(0, 0, NUM_LANDMARKS);
+    }
 }
 
 HD void step(State s, Io io) {
@@ -30,14 +32,14 @@ HD void step(State s, Io io) {
     set_end_flags(io, false);
 }
 
-// The goal, for good agents only; landmarks, other agents.
+// The goal's relative position (good agents only), landmarks, other agents.
 HD void observe(State s, Io io) {
     find_observed(s, *io.scratch);
     FOR_OBS (i, k) {
-        int place = is_adversary(i) ? k : k - 2;
-        if (place < 0)
+        int slot = is_adversary(i) ? k : k - 2;
+        if (slot < 0)
             io.obs[i][k] = s.landmark[s.goal[0]][k] - s.position[i][k];
-        else if (place < RELATIVE_POSITIONS_SIZE)
-            io.obs[i][k] = relative_position(s, *io.scratch, i, place);
+        else if (slot < RELATIVE_POSITIONS_SIZE)
+            io.obs[i][k] = relative_position(s, *io.scratch, i, slot);
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agents cover landmarks and keep apart. Declared in gpu_vecenv/envs/simple_spread.py.
+// MPE2's simple_spread: agents cover landmarks and avoid collisions. Declared in gpu_vecenv/envs/simple_spread.py.
 #include "particles.cuh"
 
-constexpr float COVER_DISTANCE = 0.1f;  // a landmark with an agent nearer than this
+constexpr float COVER_DISTANCE = 0.1f;  // a landmark is covered if an agent is nearer than this
 
 struct Scratch : Particles {
     float nearest[NUM_LANDMARKS];  // distance from each landmark to its nearest agent
@@ -47,7 +47,7 @@ HD void step(State s, Io io) {
     set_end_flags(io, success);
 }
 
-// Own velocity, own position, landmarks, other agents, and two numbers that each of them says: nothing.
+// Own velocity, own position, landmarks, other agents, and two communication channels per other agent, always 0.
 HD void observe(State s, Io io) {
     find_observed(s, *io.scratch);
     FOR_OBS (i, k) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Adversaries hunt good agents among obstacles. Declared in gpu_vecenv/envs/simple_tag.py.
+// MPE2's simple_tag: adversaries chase good agents among obstacles. Declared in gpu_vecenv/envs/simple_tag.py.
 #include "particles.cuh"
 
-constexpr float CATCH_REWARD = 10.0f;  // what a contact of an adversary and a good agent is worth
+constexpr float CATCH_REWARD = 10.0f;  // for a collision of an adversary and a good agent
 
 struct Scratch : Particles {
     int catches[NUM_GOOD];  // adversaries that touch a good agent
@@ -19,13 +19,14 @@ HD Entity landmark_entity() { return {0.2f, true, 0, 0}; }
 HD void reset(State s, Io io) {
     place_agents_randomly(s, io);
     FOR_RANGE (j, LANDMARK_ROWS) random_position(s.landmark[j], io, NUM_AGENTS + j, 0.9f);
-    ONCE s
-        .speed_factor[0] = CURRICULUM ? 0.5f + 0.25f * math::clamp(s.curriculum_stage[0], 0, 2) : 1.0f;
+    ONCE {
+        s.speed_factor[0] = CURRICULUM ? 0.5f + 0.25f * math::clamp(s.curriculum_stage[0], 0, 2) : 1.0f;
+    }
 }
 
-// What being at this place on one axis costs a good agent.
-HD float bound_penalty(float place) {
-    float x = math::abs(place);
+// MPE2's bound(): the penalty of a good agent for leaving the arena along one axis.
+HD float bound_penalty(float position) {
+    float x = math::abs(position);
     if (x < 0.9f) return 0;
     if (x < 1.0f) return (x - 0.9f) * 10;
     return math::min(math::exp(2 * x - 2), 10.0f);
@@ -57,7 +58,7 @@ HD void step(State s, Io io) {
     set_end_flags(io, success);
 }
 
-// The k-th number of the velocities of other good agents: of all, or of those among the agents that are seen.
+// Element k of the velocities of other good agents: of all, or of those among the observed agents.
 HD float observed_velocity(State s, const Particles& particles, int i, int k) {
     int slot = k / 2, j;
     if (OBSERVE_ALL_AGENTS) {
@@ -69,7 +70,7 @@ HD float observed_velocity(State s, const Particles& particles, int i, int k) {
     return j < 0 || is_adversary(j) ? 0.0f : s.velocity[j][k % 2];
 }
 
-// Own velocity, own position, obstacles, other agents, velocities of good ones.
+// Own velocity, own position, obstacles, other agents, velocities of good agents.
 HD void observe(State s, Io io) {
     find_observed(s, *io.scratch);
     FOR_OBS (i, k) {

@@ -9,11 +9,11 @@ constexpr float DIAGONAL = 1.41421356237f * SIDE;
 constexpr int NO_TAGGER = -1;
 
 struct Scratch {
-    int tagged[NUM_TAGGERS];  // runners that each tagger tagged in this step
-    Point place[NUM_AGENTS];  // whoever is out of game is at infinity
+    int tagged[NUM_TAGGERS];     // runners that each tagger tagged in this step
+    Point position[NUM_AGENTS];  // agents out of the game are at infinity
     Neighbors<OBSERVE_ALL ? 1 : NUM_AGENTS> neighbors;
-    AgentIndex<NUM_AGENTS>::Type seen[OBSERVE_ALL ? 1 : NUM_AGENTS]
-                                     [OBSERVE_ALL ? 1 : NUM_OBSERVED];  // nearest first, -1: nobody
+    // Nearest first, -1 in an empty slot.
+    AgentIndex<NUM_AGENTS>::Type observed[OBSERVE_ALL ? 1 : NUM_AGENTS][OBSERVE_ALL ? 1 : NUM_OBSERVED];
 };
 
 HD bool is_tagger(int i) { return i < NUM_TAGGERS; }
@@ -29,7 +29,7 @@ HD void reset(State s, Io io) {
     }
 }
 
-// Accelerate, turn, move; the edge stops an agent and may cost it.
+// Accelerates, turns and moves agent i; the edge stops it, with a penalty.
 HD void move(State s, Io io, int i) {
     float top_speed = MAX_SPEED * (is_tagger(i) ? TAGGER_SKILL : RUNNER_SKILL);
     float acceleration = s.acceleration[i] + s.acceleration_level[io.action(i, 0)];
@@ -51,7 +51,7 @@ HD void move(State s, Io io, int i) {
     io.rewards[i] = (hit ? EDGE_PENALTY : 0) + (is_tagger(i) ? TAGGER_STEP_REWARD : RUNNER_STEP_REWARD);
 }
 
-// The nearest tagger within reach of runner j, lowest number on ties.
+// The nearest tagger that can tag runner j, the lowest index on ties.
 HD int nearest_tagger_in_range(State s, int j) {
     float least = TAGGING_RADIUS * TAGGING_RADIUS;
     int nearest = NO_TAGGER;
@@ -75,7 +75,7 @@ HD void step(State s, Io io) {
     group_sync();
 
     bool any_runner_left = false;
-    FOR_AGENTS (j) {  // a runner asks whether a tagger has it
+    FOR_AGENTS (j) {  // every runner finds its tagger
         if (is_tagger(j)) continue;
         int tagger = io.active[j] && s.in_game[j] ? nearest_tagger_in_range(s, j) : NO_TAGGER;
         if (tagger != NO_TAGGER) {
@@ -97,7 +97,7 @@ HD void step(State s, Io io) {
             io.terminations[i] = all_tagged;
             io.truncations[i] = at_time_limit && !all_tagged;
         } else if (!s.in_game[i]) {
-            io.terminations[i] = true;  // tagged now, or out of game from a saved start
+            io.terminations[i] = true;  // tagged in this step, or out of the game in a saved initial state
         } else if (at_time_limit) {
             io.rewards[i] += SURVIVAL_REWARD;
             io.truncations[i] = true;
@@ -105,9 +105,9 @@ HD void step(State s, Io io) {
     }
 }
 
-// What agent i visible of agent j in a place of its observation, kind by kind; of nobody, zeros.
-HD void write_neighbor(State s, Io io, int i, int j, int place) {
-    float* row = &io.obs[i][place];
+// Writes the features of agent j into a slot of agent i's observation, feature by feature; zeros if j is -1.
+HD void write_neighbor(State s, Io io, int i, int j, int slot) {
+    float* row = &io.obs[i][slot];
     bool visible = j >= 0 && s.in_game[i];
     j = math::max(j, 0);
     row[0 * NUM_OBSERVED] = visible ? (s.position[j][0] - s.position[i][0]) / DIAGONAL : 0;
@@ -123,20 +123,20 @@ HD void observe(State s, Io io) {
     if (!OBSERVE_ALL) {
         FOR_AGENTS (i) {
             float x = s.in_game[i] ? s.position[i][0] : math::from_bits(math::INF_BITS);
-            io.scratch->place[i] = {x, s.position[i][1]};
+            io.scratch->position[i] = {x, s.position[i][1]};
         }
         group_sync();
-        io.scratch->neighbors.build(io.scratch->place, SIDE);
+        io.scratch->neighbors.build(io.scratch->position, SIDE);
         FOR_AGENTS (k) {
             int i = io.scratch->neighbors.agent(k), nearest[OBSERVE_ALL ? 1 : NUM_OBSERVED];
-            io.scratch->neighbors.find(io.scratch->place, i, nearest);
-            UNROLL for (int n = 0; n < (OBSERVE_ALL ? 1 : NUM_OBSERVED); ++n) io.scratch->seen[i][n] = nearest[n];
+            io.scratch->neighbors.find(io.scratch->position, i, nearest);
+            UNROLL for (int n = 0; n < (OBSERVE_ALL ? 1 : NUM_OBSERVED); ++n) io.scratch->observed[i][n] = nearest[n];
         }
         group_sync();
     }
     FOR_RANGE (k, NUM_AGENTS * NUM_OBSERVED) {
-        int i = k / NUM_OBSERVED, place = k % NUM_OBSERVED;
-        write_neighbor(s, io, i, OBSERVE_ALL ? place + (place >= i) : io.scratch->seen[i][place], place);
+        int i = k / NUM_OBSERVED, slot = k % NUM_OBSERVED;
+        write_neighbor(s, io, i, OBSERVE_ALL ? slot + (slot >= i) : io.scratch->observed[i][slot], slot);
     }
     FOR_AGENTS (i) io.obs[i][OBS_SIZE - 1] = s.in_game[i] ? (float)io.elapsed_steps / (float)MAX_STEPS : 0.0f;
 }

@@ -19,7 +19,7 @@ HD void reset(State s, Io io) {
 }
 
 HD void step(State s, Io io) {
-    FOR_AGENTS (i) {  // move; the walls stop an agent and cost it
+    FOR_AGENTS (i) {  // move; walls stop an agent, with a penalty
         int action = io.action(i);
         bool hit = false;
         for (int axis = 0; axis < 2; ++axis) {
@@ -31,7 +31,7 @@ HD void step(State s, Io io) {
     }
     group_sync();
 
-    bool here = false;  // tag: some tagger stands on the runner's cell
+    bool here = false;  // a tagger is on the runner's cell
     FOR_RANGE (i, NUM_TAGGERS) {
         here |= s.cell[i][0] == s.cell[RUNNER][0] && s.cell[i][1] == s.cell[RUNNER][1];
     }
@@ -46,15 +46,14 @@ HD void step(State s, Io io) {
     }
 }
 
-// A number of cells as a share of the grid, rounded as a division rounds, without its rare cases: so it is for every
-// grid up to 32,767 cells wide.
+// cells / GRID, correctly rounded like a division but without its slow path; verified for every GRID up to 32,767.
 HD float share_of_grid(int cells) {
     constexpr float PER_CELL = 1.0f / (float)GRID;
     float all = (float)cells, share = all * PER_CELL;
     return math::fma(math::fma(-share, (float)GRID, all), PER_CELL, share);
 }
 
-// What all agents observe alike: all columns, all rows, all types (1: runner), one-hot self (left 0 here), time.
+// Elements that are equal for all agents: columns, rows, types (1: runner), one-hot self (0 here), time.
 HD float common_feature(State s, Io io, int k) {
     int kind = k / NUM_AGENTS, j = k % NUM_AGENTS;
     if (kind < 2) return share_of_grid(s.cell[j][kind]);
@@ -68,7 +67,7 @@ HD int squared_distance(State s, int i, int j) {
     return dx * dx + dy * dy;
 }
 
-// The tagger nearest to the runner, lowest number on ties.
+// The tagger nearest to the runner, the lowest index on ties.
 HD int nearest_tagger(State s) {
     int least = 0x7fffffff, nearest = NUM_TAGGERS;
     FOR_RANGE (j, NUM_TAGGERS) least = math::min(least, squared_distance(s, RUNNER, j));
