@@ -43,7 +43,7 @@ def _checked(key: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> 
         element = typing.get_args(hint)[0]
         if not isinstance(value, tuple | list):
             raise ConfigError(f"{key} is {value!r} ({type(value).__name__}); expected a tuple of {element.__name__}")
-        return tuple(_checked(f"{key}[{place}]", field, element, item) for place, item in enumerate(value))
+        return tuple(_checked(f"{key}[{index}]", field, element, item) for index, item in enumerate(value))
     alternatives = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     choices = [c for h in alternatives if typing.get_origin(h) is Literal for c in typing.get_args(h)]
     kinds = [h for h in alternatives if isinstance(h, type)]

@@ -122,21 +122,9 @@ def tune(
 def candidate_shapes(default: GroupShape) -> list[GroupShape]:
     """The default, and groups of a quarter, half and twice its threads, each with the block sizes that it may have."""
     wanted = [default.threads_per_env, *(default.threads_per_env * part // 4 for part in (1, 2, 8))]
-    group_sizes = dict.fromkeys(
-        next((threads_per_env for threads_per_env in GROUP_SIZES if threads_per_env >= lanes), 0)
-        for lanes in wanted
-        if lanes > 0
-    )
-    blocks = {
-        threads_per_env: BLOCKS if threads_per_env in GROUP_SIZES_WITHIN_WARP else (threads_per_env,)
-        for threads_per_env in group_sizes
-        if threads_per_env
-    }
-    shapes = [
-        GroupShape(threads_per_env, threads_per_block)
-        for threads_per_env in blocks
-        for threads_per_block in blocks[threads_per_env]
-    ]
+    sizes = dict.fromkeys(next((size for size in GROUP_SIZES if size >= least), 0) for least in wanted if least > 0)
+    blocks = {size: BLOCKS if size in GROUP_SIZES_WITHIN_WARP else (size,) for size in sizes if size}
+    shapes = [GroupShape(size, block) for size in blocks for block in blocks[size]]
     return [default, *(shape for shape in shapes if shape != default)]
 
 

@@ -1,4 +1,4 @@
-"""VecEnv, the engine: replicas of one game on one device, reset, stepped and reset again without leaving it."""
+"""VecEnv: a vectorised environment on one device."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  #
 
 
 class Fault(IntFlag):
-    """Bits of a replica's fault word (actions.cuh), kept until its next reset by hand.
+    """Bits of an environment's fault word (actions.cuh), kept until the next call of ``reset`` for it.
 
-    After the first three the step did not step the replica: reward 0, flags False. With ``end_on_nonfinite`` the last ended
-    its episode: reward 0, terminated, observations 0.
+    After the first three, the step left the environment unchanged: reward 0, flags False. With ``end_on_nonfinite``, the
+    last ended its episode: reward 0, terminated, observations 0.
     """
 
     INVALID_ACTION = 1
@@ -58,40 +58,41 @@ class Fault(IntFlag):
 
 
 class VecEnv:
-    """``num_envs`` replicas of a game. All tensors live on ``device``; replica is the first axis, agent the second.
+    """``num_envs`` environments of a game. All tensors are on ``device``; the axes are environment, agent, ….
 
     Args:
         game: The game and its configuration.
-        num_envs: Replicas, at least 1.
+        num_envs: Number of environments, at least 1.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
-        autoreset_mode: When a replica whose agents have all ended begins anew: "same_step" (at once; its last
-            observation is in ``info["final_obs"]``), "next_step" (at the next step, whose actions it ignores) or
+        autoreset_mode: When an environment whose agents have all ended is reset: "same_step" (in that step; its last
+            observation is in ``info["final_obs"]``), "next_step" (by the next step, whose actions are ignored) or
             "disabled" (by ``reset(mask=…)`` only).
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
-        validate: "async": invalid actions set a replica's fault word, read by ``faults()``. "sync": ``step`` looks at
-            the actions before it runs and raises InvalidActionError; that waits for the device.
-        end_on_nonfinite: Look at state, rewards and observations in each step: a replica in which one became NaN or infinite
-            ends its episode there, alone and marked in ``faults()``, and nothing of it is left in the next.
+        validate: "async": invalid actions set the environment's fault word, see ``faults()``. "sync": ``step`` validates
+            the actions first and raises InvalidActionError, which synchronises with the device.
+        end_on_nonfinite: Check state, rewards and observations in each step: an environment in which one is NaN or
+            infinite ends its episode, with a fault bit in ``faults()``; the next episode starts from finite numbers.
         arrays: Values of shared state fields.
-        agents_as_envs: Agents as rows: observations, actions and the other outputs have one axis of num_envs * num_agents in
-            place of two, and each row has episodes of its own. An agent that leaves early ends there ("same_step" gives
-            its "final_obs"), is a row of zeros until its replica ends, and then terminates once more.
-        starts: A initial_states of saved starts: field name -> (number of starts, *field shape). After the game's own reset,
-            each new episode takes one start at random, the same for all these fields.
-        first_env_index: Number of the first replica in the random streams; shards of one run start at different ones.
-        threads_per_env: Lanes per replica on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024. It changes speed only, never a
-            bit. None takes what ``gpu_vecenv.engine.tuning.tune`` has kept for this game, size and GPU, else a default.
-        threads_per_block: Threads of a block, a power of two from 32 to 1024; teams of more than 32 lanes have a block each, of
-            their own size. It, too, changes no bit. None as with ``threads_per_env``; if either is given, nothing kept is used.
-        thread_order: Debug builds: 1 goes backwards, 2 shuffled, on the host through every range, on a GPU from block to
-            block. Bits must not change.
-        guards: Debug builds: bytes lie between replicas, in state and outputs, that no kernel may write; each call
-            looks at them and raises EnvContractError. Not with ``agents_as_envs``.
+        agents_as_envs: Each agent is a sub-environment: actions, observations and all other outputs have one axis of
+            num_envs * num_agents, and each row has episodes of its own. An agent that terminates early ends its episode
+            there ("same_step" returns its "final_obs"); its row is zero until its environment ends, when it terminates
+            once more.
+        initial_states: Saved states: field name -> (number of states, *field shape). After the game's own reset, each new
+            episode takes one of them at random, the same for all of these fields.
+        first_env_index: Index of the first environment in the random streams; shards of one run have different ones.
+        threads_per_env: Threads that run one environment on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024. Affects
+            speed only. None: the result of ``gpu_vecenv.engine.tuning.tune`` for this game, size and GPU, else a default.
+        threads_per_block: Threads per block, a power of two from 32 to 1024; groups of more than 32 threads have a block
+            each. Affects speed only. None: as for ``threads_per_env``; if either is given, no tuning result is used.
+        thread_order: Debug builds: 1 is backwards, 2 shuffled: of every range on the host, of blocks on a GPU. Results
+            must be bitwise equal.
+        guards: Debug builds: guard bytes between environments, in state and outputs, that no kernel may write; each call
+            checks them and raises EnvContractError. Not with ``agents_as_envs``.
 
     Raises:
         TypeError, ValueError, ConfigError: An argument is wrong.
-        CapacityError: The replicas do not fit in memory.
-        DeviceUnavailableError, CompilerError, KernelCompileError: The device, a compiler or the game's text fails.
+        CapacityError: The environments do not fit in memory.
+        DeviceUnavailableError, CompilerError, KernelCompileError: The device, a compiler or the game's source fails.
     """
 
     def __init__(
@@ -131,14 +132,12 @@ class VecEnv:
             if not isinstance(flag, bool):
                 raise TypeError(f"{name} is {flag!r} ({type(flag).__name__}); expected True or False")
         if agents_as_envs and guards:
-            raise ConfigError(
-                "guards lie between replicas, where agents as rows leave no place; use agents_as_envs=False"
-            )
+            raise ConfigError("guards=True needs outputs with an axis of environments; use agents_as_envs=False")
         thread_order = validate_int("thread_order", thread_order, 0, 2)
         self.autoreset_mode, self.validate = autoreset_mode, validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
-        # Lanes per replica and threads per block; None on the host.
+        # None on the host.
         self.group_shape = resolve_group_shape(
             game, self.num_envs, self.functions.backend, threads_per_env, threads_per_block
         )
@@ -178,41 +177,41 @@ class VecEnv:
         self.program = self._kernels.program
         self.seed: int | None = None  # of the last seeded reset
         self._begun = False
-        # Of state_dicts, and by clear_episode_statistics: who keeps what was so knows by them that it is no longer so.
+        # Number of calls of load_state_dict and clear_episode_statistics: caches of derived values compare them.
         self.loads = self.clears = 0
 
     def like(self, **changes: Any) -> VecEnv:
-        """A new environment construct with the same arguments, but for ``changes``."""
+        """A new environment constructed with the same arguments except ``changes``."""
         return VecEnv(**{**self._arguments, **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickled and copied as its constructor arguments: a device handle never travels, state does by state_dict().
+        # Pickled and copied as its constructor arguments, without device handles; state_dict() transfers the state.
         return construct, (type(self), self._arguments)
 
     @property
     def data(self) -> DataManager:
-        """Every tensor, by name."""
+        """All tensors, by name."""
         self._check_open("data")
         return self._data
 
     @property
     def num_agents(self) -> int:
-        """Agents of one replica."""
+        """Agents of one environment."""
         return self.layout.num_agents
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """Field name -> live, writable tensor (num_envs, *shape); shared fields without the replica axis."""
+        """Field name -> live, writable tensor (num_envs, *shape); shared fields without the environment axis."""
         return {field.name: self.data[f"state_{field.name}"] for field in self.layout.fields}
 
     @property
     def elapsed_steps(self) -> torch.Tensor:
-        """Ticks since reset, (num_envs,) int32, live."""
+        """Steps since reset, (num_envs,) int32, live."""
         return self.data["engine_elapsed_steps"][:, 0]
 
     @property
     def action_mask(self) -> torch.Tensor:
-        """Choices that are allowed in the coming step, (num_envs, num_agents, num_logits) bool, live.
+        """Choices allowed in the next step, (num_envs, num_agents, num_logits) bool, live.
 
         Raises:
             KeyError: The game declares no action masks.
@@ -225,7 +224,7 @@ class VecEnv:
         return self.data["engine_active"]
 
     def step_buffers(self, **tensors: torch.Tensor) -> StepBuffers:
-        """A new place for outputs: fresh memory, or the caller's own tensors under the buffers's names.
+        """New step buffers: unused memory, or the caller's tensors, given by name.
 
         Raises:
             TypeError, ValueError: A tensor's name, shape, dtype, device or strides are wrong.
@@ -233,7 +232,7 @@ class VecEnv:
         self._check_open("step_buffers")
         if tensors and self.build.guards:
             raise ConfigError(
-                f"step_buffers: {', '.join(tensors)} have no guard bands between replicas; let step_buffers() allocate"
+                f"step_buffers: {', '.join(tensors)} have no guard bytes between environments; call step_buffers() without them"
             )
         return (
             StepBuffers.around(self.buffers_layout, tensors) if tensors else StepBuffers.allocate(self.buffers_layout)
@@ -242,16 +241,16 @@ class VecEnv:
     def reset(
         self, *, seed: int | None = None, mask: ArrayLike | None = None, out: StepBuffers | None = None
     ) -> tuple[torch.Tensor, Info]:
-        """Begin new episodes in all replicas, or in those where ``mask`` is True.
+        """Start new episodes in all environments, or in those where ``mask`` is True.
 
         Args:
-            seed: 0 … 2**64 - 1. Starts the random streams of the reset replicas anew. Without a seed they go on; the
-                very first reset then draws one (``env.seed`` tells it).
+            seed: 0 … 2**64 - 1. Restarts the random streams of the environments that are reset. Without a seed the streams
+                continue; the first reset then draws one, which is ``env.seed``.
             mask: (num_envs,) bool, torch or NumPy.
-            out: Where to write; None allocates.
+            out: Buffers to write to; None allocates.
 
         Returns:
-            ``obs`` of all replicas, and ``info`` with "active" and, if the game declares it, "action_mask".
+            ``obs`` of all environments, and ``info`` with "active" and, if the game declares it, "action_mask".
 
         Raises:
             InvalidSeedError, TypeError, ValueError: An argument is wrong; nothing has changed.
@@ -261,7 +260,7 @@ class VecEnv:
         out = self.output(out)
         begins = None if mask is None else validate_mask(mask, self.num_envs, self.device)
         if begins is not None and not self._begun:
-            raise ResetNeededError("reset(mask=…) before the first reset: call reset() for all replicas first")
+            raise ResetNeededError("reset(mask=…) before the first reset: call reset() without a mask first")
         if seed is None and not self._begun:
             seed = secrets.randbits(63)
         if seed is not None:
@@ -272,16 +271,16 @@ class VecEnv:
         return out.obs, _info(out)
 
     def step(self, actions: torch.Tensor, out: StepBuffers | None = None) -> Outputs:
-        """One step of every replica.
+        """Step every environment.
 
         Args:
             actions: (num_envs, num_agents[, heads]) int32 or int64, or (num_envs, num_agents, n) float32; with
                 ``agents_as_envs``, (num_envs * num_agents, …).
-            out: Where to write; None allocates one fresh buffers, so that earlier outputs stay as they are.
+            out: Buffers to write to; None allocates, so that earlier outputs never change.
 
         Returns:
             ``obs``, ``rewards``, ``terminations``, ``truncations`` and ``info`` with "active" and, in "same_step" mode,
-            "final_obs" and "_final_obs" (which of its rows are meant); and "action_mask" if the game declares it.
+            "final_obs" and "_final_obs" (the mask of its valid rows); and "action_mask" if the game declares it.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of ``actions`` or ``out`` is wrong; nothing has changed.
@@ -298,33 +297,33 @@ class VecEnv:
         return _outputs(out)
 
     def step_sampled(self, sample_arguments: Sequence[Any], out: StepBuffers) -> Outputs | None:
-        """For ``Sampler.step``: a step that draws its own actions. None where it is to draw and to call ``step``."""
-        apart = self.validate == "sync" or type(self).step is not VecEnv.step  # or whose class has a step of its own
-        if apart or not self._kernels.fuses_sampling():
+        """For ``Sampler.step``: a step that draws its own actions; None if they must be drawn before ``step``."""
+        separate = self.validate == "sync" or type(self).step is not VecEnv.step  # a subclass overrides step
+        if separate or not self._kernels.fuses_sampling():
             return None
         self._kernels.step_sampled(sample_arguments, out)
         return _outputs(out)
 
     def replay_step(self) -> None:
-        """The last ``step`` once more: the launch alone, with the tensors that it had, which must still be there.
+        """Repeat the last ``step``: the launch alone, with the same tensors, which must still exist.
 
         Raises:
-            ResetNeededError: There has been none, or the last step was one of ``Sampler.step``.
+            ResetNeededError: There was no step, or the last one was by ``Sampler.step``.
         """
         self._kernels.replay_step()
 
     def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Observations of the state as it is now, for instance after writing to ``state``."""
+        """Observations of the current state, for instance after writing to ``state``."""
         self._check_open("observe")
         buffers = self.step_buffers() if out is None else self.step_buffers(obs=out)
         self._kernels.observe(buffers)
         return buffers.obs
 
     def sample_actions(self) -> torch.Tensor:
-        """Uniform valid actions for the coming step, sample_arguments on the device from the replicas' own random streams.
+        """Uniform valid actions for the next step, drawn on the device from the environments' own random streams.
 
-        The same until the next step: (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``agents_as_envs``,
-        (num_envs * num_agents, …). Where choices are masked, uniform among the allowed ones.
+        (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``agents_as_envs``, (num_envs * num_agents, …). The
+        same on every call until the next step. Where choices are masked, uniform among the allowed ones.
         """
         self._check_open("sample_actions")
         action = self.layout.action
@@ -334,22 +333,24 @@ class VecEnv:
         return actions
 
     def faults(self) -> torch.Tensor:
-        """(num_envs,) int32, bits of ``Fault`` since each replica's last reset by hand; live, on the device."""
+        """(num_envs,) int32, bits of ``Fault`` since the last ``reset`` of each environment; live, on the device."""
         return self.data["engine_fault"][:, 0]
 
     def raise_for_faults(self) -> None:
-        """Look at ``faults()``, which waits for the device.
+        """Raise if ``faults()`` has any; synchronises with the device.
 
         Raises:
-            InvalidActionError: Some replica was given an invalid action, or stepped after its end.
-            NonFiniteError: With ``end_on_nonfinite``, some replica had to end.
+            InvalidActionError: An environment got an invalid action, or was stepped after its end.
+            NonFiniteError: With ``end_on_nonfinite``, an environment had a non-finite number.
         """
         words = self.faults().cpu()
         for error, bits in ((InvalidActionError, ~Fault.NONFINITE), (NonFiniteError, Fault.NONFINITE)):
             faulted = (words & int(bits)).nonzero()[:, 0].tolist()
             if faulted:
                 names = " and ".join(str(fault.name) for fault in Fault if fault & int(words[faulted[0]]))
-                raise error(f"{len(faulted)} of {self.num_envs} replicas have faults; the first, {faulted[0]}: {names}")
+                raise error(
+                    f"{len(faulted)} of {self.num_envs} environments have faults; the first, {faulted[0]}: {names}"
+                )
 
     def episode_statistics(self) -> dict[str, torch.Tensor]:
         """Sums over the episodes completed since ``clear_episode_statistics``, live tensors on the device.
@@ -365,24 +366,24 @@ class VecEnv:
         }
 
     def clear_episode_statistics(self) -> None:
-        """Start the sums of ``episode_statistics`` anew."""
+        """Set the sums of ``episode_statistics`` to 0."""
         for tensor in self.episode_statistics().values():
             tensor.zero_()
         self.clears += 1
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All that the next step depends on, copied: state, clocks, random streams, statistics."""
+        """Copies of all that the next step depends on: state, clocks, random streams, statistics."""
         return {name: self.data[name].clone() for name in self._own}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from a ``state_dict`` of an environment of the same game and size."""
+        """Restore a ``state_dict`` of an environment of the same game and size."""
         self._check_open("load_state_dict")
         self.data.load_state_dict(state, self._own)
         self._begun = True
         self.loads += 1
 
     def close(self) -> None:
-        """Let go of all memory. Calling it again does nothing."""
+        """Free all tensors. Further calls do nothing."""
         if not self.closed:
             self.closed = True
             del self._data, self._buffers_pool, self.program, self._kernels
@@ -391,7 +392,7 @@ class VecEnv:
         return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
 
     def bytes_per_env(self) -> int:
-        """Device memory of one replica: state, engine and one buffers."""
+        """Device memory of one environment: state, engine fields and its part of one set of step buffers."""
         fields = (*self.layout.fields, *self.layout.engine_fields)
         own = sum(field.nbytes for field in fields if not field.shared)
         return own + self.buffers_layout.nbytes // self.num_envs + 1
@@ -400,14 +401,14 @@ class VecEnv:
         free, each = free_bytes(self.device), self.bytes_per_env()
         if each * self.num_envs > free:
             raise CapacityError(
-                f"num_envs = {self.num_envs:,} replicas of {type(self.game).__name__} need "
+                f"num_envs = {self.num_envs:,} environments of {self.layout.name} need "
                 f"{each * self.num_envs:,} bytes ({each:,} each); {free:,} bytes are free on {self.device}: "
                 f"at most num_envs = {free // each:,} fit"
             )
 
     @property
     def _own(self) -> list[str]:
-        """Names of the tensors that hold the replicas: neither shared fields nor what users pushed."""
+        """Names of the tensors with an environment axis: neither shared fields nor tensors that users pushed."""
         fields = [("engine", self.layout.engine_fields), ("state", self.layout.fields)]
         return [f"{kind}_{field.name}" for kind, group in fields for field in group if not field.shared]
 
@@ -433,17 +434,19 @@ class VecEnv:
         if self._process is not None:
             if self._process != os.getpid():
                 raise ForkedProcessError(
-                    f"{method} in a forked process: a GPU's memory does not follow; make environments in processes "
-                    'that the start method "spawn" has begun'
+                    f"{method} in a forked process: GPU memory is not inherited; make environments in processes started "
+                    'with the start method "spawn"'
                 )
             if fault := self.functions.backend.fault:
-                raise DeviceFaultError(f"{method} after a fault, after which nothing on {self.device} works: {fault}")
+                raise DeviceFaultError(
+                    f"{method} after a fault; restart the process, {self.device} is unusable in this one: {fault}"
+                )
 
     def output(self, out: StepBuffers | None) -> StepBuffers:
-        """Where a call writes: ``out``, if it is one of this environment's step buffers, or a new one.
+        """The buffers that a call writes to: ``out``, if they fit this environment, or new ones.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: ``out`` is not from ``step_buffers`` of such an environment.
         """
         if out is None:
             return self._buffers_pool.take()
@@ -451,7 +454,7 @@ class VecEnv:
             out.layout is not self.buffers_layout and out.layout != self.buffers_layout
         ):
             raise ValueError(
-                f"out is {type(out).__name__}; expected a StepBuffers construct by this environment's step_buffers()"
+                f"out is {type(out).__name__}; expected StepBuffers made by this environment's step_buffers()"
             )
         return out
 

@@ -337,7 +337,7 @@ REFUSED = {
     "replicas in words": ("train tag_gridworld --num-envs many", "--num-envs.*'many'"),
     "too many replicas": (
         "train tag_continuous --num-envs 2000000000 --device cpu",
-        r"2,000,000,000 replicas .* need [\d,]+ bytes .* [\d,]+ bytes are free .* at most num_envs = [\d,]+ fit",
+        r"2,000,000,000 environments .* need [\d,]+ bytes .* [\d,]+ bytes are free .* at most num_envs = [\d,]+ fit",
     ),
     "a rollout that is too long": (
         "train tag_gridworld --num-envs 4 --num-steps 1000000000 --device cpu",

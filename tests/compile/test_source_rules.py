@@ -109,7 +109,9 @@ def test_the_first_in_the_text_is_told_with_the_file_that_it_stands_in():
 
 
 def test_a_game_is_looked_through_before_it_is_compiled(tmp_path):
-    with pytest.raises(SourceRuleError, match=r"Lonely: lonely\.cu:6: 'atomicAdd': atomics.*allows = \('atomics',\)"):
+    with pytest.raises(
+        SourceRuleError, match=r"Lonely: lonely\.cu:6: 'atomicAdd' breaks the rule 'atomics'.*allows = \('atomics',\)"
+    ):
         VecEnv(game(tmp_path, "atomicAdd(s.x, 1.0f);"), 2, "cpu")
     (tmp_path / "near.cuh").write_text("HD float twice(float x) { return __fmul_rn(x, 2); }\n")
     with pytest.raises(SourceRuleError, match=r"near\.cuh:1: '__fmul_rn'"):

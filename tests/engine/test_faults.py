@@ -200,7 +200,7 @@ def test_what_has_no_bands_is_refused(device):
     env = VecEnv(Fragile(), 3, device, guards=True)
     with pytest.raises(ConfigError, match="without guards"):
         gpu_vecenv.Sampler(env)
-    with pytest.raises(ConfigError, match="rewards have no guard bands"):
+    with pytest.raises(ConfigError, match="rewards have no guard bytes"):
         env.step_buffers(rewards=torch.zeros(3, 2, device=device))
 
 
