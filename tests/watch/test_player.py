@@ -1,4 +1,4 @@
-"""The page that plays films: what it holds, how large it is, and that no text of a film becomes part of the page."""
+"""The player page: its content and size, and that text of a film never becomes markup."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ from gpu_vecenv.declare.drawing import BLACK, BLUE, GREEN, RED, Circle, Drawing,
 from gpu_vecenv.errors import EnvDefinitionError
 from gpu_vecenv.watch.player import Film, page
 
-STEP = 1 / 32  # pixel; places are rounded to it
+SUBPIXEL = 1 / 32  # pixel; positions are rounded to it
 HOSTILE = (
     "</script><script>window.hacked = 1</script>",
     "<!-- <script>",
@@ -48,7 +48,7 @@ def parts(text):
 
 
 class Unpacked:
-    """A film as the page holds it; written anew from the description in gpu_vecenv/watch/player."""
+    """Unpacks a film from the page: an independent implementation of the format in gpu_vecenv/watch/player."""
 
     def __init__(self, packed):
         self.packed, self.content, self.at = packed, zlib.decompress(base64.b64decode(packed["data"])), 0
@@ -72,8 +72,8 @@ class Unpacked:
             for track in orders[layout]:
                 kind, _, agent = packed["tracks"][track]
                 *places, size, colour = rows[track, frame]
-                pixels = np.array(places).reshape(-1, 2) * STEP
-                shapes.append((kind, pixels, size * STEP, tuple(packed["colours"][colour]), agent))
+                pixels = np.array(places).reshape(-1, 2) * SUBPIXEL
+                shapes.append((kind, pixels, size * SUBPIXEL, tuple(packed["colours"][colour]), agent))
             self.frames.append((packed["views"][view], shapes))
 
     def take(self, count):
@@ -105,7 +105,7 @@ def unpacked(text):
 
 
 def check_held(film, held):
-    """What the page holds is the film, places and sizes to half a step."""
+    """The unpacked film equals the film, positions and sizes within half a subpixel."""
     for name in ("rewards", "active", "terminations", "truncations"):
         assert np.array_equal(getattr(held, name), getattr(film, name), equal_nan=name == "rewards"), name
     for name in ("title", "fps", "agents"):
@@ -120,13 +120,13 @@ def check_held(film, held):
             assert kind == type(shape).__name__.lower() and colour == shape.colour
             assert agent == getattr(shape, "agent", None)
             points = [(shape.x, shape.y)] if kind == "circle" else shape.points
-            # Half a step by rounding; 1e-9 is of the float64 arithmetic, on numbers below 1e5.
-            assert abs(pixels - drawing.pixels(points)).max() <= STEP / 2 + 1e-9
+            # Half a subpixel by rounding; 1e-9 is of the float64 arithmetic, on numbers below 1e5.
+            assert abs(pixels - drawing.pixels(points)).max() <= SUBPIXEL / 2 + 1e-9
             length = getattr(shape, "radius", getattr(shape, "width", 0.0)) * drawing.scale
-            assert abs(size - length) <= STEP / 2 + 1e-9
+            assert abs(size - length) <= SUBPIXEL / 2 + 1e-9
 
 
-# ---------------------------------------------------------------------- what it holds
+# ---------------------------------------------------------------------- content
 
 
 def test_a_page_holds_its_films():
@@ -159,7 +159,7 @@ def test_shapes_views_and_colours_may_change_from_frame_to_frame():
     check_held(film_, held)
 
 
-def test_what_lies_far_outside_is_put_a_million_pixels_away():
+def test_far_positions_are_clipped_to_a_million_pixels():
     drawings = [
         Drawing((0, 10, 0, 10), [Circle(x, -x, 1e300, RED), Line([(0, 0), (x, 5)], 1, RED)]) for x in (1, 1e300)
     ]
@@ -176,8 +176,8 @@ def test_rewards_keep_their_bits():
 
 
 @pytest.mark.slow
-def test_500_ticks_of_105_agents_are_less_than_a_megabyte():
-    given = chase(500, 5, 100)  # places and rewards at random: real games have less to say
+def test_500_steps_of_105_agents_are_less_than_a_megabyte():
+    given = chase(500, 5, 100)  # random positions and rewards compress worse than those of games
     assert len(given.drawings[0].shapes) == 1 + 5 + 2 * 105
     text = page([given], "large")
     assert len(text.encode()) < 1_000_000
@@ -230,7 +230,7 @@ def test_no_text_of_a_film_becomes_part_of_the_page(hostile):
     text.encode()  # what is written to a file
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- refusals
 
 TWO = [Drawing((0, 1, 0, 1), [Circle(0, 0, 1, RED, 0)])] * 2
 
@@ -264,14 +264,14 @@ TWO = [Drawing((0, 1, 0, 1), [Circle(0, 0, 1, RED, 0)])] * 2
         ({"truncations": np.ones((1, 1), np.uint8)}, ["Film.truncations is (1, 1) uint8"]),
     ],
 )
-def test_what_is_no_film_is_refused(changes, words):
+def test_wrong_arguments_of_film_are_refused(changes, words):
     good = vars(film(TWO))
     with pytest.raises(EnvDefinitionError) as error:
         Film(**{**good, **changes})
     assert all(word in str(error.value) for word in [*words, "expected"]), error.value
 
 
-def test_a_page_wants_films_and_a_title():
+def test_a_page_needs_films_and_a_title():
     with pytest.raises(ValueError, match=r"films are \[\]; expected at least one Film"):
         page([], "none")
     with pytest.raises(ValueError, match="expected at least one Film"):
@@ -281,7 +281,7 @@ def test_a_page_wants_films_and_a_title():
 
 
 @pytest.mark.parametrize("agent", [-1, 1.0, "0", True])
-def test_a_disc_belongs_to_an_agent_or_to_nobody(agent):
+def test_the_agent_of_a_disc_is_an_index_or_none(agent):
     with pytest.raises(EnvDefinitionError, match=r"Circle\.agent is .*; expected None or the index of an agent"):
         Circle(0, 0, 1, RED, agent)
 

@@ -22,7 +22,7 @@ if "chromium" not in os.environ.get("GPU_VECENV_REQUIRED", "").split():
     if CHROMIUM is None:
         pytest.skip("no chromium on PATH", allow_module_level=True)
 
-# It runs as root in containers without a GPU, and shall not talk to anybody by itself.
+# Chromium runs as root in containers without a GPU, and must not make requests of its own.
 ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking".split()
 ARGUMENTS += "--disable-component-update --disable-sync".split()
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 3, "has_touch": True}
@@ -36,7 +36,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def window(browser):
-    """Makes windows of a kind; those of one kind are one, for a new one takes as long as a test."""
+    """Browser contexts by their options, shared between tests: creating one takes as long as a test."""
     made = {}
 
     def of_kind(**kind):
@@ -49,17 +49,17 @@ def window(browser):
 
 @pytest.fixture
 def show(window, tmp_path):
-    """Opens films in a window, still at first. No page may ask anything of a network or complain."""
-    said, asked, opened, files = [], [], [], []
+    """Opens films in a window, paused. A page must not make requests or log errors."""
+    logged, requested, opened, files = [], [], [], []
 
     def open_films(*films, title="films", reduced_motion="reduce", **kind):
         files.append(tmp_path / f"page{len(files)}.html")
         files[-1].write_text(page(films, title), encoding="utf-8")
         tab = window(reduced_motion=reduced_motion, **kind).new_page()
         opened.append(tab)
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("request", lambda request: asked.append(request.url))
+        tab.on("console", lambda message: logged.append(message.text))
+        tab.on("pageerror", lambda error: logged.append(str(error)))
+        tab.on("request", lambda request: requested.append(request.url))
         tab.goto(files[-1].as_uri())
         wait(tab, "window.player")
         return tab
@@ -67,7 +67,9 @@ def show(window, tmp_path):
     yield open_films
     for tab in opened:
         tab.close()
-    assert said == [] and [url for url in asked if not url.startswith("data:")] == [file.as_uri() for file in files]
+    assert logged == [] and [url for url in requested if not url.startswith("data:")] == [
+        file.as_uri() for file in files
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def hunt():
 
 
 def wait(tab, condition):
-    tab.wait_for_function(f"() => {condition}")  # a function: the page's policy forbids to evaluate a string
+    tab.wait_for_function(f"() => {condition}")  # a function: the page's policy forbids evaluating strings
 
 
 def player(tab, expression):
@@ -88,7 +90,7 @@ def text(tab, selector):
 
 
 def check_drawn(drawing, shapes):
-    """What the page draws, in the game's units, is the drawing within half a step of a pixel."""
+    """The shapes in the page equal the drawing, within half a subpixel."""
     near = 0.5 / SUBPIXELS / drawing.scale * (1 + 1e-6)  # 1e-6: the arithmetic of both sides
     assert len(shapes) == len(drawing.shapes)
     for shape, seen in zip(drawing.shapes, shapes, strict=True):
@@ -104,7 +106,7 @@ def check_drawn(drawing, shapes):
 
 
 def colour(tab, x, y, canvas=0):
-    """The canvas's colour at shares of its width and height."""
+    """The colour of the canvas at fractions of its width and height."""
     return tuple(
         tab.evaluate(
             """([x, y, canvas]) => {
@@ -118,7 +120,7 @@ def colour(tab, x, y, canvas=0):
     )
 
 
-# ---------------------------------------------------------------------- what is seen
+# ---------------------------------------------------------------------- drawing
 
 
 def test_drawn_positions_are_those_of_the_simulation(show, device):
@@ -179,7 +181,7 @@ def test_it_plays_and_stops_at_the_end(show, hunt):
     wait(tab, "window.player.step > 0 && window.player.step < 60")
 
 
-def test_a_loop_goes_on(show):
+def test_loop_repeats_the_film(show):
     tab = show(chase(4, 1, 2))
     tab.locator("#loop").click()
     tab.evaluate("window.seen = new Set(); window.turns = 0; window.player.play()")
@@ -194,7 +196,7 @@ def test_a_loop_goes_on(show):
     assert player(tab, "playing") and tab.locator("#loop").get_attribute("aria-pressed") == "true"
 
 
-def test_to_play_again_is_not_to_play_twice(show, hunt):
+def test_play_after_pause_runs_one_animation_loop(show, hunt):
     tab = show(hunt)
     asked = tab.evaluate(
         """async () => {
@@ -213,15 +215,15 @@ def test_to_play_again_is_not_to_play_twice(show, hunt):
             return asked;
         }"""
     )
-    assert 10 <= asked <= 6 + 12, "six to begin, then one a frame"
+    assert 10 <= asked <= 6 + 12, "six to begin, then one per frame"
 
 
-def test_who_wants_less_motion_is_not_shown_any_unasked(show, hunt):
+def test_with_reduced_motion_the_page_starts_paused(show, hunt):
     tab = show(hunt)
     assert player(tab, "playing") is False and player(tab, "step") == 0
 
 
-def test_the_bar_scrubs(show, hunt):
+def test_the_timeline_seeks(show, hunt):
     tab = show(hunt)
     scrub = tab.locator("#scrub")
     box = scrub.bounding_box()
@@ -241,7 +243,7 @@ def test_the_bar_scrubs(show, hunt):
     assert player(tab, "step") == 60
 
 
-def test_a_click_on_a_plot_goes_to_its_tick(show, hunt):
+def test_a_click_on_a_plot_goes_to_its_step(show, hunt):
     tab = show(hunt)
     axis = tab.locator(".plot .axis").first
     box = tab.locator(".plot svg").first.bounding_box()
@@ -277,7 +279,7 @@ def test_keys(show, hunt):
     tab.keyboard.press("?")
     assert tab.locator("#keys").is_visible() and "play or pause" in text(tab, "#keys")
     step = player(tab, "step")
-    assert press("ArrowRight", "step") == step, "the panel has the keys"
+    assert press("ArrowRight", "step") == step, "the open dialog takes the keys"
     tab.keyboard.press("Escape")
     assert not tab.locator("#keys").is_visible()
     tab.locator("#speed").focus()
@@ -289,15 +291,15 @@ def test_keys(show, hunt):
 # ---------------------------------------------------------------------- agents, events, plots
 
 
-def test_following_keeps_an_agent_in_the_middle(show):
-    def lanes(step):  # three agents, each on its own
+def test_a_followed_agent_is_centred(show):
+    def circles(step):  # three agents on parallel lines
         places = [(10 + step, 20), (90 - 2 * step, 50), (50, 80 + step)]
         return [Circle(*places[i], 3, (RED, BLUE, GREEN)[i], i) for i in range(3)]
 
     active, rewards = np.ones((11, 3), bool), np.arange(30, dtype=np.float32).reshape(10, 3)
     active[4:, 1] = False
-    drawings = [Drawing((0, 100, 0, 100), lanes(step)) for step in range(11)]
-    drawings[10] = Drawing((0, 100, 0, 100), lanes(9)[:1])  # where others were last
+    drawings = [Drawing((0, 100, 0, 100), circles(step)) for step in range(11)]
+    drawings[10] = Drawing((0, 100, 0, 100), circles(9)[:1])  # where others were last
     tab = show(film(drawings, {"left": 1, "right": 2}, active=active, rewards=rewards))
     box = tab.locator("canvas").bounding_box()
     tab.mouse.click(box["x"] + 0.9 * box["width"], box["y"] + 0.5 * box["height"])
@@ -307,7 +309,7 @@ def test_following_keeps_an_agent_in_the_middle(show):
         player(tab, f"seek({step})")
         assert colour(tab, 0.5, 0.5) == BLUE and colour(tab, 0.5, 0.7) == (255, 255, 255)
         assert ("not active" in text(tab, ".badge")) == (step >= 4)
-    assert text(tab, ".badge") == f"right_0 · reward so far {written(rewards[:9, 1].sum())} · not active"
+    assert text(tab, ".badge") == f"right_0 · cumulative reward {written(rewards[:9, 1].sum())} · not active"
     assert text(tab, ".legend >> nth=0").split()[-2:] == ["right_0", written(rewards[:9, 1].sum())]
     player(tab, "seek(10)")
     assert colour(tab, 0.5, 0.5) == (255, 255, 255)
@@ -321,9 +323,9 @@ def written(value):
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def test_trails_show_where_agents_come_from(show):
+def test_trails_show_past_positions(show):
     drawings = [Drawing((0, 100, 0, 100), [Circle(5 + 3 * step, 50, 2, RED, 0)]) for step in range(31)]
-    drawings[30] = Drawing((0, 100, 0, 100), [Circle(50, 95, 2, RED, 0)])  # a jump is no way
+    drawings[30] = Drawing((0, 100, 0, 100), [Circle(50, 95, 2, RED, 0)])  # a jump has no trail
     tab = show(film(drawings, {"walker": 1}))
     player(tab, "seek(29)")
     assert colour(tab, 0.8, 0.5) == colour(tab, 0.2, 0.5) == (255, 255, 255)
@@ -334,7 +336,7 @@ def test_trails_show_where_agents_come_from(show):
     assert colour(tab, 0.71, 0.275) == (255, 255, 255), "half way"
 
 
-def test_events_are_listed_marked_and_lead_to_their_ticks(show):
+def test_events_are_listed_and_marked_and_go_to_their_steps(show):
     active = np.ones((11, 4), bool)
     active[4:, 1] = active[6:, 2] = active[6:, 3] = False
     active[8:, 3] = True
@@ -346,7 +348,7 @@ def test_events_are_listed_marked_and_lead_to_their_ticks(show):
     assert [(event["step"], event["text"]) for event in player(tab, "events")] == [
         (4, "mouse_0 left"),
         (6, "mouse_1 and mouse_2 left"),
-        (8, "mouse_2 came back"),
+        (8, "mouse_2 returned"),
         (10, "the episode ended: 1 terminated, 1 truncated (2 agents)"),
     ]
     rows = tab.locator("#events-list button")
@@ -365,10 +367,10 @@ def test_a_long_list_of_events_is_cut(show):
     drawings = [Drawing((0, 9, 0, 9), [])] * 602
     tab = show(film(drawings, {"agent": 2}, active=active))
     assert tab.locator("#events-list li").count() == 200
-    assert len(player(tab, "events")) == 1202 and "1,002 later ones" in text(tab, "#events-more")
+    assert len(player(tab, "events")) == 1202 and "1,002 more" in text(tab, "#events-more")
 
 
-def test_plots_say_rewards_and_active_agents_of_the_tick(show, hunt):
+def test_plots_show_rewards_and_active_agents_at_the_step(show, hunt):
     tab = show(hunt)
     player(tab, "seek(33)")
     sums = [hunt.rewards[:33, who].sum(0).mean() for who in (slice(0, 2), slice(2, 10))]
@@ -378,12 +380,12 @@ def test_plots_say_rewards_and_active_agents_of_the_tick(show, hunt):
     assert legends[1] == ["tagger", str(counts[0]), "runner", str(counts[1])] and counts[1] < 8
     captions = tab.locator(".plot figcaption").all_inner_texts()
     assert captions == [
-        "Reward so far mean per agent of the role, summed since step 0",
-        "Active agents number in each role",
+        "Cumulative reward mean per agent of each role, since step 0",
+        "Active agents per role",
     ]
 
 
-def test_rewards_that_are_no_numbers_leave_gaps(show):
+def test_nan_rewards_leave_gaps(show):
     rewards = np.array([[1], [np.nan], [1]], np.float32)
     tab = show(film([Drawing((0, 1, 0, 1), [])] * 4, rewards=rewards))
     player(tab, "seek(3)")
@@ -391,10 +393,10 @@ def test_rewards_that_are_no_numbers_leave_gaps(show):
     assert "NaN" not in tab.locator(".plot .curve").get_attribute("d")
 
 
-# ---------------------------------------------------------------------- several films, one agent, windows
+# ---------------------------------------------------------------------- several films, one agent, layout
 
 
-def test_films_play_in_step(show, hunt):
+def test_films_play_synchronously(show, hunt):
     short = chase(20, 1, 3, seed=4, title="short", facts={"seed": "8"})
     tab = show(hunt, short, title="two")
     assert player(tab, "numSteps") == 60 and tab.locator(".film canvas").count() == 2
@@ -414,18 +416,18 @@ def test_films_play_in_step(show, hunt):
     assert text(tab, "#facts").split() == ["hunt", "short", "seed", "7", "8"]
 
 
-def test_a_game_of_one_agent_has_no_controls_of_many(show):
+def test_a_game_of_one_agent_has_no_controls_for_agents(show):
     tab = show(played("cartpole", "cpu", 30, title="CartPole"))
     hidden = ["#follow", "#trails", ".badge"]
     assert [tab.locator(name).is_visible() for name in hidden] == [False] * 3
-    assert tab.locator(".plot").count() == 1 and text(tab, ".plot figcaption") == "Reward so far summed since step 0"
+    assert tab.locator(".plot").count() == 1 and text(tab, ".plot figcaption") == "Cumulative reward since step 0"
     for key in "ft":
         tab.keyboard.press(key)
     assert player(tab, "followed") is None and player(tab, "trails") is False
     assert [event["text"] for event in player(tab, "events")] == ["the episode ended: terminated"]
 
 
-def test_control_and_the_wheel_zoom_where_the_pointer_is(show, hunt):
+def test_control_and_wheel_zoom_at_the_pointer(show, hunt):
     tab = show(hunt)
     box = tab.locator("canvas").bounding_box()
     before = colour(tab, 0.25, 0.25)
@@ -442,7 +444,7 @@ def test_control_and_the_wheel_zoom_where_the_pointer_is(show, hunt):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_light_or_dark_and_the_picture_as_the_game_gives_it(show, scheme):
+def test_the_page_follows_the_colour_scheme_and_the_picture_does_not(show, scheme):
     drawings = [Drawing((0, 9, 0, 9), [Circle(1, 1, 1, GOLD, 0), Circle(5, 5, 1, BLACK, 1)])] * 2
     tab = show(film(drawings, {"bright": 1, "dim": 1}), color_scheme=scheme)
     colours = tab.evaluate(
@@ -478,7 +480,7 @@ def test_nothing_is_wider_than_a_phone(show, hunt, width):
         assert box["x"] >= 0 and box["x"] + box["width"] <= width and box["height"] >= 36
 
 
-def test_everything_that_can_be_used_has_a_name_and_a_ring(show, hunt):
+def test_every_control_has_a_name_and_a_focus_ring(show, hunt):
     tab = show(hunt)
     nameless = tab.evaluate(
         """[...document.querySelectorAll("button, select, input, canvas, svg[role]")].filter((one) =>
@@ -494,7 +496,7 @@ def test_everything_that_can_be_used_has_a_name_and_a_ring(show, hunt):
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
-def test_hostile_texts_are_shown_and_not_obeyed(show):
+def test_hostile_texts_are_shown_and_not_executed(show):
     drawings = [Drawing((0, 9, 0, 9), [Circle(i, i, 1, RED, i) for i in range(2)])] * 3
     active = np.array([[1, 1], [1, 0], [1, 0]], bool)
     given = film(drawings, {HOSTILE: 2}, [HOSTILE, "__proto__"], title=HOSTILE, facts={HOSTILE: HOSTILE}, active=active)

@@ -1,7 +1,7 @@
-"""A page to watch episodes in: one HTML file that needs nothing but a browser.
+"""The player: one self-contained HTML page that plays episodes in a browser.
 
-The page holds its films as numbers, which its scripts unpack and draw. Places are rounded to 1/32 of a pixel of the
-drawing's own picture: what is shown is at most 1/64 of such a pixel from the game's numbers, in x and in y.
+The page contains its films as numbers, which its scripts unpack and draw. Positions are rounded to 1/32 of a pixel of
+the drawing, so that the error in x and in y is at most 1/64 pixel.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 from gpu_vecenv.declare.drawing import Circle, Colour, Drawing, Line, Points, Polygon
 from gpu_vecenv.errors import EnvDefinitionError
 
-SUBPIXELS = 32  # of a place, per pixel
-FARTHEST = 1e6  # pixels from the picture's corner; what lies beyond is put there
-SCRIPTS = ("film.js", "stage.js", "plot.js", "page.js")  # one module
-# All that is in the page comes with it, and nothing of what it shows is ever run.
+SUBPIXELS = 32  # position units per pixel
+MAX_PIXELS = 1e6  # positions are clipped to this distance from the upper left corner
+SCRIPTS = ("film.js", "stage.js", "plot.js", "page.js")  # concatenated to one module
+# The page loads nothing, and text of the films is never executed.
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'"
 )
@@ -36,22 +36,22 @@ Drawn = Circle | Line | Polygon
 
 @dataclass(frozen=True, kw_only=True)
 class Film:
-    """One episode of T steps and A agents, ready to be shown.
+    """One episode of T steps and A agents, as drawings.
 
     Args:
-        title: What this film is, in a few words.
-        drawings: T + 1 pictures: that of the start and one after each step.
-        agents: Names by place, such as "tagger_0".
-        roles: Role -> how many agents it has, in agent order.
-        rewards: (T, A) float32. A sum that is not finite leaves a gap in the plot.
-        active: (T + 1, A) bool: whose next action counts.
+        title: Short title.
+        drawings: T + 1 drawings, from the reset on.
+        agents: Names in agent order, such as "tagger_0".
+        roles: Role -> number of agents, in agent order.
+        rewards: (T, A) float32. Sums that are not finite are gaps in the plot.
+        active: (T + 1, A) bool, agents whose next action counts.
         terminations: (T, A) bool.
         truncations: (T, A) bool.
-        facts: What the caption says: configuration, seed, digest.
-        fps: Ticks a second at the usual speed, 1 … 1000.
+        facts: Name -> text, shown below the film: configuration, seed, digest.
+        fps: Steps per second at speed 1, 1 … 1000.
 
     Raises:
-        EnvDefinitionError: A part is not of the type, dtype or size above, or a disc belongs to no agent.
+        EnvDefinitionError: An argument has another type, dtype or size, or a disc has an agent that does not exist.
     """
 
     title: str
@@ -72,19 +72,19 @@ class Film:
 
         names, facts, steps = self.agents, self.facts, len(self.drawings) - 1
         expect(isinstance(self.title, str), "title", repr(self.title), "a str")
-        expect(_texts(names) and len(names) > 0, "agents", repr(names), "their names, a str each")
+        expect(_texts(names) and len(names) > 0, "agents", repr(names), "names, a str each")
         shared = isinstance(self.roles, Mapping) and _texts(list(self.roles)) and all(map(_whole, self.roles.values()))
         shared = shared and min(self.roles.values(), default=0) >= 1 and sum(self.roles.values()) == len(names)
-        expect(shared, "roles", repr(self.roles), f"role -> how many, {len(names)} agents in all")
+        expect(shared, "roles", repr(self.roles), f"role -> number of agents, {len(names)} agents in all")
         texts = isinstance(facts, Mapping) and _texts([*facts, *facts.values()])
         expect(texts, "facts", repr(facts), "name -> text, a str each")
-        expect(_whole(self.fps) and 1 <= self.fps <= 1000, "fps", repr(self.fps), "an int, 1 … 1000 steps a second")
-        expect(steps >= 1, "drawings", f"{steps + 1} long", "at least 2: the start and one after each step")
-        for place, drawing in enumerate(self.drawings):
-            expect(isinstance(drawing, Drawing), f"drawings[{place}]", repr(drawing), "a Drawing")
+        expect(_whole(self.fps) and 1 <= self.fps <= 1000, "fps", repr(self.fps), "an int, 1 … 1000 steps per second")
+        expect(steps >= 1, "drawings", f"{steps + 1} long", "at least 2: one after the reset and one after each step")
+        for step, drawing in enumerate(self.drawings):
+            expect(isinstance(drawing, Drawing), f"drawings[{step}]", repr(drawing), "a Drawing")
             owners = [shape.agent for shape in drawing.shapes if isinstance(shape, Circle) and shape.agent is not None]
             last = max(owners, default=0)
-            expect(last < len(names), f"drawings[{place}]", f"one with agent {last}", f"agents 0 … {len(names) - 1}")
+            expect(last < len(names), f"drawings[{step}]", f"one with agent {last}", f"agents 0 … {len(names) - 1}")
         for name, dtype, rows in (
             ("rewards", np.dtype(np.float32), steps),
             ("active", np.dtype(np.bool_), steps + 1),
@@ -99,12 +99,12 @@ class Film:
 
 
 def page(films: Sequence[Film], title: str) -> str:
-    """One HTML page that plays the films side by side and in step; it loads nothing from anywhere.
+    """One self-contained HTML page that plays the films side by side and synchronously.
 
-    Browsers: Chrome and Edge 97, Firefox 113, Safari 16.4 and later; they have ``DecompressionStream``.
+    Needs ``DecompressionStream``: Chrome and Edge 97, Firefox 113, Safari 16.4 or later.
 
     Raises:
-        ValueError: There is no film, or the title is no text.
+        ValueError: There is no film, or the title is not a str.
     """
     films = list(films)
     if not films or not all(isinstance(film, Film) for film in films):
@@ -112,7 +112,7 @@ def page(films: Sequence[Film], title: str) -> str:
     if not isinstance(title, str):
         raise ValueError(f"page: title is {title!r}; expected a str")
     content = {"title": title, "subpixels": SUBPIXELS, "films": [_packed(film) for film in films]}
-    # Escaped like this it is the same JSON, and nothing in it can end the element that it stands in.
+    # The escapes leave the JSON equal, and no text can close the script element that contains it.
     data = json.dumps(content, separators=(",", ":"), allow_nan=False)
     for character in "<>&":
         data = data.replace(character, f"\\u{ord(character):04x}")
@@ -126,7 +126,7 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """What a policy calls this text."""
+    """Hash of an inline script or style for the content security policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -139,19 +139,19 @@ def _whole(value: Any) -> bool:
 
 
 def _packed(film: Film) -> dict[str, Any]:
-    """A film as JSON. What there is much of lies in ``data``: bytes, deflated, in base64.
+    """A film as JSON; the arrays are in ``data``: bytes, deflated, in base64.
 
-    The bytes are the rewards, agent after agent, float32; the flags ``active``, ``terminations`` and ``truncations``,
-    eight to a byte; then whole numbers of seven bits a byte: the view of each frame, its layout, the layouts, and the
-    tracks. A **track** is one shape through the frames that have it, so that its numbers change little from one to the
-    next, and changes are what is stored. A **layout** says which tracks a frame has, in the order of drawing.
+    The bytes are the rewards, float32, agent-major; the flags ``active``, ``terminations`` and ``truncations``, eight per
+    byte; then varints: the view and the layout of each frame, the layouts, and the tracks. A **track** is one shape over
+    the frames that contain it, stored as differences between frames. A **layout** lists the tracks of a frame in drawing
+    order.
     """
     views: dict[Any, int] = {}
     colours: dict[Colour, int] = {}
     layouts: dict[Any, tuple[int, list[int]]] = {}
     tracks: dict[Any, int] = {}
-    rows: defaultdict[int, list[list[int]]] = defaultdict(list)  # of each track
-    shown = []  # of each frame: view, layout
+    rows: defaultdict[int, list[list[int]]] = defaultdict(list)  # per track
+    shown = []  # view and layout of each frame
     for drawing in film.drawings:
         view = drawing.bounds, drawing.width, drawing.height, drawing.background
         shapes = [shape for shape in drawing.shapes if isinstance(shape, Drawn)]
@@ -160,13 +160,13 @@ def _packed(film: Film) -> dict[str, Any]:
             layouts[kinds] = len(layouts), _tracks(kinds, tracks)
         layout, order = layouts[kinds]
         shown.append((views.setdefault(view, len(views)), layout))
-        positions = iter(_places(drawing, shapes))
+        positions = iter(_positions(drawing, shapes))
         for shape, (_, count, _), track in zip(shapes, kinds, order, strict=True):
             row = [number for _ in range(count) for number in next(positions)]
             rows[track].append([*row, _size(drawing, shape), colours.setdefault(shape.colour, len(colours))])
     numbers: list[Array] = [np.diff(np.array(shown), axis=0, prepend=0).T.ravel()]
     numbers += [np.diff(order, prepend=0) for _, order in layouts.values()]
-    numbers += [_changes(np.array(rows[track])) for track in sorted(rows)]
+    numbers += [_differences(np.array(rows[track])) for track in sorted(rows)]
     flags = (film.active, film.terminations, film.truncations)
     content = [
         film.rewards.T.astype("<f4").tobytes(),
@@ -189,48 +189,48 @@ def _packed(film: Film) -> dict[str, Any]:
 
 
 def _kind(shape: Drawn) -> tuple[str, int, int | None]:
-    """What a shape has in common with itself in another frame: its kind, how many points, whose body it is."""
+    """Identifies a shape across frames: its kind, number of points and agent."""
     if isinstance(shape, Circle):
         return "circle", 1, shape.agent
     return "line" if isinstance(shape, Line) else "polygon", len(shape.points), None
 
 
 def _tracks(kinds: Sequence[Any], tracks: dict[Any, int]) -> list[int]:
-    """The track of each shape: the n-th of its kind in one frame is the n-th in the others; new tracks are added."""
-    before: Counter[Any] = Counter()
+    """The track of each shape: the n-th shape of a kind is the n-th of that kind in every frame. Adds new tracks."""
+    counts: Counter[Any] = Counter()
     order = []
     for kind in kinds:
-        order.append(tracks.setdefault((kind, before[kind]), len(tracks)))
-        before[kind] += 1
+        order.append(tracks.setdefault((kind, counts[kind]), len(tracks)))
+        counts[kind] += 1
     return order
 
 
-def _places(drawing: Drawing, shapes: Sequence[Drawn]) -> list[list[int]]:
-    """Every point of every shape in turn, in steps from the picture's upper left corner."""
+def _positions(drawing: Drawing, shapes: Sequence[Drawn]) -> list[list[int]]:
+    """All points of all shapes, in subpixels from the upper left corner of the picture."""
     points: list[Any] = []
     for shape in shapes:
         own: Points = ((shape.x, shape.y),) if isinstance(shape, Circle) else shape.points
         points.extend(own)
-    pixels = drawing.pixels(np.array(points).reshape(-1, 2)).clip(-FARTHEST, FARTHEST)
+    pixels = drawing.pixels(np.array(points).reshape(-1, 2)).clip(-MAX_PIXELS, MAX_PIXELS)
     positions: list[list[int]] = np.rint(pixels * SUBPIXELS).astype(np.int64).tolist()
     return positions
 
 
 def _size(drawing: Drawing, shape: Drawn) -> int:
-    """A disc's radius or a line's width, in steps."""
+    """A disc's radius or a line's width, in subpixels."""
     size = shape.radius if isinstance(shape, Circle) else shape.width if isinstance(shape, Line) else 0.0
-    return round(min(size * drawing.scale, FARTHEST) * SUBPIXELS)
+    return round(min(size * drawing.scale, MAX_PIXELS) * SUBPIXELS)
 
 
-def _changes(rows: Array) -> Array:
-    """Of a track's rows (frames, 2 points + 2): each point from the one before, then each row from the one before."""
+def _differences(rows: Array) -> Array:
+    """Differences of a track's rows (frames, 2 points + 2): between consecutive points, then between frames."""
     rows = rows.copy()
     rows[:, 2:-2] -= rows[:, :-4].copy()
     return np.diff(rows, axis=0, prepend=0).T.ravel()
 
 
 def _varints(numbers: Array) -> bytes:
-    """Whole numbers, small ones in few bytes: sign in the lowest bit, then seven bits a byte, the top bit: more follow.
+    """Zigzag varints: the sign in the lowest bit, then seven bits per byte; the top bit marks that more follow.
 
     Protocol Buffers call this sint64: https://protobuf.dev/programming-guides/encoding/#signed-ints
     """

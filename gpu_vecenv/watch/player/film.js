@@ -1,6 +1,6 @@
-// Films as the page holds them: unpacking (__init__.py packs), where things are, what happens when.
+// A film: unpacks what __init__.py packs; shapes, positions, returns and events at each step.
 
-const NAMED = 3; // agents in one event's text
+const NAMED = 3; // agents named in the text of one event
 const FALLBACK_COLOURS = [
   [47, 111, 208],
   [208, 96, 40],
@@ -47,7 +47,7 @@ class Reader {
     return value % 2 ? -(value + 1) / 2 : value / 2;
   }
 
-  // Numbers of which the changes are stored.
+  // Cumulative sums: numbers are stored as differences.
   sums(count) {
     let sum = 0;
     return Int32Array.from({ length: count }, () => (sum += this.number()));
@@ -61,7 +61,7 @@ class Film {
     const reader = new Reader(bytes);
     const count = agents.length;
     const frames = numSteps + 1;
-    this.rewards = reader.floats(numSteps * count); // agent after agent, as all that follows
+    this.rewards = reader.floats(numSteps * count); // agent-major, like all that follows
     this.active = reader.flags(frames * count);
     this.terminations = reader.flags(numSteps * count);
     this.truncations = reader.flags(numSteps * count);
@@ -87,7 +87,7 @@ class Film {
     this.agentIndex = new Map(agents.map((name, place) => [name, place]).reverse());
   }
 
-  // What a frame has, and where its numbers lie.
+  // The shapes of a frame, and the offsets of their numbers.
   #layout(order, tracks) {
     let at = 0;
     const shapes = Array.from(order, (track) => {
@@ -103,10 +103,10 @@ class Film {
     return { shapes, bodies, length: at };
   }
 
-  // Numbers lie track by track in the page, frame by frame here.
+  // The page stores numbers by track; this.frames has them by frame.
   #frames(reader, tracks) {
     this.frames = Array.from(this.layoutOf, (layout) => new Int32Array(this.layouts[layout].length));
-    const rows = tracks.map(() => []); // [frame, where] of each
+    const rows = tracks.map(() => []); // [frame, offset] of each track
     this.layoutOf.forEach((layout, frame) => {
       for (const { track, at } of this.layouts[layout].shapes) rows[track].push([this.frames[frame], at]);
     });
@@ -122,7 +122,7 @@ class Film {
     });
   }
 
-  // Where the agents' bodies are, in the game's units; NaN where an agent has none.
+  // Positions of the agents' bodies in the game's units; NaN for an agent without one.
   #positions(count) {
     this.positions = new Float64Array(2 * count * (this.numSteps + 1)).fill(NaN);
     this.frames.forEach((numbers, frame) => {
@@ -138,7 +138,7 @@ class Film {
     this.hasPositions = this.positions.some((number) => !Number.isNaN(number));
   }
 
-  // The colour of most of a role's bodies.
+  // The most frequent colour of a role's bodies.
   #colour(role) {
     const counts = new Map();
     for (const [agent, { at, points }] of this.layouts[this.layoutOf[0]].bodies) {
@@ -149,7 +149,7 @@ class Film {
     return most && this.colours[most[0]];
   }
 
-  // Gives roles of one colour different ones, for the plots.
+  // Assign distinct colours to roles, for the plots.
   #makeColoursDistinct() {
     const taken = new Set();
     for (const role of this.roles) {
@@ -181,7 +181,7 @@ class Film {
     return [view.width / 2 + (x - view.x) * view.scale, view.height / 2 - (y - view.y) * view.scale];
   }
 
-  // What is seen at a step, in pixels of the picture: {kind, positions: [x, y, …], size, colour, agent}.
+  // The shapes at a step, in pixels of the picture: {kind, positions: [x, y, …], size, colour, agent}.
   *shapes(step) {
     const numbers = this.frames[this.frame(step)];
     for (const { kind, points, agent, at } of this.layout(step).shapes) {
@@ -192,7 +192,7 @@ class Film {
     }
   }
 
-  // Where an agent is, or was last, in the game's units.
+  // The last known position of an agent, in the game's units.
   lastPosition(agent, step) {
     for (let frame = this.frame(step); frame >= 0; frame--) {
       const at = 2 * (frame * this.agents.length + agent);
@@ -205,7 +205,7 @@ class Film {
     return this.active[agent * (this.numSteps + 1) + this.frame(step)] === 1;
   }
 
-  // Sums of rewards since the start, means over these agents; one more than there are numSteps.
+  // Cumulative rewards, mean over these agents: numSteps + 1 values.
   returns(first, end) {
     const sums = new Float64Array(this.numSteps + 1);
     for (let step = 0; step < this.numSteps; step++) {
@@ -216,7 +216,7 @@ class Film {
     return sums;
   }
 
-  // How many of these agents are active, at the start and after each step.
+  // Number of active agents among these: numSteps + 1 values.
   counts(first, end) {
     const counts = new Float64Array(this.numSteps + 1);
     for (let agent = first; agent < end; agent++) {
@@ -234,7 +234,7 @@ function joinNames(film, agents) {
   return names.length > 1 ? `${names.slice(0, -1).join(", ")} and ${names.at(-1)}` : names[0];
 }
 
-// Who left, who came back, how the episode ended: {step, agents, text}, one for each step and kind.
+// Agents that left or returned, and the end of the episode: {step, agents, text}.
 function eventsOf(film) {
   const events = [];
   const count = film.agents.length;
@@ -265,7 +265,7 @@ function eventsOf(film) {
       if (left.length) add(left, `${joinNames(film, left)} left`);
       if (cut.length) add(cut, `${joinNames(film, cut)} left: truncated`);
     }
-    if (back.length) add(back, `${joinNames(film, back)} came back`);
+    if (back.length) add(back, `${joinNames(film, back)} returned`);
   }
   return events;
 }

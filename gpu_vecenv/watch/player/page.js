@@ -1,7 +1,7 @@
-// Plays the films that the page holds: the controls and what they do. The other scripts of the page, player_*.js, stand
-// before this one, in one module. Text of the films enters the page as text nodes only.
+// The player: controls, events and plots of the films in the page. Last of the scripts, which form one module.
+// Text of the films enters the page as text nodes only.
 
-const LISTED = 200; // events in the list; the marks show all
+const LISTED = 200; // events in the list; the timeline marks all
 const SPEEDS = [0.25, 0.5, 1, 2, 4, 8];
 const FOLLOW_ZOOM = 4;
 
@@ -51,11 +51,11 @@ class Player {
     const [film] = this.films;
     const described = ({ roles }) => roles.map((role) => `${role.end - role.first} × ${role.name}`).join(", ");
     const roles = described(film);
-    const count = this.films.every((other) => described(other) === roles) ? film.agents.length : 0; // several games
-    const films = this.films.length > 1 ? `${this.films.length} episodes in step, up to ` : "";
+    const count = this.films.every((other) => described(other) === roles) ? film.agents.length : 0; // the films have different agents
+    const films = this.films.length > 1 ? `${this.films.length} episodes side by side, up to ` : "";
     const agents = count > 1 ? ` · ${count} agents${film.roles.length > 1 ? `: ${roles}` : ""}` : "";
     const alone = this.films.length === 1 && film.title !== document.title ? `${film.title} · ` : "";
-    return `${alone}${films}${this.numSteps.toLocaleString("en")} numSteps at ${this.fps} a second${agents}`;
+    return `${alone}${films}${this.numSteps.toLocaleString("en")} steps at ${this.fps} per second${agents}`;
   }
 
   #fillFilms() {
@@ -63,7 +63,7 @@ class Player {
       returns: (film) => this.#curves(film, (first, end) => film.returns(first, end), true),
       counts: (film) => this.#curves(film, (first, end) => film.counts(first, end), false),
     };
-    // Films of the same agents have the same axes: they can be compared.
+    // Films with the same agents share their axes, so that they can be compared.
     const alike = (film) => this.films.filter((other) => other.agents.join() === film.agents.join());
     const plot = (film, kind, options) =>
       new Plot({
@@ -75,10 +75,10 @@ class Player {
       });
     this.cards = this.films.map((film) => {
       const stage = new Stage(film, this.viewState, (name) => this.follow(name));
-      const mean = film.agents.length > 1 ? "mean per agent of the role, summed" : "summed";
-      const plots = [plot(film, "returns", { title: "Reward so far", note: `${mean} since step 0`, whole: false })];
+      const mean = film.agents.length > 1 ? "mean per agent of each role, " : "";
+      const plots = [plot(film, "returns", { title: "Cumulative reward", note: `${mean}since step 0`, whole: false })];
       if (film.agents.length > 1) {
-        plots.push(plot(film, "counts", { title: "Active agents", note: "number in each role", whole: true }));
+        plots.push(plot(film, "counts", { title: "Active agents", note: "per role", whole: true }));
       }
       const ended = element("span", { className: "note" });
       const heading = element("h2", {}, element("span", { textContent: film.title }), ended);
@@ -106,18 +106,18 @@ class Player {
 
   #fillFollow() {
     const groups = new Map();
-    const known = new Set();
+    const names = new Set();
     for (const film of this.films) {
       for (const role of film.roles) {
         if (!groups.has(role.name)) groups.set(role.name, element("optgroup", { label: role.name }));
         for (const name of film.agents.slice(role.first, role.end)) {
-          if (!known.has(name)) groups.get(role.name).append(element("option", { value: name, textContent: name }));
-          known.add(name);
+          if (!names.has(name)) groups.get(role.name).append(element("option", { value: name, textContent: name }));
+          names.add(name);
         }
       }
     }
-    this.names = [...known];
-    $("follow").append(element("option", { value: "", textContent: "Follow nobody" }), ...groups.values());
+    this.names = [...names];
+    $("follow").append(element("option", { value: "", textContent: "No agent followed" }), ...groups.values());
     $("speed").append(...SPEEDS.map((speed) => element("option", { value: speed, textContent: `${speed}×` })));
     $("speed").value = 1;
   }
@@ -147,7 +147,7 @@ class Player {
     $("events").hidden = !this.events.length;
     $("events-count").textContent = this.events.length;
     const more = this.events.length - shown.length;
-    $("events-more").textContent = more ? `and ${more.toLocaleString("en")} later ones, marked on the bar` : "";
+    $("events-more").textContent = more ? `and ${more.toLocaleString("en")} more, marked on the timeline` : "";
   }
 
   #fillFacts() {
@@ -173,7 +173,7 @@ class Player {
     for (const { plots } of this.cards) plots.forEach((plot) => plot.draw());
   }
 
-  // Also when the page turns dark or light.
+  // Also called when the colour scheme changes.
   recolour() {
     this.drawPlots();
     const legibles = new Map(this.films.flatMap((film) => film.roles.map((role) => [role, legibleColour(role.colour)])));
@@ -208,14 +208,14 @@ class Player {
     this.#showEvents();
   }
 
-  // What the badge says of the followed agent.
+  // Text of the badge: the followed agent and its cumulative reward.
   #about(film) {
     const agent = film.agentIndex.get(this.viewState.followed);
     if (agent === undefined) return "";
     const frame = film.frame(this.viewState.step);
     const active = film.isActive(agent, frame);
     const sum = formatNumber(film.returns(agent, agent + 1)[frame]);
-    return `${film.agents[agent]} · reward so far ${sum}${active ? "" : " · not active"}`;
+    return `${film.agents[agent]} · cumulative reward ${sum}${active ? "" : " · not active"}`;
   }
 
   #showEvents() {
@@ -229,7 +229,7 @@ class Player {
     const current = this.rows[Math.min(passed, this.rows.length) - 1];
     const list = $("events-list");
     if (current && passed <= this.rows.length) current.setAttribute("aria-current", "true");
-    if (list.matches(":hover, :focus-within")) return; // somebody reads it
+    if (list.matches(":hover, :focus-within")) return; // do not scroll a list in use
     list.scrollTop = current ? current.offsetTop - list.offsetTop - list.clientHeight / 2 : 0;
   }
 
@@ -242,12 +242,12 @@ class Player {
     if (this.viewState.step >= this.numSteps) this.seek(0);
     this.playing = true;
     this.#showPlaying();
-    const run = (this.run = {}); // a frame that was asked for before a pause does not count in the next run
+    const run = (this.run = {}); // identifies this run: frames requested before a pause are ignored
     let last = null;
     let due = 0;
     const frame = (now) => {
       if (!this.playing || this.run !== run) return;
-      const seconds = Math.min(now - (last ?? now), 500) / 1000; // a page that was hidden does not hurry afterwards
+      const seconds = Math.min(now - (last ?? now), 500) / 1000; // at most 0.5 s, so that a hidden page does not skip steps when shown again
       due += seconds * this.fps * this.speed;
       last = now;
       const whole = Math.floor(due);
@@ -285,11 +285,11 @@ class Player {
     this.seek(this.viewState.step + count);
   }
 
-  // To the next event, or the one before.
+  // To the next or previous event.
   jump(direction) {
-    const numSteps = this.events.map((event) => event.step);
+    const steps = this.events.map((event) => event.step);
     const next =
-      direction > 0 ? numSteps.find((step) => step > this.viewState.step) : numSteps.findLast((step) => step < this.viewState.step);
+      direction > 0 ? steps.find((step) => step > this.viewState.step) : steps.findLast((step) => step < this.viewState.step);
     if (next !== undefined) this.seek(next);
   }
 
@@ -300,7 +300,7 @@ class Player {
     this.viewState.change(name === null ? { followed: null, zoom: 1, x: 0.5, y: 0.5 } : { followed: name, zoom: near });
     $("follow").value = name ?? "";
     this.drawPlots();
-    this.#announce(name === null ? "Following nobody" : `Following ${name}`);
+    this.#announce(name === null ? "No agent followed" : `Following ${name}`);
   }
 
   followNext(direction) {
@@ -339,7 +339,7 @@ class Player {
     $("trails").setAttribute("aria-pressed", trails);
   }
 
-  // Tells those who do not see the page.
+  // Announce to screen readers.
   #announce(text) {
     $("status").textContent = text;
   }
@@ -385,14 +385,14 @@ class Player {
       }),
     };
     const act = keys[key.length === 1 ? key.toLowerCase() : key];
-    // A list keeps its keys, and a button the space bar that presses it.
+    // A focused list keeps its keys, a focused button the space bar.
     if (!act || target.matches("select") || (key === " " && target.matches("button, summary"))) return;
     event.preventDefault();
     act();
   }
 }
 
-// What tests and consoles may use: positions as they are drawn, in the game's units.
+// window.player, for tests and the console: positions as they are drawn, in the game's units.
 function handle(player) {
   const shapes = (index = 0) => {
     const film = player.films[index];

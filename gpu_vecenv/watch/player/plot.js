@@ -1,4 +1,4 @@
-// Plots over numSteps, as SVG, in colours that can be read.
+// Plots over steps, as SVG, in legible colours.
 
 function svgElement(tag, attributes = {}) {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -6,7 +6,7 @@ function svgElement(tag, attributes = {}) {
   return made;
 }
 
-// A number, for people.
+// A number with 4 significant digits.
 function formatNumber(value) {
   if (!Number.isFinite(value)) return "–";
   return (Object.is(value, -0) ? 0 : value).toLocaleString("en", { maximumSignificantDigits: 4 }).replace("-", "−");
@@ -23,7 +23,7 @@ function luminance(colour) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 
-// This colour, or one near it that stands out from the panel, 3 : 1.
+// The nearest colour with a contrast of at least 3 : 1 to the panel.
 function legibleColour(colour) {
   const hex = getComputedStyle(document.documentElement).getPropertyValue("--panel").trim(); // #rrggbb
   const panel = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
@@ -36,7 +36,7 @@ function legibleColour(colour) {
   return rgb([towards, towards, towards]);
 }
 
-// The step that cuts a range into about so many parts: 1, 2 or 5 times a power of ten.
+// A tick interval for about this many ticks: 1, 2 or 5 times a power of ten.
 function niceStep(range, count) {
   const rough = range / count;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -47,7 +47,7 @@ class Plot {
   // curves(): [{name, colour, values, dashed}]; range(): lowest and highest value of all films' curves.
   constructor({ title, note, numSteps, whole, curves, range, onSeek }) {
     Object.assign(this, { numSteps, whole, curves, range, step: 0 });
-    this.svg = svgElement("svg", { role: "img", "aria-label": `${title}, ${note}, over numSteps` });
+    this.svg = svgElement("svg", { role: "img", "aria-label": `${title}, ${note}, over steps` });
     this.legend = element("ul", { className: "legend" });
     const caption = element(
       "figcaption",
@@ -113,12 +113,12 @@ class Plot {
     this.move(this.step);
   }
 
-  // Round numbers from below the lowest value to above the highest.
+  // Axis limits and ticks at round numbers around the range.
   #scale() {
     let [low, high] = this.range();
     if (!(high > low)) [low, high] = [low - (this.whole ? 0 : 1), low + 1];
     const step = Math.max(niceStep(high - low, 4), this.whole ? 1 : 0);
-    low = Math.floor(low / step + 1e-9) * step; // 1e-9: a whole number of subpixels stays one
+    low = Math.floor(low / step + 1e-9) * step; // 1e-9: tolerance for an exact multiple
     high = Math.ceil(high / step - 1e-9) * step;
     const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
     const style = { minimumFractionDigits: digits, maximumFractionDigits: digits };

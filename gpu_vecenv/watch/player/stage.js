@@ -1,6 +1,6 @@
-// A film's picture on a canvas: camera, shapes, trails, and what pointers do to it.
+// A film's picture on a canvas: camera, shapes, trails, and pointer input.
 
-const TRAIL = 40; // numSteps
+const TRAIL = 40; // steps
 const MAX_ZOOM = 16;
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -34,7 +34,7 @@ class Stage {
     this.draw();
   }
 
-  // How pictures lie on the canvas: scale k, and the place (x, y) of the picture that is in its middle.
+  // The camera: scale k, and the point (x, y) of the picture at the centre of the canvas.
   camera() {
     const { film, viewState, canvas } = this;
     const view = film.view(viewState.step);
@@ -45,7 +45,7 @@ class Stage {
       const [x, y] = film.pixels(view, ...place);
       return { k, x, y };
     }
-    // What is seen does not go beyond the picture.
+    // The view stays inside the picture.
     const inside = (share, length, shown) => {
       const half = Math.min(shown, length) / 2;
       return clamp(share * length, half, length - half);
@@ -59,7 +59,7 @@ class Stage {
     const context = canvas.getContext("2d");
     const view = film.view(viewState.step);
     const { k, x, y } = this.camera();
-    const thin = this.ratio; // no disc or line is thinner than a pixel
+    const thin = this.ratio; // minimum width of discs and lines: one pixel
     const across = (place) => (place - x) * k + canvas.width / 2;
     const down = (place) => (place - y) * k + canvas.height / 2;
     context.fillStyle = rgb(view.background);
@@ -93,18 +93,18 @@ class Stage {
     const { film, viewState } = this;
     const last = film.frame(viewState.step);
     const count = film.agents.length;
-    const far = Math.max(view.width, view.height) / 4; // in one step: a jump, not a move
+    const far = Math.max(view.width, view.height) / 4; // longer than this in one step: a jump, not drawn
     const at = (agent, frame) => {
       const place = 2 * (frame * count + agent);
       return film.pixels(view, film.positions[place], film.positions[place + 1]);
     };
     const chosen = film.agentIndex.get(viewState.followed);
-    context.lineCap = "butt"; // round ends would lie on each other
+    context.lineCap = "butt"; // round ends would overlap
     for (let frame = Math.max(1, last - TRAIL + 1); frame <= last; frame++) {
       const young = 1 - (last - frame) / TRAIL;
       for (const role of film.roles) {
         for (const own of [false, true]) {
-          // the followed agent's is wider
+          // the followed agent's trail is wider
           context.beginPath();
           for (let agent = role.first; agent < role.end; agent++) {
             if ((agent === chosen) !== own) continue;
@@ -145,7 +145,7 @@ class Stage {
     }
   }
 
-  // The agent under a place of the canvas, and where it is, both in CSS pixels.
+  // The agent at a point of the canvas, and its position, in CSS pixels.
   near(offsetX, offsetY, reach) {
     const { film, viewState, canvas } = this;
     const numbers = film.frames[film.frame(viewState.step)];
@@ -178,7 +178,7 @@ class Stage {
     }
   }
 
-  // Clicks pick; drags move what is seen, where it is zoomed; two fingers and control with the wheel zoom.
+  // A click follows an agent; dragging pans a zoomed view; two fingers, or Ctrl with the wheel, zoom.
   #listen() {
     const { canvas, viewState } = this;
     const down = new Map();
@@ -230,7 +230,7 @@ class Stage {
     );
   }
 
-  // Zooms by a factor; what is at this place of the canvas stays there.
+  // Zooms by a factor around a point of the canvas.
   zoomAt(offsetX, offsetY, factor) {
     const { viewState, canvas } = this;
     const view = this.film.view(viewState.step);
