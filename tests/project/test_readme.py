@@ -167,14 +167,6 @@ def test_links_lead_somewhere(document: str) -> None:
             assert not anchor or anchor in anchors(file.read_text()), target
 
 
-def test_every_module_is_in_the_reading_order() -> None:
-    table = TEXTS["README.md"].partition("reading order")[2]
-    here = [*ROOT.glob("gpu_vecenv/*.py"), *ROOT.glob("cuda/*.cuh"), *ROOT.glob("examples/*.py")]
-    trivial = {"__init__.py", "_version.py", "errors.py", "neighbors.cuh"}
-    paths = [str(path.relative_to(ROOT)) for path in here if path.name not in trivial]
-    assert [path for path in paths if f"`{path}`" not in table] == []
-
-
 def test_names_exist() -> None:
     public = SimpleNamespace(**vars(gpu_vecenv), Program=function_manager.Program)
     views = [

@@ -15,7 +15,7 @@ MEMCHECK = {
     "command": "python tests/gpu/sanitize.py RESULTS",
     "metrics": {"errors": 0, "launches": 123, "summary": "ERROR SUMMARY: 0 errors"},
     "planted": {"write past the end": "ERROR SUMMARY: 1 error"},
-    "python": ["gpu_vecenv/*.py"],
+    "python": ["gpu_vecenv/declare/*.py"],
     "device": "A GPU",
 }
 
@@ -23,11 +23,11 @@ MEMCHECK = {
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A small tree of sources."""
-    for folder in ("cuda", "gpu_vecenv", "docs"):
-        (tmp_path / folder).mkdir()
+    for folder in ("cuda/engine", "gpu_vecenv/declare", "docs"):
+        (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "cuda" / "game.cu").write_text("one\n")
-    (tmp_path / "cuda" / "kernel.cuh").write_text("two\n")
-    (tmp_path / "gpu_vecenv" / "env.py").write_text("three\n")
+    (tmp_path / "cuda" / "engine" / "kernel.cuh").write_text("two\n")
+    (tmp_path / "gpu_vecenv" / "declare" / "env.py").write_text("three\n")
     (tmp_path / "docs" / "note.md").write_text("four\n")
     return tmp_path
 
@@ -48,7 +48,7 @@ def test_a_receipt_says_what_was_run_on_which_sources(root, folder):
     assert {key: receipt[key] for key in ("what", "command", "metrics", "planted", "device")} == {
         key: value for key, value in MEMCHECK.items() if key != "python"
     }
-    assert list(receipt["sources"]) == ["cuda/game.cu", "cuda/engine/kernel.cuh", "gpu_vecenv/declare/env.py"]
+    assert list(receipt["sources"]) == ["cuda/engine/kernel.cuh", "cuda/game.cu", "gpu_vecenv/declare/env.py"]
     # printf 'one\n' | sha256sum
     assert receipt["sources"]["cuda/game.cu"] == "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806"
     assert {"gpu_vecenv", "python", "torch", "compiler"} <= receipt["versions"].keys()
@@ -63,20 +63,20 @@ def test_one_changed_byte_makes_it_stale_until_it_is_written_anew(root, folder):
     assert receipts.stale(receipt, root) == [], "no source"
     (root / "cuda" / "game.cu").write_text("onE\n")
     assert receipts.stale(receipt, root) == ["cuda/game.cu"]
-    (root / "gpu_vecenv" / "env.py").write_text("three \n")
+    (root / "gpu_vecenv" / "declare" / "env.py").write_text("three \n")
     assert receipts.stale(receipt, root) == ["cuda/game.cu", "gpu_vecenv/declare/env.py"]
     assert receipts.stale(written(root, folder), root) == []
     (root / "cuda" / "game.cu").write_text("one\n")
-    (root / "gpu_vecenv" / "env.py").write_text("three\n")
+    (root / "gpu_vecenv" / "declare" / "env.py").write_text("three\n")
     assert receipts.stale(receipt, root) == [], "what it was"
 
 
 def test_a_file_that_is_gone_or_new_makes_it_stale_too(root, folder):
     receipt = written(root, folder)
-    (root / "cuda" / "kernel.cuh").rename(root / "cuda" / "words.cuh")
-    assert receipts.stale(receipt, root) == ["cuda/engine/kernel.cuh", "cuda/words.cuh"]
-    (root / "cuda" / "words.cuh").rename(root / "cuda" / "kernel.cuh")
-    (root / "gpu_vecenv" / "env.py").unlink()
+    (root / "cuda" / "engine" / "kernel.cuh").rename(root / "cuda" / "engine" / "words.cuh")
+    assert receipts.stale(receipt, root) == ["cuda/engine/kernel.cuh", "cuda/engine/words.cuh"]
+    (root / "cuda" / "engine" / "words.cuh").rename(root / "cuda" / "engine" / "kernel.cuh")
+    (root / "gpu_vecenv" / "declare" / "env.py").unlink()
     assert receipts.stale(receipt, root) == ["gpu_vecenv/declare/env.py"]
 
 
