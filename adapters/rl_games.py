@@ -104,12 +104,12 @@ class RLGamesVecEnv(IVecEnv):
 
     def get_env_state(self) -> dict[str, Any]:
         """For checkpoints: the state of all replicas, random streams included."""
-        return {"num_envs": self.gymnasium_env.num_game_envs, "state": self.gymnasium_env.vec_env.state_dict()}
+        return {"num_envs": self.gymnasium_env.vec_env.num_envs, "state": self.gymnasium_env.vec_env.state_dict()}
 
     def set_env_state(self, env_state: dict[str, Any] | None) -> None:
         """Go on with a checkpoint's random streams; of another number of replicas, it is left with a warning."""
-        if env_state is not None and env_state["num_envs"] != self.gymnasium_env.num_game_envs:
-            found = f"{env_state['num_envs']} replicas, this environment {self.gymnasium_env.num_game_envs}"
+        if env_state is not None and env_state["num_envs"] != self.gymnasium_env.vec_env.num_envs:
+            found = f"{env_state['num_envs']} replicas, this environment {self.gymnasium_env.vec_env.num_envs}"
             warnings.warn(f"the checkpoint has {found}: not loaded", stacklevel=2)
         elif env_state is not None:
             self.gymnasium_env.vec_env.load_state_dict(env_state["state"])

@@ -413,7 +413,9 @@ class Rows(Pair):
             case 2 if env.num_agents > 1:
                 mask = np.zeros(env.num_envs, bool)
                 mask[rng.randrange(env.num_envs)] = True
-                return Bad("part", lambda: env.reset(options={"reset_mask": mask}), ValueError, ["some of a replica's"])
+                return Bad(
+                    "part", lambda: env.reset(options={"reset_mask": mask}), ValueError, ["reset_mask differs among"]
+                )
             case _:
                 wrong, error, words = bad_mask(rng, env.num_envs, env.device)
                 return Bad("mask", lambda: env.reset(options={"reset_mask": wrong}), error, ["mask", *words])

@@ -1,1 +1,1 @@
-"""The standard interfaces on one VecEnv: Gymnasium, PettingZoo (one environment, AEC, batched), NumPy, rendering."""
+"""Standard interfaces to a VecEnv: Gymnasium, PettingZoo (one environment, AEC, batched), NumPy copies, rendering."""

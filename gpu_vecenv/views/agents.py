@@ -1,4 +1,4 @@
-"""Agents by name: their spaces, their parts of a game's tensors, and dictionaries of their actions."""
+"""Agents by name: spaces, slices of the padded tensors, and checks of action dictionaries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gymnasium.spaces import Box, Discrete, Space
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import AgentKeyError, nearest
 
-LISTED = 8  # names that a message shows of a list
+LISTED = 8  # names listed in an error message
 
 
-def versioned_name(given: str | type[Env] | Env, game: Env | type[Env]) -> str:
-    """``tag_continuous_v0``: PettingZoo's kind of name, of a game that was asked for as ``given``."""
-    return f"{given if isinstance(given, str) else game.name()}_v{game.version}"
+def versioned_name(requested: str | type[Env] | Env, game: Env | type[Env]) -> str:
+    """Name in PettingZoo's style, ``tag_continuous_v0``, of a game that was requested as ``requested``."""
+    return f"{requested if isinstance(requested, str) else game.name()}_v{game.version}"
 
 
 def role_of_agents(game: Env) -> dict[str, str]:
@@ -29,42 +29,42 @@ def role_of_agents(game: Env) -> dict[str, str]:
 
 
 def agent_spaces(roles: Mapping[str, str], spaces: Mapping[str, Space[Any]]) -> dict[str, Any]:
-    """Key -> a copy of its role's space, with a random stream of its own: to seed one seeds no other."""
+    """Key -> an independent copy of its role's space: seeding one does not seed the others."""
     own = {key: copy.deepcopy(spaces[role]) for key, role in roles.items()}
     for space in own.values():
-        space.seed()  # a copy begins with the original's stream
+        space.seed()  # deepcopy copies the random generator too
     return own
 
 
 def agent_space(spaces: Mapping[str, Space[Any]], agent: str) -> Space[Any]:
-    """An agent's space, or AgentKeyError."""
+    """The space of an agent. AgentKeyError if there is no such agent."""
     if agent not in spaces:
-        raise AgentKeyError(f"no agent is called {agent!r}; {nearest(str(agent), spaces)}")
+        raise AgentKeyError(f"no agent {agent!r}; {nearest(str(agent), spaces)}")
     return spaces[agent]
 
 
-def role_obs(game: Env, role: str, rows: Any) -> Any:
-    """The part of rows (…, *obs_shape), torch or NumPy, that an agent of this role observes; a view."""
-    return rows[(..., *game.layout.observation.own(role))]
+def role_obs(game: Env, role: str, obs: Any) -> Any:
+    """Observations (…, *obs_shape), torch or NumPy, without the padding of this role; a view."""
+    return obs[(..., *game.layout.observation.own(role))]
 
 
 def joint_space(game: Env) -> Box:
-    """The space of ``joint_obs``, of one replica."""
+    """The space of ``joint_obs`` of one environment."""
     spaces = [game.layout.observation.spaces[role] for role in game.layout.agent_roles]
     low, high = (np.concatenate([getattr(s, bound).ravel() for s in spaces]) for bound in ("low", "high"))
     return Box(low, high, dtype=game.layout.observation.dtype.type)
 
 
 def joint_obs(game: Env, obs: torch.Tensor) -> torch.Tensor:
-    """All agents' own observations in agent order, (num_envs, elements); a view of ``obs`` if no role's is padded."""
+    """Unpadded observations of all agents concatenated, (num_envs, elements); a view of ``obs`` if none is padded."""
     if not game.layout.observation.padded:
         return obs.flatten(1)
     roles = game.layout.role_slices.items()
-    return torch.cat([role_obs(game, role, obs[:, where]).flatten(1) for role, where in roles], 1)
+    return torch.cat([role_obs(game, role, obs[:, agents]).flatten(1) for role, agents in roles], 1)
 
 
 def action_mask_slices(game: Env) -> dict[str, list[slice]]:
-    """Role -> where in an agent's action mask the choices of each of its numbers lie."""
+    """Role -> slice of an agent's action mask for each of its action heads."""
     action = game.layout.action
     first = [0, *accumulate(action.head_sizes)]
     return {
@@ -73,7 +73,7 @@ def action_mask_slices(game: Env) -> dict[str, list[slice]]:
 
 
 def sample_mask(mask: Any, slices: Iterable[slice], space: Space[Any]) -> Any:
-    """What ``space.sample`` takes: the choices of a Discrete space, or a tuple of those of each number. Views."""
+    """The mask as ``space.sample`` takes it: one for a Discrete space, else a tuple with one for each head. Views."""
     masks = tuple(mask[..., slice_] for slice_ in slices)
     return masks[0] if isinstance(space, Discrete) else masks
 
@@ -81,13 +81,13 @@ def sample_mask(mask: Any, slices: Iterable[slice], space: Space[Any]) -> Any:
 def check_keys(actions: Any, expected: Collection[str], known: Collection[str]) -> None:
     """Raise TypeError, or AgentKeyError unless the keys of ``actions`` are exactly those ``expected``."""
     if not isinstance(actions, Mapping):
-        raise TypeError(f"step: actions are a {type(actions).__name__}; expected a dictionary, one action per agent")
+        raise TypeError(f"step: actions are a {type(actions).__name__}; expected a dict of agent -> action")
     if len(actions) == len(expected) and all(key in actions for key in expected):
         return
     wrong = {
         "no action for": [key for key in expected if key not in actions],
-        "an action for one that has ended:": [key for key in actions if key in known and key not in expected],
-        "an action for an unknown": [key for key in actions if key not in known],
+        "an action for an agent that has ended:": [key for key in actions if key in known and key not in expected],
+        "an action for an unknown agent:": [key for key in actions if key not in known],
     }
     found = "; ".join(f"{what} {_listed(keys)}" for what, keys in wrong.items() if keys)
     raise AgentKeyError(f"step: {found}. Expected one action for each of: {_listed(expected) or 'none, call reset()'}")

@@ -1,4 +1,4 @@
-"""BatchedParallelEnv: many replicas as dictionaries of agents or roles, views of the tensors that a step writes."""
+"""BatchedParallelEnv: many environments as dictionaries of agents or roles, views of the step buffers."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ Extras = dict[str, dict[str, Any]]
 
 
 class BatchedParallelEnv:
-    """Replicas of a game as dictionaries of tensors, whose first axis is the replica.
+    """Environments of a game as dictionaries of tensors, whose first axis is the environment.
 
-    PettingZoo's API has no place for replicas. This is the shape of Isaac Lab's DirectMARLEnv, with the last
-    observations of episodes added. Observations, rewards and flags are views of the tensors that the step wrote, each
-    observation as wide as its own role's; nothing is copied, and no step reads anything on the host.
+    PettingZoo has no batched API; this class has the interface of Isaac Lab's DirectMARLEnv, plus final observations.
+    Observations, rewards and flags are views of the step buffers, observations without the padding of their role;
+    nothing is copied, and no step synchronises with the device.
 
     With ``group_by="agent"`` keys are agents (``tagger_0``) and values have the shape ``(num_envs, …)``; with "role"
     keys are roles (``tagger``) and values have ``(num_envs, agents of the role, …)``. Spaces are those of one agent.
-    ``agents`` never shrinks: who plays on differs from replica to replica, ``extras["active"]`` says it. A learner that
-    does not look there takes ``agents_as_envs=True``: each agent then has episodes of its own, see ``VecEnv``.
+    ``agents`` is constant; ``extras["active"]`` marks the active agents of each environment. For a trainer that ignores
+    it pass ``agents_as_envs=True``: each agent then has its own episodes, see ``VecEnv``.
 
     Args:
         game: A registered name, an Env class or an Env.
-        num_envs: Replicas.
+        num_envs: Number of environments.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         group_by: "agent" or "role".
         autoreset_mode: "same_step" (default, as in Isaac Lab), "next_step" or "disabled"; see ``VecEnv``.
-        agents_as_envs: Each agent has episodes of its own: where it leaves early it gives its "final_obs", is zeros until its
-            replica ends, and then terminates once more.
-        render_mode: "rgb_array" (``render`` gives frames), "human" (a window shows every reset and step) or None.
-        render_env_indices: Which replicas the window shows, one or several; None: the first ones, at most 16.
-        max_cycles: PettingZoo's word for the game's ``max_steps``.
-        **arguments: Of ``gpu_vecenv.make``.
+        agents_as_envs: Each agent has its own episodes: when it leaves early, its "final_obs" is set; it is then zeros
+            until its environment ends, and terminates once more.
+        render_mode: "rgb_array" (``render`` returns frames), "human" (a window shows every reset and step) or None.
+        render_env_indices: Environments that the window shows, one or several; None: the first ones, at most 16.
+        max_cycles: PettingZoo's name for ``max_steps``.
+        **arguments: For ``gpu_vecenv.make``.
 
     Raises:
         TypeError, ValueError, ConfigError, CapacityError: As ``gpu_vecenv.make``.
@@ -122,7 +122,7 @@ class BatchedParallelEnv:
 
     @property
     def max_num_agents(self) -> int:
-        """The same."""
+        """Number of ``possible_agents``."""
         return len(self.possible_agents)
 
     @property
@@ -132,11 +132,11 @@ class BatchedParallelEnv:
 
     @property
     def episode_length_buf(self) -> torch.Tensor:
-        """Ticks since each replica's reset, (num_envs,) int32, live."""
+        """Steps since the reset of each environment, (num_envs,) int32, a live view."""
         return self.vec_env.elapsed_steps
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """One agent's observation space, always the same object.
+        """Observation space of an agent, always the same object.
 
         Raises:
             AgentKeyError: There is no such agent, or role.
@@ -144,7 +144,7 @@ class BatchedParallelEnv:
         return agent_space(self.observation_spaces, agent)
 
     def action_space(self, agent: str) -> Space[Any]:
-        """One agent's action space, always the same object.
+        """Action space of an agent, always the same object.
 
         Raises:
             AgentKeyError: There is no such agent, or role.
@@ -154,12 +154,12 @@ class BatchedParallelEnv:
     def reset(
         self, seed: int | None = None, options: Mapping[str, Any] | None = None, out: StepBuffers | None = None
     ) -> tuple[Tensors, Extras]:
-        """Begin new episodes.
+        """Start new episodes.
 
         Args:
-            seed: 0 … 2**64 - 1; see ``VecEnv.reset``.
-            options: ``{"reset_mask": mask}`` resets some replicas, (num_envs,) bool.
-            out: Where to write (``vec_env.step_buffers()``); None allocates.
+            seed: In [0, 2**64 - 1]; see ``VecEnv.reset``.
+            options: ``{"reset_mask": mask}`` resets some environments, (num_envs,) bool.
+            out: Buffers to write to (``vec_env.step_buffers()``); None allocates.
 
         Returns:
             Observations, and extras with "active" and, if the game has one, "action_mask", see ``step``.
@@ -175,23 +175,23 @@ class BatchedParallelEnv:
     def step(
         self, actions: Mapping[str, torch.Tensor] | torch.Tensor, out: StepBuffers | None = None
     ) -> tuple[Tensors, Tensors, Tensors, Tensors, Extras]:
-        """One step of every replica.
+        """Step all environments.
 
         Args:
             actions: For every agent (num_envs, *shape of its space), or for every role (num_envs, agents, *shape), on
-                the device, int32 or int64, or float32; a Discrete action may have a last axis of length 1, as
-                DirectMARLEnv has it. They are joined by one copy. Or, without any, the action tensor of ``VecEnv``
-                itself, (num_envs, num_agents[, heads]), with ``agents_as_envs`` (num_envs * num_agents[, heads]).
-            out: Where to write (``vec_env.step_buffers()``); None allocates.
+                the device, int32 or int64, or float32; a Discrete action may have a last axis of length 1, as in
+                DirectMARLEnv. One copy concatenates them. Or, without a copy, the action tensor of ``VecEnv``:
+                (num_envs, num_agents[, heads]), with ``agents_as_envs`` (num_envs * num_agents[, heads]).
+            out: Buffers to write to (``vec_env.step_buffers()``); None allocates.
 
         Returns:
             Observations, rewards (float32), terminated, time_out (bool) and extras, whose values are dictionaries of
-            the same keys: "active" (whose next action counts); in "same_step" mode "final_obs" and "_final_obs" (which
-            of its rows are meant); if the game has one, "action_mask", a (…, choices) bool tensor, or a tuple of these,
-            one for each number of a MultiDiscrete action.
+            the same keys: "active" (next action counts); in "same_step" mode "final_obs" and "_final_obs" (its valid
+            rows); if the game has one, "action_mask", a (…, choices) bool tensor, or for a MultiDiscrete action a tuple
+            with one for each head.
 
         Raises:
-            AgentKeyError: A key is missing, or no agent's (role's); nothing has changed.
+            AgentKeyError: A key is missing or unknown; nothing has changed.
             TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``VecEnv.step``.
         """
         if not isinstance(actions, torch.Tensor):
@@ -210,7 +210,7 @@ class BatchedParallelEnv:
         )
 
     def state(self) -> torch.Tensor:
-        """All agents' own observations, one after the other, (num_envs, elements); a view where roles see equally much.
+        """Observations of all agents concatenated, (num_envs, elements); a view if no role is padded.
 
         Raises:
             ResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
@@ -225,11 +225,11 @@ class BatchedParallelEnv:
         return self.vec_env.sample_actions()
 
     def render(self) -> Frames | None:
-        """With "rgb_array" one frame per replica, (height, width, 3) uint8, drawn when it is looked at, else None."""
+        """With "rgb_array" one frame per environment, (height, width, 3) uint8, drawn on access, else None."""
         return Frames(self.vec_env) if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
-        """Let go of all memory, and of the window."""
+        """Free all memory and close the window."""
         self.vec_env.close()
         if self._viewer is not None:
             self._viewer.close()
@@ -248,23 +248,24 @@ class BatchedParallelEnv:
         return dict(zip(self._roles, views, strict=True))
 
     def _by_agent(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the engine's as (num_envs, num_agents, …); a view."""
+        """A tensor of the engine viewed as (num_envs, num_agents, …)."""
         return tensor.unflatten(0, self._batch) if self.vec_env.agents_as_envs else tensor
 
     def _own(self, obs: torch.Tensor) -> Tensors:
-        rows = self._split(obs)
+        """Views along the agent axis, without padding."""
+        padded = self._split(obs)
         if not self.game.layout.observation.padded:
-            return rows
-        return {key: role_obs(self.game, role, rows[key]) for key, role in self._roles.items()}
+            return padded
+        return {key: role_obs(self.game, role, padded[key]) for key, role in self._roles.items()}
 
     def _extras(self, info: Mapping[str, torch.Tensor]) -> Extras:
         extras: Extras = {"active": self._split(info["active"])}
         if "final_obs" in info:
             extras |= {"final_obs": self._own(info["final_obs"]), "_final_obs": self._split(info["_final_obs"])}
         if "action_mask" in info:
-            rows = self._split(info["action_mask"])
+            masks = self._split(info["action_mask"])
             extras["action_mask"] = {
-                key: sample_mask(rows[key], self._masks[role], self.action_spaces[key])
+                key: sample_mask(masks[key], self._masks[role], self.action_spaces[key])
                 for key, role in self._roles.items()
             }
         return extras
@@ -274,24 +275,26 @@ class BatchedParallelEnv:
         columns = [self._columns(key, role, actions[key]) for key, role in self._roles.items()]
         return columns[0] if len(columns) == 1 else torch.cat(columns, 1)
 
-    def _columns(self, key: str, role: str, given: Any) -> torch.Tensor:
-        """What one key's agents do, (num_envs, agents of the key[, heads]), heads that their role lacks added."""
-        if not isinstance(given, torch.Tensor):
-            raise TypeError(f"step: {key}'s actions are a {type(given).__name__}; expected a tensor on {self.device}")
+    def _columns(self, key: str, role: str, actions: Any) -> torch.Tensor:
+        """Actions of the agents of one key, (num_envs, agents of the key[, heads]), padded to the heads of the game."""
+        if not isinstance(actions, torch.Tensor):
+            raise TypeError(f"step: {key}'s actions are a {type(actions).__name__}; expected a tensor on {self.device}")
         kinds, space, layout = self._check.kinds, self.action_spaces[key], self.game.layout.action
-        if given.dtype not in kinds:
-            raise TypeError(f"step: {key}'s actions have dtype {given.dtype}; expected {' or '.join(map(str, kinds))}")
-        if given.device != self.device:
-            raise ValueError(f"step: {key}'s actions are on {given.device}; expected {self.device}")
+        if actions.dtype not in kinds:
+            raise TypeError(
+                f"step: {key}'s actions have dtype {actions.dtype}; expected {' or '.join(map(str, kinds))}"
+            )
+        if actions.device != self.device:
+            raise ValueError(f"step: {key}'s actions are on {actions.device}; expected {self.device}")
         agents = self._counts[role] if self.group_by == "role" else 1
         shape = (*((self.num_envs, agents) if self.group_by == "role" else (self.num_envs,)), *(space.shape or ()))
-        if given.shape != shape and not (isinstance(space, Discrete) and given.shape == (*shape, 1)):
+        if actions.shape != shape and not (isinstance(space, Discrete) and actions.shape == (*shape, 1)):
             raise ValueError(
-                f"step: {key}'s actions have shape {tuple(given.shape)}; expected {shape}, nothing is broadcast"
+                f"step: {key}'s actions have shape {tuple(actions.shape)}; expected {shape}; nothing is broadcast"
             )
-        columns = given.reshape(self.num_envs, agents, *([-1] if layout.shape else []))
+        columns = actions.reshape(self.num_envs, agents, *([-1] if layout.shape else []))
         missing = layout.heads - len(layout.sizes[role])
         return pad(columns, (0, missing)) if missing else columns
 
 
-batched_parallel_env = BatchedParallelEnv  # PettingZoo's way of naming what makes an environment
+batched_parallel_env = BatchedParallelEnv  # named as PettingZoo's parallel_env

@@ -1,4 +1,4 @@
-"""Frames of replicas: a game's drawing as pixels, by pygame; tiles of several, films, and what a window shows."""
+"""Rendering: drawings rasterised by pygame, tiled frames, videos, and the viewer of render_mode="human"."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.views.window import Window
 
-SAMPLES = 4  # per pixel and axis; a power of two, so that the mean of equal colours is that colour
-# pygame walks along what lies outside the picture too; from here on positions are drawn nearer than they are.
+SAMPLES = 4  # per pixel and axis; a power of two, so that the mean of equal colours is exact
+# Positions are clipped to this: pygame's time grows with what lies outside the image.
 FARTHEST = 1e6
 HALF_CIRCLE = np.exp(1j * np.linspace(np.pi / 2, 3 * np.pi / 2, 16))
 GAP = 4  # pixels between tiles
-MAX_SHOWN_ENVS = 16  # replicas in a window, where none are chosen
-LARGEST_WINDOW = 1200, 800  # pixels, across and down, of several frames
-Picture = np.ndarray[Any, Any]  # (height, width, 3) uint8
+MAX_SHOWN_ENVS = 16  # environments in a window by default
+LARGEST_WINDOW = 1200, 800  # pixels (width, height) of several tiled frames
+Image = np.ndarray[Any, Any]  # (height, width, 3) uint8
 
 
 def render_metadata(game: Env) -> dict[str, Any]:
-    """The entries of Gymnasium's metadata: ``render_modes``, empty for a game without ``draw``, and ``render_fps``."""
+    """Entries of Gymnasium's metadata: ``render_modes``, empty for a game without ``draw``, and ``render_fps``."""
     drawn = type(game).draw is not Env.draw
     return {"render_modes": ["human", "rgb_array"] if drawn else [], "render_fps": game.render_fps}
 
 
 def checked_render_mode(game: Env, mode: str | None) -> str | None:
-    """The render mode, if the game has it and frames can be drawn here.
+    """The render mode, if the game supports it and pygame is installed.
 
     Raises:
-        gymnasium.error.UnsupportedMode: It has not; the message names its modes.
+        gymnasium.error.UnsupportedMode: The game does not support it; the message lists its modes.
         gymnasium.error.DependencyNotInstalled: pygame is missing.
     """
     if mode is None:
@@ -47,7 +47,7 @@ def checked_render_mode(game: Env, mode: str | None) -> str | None:
     name, modes = type(game).__name__, render_metadata(game)["render_modes"]
     if not modes:
         raise gymnasium.error.UnsupportedMode(
-            f"render_mode is {mode!r}, but {name} is not drawn; expected None. A game is drawn once it has the method "
+            f"render_mode is {mode!r}, but {name} has no draw method; expected None, or define "
             "draw(self, state) -> gpu_vecenv.declare.drawing.Drawing, see gpu_vecenv.Env.draw"
         )
     if mode not in modes:
@@ -58,25 +58,25 @@ def checked_render_mode(game: Env, mode: str | None) -> str | None:
     return mode
 
 
-class Frames(Sequence[Picture]):
-    """Pictures of all replicas, each drawn when it is looked at: (height, width, 3) uint8, fresh memory.
+class Frames(Sequence[Image]):
+    """Frames of all environments, each drawn on access: (height, width, 3) uint8, fresh memory.
 
-    A frame shows its replica at the moment of looking, not at that of making this sequence. In "same_step" mode a
-    replica that has just ended is seen at its new start, in the other modes at its end.
+    A frame shows the state at the time of access, not of construction. In "same_step" mode an environment that has just
+    ended is shown after its reset, in the other modes at its end.
 
-    Looking copies the state of that one replica to the host, and waits for the device.
+    An access copies the state of one environment to the host and synchronises with the device.
 
     Args:
-        vec_env: The replicas.
-        copies: Agents that share their replica's frame: frame i is that of replica i // copies.
-        scale: Of the game's own width and height: 0.25 draws 16 replicas in the time of one.
+        vec_env: The environments.
+        copies: Number of rows that share a frame: frame i is that of environment i // copies.
+        scale: Factor of the game's width and height: 0.25 draws 16 environments in the time of one.
 
     Raises:
-        ConfigError: ``scale`` is no number above 0.
+        ConfigError: ``scale`` is not a positive number.
         IndexError: There is no such frame.
-        ResetNeededError, ClosedEnvError: On looking, before the first reset or after ``close``.
-        EnvDefinitionError: On looking, the game's ``draw`` returns no Drawing, or one that cannot be drawn.
-        gymnasium.error.DependencyNotInstalled: On looking, pygame is missing.
+        ResetNeededError, ClosedEnvError: On access, before the first reset or after ``close``.
+        EnvDefinitionError: On access, the game's ``draw`` returns no Drawing, or one that cannot be drawn.
+        gymnasium.error.DependencyNotInstalled: On access, pygame is missing.
     """
 
     def __init__(self, vec_env: VecEnv, copies: int = 1, scale: float = 1.0) -> None:
@@ -88,49 +88,49 @@ class Frames(Sequence[Picture]):
         return self.vec_env.num_envs * self.copies
 
     @overload
-    def __getitem__(self, place: int) -> Picture: ...
+    def __getitem__(self, index: int) -> Image: ...
     @overload
-    def __getitem__(self, place: slice) -> list[Picture]: ...
-    def __getitem__(self, place: int | slice) -> Any:
+    def __getitem__(self, index: slice) -> list[Image]: ...
+    def __getitem__(self, index: int | slice) -> Any:
         try:
-            chosen = range(len(self))[place]
+            indices = range(len(self))[index]
         except IndexError:
-            raise IndexError(f"frame {place} of {len(self)}") from None
-        if isinstance(chosen, range):
-            return [self._frame(i) for i in chosen]
-        return self._frame(chosen)
+            raise IndexError(f"frame {index} of {len(self)} frames") from None
+        if isinstance(indices, range):
+            return [self._frame(i) for i in indices]
+        return self._frame(indices)
 
-    def _frame(self, place: int) -> Picture:
-        return rasterise(scaled(env_drawing(self.vec_env, place // self.copies), self.scale))
+    def _frame(self, index: int) -> Image:
+        return rasterise(scaled(env_drawing(self.vec_env, index // self.copies), self.scale))
 
 
 class Viewer:
-    """What ``render_mode="human"`` shows: some replicas side by side in a window.
+    """The window of ``render_mode="human"``: some environments side by side.
 
     Args:
-        vec_env: All replicas.
-        replicas: Which are seen, in this order, row by row; None: the first ones, at most 16.
+        vec_env: All environments.
+        env_indices: Those shown, in this order, row by row; None: the first ones, at most 16.
 
     Raises:
-        TypeError, ConfigError: There are no such replicas.
+        TypeError, ConfigError: There are no such environments.
         gymnasium.error.DependencyNotInstalled: pygame-ce is missing.
     """
 
-    def __init__(self, vec_env: VecEnv, replicas: int | Sequence[int] | None = None) -> None:
+    def __init__(self, vec_env: VecEnv, env_indices: int | Sequence[int] | None = None) -> None:
         self.vec_env = vec_env
-        self.replicas = checked_env_indices(vec_env.num_envs, replicas)
+        self.env_indices = checked_env_indices(vec_env.num_envs, env_indices)
         self.window = Window(type(vec_env.game).__name__, vec_env.game.render_fps)
 
     def draw(self) -> None:
-        """Show them as they are now, and wait until it is time for the next picture."""
+        """Show the current state, and wait according to the frame rate."""
         if self.window.closed:
             return
-        drawings = [env_drawing(self.vec_env, replica) for replica in self.replicas]
+        drawings = [env_drawing(self.vec_env, env_index) for env_index in self.env_indices]
         columns = columns_of(len(drawings))
         rows, scale = -(-len(drawings) // columns), 1.0
         if len(drawings) > 1:
-            across, down = LARGEST_WINDOW
-            scale = min(scale, across / (columns * drawings[0].width), down / (rows * drawings[0].height))
+            width, height = LARGEST_WINDOW
+            scale = min(scale, width / (columns * drawings[0].width), height / (rows * drawings[0].height))
         self.window.show(tiled([rasterise(scaled(drawing, scale)) for drawing in drawings], columns))
 
     def close(self) -> None:
@@ -138,50 +138,52 @@ class Viewer:
         self.window.close()
 
 
-def viewer_of(vec_env: VecEnv, render_mode: str | None, replicas: int | Sequence[int] | None = None) -> Viewer | None:
-    """What a view draws into at ``reset`` and ``step``: nothing but in "human" mode."""
-    return Viewer(vec_env, replicas) if render_mode == "human" else None
+def viewer_of(
+    vec_env: VecEnv, render_mode: str | None, env_indices: int | Sequence[int] | None = None
+) -> Viewer | None:
+    """The viewer of a view in "human" mode, else None."""
+    return Viewer(vec_env, env_indices) if render_mode == "human" else None
 
 
-def checked_env_indices(num_envs: int, replicas: int | Sequence[int] | None) -> list[int]:
-    """The replicas that are seen.
+def checked_env_indices(num_envs: int, env_indices: int | Sequence[int] | None) -> list[int]:
+    """The environments to show.
 
     Raises:
-        TypeError, ConfigError: There are no such replicas.
+        TypeError, ConfigError: There are no such environments.
     """
-    if replicas is None:
+    if env_indices is None:
         return list(range(min(num_envs, MAX_SHOWN_ENVS)))
-    given = list(replicas) if isinstance(replicas, Iterable) else [replicas]
-    for replica in given:
-        if isinstance(replica, bool) or not isinstance(replica, int | np.integer):
-            raise TypeError(f"render_env_indices has {replica!r} ({type(replica).__name__}); expected ints")
-        if not 0 <= replica < num_envs:
+    indices = list(env_indices) if isinstance(env_indices, Iterable) else [env_indices]
+    for env_index in indices:
+        if isinstance(env_index, bool) or not isinstance(env_index, int | np.integer):
+            raise TypeError(f"render_env_indices has {env_index!r} ({type(env_index).__name__}); expected ints")
+        if not 0 <= env_index < num_envs:
             raise ConfigError(
-                f"render_env_indices has {replica}; expected 0 … {num_envs - 1}, as num_envs is {num_envs}"
+                f"render_env_indices has {env_index}; expected 0 … {num_envs - 1} (num_envs is {num_envs})"
             )
-    if not given:
-        raise ConfigError("render_env_indices is empty; expected at least one replica")
-    return [int(replica) for replica in given]
+    if not indices:
+        raise ConfigError("render_env_indices is empty; expected at least one environment")
+    return [int(env_index) for env_index in indices]
 
 
 def columns_of(count: int) -> int:
-    """Columns of a grid for so many tiles that has as many rows, or one fewer."""
+    """Columns of a grid for ``count`` tiles with as many rows as columns, or one fewer."""
     return math.isqrt(count - 1) + 1
 
 
-def tiled(frames: Sequence[Picture] | Picture, columns: int | None = None) -> Picture:
-    """One picture of several frames, row by row, with dark lines between them; positions without a frame are dark.
+def tiled(frames: Sequence[Image] | Image, columns: int | None = None) -> Image:
+    """One image of several frames, row by row, with dark lines between them; empty tiles are dark.
 
     Args:
-        frames: Each (h, w, 3) uint8: ``Frames``, some of them, or an array (n, h, w, 3).
-        columns: None: as many as rows, or one more.
+        frames: Each (h, w, 3) uint8: a sequence such as ``Frames``, or an array (n, h, w, 3).
+        columns: None chooses as many as rows, or one more.
 
     Returns:
         (rows * (h + 4) - 4, columns * (w + 4) - 4, 3) uint8: frame i lies at row (i // columns) * (h + 4) and column
         (i % columns) * (w + 4).
 
     Raises:
-        ConfigError: There is no frame, ``columns`` is no positive int, or the frames differ in size.
+        ConfigError: There is no frame, ``columns`` is not a positive int, or the frames differ in size.
     """
     frames = [np.asarray(frame) for frame in frames]
     if not frames:
@@ -190,49 +192,49 @@ def tiled(frames: Sequence[Picture] | Picture, columns: int | None = None) -> Pi
     if type(columns) is not int or columns < 1:
         raise ConfigError(f"columns is {columns!r}; expected a positive int")
     for frame in frames:
-        _check_alike(frame, frames[0])
+        _check_same_size(frame, frames[0])
     height, width, _ = frames[0].shape
     rows = -(-len(frames) // columns)
-    picture = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), BLACK, np.uint8)
+    image = np.full((rows * (height + GAP) - GAP, columns * (width + GAP) - GAP, 3), BLACK, np.uint8)
     for i, frame in enumerate(frames):
         top, left = i // columns * (height + GAP), i % columns * (width + GAP)
-        picture[top : top + height, left : left + width] = frame
-    return picture
+        image[top : top + height, left : left + width] = frame
+    return image
 
 
-def env_drawing(vec_env: VecEnv, replica: int) -> Drawing:
-    """What the game draws of one replica.
+def env_drawing(vec_env: VecEnv, env_index: int) -> Drawing:
+    """The drawing of one environment.
 
     Raises:
         ResetNeededError, ClosedEnvError: Before the first reset, after ``close``.
         EnvDefinitionError: ``draw`` returns no Drawing, or one that cannot be drawn.
     """
     vec_env.check_ready("render")
-    drawing = vec_env.game.draw(state_on_host(vec_env, replica))
+    drawing = vec_env.game.draw(state_on_host(vec_env, env_index))
     if not isinstance(drawing, Drawing):
         raise EnvDefinitionError(f"{type(vec_env.game).__name__}.draw returned {drawing!r}; expected a Drawing")
     return drawing
 
 
-def state_on_host(vec_env: VecEnv, replica: int) -> dict[str, np.ndarray[Any, Any]]:
-    """What ``Env.draw`` is given of one replica, copied to the host."""
-    tensors = {"elapsed_steps": vec_env.elapsed_steps[replica], "active": vec_env.active[replica]}
+def state_on_host(vec_env: VecEnv, env_index: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The ``state`` argument of ``Env.draw`` for one environment, copied to the host."""
+    tensors = {"elapsed_steps": vec_env.elapsed_steps[env_index], "active": vec_env.active[env_index]}
     for field in vec_env.game.layout.fields:
         tensor = vec_env.state[field.name]
-        tensors[field.name] = tensor if field.shared else tensor[replica]
+        tensors[field.name] = tensor if field.shared else tensor[env_index]
     return {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
 
 
 def scaled(drawing: Drawing, scale: float) -> Drawing:
-    """The same picture in other pixels."""
+    """The drawing with its width and height in pixels scaled."""
     if scale == 1:
         return drawing
     width, height = (max(1, round(size * scale)) for size in (drawing.width, drawing.height))
     return dataclasses.replace(drawing, width=width, height=height)
 
 
-def rasterise(drawing: Drawing) -> Picture:
-    """A drawing as pixels, (height, width, 3) uint8, smooth at the edges.
+def rasterise(drawing: Drawing) -> Image:
+    """A drawing as an image, (height, width, 3) uint8, antialiased.
 
     Raises:
         gymnasium.error.DependencyNotInstalled: pygame is missing.
@@ -244,7 +246,7 @@ def rasterise(drawing: Drawing) -> Picture:
     def positions(points: Any) -> np.ndarray[Any, Any]:
         return (drawing.pixels(points) * SAMPLES).clip(-FARTHEST, FARTHEST)
 
-    def half(width: float) -> float:  # of a disc or line, which is at least a pixel wide: none vanishes
+    def half(width: float) -> float:  # circles and lines are at least a pixel wide
         return min(max(width * drawing.scale, 1), FARTHEST) / 2 * SAMPLES
 
     for shape in drawing.shapes:
@@ -256,12 +258,12 @@ def rasterise(drawing: Drawing) -> Picture:
         elif isinstance(shape, Polygon):
             pygame.draw.polygon(canvas, shape.colour, positions(shape.points))
     smooth = pygame.transform.smoothscale(canvas, (drawing.width, drawing.height))
-    pixels = np.frombuffer(pygame.image.tobytes(smooth, "RGB"), np.uint8)  # faster than surfarray, which turns axes
+    pixels = np.frombuffer(pygame.image.tobytes(smooth, "RGB"), np.uint8)  # faster than surfarray, which transposes
     return pixels.reshape(drawing.height, drawing.width, 3).copy()
 
 
 def _stroke(start: np.ndarray[Any, Any], end: np.ndarray[Any, Any], radius: float) -> np.ndarray[Any, Any]:
-    """The outline of a straight line with round ends, (32, 2)."""
+    """The outline (32, 2) of a line segment with round caps."""
     along = complex(*(end - start))
     back = radius * HALF_CIRCLE * (along / abs(along) if along else 1)
     outline = np.concatenate([complex(*start) + back, complex(*end) - back])
@@ -278,54 +280,54 @@ def _pygame() -> ModuleType:
     return pygame
 
 
-def write_video(frames: Iterable[Picture], path: str | Path, fps: float) -> None:
-    """Write a film, ``.mp4`` (H.264, which browsers play) or ``.gif``, replacing a file that is there.
+def write_video(frames: Iterable[Image], path: str | Path, fps: float) -> None:
+    """Write a video, ``.mp4`` (H.264) or ``.gif``; an existing file is replaced.
 
-    Frames are taken one by one as they are written, so a generator needs no memory for all of them.
+    Frames are consumed one by one, so a generator need not hold all of them in memory.
 
     Args:
-        frames: Each (height, width, 3) uint8, all alike; in an ``.mp4`` an odd size is rounded up to an even one.
-        path: In a folder that exists.
-        fps: Frames a second, as ``env.metadata["render_fps"]``; a ``.gif`` counts hundredths of a second.
+        frames: Each (height, width, 3) uint8 of equal size; in an ``.mp4`` odd sizes are padded to even ones.
+        path: In an existing folder.
+        fps: Frames per second, as ``env.metadata["render_fps"]``; a ``.gif`` stores durations in hundredths of a second.
 
     Raises:
-        ConfigError: The path ends otherwise, ``fps`` is no number above 0, or there are no frames or differing ones.
+        ConfigError: The suffix is another, ``fps`` is not a positive number, or frames are missing or differ in size.
         FileNotFoundError: There is no such folder.
         gymnasium.error.DependencyNotInstalled: imageio or its ffmpeg is missing.
     """
     path = Path(path)
     if path.suffix not in (".mp4", ".gif"):
-        raise ConfigError(f"the path of a film is {str(path)!r}; expected one that ends in .mp4 or .gif")
+        raise ConfigError(f"path is {str(path)!r}; expected the suffix .mp4 or .gif")
     if not fps > 0 or not math.isfinite(fps):
         raise ConfigError(f"fps is {fps}; expected a number above 0")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no folder {path.parent}")
-    # quality: of 0 … 10; at the usual 5 thin lines are blurred
+    # quality: 0 … 10; the default 5 blurs thin lines
     mp4 = {"fps": fps, "codec": "libx264", "pixelformat": "yuv420p", "macro_block_size": 2, "quality": 8}
-    gif = {"duration": 1000 / fps, "loop": 0}  # ms; again and again
+    gif = {"duration": 1000 / fps, "loop": 0}  # ms; 0: loop forever
     shown = iter(frames)
     first = next(shown, None)
     if first is None:
         raise ConfigError("frames is empty; expected at least one frame")
-    _check_alike(first, first)
+    _check_same_size(first, first)
     try:
         import imageio
 
-        film: Any = imageio.get_writer(path, **(gif if path.suffix == ".gif" else {"format": "FFMPEG", **mp4}))
+        writer: Any = imageio.get_writer(path, **(gif if path.suffix == ".gif" else {"format": "FFMPEG", **mp4}))
     except ImportError as error:
         raise gymnasium.error.DependencyNotInstalled(
-            f'films need imageio and its ffmpeg ({error}): pip install "gpu_vecenv[render]"'
+            f'videos need imageio and its ffmpeg ({error}): pip install "gpu_vecenv[render]"'
         ) from error
-    with film:
+    with writer:
         for frame in itertools.chain([first], shown):
-            _check_alike(frame, first)
+            _check_same_size(frame, first)
             odd = [(0, size % 2) for size in frame.shape[:2]] if path.suffix == ".mp4" else [(0, 0), (0, 0)]
-            film.append_data(np.pad(frame, [*odd, (0, 0)], mode="edge"))
+            writer.append_data(np.pad(frame, [*odd, (0, 0)], mode="edge"))
 
 
-def _check_alike(frame: Picture, first: Picture) -> None:
+def _check_same_size(frame: Image, first: Image) -> None:
     if frame.shape != first.shape or frame.ndim != 3 or frame.shape[2] != 3 or frame.dtype != np.uint8:
         raise ConfigError(
             f"frames have {frame.shape} {frame.dtype} beside {first.shape} {first.dtype}; expected (height, width, 3) "
-            "uint8, all alike"
+            "uint8 of equal size"
         )

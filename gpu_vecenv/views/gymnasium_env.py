@@ -1,4 +1,4 @@
-"""The Gymnasium views: a VectorEnv whose rows are agents, on the device, and the single-replica Env, in NumPy."""
+"""Gymnasium views: GymnasiumVectorEnv, with agents as sub-environments, and GymnasiumEnv, one environment in NumPy."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from gpu_vecenv.declare.spaces import with_zero
 from gpu_vecenv.engine.arguments import ActionValidator, construct, reset_mask, validate_mask, validate_seed
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
-from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import Game, with_max_steps
 from gpu_vecenv.errors import ConfigError, ResetNeededError
 from gpu_vecenv.views.frames import Frames, Viewer, checked_render_mode, render_metadata, viewer_of
-from gpu_vecenv.views.host_copy import HostCopy
+from gpu_vecenv.views.host_copy import HostCopy, HostMasks
 
 Output = Literal["torch", "numpy"]
 Step = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -31,23 +30,24 @@ Step = tuple[Any, Any, Any, Any, dict[str, Any]]
 class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     """A game as Gymnasium's vector env: ``gymnasium.make_vec("gpu_vecenv/TagContinuous-v0", num_envs=1000)``.
 
-    Agents are rows: agent ``a`` of replica ``e`` is row ``e * num_agents + a``. ``num_envs`` counts rows, as the
-    contract demands, ``num_game_envs`` replicas. An agent that leaves its game early ends its row's episode there, is a
-    row of zeros until its replica ends, and then terminates once more; so nothing is learned across a new start.
-    Observations of roles with smaller spaces are padded with zeros. An action outside its space is refused where the
-    host sees it (``output="numpy"``, or ``validate="sync"``) and else marks the replica in ``vec_env.faults()``.
+    Each agent is a sub-environment: agent ``a`` of environment ``e`` is row ``e * num_agents + a``. The attribute
+    ``num_envs`` counts these rows, as Gymnasium requires; ``vec_env.num_envs`` counts environments. An agent that leaves
+    early ends its row's episode there; the row is then zeros until the environment ends, and terminates once more, so
+    that no learner bootstraps across a reset. Smaller observations are padded with zeros. An invalid action raises
+    where actions are validated on the host (``output="numpy"``, or ``validate="sync"``), and otherwise sets the
+    environment's word in ``vec_env.faults()``.
 
     Args:
         game: A registered name, an Env class or an Env.
-        num_envs: Replicas.
+        num_envs: Number of environments.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
-        output: "torch": tensors on the device, in which no step reads anything on the host. "numpy": arrays, by one
-            copy and one synchronisation a step.
+        output: "torch": tensors on the device; no step synchronises. "numpy": arrays; one copy and one synchronisation
+            per step.
         autoreset_mode: A member of Gymnasium's AutoresetMode, or "same_step" (default), "next_step", "disabled".
-        render_mode: "rgb_array" (``render`` gives frames), "human" (a window shows every reset and step) or None.
-        render_env_indices: Which replicas the window shows, one or several; None: the first ones, at most 16.
-        max_episode_steps: Another word for the game's ``max_steps``.
-        **arguments: Of ``gpu_vecenv.make``: the game's configuration, and driver, validate, arrays, initial_states,
+        render_mode: "rgb_array" (``render`` returns frames), "human" (a window shows every reset and step) or None.
+        render_env_indices: Environments that the window shows, one or several; None: the first ones, at most 16.
+        max_episode_steps: Gymnasium's name for ``max_steps``.
+        **arguments: For ``gpu_vecenv.make``: the game's configuration, and driver, validate, arrays, initial_states,
             first_env_index, end_on_nonfinite.
 
     Raises:
@@ -80,21 +80,21 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode, render_env_indices)
-        self.num_game_envs, self.num_agents = self.vec_env.num_envs, self.game.layout.num_agents
-        self.num_envs = self.num_game_envs * self.num_agents
+        self.num_agents = self.game.layout.num_agents
+        self.num_envs = self.vec_env.num_envs * self.num_agents
         self.autoreset_mode = AutoresetMode[mode.upper()]
         self.metadata = {"autoreset_mode": self.autoreset_mode, **render_metadata(self.game)}
         widest = self.game.layout.observation.widest
-        # A row of several agents' game may be all 0.
+        # With several agents, rows of inactive agents are zeros.
         self.single_observation_space = widest if self.num_agents == 1 else with_zero(widest)
         self.single_action_space = self.game.layout.action.widest
         self._check = ActionValidator(self.game.layout, self.vec_env.buffers_layout.batch, self.device)
         self._host = HostCopy(self.vec_env.buffers_layout) if output == "numpy" else None
-        # In NumPy, Gymnasium's infos say with "_key" which rows have "key"; here all do. Nobody can write to the array.
+        # Gymnasium's "_key" marks the rows that have "key": all of them here. The array is read-only.
         self._all_true = None if self._host is None else np.broadcast_to(True, self.num_envs)
-        self._host_masks: _HostMasks | None = None
+        self._host_masks: HostMasks | None = None
 
-    # Whole batches of spaces hold bounds for every row; they are made when somebody asks.
+    # Lazy: batched spaces hold bounds for every row.
     @cached_property
     def observation_space(self) -> Space[Any]:  # type: ignore[override]
         """The space of all rows' observations."""
@@ -102,16 +102,16 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
     @cached_property
     def action_space(self) -> Space[Any]:  # type: ignore[override]
-        """The space of all rows' actions; each row's own choices where roles differ."""
-        return _rows_of_actions(self.game, self.num_game_envs)
+        """The space of all rows' actions, with the choices of each row's role."""
+        return _batched_action_space(self.game, self.vec_env.num_envs)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin new episodes.
+        """Start new episodes.
 
         Args:
-            seed: 0 … 2**64 - 1, one for all rows; see ``VecEnv.reset``.
-            options: ``{"reset_mask": mask}`` resets some replicas: (num_envs,) bool, torch or NumPy, the same for all
-                rows of a replica.
+            seed: One int in [0, 2**64 - 1] for all rows; see ``VecEnv.reset``.
+            options: ``{"reset_mask": mask}`` resets some environments: (num_envs,) bool, torch or NumPy, equal for all rows
+                of an environment.
 
         Raises:
             InvalidSeedError, ConfigError, TypeError, ValueError: An argument is wrong; nothing has changed.
@@ -124,7 +124,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         super().reset(seed=seed)
         if self._host is not None:
             arrays = self._host.arrays()
-            self._host_masks = _HostMasks(self.vec_env, arrays)
+            self._host_masks = HostMasks(self.vec_env, arrays)
         if self._viewer is not None:
             self._viewer.draw()
         if self._host is not None:
@@ -132,21 +132,21 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return obs, self._with_masks(info)
 
     def step(self, actions: Any, out: StepBuffers | None = None) -> Step:
-        """One step of every replica.
+        """Step all environments.
 
         Args:
-            actions: (num_envs[, heads]), torch int32, int64 or float32 on the device, or NumPy of these types.
-            out: Where to write (``vec_env.step_buffers()``), with ``output="torch"``; None allocates.
+            actions: (num_envs[, heads]), torch int32, int64 or float32 on the device, or NumPy of these dtypes.
+            out: Buffers to write to (``vec_env.step_buffers()``), with ``output="torch"`` only; None allocates.
 
         Returns:
             Observations, rewards (float32), terminations, truncations and info: "active" (rows whose next action
             counts), "action_mask" if the game has one, in "same_step" mode "final_obs" and "final_info" with their
-            masks of rows, "_final_obs" and "_final_info"; in NumPy every key has its mask. Rows of "final_obs" outside
-            the mask are unspecified.
+            masks "_final_obs" and "_final_info"; with ``output="numpy"`` every key has a mask. Rows of "final_obs"
+            outside its mask are unspecified.
 
         Raises:
             TypeError, ValueError: Actions or ``out`` have a wrong type, dtype, shape or device; nothing has changed.
-            InvalidActionError: The host sees a value outside the space; nothing has changed.
+            InvalidActionError: Validation on the host finds a value outside the space; nothing has changed.
             ResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """
         if isinstance(actions, np.ndarray):
@@ -157,10 +157,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
                 self._viewer.draw()
             return obs, rewards, terminations, truncations, self._with_masks(info)
         if out is not None:
-            raise ValueError('step: out is a StepBuffers of tensors, but output is "numpy"; expected None')
+            raise ValueError('step: out is given, but output is "numpy"; expected None')
         *_, written = self.vec_env.step(actions, self._host.step_buffers())
         arrays = self._host.arrays()
-        self._host_masks = _HostMasks(self.vec_env, arrays)
+        self._host_masks = HostMasks(self.vec_env, arrays)
         named = {name: arrays["final_mask" if name == "_final_obs" else name] for name in written}
         outputs = [arrays[name] for name in ("obs", "rewards", "terminations", "truncations")]
         if self._viewer is not None:
@@ -168,7 +168,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return outputs[0], outputs[1], outputs[2], outputs[3], self._with_masks(named)
 
     def action_masks(self) -> Any:
-        """Choices that are allowed in the coming step, (num_envs, num_logits) bool, as in ``info["action_mask"]``."""
+        """Valid choices of the next step, (num_envs, num_logits) bool, as in ``info["action_mask"]``."""
         if not self.game.layout.masks_actions:
             raise AttributeError(f"{type(self.game).__name__} has no action masks: masks_actions is False")
         mask = self.vec_env.action_mask.flatten(0, 1).clone()
@@ -179,15 +179,15 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return self.vec_env.sample_actions()
 
     def render(self) -> Sequence[np.ndarray[Any, Any]] | None:  # type: ignore[override]
-        """With "rgb_array" one frame per row, (height, width, 3) uint8, drawn when it is looked at, else None.
+        """With "rgb_array" one frame per row, (height, width, 3) uint8, drawn on access, else None.
 
-        Rows of a replica share theirs.
+        Rows of an environment share their frame.
         """
         return Frames(self.vec_env, self.num_agents) if self.render_mode == "rgb_array" else None
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Let go of all memory, and of the window."""
-        if hasattr(self, "vec_env"):  # Gymnasium closes what a constructor has refused, too
+        """Free all memory and close the window."""
+        if hasattr(self, "vec_env"):  # Gymnasium's __del__ also closes after a failed constructor
             self.vec_env.close()
             self._host = self._host_masks = None
             if self._viewer is not None:
@@ -197,14 +197,14 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return construct, (type(self), self._arguments), {"spec": self.spec}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.game!r}, num_game_envs={self.num_game_envs}, device={str(self.device)!r})"
+        return f"{type(self).__name__}({self.game!r}, num_envs={self.vec_env.num_envs}, device={str(self.device)!r})"
 
     def _from_numpy(self, actions: np.ndarray[Any, Any]) -> torch.Tensor:
         array = self._check.array(actions)
         if self._host is not None:
             self.vec_env.check_ready("step")
             if self.game.layout.masks_actions or not self._check.is_surely_valid(array):
-                self._host_masks = _HostMasks.current(self.vec_env, self._host_masks)
+                self._host_masks = HostMasks.current(self.vec_env, self._host_masks)
                 self._check.values(
                     torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask
                 )
@@ -219,33 +219,33 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         return masked
 
     def _env_mask(self, mask: Any) -> Any:
-        """Rows to replicas; the one look at a mask, where a replica has several rows."""
+        """The mask of environments (vec_env.num_envs,); a host read if an environment has several rows."""
         if mask is None or self.num_agents == 1:
             return mask
         mask = validate_mask(mask, self.num_envs, self.device)
-        rows = mask.reshape(self.num_game_envs, self.num_agents)
+        rows = mask.reshape(self.vec_env.num_envs, self.num_agents)
         if bool((rows.any(1) != rows.all(1)).any()):
             raise ValueError(
-                f"reset: reset_mask is True for some of a replica's {self.num_agents} rows only; agents begin anew "
-                "together: expected the same value for all rows of a replica"
+                f"reset: reset_mask differs among the {self.num_agents} rows of an environment, whose agents reset together; "
+                "expected equal values for all rows of an environment"
             )
         return rows[:, 0]
 
 
 class GymnasiumEnv(gymnasium.Env[Any, Any]):
-    """One replica in NumPy: ``gymnasium.make("gpu_vecenv/CartPole-v1")``.
+    """One environment in NumPy: ``gymnasium.make("gpu_vecenv/CartPole-v1")``.
 
-    A game of several agents appears as one player who sees and moves them all: observations and actions have a leading
-    agent axis, the reward is the sum, and the episode ends when all agents have ended.
+    A game of several agents becomes one agent that controls all of them: observations and actions have a leading agent
+    axis, the reward is the sum, and the episode ends when all agents have ended.
 
     Args:
         game: A registered name, an Env class or an Env.
-        device: By default the CPU, which one replica keeps busy enough.
-        render_mode: "rgb_array" (``render`` gives a frame), "human" (a window shows every reset and step) or None.
+        device: By default the CPU, which is sufficient for one environment.
+        render_mode: "rgb_array" (``render`` returns a frame), "human" (a window shows every reset and step) or None.
         **arguments: Of ``gpu_vecenv.make``.
     """
 
-    # What gymnasium.make looks at before it makes one; an instance has its own game's.
+    # Read by gymnasium.make before construction; an instance has the metadata of its game.
     metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"]}  # noqa: RUF012
 
     def __init__(
@@ -260,18 +260,18 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         alone = self.game.layout.num_agents == 1
         space = self.game.layout.observation.widest
         self.observation_space = space if alone else batch_space(space, self.game.layout.num_agents)
-        self.action_space = self.game.layout.action.widest if alone else _rows_of_actions(self.game, 1)
+        self.action_space = self.game.layout.action.widest if alone else _batched_action_space(self.game, 1)
         self._shape = (
             self.game.layout.action.shape if alone else (self.game.layout.num_agents, *self.game.layout.action.shape)
         )
         self._check = ActionValidator(self.game.layout, self.vec_env.buffers_layout.batch, self.vec_env.device)
         self._host = HostCopy(self.vec_env.buffers_layout)
-        self._host_masks: _HostMasks | None = None
+        self._host_masks: HostMasks | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-        """Begin a new episode; ``options`` knows no key.
+        """Start a new episode; ``options`` must be empty.
 
         Raises:
             InvalidSeedError, ConfigError: An argument is wrong; nothing has changed.
@@ -279,49 +279,49 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         if options is not None and not isinstance(options, Mapping):
             raise TypeError(f"reset: options is a {type(options).__name__}; expected a dict")
         if options:
-            raise ConfigError(f"reset: options has {sorted(options, key=str)}; expected none")
+            raise ConfigError(f"reset: options has keys {sorted(options, key=str)}; expected none")
         self.vec_env.reset(seed=None if seed is None else validate_seed(seed), out=self._host.step_buffers())
         super().reset(seed=seed)
         arrays = self._host.arrays()
         info = self._info(arrays)
         if self._viewer is not None:
             self._viewer.draw()
-        return self._part(arrays["obs"]), info
+        return self._entry(arrays["obs"]), info
 
     def step(self, action: Any) -> tuple[np.ndarray[Any, Any], float, bool, bool, dict[str, Any]]:
         """One step.
 
         Raises:
-            TypeError, ValueError, InvalidActionError: The action does not fit its space; nothing has changed.
-            ResetNeededError, ClosedEnvError: Before ``reset`` or after an episode's end, after ``close``.
+            TypeError, ValueError, InvalidActionError: The action is not in the space; nothing has changed.
+            ResetNeededError, ClosedEnvError: Before ``reset``, after the end of an episode, or after ``close``.
         """
         self.vec_env.check_ready("step")
-        self._host_masks = _HostMasks.current(self.vec_env, self._host_masks)
+        self._host_masks = HostMasks.current(self.vec_env, self._host_masks)
         if not self._host_masks.active.any():
-            raise ResetNeededError("step after the episode's end: call reset() first")
+            raise ResetNeededError("step after the end of an episode: call reset() first")
         array = self._check.array(action, self._shape)
         self._check.values(torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask)
         self.vec_env.step(self._check.tensor(array), self._host.step_buffers())
         arrays = self._host.arrays()
         info = self._info(arrays)
-        over = not arrays["active"].any()
-        truncated = over and bool(arrays["truncations"].any())
+        ended = not arrays["active"].any()
+        truncated = ended and bool(arrays["truncations"].any())
         if self._viewer is not None:
             self._viewer.draw()
         return (
-            self._part(arrays["obs"]),
+            self._entry(arrays["obs"]),
             float(arrays["rewards"].sum(dtype=np.float64)),
-            over and not truncated,
+            ended and not truncated,
             truncated,
             info,
         )
 
     def render(self) -> np.ndarray[Any, Any] | None:
-        """With "rgb_array" a frame of the replica, (height, width, 3) uint8, else None."""
+        """With "rgb_array" a frame, (height, width, 3) uint8, else None."""
         return Frames(self.vec_env)[0] if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
-        """Let go of all memory, and of the window."""
+        """Free all memory and close the window."""
         self.vec_env.close()
         if self._viewer is not None:
             self._viewer.close()
@@ -329,41 +329,19 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         return construct, (type(self), self._arguments), {"spec": self.spec}
 
-    def _part(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The replica's; without the agent axis where there is one agent."""
-        part: np.ndarray[Any, Any] = array[0, 0] if self.game.layout.num_agents == 1 else array[0]
-        return part
+    def _entry(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The entry of the environment; without the agent axis if there is one agent."""
+        entry: np.ndarray[Any, Any] = array[0, 0] if self.game.layout.num_agents == 1 else array[0]
+        return entry
 
     def _info(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
-        self._host_masks = _HostMasks(self.vec_env, arrays)
+        self._host_masks = HostMasks(self.vec_env, arrays)
         info = {"active": arrays["active"][0]} if self.game.layout.num_agents > 1 else {}
-        return info | {name: self._part(arrays[name]) for name in ("action_mask",) if name in arrays}
+        return info | {name: self._entry(arrays[name]) for name in ("action_mask",) if name in arrays}
 
 
-class _HostMasks:
-    """What the host knows of the coming step: who acts, and which choices are allowed. Copies: infos may be written to.
-
-    Args:
-        env: Of which.
-        arrays: What its last step wrote.
-    """
-
-    def __init__(self, env: VecEnv, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        self.loads = env.loads
-        self.active = torch.tensor(arrays["active"], device="cpu")
-        self.action_mask = torch.tensor(arrays["action_mask"], device="cpu") if "action_mask" in arrays else None
-
-    @staticmethod
-    def current(env: VecEnv, seen: _HostMasks | None) -> _HostMasks:
-        """``seen``, or what the environment says, where a loaded state has overtaken it."""
-        if seen is not None and seen.loads == env.loads:
-            return seen
-        tensors = {"active": env.active} | ({"action_mask": env.action_mask} if env.game.layout.masks_actions else {})
-        return _HostMasks(env, {name: tensor.cpu().numpy() for name, tensor in tensors.items()})
-
-
-def _rows_of_actions(game: Env, num_envs: int) -> Space[Any]:
-    """The space of all agents' actions; each agent's own choices where roles differ."""
+def _batched_action_space(game: Env, num_envs: int) -> Space[Any]:
+    """The space of the actions of all agents, with the choices of each agent's role."""
     action, rows = game.layout.action, num_envs * game.layout.num_agents
     if action.continuous or len(set(action.sizes.values())) == 1:
         return batch_space(action.widest, rows)

@@ -1,24 +1,26 @@
-"""HostCopy: what a step writes, as NumPy arrays; one copy and one synchronisation a step."""
+"""Copies of step buffers on the host, as NumPy arrays: one copy and one synchronisation per step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from gpu_vecenv.engine.step_buffers import StepBuffers, StepBuffersLayout
+from gpu_vecenv.engine.vec_env import VecEnv
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 class HostCopy:
-    """Outputs for a client on the host: ``step(actions, out=copy.step_buffers())``, then ``copy.arrays()``.
+    """Step outputs on the host: ``step(actions, out=copy.step_buffers())``, then ``copy.arrays()``.
 
-    On the CPU the arrays are the memory that the kernel wrote. On a GPU the kernel writes into one device buffer, which
-    is copied to fresh pinned memory; ``final_obs`` it writes into that pinned memory itself, because only the few rows
-    that ended are written at all. Pinned memory is reused once the arrays that view it are gone: earlier outputs never
-    change.
+    On the CPU the arrays view the memory that the kernel wrote. On a GPU the kernel writes into one device buffer, which
+    is copied to fresh pinned memory. It writes ``final_obs`` directly into pinned memory, because only the few rows that
+    ended are written. Pinned memory is reused after the arrays that view it are freed, so earlier outputs never change.
     """
 
     def __init__(self, layout: StepBuffersLayout) -> None:
@@ -34,7 +36,7 @@ class HostCopy:
             self._final_obs = layout.views[-1] if layout.has_final_obs else None
 
     def step_buffers(self) -> StepBuffers:
-        """Where the next step writes."""
+        """Buffers for the next step."""
         if self._pinned and self._unread:  # an interrupted call: the kernel may still be writing into the last block
             torch.cuda.current_stream(self._layout.device).synchronize()
         self._unread = True
@@ -49,10 +51,52 @@ class HostCopy:
         return self._on_device._replace(pointers=pointers, final_obs=final_obs)
 
     def arrays(self) -> Arrays:
-        """Name -> array of what has been written since ``step_buffers``; waits for the device."""
+        """Name -> array of the outputs written to the last ``step_buffers``; synchronises with the device."""
         if self._pinned:
             self._host[: self._copied].copy_(self._buffer[: self._copied], non_blocking=True)
             torch.cuda.current_stream(self._layout.device).synchronize()
         self._unread = False
         memory = self._host.numpy()
         return {name: np.ndarray(shape, dtype, memory, start) for name, dtype, shape, start in self._views}
+
+
+class HostCopyWithoutObs:
+    """As HostCopy, but observations stay on the device."""
+
+    def __init__(self, layout: StepBuffersLayout) -> None:
+        self._layout, self._on_host = layout, replace(layout, device=torch.device("cpu"))
+        self._first = next(at * dtype.itemsize for name, dtype, *_, at in layout.views if name == "rewards")
+
+    def step_buffers(self) -> StepBuffers:
+        """Fresh buffers for the next step."""
+        self._buffer = torch.empty(self._layout.nbytes, dtype=torch.uint8, device=self._layout.device)
+        return StepBuffers.allocate(self._layout, self._buffer)
+
+    def arrays(self) -> Arrays:
+        """Name -> array of the outputs of the last ``step_buffers``, without "obs"; synchronises with the device."""
+        host = torch.empty(self._layout.nbytes, dtype=torch.uint8, device="cpu")
+        host[self._first :] = self._buffer[self._first :]
+        tensors = StepBuffers.allocate(self._on_host, host).tensors()
+        return {name: tensor.numpy() for name, tensor in tensors.items() if name != "obs"}
+
+
+class HostMasks:
+    """Host copy of the active flags and action mask for the next step; callers may modify infos without effect on it.
+
+    Args:
+        env: The environment.
+        arrays: The outputs of its last step.
+    """
+
+    def __init__(self, env: VecEnv, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        self.loads = env.loads
+        self.active = torch.tensor(arrays["active"], device="cpu")
+        self.action_mask = torch.tensor(arrays["action_mask"], device="cpu") if "action_mask" in arrays else None
+
+    @staticmethod
+    def current(env: VecEnv, cached: HostMasks | None) -> HostMasks:
+        """``cached``, or the masks of the environment if a state has been loaded since."""
+        if cached is not None and cached.loads == env.loads:
+            return cached
+        tensors = {"active": env.active} | ({"action_mask": env.action_mask} if env.game.layout.masks_actions else {})
+        return HostMasks(env, {name: tensor.cpu().numpy() for name, tensor in tensors.items()})

@@ -1,14 +1,13 @@
-"""The PettingZoo views of one replica, ParallelEnv and AECEnv, and a module for each game in PettingZoo's manner.
+"""PettingZoo views of one environment, ParallelEnv and AECEnv, and a PettingZoo-style module for each game.
 
-``from gpu_vecenv.views.pettingzoo_env import tag_continuous_v0`` gives
-``tag_continuous_v0.parallel_env(max_cycles=100)``,
-``.env()`` (AEC) and ``.raw_env()`` (AEC that checks no actions); so for every registered game.
+``from gpu_vecenv.views.pettingzoo_env import tag_continuous_v0`` provides
+``tag_continuous_v0.parallel_env(max_cycles=100)``, ``.env()`` (AEC) and ``.raw_env()`` (AEC without action checks);
+likewise for every registered game.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache, partial
 from types import ModuleType
 from typing import Any, Literal
@@ -22,7 +21,7 @@ from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWr
 
 from gpu_vecenv.engine.arguments import ActionValidator, construct, validate_seed
 from gpu_vecenv.engine.make import make
-from gpu_vecenv.engine.step_buffers import StepBuffers, StepBuffersLayout
+from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.envs.registry import GAMES, Game, with_max_steps
 from gpu_vecenv.errors import InvalidActionError, PettingZooResetNeededError, UnknownModuleError, nearest
 from gpu_vecenv.views.agents import (
@@ -38,27 +37,27 @@ from gpu_vecenv.views.agents import (
     versioned_name,
 )
 from gpu_vecenv.views.frames import Frames, checked_render_mode, render_metadata, viewer_of
-from gpu_vecenv.views.host_copy import Arrays, HostCopy
+from gpu_vecenv.views.host_copy import Arrays, HostCopy, HostCopyWithoutObs
 
 Infos = dict[str, dict[str, Any]]
 
 
 class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
-    """One replica as PettingZoo's ParallelEnv: ``pettingzoo.make("parallel", "gpu_vecenv/tag_continuous-v0")``.
+    """One environment as PettingZoo's ParallelEnv: ``pettingzoo.make("parallel", "gpu_vecenv/tag_continuous-v0")``.
 
-    An agent that ends leaves ``agents`` and does not return before ``reset``; no agents, no episode. Each agent has
-    space objects of its own, of its role's size: to seed one seeds no other's samples. Rewards are Python floats, flags
-    Python bools. For many replicas there is ``BatchedParallelEnv``.
+    An agent that ends leaves ``agents`` until ``reset``; the episode is over when ``agents`` is empty. Each agent has
+    its own space objects, of its role's size: seeding one does not seed the others. Rewards are Python floats, flags
+    Python bools. For many environments use ``BatchedParallelEnv``.
 
     Args:
         game: A registered name, an Env class or an Env.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
-        output: "torch": observations are tensors on the device, views of the one that the step wrote. "numpy": arrays,
-            views of one copy. Either way a step waits for the device once.
-        render_mode: "rgb_array" (``render`` gives a frame), "human" (a window shows every reset and step) or None.
-        max_cycles: PettingZoo's word for the game's ``max_steps``. As an attribute, which PettingZoo's own test sets,
-            it means nothing: the rules are compiled.
-        **arguments: Of ``gpu_vecenv.make``.
+        output: "torch": observations are tensors on the device, views of the step buffers. "numpy": arrays, views of
+            one copy. A step synchronises with the device once in both cases.
+        render_mode: "rgb_array" (``render`` returns a frame), "human" (a window shows every reset and step) or None.
+        max_cycles: PettingZoo's name for ``max_steps``. Assigning the attribute later, as PettingZoo's test does, has
+            no effect: the limit is compiled.
+        **arguments: For ``gpu_vecenv.make``.
 
     Raises:
         TypeError, ValueError, ConfigError: As ``gpu_vecenv.make``.
@@ -79,7 +78,9 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         if output not in ("torch", "numpy"):
             raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
         if "num_envs" in arguments:
-            raise TypeError("a ParallelEnv is one replica, without num_envs; for more there is batched_parallel_env")
+            raise TypeError(
+                "num_envs is given, but a ParallelEnv is one environment; for more use batched_parallel_env"
+            )
         config = with_max_steps(arguments, "max_cycles", max_cycles)
         self.vec_env = make(game, 1, device, autoreset_mode="disabled", agents_as_envs=False, **config)
         self.game, self.device = self.vec_env.game, self.vec_env.device
@@ -97,12 +98,12 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         layout = self.vec_env.buffers_layout
         self._check = ActionValidator(self.game.layout, layout.batch, self.device)
         self.output, self._numpy = output, output == "numpy"
-        self._host: HostCopy | _HostCopyWithoutObs = HostCopy(layout) if self._numpy else _HostCopyWithoutObs(layout)
-        self._live: dict[str, int] | None = None  # agent -> its place, of those whose next action counts
+        self._host: HostCopy | HostCopyWithoutObs = HostCopy(layout) if self._numpy else HostCopyWithoutObs(layout)
+        self._live: dict[str, int] | None = None  # live agent -> its index; None before reset
 
     @property
     def agents(self) -> list[str]:  # type: ignore[override]
-        """Agents whose episode goes on, in agent order.
+        """Agents whose episode has not ended, in agent order.
 
         Raises:
             PettingZooResetNeededError: Before ``reset``.
@@ -112,7 +113,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return list(self._live)
 
     def observation_space(self, agent: str) -> Space[Any]:
-        """An agent's observation space, always the same object.
+        """Observation space of an agent, always the same object.
 
         Raises:
             AgentKeyError: There is no such agent.
@@ -120,7 +121,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return agent_space(self.observation_spaces, agent)
 
     def action_space(self, agent: str) -> Space[Any]:
-        """An agent's action space, always the same object.
+        """Action space of an agent, always the same object.
 
         Raises:
             AgentKeyError: There is no such agent.
@@ -128,11 +129,11 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return agent_space(self.action_spaces, agent)
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], Infos]:
-        """Begin a new episode.
+        """Start a new episode.
 
         Args:
-            seed: 0 … 2**64 - 1; see ``VecEnv.reset``.
-            options: Ignored, whatever it holds: PettingZoo's test of the API gives some to every environment.
+            seed: In [0, 2**64 - 1]; see ``VecEnv.reset``.
+            options: Ignored: PettingZoo's API test passes options to every environment.
 
         Returns:
             Observations and infos of all agents, see ``step``.
@@ -152,21 +153,21 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     def step(
         self, actions: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, float], dict[str, bool], dict[str, bool], Infos]:
-        """One step. Without live agents and without actions there is none: five empty dictionaries.
+        """One step. Without live agents, ``step({})`` does nothing and returns five empty dictionaries.
 
         Args:
-            actions: One for each live agent, of its own action space: an int, or an int32, int64 or float32 array or
-                tensor, on the host or on the device.
+            actions: One for each live agent, of its action space: an int, or an int32, int64 or float32 array or tensor,
+                on the host or on the device.
 
         Returns:
             Observations, rewards, terminations, truncations and infos of the agents that were live before the step.
-            An info has "action_mask", what the coming action may be, if the game declares it: for ``output="numpy"`` as
-            ``action_space(agent).sample(mask)`` takes it, int8 arrays, else bool tensors on the device; one for a
-            Discrete space, for a MultiDiscrete one a tuple with one for each number.
+            If the game masks actions, an info has "action_mask", the valid choices of the next step: with
+            ``output="numpy"`` int8 arrays as ``action_space(agent).sample(mask)`` takes them, else bool tensors on the
+            device; one for a Discrete space, a tuple with one for each head for a MultiDiscrete one.
 
         Raises:
-            AgentKeyError: A live agent has no action, or somebody else has one; nothing has changed.
-            TypeError, ValueError, InvalidActionError: An action is none of its agent's; nothing has changed.
+            AgentKeyError: The keys are not exactly the live agents; nothing has changed.
+            TypeError, ValueError, InvalidActionError: An action is not in its agent's space; nothing has changed.
             PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """
         live = self._ready("step")
@@ -192,9 +193,9 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         )
 
     def state(self) -> Any:
-        """All agents' own observations, one after the other, (elements,), an array or a tensor like them.
+        """Observations of all agents concatenated, (elements,), an array or a tensor like them.
 
-        It is a view of them where no role sees less than another. Agents that have ended count too.
+        A view of them if no role is padded. Agents that have ended are included.
 
         Raises:
             PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
@@ -213,7 +214,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return Frames(self.vec_env)[0] if self.render_mode == "rgb_array" else None
 
     def close(self) -> None:
-        """Let go of all memory, and of the window. Calling it again does nothing."""
+        """Free all memory and close the window. Calling it again does nothing."""
         self.vec_env.close()
         if self._viewer is not None:
             self._viewer.close()
@@ -233,7 +234,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return self._live
 
     def _outputs(self, buffers: StepBuffers, agents: Mapping[str, int]) -> tuple[dict[str, Any], Infos, Arrays]:
-        """Observations and infos of these agents, and the arrays of what has been written into the buffers."""
+        """Observations and infos of these agents, and the arrays of all outputs in the buffers."""
         arrays = self._host.arrays()
         self._obs = torch.from_numpy(arrays["obs"]) if self._numpy else buffers.obs
         self._active, masks = arrays["active"], arrays.get("action_mask")
@@ -244,7 +245,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         observations = {agent: role_obs(self.game, self._roles[agent], rows[i]) for agent, i in agents.items()}
         infos: Infos = {agent: {} for agent in agents}
         if masks is not None:
-            # Copied: whoever writes into an info does not change what the next step checks.
+            # Copied, so that callers may modify infos without effect on the check of the next step.
             own: Any = masks[0].astype(np.int8) if self._numpy else buffers.action_mask[0].unbind()  # type: ignore[index]
             for agent, i in agents.items():
                 slices = self._masks[self._roles[agent]]
@@ -252,7 +253,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return observations, infos, arrays
 
     def _checked(self, agent: str, action: Any) -> torch.Tensor | np.ndarray[Any, Any]:
-        """An agent's action: a tensor if it lies on the device, else an array."""
+        """An agent's action after checks of dtype, shape and device: a tensor if it is on the device, else an array."""
         given = action if isinstance(action, torch.Tensor) else np.asarray(action)
         names, space = self._check.names, self.action_spaces[agent]
         if str(given.dtype).removeprefix("torch.") not in names:
@@ -264,39 +265,40 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         if not isinstance(given, torch.Tensor):
             return given
         if given.requires_grad:
-            raise TypeError(f"step: {agent}'s action requires a gradient, which no kernel passes on; use .detach()")
+            raise TypeError(
+                f"step: {agent}'s action requires a gradient, but steps are not differentiable; use .detach()"
+            )
         if given.device not in (self.device, torch.device("cpu")):
             raise ValueError(f"step: {agent}'s action is on {given.device}; expected {self.device} or cpu")
         return given if given.device.type != "cpu" else given.numpy()
 
     def _joined(self, actions: Mapping[str, torch.Tensor | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        """The action array of the replica; those that lie on the device come by one copy."""
+        """The action array of all agents; actions on the device are copied to the host at once."""
         action = self.game.layout.action
         joined = np.zeros((self.game.layout.num_agents, action.heads), np.float32 if action.continuous else np.int64)
-        distant = {agent: given.reshape(-1) for agent, given in actions.items() if isinstance(given, torch.Tensor)}
-        if distant:
-            parts = torch.cat(list(distant.values())).cpu().split([len(part) for part in distant.values()])
-            actions = {**actions, **{agent: part.numpy() for agent, part in zip(distant, parts, strict=True)}}
+        on_device = {agent: given.reshape(-1) for agent, given in actions.items() if isinstance(given, torch.Tensor)}
+        if on_device:
+            parts = torch.cat(list(on_device.values())).cpu().split([len(part) for part in on_device.values()])
+            actions = {**actions, **{agent: part.numpy() for agent, part in zip(on_device, parts, strict=True)}}
         for agent, given in actions.items():
             joined[self._agent_index[agent], : given.size] = given.reshape(-1)
         return joined.reshape(self._check.shape)
 
 
-parallel_env = ParallelEnv  # PettingZoo's name for what makes one
+parallel_env = ParallelEnv  # PettingZoo's name for the constructor
 
 
 def aec_env(
     game: Game, device: str | torch.device | None = "cpu", **arguments: Any
 ) -> pettingzoo.AECEnv[str, Any, Any]:
-    """One replica as PettingZoo's AECEnv, in which agents act one by one and the step comes after the last of them.
+    """One environment as PettingZoo's AECEnv: agents act in turn, and the step runs after the last of them.
 
-    PettingZoo's own conversion of ``ParallelEnv`` with ``output="numpy"``, which checks every action against its space
-    when it is given.
+    PettingZoo's own conversion of ``ParallelEnv`` with ``output="numpy"``; every action is checked against its space.
 
     Args:
         game: A registered name, an Env class or an Env.
-        device: By default the CPU, which one replica keeps busy enough.
-        **arguments: Of ``ParallelEnv``.
+        device: By default the CPU, which is sufficient for one environment.
+        **arguments: For ``ParallelEnv``.
     """
     return OrderEnforcingWrapper(AssertOutOfBoundsWrapper(_raw_env(game, device, **arguments)))
 
@@ -308,14 +310,14 @@ def _raw_env(
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``tag_continuous_v0`` and its like.
+    """PettingZoo-style modules such as ``tag_continuous_v0``.
 
     Raises:
         UnknownModuleError: No registered game has this name and version.
     """
-    known = [versioned_name(title, game) for title, game in GAMES.items()]
-    if name not in known:
-        raise UnknownModuleError(f"module {__name__} has no attribute {name!r}; {nearest(name, known)}")
+    modules = [versioned_name(title, game) for title, game in GAMES.items()]
+    if name not in modules:
+        raise UnknownModuleError(f"module {__name__} has no attribute {name!r}; {nearest(name, modules)}")
     return _module(name)
 
 
@@ -331,23 +333,3 @@ def _module(name: str) -> ModuleType:
         parallel_env=partial(ParallelEnv, title), env=partial(aec_env, title), raw_env=partial(_raw_env, title)
     )
     return module
-
-
-class _HostCopyWithoutObs:
-    """HostCopy's methods for a client that keeps observations on the device: all else is copied."""
-
-    def __init__(self, layout: StepBuffersLayout) -> None:
-        self._layout, self._on_host = layout, replace(layout, device=torch.device("cpu"))
-        self._first = next(at * dtype.itemsize for name, dtype, *_, at in layout.views if name == "rewards")
-
-    def step_buffers(self) -> StepBuffers:
-        """Where the next step writes, fresh memory."""
-        self._buffer = torch.empty(self._layout.nbytes, dtype=torch.uint8, device=self._layout.device)
-        return StepBuffers.allocate(self._layout, self._buffer)
-
-    def arrays(self) -> Arrays:
-        """Name -> array of what has been written since ``step_buffers``, observations left out; waits for the device."""
-        host = torch.empty(self._layout.nbytes, dtype=torch.uint8, device="cpu")
-        host[self._first :] = self._buffer[self._first :]
-        tensors = StepBuffers.allocate(self._on_host, host).tensors()
-        return {name: tensor.numpy() for name, tensor in tensors.items() if name != "obs"}

@@ -1,4 +1,4 @@
-"""A window that shows pictures one after the other, by pygame."""
+"""A pygame window that shows images."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 
 
 class Window:
-    """Opens at the first picture, and shows no more of them a second than it is told; there may be several.
+    """Opens at the first image and limits the frame rate; there may be several windows.
 
-    With ``SDL_VIDEODRIVER=dummy`` in the environment nothing of it is seen, and all else is the same.
+    With the environment variable ``SDL_VIDEODRIVER=dummy`` no window is shown; behaviour is otherwise identical.
 
     Attributes:
-        closed: By ``close``, or by whoever looks at it, with a click. It stays closed, and further pictures are ignored
-            at once, so that a loop which is watched goes on at its own speed.
+        closed: Whether ``close`` or the user has closed it. It stays closed: ``show`` then returns at once, so that the
+            caller's loop continues at full speed.
 
     Args:
-        title: What stands above it.
-        fps: Pictures a second; ``show`` waits for the time of its own.
+        title: Title of the window.
+        fps: Frames per second; ``show`` waits accordingly.
 
     Raises:
         gymnasium.error.DependencyNotInstalled: pygame-ce is missing.
@@ -27,7 +27,7 @@ class Window:
 
     def __init__(self, title: str, fps: float) -> None:
         try:
-            from pygame import Window as _  # noqa: F401  not in pygame, whose fork pygame-ce has windows
+            from pygame import Window as _  # noqa: F401  pygame-ce has it, pygame does not
         except ImportError as error:
             raise gymnasium.error.DependencyNotInstalled(
                 f'a window needs pygame-ce ({error}): pip install "gpu_vecenv[render]", and uninstall pygame'
@@ -37,29 +37,29 @@ class Window:
         self._window: Any = None
         self._clock: Any = None
 
-    def show(self, picture: np.ndarray[Any, Any]) -> None:
-        """Show a picture, (height, width, 3) uint8, and wait until it is time for it."""
+    def show(self, image: np.ndarray[Any, Any]) -> None:
+        """Show an image, (height, width, 3) uint8, after waiting for its time."""
         import pygame
 
         if self.closed:
             return
-        if self._window is not None and not pygame.display.get_init():  # whoever quit pygame took all windows along
+        if self._window is not None and not pygame.display.get_init():  # pygame.quit() destroyed all windows
             self.closed, self._window = True, None
             return
-        size = picture.shape[1], picture.shape[0]
+        size = image.shape[1], image.shape[0]
         if self._window is None:
             self._window, self._clock = pygame.Window(self.title, size), pygame.time.Clock()
         if self._window.size != size:
             self._window.size = size
-        # What is not asked for fills a queue and is then lost; keys are left to who else may want them.
+        # Unread events would overflow the queue; key events are left to the caller.
         for event in pygame.event.get(exclude=(pygame.KEYDOWN, pygame.KEYUP)):
             if event.type == pygame.WINDOWCLOSE and event.window is self._window:
                 self.close()
                 return
-            if event.type == pygame.WINDOWCLOSE:  # another window's
+            if event.type == pygame.WINDOWCLOSE:  # of another window
                 pygame.event.post(event)
         self._clock.tick(self.fps)
-        pygame.surfarray.blit_array(self._window.get_surface(), picture.swapaxes(0, 1))
+        pygame.surfarray.blit_array(self._window.get_surface(), image.swapaxes(0, 1))
         self._window.flip()
 
     def close(self) -> None:

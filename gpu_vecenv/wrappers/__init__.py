@@ -1,37 +1,41 @@
-"""Torch twins of those of Gymnasium's vector wrappers that fail on tensors, or take them off the device.
+"""Gymnasium's vector wrappers for environments of torch tensors, on the device of the tensors.
 
-Each has the name, the arguments and the meaning of its namesake in ``gymnasium.wrappers.vector``, 1.4, or where that
-has none, in ``gymnasium.wrappers``; differences are told in its docstring, also where it follows SuperSuit.
+Gymnasium's own fail on tensors or copy them to the host. Each class here has the name, arguments and meaning of its
+namesake in ``gymnasium.wrappers.vector`` 1.4, or in ``gymnasium.wrappers`` where there is no vector version; its
+docstring lists the differences, and says where it follows SuperSuit.
 
-All work in the three autoreset modes, compute where ``reset`` returned the observations, never wait for the device in
-``step``, and write into no tensor of the environment's; those with statistics or a memory cannot be captured in a CUDA
-graph. They serve every ``gymnasium.vector.VectorEnv`` of tensors: observations (num_envs, *shape), rewards,
-terminations and truncations (num_envs,), ``info`` a dict. Gymnasium's own TransformReward, TransformAction and
-ArrayConversion do that as well.
+All wrappers
 
-``info`` may hold two things that matter here. ``final_obs`` (num_envs, *shape), in SAME_STEP mode, are the last
-observations of ended episodes, in the rows where ``_final_obs`` (num_envs,) bool is True; observation wrappers
-transform them too. ``active`` (num_envs,) bool says whose next action counts: a row that was not active before a step
-has had no transition, and statistics pass over it. Without it, rows are inactive from an episode's end to the reset.
+- support the three autoreset modes;
+- compute on the device of the observations, and never synchronise with it in ``step``;
+- never write to a tensor of the environment;
+- accept every ``gymnasium.vector.VectorEnv`` that returns tensors: observations (num_envs, *shape), rewards,
+  terminations and truncations (num_envs,), ``info`` a dict.
+
+Wrappers with statistics or history cannot be captured in a CUDA graph. Gymnasium's own TransformReward,
+TransformAction and ArrayConversion work on tensors too.
+
+Two entries of ``info`` are used if present. ``final_obs`` (num_envs, *shape), in SAME_STEP mode, holds the last
+observations of ended episodes, valid in the rows where ``_final_obs`` (num_envs,) bool is True; observation wrappers
+transform it as well. ``active`` (num_envs,) bool marks the rows whose next action counts: a row that was inactive
+before a step had no transition, and statistics skip it. Without ``active``, a row is inactive from the end of its
+episode until its reset.
 """
 
-from gpu_vecenv.wrappers.stateful import DelayObservation, FrameStackObservation, MaxObservation, StickyAction
-from gpu_vecenv.wrappers.transforms import AgentIndicator, GrayscaleObservation, ResizeObservation
-from gpu_vecenv.wrappers.vector import (
-    ClipAction,
-    ClipReward,
-    DictInfoToList,
+from gpu_vecenv.wrappers.actions import ClipAction, RescaleAction, StickyAction
+from gpu_vecenv.wrappers.history import DelayObservation, FrameStackObservation, MaxObservation
+from gpu_vecenv.wrappers.images import GrayscaleObservation, ResizeObservation
+from gpu_vecenv.wrappers.observations import (
+    AgentIndicator,
     DtypeObservation,
     FlattenObservation,
     NormalizeObservation,
-    NormalizeReward,
-    RecordEpisodeStatistics,
-    RescaleAction,
     RescaleObservation,
     ReshapeObservation,
-    RowInfos,
     TransformObservation,
 )
+from gpu_vecenv.wrappers.rewards import ClipReward, NormalizeReward
+from gpu_vecenv.wrappers.statistics import DictInfoToList, RecordEpisodeStatistics, RowInfos
 
 __all__ = [
     "AgentIndicator",

@@ -1,4 +1,4 @@
-"""Bases of the wrappers: they find the device, follow the episodes of the rows, and transform what passes."""
+"""Base classes of the wrappers: device, active rows, observation and action hooks, running statistics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ else:
 
 
 class TensorWrapper(_Wrapper):
-    """Base of all: finds the device at ``reset``, and refuses environments that return no tensors."""
+    """Base of all wrappers: takes the device from the first observations; raises if they are not tensors."""
 
     _constants: Sequence[Tensor] = ()
 
@@ -43,35 +43,35 @@ class TensorWrapper(_Wrapper):
 
     @property
     def device(self) -> torch.device:
-        """Where the environment returns its tensors; before the first ``reset``, what it says itself."""
+        """Device of the observations; before the first ``reset``, the ``device`` attribute of the environment."""
         base: Any = self.env
         return self._device or torch.device(base.device)
 
-    # Both hold bounds for every row, and are made when somebody asks.
+    # Lazy: batched spaces hold bounds for every row.
     @cached_property
     def observation_space(self) -> Space[Any]:  # type: ignore[override]
-        """Of all rows."""
+        """Batched observation space, of all rows."""
         own = self._single_observation_space
         return self.env.observation_space if own is None else batch_space(own, self.num_envs)
 
     @cached_property
     def action_space(self) -> Space[Any]:  # type: ignore[override]
-        """Of all rows."""
+        """Batched action space, of all rows."""
         own = self._single_action_space
         return self.env.action_space if own is None else batch_space(own, self.num_envs)
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tensor, Info]:
-        """Reset the environment, which is given ``options`` as they are.
+        """Reset the environment; ``options`` are passed on unchanged.
 
         Raises:
-            TypeError: It returns no tensors, or its ``info`` is no dict.
+            TypeError: Its observations are not a tensor, or its ``info`` is not a dict.
         """
         obs, info = self.env.reset(seed=seed, options=options)
         name = type(self).__name__
         if not isinstance(obs, Tensor):
-            places = (gymnasium.wrappers.vector, gymnasium.wrappers)
-            theirs = next((f"{place.__name__}.{name}" for place in places if hasattr(place, name)), None)
-            advice = f". For environments that return NumPy arrays there is {theirs}" if theirs else ""
+            modules = (gymnasium.wrappers.vector, gymnasium.wrappers)
+            namesake = next((f"{module.__name__}.{name}" for module in modules if hasattr(module, name)), None)
+            advice = f". For environments that return NumPy arrays use {namesake}" if namesake else ""
             raise TypeError(
                 f"{name}: reset returned observations of type {type(obs).__name__}; expected a torch tensor{advice}"
             )
@@ -85,7 +85,11 @@ class TensorWrapper(_Wrapper):
         return obs, info
 
     def step(self, actions: Tensor) -> Step:
-        """Step the environment, or ResetNeededError."""
+        """Step the environment.
+
+        Raises:
+            ResetNeededError: Before ``reset``.
+        """
         if self._device is None:
             raise ResetNeededError(f"{type(self).__name__}: step before reset: call reset() first")
         return self.env.step(actions)
@@ -96,12 +100,12 @@ class TensorWrapper(_Wrapper):
         return space
 
     def _affine(self, what: str, space: Space[Any], low: Bound, high: Bound) -> Box:
-        """The Box with other bounds; the map to it, scale * x + offset, becomes the constants."""
+        """The Box with new bounds; ``_constants`` become scale and offset of the map scale * x + offset to it."""
         box = self._box(what, space)
         if not np.issubdtype(box.dtype, np.floating):
             raise TypeError(
-                f"{type(self).__name__}: the {what} space is {box}; expected floats, since integers cannot hold the "
-                "scale (DtypeObservation(env, np.float32) converts observations)"
+                f"{type(self).__name__}: the {what} space is {box}; expected a float dtype, because rescaled values "
+                "are not integers (DtypeObservation(env, np.float32) converts observations)"
             )
         rescaled, forward, _ = rescale_box(box, low, high)  # type: ignore[arg-type]
         bounded = np.isfinite(rescaled.low) & np.isfinite(rescaled.high)
@@ -114,7 +118,7 @@ class TensorWrapper(_Wrapper):
 
 
 class ObservationWrapper(TensorWrapper):
-    """Base of the wrappers whose observations are a function of the environment's."""
+    """Base of the wrappers that map each observation to another, without state."""
 
     def reset(self, *, seed: int | None = None, options: Options = None) -> tuple[Tensor, Info]:
         """Reset the environment and transform the observations."""
@@ -129,18 +133,18 @@ class ObservationWrapper(TensorWrapper):
         return self.observations(obs), rewards, terminations, truncations, info
 
     def observations(self, observations: Tensor) -> Tensor:
-        """What becomes of observations (num_envs, *shape)."""
+        """Transform observations (num_envs, *shape)."""
         raise NotImplementedError
 
 
 class ActionWrapper(TensorWrapper):
-    """Base of the wrappers that give the environment a function of the actions."""
+    """Base of the wrappers that transform actions."""
 
     def step(self, actions: Tensor) -> Step:
         """Step the environment with the transformed actions.
 
         Raises:
-            TypeError, ValueError: ``actions`` are no tensor of the right shape and device; nothing has changed.
+            TypeError, ValueError: ``actions`` are not a tensor of the expected shape and device; nothing has changed.
         """
         shape, name = (self.num_envs, *(self.single_action_space.shape or ())), type(self).__name__
         if not isinstance(actions, Tensor):
@@ -152,14 +156,15 @@ class ActionWrapper(TensorWrapper):
         return super().step(self.actions(actions) if self._device else actions)
 
     def actions(self, actions: Tensor) -> Tensor:
-        """What the environment is given, (num_envs, n)."""
+        """Transform actions (num_envs, *shape)."""
         raise NotImplementedError
 
 
 class EpisodeWrapper(TensorWrapper):
-    """Base of the wrappers that must know which rows have a transition.
+    """Base of the wrappers that depend on which rows had a transition.
 
-    ``_active`` (num_envs,) bool: whose next action counts, by ``info["active"]`` where the environment gives it.
+    ``_active`` (num_envs,) bool marks the rows whose next action counts: ``info["active"]`` if the environment has it,
+    else derived from the flags.
     """
 
     def __init__(self, env: TensorEnv) -> None:
@@ -177,18 +182,18 @@ class EpisodeWrapper(TensorWrapper):
         Raises:
             TypeError, ValueError: The mask is not (num_envs,) bool, torch or NumPy; nothing has changed.
         """
-        mask = self._mask(options)  # before the environment sees it: some take it out of the options
+        mask = self._mask(options)  # first: some environments remove it from the options
         obs, info = super().reset(seed=seed, options=options)
         rows = torch.ones(self.num_envs, dtype=torch.bool, device=obs.device) if mask is None else mask.to(obs.device)
         self._active = self._active_after(info, self._active.to(obs.device) | rows)
         return self._on_reset(rows, obs), info
 
     def step(self, actions: Tensor) -> Step:
-        """Step the environment and take the statistics of the rows that had a transition."""
+        """Step the environment and update from the rows that had a transition."""
         obs, rewards, terminations, truncations, info = super().step(actions)
         if obs.is_cuda and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
-                f"{type(self).__name__}: a CUDA graph would replay what is remembered now, again and again; "
+                f"{type(self).__name__}: cannot be captured in a CUDA graph, whose replays would not update its state; "
                 "capture the environment without this wrapper"
             )
         before, done = self._active, terminations | truncations
@@ -200,17 +205,17 @@ class EpisodeWrapper(TensorWrapper):
         return self._on_step(before, obs, rewards, terminations, truncations, info)
 
     def _on_reset(self, rows: Tensor, obs: Tensor) -> Tensor:
-        """New episodes in these rows, (num_envs,) bool; gives what ``reset`` returns as observations."""
+        """New episodes start in ``rows`` (num_envs,) bool; returns the observations that ``reset`` returns."""
         raise NotImplementedError
 
     def _on_step(self, had_transition: Tensor, *step: Any) -> Step:
-        """A step, with a transition in the rows where ``had_transition`` (num_envs,) bool is True; gives what to return."""
+        """Process a step with transitions in the rows ``had_transition`` (num_envs,) bool; returns its outputs."""
         raise NotImplementedError
 
     def _active_after(self, info: Info, otherwise: Tensor) -> Tensor:
         active = info.get("active")
         if isinstance(active, Tensor) and active.dtype == torch.bool and active.shape == (self.num_envs,):
-            return active.clone()  # the environment's own may be live
+            return active.clone()  # the environment may reuse its tensor
         return otherwise
 
     def _mask(self, options: Options) -> Tensor | None:
@@ -227,7 +232,7 @@ class EpisodeWrapper(TensorWrapper):
 
 
 class RunningWrapper(EpisodeWrapper):
-    """Base of the wrappers that normalize by a ``RunningMeanStd``, which is their attribute ``_statistics``."""
+    """Base of the wrappers that normalise with a ``RunningMeanStd``, the attribute named by ``_statistics``."""
 
     _statistics: str
     _kept: tuple[str, ...] = ("_active",)
@@ -239,18 +244,23 @@ class RunningWrapper(EpisodeWrapper):
         self.epsilon, self.update_running_mean = epsilon, True
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of all that the next step depends on: "mean", "var", "count", and what is known of each row."""
+        """Copies of all state that the next step depends on: "mean", "var", "count", and the state of each row."""
         statistics: RunningMeanStd = getattr(self, self._statistics)
         return statistics.state_dict() | {name.lstrip("_"): getattr(self, name).clone() for name in self._kept}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from a ``state_dict``, after ``reset``, which begins anew in all rows.
+        """Restore a ``state_dict``. Call it after ``reset``, which clears the state of all rows.
 
         Raises:
-            ValueError: A name, shape or dtype is wrong; nothing has changed. Another number of rows is, too: to take
-                the statistics alone there, use the ``RunningMeanStd``'s own ``load_state_dict``.
+            ValueError: A name, shape or dtype differs, also for another number of rows; nothing has changed. To restore
+                the statistics alone, call ``load_state_dict`` of the ``RunningMeanStd``.
         """
         loaded = checked_state_dict(state, self.state_dict())
         for name in self._kept:
             setattr(self, name, loaded.pop(name.lstrip("_")))
         getattr(self, self._statistics).load_state_dict(loaded)
+
+
+def expand_to(rows: Tensor, tensor: Tensor) -> Tensor:
+    """View (num_envs,) with trailing axes of length 1, to broadcast with ``tensor``."""
+    return rows.view(-1, *[1] * (tensor.ndim - 1))

@@ -215,7 +215,7 @@ from gpu_vecenv.adapters import cleanrl
 done = cleanrl.run(*"{script} --env-id simple_spread --num-steps 8 --total-timesteps 3000 --num-envs {rows}".split(),
                    continuous_actions=True, max_steps=7)
 env = done["envs"].unwrapped
-print("rows", env.num_envs, "replicas", env.env.num_game_envs, "seed", env.env.vec_env.seed, *done["obs"].shape)
+print("rows", env.num_envs, "replicas", env.env.vec_env.num_envs, "seed", env.env.vec_env.seed, *done["obs"].shape)
 print("lengths", done["info"]["l"].max().item(), done["info"]["time_outs"].dtype)
 """
 

@@ -81,7 +81,7 @@ def test_seeds_repeat_and_attributes_are_found():
     for first, second in zip(*rollouts, strict=True):
         np.testing.assert_array_equal(first, second)
     assert not np.array_equal(env.reset(), rollouts[0][0])  # a seed counts once
-    assert env.get_attr("num_game_envs") == [3] * 3 and env.get_attr("render_mode", 1) == [None]
+    assert env.get_attr("num_agents") == [1] * 3 and env.get_attr("render_mode", 1) == [None]
     env.set_attr("note", "kept")
     assert env.get_attr("note", [0, 2]) == ["kept"] * 2
     with pytest.raises(ValueError, match="one environment serves all rows"):

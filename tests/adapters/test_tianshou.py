@@ -307,7 +307,7 @@ def test_seeds_repeat_and_attributes_are_found():
     with pytest.raises(TypeError, match="options"):
         env.reset(options={})
     assert env.action_space == [env.env.single_action_space] * 3 and env.metadata[0] is env.env.metadata
-    assert env.get_env_attr("num_game_envs", [0, 2]) == [3, 3] and env.render() == [None] * 3
+    assert env.get_env_attr("num_agents", [0, 2]) == [1, 1] and env.render() == [None] * 3
     env.set_env_attr("note", "kept")
     assert env.get_env_attr("note", 1) == ["kept"]
     with pytest.raises(ValueError, match="one environment serves all rows"):

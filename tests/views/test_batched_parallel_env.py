@@ -288,10 +288,10 @@ def good(env) -> dict:
 
 
 BAD_ACTIONS = [
-    ("agent", lambda a: None, TypeError, "a NoneType; expected a dictionary"),
-    ("agent", lambda a: list(a.values()), TypeError, "a list; expected a dictionary"),
+    ("agent", lambda a: None, TypeError, "a NoneType; expected a dict"),
+    ("agent", lambda a: list(a.values()), TypeError, "a list; expected a dict"),
     ("agent", lambda a: {}, AgentKeyError, "no action for tagger_0, .* each of: tagger_0, .*runner_0$"),
-    ("agent", lambda a: {**a, "tagger_4": a["runner_0"]}, AgentKeyError, "an action for an unknown tagger_4"),
+    ("agent", lambda a: {**a, "tagger_4": a["runner_0"]}, AgentKeyError, "an action for an unknown agent: tagger_4"),
     ("role", lambda a: {"tagger": a["tagger"]}, AgentKeyError, r"no action for runner\. .* each of: tagger, runner$"),
     ("agent", lambda a: {**a, "runner_0": 1}, TypeError, "runner_0's actions are a int; expected a tensor on cpu"),
     ("agent", lambda a: {**a, "runner_0": np.ones(3, np.int64)}, TypeError, "are a ndarray"),
@@ -398,7 +398,7 @@ def test_spaces_are_those_of_one_agent_of_the_role(group_by):
     assert env.observation_space(last) is env.observation_spaces[last]
     assert env.action_space(last) is env.action_spaces[last]
     assert env.state_space.shape == (6 + 6 + 18,)
-    with pytest.raises(AgentKeyError, match="no agent is called 'scuot'; nearest: scout"):
+    with pytest.raises(AgentKeyError, match="no agent 'scuot'; nearest: scout"):
         env.action_space("scuot")
     env.action_space(first).seed(1)
     assert env.game.layout.action.spaces["scout"] is not env.action_space(first)
@@ -436,8 +436,8 @@ def test_wrong_arguments_are_refused():
         batched_parallel_env("tag_gridworld", 0, "cpu")
     with pytest.raises(ConfigError, match="max_cycles is 3 and max_steps is 4"):
         batched_parallel_env("tag_gridworld", 3, "cpu", max_cycles=3, max_steps=4)
-    with pytest.raises(TypeError, match="rows is 1"):
-        batched_parallel_env("tag_gridworld", 3, "cpu", rows=1)
+    with pytest.raises(TypeError, match="agents_as_envs is 1"):
+        batched_parallel_env("tag_gridworld", 3, "cpu", agents_as_envs=1)
     with pytest.raises(UnsupportedMode, match="render_mode is 'nothing'"):
         batched_parallel_env("tag_gridworld", 3, "cpu", render_mode="nothing")
 

@@ -68,7 +68,7 @@ def test_make_vec_gives_a_vector_env_of_device_tensors(name, device):
     assert isinstance(env, VectorEnv) and env.unwrapped is env
     assert env.spec.id == IDS[name]
     assert env.metadata["autoreset_mode"] is env.autoreset_mode is AutoresetMode.SAME_STEP  # the registered default
-    assert (env.num_envs, env.num_game_envs, env.num_agents) == (3 * game.num_agents, 3, game.num_agents)
+    assert (env.num_envs, env.vec_env.num_envs, env.num_agents) == (3 * game.num_agents, 3, game.num_agents)
     assert env.observation_space.shape == (env.num_envs, *env.single_observation_space.shape)
     obs, info = env.reset(seed=4)
     assert obs.device.type == device and info["active"].all()
@@ -158,7 +158,7 @@ def test_the_single_env_is_one_replica(name):
         over = not info["active"].any()
         assert reward == float(rewards.double().sum()) and isinstance(reward, float)
         assert (terminated, truncated) == (over and not truncations.any(), over and bool(truncations.any()))
-    with pytest.raises(ResetNeededError, match="episode's end"):
+    with pytest.raises(ResetNeededError, match="after the end of an episode"):
         env.unwrapped.step(action)
 
 
@@ -367,7 +367,7 @@ def test_reset_takes_masks_of_whole_replicas_and_nothing_else(device):
     part = np.zeros(15, bool)
     part[:7] = True
     for bad, error, text in [
-        ({"reset_mask": part}, ValueError, "some of a replica's 5 rows"),
+        ({"reset_mask": part}, ValueError, "differs among the 5 rows of an environment"),
         ({"reset_mask": np.ones(3, bool)[:2]}, ValueError, "mask has shape"),
         ({"reset_mask": np.ones(15)}, TypeError, "mask is float64"),
         ({"reset_mask": [True] * 15}, TypeError, "mask is list"),

@@ -298,7 +298,7 @@ def test_each_agent_has_the_spaces_of_its_role():
         assert env.observation_space(agent) is env.observation_space(agent) is env.observation_spaces[agent]
         assert env.action_space(agent) is env.action_space(agent) is env.action_spaces[agent]
     for find in (env.observation_space, env.action_space):
-        with pytest.raises(AgentKeyError, match="no agent is called 'scout_9'; nearest: scout_"):
+        with pytest.raises(AgentKeyError, match="no agent 'scout_9'; nearest: scout_"):
             find("scout_9")
 
 
@@ -442,10 +442,15 @@ def test_unordered_actions_are_the_same_actions():
 GRID = {"tagger_0": 1, "tagger_1": 2, "runner_0": 3}
 PAINT = {"agent_0": np.array([0.5, 1.5], np.float32)}
 BAD_ACTIONS = [
-    (GRID, lambda a: None, TypeError, "a NoneType; expected a dictionary"),
-    (GRID, lambda a: list(a.values()), TypeError, "a list; expected a dictionary"),
+    (GRID, lambda a: None, TypeError, "a NoneType; expected a dict"),
+    (GRID, lambda a: list(a.values()), TypeError, "a list; expected a dict"),
     (GRID, lambda a: {}, AgentKeyError, "no action for tagger_0, tagger_1, runner_0. Expected one action for each of"),
-    (GRID, lambda a: {**a, "tagger_2": 0}, AgentKeyError, "an action for an unknown tagger_2. .*tagger_1, runner_0$"),
+    (
+        GRID,
+        lambda a: {**a, "tagger_2": 0},
+        AgentKeyError,
+        "an action for an unknown agent: tagger_2. .*tagger_1, runner_0$",
+    ),
     (GRID, lambda a: {"tagger_0": 1, "runner": 3, 4: 4}, AgentKeyError, "for tagger_1, runner_0; .*unknown runner, 4"),
     (GRID, lambda a: {**a, "tagger_1": 5}, InvalidActionError, "tagger_1, number 0: 5; expected 0 to size - 1"),
     (GRID, lambda a: {**a, "runner_0": -1}, InvalidActionError, "agent runner_0"),
@@ -488,7 +493,7 @@ def test_an_agent_that_has_ended_takes_no_actions():
     assert env.agents == ["scout_1", "pilot_0"]
     before = digest(env)
     with pytest.raises(
-        AgentKeyError, match=r"an action for one that has ended: scout_0\. .* each of: scout_1, pilot_0$"
+        AgentKeyError, match=r"an action for an agent that has ended: scout_0\. .* each of: scout_1, pilot_0$"
     ):
         env.step({**samples(env, infos), "scout_0": 0})
     assert digest(env) == before

@@ -589,7 +589,7 @@ def test_an_unknown_render_mode_is_refused_with_the_known_ones():
 
 def test_a_game_without_draw_says_how_to_add_it():
     assert checked_render_mode(Undrawn(), None) is None
-    with pytest.raises(gymnasium.error.UnsupportedMode, match=r"Undrawn is not drawn.*draw\(self, state\)"):
+    with pytest.raises(gymnasium.error.UnsupportedMode, match=r"Undrawn has no draw method.*draw\(self, state\)"):
         GymnasiumEnv(Undrawn, render_mode="rgb_array")
     with pytest.raises(EnvDefinitionError, match="Undrawn is not drawn"):
         Undrawn().draw({})
@@ -785,7 +785,9 @@ def test_frames_of_two_sizes_make_no_film(imageio, tmp_path):
 def test_a_film_without_its_library_says_what_to_install(imageio, monkeypatch, tmp_path, library):
     monkeypatch.delitem(sys.modules, "imageio.plugins.ffmpeg", raising=False)  # it imports its library once
     monkeypatch.setitem(sys.modules, library, None)
-    with pytest.raises(gymnasium.error.DependencyNotInstalled, match=r'films need.*pip install "gpu_vecenv\[render\]"'):
+    with pytest.raises(
+        gymnasium.error.DependencyNotInstalled, match=r'videos need.*pip install "gpu_vecenv\[render\]"'
+    ):
         write_video([plain(RED)], tmp_path / "a.mp4", 10)
 
 

@@ -856,7 +856,7 @@ def test_an_action_that_the_environment_refuses_does_not_stick():
     with pytest.raises(TypeError, match="float32 only"):
         env.step(actions_of(1).double())
     env.step(actions_of(2))
-    assert torch.equal(env.unwrapped.given[env._left == 0], actions_of(0)[env._left == 0])
+    assert torch.equal(env.unwrapped.given[env._remaining == 0], actions_of(0)[env._remaining == 0])
 
 
 @every_mode
@@ -1175,7 +1175,7 @@ def test_an_environment_of_arrays_is_refused_at_reset(wrapper, arguments, toy):
     env = wrapper(NumpyFace(Toy(NEXT, **toy)), **arguments)
     name = wrapper.__name__
     place = next((place.__name__ for place in (theirs, gymnasium.wrappers) if hasattr(place, name)), None)
-    advice = f"there is {place}.{name}$" if place else "expected a torch tensor$"
+    advice = f"use {place}.{name}$" if place else "expected a torch tensor$"
     with pytest.raises(TypeError, match=f"{name}: reset returned observations of type ndarray.*{advice}"):
         env.reset()
 
@@ -1193,8 +1193,8 @@ def test_what_is_no_vector_environment_is_refused(wrapper, arguments, toy):
 
 
 WRONG = [
-    (ours.ClipReward, {}, {}, InvalidBound, "expected a bound"),
-    (ours.ClipReward, {"min_reward": 1, "max_reward": 0}, {}, InvalidBound, r"\[1, 0\]"),
+    (ours.ClipReward, {}, {}, InvalidBound, "expected at least one"),
+    (ours.ClipReward, {"min_reward": 1, "max_reward": 0}, {}, InvalidBound, "min_reward is 1, max_reward 0"),
     (ours.ClipReward, {"min_reward": np.nan}, {}, InvalidBound, "nan"),
     (ours.ClipReward, {"min_reward": "low"}, {}, ValueError, "low"),
     (ours.NormalizeReward, {"gamma": 1.1}, {}, InvalidBound, "gamma is 1.1"),
@@ -1242,9 +1242,15 @@ WRONG = [
         {"repeat_action_probability": 0.1, "repeat_action_duration": (3, 2)},
         {},
         InvalidBound,
-        "first",
+        "expected .lowest, highest.",
     ),
-    (ours.StickyAction, {"repeat_action_probability": 0.1, "repeat_action_duration": (1,)}, {}, ValueError, "or two"),
+    (
+        ours.StickyAction,
+        {"repeat_action_probability": 0.1, "repeat_action_duration": (1,)},
+        {},
+        ValueError,
+        "a pair of ints",
+    ),
     (ours.StickyAction, {"repeat_action_probability": 0.1, "repeat_action_duration": 1.5}, {}, TypeError, "is 1.5"),
     (ours.GrayscaleObservation, {}, {}, ValueError, "expected images"),
     (ours.GrayscaleObservation, {}, {"shape": (4, 4, 1), "kind": np.uint8}, ValueError, "expected 3 channels"),
