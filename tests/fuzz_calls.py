@@ -64,7 +64,7 @@ Errors = type[Exception] | tuple[type[Exception], ...]
 
 @dataclass(frozen=True)
 class Bad:
-    """One wrong call, the errors one of which it must raise, and words of the message."""
+    """One wrong call, the errors of which it must raise one, and words of the message."""
 
     what: str
     call: Callable[[], object]
@@ -73,7 +73,7 @@ class Bad:
 
 
 def bits(*values: Any) -> bytes:
-    """Every bit of outputs. What the rows of "final_obs" hold outside their mask is unspecified: it is left out."""
+    """All bits of outputs, except the rows of "final_obs" outside of their mask, which are unspecified."""
     parts = []
     for value in values:
         if isinstance(value, Mapping):
@@ -104,7 +104,7 @@ def bad_seed(rng: random.Random, call: Callable[..., object]) -> Bad:
 
 
 def other_shape(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape of few elements that is not this one; often one that broadcasts to it, or has as many elements."""
+    """Another small shape; often one that broadcasts to this one, or has as many elements."""
     while True:
         wrong = list(shape)
         for _ in range(rng.randrange(1, 3)):
@@ -135,7 +135,7 @@ def elsewhere(tensor: torch.Tensor) -> torch.Tensor:
 def bad_tensor(
     rng: random.Random, good: torch.Tensor, kinds: Sequence[torch.dtype], *, arrays: bool = False
 ) -> tuple[Any, Errors, list[str]]:
-    """What is no ``good``, of which dtypes ``kinds`` are taken; the error, and words that say what is wrong."""
+    """A wrong variant of ``good``, for which dtypes ``kinds`` are valid; the error, and words of its message."""
     match rng.randrange(6):
         case 0:
             wrong = good.to(rng.choice([kind for kind in KINDS if kind not in kinds]))
@@ -153,7 +153,7 @@ def bad_tensor(
 
 
 def bad_array(rng: random.Random, good: np.ndarray, names: Sequence[str]) -> tuple[Any, Errors, list[str]]:
-    """The same of an array."""
+    """A wrong variant of a NumPy array; the error, and words of its message."""
     if rng.randrange(2):
         shape = other_shape(rng, good.shape)
         return np.zeros(shape, good.dtype), ValueError, [str(shape), "expected"]
@@ -176,7 +176,7 @@ def bad_mask(rng: random.Random, n: int, device: torch.device) -> tuple[Any, Err
 
 
 def wrong_choices(rng: random.Random, env: gpu_vecenv.VecEnv, good: torch.Tensor) -> torch.Tensor:
-    """Actions of which at least one active agent's is outside its space."""
+    """Actions with at least one of an active agent outside of its space."""
     action, wrong = env.game.layout.action, good.clone()
     rows = wrong.view(-1, env.num_agents, action.heads)
     alive = env.active.nonzero().tolist() or [[0, 0]]
@@ -194,13 +194,13 @@ def wrong_choices(rng: random.Random, env: gpu_vecenv.VecEnv, good: torch.Tensor
 
 
 def typo(rng: random.Random, word: str) -> str:
-    """A word that is nearly this one."""
+    """A misspelling."""
     place, letter = rng.randrange(len(word)), rng.choice("abcxyz_0")
     return rng.choice([word[:place] + letter + word[place:], word[:place] + word[place + 1 :] + letter, word + "s"])
 
 
 def bad_setting(rng: random.Random, kind: type) -> tuple[str, Any, list[str]]:
-    """A key of a configuration, a value that it cannot have, and words of the refusal."""
+    """A configuration key, an invalid value, and words of the message."""
     hints = typing.get_type_hints(kind)
     fields = [field for field in dataclasses.fields(kind) if field.init]
     if rng.randrange(4) == 0:
@@ -233,27 +233,27 @@ def bad_setting(rng: random.Random, kind: type) -> tuple[str, Any, list[str]]:
 
 
 class Subject:
-    """What is called wrongly, beside a twin that is not."""
+    """Base of the objects that are called wrongly; each has a twin that is not."""
 
     name = ""
 
     def begin(self) -> None:
-        """Bring both to the same state."""
+        """Put object and twin into the same state."""
 
     def bad(self, rng: random.Random) -> Bad:
         raise NotImplementedError
 
     def fingerprint(self) -> bytes:
-        """Of all that no refused call may change."""
+        """A hash of everything that a refused call must not change."""
         raise NotImplementedError
 
     def next_step_agrees(self) -> bool:
-        """Let both step on; whether they did so with the same bits."""
+        """Step both; whether the outputs are bitwise equal."""
         return True
 
 
 class Pair(Subject):
-    """An environment of some kind and its twin."""
+    """An environment and its twin."""
 
     def __init__(self, name: str, make: Callable[[], Any]) -> None:
         self.name, self.env, self.twin = name, make(), make()
@@ -422,7 +422,7 @@ class Rows(Pair):
 
 
 class Single(Pair):
-    """GymnasiumEnv; and one whose episode is over."""
+    """GymnasiumEnv, also after the end of an episode."""
 
     def __init__(self, game: Env, device: str) -> None:
         super().__init__(f"GymnasiumEnv of {game.name()}", lambda: gpu_vecenv.GymnasiumEnv(game, device))
@@ -586,7 +586,7 @@ class Draws(Pair):
 
 
 class Making(Pair):
-    """make, configure, register and the constructors, beside an environment that has nothing to do with it."""
+    """make, configure, register and constructors; an unrelated environment must not change."""
 
     def __init__(self, device: str) -> None:
         game = gpu_vecenv.configure("tag_gridworld", max_steps=5)
@@ -693,7 +693,7 @@ class Making(Pair):
 
 
 class Training(Subject):
-    """PPOConfig, Trainer, checkpoints and what is loaded from them."""
+    """PPOConfig, Trainer, checkpoints and policies loaded from them."""
 
     name = "training"
 
@@ -841,7 +841,7 @@ class Training(Subject):
 
 
 class Lifeless(Subject):
-    """Environments that have been closed, or not yet reset."""
+    """Environments that are closed or not yet reset."""
 
     name = "closed or not reset"
 
@@ -907,7 +907,7 @@ class Lifeless(Subject):
 
 
 def subjects(device: str, folder: Path) -> list[Subject]:
-    """Everything that is called wrongly."""
+    """All objects that are called wrongly."""
     grid = gpu_vecenv.configure("tag_gridworld", max_steps=7)
     plane = gpu_vecenv.configure("tag_continuous", num_taggers=2, num_runners=3, num_neighbors=3, max_steps=9)
     box, crew = gpu_vecenv.configure("pendulum", max_steps=6), Crew()
@@ -939,7 +939,7 @@ def subjects(device: str, folder: Path) -> list[Subject]:
 
 
 def fuzz_calls(device: str, calls: int, seed: int, first: int = 0) -> tuple[list[str], collections.Counter[str]]:
-    """Failures, and how often each subject was called; raises nothing."""
+    """Failures, and the number of calls by subject; raises nothing."""
     failures: list[str] = []
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
@@ -963,7 +963,7 @@ def fuzz_calls(device: str, calls: int, seed: int, first: int = 0) -> tuple[list
 
 
 def complaint(bad: Bad) -> str:
-    """What is wrong with how a call was refused; empty if nothing."""
+    """The problem with how a call was refused; empty if there is none."""
     try:
         result = bad.call()
     except Exception as error:

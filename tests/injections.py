@@ -1,8 +1,8 @@
-"""Names, keys and values that would be code if somebody pasted them somewhere; a part of fuzz_calls.py.
+"""Code injection through names, configuration keys and values; used by fuzz_calls.py.
 
-An injection must be refused, or arrive as what it is: the device code is the same as for an honest one. Meanwhile
-nothing is compiled, imported, started or written, as Python's own audit tells. Some of those that are accepted go on to
-a compiler that only writes down what it is given.
+An injection must be refused, or be passed on as plain data: the device code equals that for a harmless value. Meanwhile
+nothing is compiled, imported, started or written, according to Python's audit hooks. Some accepted ones are passed to a
+compiler that only records its arguments.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from gpu_vecenv.views import pettingzoo_env
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 
-MARK = "qzjx"  # is in every injection, so that one is recognised wherever it arrives
+MARK = "qzjx"  # part of every injection, to recognise it anywhere
 PIECES = (
     '"', "'", "\n", "\r\n", "\r", "\\", "\\\n", "\0", "??/", "??/\n", "\t", "\x1b[2J", "\u2028", "\u202e", "\uff1b",
     "\u0430gent", "\u2170nt", "\ud800", "`touch {canary}`", "$(touch {canary})", "; touch {canary} #",
@@ -64,7 +64,7 @@ PIECES = (
 
 
 class HostileStr(str):
-    """Is one word and writes another."""
+    """A str whose repr and str differ from its value."""
 
     def __str__(self) -> str:
         return f'";\nint {MARK};\n//'
@@ -79,7 +79,7 @@ class HostileStr(str):
 
 
 class HostileInt(int):
-    """Is a number and writes a declaration."""
+    """A float whose repr is C++ code."""
 
     def __str__(self) -> str:
         return f"0;\nint {MARK} = 0"
@@ -100,7 +100,7 @@ class HostileFloat(float):
 
 
 class HostileNumpy(np.float64):
-    """A NumPy number whose Python number is hostile."""
+    """A NumPy scalar whose item() is hostile."""
 
     def item(self, *place: Any) -> Any:
         return HostileFloat(1.0)
@@ -109,7 +109,7 @@ class HostileNumpy(np.float64):
 
 
 class HostileWord(str, enum.Enum):
-    """An enum's member that is a word, and writes its own name."""
+    """A str enum, whose str is the name of its member."""
 
     ALL = "all"
     CLIP = "clip"
@@ -130,7 +130,7 @@ class HostileNumber(enum.IntEnum):
 
 
 class Pretender:
-    """Equal to everything."""
+    """A value that equals everything."""
 
     def __eq__(self, other: object) -> bool:
         return True
@@ -150,7 +150,7 @@ class Pretender:
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Env):
-    """A game whose configuration has words that are for Python alone."""
+    """A game with strings in its configuration, which device code does not get."""
 
     label: str = "plain"
     file: Path = Path("plain")
@@ -181,7 +181,7 @@ RUNS_SOMETHING = (
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Python's own audit: it tells of everything that is compiled, imported, started or opened."""
+    """Records compilations, imports, processes and opened files by Python's audit hooks."""
     if _watched is None:
         return
     if event == "subprocess.Popen" and list(arguments[1][1:]) == ["--version"] and MARK not in repr(arguments):
@@ -199,7 +199,7 @@ sys.addaudithook(_watch)
 
 @contextlib.contextmanager
 def watching() -> Iterator[list[str]]:
-    """What is run or written meanwhile."""
+    """The events during a block that run or write something."""
     global _watched
     _watched = events = []
     try:
@@ -217,7 +217,7 @@ def injection(rng: random.Random, canary: Path) -> str:
 
 
 def hostile(rng: random.Random, text: str) -> Any:
-    """A value that is, or writes, what is hostile."""
+    """A hostile value, or one with a hostile repr."""
     values = [
         text,
         HostileStr("all"),
@@ -234,7 +234,7 @@ def hostile(rng: random.Random, text: str) -> Any:
 
 @dataclass
 class Refused:
-    """A call that must be refused by one of these errors, without anything having been run."""
+    """A call that must raise one of these errors and run nothing."""
 
     call: Callable[[], object]
     errors: Errors
@@ -242,7 +242,7 @@ class Refused:
 
 @dataclass
 class Harmless:
-    """A call that may be refused so, or gives a game, or device code, which must be the honest one's."""
+    """A call that may raise these errors, or returns a game or device code, which must equal the harmless one's."""
 
     call: Callable[[], Env | str]
     errors: Errors
@@ -253,23 +253,23 @@ Attempt = Refused | Harmless
 
 
 def stripped(text: str) -> str:
-    """Device code without the remark on its configuration and without the names in #line marks."""
+    """Device code without the comment on its configuration and the names in #line directives."""
     lines = [re.sub(r'^(#line \d+ )"([^"\\]|\\.)*"$', r"\1", line) for line in text.split("\n")]
     return "\n".join("//" if line.startswith("// Generated from") and no_way_out(line) else line for line in lines)
 
 
 def no_way_out(remark: str) -> bool:
-    """Whether the line after a // remark is not swallowed by it, and nothing of it ends the line earlier."""
+    """Whether a // comment neither continues on the next line nor ends before the line does."""
     return not re.search(r"[\r\v\f]|(\\|\?\?/)\s*$", remark)
 
 
 def game_with(**members: Any) -> type[Env]:
-    """A game declared with these members."""
+    """A game class with these members."""
     return dataclass(frozen=True, kw_only=True)(type("Own", (Named,), {"__module__": __name__, **members}))
 
 
 class Injector:
-    """Makes attempts; ``folder`` is for game files."""
+    """Generator of attempts; ``folder`` is for game files."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.canary = folder, folder / "canary"
@@ -374,7 +374,7 @@ class Injector:
         return Refused(lambda: gpu_vecenv.VecEnv(Named(), 2, **{"device": "cpu", key: value}), wrong)
 
     def as_word(self, rng: random.Random, text: str) -> Attempt:
-        """Where names are looked up: spaces, roles, options, metrics."""
+        """Lookups by name: spaces, roles, options, metrics."""
         env = gpu_vecenv.configure("tag_gridworld")
         return rng.choice(
             [
@@ -388,7 +388,7 @@ class Injector:
         )
 
     def as_file(self, rng: random.Random, text: str) -> Attempt:
-        """Names of files arrive in #line marks, so that messages name them."""
+        """File names appear in #line directives, so that messages contain them."""
         name = re.sub(r"[/\0\ud800]", "", text)[:60] + ".cu"
         if rng.randrange(2):
             return Harmless(lambda: inline_includes("int x;", name, None), (), self.kernel)
@@ -408,7 +408,7 @@ exit 1
 
 
 def fuzz_injections(count: int, seed: int, compiled_every: int = 40) -> tuple[list[str], collections.Counter[str]]:
-    """Failures, and how many attempts of each kind were refused, or accepted as what they are."""
+    """Failures, and numbers of refused and of accepted attempts by kind."""
     failures: list[str] = []
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
@@ -444,7 +444,7 @@ def fuzz_injections(count: int, seed: int, compiled_every: int = 40) -> tuple[li
 
 
 def tried(attempt: Attempt) -> tuple[str, Any]:
-    """What is wrong with how an attempt ended, and what it gave if it was accepted."""
+    """The problem with the outcome of an attempt, and its result if it was accepted."""
     try:
         result = attempt.call()
     except Exception as error:
@@ -465,7 +465,7 @@ def text_complaint(given: Env | str, honest: str) -> str:
 
 
 def compiler_complaint(game: Env, recorder: Path, records: Path, honest: str) -> str:
-    """Compile by a compiler that only writes down, and look at what it wrote."""
+    """Compile with a compiler that only records its arguments, and check them."""
     for old in records.iterdir():
         shutil.rmtree(old)
     before, os.environ["CXX"] = os.environ.get("CXX"), str(recorder)

@@ -1,4 +1,4 @@
-"""Declarations: what follows from them, what they may not say, and a game of one's own from its text to a step."""
+"""Declarations: what they resolve to, which are refused, and a user's game from its source to a step."""
 
 import copy
 import dataclasses
@@ -117,7 +117,7 @@ class Drift(Env):
 
 @dataclass(frozen=True, kw_only=True)
 class Bare(Env):
-    """The least that is a game."""
+    """A minimal game."""
 
     level: float = 0.0
 
@@ -131,7 +131,7 @@ class Bare(Env):
 
 
 def bare_with(**members: Any) -> type[Bare]:
-    """A game that differs from the bare one in these members; values of properties may be given as they are."""
+    """The bare game with other members; values of properties are wrapped."""
     for name in {"roles", "obs_dim", "obs_shape", "obs_dtype", "action_space"} & set(members):
         value = members[name]
         members[name] = property(lambda self, value=value: value)
@@ -151,7 +151,7 @@ def configurable(kind: Any, default: Any, **limits: float) -> type[Env]:
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Puts a game's device code into a folder of its own, with the header that it includes."""
+    """Write a game's device code into its own folder, with the header that it includes."""
     (tmp_path / "weight.cuh").write_text("#pragma once\nconstexpr float WEIGHT = 0.25f;\n")
 
     def write_text(game: type[Env], text: str) -> Path:
@@ -163,7 +163,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path
     return write_text
 
 
-# ---------------------------------------------------------------------- what follows from a declaration
+# ---------------------------------------------------------------------- what a declaration resolves to
 
 
 def test_sizes_follow_from_the_configuration():
@@ -188,7 +188,7 @@ def test_agents_are_numbered_role_by_role():
     assert [constants[f"END_{role}"] for role in ("CAT", "DOG", "MOUSE")] == [2, 2, 5]
 
 
-def test_a_game_that_says_nothing_of_roles_has_one_agent():
+def test_a_game_without_declared_roles_has_one_agent():
     assert Bare().layout.agent_names == ("agent_0",)
 
 
@@ -197,13 +197,13 @@ def test_observation_spaces_have_the_declared_shape_and_type():
     assert Bare().observation_space == Box(-np.inf, np.inf, (1,), np.float32)
 
 
-def test_names_are_snake_case_and_sources_lie_beside_the_declaration_or_in_the_package():
+def test_game_names_are_snake_case_and_sources_are_beside_the_declaration_or_in_the_package():
     assert TagContinuous.name() == "tag_continuous"
     assert TagContinuous.source_path().name == "tag_continuous.cu"
     assert TagContinuous.source_path().is_file()
 
 
-def test_constants_hold_configuration_sizes_and_derived_values_but_no_words():
+def test_constants_are_configuration_sizes_and_derived_values_but_no_strings():
     constants = Drift(num_pushers=4, limit=0.5).layout.constants
     expected = {"NUM_PUSHERS": 4, "LIMIT": 0.5, "MAX_STEPS": 4, "TABLE_SIZE": 3, "TWICE": 1.0, "NUM_AGENTS": 5}
     assert expected.items() <= constants.items()
@@ -226,7 +226,7 @@ def test_a_float_constant_is_a_c_literal_of_the_same_float32(value):
     assert np.float32(text[:-1]).tobytes() == np.float32(value).tobytes()
 
 
-def test_the_compiler_reads_every_float_constant_as_the_float32_meant(write):
+def test_the_compiler_parses_every_float_constant_to_the_same_float32(write):
     generator = np.random.default_rng(5)
     anything = generator.integers(0, 2**32, 500, dtype=np.uint32).view(np.float32)
     special = np.array([0.0, -0.0, 1e-45, -1e-45, 2.0**-126, FLOAT32_MAX, -FLOAT32_MAX, 1.0, 0.1, 16777217], np.float32)
@@ -260,7 +260,7 @@ def test_the_compiler_reads_every_float_constant_as_the_float32_meant(write):
         ("word", None),
     ],
 )
-def test_a_derived_value_reaches_the_device_text_or_is_refused(value, text):
+def test_a_derived_value_becomes_a_constant_or_is_refused(value, text):
     game = bare_with(derived=("far",), far=property(lambda self: value))
     try:
         lines = generate_header(game().layout).splitlines()
@@ -301,9 +301,7 @@ KERNEL(probe, i32* sizes, i32* offsets) {
 
 
 @pytest.mark.parametrize(("roles", "space", "shape", "head_sizes", "choices"), LAYOUTS)
-def test_discrete_layouts_are_the_same_in_python_and_in_the_device_text(
-    write, roles, space, shape, head_sizes, choices
-):
+def test_discrete_layouts_are_equal_in_python_and_in_device_code(write, roles, space, shape, head_sizes, choices):
     game = bare_with(roles=roles, action_space=space)
     write(game, BARE_TEXT)
     action = game().layout.action
@@ -333,7 +331,7 @@ GAMES = [TagGridworld(grid=7, step_cost=0.1), TagContinuous(num_runners=3, num_n
 
 
 @pytest.mark.parametrize("game", GAMES, ids=lambda game: game.name())
-def test_games_are_values(game):
+def test_games_are_compared_copied_and_pickled_by_value(game):
     twin = type(game)(**{field.name: getattr(game, field.name) for field in dataclasses.fields(game)})
     assert twin == game and hash(twin) == hash(game)
     assert {game: 1}[twin] == 1
@@ -359,7 +357,7 @@ def test_integers_for_floats_and_numpy_scalars_become_plain_python_values():
     assert type(given_otherwise.random_start) is bool
 
 
-# ---------------------------------------------------------------------- what a configuration may not hold
+# ---------------------------------------------------------------------- invalid configurations
 
 
 @pytest.mark.parametrize(
@@ -406,7 +404,7 @@ def test_values_that_contradict_each_other_are_refused():
         (str, ["x"], [1]),
     ],
 )
-def test_the_declared_type_decides_which_values_are_taken(kind, good, bad):
+def test_the_declared_type_decides_which_values_are_accepted(kind, good, bad):
     game = configurable(kind, good[0])
     for value in good:
         assert game(value=value).value == value
@@ -424,7 +422,7 @@ def test_a_range_is_closed():
             game(value=beyond)
 
 
-# ---------------------------------------------------------------------- what a declaration may not say
+# ---------------------------------------------------------------------- invalid declarations
 
 
 @pytest.mark.parametrize("name", ["", "A", "Cell", "1a", "_a", "a-b", "a b", "a.b", "é", "a\n", "x" * 64])
@@ -444,13 +442,13 @@ CPP_KEYWORDS = (
 
 
 @pytest.mark.parametrize("name", [*CPP_KEYWORDS, "i32", "i64", "u8", "u32", "u64", "math"])
-def test_a_field_may_not_be_called_a_word_of_the_language(name):
+def test_a_field_name_may_not_be_a_reserved_word(name):
     with pytest.raises(EnvDefinitionError, match=re.escape(repr(name))):
         Field(name, f32)
 
 
 @pytest.mark.parametrize("name", ["hd", "kernel", "table", "threads_per_env", "once", "initial_states"])
-def test_a_configuration_key_may_not_become_a_word_of_the_device_text(name):
+def test_a_configuration_key_may_not_become_a_reserved_constant(name):
     game = dataclass(frozen=True, kw_only=True)(
         type("Own", (Bare,), {"__module__": __name__, "__annotations__": {name: int}, name: 3})
     )
@@ -465,7 +463,7 @@ def test_a_field_has_one_of_the_known_types(dtype):
 
 
 @pytest.mark.parametrize("dtype", [f32, f64, i32, i64, u8, u32, boolean, np.float32, "int32"])
-def test_a_field_type_may_be_written_in_any_way_that_numpy_knows(dtype):
+def test_a_field_dtype_may_be_anything_that_numpy_accepts(dtype):
     assert Field("x", dtype).dtype == np.dtype(dtype)
     assert isinstance(Field("x", dtype).dtype, np.dtype)
 
@@ -527,7 +525,7 @@ def test_observations_that_no_32_bit_index_reaches_are_refused():
 
 
 @pytest.mark.parametrize("missing", ["obs_dim", "action_space"])
-def test_a_game_must_say_what_agents_see_and_do(missing):
+def test_a_game_must_declare_observations_and_actions(missing):
     game = bare_with()
     setattr(game, missing, getattr(Env, missing))
     with pytest.raises(EnvDefinitionError, match=missing):
@@ -535,17 +533,17 @@ def test_a_game_must_say_what_agents_see_and_do(missing):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, "uint8", np.dtype("uint8")])
-def test_an_observation_type_may_be_written_in_any_way_that_numpy_knows(write, dtype):
+def test_an_observation_dtype_may_be_anything_that_numpy_accepts(write, dtype):
     game = bare_with(obs_dtype=dtype)
     write(game, BARE_TEXT)
     obs, _ = VecEnv(game(), 2, "cpu").reset(seed=1)
     assert obs.dtype == torch.uint8
 
 
-# ---------------------------------------------------------------------- a game of one's own
+# ---------------------------------------------------------------------- a user's game
 
 
-def test_a_game_of_ones_own_runs_like_a_bundled_one(write):
+def test_a_users_game_runs_like_a_bundled_one(write):
     write(Drift, DRIFT_TEXT)
     game = Drift()
     env = VecEnv(game, 5, "cpu")
@@ -583,7 +581,7 @@ def test_a_game_of_ones_own_runs_like_a_bundled_one(write):
     assert np.array_equal(obs.numpy(), np.broadcast_to(image, obs.shape))
 
 
-def test_continuous_actions_out_of_bounds_fault_their_replica_only(write):
+def test_continuous_actions_out_of_bounds_fault_their_environment_only(write):
     write(Drift, DRIFT_TEXT)
     env = VecEnv(Drift(), 5, "cpu")
     env.reset(seed=3)
@@ -613,7 +611,7 @@ def test_shared_arrays_can_be_given_and_are_checked(write):
         VecEnv(Drift(), 2, "cpu", arrays={"rain": wind})
 
 
-def test_new_episodes_can_start_from_a_pool_of_any_field(write):
+def test_new_episodes_can_start_from_initial_states_of_any_field(write):
     fields = (Field("size", f32, (2,)), Field("place", i32))
     game = bare_with(state=fields)
     write(game, BARE_TEXT)
@@ -630,7 +628,7 @@ def test_new_episodes_can_start_from_a_pool_of_any_field(write):
             assert torch.equal(env.state["size"], torch.tensor(size)[drawn.long()])
 
 
-def test_the_device_text_is_found_beside_a_declaration_elsewhere(tmp_path, monkeypatch):
+def test_the_device_code_is_found_beside_a_declaration_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "lonely.py").write_text(
         "from dataclasses import dataclass\n"
         "from gymnasium.spaces import Discrete\n"
@@ -654,7 +652,7 @@ def test_the_device_text_is_found_beside_a_declaration_elsewhere(tmp_path, monke
     assert gpu_vecenv.make("lonely", 2, "cpu").game == module.Lonely()
 
 
-# ---------------------------------------------------------------------- device code that is wrong
+# ---------------------------------------------------------------------- errors in device code
 
 
 def compile_error(game: Env) -> KernelCompileError:
@@ -723,7 +721,7 @@ def test_a_game_for_cuda_only_is_refused_on_the_cpu(write):
 
 
 @pytest.mark.parametrize("name", ["tag_continuous", "pendulum", "cartpole"])
-def test_no_key_of_a_configuration_may_have_a_name_that_the_generated_text_gives(name):
+def test_reserved_constants_cover_all_names_in_generated_code(name):
     game = gpu_vecenv.configure(name)
     text = generate_header(game.layout) + (cuda_folder() / "engine/step.cuh").read_text()
     given = set(re.findall(r"^(?:constexpr [\w ]+|#define) ([A-Z][A-Z_]+)\b", text, re.MULTILINE))
@@ -732,13 +730,13 @@ def test_no_key_of_a_configuration_may_have_a_name_that_the_generated_text_gives
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, 24.0, "24k", True])
-def test_gathered_bytes_that_are_no_number_of_bytes_are_refused(value):
+def test_invalid_obs_staging_bytes_are_refused(value):
     members = {"__module__": __name__, "obs_staging_bytes": value}
     with pytest.raises(EnvDefinitionError, match=r"obs_staging_bytes is .*; expected a number of bytes"):
         type("TagGridworld", (TagGridworld,), members)()
 
 
-def test_a_key_of_the_configuration_is_not_taken_for_the_gathered_bytes():
+def test_obs_staging_bytes_may_not_be_a_configuration_key():
     members = {"__module__": __name__, "__annotations__": {"obs_staging_bytes": "int"}, "obs_staging_bytes": 3}
     game = dataclass(frozen=True, kw_only=True)(type("TagGridworld", (TagGridworld,), members))
     with pytest.raises(EnvDefinitionError, match="give the key another name"):

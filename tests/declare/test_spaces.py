@@ -1,4 +1,4 @@
-"""Roles with spaces of their own and masked choices, from the declaration to the trainer."""
+"""Roles with different spaces, and action masks, from the declaration to the trainer."""
 
 import copy
 
@@ -21,7 +21,7 @@ CREW = Crew()
 
 
 def allowed(env: VecEnv, actions: torch.Tensor) -> torch.Tensor:
-    """(num_envs, num_agents): whether each number of an agent's action is a choice its mask allows."""
+    """(num_envs, num_agents): whether the action mask allows every head of an agent's action."""
     mask, good = env.action_mask, torch.ones(actions.shape[:2], dtype=torch.bool, device=actions.device)
     first = 0
     for head, size in enumerate(env.game.layout.action.head_sizes):
@@ -32,7 +32,7 @@ def allowed(env: VecEnv, actions: torch.Tensor) -> torch.Tensor:
     return good
 
 
-def test_the_widest_observation_holds_every_role():
+def test_the_widest_observation_space_contains_every_role():
     boxes = {
         "a": Box(np.array([-1, 0], np.float32), np.array([1, 5], np.float32)),
         "b": Box(2.0, 3.0, (3,), np.float32),
@@ -64,7 +64,7 @@ def test_observation_spaces_that_do_not_fit_are_refused(spaces, text):
         ObservationLayout.of("Game", ["a", "b"], spaces)
 
 
-def test_the_widest_action_holds_every_role():
+def test_the_widest_action_space_contains_every_role():
     assert CREW.layout.action.widest == MultiDiscrete([5, 3])
     assert ActionLayout.of("Game", ["a", "b"], {"a": Discrete(2), "b": Discrete(4)}).widest == Discrete(4)
     box = Box(-1.0, 1.0, (2,), np.float32)
@@ -78,7 +78,7 @@ def test_masks_of_continuous_actions_are_refused():
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
-def test_padding_and_masks_are_whole_in_every_mode(mode, device):
+def test_padding_and_masks_are_complete_in_every_mode(mode, device):
     env = VecEnv(CREW, 50, device, autoreset_mode=mode)
     obs, info = env.reset(seed=3)
     for _ in range(40):
@@ -87,7 +87,7 @@ def test_padding_and_masks_are_whole_in_every_mode(mode, device):
         mask = info["action_mask"]
         assert torch.equal(mask, env.action_mask)
         live = info["active"]
-        assert not mask[:, 0, 5:].any() and not mask[:, 1:, 2:5].any()  # choices the role does not have
+        assert not mask[:, 0, 5:].any() and not mask[:, 1:, 2:5].any()  # choices that the role does not have
         place = env.state["place"].squeeze(-1) if env.state["place"].ndim > 1 else env.state["place"]
         moves = place[:, None] + torch.arange(-2, 3, device=device)
         inside = (moves >= 0) & (moves < CREW.length) | ~live[:, :1]
@@ -102,14 +102,14 @@ def test_padding_and_masks_are_whole_in_every_mode(mode, device):
     assert env.faults().sum() == 0
 
 
-def test_all_allowed_choices_come_equally_often(device):
+def test_allowed_choices_are_drawn_uniformly(device):
     env = VecEnv(CREW, 20_000, device, autoreset_mode="disabled")
     env.reset(seed=8)
     env.state["place"].fill_(1)  # moves -1 .. 2 are allowed
     env.observe()
     counts = env.sample_actions()[:, 0, 0].cpu().bincount(minlength=5)
     assert counts[0] == 0
-    # A binomial's standard deviation is 61 here; five of them.
+    # Five standard deviations of a binomial, 61 each.
     assert ((counts[1:] - 5000).abs() < 306).all()
 
 
@@ -119,7 +119,7 @@ def test_a_forbidden_choice_is_a_fault_or_refused(device):
     env.state["place"].zero_()
     env.observe()
     actions = env.sample_actions()
-    actions[1, 0, 0] = 1  # one to the left of the road's begin
+    actions[1, 0, 0] = 1  # left of the first cell
     before = env.state["place"].clone()
     env.step(actions)
     assert env.faults().tolist() == [0, Fault.INVALID_ACTION, 0]
@@ -160,7 +160,7 @@ def test_the_trainer_respects_masks(device):
 
 
 def test_the_first_ratio_is_1_where_a_role_lacks_a_head(device):
-    """The sampler's log-probabilities are those that the learner computes: a head that is not there adds to neither."""
+    """Sampler and learner compute equal log-probabilities: a missing head contributes to neither."""
     env = VecEnv(CREW, 200, device)
     _, info = env.reset(seed=2)
     logits = torch.randn((200, 3, 8), generator=torch.Generator().manual_seed(0)).to(device)
@@ -172,13 +172,13 @@ def test_the_first_ratio_is_1_where_a_role_lacks_a_head(device):
         info["action_mask"].flatten(0, 1),
     )
     log_probs, entropies = log_probs_and_entropies(*rows)
-    # Two float32 computations of a sum of three logarithms.
+    # The tolerance of two float32 sums of three logarithms.
     torch.testing.assert_close(log_probs, sample.log_probs.flatten(), rtol=0, atol=2e-6)
     torch.testing.assert_close(entropies, sample.entropies.flatten(), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
-def test_a_row_is_zeros_from_its_agents_end_to_its_replicas(mode, device):
+def test_a_row_is_zero_from_its_agents_end_to_its_environments_end(mode, device):
     env = VecEnv(CREW, 30, device, autoreset_mode=mode, agents_as_envs=True)
     plain = VecEnv(CREW, 30, device, autoreset_mode=mode)
     env.reset(seed=4)
@@ -189,7 +189,7 @@ def test_a_row_is_zeros_from_its_agents_end_to_its_replicas(mode, device):
         obs, *_, row_info = env.step(env.sample_actions())
         expected, *_, info = plain.step(plain.sample_actions())
         left = ~info["active"] & info["active"].any(1, keepdim=True)
-        if mode == "same_step":  # who leaves now shows the last observation in final_obs only
+        if mode == "same_step":  # an agent that terminates has its last observation in final_obs only
             leaves = left & before
             assert torch.equal(row_info["final_obs"].view_as(expected)[leaves], expected[leaves])
         else:
@@ -204,7 +204,7 @@ def test_a_row_is_zeros_from_its_agents_end_to_its_replicas(mode, device):
     assert blank > 100
 
 
-def test_neither_lane_order_nor_rows_change_a_bit():
+def test_thread_order_and_agents_as_envs_do_not_change_results():
     whole = trajectory_digest(VecEnv(CREW, 33, "cpu"), 5, 40).words
     for order in (1, 2):
         assert torch.equal(trajectory_digest(VecEnv(CREW, 33, "cpu", thread_order=order), 5, 40).words, whole)
@@ -213,7 +213,7 @@ def test_neither_lane_order_nor_rows_change_a_bit():
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("rows", [False, True])
-def test_host_and_cuda_have_the_same_bits(mode, rows):
+def test_host_and_cuda_are_bit_identical(mode, rows):
     digests = [
         trajectory_digest(
             VecEnv(CREW, 333, device, autoreset_mode=mode, agents_as_envs=rows, threads_per_env=threads_per_env), 7, 60
@@ -223,6 +223,6 @@ def test_host_and_cuda_have_the_same_bits(mode, rows):
     assert torch.equal(digests[0], digests[1]) and torch.equal(digests[0], digests[2])
 
 
-def test_make_knows_classes_and_instances():
+def test_make_accepts_classes_and_instances():
     assert gpu_vecenv.make(Crew, 2, "cpu", length=9).game == Crew(length=9)
     assert gpu_vecenv.make(Crew(length=9), 2, "cpu", num_helpers=3).game == Crew(length=9, num_helpers=3)

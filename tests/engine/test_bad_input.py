@@ -110,7 +110,7 @@ def test_a_name_that_is_no_string_is_refused(name):
         *((n, TypeError) for n in (1.5, 2.0, True, "3", None, [4], 4 + 0j)),
     ],
 )
-def test_a_number_of_replicas_that_is_none_is_refused(num_envs, error, device):
+def test_an_invalid_number_of_environments_is_refused(num_envs, error, device):
     with pytest.raises(error) as raised:
         make(num_envs, device)
     assert type(raised.value) is error
@@ -118,7 +118,7 @@ def test_a_number_of_replicas_that_is_none_is_refused(num_envs, error, device):
 
 
 @pytest.mark.parametrize("num_envs", [2**40, 2**64, 10**30])
-def test_more_replicas_than_fit_are_refused_with_the_number_that_fits(num_envs, device):
+def test_too_many_environments_are_refused_with_the_number_that_fits(num_envs, device):
     with pytest.raises(CapacityError) as raised:
         make(num_envs, device)
     message = str(raised.value)
@@ -266,7 +266,7 @@ def test_wrong_shared_arrays_are_refused(arrays, error, words, device):
     assert [word for word in words if word not in str(raised.value)] == [], str(raised.value)
 
 
-def test_start_pools_of_different_sizes_are_refused(device):
+def test_initial_states_of_different_lengths_are_refused(device):
     starts = {"heading": np.zeros((3, 5), np.float32), "speed": np.zeros((4, 5), np.float32)}
     with pytest.raises(
         ConfigError, match=r"initial_states: .*same number of initial states.*'heading', 'speed' have \[3, 4\]"
@@ -376,7 +376,7 @@ def test_actions_of_another_dtype_are_refused(env, convert):
 
 
 @pytest.mark.parametrize("convert", [lambda a: a.cpu().numpy(), lambda a: a.tolist(), lambda a: None, lambda a: 0])
-def test_actions_that_are_no_tensor_are_refused(env, convert):
+def test_actions_that_are_not_a_tensor_are_refused(env, convert):
     actions = convert(actions_of(env))
     refuse(env, TypeError, ["step: actions", type(actions).__name__, "torch tensor"], lambda: env.step(actions))
 
@@ -403,7 +403,7 @@ def test_actions_of_another_shape_are_refused_and_never_broadcast(env, convert):
     refuse(env, ValueError, words, lambda: env.step(actions))
 
 
-def test_actions_elsewhere_or_sparse_are_refused(env):
+def test_actions_on_another_device_or_sparse_are_refused(env):
     elsewhere = "meta" if env.device.type == "cpu" else "cpu"
     words = ["step: actions", elsewhere, f"expected {env.device}"]
     refuse(env, ValueError, words, lambda: env.step(actions_of(env).to(elsewhere)))
@@ -414,7 +414,7 @@ def test_actions_elsewhere_or_sparse_are_refused(env):
 # outputs, state, end
 
 
-def test_a_place_for_outputs_that_does_not_fit_is_refused(env):
+def test_outputs_that_do_not_fit_are_refused(env):
     for other in (VecEnv(env.game, 5, env.device), VecEnv(env.game, 6, env.device, autoreset_mode="disabled")):
         buffers = other.step_buffers()
         refuse(env, ValueError, ["out is", "step_buffers()"], lambda out=buffers: env.step(actions_of(env), out=out))
@@ -424,7 +424,7 @@ def test_a_place_for_outputs_that_does_not_fit_is_refused(env):
     refuse(env, (TypeError, ValueError), ["dict", "step_buffers()"], lambda: env.reset(seed=3, out={"obs": obs}))
 
 
-def test_tensors_that_do_not_fit_a_slab_are_refused(env):
+def test_tensors_that_do_not_fit_step_buffers_are_refused(env):
     obs, flags = env.observe(), torch.zeros((6, env.num_agents), dtype=torch.bool, device=env.device)
     strided = torch.stack([obs, obs], dim=-1)[..., 0]
     elsewhere = torch.empty_like(obs, device="meta")
@@ -449,7 +449,7 @@ def test_tensors_that_do_not_fit_a_slab_are_refused(env):
 
 
 @pytest.mark.parametrize("convert", [lambda obs: obs.cpu().numpy(), lambda obs: obs.tolist(), lambda obs: 7])
-def test_only_tensors_make_a_slab(env, convert):
+def test_step_buffers_accept_tensors_only(env, convert):
     given = convert(env.observe())
     refuse(
         env, TypeError, ["step_buffers: obs is", type(given).__name__, "tensor"], lambda: env.step_buffers(obs=given)
@@ -500,7 +500,7 @@ def test_a_closed_environment_cannot_be_used(env, use):
 
 
 @pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_live_environment_travels_as_its_arguments(env, duplicate):
+def test_an_environment_is_pickled_and_copied_as_its_arguments(env, duplicate):
     twin = duplicate(env)
     if isinstance(twin, bytes):
         assert len(twin) < 2000  # arguments, not tensors
@@ -528,14 +528,14 @@ def test_a_live_environment_travels_as_its_arguments(env, duplicate):
         (lambda env, view: gpu_vecenv.GymnasiumEnv("cartpole").reset(options=5), ["options is a int", "a dict"]),
     ],
 )
-def test_something_else_in_its_place_is_refused(call, words):
+def test_an_argument_of_another_kind_is_refused(call, words):
     env, view = VecEnv(GRIDWORLD, 6, "cpu"), gpu_vecenv.GymnasiumVectorEnv(GRIDWORLD, 2, "cpu")
     env.reset(seed=5)
     refuse(env, TypeError, words, lambda: call(env, view))
 
 
 @pytest.mark.parametrize("convert", [lambda x: x.tolist(), lambda x: x.cpu().numpy(), lambda x: x.to_sparse()])
-def test_a_saved_state_is_looked_at_as_a_whole_before_any_of_it_is_taken(env, convert):
+def test_a_state_dict_is_checked_as_a_whole_before_it_is_loaded(env, convert):
     saved = {name: tensor.new_zeros(tensor.shape) for name, tensor in env.state_dict().items()}
     for name, tensor in saved.items():
         wrong = {**saved, name: convert(tensor)}
@@ -553,13 +553,13 @@ def test_an_argument_that_cannot_be_compared_is_refused(key, value):
 
 
 @pytest.mark.parametrize("order", [3, -1, True, 1.0, "1"])
-def test_an_order_of_lanes_is_a_plain_number(order):
+def test_thread_order_must_be_an_int(order):
     """It is written into device code."""
     with pytest.raises((TypeError, ValueError), match=r"thread_order is .*expected an int"):
         VecEnv(GRIDWORLD, 2, "cpu", thread_order=order)
 
 
-def test_a_number_that_is_no_float32_is_no_hyper_parameter():
+def test_a_hyperparameter_must_be_a_float32():
     for key in ("learning_rate", "final_learning_rate", "clip", "max_grad_norm"):
         with pytest.raises(ConfigError, match=rf"PPOConfig\.{key} is 1e\+39; expected a finite float32"):
             gpu_vecenv.PPOConfig(**{key: 1e39})
@@ -574,7 +574,7 @@ def test_minibatches_of_one_row_cannot_be_normalised():
 
 
 @pytest.mark.parametrize("sizes", [(2**20, 2**20), (10**30,), (8,) * 10_000, (7,)])
-def test_a_checkpoint_that_describes_a_huge_network_makes_none(sizes, tmp_path):
+def test_a_checkpoint_of_a_huge_network_allocates_nothing(sizes, tmp_path):
     env = VecEnv(gpu_vecenv.configure("cartpole"), 4, "cpu")
     trainer = Trainer(env, gpu_vecenv.PPOConfig(num_steps=4, num_minibatches=2, hidden_sizes=(8, 8)))
     tensors, manifest = trainer.state()
@@ -595,7 +595,7 @@ def test_a_checkpoint_without_an_iteration_is_refused(iteration, tmp_path):
     refuse(trainer.env, CheckpointCorruptError, ["iteration is"], lambda: trainer.load(tmp_path / "x.safetensors"))
 
 
-def test_a_device_text_that_is_no_utf_8_is_named(tmp_path):
+def test_device_code_that_is_not_utf_8_is_reported(tmp_path):
     path = tmp_path / "own.cu"
     path.write_bytes(b"// \xff\n")
     game = type("Own", (type(GRIDWORLD),), {"source": path, "__module__": __name__})

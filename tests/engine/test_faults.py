@@ -1,4 +1,4 @@
-"""What goes wrong stays where it is: NaN in its replica, writes in their bands, an environment in its thread."""
+"""Isolation of faults: NaN, writes out of bounds, concurrent calls, other processes."""
 
 import gc
 import multiprocessing
@@ -40,7 +40,7 @@ GAMES = [
 
 
 def actions(env, replica=None, fault="none"):
-    """Nobody does anything wrong, but for one replica."""
+    """Actions without a fault, except in one environment."""
     chosen = torch.zeros(env.num_envs, 2, dtype=torch.int64)
     if replica is not None:
         chosen[replica, 1] = FAULTS.index(fault)
@@ -48,7 +48,7 @@ def actions(env, replica=None, fault="none"):
 
 
 def rows(env, replica):
-    """The others."""
+    """Mask of the other environments."""
     return torch.arange(env.num_envs, device=env.device) != replica
 
 
@@ -57,7 +57,7 @@ def rows(env, replica):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("fault", NONFINITE)
-def test_what_is_not_finite_ends_its_own_replica_alone(fault, mode, device):
+def test_a_non_finite_number_ends_its_own_environment_only(fault, mode, device):
     env, twin = (VecEnv(Fragile(), 9, device, autoreset_mode=mode, end_on_nonfinite=True) for _ in range(2))
     for each in (env, twin):
         each.reset(seed=3)
@@ -84,8 +84,8 @@ def test_what_is_not_finite_ends_its_own_replica_alone(fault, mode, device):
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
 @pytest.mark.parametrize("fault", NONFINITE)
-def test_a_replica_that_comes_back_is_like_a_new_one(fault, mode, device):
-    """Its next episode is the one that it would have had, had it been reset by hand."""
+def test_after_a_non_finite_end_the_next_episode_is_as_after_a_manual_reset(fault, mode, device):
+    """Its next episode equals the one after a call of reset."""
     env, twin = (VecEnv(Fragile(), 3, device, autoreset_mode=mode, end_on_nonfinite=True) for _ in range(2))
     for each in (env, twin):
         each.reset(seed=3)
@@ -100,14 +100,14 @@ def test_a_replica_that_comes_back_is_like_a_new_one(fault, mode, device):
     assert env.elapsed_steps[1] == 0 and env.active[1].all()
 
 
-def test_a_view_may_ask_for_it(device):
+def test_views_pass_end_on_nonfinite(device):
     env = gpu_vecenv.GymnasiumVectorEnv(Fragile(), 3, device, end_on_nonfinite=True)
     env.reset(seed=3)
     obs, _, terminations, *_ = env.step(actions(env.vec_env, 1, "NaN in the state").view(-1))
     assert obs.isfinite().all() and terminations.tolist() == [False, False, True, True, False, False]
 
 
-def test_without_it_what_is_not_finite_goes_on(device):
+def test_without_end_on_nonfinite_the_episode_continues(device):
     env = VecEnv(Fragile(), 3, device)
     env.reset(seed=3)
     obs, *_ = env.step(actions(env, 1, "NaN in the state"))
@@ -116,7 +116,7 @@ def test_without_it_what_is_not_finite_goes_on(device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GAMES)
-def test_quarantine_changes_no_bit_of_what_is_finite(name, device):
+def test_end_on_nonfinite_does_not_change_finite_results(name, device):
     game = gpu_vecenv.configure(name)
     plain, watched = (
         trajectory_digest(VecEnv(game, 7, device, end_on_nonfinite=q), 3, 40).hex() for q in (False, True)
@@ -125,7 +125,7 @@ def test_quarantine_changes_no_bit_of_what_is_finite(name, device):
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_every_float_of_every_game_is_watched(name, device):
+def test_every_float_field_of_every_game_is_checked(name, device):
     game = gpu_vecenv.configure(name)
     fields = [field for field in game.state if field.dtype.kind == "f" and not field.shared]
     for field in fields:
@@ -136,13 +136,13 @@ def test_every_float_of_every_game_is_watched(name, device):
         spoilt[-1] = float("nan")
         obs, rewards, *_ = env.step(env.sample_actions())
         assert obs.isfinite().all() and rewards.isfinite().all()
-        if env.faults()[2] == 0:  # the step wrote the field anew
+        if env.faults()[2] == 0:  # the step overwrote the field
             assert spoilt.isfinite().all()
         assert env.faults()[[0, 1, 3]].eq(0).all()
 
 
-def test_training_goes_on_without_the_lost_replica(device):
-    harmless = FAULTS.index("beyond the state")  # an untrained policy would choose the others too
+def test_training_continues_without_the_lost_environment(device):
+    harmless = FAULTS.index("beyond the state")  # an untrained policy would also choose the others
     env = VecEnv(Fragile(num_actions=harmless), 8, device, autoreset_mode="next_step", end_on_nonfinite=True)
     config = PPOConfig(total_steps=10_000, num_steps=4, num_minibatches=1, hidden_sizes=(8,))
     trainer = Trainer(env, config)
@@ -157,7 +157,7 @@ def test_training_goes_on_without_the_lost_replica(device):
 
 
 @pytest.mark.parametrize("fault", OUTSIDE)
-def test_a_write_outside_of_a_replica_is_named(fault, device):
+def test_a_write_outside_of_an_environment_is_reported(fault, device):
     env = VecEnv(Fragile(), 5, device, guards=True)
     env.reset(seed=3)
     env.step(actions(env))
@@ -168,7 +168,7 @@ def test_a_write_outside_of_a_replica_is_named(fault, device):
         env.step(actions(env, 2, fault))
 
 
-def test_the_bands_lie_behind_every_replica_of_every_tensor(device):
+def test_guard_bands_follow_every_environment_of_every_tensor(device):
     env = VecEnv(gpu_vecenv.configure("simple_tag"), 3, device, guards=True)
     env.reset(seed=1)
     buffers = env.step_buffers()
@@ -185,7 +185,7 @@ def test_the_bands_lie_behind_every_replica_of_every_tensor(device):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", gpu_vecenv.envs.registry.GAMES)
-def test_every_game_stays_inside_and_bands_change_no_bit(name, mode, device):
+def test_bundled_games_keep_guard_bands_intact_and_results_unchanged(name, mode, device):
     game = gpu_vecenv.configure(name)
     plain, guarded = (VecEnv(game, 5, device, autoreset_mode=mode, guards=guards) for guards in (False, True))
     assert trajectory_digest(plain, 3, 40).hex() == trajectory_digest(guarded, 3, 40).hex()
@@ -194,7 +194,7 @@ def test_every_game_stays_inside_and_bands_change_no_bit(name, mode, device):
     assert guarded.observe().equal(plain.observe())
 
 
-def test_what_has_no_bands_is_refused(device):
+def test_guards_refuse_outputs_without_guard_bands(device):
     with pytest.raises(ConfigError, match="agents_as_envs=False"):
         VecEnv(Fragile(), 3, device, guards=True, agents_as_envs=True)
     env = VecEnv(Fragile(), 3, device, guards=True)
@@ -205,7 +205,7 @@ def test_what_has_no_bands_is_refused(device):
 
 
 @pytest.mark.parametrize("name", ["guards", "end_on_nonfinite"])
-def test_the_switches_are_yes_or_no(name):
+def test_switches_must_be_bools(name):
     with pytest.raises(TypeError, match=f"{name} is 1 .* expected True or False"):
         VecEnv(Fragile(), 3, "cpu", **{name: 1})
 
@@ -213,8 +213,8 @@ def test_the_switches_are_yes_or_no(name):
 # ---------------------------------------------------------------------- threads and processes
 
 
-def test_two_threads_in_one_environment_are_told():
-    """One thread is held inside of a call; another one's call is refused, and leaves everything as it was."""
+def test_concurrent_calls_of_one_environment_are_refused():
+    """While one thread is in a call, calls of another are refused and change nothing."""
     env, twin = (VecEnv(Fragile(), 3, "cpu") for _ in range(2))
     for each in (env, twin):
         each.reset(seed=3)
@@ -246,7 +246,7 @@ def test_two_threads_in_one_environment_are_told():
     assert env.step(actions(env))[0].equal(twin.step(actions(twin))[0])
 
 
-def test_environments_in_threads_of_their_own_keep_their_bits(device):
+def test_environments_in_separate_threads_are_bit_identical_to_serial_ones(device):
     game = gpu_vecenv.configure("tag_gridworld")
     expected, found = trajectory_digest(VecEnv(game, 64, device), 5, 50).hex(), {}
 
@@ -262,15 +262,15 @@ def test_environments_in_threads_of_their_own_keep_their_bits(device):
 
 
 @pytest.mark.gpu
-def test_what_another_thread_lets_go_of_is_unloaded_all_the_same(recwarn):
-    """PyCUDA unloads a module only where its context is current: elsewhere it warns, and the module stays."""
+def test_modules_freed_by_another_thread_are_unloaded(recwarn):
+    """PyCUDA unloads a module only while its context is current; otherwise it warns and keeps the module."""
     pytest.importorskip("pycuda")
     held = [VecEnv(gpu_vecenv.configure("tag_gridworld"), 4, "cuda", driver="pycuda")]
     held[0].reset(seed=1)
     thread = threading.Thread(target=lambda: (held.clear(), gc.collect()))
     thread.start()
     thread.join()
-    VecEnv(gpu_vecenv.configure("cartpole"), 4, "cuda", driver="pycuda").close()  # the next one to load a module
+    VecEnv(gpu_vecenv.configure("cartpole"), 4, "cuda", driver="pycuda").close()  # loads the next module
     assert not [str(warning.message) for warning in recwarn if "cleaned up" in str(warning.message)]
 
 
@@ -280,8 +280,8 @@ def _stepped(env):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_step_with_the_same_bits(method):
-    """A forked process goes on with its parent's environment on the CPU; a spawned one makes it from its arguments."""
+def test_other_processes_are_bit_identical(method):
+    """On the CPU, a forked process uses its parent's environment; a spawned one creates it from its arguments."""
     env = VecEnv(gpu_vecenv.configure("tag_gridworld"), 32, "cpu")
     with multiprocessing.get_context(method).Pool(1) as pool:
         assert pool.apply(_stepped, (env,)) == _stepped(env)
@@ -318,7 +318,7 @@ for each in (env, other):
     each.reset(seed=1)
 actions = torch.full((4, 2), len(FAULTS) - 1, device="cuda")
 try:
-    env.step(actions)  # queued; the device notices later
+    env.step(actions)  # queued; the error appears later
     torch.cuda.synchronize()
 except Exception:
     pass
@@ -352,7 +352,7 @@ def child(text):
 
 
 @pytest.mark.gpu
-def test_a_forked_process_is_told_that_the_gpu_did_not_follow():
+def test_a_forked_process_may_not_use_its_parents_gpu():
     assert child(FORKED)[0] == "done\n", child(FORKED)
 
 

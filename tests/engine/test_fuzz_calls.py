@@ -33,7 +33,7 @@ def test_wrong_calls_are_refused_and_change_nothing(seed, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-def test_injections_are_refused_or_arrive_as_what_they_are(seed):
+def test_injected_strings_are_refused_or_passed_on_unchanged(seed):
     failures, counts = injections.fuzz_injections(700, seed, compiled_every=10)
     assert failures == []
     assert counts["given to a compiler"] > 3 and counts["as_file, accepted"] > 50 < counts["as_name, refused"]
@@ -42,7 +42,7 @@ def test_injections_are_refused_or_arrive_as_what_they_are(seed):
 # ---------------------------------------------------------------------- the fuzzer itself
 
 
-def test_a_call_that_is_not_refused_as_listed_is_a_failure():
+def test_a_call_that_is_not_refused_as_expected_is_a_failure():
     def wrong() -> None:
         raise ConfigError("grid is 5")
 
@@ -52,7 +52,7 @@ def test_a_call_that_is_not_refused_as_listed_is_a_failure():
     assert "was not refused" in complaint(Bad("", lambda: 3, ConfigError))
 
 
-def test_a_refusal_that_changes_a_bit_is_a_failure(monkeypatch, device):
+def test_a_refused_call_that_changes_state_is_a_failure(monkeypatch, device):
     monkeypatch.setattr(fuzz_calls, "subjects", lambda device, folder: [Spoiled(device)])
     failures, _ = fuzz_calls.fuzz_calls(device, 3, 0)
     assert [failure.split(": ")[-1] for failure in failures] == [
@@ -80,7 +80,7 @@ class Spoiled(Pair):
         return b"odd" if env is self.env else b"even"
 
 
-def test_what_is_run_or_written_meanwhile_is_seen(tmp_path):
+def test_commands_and_files_of_an_injection_are_detected(tmp_path):
     with watching() as events:
         subprocess.run(["true"], check=True)
         (tmp_path / "file").write_text("")
@@ -91,7 +91,7 @@ def test_what_is_run_or_written_meanwhile_is_seen(tmp_path):
     assert len(events) == 3
 
 
-def test_a_text_that_says_something_else_is_seen():
+def test_changed_source_is_detected():
     text = game_source(GAMES["tag_gridworld"]().layout)
     assert stripped(text) == stripped(text.replace("tag_gridworld.cu", 'a \\" \\\\ b.cu'))
     for other in (
@@ -108,7 +108,7 @@ def test_a_text_that_says_something_else_is_seen():
 # ---------------------------------------------------------------------- rules of names and values
 
 
-def test_every_id_of_ours_keeps_the_grammar():
+def test_registered_ids_follow_gymnasiums_grammar():
     ids = [name for name in gymnasium.registry if name.startswith("gpu_vecenv/")]
     assert len(ids) >= len(GAMES) - 1 and [name for name in ids if not ENV_ID.fullmatch(name)] == []
     for name in ids:
@@ -125,7 +125,7 @@ def test_constants_of_bundled_games_are_plain_numbers_under_plain_names(name):
 
 
 @pytest.mark.parametrize("name", ["antigravity:tag_gridworld", "gpu_vecenv.envs.tag_gridworld", "this", "a b", "x.py"])
-def test_a_name_imports_nothing(name):
+def test_a_game_name_is_never_imported(name):
     with watching() as events, pytest.raises(UnknownGameError, match=r"imports nothing.*gpu_vecenv\.register"):
         gpu_vecenv.make(name, 1, "cpu")
     assert events == []
@@ -143,13 +143,13 @@ def test_a_constant_needs_a_plain_name(field):
 @pytest.mark.parametrize(
     "value", [HostileInt(1), injections.HostileFloat(1.0), injections.HostileNumber.ONE, "1", None]
 )
-def test_a_constant_is_a_number_of_its_very_type(value):
+def test_a_constant_must_be_exactly_bool_int_or_float(value):
     game = injections.game_with(derived=("far",), far=property(lambda self: value))
     with pytest.raises(EnvDefinitionError, match=r"(?s)Own\.far is .*expected a bool, a 32-bit int or a finite"):
         game()
 
 
-def test_a_word_in_a_configuration_becomes_a_plain_one():
+def test_a_string_subclass_in_a_configuration_becomes_a_plain_str():
     game = Named(label=HostileStr("quiet"), labels=[HostileStr("a")])
     assert (type(game.label), type(game.labels), type(game.labels[0])) == (str, tuple, str)
     assert (game.label, game.labels) == ("quiet", ("a",))
@@ -165,7 +165,7 @@ def test_a_word_in_a_configuration_becomes_a_plain_one():
         ({"title": "Größe"}, ["Größe"]),
     ],
 )
-def test_a_title_that_makes_no_id_is_refused_before_anything_is_registered(changes, words):
+def test_an_invalid_title_is_refused_before_registration(changes, words):
     before = dict(GAMES), sorted(gymnasium.registry)
     with pytest.raises(EnvDefinitionError, match="is no id; expected gpu_vecenv/") as raised:
         gpu_vecenv.register(injections.game_with(**changes))
@@ -191,7 +191,7 @@ def test_a_game_file_of_any_name_compiles_and_steps(name, device, tmp_path):
 @pytest.mark.parametrize(
     "command", ["c++; touch {canary}", "c++ `touch {canary}`", "$(touch {canary})", "c++ | tee {canary}"]
 )
-def test_cxx_is_no_line_of_a_shell(command, monkeypatch, tmp_path):
+def test_cxx_is_not_run_by_a_shell(command, monkeypatch, tmp_path):
     """$CXX is the user's own word: what it names is started, but no shell reads it."""
     canary = tmp_path / "canary"
     monkeypatch.setenv("CXX", command.format(canary=canary))
@@ -217,5 +217,5 @@ def test_a_number_in_a_configuration_reaches_the_compiler_as_a_number(tmp_path):
     assert os.environ.get("CXX") != str(recorder)
 
 
-def test_bundled_games_are_all_there_to_be_injected_into():
+def test_the_injection_tests_cover_all_bundled_games():
     assert issubclass(Named, Env) and torch.Size([1]) == Named().layout.observation.shape

@@ -1,4 +1,4 @@
-"""The ledger: the host gives the digests that a GPU has given; and a digest that is another is seen."""
+"""The ledger: the host reproduces the digests of a GPU, and a different digest is reported."""
 
 import json
 
@@ -18,7 +18,7 @@ def row(ticks=(5, 40), **changes):
 
 @pytest.fixture
 def written(tmp_path):
-    """Path of a ledger of these rows."""
+    """Write a ledger of these rows; its path."""
 
     def write(*rows):
         path = tmp_path / "ledger.jsonl"
@@ -28,7 +28,7 @@ def written(tmp_path):
     return write
 
 
-def test_it_asks_for_every_game_in_every_mode_and_far_enough():
+def test_the_ledger_covers_every_game_and_mode_with_enough_steps():
     rows = list(ledger.rows_to_record(100_000_000))
     assert {(r["game"], r["autoreset_mode"]) for r in rows} == {
         (name, mode) for name in GAMES for mode in ("same_step", "next_step", "disabled")
@@ -42,7 +42,7 @@ def test_it_asks_for_every_game_in_every_mode_and_far_enough():
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
-def test_what_was_recorded_is_replayed(mode, device):
+def test_recorded_digests_are_reproduced(mode, device):
     made = row(autoreset_mode=mode)
     assert ledger.digests(made, device, (5, 40)) == made["digests"]
     steps = 8 * 5 * 40
@@ -52,7 +52,7 @@ def test_what_was_recorded_is_replayed(mode, device):
 
 
 @pytest.mark.parametrize("mark", ["5", "40"])
-def test_another_digest_is_told(mark, written, capsys):
+def test_a_different_digest_is_reported(mark, written, capsys):
     good, bad = row(), row(seed=4)
     bad["digests"][mark] = "0" * 16
     assert ledger.main(["replay", "--ledger", str(written(good, bad)), "--agent-steps", "2e3"]) == 1
@@ -62,12 +62,12 @@ def test_another_digest_is_told(mark, written, capsys):
 
 
 @pytest.mark.parametrize("change", [{"seed": 4}, {"num_envs": 9}, {"config": {"max_steps": 8}}])
-def test_everything_in_a_row_counts(change):
+def test_every_key_of_a_row_matters(change):
     made = row()
     assert ledger.replay({**made, **change}, 10**4)[1]
 
 
-def test_a_replay_that_holds_may_leave_a_receipt(written, monkeypatch, tmp_path):
+def test_a_reproduced_ledger_can_write_a_receipt(written, monkeypatch, tmp_path):
     monkeypatch.setattr(
         ledger.receipts.write, "__kwdefaults__", {**ledger.receipts.write.__kwdefaults__, "folder": tmp_path}
     )
@@ -78,13 +78,13 @@ def test_a_replay_that_holds_may_leave_a_receipt(written, monkeypatch, tmp_path)
     assert receipt["device"] == "a GPU" and ledger.receipts.stale(receipt) == []
 
 
-def test_a_row_of_another_device_text_is_stale_but_may_hold(written, capsys):
+def test_a_row_of_other_device_code_is_stale_but_may_be_reproduced(written, capsys):
     assert ledger.main(["replay", "--ledger", str(written({**row(), "sources": "0" * 64}))]) == 0
     assert capsys.readouterr().out.endswith("(stale)\n1 rows, 0 differ, 1 stale\n")
 
 
 @pytest.mark.gpu
-def test_a_gpu_records_what_the_host_replays(tmp_path, capsys):
+def test_the_host_reproduces_what_a_gpu_records(tmp_path, capsys):
     path = tmp_path / "new" / "ledger.jsonl"
     assert ledger.main(["record", "--agent-steps", "2e6", "--ledger", str(path)]) == 0
     assert len(ledger.read(path)) == 3 * len(GAMES)
@@ -95,6 +95,6 @@ SAME_STEP = [recorded for recorded in ledger.read() if recorded["autoreset_mode"
 
 
 @pytest.mark.parametrize("recorded", SAME_STEP, ids=lambda recorded: recorded["game"])
-def test_the_host_gives_the_bits_that_a_gpu_gave(recorded):
+def test_the_host_reproduces_the_digests_of_a_gpu(recorded):
     """2 million agent-steps of each game; ``python tests/ledger.py replay`` does so in every mode."""
     assert ledger.replay(recorded, ledger.SHORT)[1] == []

@@ -1,4 +1,4 @@
-"""Lanes per replica and threads per threads_per_block: what may be given, what is measured and kept, and that no bit changes."""
+"""threads_per_env and threads_per_block: valid values, tuning and its cache; results never depend on them."""
 
 import copy
 import json
@@ -33,7 +33,7 @@ LANES = LanesBackend.processor_name
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A cache folder of this module's own, where no other test finds what is kept."""
+    """A cache folder of this module alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPU_VECENV_CACHE", str(tmp_path_factory.mktemp("cache") / "kernels"))
         cache_dir.cache_clear()
@@ -43,7 +43,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def kept(cache: Path) -> Iterator[Path]:
-    """The same, without what other tests have kept in it."""
+    """The same folder without stored tuning results."""
     yield cache
     for path in cache.glob("*.tuning.json"):
         path.unlink()
@@ -51,7 +51,7 @@ def kept(cache: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def lanes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device "cpu" compiles and launches as a GPU does, lane by lane."""
+    """Emulate a GPU's thread groups on the device "cpu", thread by thread."""
     monkeypatch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
 
 
@@ -61,7 +61,7 @@ def words(threads_per_env=None, threads_per_block=None, *, game=GRIDWORLD, devic
     ).words.cpu()
 
 
-# ---------------------------------------------------------------------- what may be given
+# ---------------------------------------------------------------------- valid values
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def words(threads_per_env=None, threads_per_block=None, *, game=GRIDWORLD, devic
         ([8], None, "threads_per_env is .8.; expected"),
         (8, 0, "threads_per_block is 0 with groups of 8 threads; expected"),
         (8, 16, "threads_per_block is 16 with"),
-        (8, 96, "threads_per_block is 96 with"),  # twelve group_sizes: no power of two
+        (8, 96, "threads_per_block is 96 with"),  # twelve groups: not a power of two
         (8, 2048, "threads_per_block is 2048 with"),
         (8, True, "threads_per_block is True with"),
         (8, "64", "threads_per_block is '64' with"),
@@ -85,12 +85,12 @@ def words(threads_per_env=None, threads_per_block=None, *, game=GRIDWORLD, devic
         (None, 48, "threads_per_block is 48 with"),
     ],
 )
-def test_what_does_not_fit_is_refused(threads_per_env, threads_per_block, message):
+def test_group_shapes_that_do_not_fit_are_refused(threads_per_env, threads_per_block, message):
     with pytest.raises(ConfigError, match=message):
         VecEnv(CARTPOLE, 2, "cpu", threads_per_env=threads_per_env, threads_per_block=threads_per_block)
 
 
-def test_every_team_has_blocks_that_hold_a_power_of_two_of_it():
+def test_every_group_size_has_blocks_of_a_power_of_two_groups():
     blocks = {
         threads_per_env: [b for b in range(0, 2080, 16) if fits(threads_per_env, b)] for threads_per_env in GROUP_SIZES
     }
@@ -120,7 +120,7 @@ def fits(threads_per_env, threads_per_block):
         return False
 
 
-def test_both_reach_the_text():
+def test_both_numbers_reach_the_generated_code():
     assert "THREADS_PER_ENV = 8, ENVS_PER_BLOCK = 32;" in cuda_constants(8, 1 << 16, 256)
     assert "THREADS_PER_ENV = 8, ENVS_PER_BLOCK = 16;" in cuda_constants(8, 1 << 16)
     assert "THREADS_PER_ENV = 96, ENVS_PER_BLOCK = 1;" in cuda_constants(96, 1 << 16)
@@ -146,7 +146,7 @@ def test_defaults_grow_with_the_agents():
     ]
 
 
-def test_copies_keep_both(lanes):
+def test_copies_keep_both_numbers(lanes):
     env = VecEnv(CARTPOLE, 4, "cpu", threads_per_env=8, threads_per_block=64)
     copies = [env.like(num_envs=5), copy.copy(env), copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
     assert [one.group_shape for one in copies] == [GroupShape(8, 64)] * 4
@@ -156,29 +156,31 @@ def test_copies_keep_both(lanes):
 @pytest.mark.parametrize(
     ("threads_per_env", "threads_per_block"), [(1, 32), (1, 1024), (4, 64), (8, 256), (32, 32), (32, 512), (96, 96)]
 )
-def test_no_bit_depends_on_team_or_block(threads_per_env, threads_per_block, request):
+def test_results_do_not_depend_on_the_group_shape(threads_per_env, threads_per_block, request):
     alone = words()
     request.getfixturevalue("lanes")
     assert words(threads_per_env, threads_per_block).equal(alone)
 
 
 @pytest.mark.parametrize(("threads_per_env", "threads_per_block"), [(2, 64), (16, 256)])
-def test_nor_do_those_of_roles_and_masks(threads_per_env, threads_per_block, request):
+def test_results_of_games_with_roles_and_masks_do_not_depend_on_the_group_shape(
+    threads_per_env, threads_per_block, request
+):
     alone = words(game=Crew())
     request.getfixturevalue("lanes")
     assert words(threads_per_env, threads_per_block, game=Crew()).equal(alone)
 
 
-# ---------------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------------- the cache of results
 
 
-def test_about_as_many_replicas_share_a_choice():
+def test_similar_numbers_of_environments_share_a_result():
     powers = {1: 1, 2: 1, 3: 4, 10: 4, 11: 16, 100: 64, 1000: 1024, 1024: 1024, 2000: 1024, 2048: 1024, 4000: 4096}
     powers |= {100_000: 65536, 131_072: 65536, 1_000_000: 1 << 20, 1 << 20: 1 << 20}
     assert {num_envs: nearest_power_of_four(num_envs) for num_envs in powers} == powers
 
 
-def test_the_key_holds_all_that_a_choice_may_depend_on(cache, tmp_path):
+def test_the_key_contains_all_that_a_result_may_depend_on(cache, tmp_path):
     @dataclass(frozen=True, kw_only=True)
     class Other(Cartpole):
         source = tmp_path / "cartpole.cu"
@@ -219,7 +221,7 @@ def test_the_key_holds_all_that_a_choice_may_depend_on(cache, tmp_path):
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_file_counts_as_none(content, kept, lanes):
+def test_a_damaged_file_is_ignored_with_a_warning(content, kept, lanes):
     path = tuning_path(CARTPOLE, 4, LANES)
     path.write_bytes(content)
     with pytest.warns(UserWarning, match=r"\.tuning\.json is damaged and ignored"):
@@ -228,13 +230,13 @@ def test_a_damaged_file_counts_as_none(content, kept, lanes):
         assert VecEnv(CARTPOLE, 4, "cpu").group_shape == GroupShape(1, 128)
 
 
-def test_so_does_one_that_is_not_there_or_cannot_be_read(tmp_path):
+def test_a_missing_or_unreadable_file_is_ignored(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert read(tmp_path / "nothing") is None and read(tmp_path) is None
 
 
-def test_what_is_kept_is_taken_unless_something_is_given(kept, lanes):
+def test_a_stored_result_is_used_unless_a_number_is_given(kept, lanes):
     tuning_path(CARTPOLE, 4, LANES).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
     assert VecEnv(CARTPOLE, 4, "cpu").group_shape == GroupShape(2, 64)
     assert VecEnv(CARTPOLE, 4, "cpu", threads_per_env=4).group_shape == GroupShape(4, 128)
@@ -243,7 +245,7 @@ def test_what_is_kept_is_taken_unless_something_is_given(kept, lanes):
     assert VecEnv(GRIDWORLD, 4, "cpu").group_shape == GroupShape(8, 128)
 
 
-def test_the_host_looks_nothing_up(kept):
+def test_the_host_does_not_read_stored_results(kept):
     tuning_path(CARTPOLE, 4, LANES).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
     assert (
         VecEnv(CARTPOLE, 4, "cpu").group_shape is None
@@ -265,7 +267,7 @@ def test_the_host_looks_nothing_up(kept):
         (GroupShape.of(1024), {256, 512, 1024}, {256, 512, 1024}),
     ],
 )
-def test_the_neighbours_of_a_default(default, group_sizes, blocks):
+def test_candidates_are_the_neighbours_of_the_default(default, group_sizes, blocks):
     shapes = candidate_shapes(default)
     assert shapes[0] == default and len(set(shapes)) == len(shapes)
     assert {shape.threads_per_env for shape in shapes} == group_sizes and {
@@ -273,7 +275,7 @@ def test_the_neighbours_of_a_default(default, group_sizes, blocks):
     } == blocks
 
 
-def test_another_choice_must_be_clearly_faster():
+def test_another_shape_must_be_clearly_faster_than_the_default():
     default, other, broken = GroupShape.of(8), GroupShape.of(4), Candidate(GroupShape.of(2), None, "too large")
     for seconds, chosen in ((0.9, other), (0.96, other), (0.98, default), (1.0, default), (1.5, default)):
         assert choose([Candidate(default, 1.0), broken, Candidate(other, seconds)], default) == chosen
@@ -282,7 +284,7 @@ def test_another_choice_must_be_clearly_faster():
 
 
 def only(folder: Path, condition: str) -> Cartpole:
-    """Cartpole with a text that compiles only for some group_sizes and blocks."""
+    """Cartpole whose source compiles only for some group shapes."""
 
     @dataclass(frozen=True, kw_only=True)
     class Narrow(Cartpole):
@@ -294,7 +296,7 @@ def only(folder: Path, condition: str) -> Cartpole:
 
 
 @pytest.mark.slow
-def test_the_fastest_is_kept_and_taken_and_what_does_not_compile_is_passed_over(kept, lanes, tmp_path):
+def test_the_fastest_is_stored_and_used_and_shapes_that_do_not_compile_are_skipped(kept, lanes, tmp_path):
     game, told = only(tmp_path, "THREADS_PER_ENV == 1 && ENVS_PER_BLOCK > 64"), []
     tuning_path(game, 40, LANES).write_text("damaged")
     found = tune(game, 40, "cpu", on_candidate=told.append)
@@ -310,7 +312,7 @@ def test_the_fastest_is_kept_and_taken_and_what_does_not_compile_is_passed_over(
     assert [path.name for path in kept.iterdir() if "tuning" in path.name] == [found.path.name]  # no draft
     measured = json.loads(found.path.read_text())["measured"]
     assert [one["seconds"] for one in measured] == [one.seconds for one in found.candidates]
-    found.path.write_text('{"threads_per_env": 1, "threads_per_block": 512}')  # no default, whatever was chosen
+    found.path.write_text('{"threads_per_env": 1, "threads_per_block": 512}')  # not the default, whatever was chosen
     assert VecEnv(game, 37, "cpu").group_shape == GroupShape(1, 512)
     assert words(game=game).equal(words(1, 128, game=game))
 
@@ -322,7 +324,7 @@ def test_a_default_that_does_not_compile_is_an_error(kept, lanes, tmp_path):
     assert told == [] and list(kept.glob("*.tuning.json")) == []
 
 
-def test_the_host_has_nothing_to_choose(kept):
+def test_tuning_on_the_host_is_refused(kept):
     with pytest.raises(
         DeviceUnavailableError, match=r"device is cpu, where one thread runs an environment.*expected a GPU"
     ):
@@ -331,7 +333,7 @@ def test_the_host_has_nothing_to_choose(kept):
 
 
 @pytest.mark.parametrize("num_envs", [0, -1, 1.5, True, "4"])
-def test_how_many_replicas_is_checked(num_envs):
+def test_the_number_of_environments_is_checked(num_envs):
     with pytest.raises((TypeError, ValueError), match=r"num_envs is .*expected an int >= 1"):
         tune("cartpole", num_envs, "cpu")
 
@@ -340,7 +342,7 @@ def test_how_many_replicas_is_checked(num_envs):
 
 
 @pytest.mark.slow
-def test_the_command_tells_what_was_measured_and_where_the_choice_lies(kept, lanes, capsys, monkeypatch):
+def test_the_command_prints_the_measurements_and_the_path_of_the_result(kept, lanes, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["tune", "cartpole", "--num-envs", "40", "--config", "max_steps=6", "--device", "cpu"]) == 0
     output = capsys.readouterr().out
@@ -382,20 +384,20 @@ def test_the_command_refuses_with_one_line(arguments, message, kept, capsys):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("driver", ["pycuda", "cuda_core"])
-def test_a_gpu_keeps_a_choice_that_environments_take(driver, kept):
+def test_a_result_on_a_gpu_is_used_by_environments(driver, kept):
     game = gpu_vecenv.configure("tag_gridworld", num_taggers=40, max_steps=6)
     found = tune(game, 100, "cuda", driver=driver)
     assert all(one.problem is None and one.seconds > 0 for one in found.candidates)
     assert read(found.path) == found.shape == choose(found.candidates, found.default.shape)
     assert VecEnv(game, 100, "cuda", driver=driver).group_shape == found.shape
-    found.path.write_text('{"threads_per_env": 16, "threads_per_block": 256}')  # no default, whatever was chosen
+    found.path.write_text('{"threads_per_env": 16, "threads_per_block": 256}')  # not the default, whatever was chosen
     assert VecEnv(game, 100, "cuda", driver=driver).group_shape == GroupShape(16, 256)
     assert words(game=game, device="cuda").equal(words(game=game))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("threads_per_block", [32, 64, 128, 256, 512, 1024])
-def test_no_bit_of_a_gpu_depends_on_the_block(threads_per_block):
+def test_results_on_a_gpu_do_not_depend_on_the_block(threads_per_block):
     for game in (GRIDWORLD, Crew(), CARTPOLE):
         for threads_per_env in (1, 8, 32):
             assert words(threads_per_env, threads_per_block, game=game, device="cuda").equal(words(game=game)), (
@@ -404,9 +406,9 @@ def test_no_bit_of_a_gpu_depends_on_the_block(threads_per_block):
 
 
 @pytest.mark.gpu
-def test_measuring_leaves_no_memory_behind(kept):
+def test_tuning_frees_its_memory(kept):
     torch.cuda.empty_cache()
-    tune(CARTPOLE, 1000, "cuda")  # what stays for good: modules, the allocator's first blocks
+    tune(CARTPOLE, 1000, "cuda")  # permanent allocations: modules, the allocator's first blocks
     before = torch.cuda.memory_allocated()
     tune(CARTPOLE, 1000, "cuda")
     assert torch.cuda.memory_allocated() == before

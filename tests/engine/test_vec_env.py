@@ -1,4 +1,4 @@
-"""What VecEnv promises, each promise broken by some known mistake of some vector environment."""
+"""The contract of VecEnv; each test catches a bug known from other vector environments."""
 
 import random
 import weakref
@@ -70,13 +70,13 @@ def drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Env:
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Bitwise."""
+    """Whether both are bitwise equal."""
     a, b = a.cpu().contiguous(), b.cpu().contiguous()
     return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def different(a: VecEnv, b: VecEnv, rows=slice(None)) -> list[str]:
-    """Names of the tensors that differ in these replicas."""
+    """Names of the tensors that differ in these environments."""
     everywhere = {f"state_{field.name}" for field in a.game.state if field.shared}
     chosen = {name: slice(None) if name in everywhere else rows for name in a.data}
     return [name for name in a.data if not same(a.data[name][chosen[name]], b.data[name][chosen[name]])]
@@ -157,8 +157,8 @@ def test_an_equal_seed_gives_equal_bits_and_another_seed_gives_others(game, mode
     assert not torch.equal(runs[0]["obs"], runs[2]["obs"])
 
 
-def test_no_replica_of_any_seed_repeats_another(device):
-    """The starts are 8 uniform floats wide and more: two equal ones mean a stream used twice, as by seed + replica."""
+def test_no_environment_of_any_seed_repeats_another(device):
+    """Initial states have at least 8 uniform floats: equal ones mean that a stream is used twice, as by seed + env_index."""
     env = VecEnv(CONTINUOUS, 64, device)
     starts, actions = [], []
     for seed in [*range(6), 2**32, 2**32 + 1, 2**63, 2**64 - 1]:
@@ -188,7 +188,7 @@ def test_actions_of_one_replica_move_no_other(game, device):
     assert different(env, twin, changed) != []
 
 
-def test_an_unseeded_reset_goes_on_and_can_be_repeated(game, device):
+def test_an_unseeded_reset_continues_the_streams_and_is_reproducible(game, device):
     env, twin = VecEnv(game, 9, device), VecEnv(game, 9, device)
     first, _ = env.reset()
     assert 0 <= env.seed < 2**64
@@ -200,7 +200,7 @@ def test_an_unseeded_reset_goes_on_and_can_be_repeated(game, device):
         starts.append(env.reset()[0])
         assert same(starts[-1], twin.reset()[0])
     assert len(torch.stack(starts).flatten(1).unique(dim=0)) == 4
-    assert not same(VecEnv(game, 9, device).reset()[0], first)  # two unseeded ones differ
+    assert not same(VecEnv(game, 9, device).reset()[0], first)  # unseeded environments differ
     assert same(env.reset(seed=twin.seed)[0], first)
 
 
@@ -214,15 +214,10 @@ def test_every_episode_starts_anew(device):
 def transitions(
     game: Env, mode: str, device: str, episodes: int, ticks: int
 ) -> dict[tuple[int, int, int], list[bytes]]:
-    """(replica, episode, t) -> (s, a, r, s', terminations, truncations, active), of the first episodes."""
+    """(env_index, episode, t) -> (s, a, r, s', terminations, truncations, active), of the first episodes."""
     env = VecEnv(game, 12, device, autoreset_mode=mode)
-    shape = (
-        12,
-        ticks,
-        game.max_steps,
-        game.num_agents,
-        *game.layout.action.shape,
-    )  # an action for every place and time
+    # An action for every environment, episode and time.
+    shape = (12, ticks, game.max_steps, game.num_agents, *game.layout.action.shape)
     table = torch.randint(5, shape, dtype=torch.int32, generator=torch.Generator().manual_seed(21)).to(device)
     obs, _ = env.reset(seed=8)
     seen, replica = {}, torch.arange(12, device=device)
@@ -252,7 +247,7 @@ def transitions(
 
 
 def test_the_three_autoreset_modes_give_the_same_transitions(game, device):
-    """Among them s' of the last step: final_obs in same_step mode is what the other modes return as obs."""
+    """Including s' of the last step: final_obs in same_step mode equals obs of the other modes."""
     runs = [transitions(game, mode, device, episodes=4, ticks=4 * (game.max_steps + 1) + 1) for mode in MODES]
     assert {key[:2] for key in runs[0]} == {(e, episode) for e in range(12) for episode in range(4)}
     assert runs[0] == runs[1] == runs[2]
@@ -279,7 +274,7 @@ def test_the_time_limit_and_the_flags_follow_an_independent_clock(game, device):
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
 def test_a_masked_reset_touches_no_other_replica(game, device, seed, kind):
     env, twin = twins(game, device, autoreset_mode="disabled", ticks=3)
-    for one in (env, twin):  # a fault bit in every replica
+    for one in (env, twin):  # a fault bit in every environment
         one.step(torch.full_like(random_actions(one), 99))
     picked = torch.arange(12) % 5 == 1
     mask = picked.numpy() if kind == "numpy" else picked.to(device)
@@ -292,21 +287,21 @@ def test_a_masked_reset_touches_no_other_replica(game, device, seed, kind):
     )
     fresh = VecEnv(game, 12, device)
     fresh.reset(seed=5 if seed is None else seed)
-    if seed is None:  # the streams go on: episode 1 of the first seed
+    if seed is None:  # the streams continue with episode 1 of the first seed
         fresh.reset()
     names = [name for name in different(env, fresh, picked) if name.removeprefix("engine_") not in STATISTICS]
     assert names == []
     assert torch.equal(torch.as_tensor(mask).cpu(), torch.arange(12) % 5 == 1)
 
 
-def test_a_mask_of_none_resets_nothing(game, device):
+def test_an_all_false_mask_resets_nothing(game, device):
     env, twin = twins(game, device)
     obs, _ = env.reset(mask=torch.zeros(12, dtype=torch.bool, device=device), seed=1)
     assert different(env, twin) == [] and same(obs, twin.observe())
 
 
-def test_reset_writes_all_that_an_episode_reads(game, device):
-    """Whatever a replica held before; only the statistics are not reset's to write."""
+def test_reset_writes_everything_that_an_episode_reads(game, device):
+    """Whatever the state was before; reset leaves only the episode statistics."""
     env, fresh = VecEnv(game, 8, device), VecEnv(game, 8, device)
     env.reset(seed=1)
     names = [f"state_{f.name}" for f in game.state if not f.shared]
@@ -341,7 +336,7 @@ def test_earlier_outputs_and_the_callers_inputs_never_change(game, device):
         keep(*tensors, *info.values())
     assert all(same(tensor, copy) for tensor, copy in kept)
     before = env.observe()
-    tensors[0].fill_(7)  # outputs are the caller's: no state lives there
+    tensors[0].fill_(7)  # outputs belong to the caller and hold no state
     assert same(env.observe(), before)
 
 
@@ -394,7 +389,7 @@ def test_an_invalid_action_stops_its_replica_alone(game, device, kind, value):
     assert changed == ["engine_fault"]
     faults = [0] * 7 + [int(Fault.INVALID_ACTION)] + [0] * 4
     assert env.faults().tolist() == faults
-    for key in range(30):  # it goes on afterwards, and the bit stays, also over autoresets
+    for key in range(30):  # the environment continues, and the bit stays, also across autoresets
         env.step(random_actions(env, key))
     assert env.faults().tolist() == faults and env.data["engine_episode"].gt(1).all()
     env.reset()
@@ -454,7 +449,7 @@ def test_stepping_an_ended_replica_only_sets_a_bit(game, device):
     env.step(torch.full_like(random_actions(env), -1))
     for key in range(game.max_steps + 1):
         env.step(random_actions(env, key))
-    assert env.faults().eq(Fault.INVALID_ACTION | Fault.STEPPED_AFTER_END).all()  # bits add up
+    assert env.faults().eq(Fault.INVALID_ACTION | Fault.STEPPED_AFTER_END).all()  # both bits are set
 
 
 def test_integer_width_and_memory_layout_of_actions_do_not_matter(game, device):
@@ -483,7 +478,7 @@ def test_synchronous_validation_raises_before_anything_happens(game, drift, devi
     a, b = (outputs_of(one.step(random_actions(one, 2))) for one in (env, twin))
     assert [name for name in a if not same(a[name], b[name])] == []
     bad[9, 0] = 0
-    env.active[4, 1] = False  # who is not active may do anything
+    env.active[4, 1] = False  # any action of an inactive agent is valid
     env.step(bad)
     assert not env.faults().any()
     env = VecEnv(drift, 3, device, validate="sync")
@@ -497,7 +492,7 @@ def test_synchronous_validation_raises_before_anything_happens(game, drift, devi
             env.step(actions)
 
 
-def test_synchronous_validation_takes_any_memory_layout(device):
+def test_synchronous_validation_accepts_any_memory_layout(device):
     env, twin = twins(CONTINUOUS, device, validate="sync")
     actions = random_actions(env, 1)
     env.step(actions.transpose(0, 1).contiguous().transpose(0, 1)), twin.step(actions)
@@ -506,7 +501,7 @@ def test_synchronous_validation_takes_any_memory_layout(device):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_episode_statistics_equal_a_recount(game, mode, device):
-    """Returns exactly: float32 sums of the rewards in the order in which they came."""
+    """Returns are exact: float32 sums of the rewards in the order of the steps."""
     env = VecEnv(game, 12, device, autoreset_mode=mode)
     env.reset(seed=4)
     for _ in range(2):
@@ -558,7 +553,7 @@ def test_sampled_actions_are_valid_uniform_and_stable_within_a_tick(game, drift,
         assert actions.dtype == torch.int32 and actions.shape == (500, game.num_agents, *game.layout.action.shape)
         assert same(actions, env.sample_actions())
         a, b = outputs_of(env.step(actions)), outputs_of(silent.step(actions))
-        assert [name for name in a if not same(a[name], b[name])] == []  # drawing leaves the game's own draws alone
+        assert [name for name in a if not same(a[name], b[name])] == []  # sampling does not change the game's own draws
         seen.append(actions.view(500, game.num_agents, len(sizes)))
     assert not env.faults().any()
     assert all(not torch.equal(a, b) for a, b in pairwise(seen))
@@ -591,7 +586,7 @@ HD void observe(State s, Io io) { FOR_RANGE (k, HEADS) io.obs[0][k] = s.place[k]
 
 
 def test_draws_are_those_of_the_documented_streams(drift, device):
-    """Of resets, ticks and random actions, in Python once more: other numbers would change every recorded run."""
+    """Draws of resets, steps and random actions, computed in Python: other numbers would change every recorded run."""
     drift.source.write_text(DICE)
     seed, first = 2**40 + 3, 2**32 + 5
     env = VecEnv(drift, 3, device, autoreset_mode="next_step", first_env_index=first)
@@ -608,14 +603,14 @@ def test_draws_are_those_of_the_documented_streams(drift, device):
             assert env.data["engine_episode"].eq(episode).all() and env.elapsed_steps.eq(step).all()
             assert same(env.state["place"], uniform(1 if step else 0, 7, step, episode))
             actions = env.sample_actions()[:, 0]
-            # Of bounds with few bits float64 has the exact number, which a fused multiply-add rounds once.
+            # For bounds with few bits, float64 is exact, and a fused multiply-add rounds once.
             exact = low + uniform(3, 0, step, episode).double() * (high - low)
             assert same(actions, exact.float())
             env.step(actions[:, None])
 
 
 def test_starts_on_the_grid_are_those_of_the_documented_streams(device):
-    """Any cell from 0 to the last; the same as in ``test_rng.py``, whose bounded draws are known to be even."""
+    """All cells occur; bounded draws as in ``test_rng.py``, where their uniformity is tested."""
     env = VecEnv(GRIDWORLD, 40, device)
     env.reset(seed=9)
     cells = torch.zeros(40, 3, 2, dtype=torch.int32)
@@ -673,7 +668,7 @@ def test_a_saved_state_goes_on_bitwise_in_any_environment(game, device):
     saved = env.state_dict()
     copies = {name: tensor.clone() for name, tensor in saved.items()}
     runs = []
-    for one in (env, env, VecEnv(game, 12, device)):  # going on, going back, elsewhere without a reset
+    for one in (env, env, VecEnv(game, 12, device)):  # the same again, restored, and a new one without a reset
         one.load_state_dict(saved)
         runs.append([outputs_of(one.step(one.sample_actions())) for _ in range(25)] + [{"obs": one.reset()[0]}])
         assert all(same(saved[name], copies[name]) for name in copies)
@@ -710,7 +705,7 @@ def test_no_global_random_state_is_used_or_touched(game, device):
     assert [name for name in first if not same(first[name], second[name])] == []
 
 
-def test_closing_lets_go_of_all_tensors(game, device):
+def test_close_frees_all_tensors(game, device):
     for _ in range(3):
         env = VecEnv(game, 5, device)
         obs, _ = env.reset(seed=1)
@@ -744,12 +739,12 @@ def test_an_agent_that_has_ended_does_not_act_even_if_put_back_in_game(device):
     assert out.any()
     env.state["in_game"].fill_(True)
     before = env.state["position"].clone()
-    env.step(torch.where(out[..., None], 500_000_000, env.sample_actions()))  # far outside every table
+    env.step(torch.where(out[..., None], 500_000_000, env.sample_actions()))  # far outside of every table
     assert not env.faults().any()
     assert torch.equal(env.state["position"][out], before[out])
 
 
-def test_tensors_of_the_user_are_no_part_of_a_saved_state(device):
+def test_tensors_of_the_user_are_not_in_the_state_dict(device):
     env = gpu_vecenv.make("tag_gridworld", 4, device)
     env.reset(seed=7)
     saved = env.state_dict()
@@ -781,8 +776,8 @@ def test_a_digest_sees_every_element_of_its_own_replica(kind, device):
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64], ids=str)
-def test_a_digest_takes_every_nan_for_the_same(kind, device):
-    """Which bits a NaN has is the only thing that processors may disagree about; zeros have signs."""
+def test_a_digest_treats_all_nans_alike(kind, device):
+    """NaN payloads may differ between processors and do not count; signs of zeros do."""
     functions, found = FunctionManager(device), []
     integer = torch.int32 if kind == torch.float32 else torch.int64
     one = torch.tensor([float("nan")], dtype=kind, device=device)
@@ -799,7 +794,7 @@ def test_a_digest_takes_every_nan_for_the_same(kind, device):
 # ---------------------------------------------------------------------- step buffers and autograd
 
 
-def test_outputs_of_one_mode_do_not_shape_those_of_another(device):
+def test_inference_mode_of_one_call_does_not_affect_later_outputs(device):
     env = gpu_vecenv.make("tag_gridworld", 3, device)
     with torch.inference_mode():
         env.reset(seed=1)
@@ -809,7 +804,7 @@ def test_outputs_of_one_mode_do_not_shape_those_of_another(device):
     assert torch.equal(weight.grad, obs.sum((0, 1)))
 
 
-def test_writing_into_one_output_leaves_a_graph_through_another_alone(device):
+def test_writing_into_one_output_does_not_invalidate_an_autograd_graph_through_another(device):
     env = gpu_vecenv.make("tag_gridworld", 3, device)
     env.reset(seed=1)
     first, rewards, *_ = env.step(env.sample_actions())
@@ -825,7 +820,7 @@ def test_writing_into_one_output_leaves_a_graph_through_another_alone(device):
     third.mul_(scale)
 
 
-def test_a_closed_environment_holds_no_memory():
+def test_a_closed_environment_frees_its_buffers():
     env = gpu_vecenv.make("tag_gridworld", 3, "cpu")
     env.reset(seed=1)
     pool = weakref.ref(env._buffers_pool)
@@ -834,6 +829,6 @@ def test_a_closed_environment_holds_no_memory():
 
 
 @pytest.mark.parametrize("rows", ["no", 2, [1], None])
-def test_rows_is_yes_or_no(rows):
+def test_agents_as_envs_must_be_a_bool(rows):
     with pytest.raises(TypeError, match="agents_as_envs is"):
         gpu_vecenv.make("tag_gridworld", 3, "cpu", agents_as_envs=rows)
