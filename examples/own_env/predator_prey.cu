@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Predators and prey on a torus, predators first. Declared in predator_prey.py.
 //
-// An agent that leaves for good terminates, and the engine shows it as inactive from then on. A prey that waits to be
-// born again does not terminate: it stays active, with an empty observation and actions that move nothing.
+// An agent that dies for good terminates and is inactive from then on. A prey that waits for its rebirth does not
+// terminate: it stays active, observes zeros, and its actions have no effect.
 #include "game_api.cuh"
 
 struct Scratch {
@@ -15,14 +15,14 @@ TABLE int MOVES[5][2] = {{0, 0}, {1, 0}, {-1, 0}, {0, 1}, {0, -1}};
 
 HD bool is_predator(int i) { return i < END_PREDATOR; }
 HD int wrapped(int x) { return (x + GRID) % GRID; }  // for x >= -GRID
-HD int place(State s, int i) { return s.cell[i][0] * GRID + s.cell[i][1]; }
-HD void put_anywhere(State s, Io io, int i) {
+HD int cell_index(State s, int i) { return s.cell[i][0] * GRID + s.cell[i][1]; }
+HD void place_randomly(State s, Io io, int i) {
     for (int axis = 0; axis < 2; ++axis) s.cell[i][axis] = io.rng.below(i, axis, GRID);
 }
 
 HD void reset(State s, Io io) {
     FOR_AGENTS (i) {
-        put_anywhere(s, io, i);
+        place_randomly(s, io, i);
         s.alive[i] = true;
         if (is_predator(i))
             s.energy[i] = HUNGER;
@@ -31,7 +31,7 @@ HD void reset(State s, Io io) {
     }
 }
 
-// What predator i gains by the prey that it eats, and whether it starves.
+// Energy and reward of predator i, which may starve.
 HD void feed(State s, Io io, int i) {
     if (!s.alive[i]) return;
     int meals = 0;
@@ -45,7 +45,7 @@ HD void feed(State s, Io io, int i) {
     }
 }
 
-// Prey k is eaten, lives on, or comes nearer to its birth.
+// Prey k is eaten, survives, or waits for its rebirth.
 HD void live(State s, Io io, int k) {
     int i = FIRST_PREY + k;
     if (io.scratch->eater[k] >= 0) {
@@ -56,7 +56,7 @@ HD void live(State s, Io io, int k) {
     } else if (s.alive[i]) {
         io.rewards[i] = LIVING_REWARD;
     } else if (s.unborn[k] > 0 && --s.unborn[k] == 0) {
-        put_anywhere(s, io, i);
+        place_randomly(s, io, i);
         s.alive[i] = true;
     }
 }
@@ -70,7 +70,7 @@ HD void step(State s, Io io) {
     FOR_RANGE (k, NUM_PREY) {  // the first predator in a prey's cell eats it
         int i = FIRST_PREY + k, eater = -1;
         for (int j = END_PREDATOR - 1; j >= 0; --j)
-            if (s.alive[i] && s.alive[j] && place(s, i) == place(s, j)) eater = j;
+            if (s.alive[i] && s.alive[j] && cell_index(s, i) == cell_index(s, j)) eater = j;
         io.scratch->eater[k] = eater;
     }
     group_sync();
@@ -95,18 +95,18 @@ HD void step(State s, Io io) {
     }
 }
 
-// How many others of one kind (0 predators, 1 prey) are in the at-th cell that agent i sees.
-HD float seen(State s, Io io, int i, int kind, int at) {
-    int row = wrapped(s.cell[i][0] + at / WIDTH - SIGHT), column = wrapped(s.cell[i][1] + at % WIDTH - SIGHT);
-    int oneself = at == VIEW / 2 && is_predator(i) == (kind == 0);
-    return (float)(io.scratch->count[kind][row * GRID + column] - oneself);
+// The number of other predators (kind 0) or prey (kind 1) in cell k of agent i's view.
+HD float others_in_view(State s, Io io, int i, int kind, int k) {
+    int row = wrapped(s.cell[i][0] + k / WIDTH - SIGHT), column = wrapped(s.cell[i][1] + k % WIDTH - SIGHT);
+    int self = k == VIEW / 2 && is_predator(i) == (kind == 0);
+    return (float)(io.scratch->count[kind][row * GRID + column] - self);
 }
 
 HD void observe(State s, Io io) {
     FOR_RANGE (k, GRID * GRID) {
         int predators = 0, prey = 0;
         for (int j = 0; j < NUM_AGENTS; ++j) {
-            int here = s.alive[j] && place(s, j) == k;
+            int here = s.alive[j] && cell_index(s, j) == k;
             (is_predator(j) ? predators : prey) += here;
         }
         io.scratch->count[0][k] = (u8)predators;
@@ -118,7 +118,7 @@ HD void observe(State s, Io io) {
         if (!s.alive[i])
             io.obs[i][k] = 0;
         else if (k < 2 * VIEW)
-            io.obs[i][k] = seen(s, io, i, k / VIEW, k % VIEW);
+            io.obs[i][k] = others_in_view(s, io, i, k / VIEW, k % VIEW);
         else
             io.obs[i][k] = (float)s.energy[i] / (float)HUNGER;
     }

@@ -1,4 +1,4 @@
-"""Predators and prey on a torus: who lives changes from step to step. Its rules are in predator_prey.cu.
+"""Predators and prey on a torus, which die and are born again. The rules are in predator_prey.cu.
 
 ``gpu-vecenv train predator_prey.py`` trains it, ``python predator_prey.py`` steps it with random actions.
 """
@@ -20,15 +20,15 @@ class PredatorPrey(Env):
     num_predators: int = param(4, low=1, high=255)  # agents that hunt
     num_prey: int = param(12, low=1, high=255)  # agents that flee
     grid: int = param(12, low=1, high=1024)  # cells per side; the torus has no edge
-    sight: int = param(2, low=0)  # cells that an agent sees in each direction
+    sight: int = param(2, low=0)  # cells that an agent observes in each direction
     hunger: int = param(25, low=1, high=1_000_000)  # steps that a full predator lives without eating
-    meal: int = param(12, low=0, high=1_000_000)  # steps that a prey is worth; a predator is never more than full
-    rebirth: int = param(10, low=0)  # steps until an eaten prey is born again; 0: it leaves for good
+    meal: int = param(12, low=0, high=1_000_000)  # steps of energy per prey, up to hunger
+    rebirth: int = param(10, low=0)  # steps until an eaten prey is born again; 0: never
     max_steps: int = param(200, low=1)  # steps until the episode is truncated
     meal_reward: float = 1.0  # to a predator for each prey that it eats
-    starving_penalty: float = 1.0  # taken from a predator that starves
-    eaten_penalty: float = 1.0  # taken from a prey that is eaten
-    living_reward: float = 0.01  # to a prey for each step that it lives through
+    starving_penalty: float = 1.0  # subtracted from a predator that starves
+    eaten_penalty: float = 1.0  # subtracted from a prey that is eaten
+    living_reward: float = 0.01  # to a prey for each step that it survives
 
     state = (
         Field("cell", i32, ("num_agents", 2)),  # row, column, in [0, grid)
@@ -46,7 +46,7 @@ class PredatorPrey(Env):
 
     @property
     def view(self) -> int:
-        """Cells that an agent sees."""
+        """Cells in an observation."""
         return (2 * self.sight + 1) ** 2
 
     @property
@@ -56,7 +56,7 @@ class PredatorPrey(Env):
 
     @property
     def obs_dim(self) -> Mapping[str, int]:
-        """Other predators and other prey in each cell seen; a predator feels its energy too."""
+        """Other predators and other prey in each observed cell; for predators also the own energy."""
         return {"predator": 2 * self.view + 1, "prey": 2 * self.view}
 
     @property

@@ -1,4 +1,4 @@
-"""Two links that hang from a pivot and swing up by a torque on the joint between them."""
+"""Acrobot: two links that hang from a pivot and swing up by a torque on the joint between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_vecenv.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Acrobot(Env):
-    """The tip is to swing above the goal. Rules and defaults of Gymnasium's Acrobot-v1."""
+    """The goal is to swing the tip above a height. Rules and defaults of Gymnasium's Acrobot-v1."""
 
     gravity: float = param(9.8, low=0, high=1e6)  # m/s^2
     link_length_1: float = param(1.0, low=0, high=1e6)  # m, from the pivot to the joint
@@ -36,8 +36,8 @@ class Acrobot(Env):
     book_or_nips: Literal["book", "nips"] = "book"  # equations of Sutton and Barto's book, or of Sutton's paper
     goal_height: float = param(1.0, low=-2, high=2)  # of the tip above the pivot, for links of length 1
     dt: float = param(0.2, low=1e-6, high=1e3)  # s, of a step
-    reset_low: float = param(-0.1, low=-1e6, high=1e6)  # rad, rad/s: the least of any number of a start
-    reset_high: float = param(0.1, low=-1e6, high=1e6)  # rad, rad/s: the largest of any number of a start
+    reset_low: float = param(-0.1, low=-1e6, high=1e6)  # rad, rad/s: lower bound of the initial state
+    reset_high: float = param(0.1, low=-1e6, high=1e6)  # rad, rad/s: upper bound of the initial state
     max_steps: int = param(500, low=1)  # steps until the episode is truncated
 
     state = (

@@ -1,4 +1,4 @@
-"""A pole on a cart, kept upright by pushing the cart."""
+"""CartPole: a pole on a cart, kept upright by pushing the cart."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ class Cartpole(Env):
     half_length: float = param(0.5, low=1e-3, high=1e6)  # m, from the joint to the pole's centre of mass
     force_mag: float = param(10.0, low=0, high=1e6)  # N, of a push
     dt: float = param(0.02, low=1e-6, high=1e3)  # s, of a step
-    semi_implicit: bool = False  # True: positions move by the new speeds; False: by the old ones (Euler)
-    x_threshold: float = param(2.4, low=0, high=1e6)  # m, either way, beyond which the episode ends
-    theta_threshold: float = param(
-        math.radians(12), low=0, high=1e6
-    )  # rad, either way, beyond which the pole has fallen
-    reset_low: float = param(-0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: the least of any number of a start
-    reset_high: float = param(0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: the largest of any number of a start
-    sutton_barto_reward: bool = False  # True: -1 at the fall, else 0; False: 1 at every step, that of the fall too
+    semi_implicit: bool = False  # True: semi-implicit Euler; False: explicit Euler
+    x_threshold: float = param(2.4, low=0, high=1e6)  # m: the episode ends where |x| is larger
+    theta_threshold: float = param(math.radians(12), low=0, high=1e6)  # rad: the episode ends where |theta| is larger
+    reset_low: float = param(-0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: lower bound of the initial state
+    reset_high: float = param(0.05, low=-1e6, high=1e6)  # m, m/s, rad, rad/s: upper bound of the initial state
+    sutton_barto_reward: bool = False  # True: -1 on termination, else 0; False: 1 at every step, the last one included
     max_steps: int = param(500, low=1)  # steps until the episode is truncated
 
     state = (

@@ -1,4 +1,4 @@
-"""A car too weak for its hill, which must swing up; the action is the motor's force."""
+"""MountainCarContinuous: an underpowered car in a valley; the action is the motor's force."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpu_vecenv.envs.mountain_car_base import MountainCarBase
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuousMountainCar(MountainCarBase):
-    """The motor may be throttled. Rules and defaults of Gymnasium's MountainCarContinuous-v0."""
+    """The action is the motor's force in [-1, 1]. Rules and defaults of Gymnasium's MountainCarContinuous-v0."""
 
     goal_position: float = param(0.45, low=-1e6, high=1e6)  # of the flag, at or beyond which the episode ends
     power: float = param(0.0015, low=0, high=1e6)  # per step^2, of the motor at action 1
     goal_reward: float = param(100.0, low=-1e6, high=1e6)  # added at the flag
-    action_cost: float = param(0.1, low=-1e6, high=1e6)  # times the square of the action, taken at every step
+    action_cost: float = param(0.1, low=-1e6, high=1e6)  # times the square of the action, subtracted at every step
     max_steps: int = param(999, low=1)  # steps until the episode is truncated
 
     title = "MountainCarContinuous"

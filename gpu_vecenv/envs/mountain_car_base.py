@@ -1,4 +1,4 @@
-"""What the two mountain cars have in common."""
+"""Base of the two mountain cars: state, limits, picture."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gpu_vecenv.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class MountainCarBase(Env):
-    """A car in a valley, too weak for its hill. No game by itself: a subclass says where the flag is and who drives."""
+    """An underpowered car in a valley. Abstract: a subclass declares the action."""
 
-    min_position: float = param(-1.2, low=-1e6, high=1e6)  # where a wall stops the car
-    max_position: float = param(0.6, low=-1e6, high=1e6)  # which the car does not pass
+    min_position: float = param(-1.2, low=-1e6, high=1e6)  # position of a wall that stops the car
+    max_position: float = param(0.6, low=-1e6, high=1e6)  # the car cannot go further
     max_speed: float = param(0.07, low=0, high=1e6)  # per step
     goal_position: float = param(0.5, low=-1e6, high=1e6)  # of the flag, at or beyond which the episode ends
-    goal_velocity: float = param(0.0, low=-1e6, high=1e6)  # per step, with which at least the flag must be reached
+    goal_velocity: float = param(0.0, low=-1e6, high=1e6)  # per step: minimum velocity at the flag
     gravity: float = param(0.0025, low=0, high=1e6)  # per step^2, on the steepest slope
-    reset_low: float = param(-0.6, low=-1e6, high=1e6)  # least position at the start
-    reset_high: float = param(-0.4, low=-1e6, high=1e6)  # largest position at the start
+    reset_low: float = param(-0.6, low=-1e6, high=1e6)  # lower bound of the initial position
+    reset_high: float = param(-0.4, low=-1e6, high=1e6)  # upper bound of the initial position
 
     state: ClassVar[tuple[Field, ...]] = (
         Field("position", f32),  # in [min_position, max_position]
@@ -56,14 +56,14 @@ class MountainCarBase(Env):
         turn = np.array([[math.cos(slope), math.sin(slope)], [-math.sin(slope), math.cos(slope)]])
         body = np.array([(-0.06, 0.02), (-0.06, 0.06), (-0.03, 0.08), (0.03, 0.08), (0.06, 0.06), (0.06, 0.02)])
         wheels = np.array([(-0.035, 0.02), (0.035, 0.02)])
-        place = np.array([car, _height(car)])
+        position = np.array([car, _height(car)])
         shapes = [
             Polygon([*ground, (high, -1), (low, -1)], PALE),
             Line(ground, 0.008, GREY),
             Line([(goal, foot), (goal, foot + 0.16)], 0.006, BLACK),
             Polygon([(goal, foot + 0.16), (goal, foot + 0.1), (goal + 0.08, foot + 0.13)], GOLD),
-            Polygon(body @ turn + place, BLACK),
-            *discs(wheels @ turn + place, 0.02, GREY),
+            Polygon(body @ turn + position, BLACK),
+            *discs(wheels @ turn + position, 0.02, GREY),
         ]
         return Drawing((low - 0.1, high + 0.1, 0, 1.25), shapes, height=400)
 

@@ -1,4 +1,4 @@
-"""What the particle games have in common; their device code shares particles.cuh."""
+"""Base of the particle games of MPE2; their device code shares particles.cuh."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gpu_vecenv.declare.env import Env, param
 
 @dataclass(frozen=True, kw_only=True)
 class Particles(Env):
-    """Agents among landmarks on an endless plane. No game by itself: a subclass says who and what there is."""
+    """Agents among landmarks on an unbounded plane. Abstract: a subclass declares roles and landmarks."""
 
     max_steps: int = param(25, low=1)  # steps until the episode is truncated
     continuous_actions: bool = False  # actions: True, five forces in [0, 1]; False, one of five choices
-    num_agent_neighbors: int | None = param(None, low=1)  # nearest other agents that are seen; None: all
-    num_landmark_neighbors: int | None = param(None, low=1)  # nearest landmarks that are seen; None: all
+    num_agent_neighbors: int | None = param(None, low=1)  # nearest other agents in an observation; None: all
+    num_landmark_neighbors: int | None = param(None, low=1)  # nearest landmarks in an observation; None: all
 
     derived: ClassVar[tuple[str, ...]] = (
         "num_landmarks",
@@ -45,7 +45,7 @@ class Particles(Env):
 
     @property
     def num_landmarks(self) -> int:
-        """Landmarks of one replica."""
+        """Landmarks of one environment."""
         raise NotImplementedError
 
     @property
@@ -60,14 +60,14 @@ class Particles(Env):
 
     @property
     def num_observed_agents(self) -> int:
-        """Places for other agents in one observation."""
+        """Other agents in one observation."""
         return self.num_agents - 1 if self.num_agent_neighbors is None else self.num_agent_neighbors
 
     @property
     def num_observed_landmarks(self) -> int:
-        """Places for landmarks in one observation."""
+        """Landmarks in one observation."""
         return self.num_landmarks if self.num_landmark_neighbors is None else self.num_landmark_neighbors
 
     @property
     def action_space(self) -> Box | Discrete:
-        return Box(0, 1, (5,)) if self.continuous_actions else Discrete(5)  # nothing, left, right, down, up
+        return Box(0, 1, (5,)) if self.continuous_actions else Discrete(5)  # no action, left, right, down, up

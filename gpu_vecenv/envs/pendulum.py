@@ -1,4 +1,4 @@
-"""A pendulum that a weak motor must swing up and hold."""
+"""Pendulum: a weak motor swings a pendulum up and holds it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpu_vecenv.declare.env import Env, Field, f32, param
 
 @dataclass(frozen=True, kw_only=True)
 class Pendulum(Env):
-    """The torque is to bring it upright and keep it there. Rules and defaults of Gymnasium's Pendulum-v1."""
+    """The goal is to swing the pendulum up and keep it upright. Rules and defaults of Gymnasium's Pendulum-v1."""
 
     gravity: float = param(10.0, low=0, high=1e6)  # m/s^2
     mass: float = param(1.0, low=1e-3, high=1e6)  # kg
@@ -25,12 +25,14 @@ class Pendulum(Env):
     max_torque: float = param(2.0, low=0, high=1e6)  # N m
     max_speed: float = param(8.0, low=0, high=1e6)  # rad/s
     dt: float = param(0.05, low=1e-6, high=1e3)  # s, of a step
-    reset_theta: float = param(math.pi, low=0, high=1e6)  # rad, the largest at the start, either way
-    reset_theta_dot: float = param(1.0, low=0, high=1e6)  # rad/s, the largest at the start, either way
+    reset_theta: float = param(
+        math.pi, low=0, high=1e6
+    )  # rad: the initial theta is uniform in [-reset_theta, reset_theta)
+    reset_theta_dot: float = param(1.0, low=0, high=1e6)  # rad/s: likewise for theta_dot
     max_steps: int = param(200, low=1)  # steps until the episode is truncated
 
     state = (
-        Field("theta", f32),  # rad, 0 is upright; up to one step's turn beyond [-pi, pi]
+        Field("theta", f32),  # rad, 0 is upright; outside [-pi, pi] by at most one step
         Field("theta_dot", f32),  # rad/s
     )
     render_fps = 20

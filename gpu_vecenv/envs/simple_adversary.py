@@ -1,4 +1,4 @@
-"""Agents that cover a goal which their adversary must not make out."""
+"""simple_adversary: good agents cover a goal landmark that their adversary does not observe."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gpu_vecenv.envs.particles import Particles
 class SimpleAdversary(Particles):
     """The rules and defaults of MPE2's simple_adversary_v3."""
 
-    num_good: int = param(2, low=1)  # agents that know the goal, and as many landmarks
+    num_good: int = param(2, low=1)  # agents that observe the goal, and as many landmarks
 
     state = (
         Field("position", f32, ("num_agents", 2)),
         Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten steps
         Field("landmark", f32, ("num_landmarks", 2)),
-        Field("goal", i32),  # number of the landmark that is the goal
+        Field("goal", i32),  # index of the goal landmark
     )
 
     @property
@@ -32,13 +32,13 @@ class SimpleAdversary(Particles):
 
     @property
     def num_landmarks(self) -> int:
-        """Landmarks of one replica."""
+        """Landmarks of one environment."""
         return self.num_good
 
     @property
     def obs_dim(self) -> Mapping[str, int]:
-        places = 2 * self.num_observed_landmarks + 2 * self.num_observed_agents
-        return {"adversary": places, "agent": places + 2}
+        positions = 2 * self.num_observed_landmarks + 2 * self.num_observed_agents
+        return {"adversary": positions, "agent": positions + 2}
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         adversary, agents = np.split(state["position"], [1])

@@ -1,4 +1,4 @@
-"""Agents that cover landmarks together without running into each other."""
+"""simple_spread: agents cover landmarks and avoid collisions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class SimpleSpread(Particles):
 
     num_agents: int = param(3, low=1)  # agents, and as many landmarks
     local_ratio: float = param(0.5, low=0, high=1)  # weight of an agent's own reward; the shared one has the rest
-    curriculum: bool = False  # True: collisions cost nothing while the state field curriculum_stage is 0
+    curriculum: bool = False  # True: no penalty for collisions while the state field curriculum_stage is 0
     terminate_on_success: bool = False  # True: the episode ends once every landmark is covered
 
     state = (
         Field("position", f32, ("num_agents", 2)),
         Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten steps
         Field("landmark", f32, ("num_landmarks", 2)),
-        Field("curriculum_stage", i32, shared=True),  # 0 or 1; without curriculum it does not matter
+        Field("curriculum_stage", i32, shared=True),  # 0 or 1; used only with curriculum
     )
     termination_label = "every landmark was covered"
 
@@ -36,7 +36,7 @@ class SimpleSpread(Particles):
 
     @property
     def num_landmarks(self) -> int:
-        """Landmarks of one replica."""
+        """Landmarks of one environment."""
         return self.num_agents
 
     @property
@@ -48,5 +48,5 @@ class SimpleSpread(Particles):
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         agents = discs(state["position"], 0.15, BLUE, range(self.num_agents))
-        shapes = [*agents, *discs(state["landmark"], 0.05, BLACK)]  # one sees which landmarks are covered
+        shapes = [*agents, *discs(state["landmark"], 0.05, BLACK)]  # on top: covered landmarks stay visible
         return Drawing(square_bounds(shapes, 1.2), shapes)

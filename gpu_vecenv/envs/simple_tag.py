@@ -1,4 +1,4 @@
-"""Slow adversaries that hunt fast agents among obstacles."""
+"""simple_tag: slow adversaries chase fast agents among obstacles."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class SimpleTag(Particles):
 
     num_good: int = param(1, low=1)  # agents that flee
     num_adversaries: int = param(3, low=1)  # agents that chase
-    num_obstacles: int = param(2, low=0)  # round bodies that stand in the way
-    curriculum: bool = False  # True: the state field curriculum_stage says how fast good agents are
+    num_obstacles: int = param(2, low=0)  # discs at random positions
+    curriculum: bool = False  # True: the state field curriculum_stage sets the speed of good agents
     terminate_on_success: bool = False  # True: the episode ends once every good agent is caught at the same time
 
     state = (
         Field("position", f32, ("num_agents", 2)),
         Field("velocity", f32, ("num_agents", 2)),  # per unit of time, ten steps
-        Field("landmark", f32, ("landmark_rows", 2)),  # places of the obstacles
-        Field("speed_factor", f32),  # of good agents, on force and top speed; by the stage at which the episode began
-        Field("curriculum_stage", i32, shared=True),  # 0, 1 or 2; without curriculum it does not matter
+        Field("landmark", f32, ("landmark_rows", 2)),  # positions of the obstacles
+        Field("speed_factor", f32),  # of good agents, on force and maximum speed; set by curriculum_stage at reset
+        Field("curriculum_stage", i32, shared=True),  # 0, 1 or 2; used only with curriculum
     )
     termination_label = "every good agent was caught"
 
@@ -38,20 +38,20 @@ class SimpleTag(Particles):
 
     @property
     def num_landmarks(self) -> int:
-        """Obstacles of one replica."""
+        """Obstacles of one environment."""
         return self.num_obstacles
 
     @property
     def landmark_rows(self) -> int:
-        """Rows of the landmark field, which cannot be empty: without obstacles there is one that nothing touches."""
+        """Rows of the landmark field, which cannot be empty: without obstacles there is one unused row."""
         return max(1, self.num_obstacles)
 
     @property
     def obs_dim(self) -> Mapping[str, int]:
-        places = 4 + 2 * self.num_observed_landmarks + 2 * self.num_observed_agents
-        if self.num_agent_neighbors is not None:  # a velocity for every agent in sight, an adversary's is 0
-            return dict.fromkeys(self.roles, places + 2 * self.num_agent_neighbors)
-        return {"adversary": places + 2 * self.num_good, "agent": places + 2 * (self.num_good - 1)}
+        positions = 4 + 2 * self.num_observed_landmarks + 2 * self.num_observed_agents
+        if self.num_agent_neighbors is not None:  # a velocity per observed agent, 0 for adversaries
+            return dict.fromkeys(self.roles, positions + 2 * self.num_agent_neighbors)
+        return {"adversary": positions + 2 * self.num_good, "agent": positions + 2 * (self.num_good - 1)}
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         return {"curriculum_stage": np.zeros((), np.int32)}

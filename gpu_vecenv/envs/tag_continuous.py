@@ -17,7 +17,7 @@ from gpu_vecenv.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class TagContinuous(Env):
-    """Agents steer by acceleration and turn; a runner within reach of a tagger is tagged and leaves."""
+    """Agents accelerate and turn; a runner nearer to a tagger than tagging_distance is tagged and leaves the game."""
 
     num_taggers: int = param(10, low=1)  # agents that chase
     num_runners: int = param(100, low=1)  # agents that flee
@@ -32,7 +32,7 @@ class TagContinuous(Env):
     min_turn: float = param(-2.356, low=-6.283, high=6.283)  # rad per step, lowest level
     max_turn: float = param(2.356, low=-6.283, high=6.283)  # rad per step, highest level
     turn_levels: int = param(20, low=1)  # besides "no change"
-    num_neighbors: int | Literal["all"] = param(10, low=1)  # nearest agents that are seen, or "all" others
+    num_neighbors: int | Literal["all"] = param(10, low=1)  # nearest other agents in an observation, or "all"
     tagging_distance: float = param(0.02, low=0, high=1e3)  # as a fraction of side
     tag_reward: float = 10.0  # to the nearest tagger, for each runner it tags
     tag_penalty: float = -10.0  # to a tagged runner
@@ -113,7 +113,10 @@ class TagContinuous(Env):
         }
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
-        side, size = self.side, self.side / 90  # an agent's radius says nothing; the pale discs are what taggers reach
+        side, size = (
+            self.side,
+            self.side / 90,
+        )  # the radius of agents has no meaning; pale discs show the tagging distance
         position, heading, in_game = state["position"], state["heading"], state["in_game"]
         edge = Line([(0, 0), (side, 0), (side, side), (0, side), (0, 0)], side / 300, GREY)
         taggers = np.arange(self.num_agents) < self.num_taggers

@@ -21,11 +21,11 @@ class TagGridworld(Env):
     num_taggers: int = param(4, low=1)  # agents that chase the runner
     grid: int = param(20, low=1, high=32767)  # cells per side, minus one
     max_steps: int = param(100, low=1)  # steps until the episode is truncated
-    wall_penalty: float = 0.1  # taken from an agent that walks into a wall
-    tagger_reward: float = 10.0  # given to every tagger on a tag
-    runner_penalty: float = 5.0  # taken from the runner on a tag
-    step_cost: float = 0.01  # taken from taggers, given to the runner, on a step without a tag
-    full_observation: bool = True  # False: each agent sees itself and one opponent
+    wall_penalty: float = 0.1  # subtracted from an agent that moves into a wall
+    tagger_reward: float = 10.0  # added to every tagger on a tag
+    runner_penalty: float = 5.0  # subtracted from the runner on a tag
+    step_cost: float = 0.01  # subtracted from taggers and added to the runner in a step without a tag
+    full_observation: bool = True  # False: each agent observes itself and one opponent
     random_start: bool = False  # True: all cells uniform; False: taggers in the middle, runner at (0, 0)
 
     state = (
@@ -65,7 +65,7 @@ class TagGridworld(Env):
         ends = [((k, 0), (k, cells)) for k in sorted({*range(0, cells, every), cells})]
         lines = [Line(pair, cells / 600, PALE) for a, b in ends for pair in ((a, b), (a[::-1], b[::-1]))]
         size = max(1.0, cells / 40)  # of an agent, in cells
-        # Taggers stand around the middle of their cell, so that one sees how many are on it.
+        # Taggers are drawn around the centre of their cell, so that several on one cell are visible.
         around = (np.arange(self.num_taggers) / self.num_taggers + 1 / 8) * 2 * np.pi
         middle = state["cell"] + 0.5
         x, y = middle[-1]

@@ -115,7 +115,7 @@ def with_text(folder: Path, old: str, new: str, **attributes: Any) -> type[Env]:
 
 
 def test_a_changed_rule_needs_a_new_version(table: dict[str, Any], tmp_path: Path) -> None:
-    heavier = "io.rewards[0] = fell ? -1.0f : 0.0f;\n        else\n            io.rewards[0] = 1;"
+    heavier = "io.rewards[0] = terminated ? -1.0f : 0.0f;\n        else\n            io.rewards[0] = 1;"
     changed = heavier.replace("= 1;", "= 2;")
     now = rules(with_text(tmp_path, heavier, changed))
     found = changes("cartpole", table["cartpole"], now)
@@ -124,8 +124,8 @@ def test_a_changed_rule_needs_a_new_version(table: dict[str, Any], tmp_path: Pat
 
 
 def test_another_way_to_write_the_same_rules_does_not(table: dict[str, Any], tmp_path: Path) -> None:
-    old = "bool fell = math::abs(s.position[0]) > MAX_POSITION ||"
-    new = "bool fell = MAX_POSITION < math::abs(s.position[0]) ||"
+    old = "bool terminated = math::abs(s.x[0]) > X_THRESHOLD ||"
+    new = "bool terminated = X_THRESHOLD < math::abs(s.x[0]) ||"
     same = with_text(tmp_path, old, new)
     assert rules(same) == table["cartpole"]
 
