@@ -7,21 +7,34 @@ import torch
 import tyro
 
 from gpu_vecenv import Sampler, VecEnv
+from gpu_vecenv.declare.env import i32, i64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
 
 # A kernel of one's own. Each item is one cell of the map, so that no two write the same number.
 COUNT_VISITS = """
 #include "kernel.cuh"
 
-KERNEL(count_visits, const i32* cell, i64* visits, i32 side, i32 agent, i32 num_agents, i64 num_envs) {
-    FOR_ITEMS (k, (i64)side * side) {
-        for (i64 e = 0; e < num_envs; ++e) {
-            const i32* at = cell + (e * num_agents + agent) * 2;
-            visits[k] += at[1] * side + at[0] == k;
+KERNEL(count_visits) {
+    FOR_ITEMS (k, (i64)args.side * args.side) {
+        for (i64 e = 0; e < args.num_envs; ++e) {
+            const i32* at = args.cell + (e * args.num_agents + args.agent) * 2;
+            args.visits[k] += at[1] * args.side + at[0] == k;
         }
     }
 }
 """
+COUNT_VISITS_KERNEL = KernelSignature(  # the fields of args
+    "count_visits",
+    (
+        Array("cell", i32, const=True, shape=("num_envs", "num_agents", 2)),
+        Array("visits", i64, shape=("side", "side")),
+        Scalar("side", i32),
+        Scalar("agent", i32),
+        Scalar("num_agents", i32),
+        Scalar("num_envs", i64),
+    ),
+)
 
 
 def chase(cell: torch.Tensor) -> torch.Tensor:
@@ -57,15 +70,15 @@ def main(num_envs: int = 500, steps: int = 200, device: str | None = None, out: 
     side = game.grid + 1
 
     env.data.push("visits", np.zeros((side, side), np.int64))  # push once; from now on it lives on the device
-    program = env.functions.compile(COUNT_VISITS)
-    sizes = np.int32(side), np.int32(game.num_taggers), np.int32(game.num_agents), np.int64(num_envs)
+    program = env.functions.compile(COUNT_VISITS, kernels=[COUNT_VISITS_KERNEL])
+    sizes = {"side": side, "agent": game.num_taggers, "num_agents": env.num_agents, "num_envs": num_envs}
     sampler = Sampler(env)
 
     env.reset(seed=7)
     for _ in range(steps):
         actions = sampler.sample(chase(env.state["cell"])).actions
         env.step(actions)  # replicas whose episode ends begin the next one at once
-        program.launch("count_visits", side * side, env.data["state_cell"], env.data["visits"], *sizes)
+        program.launch("count_visits", side * side, cell=env.state["cell"], visits=env.data["visits"], **sizes)
     chosen = env.elapsed_steps > 10
     env.reset(mask=chosen)  # and by hand those that one chooses
 

@@ -24,6 +24,8 @@ from rich.table import Column, Table
 from torch import nn
 
 from gpu_vecenv import Env, FunctionManager, Sampler, VecEnv, configure
+from gpu_vecenv.declare.env import f32, i64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 SEED = 7
@@ -31,8 +33,11 @@ State = dict[str, np.ndarray]  # field, time or obs -> (replicas, …)
 SINCOS = """
 #include "math.cuh"
 
-KERNEL(map_sincos, const float* x, float* s, float* c, i64 n) { FOR_ITEMS (k, n) math::sincos(x[k], &s[k], &c[k]); }
+KERNEL(map_sincos) { FOR_ITEMS (k, args.n) math::sincos(args.x[k], &args.s[k], &args.c[k]); }
 """
+SINCOS_KERNEL = KernelSignature(
+    "map_sincos", (Array("x", f32, const=True), Array("s", f32), Array("c", f32), Scalar("n", i64))
+)
 
 
 @dataclass
@@ -78,12 +83,12 @@ def oracle_class(game: Env) -> Callable[[], Any]:
 
     if game.name() == "tag_gridworld":
         return lambda: TagGridworldOracle(**asdict(game))
-    program = FunctionManager("cpu").compile(SINCOS)
+    program = FunctionManager("cpu").compile(SINCOS, kernels=[SINCOS_KERNEL])
 
     def sincos(x: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:  # NumPy's differ in the last bit
         angle = torch.from_numpy(x)
         sine, cosine = torch.empty_like(angle), torch.empty_like(angle)
-        program.launch("map_sincos", len(x), angle, sine, cosine, np.int64(len(x)))
+        program.launch("map_sincos", len(x), x=angle, s=sine, c=cosine, n=len(x))
         return sine, cosine
 
     functions = {"sin": lambda x: sincos(x)[0].numpy(), "cos": lambda x: sincos(x)[1].numpy()}

@@ -7,12 +7,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
-#include <utility>
 
 #define __CUDACC__
 #define __device__
 #define __forceinline__ inline
-#define __global__
+#define __global__ __attribute__((visibility("default")))
+#define __grid_constant__ &  // a kernel takes the address of its arguments
 #define __constant__ static
 #define __shared__ static
 #define __launch_bounds__(...)
@@ -36,8 +36,8 @@ static struct Lane {
 static ucontext_t scheduler;
 static long long value[MOST];
 static unsigned char* stacks;
-static void (*body)(void**);
-static void** arguments;
+static void (*body)(const void*);
+static const void* arguments;
 
 inline unsigned long long key_of(unsigned mask) { return (unsigned long long)(threadIdx.x / 32) << 32 | mask; }
 inline bool is_member(unsigned k, unsigned long long key) {
@@ -94,15 +94,8 @@ inline void run_block(bool backwards) {
         }
     }
 }
-template <class... A, size_t... I>
-void call(void (*kernel)(A...), void** values, std::index_sequence<I...>) {
-    kernel(*(A*)values[I]...);
-}
-template <class... A>
-void call(void (*kernel)(A...), void** values) {
-    call(kernel, values, std::index_sequence_for<A...>());
-}
-inline void run(void (*kernel)(void**), unsigned grid, unsigned block, size_t shared_bytes, void** values) {
+extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(const void*), unsigned grid, unsigned block,
+                                                              size_t shared_bytes, const void* values) {
     if (!stacks) stacks = (unsigned char*)malloc((size_t)MOST * STACK);
     const char* order = getenv("LANES");
     bool backwards = order && !strcmp(order, "backwards");

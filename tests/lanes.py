@@ -7,23 +7,14 @@ of the GPU's floats, or of its speed.
 
 import ctypes
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape
+from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, symbol
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
-from gpu_vecenv.compile.backends.host import C_ARGUMENTS, HostBackend
-from gpu_vecenv.compile.function_manager import KERNEL_NAME
+from gpu_vecenv.compile.backends.host import HostBackend
 
 PRELUDE = Path(__file__).with_name("lanes.hpp").read_text()
 SHARED_LIMIT = 232448  # bytes that a block may have on an H200
-ENTRIES = """
-extern "C" __attribute__((visibility("default")))
-void launch_{0}(unsigned grid, unsigned block, size_t shared_bytes, void** values) {{
-    lanes::run([](void** values) {{ lanes::call(kernel_{0}, values); }}, grid, block, shared_bytes, values);
-}}
-"""
 
 
 class LanesBackend(HostBackend):
@@ -38,7 +29,7 @@ class LanesBackend(HostBackend):
 
     @property
     def identity(self) -> str:
-        return f"{super().identity}\n{PRELUDE}{ENTRIES}"
+        return f"{super().identity}\n{PRELUDE}"
 
     def device_constants(self, shape: GroupShape) -> str:
         return cuda_constants(shape.threads_per_env, SHARED_LIMIT, shape.threads_per_block)
@@ -47,12 +38,9 @@ class LanesBackend(HostBackend):
         return default_threads_per_env(num_agents)
 
     def compile(self, text: str, target: Path) -> None:
-        names = set(KERNEL_NAME.findall(text)) - {"name"}
-        if "#define SAMPLED 1" in text:
-            names -= {"vecenv_reset", "vecenv_observe", "vecenv_random_actions"}
         text = text.replace("extern __shared__ __align__(16) unsigned char shared_memory[];", "")
         text = re.sub(r"asm volatile\(.*?\)\);", "", text)
-        super().compile(PRELUDE + text + "".join(ENTRIES.format(name) for name in sorted(names)), target)
+        super().compile(PRELUDE + text, target)
 
     def load(self, path: Path) -> "LanesModule":
         return LanesModule(ctypes.CDLL(str(path)))
@@ -64,15 +52,11 @@ class LanesModule:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
 
-    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
-        function = self.library[f"launch_{kernel}"]
-        function.restype = None
+    def launcher(self, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
+        address, function = ctypes.byref(arguments), self.library[symbol(kernel)]
 
-        def launch(arguments: Sequence[Any]) -> None:
-            values = [
-                C_ARGUMENTS[code](int(x) if code in "PiIqQ" else x) for code, x in zip(codes, arguments, strict=True)
-            ]
-            places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-            function(shape.grid, shape.threads_per_block, ctypes.c_size_t(shape.shared_bytes), places)
+        def launch() -> None:
+            shared_bytes = ctypes.c_size_t(shape.shared_bytes)
+            self.library.launch(function, shape.grid, shape.threads_per_block, shared_bytes, address)
 
         return launch

@@ -24,6 +24,8 @@ struct ActionSource {
     HD void draw(EngineState, i64, Action*) const {}
 };
 
+HD ActionSource action_source_of(const vecenv_step_Arguments& args) { return {args.actions, args.int64_actions}; }
+
 #else
 
 // Policy outputs of one environment: loaded early into registers, then stored to shared memory, from which any thread
@@ -66,6 +68,13 @@ struct ActionSource {
         }
     }
 };
+
+HD ActionSource action_source_of(const vecenv_step_Arguments& args) {
+    return {args.parameters,
+            {args.greedy, args.squash_by_tanh, args.actions, args.log_probs, args.entropies, args.draws},
+            {},
+            nullptr};
+}
 
 #endif
 

@@ -12,6 +12,7 @@ HD u32 canonical(u32 word, bool is_float) {
     return is_float && (word & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : word;
 }
 
+<<<<<<< HEAD
 // `size`: bytes per element; `count`: elements per environment.
 KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, u64* out, i64 environments) {
     FOR_ITEMS (env, environments) {
@@ -21,13 +22,24 @@ KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, u64* out, i6
                 h = hash_word(h, ((const u8*)data)[k]);
             } else if (size == 4) {
                 h = hash_word(h, canonical(((const u32*)data)[k], is_float));
+=======
+// `size` bytes per element, `count` elements per replica.
+KERNEL(digest) {
+    FOR_ITEMS (env, args.num_envs) {
+        u64 h = args.out[env];
+        for (i64 k = env * args.count; k < (env + 1) * args.count; ++k) {
+            if (args.size == 1) {
+                h = hash_word(h, ((const u8*)args.data)[k]);
+            } else if (args.size == 4) {
+                h = hash_word(h, canonical(((const u32*)args.data)[k], args.is_float));
+>>>>>>> a8a7120 (Kernel arguments have names: one generated struct per kernel, given by name)
             } else {
-                u64 word = ((const u64*)data)[k];
-                bool nan = is_float && (word & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;
+                u64 word = ((const u64*)args.data)[k];
+                bool nan = args.is_float && (word & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;
                 if (nan) word = 0x7ff8000000000000ull;
                 h = hash_word(hash_word(h, (u32)word), (u32)(word >> 32));
             }
         }
-        out[env] = h;
+        args.out[env] = h;
     }
 }

@@ -17,9 +17,11 @@ typedef unsigned long long u64;
 namespace host_simd {
 HD bool needs_scalar_path(bool p) { return p; }
 }  // namespace host_simd
-// An entry point, whose body loops over its items with FOR_ITEMS. The symbol kernel_<name> cannot clash with the C
-// library's names.
-#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(256) kernel_##name(__VA_ARGS__)
+// An entry point. It takes one struct, `args`, of type <name>_Arguments, which is generated from the kernel's signature
+// (gpu_vecenv/declare/kernels.py), and loops over its items with FOR_ITEMS. The symbol kernel_<name> cannot clash with
+// the C library's names.
+#define KERNEL(name) \
+    extern "C" __global__ void __launch_bounds__(256) kernel_##name(const name##_Arguments __grid_constant__ args)
 // Every k in [0, n), distributed over the grid.
 #define FOR_ITEMS(k, n) \
     for (i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x, n_##k = (n); k < n_##k; k += (i64)gridDim.x * blockDim.x)
@@ -45,10 +47,16 @@ HD bool needs_scalar_path(bool p) {
     return false;
 }
 }  // namespace host_simd
-// The host launcher calls the function once per worker thread, with the worker's index and their number.
-#define KERNEL(name, ...)                                                                              \
-    extern "C" __attribute__((visibility("default"))) void kernel_##name([[maybe_unused]] i64 worker_, \
-                                                                         [[maybe_unused]] i64 workers_, __VA_ARGS__)
+// The host launcher calls the function once per worker thread, with the worker's index and their number. The body has
+// its own copy of the arguments, which the compiler keeps in registers: no store can change it.
+#define KERNEL(name)                                                                                          \
+    static void body_of_##name(i64 worker_, i64 workers_, name##_Arguments args);                             \
+    extern "C" __attribute__((visibility("default"))) void kernel_##name(i64 worker_, i64 workers_,           \
+                                                                         const name##_Arguments* arguments) { \
+        body_of_##name(worker_, workers_, *arguments);                                                        \
+    }                                                                                                         \
+    static void body_of_##name([[maybe_unused]] i64 worker_, [[maybe_unused]] i64 workers_,                   \
+                               [[maybe_unused]] const name##_Arguments args)
 #define FOR_ITEMS(k, n) \
     for (i64 k = (i64)(n) * worker_ / workers_, n_##k = (i64)(n) * (worker_ + 1) / workers_; k < n_##k; ++k)
 

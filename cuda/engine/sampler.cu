@@ -37,13 +37,14 @@ HD const float* staged_row(const float* table, i64 row, i64) {
 
 #endif
 
-KERNEL(sample, const float* parameters, const u32* key, const i64* episode, const i32* time, i32 greedy,
-       i32 squash_by_tanh, Action* actions, float* log_probs, float* entropies, float* draws, i64 rows) {
-    FOR_ITEMS (row, rows) {
+KERNEL(sample) {
+    FOR_ITEMS (row, args.rows) {
         i64 env = row / NUM_AGENTS;
-        Rng rng = {key[2 * env], key[2 * env + 1], SAMPLER_STREAM, (u32)episode[env], (u32)time[env]};
+        Rng rng = {args.key[2 * env], args.key[2 * env + 1], SAMPLER_STREAM, (u32)args.episode[env],
+                   (u32)args.elapsed_steps[env]};
         Action action[ACTION_HEADS];
-        sampling::sample_row(staged_row<PARAMETERS_PER_AGENT>(parameters, row, rows), rng, (int)(row % NUM_AGENTS),
-                             {greedy != 0, squash_by_tanh != 0, actions, log_probs, entropies, draws}, row, action);
+        sampling::sample_row(
+            staged_row<PARAMETERS_PER_AGENT>(args.parameters, row, args.rows), rng, (int)(row % NUM_AGENTS),
+            {args.greedy, args.squash_by_tanh, args.actions, args.log_probs, args.entropies, args.draws}, row, action);
     }
 }

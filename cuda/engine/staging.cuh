@@ -104,9 +104,10 @@ constexpr int BLOCK = THREADS_PER_ENV * ENVS_PER_BLOCK, RESIDENT_THREADS = THREA
 constexpr int RESIDENT_BLOCKS =
     RESIDENT_THREADS / BLOCK < 32 ? RESIDENT_THREADS / BLOCK : 32;  // the hardware's maximum
 
-#define SCRATCH(scratches, env) staging::scratch_at(scratches, env)
-#define ENV_KERNEL(name, ...) \
-    extern "C" __global__ void __launch_bounds__(staging::BLOCK, staging::RESIDENT_BLOCKS) kernel_##name(__VA_ARGS__)
+#define SCRATCH(scratches, env) staging::scratch_at((Scratch*)(scratches), env)
+#define ENV_KERNEL(name)                                                                   \
+    extern "C" __global__ void __launch_bounds__(staging::BLOCK, staging::RESIDENT_BLOCKS) \
+        kernel_##name(const name##_Arguments __grid_constant__ args)
 #define FOR_ENVS(env, n) if (i64 env = staging::first_env_of_block() + staging::group_of_block(); env < (n))
 
 #else
@@ -116,7 +117,7 @@ constexpr u64 SHARED_BYTES = 0;
 HD Staged& staged_of(Staged& in_registers) { return in_registers; }
 HD Observation* obs_target(Observation* output) { return output; }
 HD void write_obs(Observation*, i64) {}
-#define SCRATCH(scratches, env) (scratches + worker_)
+#define SCRATCH(scratches, env) ((Scratch*)(scratches) + worker_)
 #define ENV_KERNEL KERNEL
 #define FOR_ENVS(env, n) FOR_ITEMS (env, n)
 

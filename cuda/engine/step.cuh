@@ -248,85 +248,69 @@ HD void step_env(i64 env, EngineState engine, State state, InitialStates initial
 
 // Bytes of scratch per environment in device memory, bytes of shared memory per block, and whether one launch that
 // draws actions and steps is faster than two.
-KERNEL(vecenv_layout, i64* out) {
+KERNEL(vecenv_layout) {
     FOR_ITEMS (k, 1) {
-        out[0] = staging::SCRATCH_IN_SHARED ? 0 : sizeof(Scratch);
-        out[1] = staging::SHARED_BYTES;
-        out[2] = staging::FUSED_SAMPLING_PAYS_OFF;
+        args.out[0] = staging::SCRATCH_IN_SHARED ? 0 : sizeof(Scratch);
+        args.out[1] = staging::SHARED_BYTES;
+        args.out[2] = staging::FUSED_SAMPLING_PAYS_OFF;
     }
 }
 
-#if SAMPLED
-#define ACTION_PARAMETERS                                                                                         \
-    const float *parameters, i32 greedy, i32 squash_by_tanh, Action *actions, float *log_probs, float *entropies, \
-        float *draws
-#define ACTION_SOURCE                                                                                     \
-    stepping::ActionSource {                                                                              \
-        parameters, {greedy != 0, squash_by_tanh != 0, actions, log_probs, entropies, draws}, {}, nullptr \
+ENV_KERNEL(vecenv_step) {
+    const stepping::ActionSource source = stepping::action_source_of(args);
+    const StepOutputs out = {args.obs,    args.rewards,    args.terminations, args.truncations,
+                             args.active, args.final_mask, args.action_mask,  args.final_obs};
+    host_simd::EnvRange range = {engine_state_of(args, 0), state_of(args, 0), source, out};
+    FOR_REMAINING_ENVS (env, args.num_envs, range) {
+        stepping::step_env(env, engine_state_of(args, env), state_of(args, env), initial_states_of(args), source, out,
+                           args.mode, args.agents_as_envs, SCRATCH(args.scratch, env), range);
     }
-#else
-#define ACTION_PARAMETERS const void *actions, i32 int64_actions
-#define ACTION_SOURCE \
-    stepping::ActionSource { actions, int64_actions }
-#endif
-
-ENV_KERNEL(vecenv_step, STATE_PARAMETERS, ACTION_PARAMETERS, i32 mode, i32 agents_as_envs, Observation* obs,
-           float* rewards, bool* terminations, bool* truncations, bool* active, bool* final_mask, bool* action_mask,
-           Observation* final_obs, Scratch* scratch, i64 num_envs) {
-    const stepping::ActionSource source = ACTION_SOURCE;
-    const StepOutputs out = {obs, rewards, terminations, truncations, active, final_mask, action_mask, final_obs};
-    host_simd::EnvRange range = {ENGINE_STATE_OF(0), STATE_OF(0), source, out};
-    FOR_REMAINING_ENVS (env, num_envs, range) {
-        stepping::step_env(env, ENGINE_STATE_OF(env), STATE_OF(env), INITIAL_STATES, source, out, mode, agents_as_envs,
-                           SCRATCH(scratch, env), range);
-    }
-    staging::write_obs(obs, num_envs);
+    staging::write_obs(args.obs, args.num_envs);
 }
 
 #if !SAMPLED
 
-ENV_KERNEL(vecenv_reset, STATE_PARAMETERS, const bool* mask, i32 reseed, u64 seed, u64 first_env_index,
-           i32 agents_as_envs, Observation* obs, bool* active, bool* action_mask, Scratch* scratch, i64 num_envs) {
-    FOR_ENVS (env, num_envs) {
-        EngineState m = ENGINE_STATE_OF(env);
-        State s = STATE_OF(env);
+ENV_KERNEL(vecenv_reset) {
+    FOR_ENVS (env, args.num_envs) {
+        EngineState m = engine_state_of(args, env);
+        State s = state_of(args, env);
         Io io = {};
         io.active = m.active;
-        io.scratch = SCRATCH(scratch, env);
-        if (!mask || mask[env]) {
+        io.scratch = SCRATCH(args.scratch, env);
+        if (!args.mask || args.mask[env]) {
             ONCE {
                 m.fault[0] = 0;
-                if (reseed) {
-                    env_key(seed, first_env_index + env, (u32*)m.key);
+                if (args.reseed) {
+                    env_key(args.seed, args.first_env_index + env, (u32*)m.key);
                     m.episode[0] = -1;
                 }
             }
             group_sync();
-            stepping::begin_episode(m, s, io, INITIAL_STATES);
+            stepping::begin_episode(m, s, io, initial_states_of(args));
         }
-        stepping::observe_env(m, s, io, agents_as_envs, obs + env * OUTPUT_ROWS * OBS_SIZE);
-        write_active(m, env, active, action_mask);
+        stepping::observe_env(m, s, io, args.agents_as_envs, args.obs + env * OUTPUT_ROWS * OBS_SIZE);
+        write_active(m, env, args.active, args.action_mask);
     }
 }
 
-ENV_KERNEL(vecenv_observe, STATE_PARAMETERS, i32 agents_as_envs, Observation* obs, Scratch* scratch, i64 num_envs) {
-    FOR_ENVS (env, num_envs) {
-        EngineState m = ENGINE_STATE_OF(env);
+ENV_KERNEL(vecenv_observe) {
+    FOR_ENVS (env, args.num_envs) {
+        EngineState m = engine_state_of(args, env);
         Io io = {};
         io.active = m.active;
-        io.scratch = SCRATCH(scratch, env);
-        stepping::observe_env(m, STATE_OF(env), io, agents_as_envs, obs + env * OUTPUT_ROWS * OBS_SIZE);
+        io.scratch = SCRATCH(args.scratch, env);
+        stepping::observe_env(m, state_of(args, env), io, args.agents_as_envs, args.obs + env * OUTPUT_ROWS * OBS_SIZE);
     }
 }
 
 // Valid uniform actions of the coming step, int32 or float32.
-ENV_KERNEL(vecenv_random_actions, STATE_PARAMETERS, Action* actions, i64 num_envs) {
-    FOR_ENVS (env, num_envs) {
-        EngineState m = ENGINE_STATE_OF(env);
+ENV_KERNEL(vecenv_random_actions) {
+    FOR_ENVS (env, args.num_envs) {
+        EngineState m = engine_state_of(args, env);
         Rng rng = rng_at(m, RANDOM_ACTION_STREAM, m.episode[0], m.elapsed_steps[0]);
         FOR_RANGE (k, NUM_AGENTS * ACTION_HEADS) {
             int i = k / ACTION_HEADS, head = k % ACTION_HEADS;
-            actions[env * NUM_AGENTS * ACTION_HEADS + k] = random_action(m, rng, i, head);
+            args.actions[env * NUM_AGENTS * ACTION_HEADS + k] = random_action(m, rng, i, head);
         }
     }
 }

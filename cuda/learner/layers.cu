@@ -49,29 +49,30 @@ HD void accumulate_partial_sum(const float* gradients, const float* outputs, flo
 // in one pass. Without an activation only the sums. Strand k has the floats k, k + partial_sums, k + 2 * partial_sums
 // and so on; as the number of partial_sums is a multiple of a row's floats, all of its floats belong to one column, and
 // sums[k] is their sum in this order. On a GPU neighbouring lanes have neighbouring words of `width` floats, 1 or 4.
-KERNEL(layer_gradients, const float* gradients, const float* outputs, float* inputs, float* sums, i32 activation,
-       [[maybe_unused]] i32 width, i64 partial_sums, i64 floats) {
+KERNEL(layer_gradients) {
 #if defined(__CUDACC__)
-    if (width == 4) {
-        FOR_ITEMS (k, partial_sums / 4) {
-            accumulate_partial_sum<4>(gradients, outputs, inputs, sums, activation, k, partial_sums / 4, floats / 4);
+    if (args.width == 4) {
+        FOR_ITEMS (k, args.partial_sums / 4) {
+            accumulate_partial_sum<4>(args.gradients, args.outputs, args.inputs, args.sums, args.activation, k,
+                                      args.partial_sums / 4, args.floats / 4);
         }
     } else {
-        FOR_ITEMS (k, partial_sums)
-            accumulate_partial_sum<1>(gradients, outputs, inputs, sums, activation, k, partial_sums, floats);
+        FOR_ITEMS (k, args.partial_sums)
+            accumulate_partial_sum<1>(args.gradients, args.outputs, args.inputs, args.sums, args.activation, k,
+                                      args.partial_sums, args.floats);
     }
 #else
-    // The same sums, all partial_sums side by side: a processor reads one stretch of memory at a time.
-    FOR_ITEMS (k, partial_sums) sums[k] = 0;
-    for (i64 first = 0; first < floats; first += partial_sums) {
-        i64 left = floats - first;
-        FOR_ITEMS (k, partial_sums) {
+    // The same sums, all partial sums side by side: a processor reads one stretch of memory at a time.
+    FOR_ITEMS (k, args.partial_sums) args.sums[k] = 0;
+    for (i64 first = 0; first < args.floats; first += args.partial_sums) {
+        i64 left = args.floats - first;
+        FOR_ITEMS (k, args.partial_sums) {
             if (k >= left) break;
-            float input = gradients[first + k];
-            if (activation != NO_ACTIVATION) {
-                inputs[first + k] = input = activation_gradient(input, outputs[first + k], activation);
+            float input = args.gradients[first + k];
+            if (args.activation != NO_ACTIVATION) {
+                args.inputs[first + k] = input = activation_gradient(input, args.outputs[first + k], args.activation);
             }
-            sums[k] += input;
+            args.sums[k] += input;
         }
     }
 #endif

@@ -6,19 +6,17 @@
 #include "math.cuh"
 
 // Generalised advantage estimates and returns, one agent of one environment after the other, from the last step back.
-KERNEL(advantages, const float* rewards, const float* values, const float* next_values, const bool* terminations,
-       const bool* truncations, const bool* active, const float* gamma, const float* gae_lambda, float* estimates,
-       float* returns, i64 num_steps, i64 columns) {
-    FOR_ITEMS (column, columns) {
+KERNEL(advantages) {
+    FOR_ITEMS (column, args.columns) {
         int agent = (int)(column % NUM_AGENTS);
-        float discount = gamma[agent], decay = discount * gae_lambda[agent], gae = 0;
-        for (i64 k = (num_steps - 1) * columns + column; k >= 0; k -= columns) {
-            float bootstrap = terminations[k] ? 0.0f : discount * next_values[k];
-            float delta = active[k] ? rewards[k] + bootstrap - values[k] : 0.0f;
-            bool continues = active[k] && !(terminations[k] || truncations[k]);
+        float discount = args.gamma[agent], decay = discount * args.gae_lambda[agent], gae = 0;
+        for (i64 k = (args.num_steps - 1) * args.columns + column; k >= 0; k -= args.columns) {
+            float bootstrap = args.terminations[k] ? 0.0f : discount * args.next_values[k];
+            float delta = args.active[k] ? args.rewards[k] + bootstrap - args.values[k] : 0.0f;
+            bool continues = args.active[k] && !(args.terminations[k] || args.truncations[k]);
             gae = math::fma(continues ? decay : 0.0f, gae, delta);
-            estimates[k] = gae;
-            returns[k] = gae + values[k];
+            args.estimates[k] = gae;
+            args.returns[k] = gae + args.values[k];
         }
     }
 }
@@ -26,20 +24,19 @@ KERNEL(advantages, const float* rewards, const float* values, const float* next_
 // Number of active rows, sum of their advantages and of the squares, in parts: that of `part` has every parts-th row.
 // Over a minibatch they are its count, and mean and variance of its advantages. In doubles the difference of the mean
 // square and the squared mean keeps what the advantages, as floats, can tell.
-KERNEL(advantage_moments, const bool* active, const float* estimates, const i64* indices, double* moments, i64 parts,
-       i64 rows) {
-    FOR_ITEMS (part, parts) {
+KERNEL(advantage_moments) {
+    FOR_ITEMS (part, args.parts) {
         double count = 0, sum = 0, squares = 0;
-        for (i64 row = part; row < rows; row += parts) {
-            i64 index = indices[row];
-            double x = active[index] ? (double)estimates[index] : 0.0;
-            count += active[index];
+        for (i64 row = part; row < args.rows; row += args.parts) {
+            i64 index = args.indices[row];
+            double x = args.active[index] ? (double)args.estimates[index] : 0.0;
+            count += args.active[index];
             sum += x;
             squares += x * x;
         }
-        moments[part] = count;
-        moments[parts + part] = sum;
-        moments[2 * parts + part] = squares;
+        args.moments[part] = count;
+        args.moments[args.parts + part] = sum;
+        args.moments[2 * args.parts + part] = squares;
     }
 }
 
@@ -197,78 +194,75 @@ HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, 
 // value_clip clips no value.
 //
 // A comparison with a NaN is false: each choice below is written so that a NaN goes on into the loss or its gradient.
-KERNEL(loss_gradients, const bool* active, const Action* draws, const float* log_probs, const float* old_values,
-       const float* estimates, const float* returns, const bool* action_mask, const float* clip,
-       const float* entropy_coefficient, i32 normalize_advantages, i32 squash_by_tanh, float value_coefficient,
-       float value_clip, i32 num_parameters, const float* value_scale, const double* moments, const i64* indices,
-       const float* parameters, i64 parameter_stride, const float* values, i64 value_stride, float* gradients,
-       i32 width, float* value_gradients, float* metrics, i64 rows) {
-    FOR_ITEMS (row, rows) {
-        const float* x = parameters + row * parameter_stride;
-        float* own = gradients + row * width;
+KERNEL(loss_gradients) {
+    FOR_ITEMS (row, args.rows) {
+        const float* x = args.parameters + row * args.parameter_stride;
+        float* own = args.gradients + row * args.width;
 #if defined(__CUDACC__)
         int lane = threadIdx.x % 32;
-        bool whole = row - lane + 32 <= rows;
+        bool whole = row - lane + 32 <= args.rows;
         __shared__ float staged[learner::STAGE_ROWS ? 2 * learner::LOSS_BLOCK * learner::PITCH : 1];
         float* staged_x = staged + (threadIdx.x - lane) * 2 * learner::PITCH;
         float* staged_gradients = staged_x + 32 * learner::PITCH;
         if constexpr (learner::STAGE_ROWS) {
-            learner::copy_rows(staged_x, learner::PITCH, x - lane * parameter_stride, parameter_stride, num_parameters,
-                               whole);
+            learner::copy_rows(staged_x, learner::PITCH, x - lane * args.parameter_stride, args.parameter_stride,
+                               args.num_parameters, whole);
             x = staged_x + lane * learner::PITCH;
             own = staged_gradients + lane * learner::PITCH;
         }
 #endif
-        i64 index = indices[row];
+        i64 index = args.indices[row];
         float value_gradient = 0, part[5] = {};
-        if (!active[index]) {
-            for (int k = 0; k < num_parameters; ++k) own[k] = 0;
+        if (!args.active[index]) {
+            for (int k = 0; k < args.num_parameters; ++k) own[k] = 0;
         } else {
-            double exact_count = moments[0] > 1 ? moments[0] : 1.0;
-            float count = (float)exact_count, advantage = estimates[index];
-            if (normalize_advantages) {
-                double mean = moments[1] / exact_count, variance = moments[2] / exact_count - mean * mean;
+            double exact_count = args.moments[0] > 1 ? args.moments[0] : 1.0;
+            float count = (float)exact_count, advantage = args.estimates[index];
+            if (args.normalize_advantages) {
+                double mean = args.moments[1] / exact_count, variance = args.moments[2] / exact_count - mean * mean;
                 advantage = (float)(advantage - mean) / (math::sqrt((float)(variance < 0 ? 0.0 : variance)) + 1e-8f);
             }
-            const Action* drawn = draws + index * ACTION_HEADS;
-            const bool* mask = action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0);
+            const Action* drawn = args.draws + index * ACTION_HEADS;
+            const bool* mask = args.action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0);
             int agent = (int)(index % NUM_AGENTS);
-            Distribution d = distribution(x, drawn, mask, agent, squash_by_tanh, own);
+            Distribution d = distribution(x, drawn, mask, agent, args.squash_by_tanh, own);
 
-            float log_ratio = d.log_prob - log_probs[index], ratio = math::exp(log_ratio);
+            float log_ratio = d.log_prob - args.log_probs[index], ratio = math::exp(log_ratio);
             float surrogate = ratio * advantage,
-                  surrogate_clipped = math::clamp(ratio, 1.0f - *clip, 1.0f + *clip) * advantage;
+                  surrogate_clipped = math::clamp(ratio, 1.0f - *args.clip, 1.0f + *args.clip) * advantage;
             bool is_clipped = surrogate_clipped < surrogate;
             float by_log_prob = is_clipped ? 0.0f : -surrogate / count;
-            backward(d, x, drawn, mask, agent, by_log_prob, -*entropy_coefficient / count, own);
+            backward(d, x, drawn, mask, agent, by_log_prob, -*args.entropy_coefficient / count, own);
 
-            float value = values[row * value_stride], old = old_values[index];
-            float error = value - returns[index], slope = 2.0f * error, square = error * error;
-            if (value_clip >= 0) {
+            float value = args.values[row * args.value_stride], old = args.old_values[index];
+            float error = value - args.returns[index], slope = 2.0f * error, square = error * error;
+            if (args.value_clip >= 0) {
                 float change = value - old;
-                float clipped_error = old + math::clamp(change, -value_clip, value_clip) - returns[index];
+                float clipped_error =
+                    old + math::clamp(change, -args.value_clip, args.value_clip) - args.returns[index];
                 float clipped_square = clipped_error * clipped_error;
-                float clipped_slope = math::abs(change) > value_clip ? 0.0f : 2.0f * clipped_error;
+                float clipped_slope = math::abs(change) > args.value_clip ? 0.0f : 2.0f * clipped_error;
                 slope = square > clipped_square   ? slope
                         : square < clipped_square ? clipped_slope
                                                   : 0.5f * (slope + clipped_slope);
                 square = square > clipped_square ? square : clipped_square;
             }
-            float unit = *value_scale * *value_scale;
-            value_gradient = value_coefficient * 0.5f * slope / unit / count;
+            float unit = *args.value_scale * *args.value_scale;
+            value_gradient = args.value_coefficient * 0.5f * slope / unit / count;
 
             part[0] = -(is_clipped ? surrogate_clipped : surrogate) / count;
             part[1] = 0.5f * square / unit / count;
             part[2] = d.entropy / count;
             part[3] = (ratio - 1.0f - log_ratio) / count;
-            part[4] = (math::abs(ratio - 1.0f) > *clip ? 1.0f : 0.0f) / count;
+            part[4] = (math::abs(ratio - 1.0f) > *args.clip ? 1.0f : 0.0f) / count;
         }
-        for (int k = 0; k < 5; ++k) metrics[k * rows + row] = part[k];
-        for (int k = num_parameters; k < width; ++k) own[k] = value_gradient;
-        if (value_gradients) value_gradients[row] = value_gradient;
+        for (int k = 0; k < 5; ++k) args.metrics[k * args.rows + row] = part[k];
+        for (int k = args.num_parameters; k < args.width; ++k) own[k] = value_gradient;
+        if (args.value_gradients) args.value_gradients[row] = value_gradient;
 #if defined(__CUDACC__)
         if constexpr (learner::STAGE_ROWS)
-            learner::copy_rows(gradients + (row - lane) * width, width, staged_gradients, learner::PITCH, width, whole);
+            learner::copy_rows(args.gradients + (row - lane) * args.width, args.width, staged_gradients, learner::PITCH,
+                               args.width, whole);
 #endif
     }
 }

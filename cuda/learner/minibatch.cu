@@ -34,22 +34,22 @@ struct Permutation {
 // `indices` in a pseudo-random order, a function of seed, epoch and number of rows alone. Where a permutation of more
 // numbers leads beyond them it is applied again, until it comes back: Black and Rogaway, "Ciphers with arbitrary finite
 // domains", 2002.
-KERNEL(shuffle, const i64* indices, const u64* seed, const i64* epoch, i64* order, i64 rows) {
+KERNEL(shuffle) {
     Permutation permutation;
     int bits = MIN_BITS;
-    while (rows > 1 && (rows - 1) >> bits) ++bits;
+    while (args.rows > 1 && (args.rows - 1) >> bits) ++bits;
     permutation.left_bits = bits / 2;
     permutation.right_bits = bits - bits / 2;
     for (int k = 0; k < ROUNDS / 4; ++k) {
-        Philox4 draws =
-            philox({{(u32)*epoch, (u32)((u64)*epoch >> 32), (u32)k, EPOCH_COUNTER}}, (u32)*seed, (u32)(*seed >> 32));
+        Philox4 draws = philox({{(u32)*args.epoch, (u32)((u64)*args.epoch >> 32), (u32)k, EPOCH_COUNTER}},
+                               (u32)*args.seed, (u32)(*args.seed >> 32));
         for (int j = 0; j < 4; ++j) permutation.key[4 * k + j] = draws.word[j];
     }
-    FOR_ITEMS (row, rows) {
+    FOR_ITEMS (row, args.rows) {
         u64 index = (u64)row;
         do index = permutation(index);
-        while (index >= (u64)rows);
-        order[row] = indices[index];
+        while (index >= (u64)args.rows);
+        args.order[row] = args.indices[index];
     }
 }
 
@@ -105,14 +105,14 @@ HD void gather(const u8* table, i64 stride, i64 bytes, const i64* indices, u8* o
 }
 
 // Rows of `bytes`, copied in words of 16, 4 or 1 byte: both tables, and `stride`, are multiples of that.
-KERNEL(gather_rows, const u8* table, i64 stride, i64 bytes, i32 word, const i64* indices, u8* out, i64 rows) {
-    FOR_ITEMS (row, rows) {
-        if (word == 16) {
-            gather<16>(table, stride, bytes, indices, out, row, rows);
-        } else if (word == 4) {
-            gather<4>(table, stride, bytes, indices, out, row, rows);
+KERNEL(gather_rows) {
+    FOR_ITEMS (row, args.rows) {
+        if (args.word == 16) {
+            gather<16>((const u8*)args.table, args.stride, args.bytes, args.indices, (u8*)args.out, row, args.rows);
+        } else if (args.word == 4) {
+            gather<4>((const u8*)args.table, args.stride, args.bytes, args.indices, (u8*)args.out, row, args.rows);
         } else {
-            gather<1>(table, stride, bytes, indices, out, row, rows);
+            gather<1>((const u8*)args.table, args.stride, args.bytes, args.indices, (u8*)args.out, row, args.rows);
         }
     }
 }
@@ -120,21 +120,20 @@ KERNEL(gather_rows, const u8* table, i64 stride, i64 bytes, i32 word, const i64*
 // Before a step: the gradient is scaled down to the largest norm, and `skip_update` becomes 1 where a figure or the
 // norm is not finite, or the approximate KL is beyond its target. `metric_sums` take in the metrics, the norm, and
 // whether it is 1.
-KERNEL(clip_grad_norm, const float* norm, float max_grad_norm, float target_kl, const float* metrics, i32 num_metrics,
-       i32 kl_index, float* gradient, float* skip_update, float* metric_sums, i64 parameters) {
-    FOR_ITEMS (k, parameters + 1) {
-        if (k < parameters) {
-            float scale = max_grad_norm / (*norm + 1e-6f);
-            gradient[k] *= scale > 1 ? 1.0f : scale;  // a NaN stays one
+KERNEL(clip_grad_norm) {
+    FOR_ITEMS (k, args.parameters + 1) {
+        if (k < args.parameters) {
+            float scale = args.max_grad_norm / (*args.norm + 1e-6f);
+            args.gradient[k] *= scale > 1 ? 1.0f : scale;  // a NaN stays one
             continue;
         }
-        bool finite = math::is_finite(*norm);
-        for (int j = 0; j < num_metrics; ++j) {
-            finite = finite && math::is_finite(metrics[j]);
-            metric_sums[j] += metrics[j];
+        bool finite = math::is_finite(*args.norm);
+        for (int j = 0; j < args.num_metrics; ++j) {
+            finite = finite && math::is_finite(args.metrics[j]);
+            args.metric_sums[j] += args.metrics[j];
         }
-        if (!finite || metrics[kl_index] > target_kl) *skip_update = 1;
-        metric_sums[num_metrics] += *norm;
-        metric_sums[num_metrics + 1] += *skip_update;
+        if (!finite || args.metrics[args.kl_index] > args.target_kl) *args.skip_update = 1;
+        args.metric_sums[args.num_metrics] += *args.norm;
+        args.metric_sums[args.num_metrics + 1] += *args.skip_update;
     }
 }

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gpu_vecenv.compile.source_rules import check_source_rules
-from gpu_vecenv.declare.field import C_TYPES
+from gpu_vecenv.declare.field import C_TYPES, boolean, f32, i32, i64, u64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar, arguments_source
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 from gpu_vecenv.errors import EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
@@ -53,7 +55,7 @@ DEFAULT_BUILD = BuildOptions()
 
 
 def kernel_fields(layout: GameLayout, initial_fields: Iterable[str] = ()) -> list[tuple[str, FieldLayout]]:
-    """(argument name, field) of every tensor in STATE_PARAMETERS, in order: engine, state, start initial_states."""
+    """(argument name, field) of every tensor of state that kernels take: the engine's, the game's, initial states."""
     fields = [(f"engine_{field.name}", field) for field in layout.engine_fields]
     fields += [(f"state_{field.name}", field) for field in layout.fields]
     return fields + [(f"initial_{field.name}", field) for field in layout.fields if field.name in set(initial_fields)]
@@ -99,26 +101,93 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
         "    i64 num_initial_states;",
         "};",
     ]
-    parameters = [
-        f"{'const ' if name.startswith('pool_') or field.shared else ''}{C_TYPES[field.dtype]}* {name}"
+    return "\n".join(lines) + "\n"
+
+
+def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> tuple[KernelSignature, ...]:
+    """The kernels of step.cuh and their arguments."""
+    obs, action = layout.observation.dtype, f32 if layout.action.continuous else i32
+    state: list[Array | Scalar] = [
+        Array(name, field.dtype, const=name.startswith("initial_") or field.shared)
         for name, field in kernel_fields(layout, build.initial_fields)
     ]
-    state, engine = (
-        [_slice(field, f"{kind}_{field.name}", build.guard_items(field)) for field in fields]
-        for kind, fields in (("state", layout.fields), ("engine", layout.engine_fields))
-    )
-    lines += [
-        _macro("STATE_PARAMETERS", [*parameters, "i64 num_initial_states"]),
-        _macro("STATE_OF(env)", state, "State{", "}"),
-        _macro("ENGINE_STATE_OF(env)", engine, "EngineState{", "}"),
-        _macro(
-            "INITIAL_STATES",
-            [*(_cast(f, f"initial_{f.name}", stacked=True) for f in initial_fields), "num_initial_states"],
-            "InitialStates{",
-            "}",
+    state.append(Scalar("num_initial_states", i64))
+    sizes = KernelSignature("vecenv_layout", (Array("out", i64, shape=(3,)),))
+    num_envs = Scalar("num_envs", i64)
+    agents_as_envs = Scalar("agents_as_envs", boolean)
+    end = (Array("scratch", None), num_envs)
+    if build.sampled:
+        actions = sample_arguments(action)
+    else:
+        actions = (Array("actions", None, const=True), Scalar("int64_actions", boolean))
+    step = KernelSignature(
+        "vecenv_step",
+        (
+            *state,
+            *actions,
+            Scalar("mode", i32),
+            agents_as_envs,
+            Array("obs", obs),
+            Array("rewards", f32),
+            Array("terminations", boolean),
+            Array("truncations", boolean),
+            Array("active", boolean),
+            Array("final_mask", boolean),
+            Array("action_mask", boolean, optional=True),
+            Array("final_obs", obs, optional=True),
+            *end,
         ),
-    ]
-    return "\n".join(lines) + "\n"
+    )
+    if build.sampled:
+        return sizes, step
+    reset = KernelSignature(
+        "vecenv_reset",
+        (
+            *state,
+            Array("mask", boolean, const=True, optional=True),
+            Scalar("reseed", boolean),
+            Scalar("seed", u64),
+            Scalar("first_env_index", u64),
+            agents_as_envs,
+            Array("obs", obs),
+            Array("active", boolean),
+            Array("action_mask", boolean, optional=True),
+            *end,
+        ),
+    )
+    observe = KernelSignature("vecenv_observe", (*state, agents_as_envs, Array("obs", obs), *end))
+    random_actions = KernelSignature("vecenv_random_actions", (*state, Array("actions", action), num_envs))
+    return sizes, reset, step, observe, random_actions
+
+
+def sample_arguments(action: np.dtype[Any]) -> tuple[Array | Scalar, ...]:
+    """What a kernel that draws actions of this type takes for that."""
+    return (
+        Array("parameters", f32, const=True),
+        Scalar("greedy", boolean),
+        Scalar("squash_by_tanh", boolean),
+        Array("actions", action),
+        Array("log_probs", f32),
+        Array("entropies", f32, optional=True),
+        Array("draws", f32, optional=True),
+    )
+
+
+def _state_of_arguments(layout: GameLayout, build: BuildOptions) -> str:
+    """state_of, engine_state_of, initial_states_of: the structs of pointers, from a kernel's arguments."""
+    head = "template <class Arguments>\nHD {} {}([[maybe_unused]] const Arguments& args{}) {{\n    return {{{}}};\n}}\n"
+    index = ", [[maybe_unused]] i64 env"
+    state, engine = (
+        ", ".join(_slice(field, f"args.{owner}_{field.name}", build.guard_items(field)) for field in fields)
+        for owner, fields in (("state", layout.fields), ("engine", layout.engine_fields))
+    )
+    initial_fields = [field for field in layout.fields if field.name in build.initial_fields]
+    initial = [*(_cast(f, f"args.initial_{f.name}", stacked=True) for f in initial_fields)]
+    return (
+        head.format("State", "state_of", index, state)
+        + head.format("EngineState", "engine_state_of", index, engine)
+        + head.format("InitialStates", "initial_states_of", "", ", ".join([*initial, "args.num_initial_states"]))
+    )
 
 
 def generate_state_functions(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
@@ -205,10 +274,13 @@ def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
     return (
         declared
         + before
+        + arguments_source(layout.kernels)
         + game
         + staging
         + '#line 1 "generated functions"\n'
         + generate_state_functions(layout, build)
+        + _state_of_arguments(layout, build)
+        + arguments_source(engine_kernels(layout, build))
         + engine
     )
 
@@ -398,8 +470,4 @@ def _cast(field: FieldLayout, argument: str, const: str = "const ", stacked: boo
 def _slice(field: FieldLayout, argument: str, guard_items: int) -> str:
     if field.shared:
         return _cast(field, argument)
-    return _cast(field, f"{argument} + (i64)(env) * {field.size + guard_items}", "")
-
-
-def _macro(name: str, items: list[str], left: str = "", right: str = "") -> str:
-    return f"#define {name} {left}" + ", ".join(f"\\\n    {item}" for item in items) + right
+    return _cast(field, f"{argument} + (i64)env * {field.size + guard_items}", "")

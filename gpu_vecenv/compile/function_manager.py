@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.compile.backends import Argument, Backend, GroupShape, LaunchShape, Module, code_of, select
+from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, select
 from gpu_vecenv.compile.cache import cached
 from gpu_vecenv.compile.codegen import (
     DEFAULT_BUILD,
     BuildOptions,
     declared_source,
+    engine_kernels,
     game_source,
     inline_includes,
     missing_definitions,
 )
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.errors import DeviceUnavailableError, EnvDefinitionError, KernelCompileError, nearest
 
-KERNEL_NAME = re.compile(r"^\s*(?:ENV_)?KERNEL\(\s*(\w+)", re.MULTILINE)
-KERNEL_PARAMETERS = re.compile(r"\bKERNEL\(\s*(\w+)\s*,([^(){}]*)\)\s*\{")
-PARAMETER = re.compile(r"\s*(?:const\s+)?(\w+)\s*(\*?)\s*\w+\s*")
-SCALARS = {"int": "i", "i32": "i", "u32": "I", "i64": "q", "u64": "Q", "float": "f", "double": "d"}
-POINTER_DTYPES: dict[str, set[torch.dtype]] = {
-    "float": {torch.float32},
-    "double": {torch.float64},
-    "int": {torch.int32},
-    "i32": {torch.int32},
-    "u32": {torch.int32, torch.uint32},
-    "i64": {torch.int64},
-    "u64": {torch.int64, torch.uint64},
-    "u8": {torch.uint8},
-    "bool": {torch.bool},
+TENSOR_DTYPES: dict[np.dtype[Any], tuple[torch.dtype, ...]] = {
+    np.dtype(np.float32): (torch.float32,),
+    np.dtype(np.float64): (torch.float64,),
+    np.dtype(np.int32): (torch.int32,),
+    np.dtype(np.uint32): (torch.uint32, torch.int32),  # torch computes with few unsigned types
+    np.dtype(np.int64): (torch.int64,),
+    np.dtype(np.uint64): (torch.uint64, torch.int64),
+    np.dtype(np.uint8): (torch.uint8,),
+    np.dtype(np.bool_): (torch.bool,),
 }
 DIAGNOSTIC = re.compile(r"error|undefined|unresolved", re.IGNORECASE)
 SHOWN_DIAGNOSTICS = 3
@@ -62,15 +60,24 @@ class FunctionManager:
         self.device = resolve_device(device)
         self.backend: Backend = select(self.device, driver)
 
-    def compile(self, source: str | Path, name: str | None = None, *, game: Env | None = None) -> Program:
-        """Compile kernels of your own: text, or the path of a ``.cu`` file.
+    def compile(
+        self,
+        source: str | Path,
+        name: str | None = None,
+        *,
+        kernels: Sequence[KernelSignature],
+        game: Env | None = None,
+    ) -> Program:
+        """Compile kernels of your own: C++ source, or the path of a ``.cu`` file.
 
-        Kernels are written ``KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS(k, n) x[k] *= a; }`` after
-        ``#include "kernel.cuh"``.
+        Each kernel takes one struct, ``args``, whose fields its signature lists. With
+        ``KernelSignature("scale", (Array("x", f32), Scalar("a", f32), Scalar("n", i64)))`` the source is
+        ``KERNEL(scale) { FOR_ITEMS (k, args.n) args.x[k] *= args.a; }``. What ``kernel.cuh`` defines precedes the source.
 
         Args:
             source: The text, or its path.
             name: What errors call it; by default the file's name.
+            kernels: Signatures of the kernels that will be launched.
             game: Its constants and types, as ``gpu-vecenv show`` prints them, precede the text.
 
         Raises:
@@ -82,8 +89,13 @@ class FunctionManager:
         folder = None if isinstance(source, str) else source.parent
         name = name or ("kernel.cu" if isinstance(source, str) else source.name)
         seen = set[str]()
-        before = "" if game is None else declared_source(game.layout, DEFAULT_BUILD, seen)
-        return self._build(before + inline_includes(text, name, folder, seen), name)
+        if game is None:
+            before = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
+        else:
+            before = declared_source(game.layout, DEFAULT_BUILD, seen)
+        return self._build(
+            before + arguments_source(kernels) + inline_includes(text, name, folder, seen), name, kernels
+        )
 
     def compile_game(
         self, layout: GameLayout, *, group_shape: GroupShape | None = None, build: BuildOptions = DEFAULT_BUILD
@@ -107,7 +119,8 @@ class FunctionManager:
         group_shape = group_shape or GroupShape.of(self.backend.default_threads_per_env(layout.num_agents))
         path = layout.source_path
         try:
-            return self._build(self.backend.device_constants(group_shape) + game_source(layout, build), path.name)
+            source = self.backend.device_constants(group_shape) + game_source(layout, build)
+            return self._build(source, path.name, [*engine_kernels(layout, build), *layout.kernels])
         except KernelCompileError as error:
             # An error in the file itself tells more than what is missing because of it.
             own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())
@@ -119,7 +132,7 @@ class FunctionManager:
                 f"{layout.name}: {path} does not define {', nor '.join(missing)}; the compiler says: {said}"
             ) from error
 
-    def _build(self, text: str, name: str) -> Program:
+    def _build(self, text: str, name: str, kernels: Iterable[KernelSignature]) -> Program:
         key = "\n".join([__version__, self.backend.identity, text])
         try:
             path = cached(key, self.backend.suffix, lambda target: self.backend.compile(text, target))
@@ -127,79 +140,139 @@ class FunctionManager:
             said = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
             shown = "\n  ".join(said[:SHOWN_DIAGNOSTICS])
             raise KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log) from None
-        return Program(name, self.device, self.backend.load(path), text)
-
-
-@lru_cache(64)
-def _kernels_in(text: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Names of the kernels; and kernel -> its parameter list, where that is plain text."""
-    return tuple(KERNEL_NAME.findall(text)), dict(KERNEL_PARAMETERS.findall(text))
+        return Program(name, self.device, self.backend.load(path), kernels)
 
 
 class Program:
-    """Compiled kernels of one text."""
+    """Compiled kernels of one source."""
 
-    def __init__(self, name: str, device: torch.device, module: Module, text: str) -> None:
+    def __init__(self, name: str, device: torch.device, module: Module, kernels: Iterable[KernelSignature]) -> None:
         self.name, self.device, self.module = name, device, module
-        self.kernels, self.parameters = _kernels_in(text)
+        self.kernels = {kernel.name: kernel for kernel in kernels}
 
-    def prepare(self, kernel: str, shape: LaunchShape, arguments: Sequence[Argument]) -> Launch:
-        """A launch to be made again and again, its arguments replaceable one by one.
+    def prepare(self, kernel: str, shape: LaunchShape, /, **arguments: object) -> Launch:
+        """A launch to be made again and again.
+
+        Args:
+            kernel: Its name.
+            shape: Items and threads.
+            arguments: What every launch takes alike, by name; tensors are kept alive. The call gives the others.
 
         Raises:
-            TypeError: An argument is neither tensor, None nor NumPy scalar, or not what the kernel declares.
-            ValueError: A tensor lies on another device or is not contiguous.
+            TypeError: The kernel has no such argument, or it is declared with another dtype.
+            ValueError: A tensor lies on another device, is not contiguous or has another size; a number is out of
+                range.
             AttributeError: There is no such kernel.
         """
+        if kernel not in self.kernels:
+            raise AttributeError(f"{self.name} has no kernel {kernel!r}; {nearest(kernel, list(self.kernels))}")
         try:
-            return Launch(self, kernel, shape, arguments)
+            return Launch(self, self.kernels[kernel], shape, arguments)
         except AttributeError as error:
-            raise AttributeError(f"{self.name} has no kernel {kernel!r}; {nearest(kernel, self.kernels)}") from error
+            raise AttributeError(
+                f"{self.name}: kernel {kernel!r} has a signature, but the source does not define it; expected "
+                f"KERNEL({kernel}) {{ … }}"
+            ) from error
 
-    def launch(self, kernel: str, items: int, *arguments: Argument) -> None:
-        """Run a kernel once over ``items`` items, on torch's current stream."""
-        self.prepare(kernel, LaunchShape(items), arguments)()
+    def launch(self, kernel: str, items: int, /, **arguments: object) -> None:
+        """Run a kernel once over ``items`` items, on torch's current stream, with arguments by name.
+
+        Raises:
+            TypeError, ValueError, AttributeError: As ``prepare``; TypeError also where an argument is missing.
+        """
+        self.prepare(kernel, LaunchShape(items), **arguments)()
 
 
 class Launch:
-    """One kernel with its arguments, callable."""
+    """One kernel with its arguments, callable.
 
-    def __init__(self, program: Program, kernel: str, shape: LaunchShape, arguments: Sequence[Argument]) -> None:
-        self.kernel, self.device = f"{program.name}: {kernel}", program.device
-        codes = "".join(code_of(self.kernel, place, argument) for place, argument in enumerate(arguments))
-        self._check_types(program.parameters.get(kernel, ""), codes, arguments)
-        self.kept_alive = [
-            argument for argument in arguments if isinstance(argument, torch.Tensor)
-        ]  # alive while launchable
-        self.arguments: list[Any] = [self._raw(argument) for argument in arguments]
-        self._launch = program.module.launcher(kernel, codes, shape)
+    Attributes:
+        fields: The struct that the kernel takes. Code on the path of every step, which makes the tensors itself, writes
+            addresses and numbers into it by name, unchecked, and calls ``run``.
+        run: Launches with what ``fields`` holds, on torch's current stream.
+    """
 
-    def _check_types(self, declared: str, codes: str, arguments: Sequence[Argument]) -> None:
-        """Compare with the parameter list in the text; one that macros write cannot be read and is let pass."""
-        matches = [PARAMETER.fullmatch(part) for part in declared.split(",")]
-        known = [m.groups() for m in matches if m and (m[1] in SCALARS or m[2])]
-        if not declared or len(known) < len(matches):
+    def __init__(
+        self, program: Program, kernel: KernelSignature, shape: LaunchShape, arguments: dict[str, object]
+    ) -> None:
+        self.kernel, self.device = f"{program.name}: {kernel.name}", program.device
+        self._signature, self._sizes = kernel, dict[str, int]()
+        self.fields: Any = kernel.structure()
+        self.run = program.module.launcher(kernel.name, self.fields, shape)
+        self._given_at_call = frozenset(kernel.by_name) - frozenset(arguments)
+        if not arguments.keys() <= kernel.by_name.keys():
+            raise self._wrong_names(arguments, kernel.by_name, missing=())
+        self._write(arguments)
+        self._check_sizes(array for array in kernel.arrays if not self._given_at_call & _names(array))
+        self._shapes_at_call = [array for array in kernel.arrays if self._given_at_call & _names(array)]
+        self._kept_alive = [argument for argument in arguments.values() if isinstance(argument, torch.Tensor)]
+
+    def __call__(self, **arguments: object) -> None:
+        """Run it, on torch's current stream.
+
+        Args:
+            arguments: Those that were not prepared, all of them.
+
+        Raises:
+            TypeError, ValueError: As ``Program.prepare``; TypeError also where one is missing or was prepared.
+        """
+        if arguments.keys() != self._given_at_call:
+            raise self._wrong_names(arguments, self._given_at_call, self._given_at_call - arguments.keys())
+        self._write(arguments)
+        self._check_sizes(self._shapes_at_call)
+        self.run()
+
+    def _wrong_names(self, given: Iterable[str], expected: Iterable[str], missing: Iterable[str]) -> TypeError:
+        unknown = set(given) - set(expected)
+        parts = [
+            f"{what} {', '.join(sorted(names))}"
+            for what, names in (("missing", missing), ("not expected", unknown))
+            if names
+        ]
+        return TypeError(
+            f"{self.kernel}: arguments {'; '.join(parts)}; expected {', '.join(sorted(expected)) or 'none'}"
+        )
+
+    def _write(self, arguments: dict[str, object]) -> None:
+        for name, value in arguments.items():
+            declared = self._signature.by_name[name]
+            if isinstance(declared, Scalar):
+                try:
+                    setattr(self.fields, name, declared.convert(value))
+                except (TypeError, ValueError) as error:
+                    raise type(error)(f"{self.kernel}: argument {name} {error}") from None
+            else:
+                self._check_tensor(declared, value)
+                setattr(self.fields, name, value.data_ptr() if isinstance(value, torch.Tensor) else None)
+                self._sizes[name] = value.numel() if isinstance(value, torch.Tensor) else -1
+
+    def _check_tensor(self, array: Array, value: object) -> None:
+        what = f"{self.kernel}: argument {array.name}"
+        if value is None and array.optional:
             return
-        if len(arguments) != len(known):
-            raise TypeError(f"{self.kernel} takes {len(known)} arguments ({declared.strip()}); got {len(arguments)}")
-        for place, ((kind, star), code, argument) in enumerate(zip(known, codes, arguments, strict=True)):
-            fits = code == ("P" if star else SCALARS[kind])
-            if fits and isinstance(argument, torch.Tensor) and kind in POINTER_DTYPES:
-                fits = argument.dtype in POINTER_DTYPES[kind]
-            if not fits:
-                got = argument.dtype if isinstance(argument, torch.Tensor) else type(argument).__name__
-                raise TypeError(f"{self.kernel}: argument {place} is {got}; the kernel declares {kind}{star}")
+        if not isinstance(value, torch.Tensor):
+            expected = "a tensor or None" if array.optional else "a tensor"
+            raise TypeError(f"{what} is a {type(value).__name__}; expected {expected}")
+        if array.dtype is not None and value.dtype not in TENSOR_DTYPES[array.dtype]:
+            expected = " or ".join(map(str, TENSOR_DTYPES[array.dtype]))
+            raise TypeError(f"{what} has dtype {value.dtype}; expected {expected}")
+        if value.device != self.device:
+            raise ValueError(f"{what} is on {value.device}; expected a tensor on {self.device}")
+        if not array.strided and not value.is_contiguous():
+            raise ValueError(f"{what} has strides {value.stride()}; expected a contiguous tensor")
 
-    def _raw(self, argument: Argument) -> Any:
-        if not isinstance(argument, torch.Tensor):
-            return 0 if argument is None else argument
-        if argument.device != self.device or not argument.is_contiguous():
-            raise ValueError(
-                f"{self.kernel}: got a tensor on {argument.device}, strides {argument.stride()}; "
-                f"expected a contiguous one on {self.device}"
-            )
-        return argument.data_ptr()
+    def _check_sizes(self, arrays: Iterable[Array]) -> None:
+        for array in arrays:
+            if array.shape is None or self._sizes[array.name] < 0:
+                continue
+            expected = math.prod(getattr(self.fields, n) if isinstance(n, str) else n for n in array.shape)
+            if self._sizes[array.name] != expected:
+                raise ValueError(
+                    f"{self.kernel}: argument {array.name} has {self._sizes[array.name]} elements; "
+                    f"expected {' * '.join(map(str, array.shape))} = {expected}"
+                )
 
-    def __call__(self) -> None:
-        """Run it, on torch's current stream."""
-        self._launch(self.arguments)
+
+def _names(array: Array) -> frozenset[str]:
+    """An array, and the scalars that its shape names."""
+    return frozenset([array.name, *(n for n in array.shape or () if isinstance(n, str))])

@@ -19,6 +19,7 @@ from gymnasium.spaces import Space
 from gpu_vecenv.declare.config import check_fields, fits_device, param
 from gpu_vecenv.declare.drawing import Drawing
 from gpu_vecenv.declare.field import FIELD_NAME, Field, boolean, f32, f64, i32, i64, u8, u32
+from gpu_vecenv.declare.kernels import KernelSignature
 from gpu_vecenv.declare.layout import (
     FieldLayout,
     GameLayout,
@@ -51,6 +52,7 @@ class Env:
     state: ClassVar[tuple[Field, ...]] = ()
     derived: ClassVar[tuple[str, ...]] = ()  # further attributes that become constants of the device code
     host: ClassVar[bool] = True  # False: all of CUDA C++; no CPU, not bit-identical across devices
+    kernels: ClassVar[tuple[KernelSignature, ...]] = ()  # further kernels of its .cu file, for env.program.launch
     allows: ClassVar[tuple[str, ...]] = ()  # source rules that its device code may break
     # Bytes of observations that a thread block collects in shared memory before it writes them. Larger values reduce
     # occupancy, which pays off where a step writes long rows and does little else.
@@ -164,6 +166,7 @@ class Env:
             config=repr(self),
             source_path=self.source_path(),
             host=self.host,
+            kernels=tuple(self.kernels),
             allows=tuple(self.allows),
             roles=roles,
             role_slices=role_slices,

@@ -12,7 +12,8 @@ from gpu_vecenv.errors import EnvDefinitionError
 
 f32, f64 = np.dtype(np.float32), np.dtype(np.float64)
 i32, i64 = np.dtype(np.int32), np.dtype(np.int64)
-u8, u32, boolean = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.bool_)
+u8, u32, u64 = np.dtype(np.uint8), np.dtype(np.uint32), np.dtype(np.uint64)
+boolean = np.dtype(np.bool_)
 
 C_TYPES = {
     f32: "float",

@@ -14,18 +14,18 @@ import numpy as np
 
 from gpu_vecenv.declare.config import fits_device
 from gpu_vecenv.declare.field import boolean, f32, i32, i64
+from gpu_vecenv.declare.kernels import KernelSignature
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout
 from gpu_vecenv.errors import EnvDefinitionError
 
 CONSTANT_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,127}")  # longer than a field's or role's name, which prefixes extend
 # Names that a constant, such as a configuration key in capitals, may not have: the device code defines them itself.
 RESERVED_CONSTANTS = frozenset(
-    "HD TABLE KERNEL UNROLL THREADS_PER_ENV ENVS_PER_BLOCK SHARED_LIMIT ONCE INITIAL_STATES SCRATCH SCRATCH_IN_SHARED FOR_ITEMS FOR_RANGE "
-    "FOR_AGENTS FOR_OBS FOR_ENVS ENV_KERNEL DEBUG_THREAD_ORDER STATE_PARAMETERS STATE_OF ENGINE_STATE_OF ACTION_HEADS "
+    "HD TABLE KERNEL UNROLL THREADS_PER_ENV ENVS_PER_BLOCK SHARED_LIMIT ONCE SCRATCH SCRATCH_IN_SHARED FOR_ITEMS FOR_RANGE "
+    "FOR_AGENTS FOR_OBS FOR_ENVS ENV_KERNEL DEBUG_THREAD_ORDER ACTION_HEADS "
     "ACTION_LOW ACTION_HIGH BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
     "NONFINITE_ACTION NONFINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
-    "RANDOM_ACTION_STREAM END_ON_NONFINITE GUARD_ROWS OUTPUT_ROWS ALLOW_STAGING OBS_STAGING_BYTES SAMPLED PARAMETERS_PER_AGENT "
-    "ACTION_PARAMETERS ACTION_SOURCE".split()
+    "RANDOM_ACTION_STREAM END_ON_NONFINITE GUARD_ROWS OUTPUT_ROWS ALLOW_STAGING OBS_STAGING_BYTES SAMPLED PARAMETERS_PER_AGENT".split()
 )
 
 
@@ -58,6 +58,7 @@ class GameLayout:
         config: The game's repr, as in the first line of the generated code.
         source_path: The game's ``.cu`` file.
         host: Whether the game also runs on the host.
+        kernels: Signatures of the kernels that its device code defines besides reset, step and observe.
         allows: Source rules that the game's device code may break.
         roles: Role name -> number of agents, in the order of the agent axis.
         role_slices: Role name -> its agents on the agent axis.
@@ -75,6 +76,7 @@ class GameLayout:
     config: str
     source_path: Path
     host: bool
+    kernels: tuple[KernelSignature, ...]
     allows: tuple[str, ...]
     roles: Mapping[str, int]
     role_slices: Mapping[str, slice]

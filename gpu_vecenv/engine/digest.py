@@ -12,10 +12,24 @@ from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.field import boolean, i32, i64, u64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.engine.vec_env import Info, VecEnv
 from gpu_vecenv.files import cuda_folder
 
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  # of a step
+
+DIGEST_KERNEL = KernelSignature(
+    "digest",
+    (
+        Array("data", None, const=True, shape=("num_envs", "count")),
+        Scalar("size", i32),
+        Scalar("is_float", boolean),
+        Scalar("count", i64),
+        Array("out", u64, shape=("num_envs",)),
+        Scalar("num_envs", i64),
+    ),
+)
 
 
 def source_sha256(game: Env) -> str:
@@ -29,7 +43,7 @@ class Digest:
     """64 bits per replica, fed tensor after tensor, on their device."""
 
     def __init__(self, functions: FunctionManager, num_envs: int) -> None:
-        self.program = functions.compile(cuda_folder() / "engine/digest.cu")
+        self.program = functions.compile(cuda_folder() / "engine/digest.cu", kernels=[DIGEST_KERNEL])
         self.words = torch.zeros(num_envs, dtype=torch.int64, device=functions.device)
         self._launches: dict[tuple[torch.dtype, int], Launch] = {}
 
@@ -45,18 +59,13 @@ class Digest:
             self._launches[key] = self.program.prepare(
                 "digest",
                 LaunchShape(replicas, work=tensor.numel()),
-                [
-                    None,
-                    np.int32(tensor.element_size()),
-                    np.int32(tensor.is_floating_point()),
-                    np.int64(count),
-                    self.words,
-                    np.int64(replicas),
-                ],
+                size=tensor.element_size(),
+                is_float=tensor.is_floating_point(),
+                count=count,
+                out=self.words,
+                num_envs=replicas,
             )
-        launch, data = self._launches[key], tensor.contiguous()
-        launch.arguments[0] = data.data_ptr()
-        launch()
+        self._launches[key](data=tensor.contiguous())
 
     def add_outputs(self, *tensors: torch.Tensor) -> None:
         """Feed what a step takes or gives; a row, where agents are rows, counts as its replica's."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-from gpu_vecenv.compile.backends import Argument, GroupShape, LaunchShape
+from gpu_vecenv.compile.backends import GroupShape, LaunchShape
 from gpu_vecenv.compile.codegen import BuildOptions, kernel_fields
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.layout import GameLayout
@@ -18,6 +17,8 @@ from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.guards import check, fill, output_guard_bands, state_guard_bands
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.errors import ConcurrentUseError, ResetNeededError
+
+OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' arguments
 
 
 class Kernels:
@@ -54,37 +55,28 @@ class Kernels:
         self._functions, self._game_layout, self._num_envs, self._group_shape = functions, layout, num_envs, group_shape
         self.data, self.build = data, build
         self._lock = threading.RLock()  # its own thread may come again: an interrupt may have kept it from letting go
-        self._mode, self._agents_as_envs, self._first_replica = (
-            np.int32(mode),
-            np.int32(agents_as_envs),
-            np.uint64(first_env_index),
+        self._step_settings = {"mode": mode, "agents_as_envs": agents_as_envs}
+        self._state: dict[str, object] = {
+            name: data.memory(name) for name, _ in kernel_fields(layout, build.initial_fields)
+        }
+        self._state["num_initial_states"] = (
+            len(data[f"initial_{build.initial_fields[0]}"]) if build.initial_fields else 0
         )
-        self._common: list[Argument] = [data.memory(name) for name, _ in kernel_fields(layout, build.initial_fields)]
-        self._common.append(np.int64(len(data[f"initial_{build.initial_fields[0]}"]) if build.initial_fields else 0))
-        self._first = len(self._common)  # place of the first argument that varies
         self.program = functions.compile_game(layout, group_shape=group_shape, build=build)
         scratch_bytes, shared_bytes, self._fused_sampling_pays_off = self._layout(self.program)
         shape, copies = self._shape(shared_bytes)
         scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
-        self._end: list[Argument] = [scratch, np.int64(num_envs)]
-        end = self._end
-        varying: dict[str, list[Argument]] = {
-            "vecenv_reset": [
-                None,
-                np.int32(0),
-                np.uint64(0),
-                self._first_replica,
-                self._agents_as_envs,
-                *[None] * 3,
-                *end,
-            ],
-            "vecenv_step": [None, np.int32(0), self._mode, self._agents_as_envs, *[None] * 8, *end],
-            "vecenv_observe": [self._agents_as_envs, None, *end],
-            "vecenv_random_actions": [None, np.int64(num_envs)],
-        }
-        launches = {n: self.program.prepare(n, shape, [*self._common, *arguments]) for n, arguments in varying.items()}
-        self._reset, self._step = launches["vecenv_reset"], launches["vecenv_step"]
-        self._observe, self._random_actions = launches["vecenv_observe"], launches["vecenv_random_actions"]
+        self._work: dict[str, object] = {"scratch": scratch, "num_envs": num_envs}
+
+        def prepare(kernel: str, **arguments: object) -> Launch:
+            return self.program.prepare(kernel, shape, **self._state, **arguments)
+
+        self._reset = prepare(
+            "vecenv_reset", agents_as_envs=agents_as_envs, first_env_index=first_env_index, **self._work
+        )
+        self._step = prepare("vecenv_step", **self._step_settings, **self._work)
+        self._observe = prepare("vecenv_observe", agents_as_envs=agents_as_envs, **self._work)
+        self._random_actions = prepare("vecenv_random_actions", num_envs=num_envs)
         self._sampled_step: Launch | None = None
         self._last_step: Launch | None = None
         if build.guards:
@@ -93,7 +85,7 @@ class Kernels:
     def _layout(self, program: Program) -> list[int]:
         """Bytes of each replica's and each block's working memory, and whether a step had better draw its actions."""
         layout = torch.zeros(3, dtype=torch.int64, device=self.data.device)
-        program.launch("vecenv_layout", 1, layout)
+        program.launch("vecenv_layout", 1, out=layout)
         return layout.tolist()
 
     def _shape(self, shared_bytes: int) -> tuple[LaunchShape, int]:
@@ -111,21 +103,22 @@ class Kernels:
 
     def reset(self, mask: torch.Tensor | None, seed: int | None, out: StepBuffers) -> None:
         """New episodes where ``mask`` (num_envs,) is True or None; observations of all."""
-        obs, _, _, _, active, _, action_mask, _ = out.pointers
-        begins = 0 if mask is None else mask.data_ptr()
-        reseed, number = np.int32(seed is not None), np.uint64(seed or 0)
-        arguments = (begins, reseed, number, self._first_replica, self._agents_as_envs, obs, active, action_mask)
-        self._run(self._reset, arguments, "reset", out)
+        self._run(
+            self._reset,
+            "reset",
+            out,
+            mask=None if mask is None else mask.data_ptr(),
+            reseed=seed is not None,
+            seed=seed or 0,
+            obs=out.obs.data_ptr(),
+            active=out.active.data_ptr(),
+            action_mask=None if out.action_mask is None else out.action_mask.data_ptr(),
+        )
 
     def step(self, actions: torch.Tensor, out: StepBuffers) -> None:
         """One step."""
-        int64_actions = np.int32(actions.dtype == torch.int64)
-        self._run(
-            self._step,
-            (actions.data_ptr(), int64_actions, self._mode, self._agents_as_envs, *out.pointers),
-            "step",
-            out,
-        )
+        int64_actions = actions.dtype == torch.int64
+        self._run(self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **_addresses(out))
         self._last_step = self._step
 
     def fuses_sampling(self) -> bool:
@@ -141,16 +134,16 @@ class Kernels:
             build = dataclasses.replace(self.build, sampled=True)
             program = self._functions.compile_game(self._game_layout, group_shape=self._group_shape, build=build)
             shape, _ = self._shape(self._layout(program)[1])
-            sample_arguments: list[Argument] = [None, *[np.int32(0)] * 2, *[None] * 4]
-            arguments = [*self._common, *sample_arguments, self._mode, self._agents_as_envs, *[None] * 8, *self._end]
-            self._sampled_step = program.prepare("vecenv_step", shape, arguments)
+            self._sampled_step = program.prepare(
+                "vecenv_step", shape, **self._state, **self._step_settings, **self._work
+            )
         return True
 
-    def step_sampled(self, sample_arguments: Sequence[Any], out: StepBuffers) -> None:
-        """One step with the actions that it draws; ``sample_arguments`` are the arguments of sampling.cuh, parameters first."""
+    def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
+        """One step with the actions that it draws; ``sample_arguments`` are those of ``codegen.sample_arguments``."""
         assert self._sampled_step is not None
         self._last_step = None
-        self._run(self._sampled_step, (*sample_arguments, self._mode, self._agents_as_envs, *out.pointers), "step", out)
+        self._run(self._sampled_step, "step", out, **sample_arguments, **_addresses(out))
 
     def replay_step(self) -> None:
         """The last ``step`` once more."""
@@ -158,17 +151,18 @@ class Kernels:
             raise ResetNeededError(
                 "replay_step: there was no step yet, or the last one drew its actions; call step first"
             )
-        self._last_step()
+        self._last_step.run()
 
     def observe(self, out: StepBuffers) -> None:
         """Observations of the state as it is."""
-        self._run(self._observe, (self._agents_as_envs, out.obs.data_ptr()), "observe", out)
+        self._run(self._observe, "observe", out, obs=out.obs.data_ptr())
 
     def random_actions(self, actions: torch.Tensor) -> None:
         """Valid actions of the coming step."""
-        self._run(self._random_actions, (actions.data_ptr(),), "sample_actions", None)
+        self._run(self._random_actions, "sample_actions", None, actions=actions.data_ptr())
 
-    def _run(self, launch: Launch, arguments: Sequence[Any], call: str, out: StepBuffers | None) -> None:
+    def _run(self, launch: Launch, call: str, out: StepBuffers | None, **varying: int | None) -> None:
+        """Launch with these addresses and numbers, unchecked: the tensors were made or checked by the environment."""
         if not self._lock.acquire(blocking=False):
             raise ConcurrentUseError(
                 f"{call} while another thread is in a call of this environment; give each thread one of its own"
@@ -176,10 +170,16 @@ class Kernels:
         try:
             if self.build.guards and out is not None:
                 fill(output_guard_bands(out))
-            launch.arguments[self._first : self._first + len(arguments)] = arguments
-            launch()
+            for name, value in varying.items():
+                setattr(launch.fields, name, value)
+            launch.run()
             if self.build.guards:
                 check(state_guard_bands(self.data), call)
                 check(() if out is None else output_guard_bands(out), call)
         finally:
             self._lock.release()
+
+
+def _addresses(out: StepBuffers) -> dict[str, int]:
+    """Output -> its address."""
+    return dict(zip(OUTPUTS, out.pointers, strict=True))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import numpy as np
 import torch
 
-from gpu_vecenv.compile.backends import Argument, LaunchShape
+from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.codegen import sample_arguments
+from gpu_vecenv.declare.field import f32, i32, i64, u32
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import Outputs, VecEnv
 from gpu_vecenv.errors import ConfigError
@@ -33,6 +36,13 @@ class Sample:
     log_probs: torch.Tensor
     entropies: torch.Tensor | None = None
     draws: torch.Tensor | None = None
+
+
+def sample_kernel(layout: GameLayout) -> KernelSignature:
+    """The kernel of sampler.cu."""
+    clocks = Array("key", u32, const=True), Array("episode", i64, const=True), Array("elapsed_steps", i32, const=True)
+    action = f32 if layout.action.continuous else i32
+    return KernelSignature("sample", (*clocks, *sample_arguments(action), Scalar("rows", i64)))
 
 
 class Sampler:
@@ -70,11 +80,12 @@ class Sampler:
         self.env, self.squash = env, squash
         self.num_logits = action.num_logits
         self.num_parameters = action.num_parameters
-        program = env.functions.compile(cuda_folder() / "engine/sampler.cu", game=env.game)
+        program = env.functions.compile(
+            cuda_folder() / "engine/sampler.cu", kernels=[sample_kernel(env.game.layout)], game=env.game
+        )
         rows = env.num_envs * env.num_agents
-        clocks: list[Argument] = [env.data[f"engine_{name}"] for name in ("key", "episode", "elapsed_steps")]
-        arguments = [None, *clocks, *[np.int32(0)] * 2, *[None] * 4, np.int64(rows)]
-        self._launch = program.prepare("sample", LaunchShape(rows, threads_per_block=128), arguments)
+        clocks: dict[str, object] = {name: env.data[f"engine_{name}"] for name in ("key", "episode", "elapsed_steps")}
+        self._launch = program.prepare("sample", LaunchShape(rows, threads_per_block=128), rows=rows, **clocks)
 
     def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.
@@ -134,7 +145,7 @@ class Sampler:
         """
         parameters, sample = self._prepare("step", parameters, sample, "sample")
         out = self.env.output(out)
-        outputs = self.env.step_sampled(self._kernel_arguments(parameters, greedy, sample), out)
+        outputs = self.env.step_sampled(self._sample_arguments(parameters, greedy, sample), out)
         if outputs is None:
             self._draw(parameters, greedy, sample)
             outputs = self.env.step(sample.actions, out=out)
@@ -160,15 +171,21 @@ class Sampler:
         return parameters, Sample(actions, new[0], new[1], draws)
 
     def _draw(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> None:
-        raw, sample_arguments = self._launch.arguments, self._kernel_arguments(parameters, greedy, out)
-        raw[0], raw[4:10] = sample_arguments[0], sample_arguments[1:]
-        self._launch()
+        for name, value in self._sample_arguments(parameters, greedy, out).items():
+            setattr(self._launch.fields, name, value)
+        self._launch.run()
 
-    def _kernel_arguments(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> list[Any]:
-        """Arguments of a kernel that draws: parameters, how to draw, and where to write."""
-        how = parameters.data_ptr(), np.int32(greedy), np.int32(self.squash == "tanh")
-        where = out.actions, out.log_probs, out.entropies, out.draws
-        return [*how, *(0 if tensor is None else tensor.data_ptr() for tensor in where)]
+    def _sample_arguments(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> dict[str, int | None]:
+        """Arguments of a kernel that draws: parameters, how to draw, and where to write; all have been checked."""
+        return {
+            "parameters": parameters.data_ptr(),
+            "greedy": greedy,
+            "squash_by_tanh": self.squash == "tanh",
+            "actions": out.actions.data_ptr(),
+            "log_probs": out.log_probs.data_ptr(),
+            "entropies": None if out.entropies is None else out.entropies.data_ptr(),
+            "draws": None if out.draws is None else out.draws.data_ptr(),
+        }
 
     def _check_parameters(self, method: str, parameters: torch.Tensor) -> None:
         expected = (*self.env.buffers_layout.batch, self.num_parameters)

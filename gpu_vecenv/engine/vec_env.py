@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import IntFlag
 from typing import Any, Literal
 
@@ -296,7 +296,7 @@ class VecEnv:
         self._kernels.step(actions, out)
         return _outputs(out)
 
-    def step_sampled(self, sample_arguments: Sequence[Any], out: StepBuffers) -> Outputs | None:
+    def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> Outputs | None:
         """For ``Sampler.step``: a step that draws its own actions; None if they must be drawn before ``step``."""
         separate = self.validate == "sync" or type(self).step is not VecEnv.step  # a subclass overrides step
         if separate or not self._kernels.fuses_sampling():

@@ -9,13 +9,14 @@ import threading
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from gpu_vecenv.compile.backends import Argument, LaunchShape
+from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch
+from gpu_vecenv.declare.field import f32, i32, i64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 
 NO_ACTIVATION, TANH, RELU = range(3)  # numbers of layers.cu
@@ -24,6 +25,20 @@ MAX_PARTIAL_SUMS, MIN_ROWS_PER_SUM = (
     2**18,
     16,
 )  # floats, enough for a large GPU; rows that a strand has where there are so many
+
+LAYER_GRADIENTS = KernelSignature(
+    "layer_gradients",
+    (
+        Array("gradients", f32, const=True, shape=("floats",)),
+        Array("outputs", f32, const=True, optional=True, shape=("floats",)),
+        Array("inputs", f32, shape=("floats",)),
+        Array("sums", f32, shape=("partial_sums",)),
+        Scalar("activation", i32),
+        Scalar("width", i32),
+        Scalar("partial_sums", i64),
+        Scalar("floats", i64),
+    ),
+)
 
 
 class LayerKernel:
@@ -34,7 +49,7 @@ class LayerKernel:
     """
 
     def __init__(self, functions: FunctionManager) -> None:
-        self._program = functions.compile(cuda_folder() / "learner/layers.cu")
+        self._program = functions.compile(cuda_folder() / "learner/layers.cu", kernels=[LAYER_GRADIENTS])
         self._launches: dict[tuple[int, int], Launch] = {}
         self._lock = threading.Lock()  # threads that train on one device share the launches
 
@@ -54,25 +69,24 @@ class LayerKernel:
         sums = gradients.new_empty((parts, columns))
         if columns == 0:
             return inputs, sums.sum(0)
-        matrices = [x.data_ptr() for x in (gradients, gradients if outputs is None else outputs, inputs, sums)]
-        width = 4 if columns % 4 == 0 and all(address % 16 == 0 for address in matrices) else 1
+        matrices = [x for x in (gradients, outputs, inputs, sums) if x is not None]
+        width = 4 if columns % 4 == 0 and all(x.data_ptr() % 16 == 0 for x in matrices) else 1
         with self._lock:
-            launch = self._launch(sums.numel() // width, gradients.numel())
-            launch.arguments[:] = [
-                *matrices,
-                np.int32(activation),
-                np.int32(width),
-                np.int64(sums.numel()),
-                launch.arguments[-1],
-            ]
-            launch()
+            self._launch(sums.numel() // width, gradients.numel())(
+                gradients=gradients,
+                outputs=outputs,
+                inputs=inputs,
+                sums=sums,
+                activation=activation,
+                width=width,
+                partial_sums=sums.numel(),
+            )
         return inputs, sums.sum(0)
 
     def _launch(self, items: int, floats: int) -> Launch:
         if (items, floats) not in self._launches:
-            words: list[Argument] = [np.int32(0), np.int32(0), np.int64(0), np.int64(floats)]
-            launch = self._program.prepare("layer_gradients", LaunchShape(items, work=floats), [*[None] * 4, *words])
-            self._launches[items, floats] = launch
+            shape = LaunchShape(items, work=floats)
+            self._launches[items, floats] = self._program.prepare("layer_gradients", shape, floats=floats)
         return self._launches[items, floats]
 
 

@@ -6,11 +6,15 @@ observations of a minibatch.
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 import torch
 
-from gpu_vecenv.compile.backends import Argument, LaunchShape
+from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
+from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64, u64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import cuda_folder
@@ -22,8 +26,117 @@ LOSS_BLOCK = 128  # threads, as learner.cu has it
 MAX_PARTIAL_SUMS = 2**15  # of a minibatch's moments
 
 
-def _compiled(env: VecEnv) -> Program:
-    return env.functions.compile(cuda_folder() / "learner/learner.cu", game=env.game)
+_STEPS = ("num_steps", "columns")
+ADVANTAGES = KernelSignature(
+    "advantages",
+    (
+        Array("rewards", f32, const=True, shape=_STEPS),
+        Array("values", f32, const=True, shape=_STEPS),
+        Array("next_values", f32, const=True, shape=_STEPS),
+        Array("terminations", boolean, const=True, shape=_STEPS),
+        Array("truncations", boolean, const=True, shape=_STEPS),
+        Array("active", boolean, const=True, shape=_STEPS),
+        Array("gamma", f32, const=True),
+        Array("gae_lambda", f32, const=True),
+        Array("estimates", f32, shape=_STEPS),
+        Array("returns", f32, shape=_STEPS),
+        Scalar("num_steps", i64),
+        Scalar("columns", i64),
+    ),
+)
+ADVANTAGE_MOMENTS = KernelSignature(
+    "advantage_moments",
+    (
+        Array("active", boolean, const=True),
+        Array("estimates", f32, const=True),
+        Array("indices", i64, const=True, shape=("rows",)),
+        Array("moments", f64, shape=(3, "parts")),
+        Scalar("parts", i64),
+        Scalar("rows", i64),
+    ),
+)
+SHUFFLE = KernelSignature(
+    "shuffle",
+    (
+        Array("indices", i64, const=True, shape=("rows",)),
+        Array("seed", u64, const=True, shape=(1,)),
+        Array("epoch", i64, const=True, shape=(1,)),
+        Array("order", i64, shape=("rows",)),
+        Scalar("rows", i64),
+    ),
+)
+GATHER_ROWS = KernelSignature(
+    "gather_rows",
+    (
+        Array("table", None, const=True, strided=True),
+        Scalar("stride", i64),  # bytes from one row of the table to the next
+        Scalar("bytes", i64),  # of a row
+        Scalar("word", i32),  # bytes that are copied at once
+        Array("indices", i64, const=True, shape=("rows",)),
+        Array("out", None),
+        Scalar("rows", i64),
+    ),
+)
+CLIP_GRAD_NORM = KernelSignature(
+    "clip_grad_norm",
+    (
+        Array("norm", f32, const=True, shape=()),
+        Scalar("max_grad_norm", f32),
+        Scalar("target_kl", f32),
+        Array("metrics", f32, const=True, shape=("num_metrics",)),
+        Scalar("num_metrics", i32),
+        Scalar("kl_index", i32),
+        Array("gradient", f32, shape=("parameters",)),
+        Array("skip_update", f32, shape=()),
+        Array("metric_sums", f32),
+        Scalar("parameters", i64),
+    ),
+)
+
+
+def loss_gradients(layout: GameLayout) -> KernelSignature:
+    """The kernel of the loss, for a game's kind of actions."""
+    return KernelSignature(
+        "loss_gradients",
+        (
+            Array("active", boolean, const=True),
+            Array("draws", f32 if layout.action.continuous else i32, const=True),
+            Array("log_probs", f32, const=True),
+            Array("old_values", f32, const=True),
+            Array("estimates", f32, const=True),
+            Array("returns", f32, const=True),
+            Array("action_mask", boolean, const=True, optional=True),
+            Array("clip", f32, const=True, shape=()),
+            Array("entropy_coefficient", f32, const=True, shape=()),
+            Scalar("normalize_advantages", boolean),
+            Scalar("squash_by_tanh", boolean),
+            Scalar("value_coefficient", f32),
+            Scalar("value_clip", f32),
+            Scalar("num_parameters", i32),
+            Array("value_scale", f32, const=True, shape=()),
+            Array("moments", f64, const=True, shape=(3,)),
+            Array("indices", i64, const=True, shape=("rows",)),
+            Array("parameters", f32, const=True, strided=True, shape=("rows", "num_parameters")),
+            Scalar("parameter_stride", i64),
+            Array("values", f32, const=True, strided=True, shape=("rows",)),
+            Scalar("value_stride", i64),
+            Array("gradients", f32, shape=("rows", "width")),
+            Scalar("width", i32),
+            Array("value_gradients", f32, optional=True, shape=("rows",)),
+            Array("metrics", f32, shape=(5, "rows")),
+            Scalar("rows", i64),
+        ),
+    )
+
+
+def _game_program(env: VecEnv) -> Program:
+    kernels = [ADVANTAGES, ADVANTAGE_MOMENTS, loss_gradients(env.game.layout)]
+    return env.functions.compile(cuda_folder() / "learner/learner.cu", kernels=kernels, game=env.game)
+
+
+def _minibatch_program(functions: FunctionManager) -> Program:
+    kernels = [SHUFFLE, GATHER_ROWS, CLIP_GRAD_NORM]
+    return functions.compile(cuda_folder() / "learner/minibatch.cu", kernels=kernels)
 
 
 def advantage_launch(
@@ -54,9 +167,22 @@ def advantage_launch(
         out: Where advantages and returns are written, float32.
     """
     columns = rewards[0].numel()
-    tensors: list[Argument] = [rewards, values, next_values, terminations, truncations, active, gamma, gae_lambda, *out]
-    shape = LaunchShape(columns, work=rewards.numel())
-    return _compiled(env).prepare("advantages", shape, [*tensors, np.int64(len(rewards)), np.int64(columns)])
+    return _game_program(env).prepare(
+        "advantages",
+        LaunchShape(columns, work=rewards.numel()),
+        rewards=rewards,
+        values=values,
+        next_values=next_values,
+        terminations=terminations,
+        truncations=truncations,
+        active=active,
+        gamma=gamma,
+        gae_lambda=gae_lambda,
+        estimates=out[0],
+        returns=out[1],
+        num_steps=len(rewards),
+        columns=columns,
+    )
 
 
 def shuffle_launch(
@@ -71,8 +197,8 @@ def shuffle_launch(
         epoch: (1,) int64.
         out: Where they are written.
     """
-    program = functions.compile(cuda_folder() / "learner/minibatch.cu")
-    return program.prepare("shuffle", LaunchShape(len(indices)), [indices, seed, epoch, out, np.int64(len(indices))])
+    rows, program = len(indices), _minibatch_program(functions)
+    return program.prepare("shuffle", LaunchShape(rows), indices=indices, seed=seed, epoch=epoch, order=out, rows=rows)
 
 
 class RowGather:
@@ -88,9 +214,10 @@ class RowGather:
         self.table = table
         size, self._shape = table.element_size(), table.shape[1:]
         self._bytes, self._stride = self._shape.numel() * size, table.stride(0) * size
-        program = functions.compile(cuda_folder() / "learner/minibatch.cu")
-        none, shape = np.int64(0), LaunchShape(most, work=most * max(1, self._bytes // 4))
-        self._launch = program.prepare("gather_rows", shape, [None, none, none, np.int32(0), None, None, none])
+        shape = LaunchShape(most, work=most * max(1, self._bytes // 4))
+        self._launch = _minibatch_program(functions).prepare(
+            "gather_rows", shape, stride=self._stride, bytes=self._bytes
+        )
 
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
         """(rows, *shape), those at ``indices`` (rows,) int64, contiguous."""
@@ -99,9 +226,7 @@ class RowGather:
         out = torch.empty((len(indices), *self._shape), dtype=self.table.dtype, device=self.table.device)
         addresses = self.table.data_ptr(), out.data_ptr()
         word = next(w for w in (16, 4, 1) if all(x % w == 0 for x in (*addresses, self._bytes, self._stride)))
-        layout = np.int64(self._stride), np.int64(self._bytes), np.int32(word)
-        self._launch.arguments[:] = addresses[0], *layout, indices.data_ptr(), addresses[1], np.int64(len(indices))
-        self._launch()
+        self._launch(table=self.table, word=word, indices=indices, out=out, rows=len(indices))
         return out
 
 
@@ -130,11 +255,20 @@ def clip_grad_norm_launch(
         skip_update: () becomes 1 where the KL is beyond its target, or a figure or the norm is not finite.
         metric_sums: (n + 2,), to which metrics, norm and ``skip_update`` are added.
     """
-    target = np.float32(np.inf if target_kl is None else target_kl)
-    arguments: list[Argument] = [norm, np.float32(max_grad_norm), target, metrics, np.int32(len(metrics))]
-    arguments += [np.int32(kl_index), gradient, skip_update, metric_sums, np.int64(len(gradient))]
-    program = functions.compile(cuda_folder() / "learner/minibatch.cu")
-    return program.prepare("clip_grad_norm", LaunchShape(len(gradient) + 1), arguments)
+    return _minibatch_program(functions).prepare(
+        "clip_grad_norm",
+        LaunchShape(len(gradient) + 1),
+        norm=norm,
+        max_grad_norm=max_grad_norm,
+        target_kl=math.inf if target_kl is None else target_kl,
+        metrics=metrics,
+        num_metrics=len(metrics),
+        kl_index=kl_index,
+        gradient=gradient,
+        skip_update=skip_update,
+        metric_sums=metric_sums,
+        parameters=len(gradient),
+    )
 
 
 class LossKernel:
@@ -166,18 +300,27 @@ class LossKernel:
         normalize_advantages: bool,
     ) -> None:
         self.policy, self._one = policy, torch.ones((), device=rollout.rewards.device)
-        program, data, none = _compiled(rollout.env), rollout, np.int64(0)
+        program, data = _game_program(rollout.env), rollout
         self._moments = program.prepare(
-            "advantage_moments", LaunchShape(minibatch), [data.active, data.advantages, None, None, none, none]
+            "advantage_moments", LaunchShape(minibatch), active=data.active, estimates=data.advantages
         )
-        fixed: list[Argument] = [data.active, data.draws, data.log_probs, data.values, data.advantages, data.returns]
-        fixed += [data.action_mask, clip, entropy_coefficient, np.int32(normalize_advantages)]
-        fixed += [np.int32(policy.squash == "tanh"), np.float32(value_coefficient)]
-        fixed += [np.float32(-1 if value_clip is None else value_clip), np.int32(policy.view.num_parameters)]
-        varying: list[Argument] = [None, None, None, None, none, None, none, None, np.int32(0), None, None, none]
-        self._first = len(fixed)  # index of the first argument that varies
         self._loss = program.prepare(
-            "loss_gradients", LaunchShape(chunk, threads_per_block=LOSS_BLOCK), [*fixed, *varying]
+            "loss_gradients",
+            LaunchShape(chunk, threads_per_block=LOSS_BLOCK),
+            active=data.active,
+            draws=data.draws,
+            log_probs=data.log_probs,
+            old_values=data.values,
+            estimates=data.advantages,
+            returns=data.returns,
+            action_mask=data.action_mask,
+            clip=clip,
+            entropy_coefficient=entropy_coefficient,
+            normalize_advantages=normalize_advantages,
+            squash_by_tanh=policy.squash == "tanh",
+            value_coefficient=value_coefficient,
+            value_clip=-1 if value_clip is None else value_clip,
+            num_parameters=policy.view.num_parameters,
         )
 
     def moments(self, indices: torch.Tensor) -> torch.Tensor:
@@ -186,13 +329,7 @@ class LossKernel:
         ``indices`` (minibatch,) int64, contiguous, count through (T, E, A).
         """
         parts = torch.empty((3, min(len(indices), MAX_PARTIAL_SUMS)), dtype=torch.float64, device=indices.device)
-        self._moments.arguments[2:] = (
-            indices.data_ptr(),
-            parts.data_ptr(),
-            np.int64(parts.shape[1]),
-            np.int64(len(indices)),
-        )
-        self._moments()
+        self._moments(indices=indices, moments=parts, parts=parts.shape[1], rows=len(indices))
         return parts.sum(1)
 
     def __call__(
@@ -224,13 +361,19 @@ class LossKernel:
         gradients = torch.empty((rows, width_of(count) if together else count), device=device)
         value_gradients = gradients[:, count] if together else torch.empty(rows, device=device)
         metrics = torch.empty((5, rows), device=device)
-        unit = self.policy.value_scale
-        unit = unit if isinstance(unit, torch.Tensor) else self._one
-        self._loss.arguments[self._first :] = [
-            *(x.data_ptr() for x in (unit, moments, indices, parameters)),
-            *(np.int64(parameters.stride(0)), values.data_ptr(), np.int64(values.stride(0))),
-            *(gradients.data_ptr(), np.int32(gradients.shape[1]), 0 if together else value_gradients.data_ptr()),
-            *(metrics.data_ptr(), np.int64(rows)),
-        ]
-        self._loss()
+        scale = self.policy.value_scale
+        self._loss(
+            value_scale=scale if isinstance(scale, torch.Tensor) else self._one,
+            moments=moments,
+            indices=indices,
+            parameters=parameters,
+            parameter_stride=parameters.stride(0),
+            values=values,
+            value_stride=values.stride(0),
+            gradients=gradients,
+            width=gradients.shape[1],
+            value_gradients=None if together else value_gradients,
+            metrics=metrics,
+            rows=rows,
+        )
         return gradients[:, :count], value_gradients, metrics.sum(1)

@@ -555,7 +555,8 @@ def test_a_policy_learns_from_images(write, device):
 
 SWARM = """from dataclasses import dataclass
 from gymnasium.spaces import Discrete
-from gpu_vecenv.declare.env import Env, Field, f32, param
+from gpu_vecenv.declare.env import Env, Field, f32, i32, i64, param
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -564,6 +565,12 @@ class Swarm(Env):
 
     host = False
     state = (Field("height", f32, ("num_agents",)),)
+    kernels = (
+        KernelSignature("lift", (Array("height", f32), Scalar("by", f32), Scalar("n", i64))),
+        KernelSignature(
+            "tally", (Array("height", f32, const=True), Array("above", i32), Scalar("limit", f32), Scalar("n", i64))
+        ),
+    )
     obs_dim = 2
     action_space = Discrete(2)
 
@@ -615,14 +622,15 @@ HD void observe(State s, Io io) {
     }
 }
 
-extern "C" __global__ void kernel_lift(float* height, float by, i64 n) {
+KERNEL(lift) {
     i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (k < n) atomicAdd(&height[k], by);
+    if (k < args.n) atomicAdd(&args.height[k], args.by);
 }
-KERNEL(tally, const float* height, i32* above, float limit, i64 n) {
-    FOR_ITEMS (k, n) {
-        unsigned mask = __ballot_sync(__activemask(), height[k] > limit);
-        if (height[k] > limit && __popc(mask << (31 - threadIdx.x % 32)) == 1) atomicAdd(above, __popc(mask));
+KERNEL(tally) {
+    FOR_ITEMS (k, args.n) {
+        bool is_above = args.height[k] > args.limit;
+        unsigned mask = __ballot_sync(__activemask(), is_above);
+        if (is_above && __popc(mask << (31 - threadIdx.x % 32)) == 1) atomicAdd(args.above, __popc(mask));
     }
 }
 """
@@ -699,9 +707,9 @@ def test_a_game_for_cuda_only_runs_there(write):
         assert torch.equal(rewards, env.state["height"])
     height, above = env.state["height"], torch.zeros(1, dtype=torch.int32, device="cuda")
     expected = height + 0.5
-    env.program.launch("lift", 8000, height, np.float32(0.5), np.int64(8000))
+    env.program.launch("lift", 8000, height=height, by=0.5, n=8000)
     assert torch.equal(height, expected)
-    env.program.launch("tally", 8000, height, above, np.float32(2), np.int64(8000))
+    env.program.launch("tally", 8000, height=height, above=above, limit=2, n=8000)
     assert above.item() == (height > 2).sum().item() > 0
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.kernels import SCALE, SCALE_KERNEL, signature
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends import LaunchShape
@@ -28,21 +29,19 @@ from gpu_vecenv.compile.cache import DIGEST_BYTES, MIN_FREE_BYTES, cache_dir, ca
 from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.compile.toolchain import find_host_compiler
-from gpu_vecenv.declare.field import C_TYPES
+from gpu_vecenv.declare.field import C_TYPES, f32, i64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, DataManager
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.errors import CompilerError, EnvDefinitionError, KernelCompileError
 
-SCALE = """#include "kernel.cuh"
-KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS (k, n) x[k] *= a; }
-"""
 ROOT = Path(gpu_vecenv.__file__).parent.parent
 
 
 def doubled(functions: FunctionManager, text: str = SCALE, name: str | None = None) -> list[float]:
     """Compiles, launches and reads back; [2, 4, 6] when all is well."""
     x = torch.tensor([1.0, 2.0, 3.0], device=functions.device)
-    functions.compile(text, name).launch("scale", 3, x, np.float32(2), np.int64(3))
+    functions.compile(text, name, kernels=[SCALE_KERNEL]).launch("scale", 3, x=x, a=2, n=3)
     return x.tolist()
 
 
@@ -54,11 +53,12 @@ def test_a_kernel_of_ones_own_runs_on_a_games_tensors(device):
     env.reset(seed=1)
     env.data.push("by", np.arange(6, dtype=np.int32))
     text = """#include "kernel.cuh"
-    KERNEL(shift, i32* cell, const i32* by, i64 each, i64 n) { FOR_ITEMS (k, n) cell[k] += by[k / each]; }
+    KERNEL(shift) { FOR_ITEMS (k, args.n) args.cell[k] += args.by[k / args.each]; }
     """
     before = env.data.pull("state_cell")
-    program = env.functions.compile(text, name="shift.cu")
-    program.launch("shift", 60, env.state["cell"], env.data["by"], np.int64(10), np.int64(60))
+    shift = signature("shift", "i32* cell, const i32* by, i64 each, i64 n")
+    program = env.functions.compile(text, name="shift.cu", kernels=[shift])
+    program.launch("shift", 60, cell=env.state["cell"], by=env.data["by"], each=10, n=60)
     assert np.array_equal(env.data.pull("state_cell"), before + np.arange(6)[:, None, None])
     own_column = env.observe()[:, -1, 0] * env.game.grid
     assert own_column.round().tolist() == [0, 1, 2, 3, 4, 5]
@@ -66,46 +66,60 @@ def test_a_kernel_of_ones_own_runs_on_a_games_tensors(device):
 
 def test_a_kernel_compiled_with_a_game_sees_its_constants(device):
     game = gpu_vecenv.configure("tag_gridworld", grid=13, wall_penalty=0.3)
-    text = "KERNEL(constants, float* out) { FOR_ITEMS (k, 1) { out[0] = GRID; out[1] = WALL_PENALTY; } }"
+    text = "KERNEL(constants) { FOR_ITEMS (k, 1) { args.out[0] = GRID; args.out[1] = WALL_PENALTY; } }"
     out = torch.zeros(2, device=device)
-    FunctionManager(device).compile(text, game=game).launch("constants", 1, out)
+    program = FunctionManager(device).compile(text, kernels=[signature("constants", "float* out")], game=game)
+    program.launch("constants", 1, out=out)
     assert out.cpu().numpy().tolist() == np.array([13, 0.3], np.float32).tolist()
 
 
 def test_scalars_of_every_width_and_null_pointers_arrive(device):
-    text = """#include "kernel.cuh"
-    KERNEL(all, i32 a, u32 b, i64 c, u64 d, float e, double f, const void* none, i64* ints, double* floats) {
+    parameters = "u8 z, i32 a, bool y, u32 b, i64 c, bool w, u64 d, float e, double f"
+    every = signature("every", f"{parameters}, const void* none, i64* ints, double* floats")
+    text = """KERNEL(every) {
         FOR_ITEMS (k, 1) {
-            ints[0] = a; ints[1] = b; ints[2] = c; ints[3] = (i64)d; ints[4] = none == nullptr;
-            floats[0] = e; floats[1] = f;
+            args.ints[0] = args.a; args.ints[1] = args.b; args.ints[2] = args.c; args.ints[3] = (i64)args.d;
+            args.ints[4] = args.none == nullptr; args.ints[5] = args.w; args.ints[6] = args.y; args.ints[7] = args.z;
+            args.floats[0] = args.e; args.floats[1] = args.f;
         }
     }
     """
-    ints = torch.zeros(5, dtype=torch.int64, device=device)
+    ints = torch.zeros(8, dtype=torch.int64, device=device)
     floats = torch.zeros(2, dtype=torch.float64, device=device)
-    scalars = [np.int32(-(2**31)), np.uint32(2**32 - 1), np.int64(-(2**63)), np.uint64(2**63 + 5)]
-    reals = [np.float32(0.1), np.float64(0.1)]
-    FunctionManager(device).compile(text).launch("all", 1, *scalars, *reals, None, ints, floats)
-    assert ints.tolist() == [-(2**31), 2**32 - 1, -(2**63), 5 - 2**63, 1]
+    scalars = {"a": -(2**31), "b": 2**32 - 1, "c": -(2**63), "d": 2**63 + 5, "e": 0.1, "f": 0.1}
+    small = {"z": 255, "y": False, "w": True}
+    program = FunctionManager(device).compile(text, kernels=[every])
+    program.launch("every", 1, **scalars, **small, none=None, ints=ints, floats=floats)
+    assert ints.tolist() == [-(2**31), 2**32 - 1, -(2**63), 5 - 2**63, 1, 1, 0, 255]
     assert floats.tolist() == [float(np.float32(0.1)), 0.1]
+
+
+def test_a_struct_laid_out_otherwise_than_python_fills_it_does_not_compile():
+    scale = SCALE_KERNEL.source.replace("float a;\n    i64 n;", "i64 n;\n    float a;")
+    assert scale != SCALE_KERNEL.source
+    with pytest.raises(KernelCompileError) as error:
+        FunctionManager("cpu").compile(scale, kernels=[])
+    assert "laid out as Python fills it" in error.value.log
 
 
 def test_a_macro_may_write_kernels(device):
     text = """#include "kernel.cuh"
-    #define FILL(name, value) KERNEL(name, float* x, i64 n) { FOR_ITEMS (k, n) x[k] = value; }
+    #define FILL(name, value) KERNEL(name) { FOR_ITEMS (k, args.n) args.x[k] = value; }
     FILL(ones, 1)
     FILL(twos, 2)
     """
     x = torch.zeros(3, device=device)
-    FunctionManager(device).compile(text).launch("twos", 3, x, np.int64(3))
+    kernels = [signature(name, "float* x, i64 n") for name in ("ones", "twos")]
+    FunctionManager(device).compile(text, kernels=kernels).launch("twos", 3, x=x, n=3)
     assert x.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 3, 255, 256, 257, 4097, 100_003])
 def test_every_item_is_visited_once(device, n):
-    text = '#include "kernel.cuh"\nKERNEL(count, i32* x, i64 n) { FOR_ITEMS (k, n) x[k] += 1; }\n'
+    text = "KERNEL(count) { FOR_ITEMS (k, args.n) args.x[k] += 1; }"
     x = torch.zeros(n + 1, dtype=torch.int32, device=device)
-    FunctionManager(device).compile(text).launch("count", n, x, np.int64(n))
+    program = FunctionManager(device).compile(text, kernels=[signature("count", "i32* x, i64 n")])
+    program.launch("count", n, x=x, n=n)
     np.testing.assert_array_equal(x.cpu(), [1] * n + [0])
 
 
@@ -113,7 +127,7 @@ def test_a_file_may_include_its_neighbours(device, tmp_path):
     (tmp_path / "factor.cuh").write_text("#pragma once\nHD float factor() { return 10; }\n")
     (tmp_path / "mine.cu").write_text(
         '#include "kernel.cuh"\n#include "factor.cuh"\n#include "factor.cuh"\n'
-        "KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS (k, n) x[k] *= a * factor(); }\n"
+        "KERNEL(scale) { FOR_ITEMS (k, args.n) args.x[k] *= args.a * factor(); }\n"
     )
     functions = FunctionManager(device)
     assert doubled(functions, tmp_path / "mine.cu") == [20, 40, 60]
@@ -121,58 +135,93 @@ def test_a_file_may_include_its_neighbours(device, tmp_path):
     assert doubled(functions, tmp_path / "mine.cu") == [2, 4, 6]
     (tmp_path / "factor.cuh").unlink()
     with pytest.raises(EnvDefinitionError, match=r'mine\.cu:2: #include "factor\.cuh": no such file'):
-        functions.compile(tmp_path / "mine.cu")
+        functions.compile(tmp_path / "mine.cu", kernels=[SCALE_KERNEL])
 
 
-def test_a_prepared_launch_takes_other_arguments_later(device):
+def test_a_prepared_launch_takes_the_other_arguments_at_each_call(device):
     x, y = torch.ones(3, device=device), torch.ones(3, device=device)
-    program = FunctionManager(device).compile(SCALE)
-    launch = program.prepare("scale", LaunchShape(3), [x, np.float32(2), np.int64(3)])
-    launch()
-    launch()
-    launch.arguments[0], launch.arguments[1] = y.data_ptr(), np.float32(5)
-    launch()
+    program = FunctionManager(device).compile(SCALE, kernels=[SCALE_KERNEL], name="mine.cu")
+    launch = program.prepare("scale", LaunchShape(3), n=3)
+    launch(x=x, a=2)
+    launch(x=y, a=5)
+    launch(a=2, x=x)
     assert x.tolist() == [4, 4, 4] and y.tolist() == [5, 5, 5]
+    with pytest.raises(TypeError, match=r"mine\.cu: scale: arguments missing a; not expected n; expected a, x"):
+        launch(x=x, n=3)
 
 
-@pytest.mark.parametrize("wrong", [2, 2.0, True, [2], "2", np.int8(2), np.bool_(True), np.float16(2), np.zeros(3)])
-def test_a_scalar_must_say_its_width(device, wrong):
-    x = torch.ones(3, device=device)
-    program = FunctionManager(device).compile(SCALE, name="mine.cu")
-    with pytest.raises(TypeError, match=rf"mine\.cu: scale: argument 1 is a {type(wrong).__name__};.*NumPy scalar"):
-        program.launch("scale", 3, x, wrong, np.int64(3))
+WRONG_ARGUMENTS = [
+    ({"a": "2"}, TypeError, "argument a is a str; expected float32"),
+    ({"a": True}, TypeError, "argument a is a bool; expected float32"),
+    ({"a": torch.ones(())}, TypeError, "argument a is a Tensor; expected float32"),
+    ({"n": 3.0}, TypeError, "argument n is a float; expected int64"),
+    ({"n": True}, TypeError, "argument n is a bool; expected int64"),
+    ({"n": 2**63}, ValueError, "argument n is 9223372036854775808; expected int64, from -9223372036854775808 to"),
+    ({"x": None}, TypeError, "argument x is a NoneType; expected a tensor"),
+    ({"x": np.ones(3)}, TypeError, "argument x is a ndarray; expected a tensor"),
+    (
+        {"x": torch.ones(3, dtype=torch.float64)},
+        TypeError,
+        "argument x has dtype torch.float64; expected torch.float32",
+    ),
+    ({"x": torch.ones(3, device="meta")}, ValueError, "argument x is on meta; expected a tensor on cpu"),
+    ({"x": torch.ones(6)[::2]}, ValueError, r"argument x has strides (2,); expected a contiguous tensor"),
+    ({"x": torch.ones(4)}, ValueError, "argument x has 4 elements; expected n = 3"),
+    ({"b": 1}, TypeError, "arguments not expected b; expected a, n, x"),
+    ({"n": ...}, TypeError, "arguments missing n; expected "),
+]
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+@pytest.mark.parametrize(("change", "error", "message"), WRONG_ARGUMENTS)
+def test_a_wrong_argument_is_refused_with_kernel_name_and_what_is_expected(change, error, message, prepared):
+    """Those that are prepared, and those of the call."""
+    sized = KernelSignature("scale", (Array("x", f32, shape=("n",)), Scalar("a", f32), Scalar("n", i64)))
+    program = FunctionManager("cpu").compile(SCALE, kernels=[sized], name="mine.cu")
+    x = torch.ones(3)
+    arguments = {"x": x, "a": 2.0, "n": 3} | change
+    arguments = {name: value for name, value in arguments.items() if value is not ...}
+    with pytest.raises(error, match=rf"^mine\.cu: scale: {re.escape(message)}"):
+        if prepared:
+            program.prepare("scale", LaunchShape(3), **arguments)()
+        else:
+            program.prepare("scale", LaunchShape(3))(**arguments)
     assert x.tolist() == [1, 1, 1]
 
 
-def test_tensors_elsewhere_or_with_gaps_are_refused(device):
-    program = FunctionManager(device).compile(SCALE, name="mine.cu")
-    x = torch.ones(6, device=device)
-    others = [x.to("meta"), x[::2], x.view(2, 3).T]
-    if device == "cuda":
-        others.append(x.cpu())
-    for other in others:
-        with pytest.raises(ValueError, match=rf"mine\.cu: scale: got a tensor on .*a contiguous one on {device}"):
-            program.launch("scale", 3, other, np.float32(2), np.int64(3))
-    assert x.tolist() == [1] * 6
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: KernelSignature("k", ()), ValueError, "kernel 'k' has no arguments"),
+        (lambda: signature("k", "float* x, i64 x"), ValueError, "kernel 'k' has several arguments x"),
+        (lambda: signature("k k", "float* x"), ValueError, "'k k' is no C++ identifier"),
+        (lambda: KernelSignature("k", (Array("x", f32, shape=("n",)),)), ValueError, "the shape of 'x' names n"),
+        (lambda: Scalar("x", np.complex64), TypeError, "argument 'x' has dtype <class 'numpy.complex64'>"),
+        (lambda: Scalar("x", None), TypeError, "argument 'x' has dtype None"),
+    ],
+)
+def test_a_signature_that_no_struct_can_have_is_refused(build, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        build()
 
 
 @pytest.mark.parametrize("name", ["nonesuch", "Scale", "abs"])  # abs is in every C library
 def test_an_unknown_kernel_is_named_with_its_program(device, name):
-    program = FunctionManager(device).compile(SCALE, name="mine.cu")
+    program = FunctionManager(device).compile(SCALE, name="mine.cu", kernels=[SCALE_KERNEL])
     with pytest.raises(AttributeError, match=rf"mine\.cu.*{name}"):
-        program.prepare(name, LaunchShape(1), [])
+        program.prepare(name, LaunchShape(1))
 
 
 @pytest.mark.parametrize("as_file", [False, True])
 def test_a_compile_error_names_file_line_and_the_compilers_words(device, tmp_path, as_file):
-    text = SCALE + "\nKERNEL(wrong, i64 n) { FOR_ITEMS (k, n) undeclared[k] = 1; }\n"
+    text = SCALE + "\nvoid wrong() { undeclared[0] = 1; }\n"
     path = tmp_path / "mine.cu"
     path.write_text(text)
     functions = FunctionManager(device)
     messages = set()
     for _ in range(3):
         with pytest.raises(KernelCompileError) as error:
-            functions.compile(path) if as_file else functions.compile(text, name="mine.cu")
+            functions.compile(path if as_file else text, name="mine.cu", kernels=[SCALE_KERNEL])
         messages.add(str(error.value))
         assert "undeclared" in error.value.log
     (message,) = messages
@@ -324,7 +373,7 @@ def test_a_failed_build_leaves_nothing(device, cache):
     functions = FunctionManager(device)
     for _ in range(2):
         with pytest.raises(KernelCompileError):
-            functions.compile("nonsense")
+            functions.compile("nonsense", kernels=[])
         assert contents(cache) == {}
     assert doubled(functions) == [2, 4, 6]
 
@@ -493,9 +542,11 @@ import warnings
 import numpy as np, torch
 from gpu_vecenv.compile.cache import cache_dir
 from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 def doubled():
     x = torch.tensor([1.0, 2.0, 3.0])
-    FunctionManager("cpu").compile({SCALE!r}).launch("scale", 3, x, np.float32(2), np.int64(3))
+    kernel = KernelSignature("scale", (Array("x", np.float32), Scalar("a", np.float32), Scalar("n", np.int64)))
+    FunctionManager("cpu").compile({SCALE!r}, kernels=[kernel]).launch("scale", 3, x=x, a=2, n=3)
     return x.tolist()
 """
 
@@ -626,28 +677,3 @@ def test_the_host_fuses_only_what_is_written(tmp_path):
     if not FUSED_ON_THE_HOST.search(fused):
         pytest.skip("this processor has no fused multiply-add")
     assert FUSED_ON_THE_HOST.findall(assembly) == []
-
-
-SCALE = """#include "kernel.cuh"
-KERNEL(scale, float* x, float a, i64 n) { FOR_ITEMS (k, n) x[k] *= a; }
-"""
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (torch.ones(3), np.float32(2)),
-        (torch.ones(3), np.float32(2), np.int64(3), np.int64(3)),
-        (torch.ones(3), np.float64(2), np.int64(3)),
-        (torch.ones(3), np.float32(2), np.int32(3)),
-        (torch.ones(3, dtype=torch.float64), np.float32(2), np.int64(3)),
-        (np.float32(1), np.float32(2), np.int64(3)),
-    ],
-)
-def test_arguments_that_the_kernel_does_not_declare_are_refused(arguments):
-    program = FunctionManager("cpu").compile(SCALE)
-    with pytest.raises(TypeError, match=r"scale.*(takes 3 arguments|the kernel declares)"):
-        program.launch("scale", 3, *arguments)
-    x = torch.ones(3)
-    program.launch("scale", 3, x, np.float32(2), np.int64(3))
-    assert x.tolist() == [2, 2, 2]

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from support.kernels import signature, unpack
 
 from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.declare.kernels import KernelSignature
 
 STRIDE = 1 if os.environ.get("GPU_VECENV_EXHAUSTIVE") == "1" else 1021
 CHUNK = 1 << 22
@@ -40,11 +42,12 @@ OF_FLOAT = [name for name in BODIES if not name.startswith("int_")]
 OF_ONE_FLOAT = [*ONE_ARGUMENT, "sincos_s", "sincos_c", "to_int_back", *TO_INT]
 
 
-def kernel(name: str, body: str) -> str:
+def kernel(name: str, body: str) -> tuple[KernelSignature, str]:
     source = "i32" if name.startswith("int_") else "float"
     result = "i32" if name in TO_INT else source
     inputs = ", ".join(f"const {source}* {x}" for x in "abc")
-    return f"KERNEL(map_{name}, {inputs}, {result}* out, i64 n) {{ FOR_ITEMS(k, n) {{ {body} }} }}\n"
+    declared = signature(f"map_{name}", f"{inputs}, {result}* out, i64 n")
+    return declared, f"KERNEL(map_{name}) {{ {unpack(declared)} FOR_ITEMS(k, n) {{ {body} }} }}\n"
 
 
 class Math:
@@ -52,15 +55,16 @@ class Math:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        source = '#include "math.cuh"\n' + "".join(kernel(*item) for item in BODIES.items())
-        self.kernel = FunctionManager(device=device).compile(source, name="probe.cu")
+        kernels, sources = zip(*(kernel(*item) for item in BODIES.items()), strict=True)
+        source = '#include "math.cuh"\n' + "".join(sources)
+        self.kernel = FunctionManager(device=device).compile(source, name="probe.cu", kernels=kernels)
 
     def __call__(self, name: str, *arguments: np.ndarray) -> np.ndarray:
         tensors = [torch.tensor(x, device=self.device) for x in np.broadcast_arrays(*arguments)]
         n = tensors[0].numel()
         out = torch.empty_like(tensors[0], dtype=torch.int32 if name in TO_INT else None)
         tensors = (tensors * 3)[:3] if len(tensors) == 1 else [*tensors, tensors[-1]][:3]
-        self.kernel.launch(f"map_{name}", n, *tensors, out, np.int64(n))
+        self.kernel.launch(f"map_{name}", n, **dict(zip("abc", tensors, strict=True)), out=out, n=n)
         return out.cpu().numpy()
 
 

@@ -1,8 +1,9 @@
 """What the CUDA compiler makes of every kernel: it compiles for GPUs that are not there, and its PTX is linted."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,21 @@ from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
 from ptx_lint import Finding, instructions, lint
+from support.kernels import signature, unpack
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin
-from gpu_vecenv.compile.codegen import DEFAULT_BUILD, BuildOptions, game_source, inline_includes
+from gpu_vecenv.compile.codegen import DEFAULT_BUILD, BuildOptions, engine_kernels, game_source, inline_includes
+from gpu_vecenv.declare.kernels import Array, KernelSignature, arguments_source
+from gpu_vecenv.declare.layout import GameLayout
+from gpu_vecenv.engine.digest import DIGEST_KERNEL
+from gpu_vecenv.engine.sampler import sample_kernel
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train import learner_kernels
+from gpu_vecenv.train.layers import LAYER_GRADIENTS
 
 USUAL = 90  # the others are compiled by `make test-exhaustive`
 ARCHITECTURES = (75, 80, 86, USUAL, 100)
@@ -50,11 +58,21 @@ class Text:
         ]
         return "-".join([name, *chosen])
 
+    @cached_property
+    def layout(self) -> GameLayout:
+        return gpu_vecenv.configure(self.game, **dict(self.config)).layout
+
+    def kernels_after_the_engine(self) -> list[KernelSignature]:
+        learner = [learner_kernels.ADVANTAGES, learner_kernels.ADVANTAGE_MOMENTS]
+        return [sample_kernel(self.layout), *learner, learner_kernels.loss_gradients(self.layout)]
+
+    def lint(self, made: str) -> list[Finding]:
+        kernels = [*engine_kernels(self.layout, self.build), *self.kernels_after_the_engine()]
+        return lint(made, wide_fields(kernels))
+
     def write(self) -> str:
-        game = gpu_vecenv.configure(self.game, **dict(self.config))
-        text = cuda_constants(default_threads_per_env(game.num_agents), SHARED_LIMIT) + game_source(
-            game.layout, self.build
-        )
+        text = cuda_constants(default_threads_per_env(self.layout.num_agents), SHARED_LIMIT)
+        text += game_source(self.layout, self.build) + arguments_source(self.kernels_after_the_engine())
         for name in ("sampling.cuh", "sampler.cu", "learner.cu"):
             if name == "sampling.cuh" and self.build.sampled:
                 continue  # the engine has it
@@ -92,14 +110,15 @@ TEXTS = [
 
 
 OF_NO_GAME = {
-    "digest": {"digest"},
-    "layers": {"layer_gradients"},
-    "minibatch": {"shuffle", "gather_rows", "clip_grad_norm"},
+    "digest": [DIGEST_KERNEL],
+    "layers": [LAYER_GRADIENTS],
+    "minibatch": [learner_kernels.SHUFFLE, learner_kernels.GATHER_ROWS, learner_kernels.CLIP_GRAD_NORM],
 }
 
 
 def plain_text(name: str) -> str:
-    return inline_includes(source_file(f"{name}.cu").read_text(), f"{name}.cu", None)
+    source = f'#include "kernel.cuh"\n{arguments_source(OF_NO_GAME[name])}#line 1 "{name}.cu"\n'
+    return inline_includes(source + source_file(f"{name}.cu").read_text(), f"{name}.cu", None)
 
 
 # ---------------------------------------------------------------------- the compiler
@@ -177,7 +196,7 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
     assert kernels == known
     for kernel in kernels:
         assert b".text." + kernel.encode() + b"\0" in cubin
-    assert told(finding for finding in lint(made) if finding.rule != "fused") == []
+    assert told(finding for finding in text.lint(made) if finding.rule != "fused") == []
 
 
 @pytest.mark.parametrize("architecture", EACH)
@@ -185,8 +204,8 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
 def test_texts_of_no_game_do_so_too(name, architecture):
     need(architecture)
     cubin = compile_cubin(plain_text(name), f"sm_{architecture}")
-    assert all(b".text.kernel_" + kernel.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
-    assert told(lint(ptx(plain_text(name), architecture=architecture))) == []
+    assert all(b".text.kernel_" + kernel.name.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
+    assert told(lint(ptx(plain_text(name), architecture=architecture), wide_fields(OF_NO_GAME[name]))) == []
 
 
 # The one function that asks for a fused product and sum, and what it is without.
@@ -203,7 +222,7 @@ def test_what_is_fused_is_what_the_source_fuses(text, architecture):
     need(architecture)
     text = text.write()
     assert text.count(WRITTEN[0]) == 1
-    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture))) == []
+    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture), {})) == []
 
 
 def test_cuda_errors_name_file_and_line_too():
@@ -225,17 +244,32 @@ def test_cuda_errors_name_file_and_line_too():
 def test_looser_flags_are_seen():
     text = Text("tag_continuous", tuple(FEW.items())).write().replace(*WRITTEN)
     loose = tuple(flag for flag in FLAGS if flag != "--fmad=false")
-    rules = [finding.rule for finding in lint(ptx(text, flags=loose))]
+    rules = [finding.rule for finding in lint(ptx(text, flags=loose), {})]
     assert rules.count("fused") > 10
-    rules = {finding.rule for finding in lint(ptx(text, flags=("--std=c++17", "--use_fast_math")))}
+    rules = {finding.rule for finding in lint(ptx(text, flags=("--std=c++17", "--use_fast_math")), {})}
     assert rules >= {"fused", "flush to zero", "approximate"}
 
 
 def planted(parameters: str, body: str) -> str:
     """A kernel of its own after kernel.cuh and rng.cuh."""
     words = inline_includes('#include "kernel.cuh"\n#include "rng.cuh"\n', "words", None)
+    kernel = signature("planted", parameters)
     # Its fused sums are the source's own here, and no kernel below has any.
-    return f'{words}#line 1 "planted.cu"\nKERNEL(planted, {parameters}) {{ {body} }}\n'
+    return f'{words}{kernel.source}#line 1 "planted.cu"\nKERNEL(planted) {{ {unpack(kernel)} {body} }}\n'
+
+
+def lint_planted(parameters: str, body: str) -> list[Finding]:
+    return lint(ptx(planted(parameters, body)), wide_fields([signature("planted", parameters)]))
+
+
+def wide_fields(kernels: Iterable[KernelSignature]) -> dict[str, set[int]]:
+    """Kernel -> offsets of the fields of 64 bits in its arguments."""
+    return {
+        f"kernel_{kernel.name}": {
+            kernel.offsets[a.name] for a in kernel.arguments if isinstance(a, Array) or a.dtype.itemsize == 8
+        }
+        for kernel in kernels
+    }
 
 
 FLOAT_FAULTS = {
@@ -256,7 +290,7 @@ FLOAT_FAULTS = {
 def test_a_planted_float_fault_is_seen(rule):
     head = 'extern "C" int printf(const char*, ...);\n' if rule == "call" else ""
     text = head + planted("float* x", f"FOR_ITEMS (k, 1) {{ {FLOAT_FAULTS[rule]} }}")
-    found = lint(ptx(text))
+    found = lint(ptx(text), {})
     assert {finding.rule for finding in found} == {rule}, told(found)
     assert {finding.instruction.kernel for finding in found} == {"kernel_planted"}
 
@@ -269,7 +303,7 @@ def test_what_the_source_may_write_is_let_pass():
         x[3] = math::clamp(x[2], -3.0f, 7.0f);
         x[4] = math::min(x[5], x[6]);
     }"""
-    assert told(lint(ptx(planted("float* x", body)))) == []
+    assert told(lint_planted("float* x", body)) == []
 
 
 # Parameters, body. Each forms an address in fewer than 64 bits from a block's number or a count.
@@ -317,7 +351,7 @@ ADDRESS_FAULTS = {
 
 @pytest.mark.parametrize("fault", ADDRESS_FAULTS)
 def test_a_planted_short_address_is_seen(fault):
-    found = lint(ptx(planted(*ADDRESS_FAULTS[fault])))
+    found = lint_planted(*ADDRESS_FAULTS[fault])
     assert {finding.rule for finding in found} - {"rounding"} == {"address"}, told(found)
     short = next(finding for finding in found if finding.rule == "address")
     assert short.instruction.source == "planted.cu:1" and short.origin is not None
@@ -349,7 +383,7 @@ ADDRESSES = {
 @pytest.mark.parametrize("case", ADDRESSES)
 def test_addresses_in_64_bits_are_let_pass(case):
     made = ptx(planted(*ADDRESSES[case]))
-    assert told(lint(made)) == []
+    assert told(lint_planted(*ADDRESSES[case])) == []
     assert any(".global" in instruction.opcode for instruction in instructions(made))
 
 
@@ -361,13 +395,14 @@ def test_addresses_in_64_bits_are_let_pass(case):
         ("OUTPUT_ROWS = NUM_AGENTS", "UNUSED = 0; constexpr i32 OUTPUT_ROWS = NUM_AGENTS", None),  # e itself is long
         ("c.row = env *", "c.row = (i32)env * (i32)", "step.cuh"),
         ("(table + first * N)", "(table + (i32)first * N)", "sampler.cu"),
-        ("(i64)(env) * 10", "(i32)(env) * 10", "step.cuh"),
+        ("(i64)env * 10", "(i32)env * 10", "generated functions"),
     ],
 )
 def test_a_short_address_in_the_machine_is_seen(old, new, file):
-    text = Text("tag_gridworld").write()
+    game = Text("tag_gridworld")
+    text = game.write()
     assert old in text
-    found = [finding for finding in lint(ptx(text.replace(old, new))) if finding.rule == "address"]
+    found = [finding for finding in game.lint(ptx(text.replace(old, new))) if finding.rule == "address"]
     if file is None:
         assert told(found) == []
     else:

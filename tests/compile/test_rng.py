@@ -12,6 +12,7 @@ import pytest
 import torch
 from oracles.philox import ONES, philox
 from reliability.rng import KNOWN
+from support.kernels import signature, unpack
 
 from gpu_vecenv.compile.function_manager import FunctionManager, Program
 
@@ -41,7 +42,8 @@ HD Rng rng_of(const u64* seed, const u64* replica, u32 stream, const u32* episod
     return {key[0], key[1], stream, episode[k], step[k]};
 }
 
-KERNEL(known_answers, const u32* counter, const u32* key, u32* out, i64 n) {
+KERNEL(known_answers) {
+    auto [counter, key, out, n] = args;
     FOR_ITEMS (k, n) {
         const u32* c = counter + 4 * k;
         Philox4 block = philox({{c[0], c[1], c[2], c[3]}}, key[2 * k], key[2 * k + 1]);
@@ -49,16 +51,20 @@ KERNEL(known_answers, const u32* counter, const u32* key, u32* out, i64 n) {
     }
 }
 
-KERNEL(float_of_word, const u32* word, float* out, i64 n) {
-    FOR_ITEMS (k, n) out[k] = (float)(word[k] >> 8) * 0x1p-24f;
+KERNEL(float_of_word) {
+    FOR_ITEMS (k, args.n) args.out[k] = (float)(args.word[k] >> 8) * 0x1p-24f;
 }
 """
 DRAW = """
-KERNEL(%s, const u64* seed, const u64* replica, u32 stream, const u32* episode, const u32* step, const u32* item,
-       const u32* draw, u32 size, %s* out, i64 n) {
+KERNEL(%s) {
+    %s
     FOR_ITEMS (k, n) out[k] = rng_of(seed, replica, stream, episode, step, k).%s;
 }
 """
+DRAW_ARGUMENTS = (
+    "const u64* seed, const u64* replica, u32 stream, const u32* episode, const u32* step, const u32* item, "
+    "const u32* draw, u32 size, {}* out, i64 n"
+)
 KINDS = {
     "word": ("u32", torch.uint32, "word(item[k], draw[k])"),
     "uniform": ("float", torch.float32, "uniform(item[k], draw[k])"),
@@ -69,20 +75,23 @@ KINDS = {
 
 @cache
 def program(device: str) -> Program:
-    text = TEXT + "".join(DRAW % (kind, c_type, call) for kind, (c_type, _, call) in KINDS.items())
-    return FunctionManager(device).compile(text, name="rng_probe.cu")
+    kernels = [signature(kind, DRAW_ARGUMENTS.format(c_type)) for kind, (c_type, _, _) in KINDS.items()]
+    text = TEXT + "".join(DRAW % (own.name, unpack(own), KINDS[own.name][2]) for own in kernels)
+    kernels.append(signature("known_answers", "const u32* counter, const u32* key, u32* out, i64 n"))
+    kernels.append(signature("float_of_word", "const u32* word, float* out, i64 n"))
+    return FunctionManager(device).compile(text, name="rng_probe.cu", kernels=kernels)
 
 
 def draws(device, kind, *, seed=1, replica=0, stream=STREAMS["step"], episode=0, step=0, item=0, draw=0, size=0):
     """The draws of one kind, the arguments broadcast against each other."""
-    wide = [np.asarray(x, np.uint64) for x in (seed, replica)]
-    narrow = [np.asarray(x, np.uint32) for x in (episode, step, item, draw)]
-    arrays = np.broadcast_arrays(*wide, *narrow)
-    shape, n = arrays[0].shape, arrays[0].size
-    seeds, replicas, *rest = (torch.from_numpy(np.array(x.ravel())).to(device) for x in arrays)
+    values = {name: np.asarray(x, np.uint64) for name, x in (("seed", seed), ("replica", replica))}
+    narrow = {"episode": episode, "step": step, "item": item, "draw": draw}
+    values |= {name: np.asarray(x, np.uint32) for name, x in narrow.items()}
+    arrays = dict(zip(values, np.broadcast_arrays(*values.values()), strict=True))
+    shape, n = arrays["seed"].shape, arrays["seed"].size
+    tensors = {name: torch.from_numpy(np.array(x.ravel())).to(device) for name, x in arrays.items()}
     out = torch.zeros(n, dtype=KINDS[kind][1], device=device)
-    scalars = np.uint32(stream), np.uint32(size)
-    program(device).launch(kind, n, seeds, replicas, scalars[0], *rest, scalars[1], out, np.int64(n))
+    program(device).launch(kind, n, **tensors, stream=stream, size=size, out=out, n=n)
     return out.cpu().numpy().reshape(shape)
 
 
@@ -100,8 +109,8 @@ def assert_uncorrelated(x: np.ndarray, y: np.ndarray) -> None:
 def test_philox_gives_the_published_answers(device):
     counter, key, expected = (np.array(column, np.uint32) for column in zip(*KNOWN, strict=True))
     out = torch.zeros(expected.shape, dtype=torch.uint32, device=device)
-    inputs = [torch.from_numpy(x).to(device) for x in (counter, key)]
-    program(device).launch("known_answers", len(KNOWN), *inputs, out, np.int64(len(KNOWN)))
+    inputs = {name: torch.from_numpy(x).to(device) for name, x in (("counter", counter), ("key", key))}
+    program(device).launch("known_answers", len(KNOWN), **inputs, out=out, n=len(KNOWN))
     assert out.cpu().numpy().tolist() == expected.tolist()
 
 
@@ -131,7 +140,7 @@ def test_every_coordinate_of_a_draw_counts_with_all_its_bits(device):
 def test_uniform_numbers_are_at_least_0_and_below_1(device):
     words = np.array([0, 255, 256, ONES - 256, ONES - 255, ONES], np.uint32)
     out = torch.zeros(len(words), device=device)
-    program(device).launch("float_of_word", 6, torch.from_numpy(words).to(device), out, np.int64(6))
+    program(device).launch("float_of_word", 6, word=torch.from_numpy(words).to(device), out=out, n=6)
     assert out.tolist() == [0.0, 0.0, 2.0**-24, 1 - 2.0**-23, 1 - 2.0**-24, 1 - 2.0**-24]
     u = draws(device, "uniform", draw=np.arange(1 << 22))
     assert u.dtype == np.float32

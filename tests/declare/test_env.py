@@ -17,6 +17,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.kernels import signature
 
 import gpu_vecenv
 from gpu_vecenv.compile.codegen import generate_header
@@ -235,10 +236,12 @@ def test_the_compiler_parses_every_float_constant_to_the_same_float32(write):
     game = bare_with(action_space=space)
     write(game, BARE_TEXT)
     program = FunctionManager("cpu").compile(
-        "KERNEL(probe, float* out) { FOR_ITEMS (k, ACTION_HEADS) out[k] = ACTION_LOW[k]; }", game=game()
+        "KERNEL(probe) { FOR_ITEMS (k, ACTION_HEADS) args.out[k] = ACTION_LOW[k]; }",
+        kernels=[signature("probe", "float* out")],
+        game=game(),
     )
     out = torch.zeros(len(low))
-    program.launch("probe", len(low), out)
+    program.launch("probe", len(low), out=out)
     assert out.numpy().tobytes() == low.tobytes()
 
 
@@ -293,9 +296,9 @@ LAYOUTS = [
     ({"dog": 0, "cat": 1}, {"cat": Discrete(2), "dog": Discrete(4)}, (), (4,), [[2]]),
 ]
 SIZES_PROBE = """
-KERNEL(probe, i32* sizes, i32* offsets) {
-    FOR_ITEMS (k, NUM_AGENTS * ACTION_HEADS) sizes[k] = action_size((int)k / ACTION_HEADS, (int)k % ACTION_HEADS);
-    FOR_ITEMS (head, ACTION_HEADS) offsets[head] = logit_offset((int)head);
+KERNEL(probe) {
+    FOR_ITEMS (k, NUM_AGENTS * ACTION_HEADS) args.sizes[k] = action_size((int)k / ACTION_HEADS, (int)k % ACTION_HEADS);
+    FOR_ITEMS (head, ACTION_HEADS) args.offsets[head] = logit_offset((int)head);
 }
 """
 
@@ -312,8 +315,10 @@ def test_discrete_layouts_are_equal_in_python_and_in_device_code(write, roles, s
 
     sizes = torch.full((len(choices), len(head_sizes)), -7, dtype=torch.int32)
     offsets = torch.full((len(head_sizes),), -7, dtype=torch.int32)
-    program = FunctionManager("cpu").compile(SIZES_PROBE, game=game())
-    program.launch("probe", 1, sizes, offsets)
+    program = FunctionManager("cpu").compile(
+        SIZES_PROBE, kernels=[signature("probe", "i32* sizes, i32* offsets")], game=game()
+    )
+    program.launch("probe", 1, sizes=sizes, offsets=offsets)
     assert sizes.tolist() == choices
     assert offsets.tolist() == [sum(head_sizes[:head]) for head in range(len(head_sizes))]
     assert f"NUM_LOGITS = {sum(head_sizes)}, LARGEST_HEAD = {max(head_sizes)};" in generate_header(game().layout)

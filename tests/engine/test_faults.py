@@ -222,13 +222,17 @@ def test_concurrent_calls_of_one_environment_are_refused():
     launch = env._kernels._step
 
     class Held:
+<<<<<<< HEAD
         def __getattr__(self, name):
             return getattr(launch, name)
+=======
+        fields = launch.fields
+>>>>>>> a8a7120 (Kernel arguments have names: one generated struct per kernel, given by name)
 
-        def __call__(self):
+        def run(self):
             inside.set()
             assert go_on.wait(60)
-            launch()
+            launch.run()
 
     env._kernels._step = Held()
     first = threading.Thread(target=lambda: env.step(actions(env)))

@@ -246,10 +246,12 @@ sys.path.insert(0, "tests")
 from lanes import LanesBackend
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile import function_manager
+from gpu_vecenv.declare.kernels import Array, KernelSignature
 import torch
 function_manager.select = lambda device, driver=None: LanesBackend()
-text = '#include "kernel.cuh"\\nKERNEL(some, float* x, i64 n) { if (threadIdx.x < 200) __syncthreads(); x[0] = 1; }'
-FunctionManager("cpu").compile(text).launch("some", 256, torch.zeros(1), __import__("numpy").int64(1))
+text = "KERNEL(some) { if (threadIdx.x < 200) __syncthreads(); args.x[0] = 1; }"
+program = FunctionManager("cpu").compile(text, kernels=[KernelSignature("some", (Array("x", "f4"),))])
+program.launch("some", 256, x=torch.zeros(1))
 """
 
 

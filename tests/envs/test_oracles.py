@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from oracles import tag_continuous, tag_gridworld
+from support.kernels import signature
 
 import gpu_vecenv
 from gpu_vecenv import FunctionManager, StepBuffers, VecEnv
 
 SINCOS = """#include "math.cuh"
-KERNEL(map_sincos, const float* x, float* s, float* c, i64 n) { FOR_ITEMS(k, n) math::sincos(x[k], &s[k], &c[k]); }
+KERNEL(map_sincos) { FOR_ITEMS(k, args.n) math::sincos(args.x[k], &args.s[k], &args.c[k]); }
 """
 GRIDWORLDS = {
     "defaults": {},
@@ -70,12 +71,14 @@ def oracle_of(name: str, config: dict, device: str):
     """
     if name == "tag_gridworld":
         return tag_gridworld.TagGridworldOracle(**config)
-    program = FunctionManager(device).compile(SINCOS)
+    program = FunctionManager(device).compile(
+        SINCOS, kernels=[signature("map_sincos", "const float* x, float* s, float* c, i64 n")]
+    )
 
     def sincos(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         angle = torch.tensor(x, device=device)
         sine, cosine = torch.empty_like(angle), torch.empty_like(angle)
-        program.launch("map_sincos", len(x), angle, sine, cosine, np.int64(len(x)))
+        program.launch("map_sincos", len(x), x=angle, s=sine, c=cosine, n=len(x))
         return sine.cpu().numpy(), cosine.cpu().numpy()
 
     return tag_continuous.TagContinuousOracle(sin=lambda x: sincos(x)[0], cos=lambda x: sincos(x)[1], **config)
@@ -139,12 +142,12 @@ def test_every_tick_has_the_bits_of_the_oracle(name, config, num_envs, steps, de
 
 
 NEAREST = """#include "neighbors.cuh"
-KERNEL(three_nearest, const float* distance, i32* id, i64 n) {
-    FOR_ITEMS (k, n) {
+KERNEL(three_nearest) {
+    FOR_ITEMS (k, args.n) {
         Nearest<3> nearest;
         nearest.clear();
-        for (int j = 0; j < 8; ++j) nearest.insert(distance[8 * k + j], j);
-        for (int place = 0; place < 3; ++place) id[3 * k + place] = nearest.id(place);
+        for (int j = 0; j < 8; ++j) nearest.insert(args.distance[8 * k + j], j);
+        for (int place = 0; place < 3; ++place) args.id[3 * k + place] = nearest.id(place);
     }
 }
 """
@@ -159,8 +162,10 @@ def test_the_nearest_are_the_first_of_a_stable_sort(device):
         found = sorted((j for j in range(8) if row[j] < np.inf), key=lambda j, row=row: row[j])
         expected.append([*found, -1, -1, -1][:3])
     ids = torch.zeros((2000, 3), dtype=torch.int32, device=device)
-    program = FunctionManager(device).compile(NEAREST)
-    program.launch("three_nearest", 2000, torch.tensor(distances, device=device), ids, np.int64(2000))
+    program = FunctionManager(device).compile(
+        NEAREST, kernels=[signature("three_nearest", "const float* distance, i32* id, i64 n")]
+    )
+    program.launch("three_nearest", 2000, distance=torch.tensor(distances, device=device), id=ids, n=2000)
     np.testing.assert_array_equal(ids.cpu(), expected)
 
 

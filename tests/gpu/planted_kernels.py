@@ -12,36 +12,37 @@ import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 
 THREADS = 256
 TEXT = """#include "kernel.cuh"
 // memcheck: an element too many. All kernels get two tensors of one number for each thread of one block.
-KERNEL(write_past_the_end, float* x, float* y, i64 n) { FOR_ITEMS (k, n) { x[k] = 1; x[k + 1] = 2; } }
+KERNEL(write_past_the_end) { FOR_ITEMS (k, args.n) { args.x[k] = 1; args.x[k + 1] = 2; } }
 
 // racecheck: no barrier between what one warp writes and another reads.
-KERNEL(shared_memory_race, float* x, float* y, i64 n) {
+KERNEL(shared_memory_race) {
     __shared__ float s[256];
-    s[threadIdx.x] = x[threadIdx.x];
-    y[threadIdx.x] = s[255 - threadIdx.x];
+    s[threadIdx.x] = args.x[threadIdx.x];
+    args.y[threadIdx.x] = s[255 - threadIdx.x];
 }
 
 // initcheck: y has never been written.
-KERNEL(uninitialised_read, float* x, float* y, i64 n) { FOR_ITEMS (k, n) x[k] += y[k]; }
+KERNEL(uninitialised_read) { FOR_ITEMS (k, args.n) args.x[k] += args.y[k]; }
 
 // synccheck: half of each warp's threads, and half of the block's warps, never come to the barrier.
-KERNEL(divergent_warp, float* x, float* y, i64 n) {
+KERNEL(divergent_warp) {
     if (threadIdx.x % 2 == 0) {
-        x[threadIdx.x] = 1;
+        args.x[threadIdx.x] = 1;
         __syncthreads();
     }
-    x[threadIdx.x] += 1;
+    args.x[threadIdx.x] += 1;
 }
-KERNEL(divergent_block, float* x, float* y, i64 n) {
+KERNEL(divergent_block) {
     if (threadIdx.x < 128) {
-        x[threadIdx.x] = 1;
+        args.x[threadIdx.x] = 1;
         __syncthreads();
     }
-    x[threadIdx.x] += 1;
+    args.x[threadIdx.x] += 1;
 }
 """
 # Of several, one must be seen: how a barrier diverges decides what becomes of it on which GPU.
@@ -58,9 +59,10 @@ def main(kernel: str) -> None:
     functions = FunctionManager("cuda", driver="cuda_core")
     x = torch.zeros(THREADS, device="cuda")
     y = torch.empty(THREADS, device="cuda")
-    launch = functions.compile(TEXT, "planted_kernels.cu").prepare(
-        kernel, LaunchShape(THREADS, threads_per_block=THREADS), [x, y, np.int64(THREADS)]
-    )
+    arguments = Array("x", np.float32), Array("y", np.float32), Scalar("n", np.int64)
+    kernels = [KernelSignature(name, arguments) for names in PLANTED.values() for name in names]
+    program = functions.compile(TEXT, "planted_kernels.cu", kernels=kernels)
+    launch = program.prepare(kernel, LaunchShape(THREADS, threads_per_block=THREADS), x=x, y=y, n=THREADS)
     launch()
     torch.cuda.synchronize()
     print(f"{kernel} ran")

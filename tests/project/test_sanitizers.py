@@ -114,17 +114,20 @@ PLANT = """
 import numpy as np, torch
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 
-program = FunctionManager("cpu").compile(sys.argv[1], "planted.cu")
+names = json.loads(sys.argv[2])
+arguments = Array("x", np.float32), Array("gone", np.float32, const=True), Scalar("n", np.int64)
+kernels = [KernelSignature(f"fault{number}", arguments) for number in range(len(names))]
+program = FunctionManager("cpu").compile(sys.argv[1], "planted.cu", kernels=kernels)
 
 def plant(number):
     x, gone = torch.zeros(8), torch.zeros(8)
-    launch = program.prepare(f"fault{number}", LaunchShape(1), [x, gone, np.int64(8)])
-    launch.kept.clear()
+    launch = program.prepare(f"fault{number}", LaunchShape(1), x=x, gone=gone, n=8)
+    launch._kept_alive.clear()
     del gone
     launch()
 
-names = json.loads(sys.argv[2])
 print(json.dumps({name: forked(lambda: plant(number)) for number, name in enumerate(names)}))
 """
 
@@ -132,7 +135,7 @@ print(json.dumps({name: forked(lambda: plant(number)) for number, name in enumer
 @pytest.mark.exhaustive
 def test_each_kind_of_fault_is_seen():
     text = '#include "kernel.cuh"\n' + "\n".join(
-        f"KERNEL(fault{number}, float* x, const float* gone, i64 n) {{ FOR_ITEMS (k, 1) {{ {body} }} }}"
+        f"KERNEL(fault{number}) {{ auto [x, gone, n] = args; FOR_ITEMS (k, 1) {{ {body} }} }}"
         for number, (body, _) in enumerate(PLANTED_ON_THE_HOST.values())
     )
     done = watched(FORKED + PLANT, text, json.dumps(list(PLANTED_ON_THE_HOST)))

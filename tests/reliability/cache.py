@@ -15,8 +15,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from support.kernels import signature
 
 from gpu_vecenv.compile.cache import cache_dir
 from gpu_vecenv.compile.function_manager import FunctionManager
@@ -32,8 +32,9 @@ case " $* " in *" -o "*) echo $PPID >> {log} ;; esac
 exec {compiler} "$@"
 """
 # Another factor each time: a binary of another round gives another result.
-SCALE = '#include "kernel.cuh"\nKERNEL(scale, float* x, i64 n) {{ FOR_ITEMS (k, n) x[k] *= {factor}; }}\n'
-WRONG = '#include "kernel.cuh"\nKERNEL(scale, float* x, i64 n) {{ undeclared_{factor} = n; }}\n'
+SCALE = '#include "kernel.cuh"\nKERNEL(scale) {{ FOR_ITEMS (k, args.n) args.x[k] *= {factor}; }}\n'
+WRONG = '#include "kernel.cuh"\nKERNEL(scale) {{ undeclared_{factor} = args.n; }}\n'
+SCALE_KERNEL = signature("scale", "float* x, i64 n")
 
 
 @dataclass(kw_only=True)
@@ -212,7 +213,7 @@ def answer(text: str, ready: Any, start: Any, sender: Any) -> None:
         ready.release()
         start.wait()
         try:
-            FunctionManager("cpu").compile(text).launch("scale", 3, x, np.int64(3))
+            FunctionManager("cpu").compile(text, kernels=[SCALE_KERNEL]).launch("scale", 3, x=x, n=3)
             result: Any = x.tolist()
         except KernelCompileError as error:
             result = str(error)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from oracles.philox import ONES, philox
 from scipy import stats
+from support.kernels import signature
 
 from gpu_vecenv.compile.function_manager import FunctionManager, Program
 from reliability.experiment import Experiment, Figures, pieces, said
@@ -30,7 +31,8 @@ KNOWN = [
 TEXT = """
 #include "rng.cuh"
 
-KERNEL(known_answers, const u32* counter, const u32* key, u32* out, i64 n) {
+KERNEL(known_answers) {
+    auto [counter, key, out, n] = args;
     FOR_ITEMS (k, n) {
         const u32* c = counter + 4 * k;
         Philox4 block = philox({{c[0], c[1], c[2], c[3]}}, key[2 * k], key[2 * k + 1]);
@@ -39,7 +41,8 @@ KERNEL(known_answers, const u32* counter, const u32* key, u32* out, i64 n) {
 }
 
 // The k-th block of four words of a layout, which says what changes from block to block.
-KERNEL(blocks, i32 layout, u64 seed, i64 first, u32* out, i64 n) {
+KERNEL(blocks) {
+    auto [layout, seed, first, out, n] = args;
     FOR_ITEMS (k, n) {
         u64 b = (u64)(first + k), replica = 0;
         u32 draw = 0, item = 0, episode = 0;
@@ -65,7 +68,8 @@ KERNEL(blocks, i32 layout, u64 seed, i64 first, u32* out, i64 n) {
 }
 
 // The first four words of the k-th of many streams: 64 seeds and 4 streams, and replicas.
-KERNEL(beginnings, u64 seed, u64* out, i64 n) {
+KERNEL(beginnings) {
+    auto [seed, out, n] = args;
     FOR_ITEMS (k, n) {
         u32 key[2];
         env_key(seed + (u64)(k & 63), (u64)k >> 8, key);
@@ -76,7 +80,8 @@ KERNEL(beginnings, u64 seed, u64* out, i64 n) {
     }
 }
 
-KERNEL(below, u64 seed, i64 first, u32 size, i32* out, i64 n) {
+KERNEL(below) {
+    auto [seed, first, size, out, n] = args;
     u32 key[2];
     env_key(seed, 0, key);
     FOR_ITEMS (k, n) {
@@ -86,6 +91,12 @@ KERNEL(below, u64 seed, i64 first, u32 size, i32* out, i64 n) {
     }
 }
 """
+KERNELS = [
+    signature("known_answers", "const u32* counter, const u32* key, u32* out, i64 n"),
+    signature("blocks", "i32 layout, u64 seed, i64 first, u32* out, i64 n"),
+    signature("beginnings", "u64 seed, u64* out, i64 n"),
+    signature("below", "u64 seed, i64 first, u32 size, i32* out, i64 n"),
+]
 LAYOUTS = {"one stream": 0, "transposed across replicas": 1, "neighbouring seeds": 2, "first draws of episodes": 3}
 BOUNDS = (2, 3, 6, 7, 10, 1000)
 CHUNK = 1 << 22  # blocks, drawn at a time
@@ -108,7 +119,7 @@ class Rng(Experiment):
 
     @cached_property
     def program(self) -> Program:
-        return FunctionManager(self.device).compile(TEXT, name="rng_battery.cu")
+        return FunctionManager(self.device).compile(TEXT, name="rng_battery.cu", kernels=KERNELS)
 
     def measure(self) -> Figures:
         self._known_answers()
@@ -128,15 +139,14 @@ class Rng(Experiment):
     def words(self, name: str, first: int, n: int) -> np.ndarray:
         """``n`` blocks of a layout from the ``first`` one on: their words one after the other, u32."""
         out = torch.empty(4 * n, dtype=torch.uint32, device=self.device)
-        arguments = np.int32(LAYOUTS[name]), np.uint64(self.seed), np.int64(first)
-        self.program.launch("blocks", n, *arguments, out, np.int64(n))
+        self.program.launch("blocks", n, layout=LAYOUTS[name], seed=self.seed, first=first, out=out, n=n)
         return out.cpu().numpy()
 
     def _known_answers(self) -> None:
         counter, key, expected = (np.array(column, np.uint32) for column in zip(*KNOWN, strict=True))
         out = torch.zeros(expected.shape, dtype=torch.uint32, device=self.device)
-        inputs = [torch.from_numpy(x).to(self.device) for x in (counter, key)]
-        self.program.launch("known_answers", len(KNOWN), *inputs, out, np.int64(len(KNOWN)))
+        inputs = {n: torch.from_numpy(x).to(self.device) for n, x in (("counter", counter), ("key", key))}
+        self.program.launch("known_answers", len(KNOWN), **inputs, out=out, n=len(KNOWN))
         self.check(out.cpu().numpy().tolist() == expected.tolist(), "Philox does not give the published answers")
         for block in (0, 1, 12345, 2**28 + 3):  # a block of a stream is where the documents say
             own = philox([0, 0, 0, 0], [self.seed & ONES, self.seed >> 32])[:2]
@@ -146,7 +156,7 @@ class Rng(Experiment):
     def _equal(self, streams: int) -> int:
         """Streams that begin with the same four words as another one."""
         out = torch.empty((streams, 2), dtype=torch.uint64, device=self.device)
-        self.program.launch("beginnings", streams, np.uint64(self.seed), out, np.int64(streams))
+        self.program.launch("beginnings", streams, seed=self.seed, out=out, n=streams)
         first, second = out.cpu().numpy().T
         order = np.argsort(first, kind="stable")
         twins = np.flatnonzero(first[order][1:] == first[order][:-1])  # of 10^7 streams one pair in 10^5 runs
@@ -187,8 +197,8 @@ class Rng(Experiment):
             counts = np.zeros(bound, np.int64)
             for first, end in pieces(n, CHUNK):
                 out = torch.empty(end - first, dtype=torch.int32, device=self.device)
-                arguments = np.uint64(self.seed), np.int64(first), np.uint32(bound)
-                self.program.launch("below", end - first, *arguments, out, np.int64(end - first))
+                arguments = {"seed": self.seed, "first": first, "size": bound, "out": out, "n": end - first}
+                self.program.launch("below", end - first, **arguments)
                 counts += np.bincount(out.cpu().numpy(), minlength=bound)
             self._fair(f"numbers below {bound}", stats.chisquare(counts).pvalue)
 
@@ -238,7 +248,7 @@ class Added(Rng):
     @cached_property
     def program(self) -> Program:
         text = TEXT.replace("env_key(seed + (u64)(k & 63), (u64)k >> 8, key)", "env_key(seed + k % 999, 0, key)")
-        return FunctionManager(self.device).compile(text, name="rng_battery.cu")
+        return FunctionManager(self.device).compile(text, name="rng_battery.cu", kernels=KERNELS)
 
 
 class StuckBit(Rng):

@@ -317,7 +317,7 @@ def test_the_observation_is_the_memory_that_the_kernel_wrote(device):
     assert obs.data_ptr() == mine.data_ptr() and rewards.data_ptr() == buffers.rewards.data_ptr()
     assert not mine.isnan().any()
     obs, *_ = env.step(env.sample_actions())  # without out, the kernel's own argument as well
-    assert obs.data_ptr() in env.vec_env._kernels._step.raw
+    assert obs.data_ptr() == env.vec_env._kernels._step.fields.obs
     with pytest.raises(ValueError, match='output is "numpy"'):
         numpy_env = vector("tag_gridworld", 6, device, output="numpy")
         numpy_env.reset(seed=1)

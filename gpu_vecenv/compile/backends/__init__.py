@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 
 from gpu_vecenv.errors import ConfigError
 
-# struct codes of kernel arguments: tensors are pointers, scalars say their width
-SCALAR_CODES: dict[type[np.generic], str] = {
-    np.int32: "i",
-    np.uint32: "I",
-    np.int64: "q",
-    np.uint64: "Q",
-    np.float32: "f",
-    np.float64: "d",
-}
-Argument = torch.Tensor | np.generic | None
-Launcher = Callable[[Sequence[Any]], None]
+Launcher = Callable[[], None]
 GROUP_SIZES_WITHIN_WARP = (1, 2, 4, 8, 16, 32)  # lanes: they divide a warp, and several share a block
 GROUP_SIZES = (
     *GROUP_SIZES_WITHIN_WARP,
@@ -91,8 +81,8 @@ class LaunchShape:
 class Module(Protocol):
     """A loaded binary."""
 
-    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
-        """A function that launches one kernel, given its raw arguments (pointers as ints, scalars as NumPy ones).
+    def launcher(self, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
+        """A function that launches one kernel with what ``arguments`` holds at the time of the call.
 
         Raises:
             AttributeError: The binary has no such kernel.
@@ -128,19 +118,6 @@ class Backend(Protocol):
 
     def load(self, path: Path) -> Module:
         """Load a compiled binary."""
-
-
-def code_of(kernel: str, place: int, argument: Argument) -> str:
-    """The struct code of one kernel argument, or TypeError."""
-    if argument is None or isinstance(argument, torch.Tensor):
-        return "P"
-    code = SCALAR_CODES.get(type(argument))
-    if code is None:
-        raise TypeError(
-            f"{kernel}: argument {place} is a {type(argument).__name__}; expected a tensor, None (a null pointer) or a "
-            f"NumPy scalar that says its width ({', '.join(t.__name__ for t in SCALAR_CODES)})"
-        )
-    return code
 
 
 def symbol(kernel: str) -> str:

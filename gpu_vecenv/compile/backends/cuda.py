@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import threading
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler
+from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 
 DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
@@ -68,11 +70,11 @@ class CudaModule:
     def __init__(self, driver: Any, module: Any) -> None:
         self.driver, self.module = driver, module
 
-    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+    def launcher(self, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
         device = self.driver.device
         try:
             with torch.cuda.device(device):
-                launch = self.driver.launcher(self.module, kernel, codes, shape)
+                launch = self.driver.launcher(self.module, kernel, arguments, shape)
         except (AttributeError, DeviceFaultError):
             raise
         except Exception as error:  # of the driver's own classes
@@ -81,14 +83,14 @@ class CudaModule:
                 f"memory are refused on {device}: {error}"
             ) from error
 
-        def launch_there(arguments: Sequence[Any]) -> None:
+        def launch_there() -> None:
             _bind_thread(device)
             try:
                 if torch.cuda.current_device() == device.index:
-                    launch(arguments)
+                    launch()
                 else:
                     with torch.cuda.device(device):
-                        launch(arguments)
+                        launch()
             except Exception as error:
                 what = (
                     f"{kernel}: launch of {shape.grid} blocks of {shape.threads_per_block} threads with {shape.shared_bytes} "
@@ -141,8 +143,11 @@ def load_driver(name: str, device: torch.device) -> Any:
         raise DeviceUnavailableError(f"driver {name!r} does not work: {type(error).__name__}: {error}") from error
 
 
-PROBE = """
-extern "C" __global__ void kernel_probe(int* x) { x[0] = 42; }
+PROBE_ARGUMENTS = KernelSignature("probe", (Array("x", np.int32),))
+PROBE = f"""
+typedef int i32;
+{PROBE_ARGUMENTS.source}
+extern "C" __global__ void kernel_probe(const probe_Arguments __grid_constant__ args) {{ args.x[0] = 42; }}
 """
 
 
@@ -155,7 +160,9 @@ def probe(name: str, device: torch.device) -> str | None:
         module = driver.load(compile_cubin(PROBE, f"sm_{properties.major}{properties.minor}"))
         x = torch.zeros(1, dtype=torch.int32, device=device)
         with torch.cuda.device(device):
-            driver.launcher(module, "probe", "P", LaunchShape(1, threads_per_block=1))([x.data_ptr()])
+            driver.launcher(
+                module, "probe", PROBE_ARGUMENTS.structure(x.data_ptr()), LaunchShape(1, threads_per_block=1)
+            )()
         return None if x.item() == 42 else "its launch had no effect"
     except Exception as error:
         return str(error)

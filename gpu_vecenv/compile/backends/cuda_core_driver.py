@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+import ctypes
 from typing import Any
 
 import torch
 from cuda.bindings import driver as bindings
-from cuda.core import Device, LaunchConfig, ObjectCode, Stream, launch
+from cuda.core import Device, ObjectCode
 
 from gpu_vecenv.compile.backends import Launcher, LaunchShape, symbol
 from gpu_vecenv.compile.device import current_stream
@@ -22,13 +21,12 @@ class CudaCoreDriver:
         torch.zeros(1, device=device)  # torch makes the primary context, with its own flags
         self.device = device
         Device(device.index).set_current()
-        self.stream = lru_cache(maxsize=64)(Stream.from_handle)
 
     def load(self, cubin: bytes) -> Any:
         Device(self.device.index).set_current()
         return ObjectCode.from_cubin(cubin)
 
-    def launcher(self, module: Any, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+    def launcher(self, module: Any, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
         try:
             function = module.get_kernel(symbol(kernel))
         except Exception as error:  # of a class that cuda.core keeps to itself
@@ -40,10 +38,17 @@ class CudaCoreDriver:
             )
             if int(status) != 0:
                 raise DeviceFaultError(f"{kernel}: {shape.shared_bytes} bytes of shared memory refused: {status!r}")
-        config = LaunchConfig(grid=shape.grid, block=shape.threads_per_block, shmem_size=shape.shared_bytes)
+        # cuda.core packs no structs. To the driver a CUkernel is a CUfunction too; its one argument is read at each launch.
+        handle = bindings.CUfunction(int(function.handle))
+        addresses = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        where = ctypes.addressof(addresses)
+        grid, block, shared = (shape.grid, 1, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
 
-        def launch_kernel(arguments: Sequence[Any]) -> None:
-            stream = self.stream(current_stream(self.device))
-            launch(stream, config, function, *arguments)
+        def launch(kept: tuple[Any, ...] = (function, arguments, addresses)) -> None:  # as long as the function
+            (status,) = bindings.cuLaunchKernel(
+                handle, *grid, *block, shared, bindings.CUstream(current_stream(self.device)), where, 0
+            )
+            if int(status) != 0:
+                raise DeviceFaultError(f"cuLaunchKernel gives {status!r}")
 
-        return launch_kernel
+        return launch

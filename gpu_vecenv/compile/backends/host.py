@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,15 +22,6 @@ from gpu_vecenv.compile.backends.compiler_process import run_compiler
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import CompilerError
 
-C_ARGUMENTS: dict[str, Any] = {
-    "P": ctypes.c_void_p,
-    "i": ctypes.c_int,
-    "I": ctypes.c_uint,
-    "q": ctypes.c_longlong,
-    "Q": ctypes.c_ulonglong,
-    "f": ctypes.c_float,
-    "d": ctypes.c_double,
-}
 # Contraction off: a product and a sum are rounded apart, as on the GPU. No C++ library: kernels use none.
 FLAGS = (
     "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -fvisibility=hidden -fPIC -shared"
@@ -100,20 +90,21 @@ class HostModule:
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
 
-    def launcher(self, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+    def launcher(self, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
         function = self.library[symbol(kernel)]
         function.restype = None
-        function.argtypes = [ctypes.c_longlong, ctypes.c_longlong, *(C_ARGUMENTS[code] for code in codes)]
+        function.argtypes = [ctypes.c_longlong, ctypes.c_longlong, ctypes.c_void_p]
+        address = ctypes.c_void_p(ctypes.addressof(arguments))
         work = shape.items if shape.work is None else shape.work
         workers = max(1, min(_processors(), shape.items, work // WORK_PER_THREAD))
 
-        def launch(arguments: Sequence[Any]) -> None:
+        def launch(arguments: ctypes.Structure = arguments) -> None:  # kept as long as the function
             submit = _pool(os.getpid()).submit
             others: list[Future[None]] = []
             try:  # also when interrupted: they write to memory that the caller may let go of
                 try:
-                    others.extend(submit(function, w, workers, *arguments) for w in range(1, workers))
-                    function(0, workers, *arguments)
+                    others.extend(submit(function, w, workers, address) for w in range(1, workers))
+                    function(0, workers, address)
                 finally:
                     _wait(others)
             finally:  # and when the wait was interrupted

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,7 +74,7 @@ class PyCudaDriver:
         _track_handles(module)
         return _Module(module, self._dropped)
 
-    def launcher(self, loaded: _Module, kernel: str, codes: str, shape: LaunchShape) -> Launcher:
+    def launcher(self, loaded: _Module, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
         with self._current():
             try:
                 function = loaded.module.get_function(symbol(kernel))
@@ -82,17 +82,17 @@ class PyCudaDriver:
                 raise AttributeError(str(error)) from error
             if shape.shared_bytes > 0:  # with static shared memory it may pass what needs no leave
                 function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)
-            function.prepare(codes)
+            function.prepare([f"{ctypes.sizeof(arguments)}s"])
         grid, block, shared = (shape.grid, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
 
-        def launch(arguments: Sequence[Any], loaded: _Module = loaded) -> None:  # kept as long as the function
+        def launch(loaded: _Module = loaded) -> None:  # kept as long as the function
             if current_stream(self.device) == 0:  # torch's default stream is PyCUDA's default stream too
-                function.prepared_async_call(grid, block, None, *arguments, shared_size=shared)
+                function.prepared_async_call(grid, block, None, bytes(arguments), shared_size=shared)
                 return
             # PyCUDA cannot adopt a foreign stream: fork one of its own off torch's and join it again.
             current = torch.cuda.current_stream(self.device)
             self.fork.wait_stream(current)
-            function.prepared_async_call(grid, block, self.stream, *arguments, shared_size=shared)
+            function.prepared_async_call(grid, block, self.stream, bytes(arguments), shared_size=shared)
             current.wait_stream(self.fork)
 
         return launch

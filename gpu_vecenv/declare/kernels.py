@@ -1,0 +1,185 @@
+"""Arguments of a kernel: one list of names and types makes both the C++ struct that it takes and the struct that Python fills."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+# dtype -> the C++ type, and the ctypes type of a scalar
+TYPES: dict[np.dtype[Any], tuple[str, Any]] = {
+    np.dtype(np.float32): ("float", ctypes.c_float),
+    np.dtype(np.float64): ("double", ctypes.c_double),
+    np.dtype(np.int32): ("i32", ctypes.c_int32),
+    np.dtype(np.uint32): ("u32", ctypes.c_uint32),
+    np.dtype(np.int64): ("i64", ctypes.c_int64),
+    np.dtype(np.uint64): ("u64", ctypes.c_uint64),
+    np.dtype(np.uint8): ("u8", ctypes.c_uint8),
+    np.dtype(np.bool_): ("bool", ctypes.c_bool),
+}
+
+
+def _dtype(argument: str, dtype: Any) -> np.dtype[Any]:
+    try:
+        known: np.dtype[Any] = np.dtype(dtype)
+        if dtype is not None and known in TYPES:
+            return known
+    except TypeError:
+        pass
+    raise TypeError(f"argument {argument!r} has dtype {dtype!r}; expected one of {', '.join(map(str, TYPES))}")
+
+
+@dataclass(frozen=True)
+class Array:
+    """A tensor that a kernel takes: in C++ a pointer to its first element.
+
+    Args:
+        name: In C++ and in Python.
+        dtype: Of the elements; None: any, and the pointer is to ``void``.
+        const: The kernel only reads it.
+        optional: None may be given in its place: a null pointer.
+        strided: It need not be contiguous, as the kernel takes its strides too.
+        shape: Numbers, and names of integer scalars of the same kernel. Their product must be the number of elements,
+            which is not checked if ``shape`` is None.
+    """
+
+    name: str
+    dtype: Any
+    const: bool = False
+    optional: bool = False
+    strided: bool = False
+    shape: tuple[int | str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", _dtype(self.name, self.dtype))
+
+    @property
+    def declaration(self) -> str:
+        """Of the C++ struct's field."""
+        return f"{'const ' if self.const else ''}{'void' if self.dtype is None else TYPES[self.dtype][0]}* {self.name}"
+
+    @property
+    def c_type(self) -> Any:
+        """The ctypes type of the field."""
+        return ctypes.c_void_p
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number or flag that a kernel takes by value.
+
+    Args:
+        name: In C++ and in Python.
+        dtype: Its type; an integer must be in its range.
+    """
+
+    name: str
+    dtype: Any
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _dtype(self.name, self.dtype))
+
+    @property
+    def declaration(self) -> str:
+        """Of the C++ struct's field."""
+        return f"{TYPES[self.dtype][0]} {self.name}"
+
+    @property
+    def c_type(self) -> Any:
+        """The ctypes type of the field."""
+        return TYPES[self.dtype][1]
+
+    def convert(self, value: object) -> int | float | bool:
+        """The value as Python has it.
+
+        Raises:
+            TypeError: It is of another kind.
+            ValueError: It is out of range.
+        """
+        kinds = {"b": (bool, np.bool_), "f": (int, float, np.integer, np.floating)}.get(
+            self.dtype.kind, (int, np.integer)
+        )
+        if not isinstance(value, kinds) or (isinstance(value, bool) and self.dtype.kind != "b"):
+            raise TypeError(f"is a {type(value).__name__}; expected {self.dtype}")
+        number: Any = value.item() if isinstance(value, np.generic) else value
+        if self.dtype.kind in "iu":
+            limits = np.iinfo(self.dtype)
+            if not limits.min <= number <= limits.max:
+                raise ValueError(f"is {number}; expected {self.dtype}, from {limits.min} to {limits.max}")
+        return number  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class KernelSignature:
+    """A kernel's name and its arguments, in the order of the struct.
+
+    In C++ the kernel is ``KERNEL(name) { … }``, whose body reads ``args.<argument>``.
+
+    Raises:
+        ValueError: There are no arguments, a name is no identifier or comes twice, or a shape names no integer scalar.
+    """
+
+    name: str
+    arguments: tuple[Array | Scalar, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arguments", tuple(self.arguments))
+        names = [argument.name for argument in self.arguments]
+        if not names:
+            raise ValueError(f"kernel {self.name!r} has no arguments; expected at least one")
+        for name in (self.name, *names):
+            if not IDENTIFIER.fullmatch(name):
+                raise ValueError(f"kernel {self.name!r}: {name!r} is no C++ identifier that begins with a letter")
+        if len(set(names)) < len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ValueError(f"kernel {self.name!r} has several arguments {', '.join(twice)}; expected distinct names")
+        sizes = {a.name for a in self.arguments if isinstance(a, Scalar) and a.dtype.kind in "iu"}
+        for array in self.arrays:
+            if unknown := [n for n in array.shape or () if isinstance(n, str) and n not in sizes]:
+                raise ValueError(
+                    f"kernel {self.name!r}: the shape of {array.name!r} names {', '.join(unknown)}; "
+                    f"expected numbers, or names of the kernel's integer scalars: {', '.join(sorted(sizes)) or 'none'}"
+                )
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The arguments that are tensors."""
+        return [argument for argument in self.arguments if isinstance(argument, Array)]
+
+    @cached_property
+    def by_name(self) -> dict[str, Array | Scalar]:
+        """Name -> argument."""
+        return {argument.name: argument for argument in self.arguments}
+
+    @cached_property
+    def structure(self) -> type[ctypes.Structure]:
+        """The struct as ctypes lays it out."""
+        fields = [(argument.name, argument.c_type) for argument in self.arguments]
+        return type(f"{self.name}_Arguments", (ctypes.Structure,), {"_fields_": fields})
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Argument -> its first byte in the struct."""
+        return {argument.name: getattr(self.structure, argument.name).offset for argument in self.arguments}
+
+    @cached_property
+    def source(self) -> str:
+        """The struct in C++; it compiles only where it is laid out as ``structure`` is."""
+        struct = f"{self.name}_Arguments"
+        checks = [f"sizeof({struct}) == {ctypes.sizeof(self.structure)}"]
+        checks += [f"__builtin_offsetof({struct}, {name}) == {offset}" for name, offset in self.offsets.items()]
+        lines = [f"struct {struct} {{", *(f"    {argument.declaration};" for argument in self.arguments), "};"]
+        lines += [f'static_assert({check}, "laid out as Python fills it");' for check in checks]
+        return "\n".join(lines) + "\n"
+
+
+def arguments_source(kernels: Iterable[KernelSignature]) -> str:
+    """The structs of several kernels, for the source before them."""
+    return '#line 1 "kernel arguments"\n' + "".join(kernel.source for kernel in kernels)
