@@ -12,18 +12,7 @@ HD u32 canonical(u32 word, bool is_float) {
     return is_float && (word & 0x7fffffffu) > 0x7f800000u ? 0x7fc00000u : word;
 }
 
-<<<<<<< HEAD
 // `size`: bytes per element; `count`: elements per environment.
-KERNEL(digest, const void* data, i32 size, i32 is_float, i64 count, u64* out, i64 environments) {
-    FOR_ITEMS (env, environments) {
-        u64 h = out[env];
-        for (i64 k = env * count; k < (env + 1) * count; ++k) {
-            if (size == 1) {
-                h = hash_word(h, ((const u8*)data)[k]);
-            } else if (size == 4) {
-                h = hash_word(h, canonical(((const u32*)data)[k], is_float));
-=======
-// `size` bytes per element, `count` elements per replica.
 KERNEL(digest) {
     FOR_ITEMS (env, args.num_envs) {
         u64 h = args.out[env];
@@ -32,7 +21,6 @@ KERNEL(digest) {
                 h = hash_word(h, ((const u8*)args.data)[k]);
             } else if (args.size == 4) {
                 h = hash_word(h, canonical(((const u32*)args.data)[k], args.is_float));
->>>>>>> a8a7120 (Kernel arguments have names: one generated struct per kernel, given by name)
             } else {
                 u64 word = ((const u64*)args.data)[k];
                 bool nan = args.is_float && (word & 0x7fffffffffffffffull) > 0x7ff0000000000000ull;

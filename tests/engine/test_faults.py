@@ -222,12 +222,7 @@ def test_concurrent_calls_of_one_environment_are_refused():
     launch = env._kernels._step
 
     class Held:
-<<<<<<< HEAD
-        def __getattr__(self, name):
-            return getattr(launch, name)
-=======
         fields = launch.fields
->>>>>>> a8a7120 (Kernel arguments have names: one generated struct per kernel, given by name)
 
         def run(self):
             inside.set()

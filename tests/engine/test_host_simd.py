@@ -10,6 +10,7 @@ from games.painter import Painter
 from games.script import Script
 from games.spinner import Spinner
 from support.bitwise import equal_bits
+from support.kernels import signature
 
 import gpu_vecenv
 from gpu_vecenv.compile.codegen import DEFAULT_BUILD, SIMD_ENVS, BuildOptions, game_source
@@ -34,12 +35,14 @@ ARRAYS = {"spinner": {"speeds": torch.tensor([0.0, 0.25, 0.5, 1.0])}}
 # Around a quarter of a batch, from which on the vectorised loop is used; around one batch; several batches.
 SIZES = (1, 15, 16, 17, 63, 64, 65, 200)
 QUICK = ("cartpole", "script")
-PROBE = "\nKERNEL(probe, i32* out) { FOR_ITEMS(k, 1) out[0] = host_simd::EnvRange::SUPPORTED; }\n"
+PROBE = "\nKERNEL(probe) { FOR_ITEMS(k, 1) args.out[0] = host_simd::EnvRange::SUPPORTED; }\n"
 
 
 def is_vectorized(game: Env, build: BuildOptions = DEFAULT_BUILD) -> bool:
     manager, out = FunctionManager("cpu"), torch.zeros(1, dtype=torch.int32)
-    manager.compile(game_source(game.layout, build) + PROBE).launch("probe", 1, out)
+    probe = signature("probe", "i32* out")
+    source = game_source(game.layout, build) + probe.source + PROBE
+    manager._build(source, "probe", [probe]).launch("probe", 1, out=out)
     return bool(out.item())
 
 
