@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, select
+from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, select, structure
 from gpu_vecenv.compile.cache import cached
 from gpu_vecenv.compile.codegen import (
     DEFAULT_BUILD,
@@ -197,7 +197,7 @@ class Launch:
     ) -> None:
         self.kernel, self.device = f"{program.name}: {kernel.name}", program.device
         self._signature, self._sizes = kernel, dict[str, int]()
-        self.fields: Any = kernel.structure()
+        self.fields: Any = structure(kernel)
         self.run = program.module.launcher(kernel.name, self.fields, shape)
         self._given_at_call = frozenset(kernel.by_name) - frozenset(arguments)
         if not arguments.keys() <= kernel.by_name.keys():

@@ -1,8 +1,7 @@
-"""Arguments of a kernel: one list of names and types makes both the C++ struct that it takes and the struct that Python fills."""
+"""Signatures of kernels: one list of names and types makes the C++ struct that a kernel takes and the one that Python fills."""
 
 from __future__ import annotations
 
-import ctypes
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,27 +11,26 @@ from typing import Any
 import numpy as np
 
 IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-# dtype -> the C++ type, and the ctypes type of a scalar
-TYPES: dict[np.dtype[Any], tuple[str, Any]] = {
-    np.dtype(np.float32): ("float", ctypes.c_float),
-    np.dtype(np.float64): ("double", ctypes.c_double),
-    np.dtype(np.int32): ("i32", ctypes.c_int32),
-    np.dtype(np.uint32): ("u32", ctypes.c_uint32),
-    np.dtype(np.int64): ("i64", ctypes.c_int64),
-    np.dtype(np.uint64): ("u64", ctypes.c_uint64),
-    np.dtype(np.uint8): ("u8", ctypes.c_uint8),
-    np.dtype(np.bool_): ("bool", ctypes.c_bool),
+C_TYPES: dict[np.dtype[Any], str] = {
+    np.dtype(np.float32): "float",
+    np.dtype(np.float64): "double",
+    np.dtype(np.int32): "i32",
+    np.dtype(np.uint32): "u32",
+    np.dtype(np.int64): "i64",
+    np.dtype(np.uint64): "u64",
+    np.dtype(np.uint8): "u8",
+    np.dtype(np.bool_): "bool",
 }
 
 
 def _dtype(argument: str, dtype: Any) -> np.dtype[Any]:
     try:
         known: np.dtype[Any] = np.dtype(dtype)
-        if dtype is not None and known in TYPES:
+        if dtype is not None and known in C_TYPES:
             return known
     except TypeError:
         pass
-    raise TypeError(f"argument {argument!r} has dtype {dtype!r}; expected one of {', '.join(map(str, TYPES))}")
+    raise TypeError(f"argument {argument!r} has dtype {dtype!r}; expected one of {', '.join(map(str, C_TYPES))}")
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,12 @@ class Array:
     @property
     def declaration(self) -> str:
         """Of the C++ struct's field."""
-        return f"{'const ' if self.const else ''}{'void' if self.dtype is None else TYPES[self.dtype][0]}* {self.name}"
+        return f"{'const ' if self.const else ''}{'void' if self.dtype is None else C_TYPES[self.dtype]}* {self.name}"
 
     @property
-    def c_type(self) -> Any:
-        """The ctypes type of the field."""
-        return ctypes.c_void_p
+    def field_dtype(self) -> np.dtype[Any]:
+        """Of the struct's field: an address."""
+        return np.dtype(np.uintp)
 
 
 @dataclass(frozen=True)
@@ -89,12 +87,13 @@ class Scalar:
     @property
     def declaration(self) -> str:
         """Of the C++ struct's field."""
-        return f"{TYPES[self.dtype][0]} {self.name}"
+        return f"{C_TYPES[self.dtype]} {self.name}"
 
     @property
-    def c_type(self) -> Any:
-        """The ctypes type of the field."""
-        return TYPES[self.dtype][1]
+    def field_dtype(self) -> np.dtype[Any]:
+        """Of the struct's field."""
+        dtype: np.dtype[Any] = self.dtype
+        return dtype
 
     def convert(self, value: object) -> int | float | bool:
         """The value as Python has it.
@@ -159,21 +158,21 @@ class KernelSignature:
         return {argument.name: argument for argument in self.arguments}
 
     @cached_property
-    def structure(self) -> type[ctypes.Structure]:
-        """The struct as ctypes lays it out."""
-        fields = [(argument.name, argument.c_type) for argument in self.arguments]
-        return type(f"{self.name}_Arguments", (ctypes.Structure,), {"_fields_": fields})
+    def struct(self) -> np.dtype[Any]:
+        """The struct, laid out as C++ does."""
+        return np.dtype([(argument.name, argument.field_dtype) for argument in self.arguments], align=True)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Argument -> its first byte in the struct."""
-        return {argument.name: getattr(self.structure, argument.name).offset for argument in self.arguments}
+        fields: Any = self.struct.fields
+        return {name: fields[name][1] for name in self.by_name}
 
     @cached_property
     def source(self) -> str:
-        """The struct in C++; it compiles only where it is laid out as ``structure`` is."""
+        """The struct in C++; it compiles only where the layout is that of ``struct``."""
         struct = f"{self.name}_Arguments"
-        checks = [f"sizeof({struct}) == {ctypes.sizeof(self.structure)}"]
+        checks = [f"sizeof({struct}) == {self.struct.itemsize}"]
         checks += [f"__builtin_offsetof({struct}, {name}) == {offset}" for name, offset in self.offsets.items()]
         lines = [f"struct {struct} {{", *(f"    {argument.declaration};" for argument in self.arguments), "};"]
         lines += [f'static_assert({check}, "laid out as Python fills it");' for check in checks]

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from gpu_vecenv.declare.kernels import TYPES, Array, KernelSignature, Scalar
+from gpu_vecenv.declare.kernels import C_TYPES, Array, KernelSignature, Scalar
 
-DTYPES = {c_type: dtype for dtype, (c_type, _) in TYPES.items()}
+DTYPES = {c_type: dtype for dtype, c_type in C_TYPES.items()}
 
 
 def signature(name: str, parameters: str) -> KernelSignature:

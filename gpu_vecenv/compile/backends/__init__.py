@@ -6,13 +6,26 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.errors import ConfigError
 
 Launcher = Callable[[], None]
+POINTER = ctypes.c_void_p
+SCALARS: dict[np.dtype[Any], Any] = {
+    np.dtype(np.float32): ctypes.c_float,
+    np.dtype(np.float64): ctypes.c_double,
+    np.dtype(np.int32): ctypes.c_int32,
+    np.dtype(np.uint32): ctypes.c_uint32,
+    np.dtype(np.int64): ctypes.c_int64,
+    np.dtype(np.uint64): ctypes.c_uint64,
+    np.dtype(np.uint8): ctypes.c_uint8,
+    np.dtype(np.bool_): ctypes.c_bool,
+}
 GROUP_SIZES_WITHIN_WARP = (1, 2, 4, 8, 16, 32)  # lanes: they divide a warp, and several share a block
 GROUP_SIZES = (
     *GROUP_SIZES_WITHIN_WARP,
@@ -118,6 +131,16 @@ class Backend(Protocol):
 
     def load(self, path: Path) -> Module:
         """Load a compiled binary."""
+
+
+def structure(kernel: KernelSignature) -> ctypes.Structure:
+    """The arguments of a kernel, all 0; each is an attribute."""
+    fields = [(a.name, POINTER if isinstance(a, Array) else SCALARS[a.dtype]) for a in kernel.arguments]
+    arguments: ctypes.Structure = type(f"{kernel.name}_Arguments", (ctypes.Structure,), {"_fields_": fields})()
+    offsets = {name: getattr(type(arguments), name).offset for name in kernel.offsets}
+    if ctypes.sizeof(arguments) != kernel.struct.itemsize or offsets != kernel.offsets:
+        raise AssertionError(f"{kernel.name}: ctypes lays the arguments out as {offsets}, NumPy as {kernel.offsets}")
+    return arguments
 
 
 def symbol(kernel: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape
+from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, structure
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler
 from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
@@ -143,10 +143,10 @@ def load_driver(name: str, device: torch.device) -> Any:
         raise DeviceUnavailableError(f"driver {name!r} does not work: {type(error).__name__}: {error}") from error
 
 
-PROBE_ARGUMENTS = KernelSignature("probe", (Array("x", np.int32),))
+PROBE_KERNEL = KernelSignature("probe", (Array("x", np.int32),))
 PROBE = f"""
 typedef int i32;
-{PROBE_ARGUMENTS.source}
+{PROBE_KERNEL.source}
 extern "C" __global__ void kernel_probe(const probe_Arguments __grid_constant__ args) {{ args.x[0] = 42; }}
 """
 
@@ -159,10 +159,10 @@ def probe(name: str, device: torch.device) -> str | None:
         properties = torch.cuda.get_device_properties(device)
         module = driver.load(compile_cubin(PROBE, f"sm_{properties.major}{properties.minor}"))
         x = torch.zeros(1, dtype=torch.int32, device=device)
+        arguments: Any = structure(PROBE_KERNEL)
+        arguments.x = x.data_ptr()
         with torch.cuda.device(device):
-            driver.launcher(
-                module, "probe", PROBE_ARGUMENTS.structure(x.data_ptr()), LaunchShape(1, threads_per_block=1)
-            )()
+            driver.launcher(module, "probe", arguments, LaunchShape(1, threads_per_block=1))()
         return None if x.item() == 42 else "its launch had no effect"
     except Exception as error:
         return str(error)
