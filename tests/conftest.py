@@ -1,4 +1,4 @@
-"""What all tests share: required libraries, an environment that does not depend on the computer, CPU limits, devices."""
+"""What all tests share: required libraries, environment variables, CPU limits, devices."""
 
 import importlib.util
 import os

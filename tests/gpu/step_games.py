@@ -70,10 +70,10 @@ LEARNT: tuple[tuple[Game, dict[str, Any]], ...] = (
 
 
 def cases(device: str) -> Iterator[tuple[Game, dict[str, Any], int, str, str]]:
-    """Game, configuration, replicas, autoreset mode, kind: 1 replica, 33, no multiple of a block, many.
+    """Game, configuration, environments, autoreset mode, kind: 1 environment, 33, no multiple of a block, many.
 
-    The kinds are "plain", "rows" (agents are rows) and "guards" (guard bands between replicas, and end_on_nonfinite). On a
-    GPU, where each tool takes its time, guards and other numbers of replicas than 33 have one mode each, in turn.
+    The kinds are "plain", "rows" (agents_as_envs) and "guards" (guard bands between environments, end_on_nonfinite).
+    On a GPU, where the tools are slow, guards and numbers of environments other than 33 have one mode each, in turn.
     """
     for index, (game, config) in enumerate(GAMES):
         agents = gpu_vecenv.configure(game, **config).num_agents

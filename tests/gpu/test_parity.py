@@ -1,4 +1,4 @@
-"""The same bits on CPU and GPU, whatever the driver, the number of replicas, the threads_per_env, eager or in a graph."""
+"""CPU and GPU are bit-identical for any driver, number of environments and of threads each, eager or in a graph."""
 
 import pytest
 import torch
