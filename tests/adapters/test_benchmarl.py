@@ -193,6 +193,7 @@ def test_a_missing_library_is_named(monkeypatch):
         importlib.reload(benchmarl)
 
 
+@pytest.mark.slow
 def test_the_example_learns(tmp_path):
     root = Path(__file__).parents[2]
     command = [sys.executable, "-W", "ignore", root / "examples" / "benchmarl_mappo.py"]

@@ -196,6 +196,7 @@ def test_single_environments_speak_the_old_gym():
     assert kinds == {0, 1}
 
 
+@pytest.mark.slow
 def test_later_releases_find_the_ids_by_gymnasium_itself():
     code = "import gymnasium as gym; make = lambda: gym.make('gpu_vecenv:gpu_vecenv/CartPole-v1')\n"
     code += "envs = gym.vector.SyncVectorEnv([make] * 2); print(envs.reset(seed=1)[0].shape)"
@@ -203,6 +204,7 @@ def test_later_releases_find_the_ids_by_gymnasium_itself():
     assert said.strip() == "(2, 4)"
 
 
+@pytest.mark.slow
 def test_the_example_runs_the_gpu_script_which_learns(release):
     said = output_of(release, ROOT / "examples" / "cleanrl_isaacgym.py", GPU_SCRIPT)
     assert re.search(r"global_step=6400, episodic_return=-\d+\.", said)  # 32 rows' 200th steps are at its second step
@@ -220,6 +222,7 @@ print("lengths", done["info"]["l"].max().item(), done["info"]["time_outs"].dtype
 """
 
 
+@pytest.mark.slow
 def test_the_gpu_script_counts_rows(release):
     said = output_of(release, "-c", ROWS.format(script=GPU_SCRIPT, rows=12))
     assert "rows 12 replicas 4 seed 1 8 12 18" in said
@@ -228,6 +231,7 @@ def test_the_gpu_script_counts_rows(release):
     assert "--num-envs is 10; expected a multiple of simple_spread's 3 agents" in refused
 
 
+@pytest.mark.slow
 def test_ppo_learns_on_single_environments(release):
     options = "--env-id gpu_vecenv/CartPole-v1 --total-timesteps 8000 --learning-rate 1e-3 --num-envs 4"
     said = output_of(release, "-m", "gpu_vecenv.adapters.cleanrl", "cleanrl/ppo.py", *options.split())
@@ -235,6 +239,7 @@ def test_ppo_learns_on_single_environments(release):
     assert np.mean(returns[-30:]) > 2 * np.mean(returns[:30])  # about 22 at first, when its policy is nearly uniform
 
 
+@pytest.mark.slow
 def test_without_gym_one_line_says_what_to_install():
     code = "import sys; sys.modules['gym'] = None\nfrom gpu_vecenv.adapters import cleanrl\ncleanrl.run('ppo.py')"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
@@ -255,6 +260,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_gymnasiums_ids_all_work_in_gym(release):
     ids = [spec.id for spec in gymnasium.registry.values() if spec.namespace == "gpu_vecenv"]
     script = release / "ids.py"

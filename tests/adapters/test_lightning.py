@@ -95,6 +95,7 @@ def module_returns(module):
     return [f"return_{role}" for role in module.inner.env.game.roles]
 
 
+@pytest.mark.slow
 def test_it_learns(device):
     config = PPOConfig(num_steps=32, num_epochs=4, total_steps=30 * 32 * 64, learning_rate=3e-3)
     module = lightning.make("cartpole", 64, device, config, seed=1)
@@ -185,6 +186,7 @@ def test_a_second_fit_goes_on(device):
     assert twice.inner.evaluate(10)["episodes"] == 10
 
 
+@pytest.mark.slow
 def test_the_profiler_knows_collecting_from_learning(device):
     module = lightning.make("cartpole", 16, device, SMALL)
     durations = fitted(module, device, profiler="simple").profiler.recorded_durations
@@ -261,6 +263,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_two_processes_are_one_run_of_twice_the_replicas(tmp_path):
     """Nobody ends or leaves here, so that the means over two shards are those over all rows."""
     config = {**vars(SMALL), "num_minibatches": 1, "normalize_advantages": False, **NORMAL}
@@ -282,6 +285,7 @@ def test_two_processes_are_one_run_of_twice_the_replicas(tmp_path):
     assert torch.cat(episodes).equal(ours.env.state_dict()["engine_elapsed_steps"])
 
 
+@pytest.mark.slow
 def test_the_example_trains_and_goes_on(device, tmp_path):
     options = "--num-envs 4 --num-steps 8 --max-steps 20 --episodes 4 --out out --iterations".split()
     command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(ROOT / "examples" / "lightning_tag.py")]

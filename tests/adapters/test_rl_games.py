@@ -330,6 +330,7 @@ SPREAD = {"minibatch_size": 400, "horizon_length": 25, "max_epochs": 60, "learni
 PENDULUM = {"minibatch_size": 1024, "horizon_length": 64, "max_epochs": 40, "mini_epochs": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("env_config", "kind", "config", "margin"),
     [
@@ -349,6 +350,7 @@ def test_ppo_learns(tmp_path, env_config, kind, config, margin):
     assert faults(env) == 0
 
 
+@pytest.mark.slow
 def test_the_example_learns(tmp_path):
     said = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     words = said.splitlines()[-1].replace(",", "").split()

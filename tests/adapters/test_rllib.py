@@ -176,6 +176,7 @@ def test_agents_are_those_that_the_dictionaries_name():
     assert env.reset()[0].keys() == set(env.agents) == {"lead_0", "other_0"}
 
 
+@pytest.mark.slow
 def test_ppo_learns_cartpole(cluster):
     config = here(rllib.shared_policy(PPOConfig(), "cartpole", 64, "cpu")).debugging(seed=1)
     config.training(train_batch_size_per_learner=4096, minibatch_size=512, num_epochs=6, lr=1e-3)
@@ -192,6 +193,7 @@ def mean_return(algorithm, **how) -> float:
     return float(np.mean([episode.get_return() for episode in algorithm.env_runner.sample(num_episodes=64, **how)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pendulum", "tag_continuous", "simple_spread"])
 def test_ppo_runs_on_rows_of_other_action_spaces(cluster, name):
     algorithm = here(rllib.shared_policy(PPOConfig(), name, 4, "cpu")).training(**SMALL).build_algo()
@@ -199,6 +201,7 @@ def test_ppo_runs_on_rows_of_other_action_spaces(cluster, name):
     algorithm.stop()
 
 
+@pytest.mark.slow
 def test_ppo_trains_a_policy_per_role_and_goes_on_from_a_checkpoint(cluster, tmp_path):
     config = rllib.policy_per_role(PPOConfig(), "tag_gridworld", 8, grid=8, max_steps=20, num_taggers=2)
     algorithm = here(config).training(**SMALL).build_algo()
@@ -213,6 +216,7 @@ def test_ppo_trains_a_policy_per_role_and_goes_on_from_a_checkpoint(cluster, tmp
     restored.stop()
 
 
+@pytest.mark.slow
 def test_env_runners_are_processes_with_replicas_of_their_own(cluster):
     """A game registered here alone, of a module that they can import."""
     gpu_vecenv.register(Script)
@@ -292,6 +296,7 @@ def test_a_missing_library_is_one_line():
     assert result.stderr.splitlines()[-1].endswith("is not installed: pip install 'gpu-vecenv[rllib]'")
 
 
+@pytest.mark.slow
 def test_the_example_learns():
     script = TESTS.parent / "examples" / "rllib_ppo.py"
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)

@@ -260,6 +260,7 @@ def test_what_it_does_not_know_is_refused():
         rsl_rl.wrap(GymnasiumVectorEnv("pendulum", 2, "cpu", output="numpy"))
 
 
+@pytest.mark.slow
 def test_ppo_learns_simple_spread():
     """Agents as rows; the episodes begin staggered."""
     torch.set_num_threads(1)
@@ -284,6 +285,7 @@ def mean_return(env: rsl_rl.RslRlVecEnv, policy) -> float:
     return float(total.mean())
 
 
+@pytest.mark.slow
 def test_the_example_learns():
     said = subprocess.run(
         [sys.executable, ROOT / "examples" / "rsl_rl_ppo.py"], capture_output=True, text=True, check=True

@@ -126,6 +126,7 @@ def test_sb3s_checker_passes_on_single_envs(name):
     check_env(GymnasiumEnv(name), warn=False)  # its advice on spaces is about choices that Gymnasium's games made
 
 
+@pytest.mark.slow
 def test_images_and_continuous_actions_learn_something():
     env = sb3.make(Painter, 8, "cpu", height=8, width=8)
     PPO("MlpPolicy", env, n_steps=8, batch_size=32, seed=1, device="cpu").learn(256)
@@ -136,6 +137,7 @@ def test_the_adapter_travels_by_its_arguments():
     assert sb3.wrap(twin).reset().shape == (3, 4)
 
 
+@pytest.mark.slow
 def test_ppo_learns_cartpole():
     torch.set_num_threads(1)
     env = sb3.make("cartpole", 64, "cpu")
@@ -146,6 +148,7 @@ def test_ppo_learns_cartpole():
     assert trained > 5 * at_random  # about 22 steps at random, of 500 at most
 
 
+@pytest.mark.slow
 def test_ppo_learns_tag_gridworld():
     """The runner's fifth of the rows learns as well: judged is the sum over a replica, whose taggers catch it."""
     torch.set_num_threads(1)

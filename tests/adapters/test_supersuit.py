@@ -202,11 +202,13 @@ CHANGERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrap", "game", "config"), CHANGERS)
 def test_wrapped_views_pass_pettingzoos_test(wrap, game, config):
     parallel_api_test(wrap(one(game, **config)), 40)
 
 
+@pytest.mark.slow
 # Positions are unbounded, and so are the spaces of what is seen of them.
 @pytest.mark.filterwarnings("ignore:Agent's (minimum|maximum) observation space value is")
 @pytest.mark.parametrize(
@@ -313,6 +315,7 @@ def test_seeds_of_stable_baselines3_repeat():
     assert same_bits(vector.reset(), twin.reset()[0])  # a seed counts once
 
 
+@pytest.mark.slow
 def test_ppo_learns_cartpole():
     PPO = pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not installed").PPO
     from stable_baselines3.common.vec_env import VecMonitor
@@ -545,6 +548,7 @@ def fresh(*command: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_the_native_wrappers_do_without_supersuit():
     code = (
         "import sys; sys.modules['supersuit'] = None\n"
@@ -560,6 +564,7 @@ def test_the_native_wrappers_do_without_supersuit():
     assert last == "ModuleNotFoundError: supersuit is not installed: pip install 'gpu-vecenv[supersuit]'"
 
 
+@pytest.mark.slow
 def test_the_example_trains_on_stacked_frames():
     pytest.importorskip("rsl_rl", reason="rsl-rl-lib is not installed")
     ran = fresh("examples/supersuit_frames.py")

@@ -379,6 +379,7 @@ class Heads(torch.distributions.Distribution):
         return torch.zeros(self.batch_shape + self.event_shape)
 
 
+@pytest.mark.slow
 def test_ppo_learns_tag_continuous():
     """Runners that are tagged leave early. They learn as well: judged are the taggers, over one episode a replica."""
     config = {"num_taggers": 3, "num_runners": 2, "num_neighbors": 4, "side": 10.0, "max_steps": 30}
@@ -416,6 +417,7 @@ def test_ppo_learns_tag_continuous():
     assert trained > at_random + 0.5  # about 2.2 and 3.6 of 6.7, with an error of the means below 0.2
 
 
+@pytest.mark.slow
 def test_the_example_learns(tmp_path):
     command = [sys.executable, str(EXAMPLE)]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout

@@ -329,6 +329,7 @@ def test_a_missing_library_is_named(monkeypatch):
         importlib.reload(torchrl)
 
 
+@pytest.mark.slow
 def test_the_example_learns(tmp_path):
     """TorchRL's collector, GAE and ClipPPOLoss as MAPPO, in a process of its own."""
     root = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 """Ring, a toy vector environment that passes every check; variants that do so too; and the table of planted bugs.
 
 Agents walk on a ring of 16 cells towards their ring's goal; a random drift moves them as well. An agent that reaches
-the goal terminates; after 12 steps an episode is truncated. An environment is one ring; with two agents it has two rows.
+the goal terminates; after 12 steps an episode is truncated. Each environment is one ring, each of its agents a row.
 """
 
 from __future__ import annotations
