@@ -1,10 +1,10 @@
-"""Kill a training run again and again, go on with it each time, and compare it with one that was left alone.
+"""Kill a training run repeatedly, resume it each time, and compare it with an uninterrupted run.
 
     python tests/kill_and_resume.py --kills 50
 
 SIGKILL comes at random instants: during the start, in an iteration, while a checkpoint is written, during the
 evaluation at the end. All weights after each iteration, all metrics but times, the last and the best checkpoint and the
-evaluation must be the same to the last bit. The exit code is 0 if they are, else 1.
+evaluation must be bitwise equal. The exit code is 0 if they are, else 1.
 """
 
 import argparse
@@ -29,19 +29,18 @@ from gpu_vecenv.train.checkpoint import load_checkpoint
 
 OPTIONS = "--num-envs 8 --num-steps 8 --num-minibatches 4 --hidden-sizes 16 --episodes 16 --checkpoint-seconds 0"
 STEPS = 8 * 8  # of an iteration with these options
-TIMES = re.compile("seconds|agent_steps_per_s|.*_share")  # columns that nobody can repeat
-REPEATED = re.compile("terminated_fraction|clip_share_.*|skipped_share_.*")  # shares, but not of time
-DEADLINE = 120.0  # seconds in which a process must come to where it is to be killed
+TIMES = re.compile("seconds|agent_steps_per_s|.*_time_fraction")  # columns that are not reproducible
+DEADLINE = 120.0  # seconds within which a process must reach the point of its kill
 FILE = re.compile(r"iteration-(\d+)\.safetensors")
 KINDS = ("start", "iteration", "saving", "evaluation")
 
 
 class StuckError(RuntimeError):
-    """A process did neither end nor come to where it is to be killed."""
+    """A process neither ended nor reached the point of its kill."""
 
 
 def process(folder: Path, *arguments: object) -> subprocess.Popen[str]:
-    """The command line in a process of its own; what it says lies in two files."""
+    """Run the command line in a new process; its output and errors are written to two files."""
     package = Path(gpu_vecenv.__file__).parents[1]
     with (folder / "output.txt").open("w") as output, (folder / "errors.txt").open("w") as errors:
         return subprocess.Popen(
@@ -50,23 +49,23 @@ def process(folder: Path, *arguments: object) -> subprocess.Popen[str]:
             stdout=output,
             stderr=errors,
             text=True,
-            # One thread: more would only fight for the cores.
+            # One thread per process: several run at a time.
             env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"},
         )
 
 
 def wait_for(running: subprocess.Popen[str], there: Callable[[], bool], pause: float = 0.005) -> None:
-    """Look again and again until the process is there, or has ended."""
+    """Poll until ``there()`` or until the process has ended."""
     end = time.monotonic() + DEADLINE
     while not there() and running.poll() is None:
         if time.monotonic() > end:
-            raise StuckError(f"the process has not come to where it is to be killed within {DEADLINE:.0f} s")
+            raise StuckError(f"the process has not reached the point of its kill within {DEADLINE:.0f} s")
         time.sleep(pause)
 
 
 @contextlib.contextmanager
 def ended(running: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
-    """Killed by SIGKILL in the end, whatever happens."""
+    """Kill the process at exit."""
     try:
         yield running
     finally:
@@ -75,18 +74,18 @@ def ended(running: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def names(run: Path) -> list[str]:
-    """What lies in the folder of checkpoints."""
+    """File names in the folder of checkpoints."""
     folder = run / "checkpoints"
     return os.listdir(folder) if folder.exists() else []
 
 
 def saved(run: Path) -> int:
-    """The newest iteration of which there is a checkpoint, 0 if there is none."""
+    """The newest iteration that has a checkpoint, 0 if there is none."""
     return max((int(match[1]) for match in map(FILE.fullmatch, names(run)) if match), default=0)
 
 
 def inode(path: Path) -> int:
-    """Of a file; 0 if there is none. It changes when the file is written anew."""
+    """Inode of a file, 0 if there is none; it changes when the file is replaced."""
     return path.stat().st_ino if path.exists() else 0
 
 
@@ -94,11 +93,11 @@ def table(run: Path) -> list[dict[str, str]]:
     """The rows of metrics.csv without times."""
     with (run / "metrics.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if not TIMES.fullmatch(k) or REPEATED.fullmatch(k)} for row in rows]
+    return [{k: v for k, v in row.items() if not TIMES.fullmatch(k)} for row in rows]
 
 
 def same_bits(one: Path, other: Path) -> bool:
-    """Whether two checkpoints hold the same tensors."""
+    """Whether the tensors of two checkpoints are bitwise equal."""
     (tensors, _), (others, _) = load_checkpoint(one), load_checkpoint(other)
     return tensors.keys() == others.keys() and all(
         tensors[name].flatten().view(torch.uint8).equal(others[name].flatten().view(torch.uint8)) for name in tensors
@@ -106,7 +105,7 @@ def same_bits(one: Path, other: Path) -> bool:
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What two runs do not have in common, though they should; none if they are the same run."""
+    """Differences between two runs that must be bitwise equal."""
     found = []
     rows, others = table(one), table(other)
     if [row["iteration"] for row in rows] != [row["iteration"] for row in others]:
@@ -129,7 +128,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def order_of_kills(kills: int, rng: random.Random) -> list[str]:
-    """Where each kill is to hit: the first before there is a checkpoint, some during the evaluation at the end."""
+    """Phase of each kill: the first before there is a checkpoint, some during the final evaluation."""
     first, last = max(kills // 10, 1), max(kills // 6, 1)
     middle = list(itertools.islice(itertools.cycle(("iteration", "saving", "iteration", "start")), kills))
     middle = middle[: max(kills - first - last, 0)]
@@ -145,7 +144,7 @@ def kill_and_resume(
     seed: int = 0,
     tell: Callable[[str], None] = print,
 ) -> list[str]:
-    """Train once undisturbed and once with so many kills; what differs between the two, none if all is well."""
+    """Train once uninterrupted and once with kills; returns the differences."""
     rng = random.Random(seed)
     kinds = order_of_kills(kills, rng)
     iterations = max(20, 2 * kills)
@@ -169,7 +168,7 @@ def kill_and_resume(
     tell(", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest.items() if seconds))
 
     def killed(kind: str) -> str:
-        """Start or go on, kill, and say where; or say that it was over before."""
+        """Start or resume, kill, and describe when; or that the run had ended before."""
         before, written = saved(run), inode(last)
         left = sum(kind in ("iteration", "saving") for kind in kinds[done:])
         target = before + rng.randint(1, max((iterations - before) // (left + 1), 1))
@@ -184,7 +183,7 @@ def kill_and_resume(
             return draft and saved(run) >= target
 
         with ended(process(folder, *(["train", "--resume", run] if before else [*command, "--out", run]))) as running:
-            # A draft lies there for some milliseconds only.
+            # A draft exists for only some milliseconds.
             wait_for(running, there, pause=0.0 if kind == "saving" else 0.005)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.wait(delay)
@@ -201,9 +200,9 @@ def kill_and_resume(
             where = killed(kinds[done])
             if where.endswith("evaluated"):
                 over += 1
-                tell(f"not killed, over before: {where}")
+                tell(f"not killed, ended before: {where}")
                 if over > 3 * kills + 3:
-                    return ["the run is always over before it is killed"]
+                    return ["the run always ends before it is killed"]
             else:
                 done += 1
                 tell(f"kill {done}, {where}")
@@ -219,16 +218,16 @@ def kill_and_resume(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="how many")
-    parser.add_argument("--game", default="tag_gridworld", help="its name, or the file that declares it")
+    parser.add_argument("--kills", type=int, default=50, help="number of kills")
+    parser.add_argument("--game", default="tag_gridworld", help="registered name, or the file that declares it")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
-    parser.add_argument("--seed", type=int, default=0, help="of the run and of the instants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the run and of the kills")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         found = kill_and_resume(Path(folder), chosen.kills, chosen.game, chosen.device, chosen.seed)
     for line in found:
         print(line)
-    print(f"{chosen.kills} kills, {f'{len(found)} differences' if found else 'every bit is the same'}")
+    print(f"{chosen.kills} kills, {f'{len(found)} differences' if found else 'bitwise equal'}")
     return int(bool(found))
 
 

@@ -1,9 +1,9 @@
-"""Receipts: what a long run showed, on what device, and the hashes of the sources that it ran.
+"""Receipts: the results of a long run, its device, and the hashes of the sources that it used.
 
     python tests/receipts.py            # a table: name, date, device, fresh, stale or missing, what has changed
     python tests/receipts.py --strict   # and exit code 1 unless every required receipt is there and fresh
 
-A receipt guards against forgetting, not against forging: it says nothing any more once a source it names has changed.
+A receipt is stale once a source that it names has changed. It does not protect against deliberate modification.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ REQUIRED = ("memcheck", "racecheck", "initcheck", "synccheck", "leaks", "soak", 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 KINDS: dict[str, type] = {
-    "what": str,  # in a sentence
-    "command": str,  # that gives it again
+    "what": str,  # one sentence
+    "command": str,  # reproduces it
     "metrics": dict,
-    "planted": dict,  # fault that was planted -> what the tool said of it
+    "planted": dict,  # planted fault -> message of the tool
     "sources": dict,  # path, relative to the root -> SHA-256
     "device": str,
     "versions": dict,
@@ -39,7 +39,7 @@ KINDS: dict[str, type] = {
 
 
 class ReceiptError(ValueError):
-    """A file is no receipt."""
+    """A file is not a valid receipt."""
 
 
 def device_sources(root: Path = ROOT) -> list[str]:
@@ -48,7 +48,7 @@ def device_sources(root: Path = ROOT) -> list[str]:
 
 
 def hashes(files: Iterable[str], root: Path = ROOT) -> dict[str, str]:
-    """Path -> SHA-256, without those that are not there."""
+    """Path -> SHA-256 of the files that exist."""
     paths = {file: root / file for file in files}
     return {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in paths.items() if path.is_file()}
 
@@ -65,31 +65,31 @@ def write(
     folder: Path = FOLDER,
     root: Path = ROOT,
 ) -> Path:
-    """Write a receipt of a run that went well.
+    """Write the receipt of a successful run.
 
     Args:
-        name: Of the receipt, and of its file.
-        what: What was run, in a sentence.
-        command: Gives the metrics again.
-        metrics: Numbers and short texts, the tool's own last words among them.
-        planted: Fault -> what the tool said of it. A tool that has not been seen to catch a fault shows nothing.
-        python: Files beside those in cuda/ that the result depends on; or patterns, such as "gpu_vecenv/envs/*.py".
-        device: None asks torch for the name of its GPU.
-        folder: Where receipts lie.
-        root: Of the sources.
+        name: Name of the receipt and of its file.
+        what: What was run, one sentence.
+        command: Reproduces the metrics.
+        metrics: Numbers and short texts, such as the tool's summary.
+        planted: Fault -> message of the tool: evidence that the tool finds a fault.
+        python: Files outside cuda/ that the result depends on, or patterns, such as "gpu_vecenv/envs/*.py".
+        device: None takes the name of the GPU from torch.
+        folder: Folder of receipts.
+        root: Root of the sources.
 
     Raises:
-        ReceiptError: The name is none, a pattern meets no file, or nothing was planted.
+        ReceiptError: An invalid name, a pattern that matches no file, or no planted fault.
     """
     if not NAME.fullmatch(name):
-        raise ReceiptError(f"a receipt is called {name!r}; expected {NAME.pattern}")
+        raise ReceiptError(f"the name of a receipt is {name!r}; expected {NAME.pattern}")
     if not planted:
-        raise ReceiptError(f"{name}: nothing was planted; expected at least one fault and what the tool said of it")
+        raise ReceiptError(f"{name}: nothing was planted; expected at least one fault and the message of the tool")
     files = device_sources(root)
     for pattern in python:
         found = sorted(path.relative_to(root).as_posix() for path in root.glob(pattern) if path.is_file())
         if not found:
-            raise ReceiptError(f"{name}: {pattern!r} meets no file below {root.name}")
+            raise ReceiptError(f"{name}: {pattern!r} matches no file below {root.name}")
         files += found
     receipt = {
         "what": what,
@@ -113,10 +113,10 @@ def write(
 
 
 def read(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
-    """A receipt, or None where there is none.
+    """Read a receipt; None if there is none.
 
     Raises:
-        ReceiptError: The file is damaged, or is no receipt.
+        ReceiptError: The file is damaged or not a receipt.
     """
     try:
         content = json.loads((folder / f"{name}.json").read_bytes())
@@ -128,16 +128,16 @@ def read(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
 
 
 def checked(name: str, content: Any) -> dict[str, Any]:
-    """``content``, if it is a receipt; else ReceiptError."""
+    """``content`` if it is a valid receipt, else raises ReceiptError."""
     if not isinstance(content, dict):
         raise ReceiptError(f"{name}.json is a {type(content).__name__}; expected an object")
     if content.keys() != KINDS.keys():
         differing = ", ".join(sorted(content.keys() ^ KINDS.keys()))
-        raise ReceiptError(f"{name}.json lacks, or has beside a receipt's keys: {differing}")
+        raise ReceiptError(f"{name}.json has missing or unknown keys: {differing}")
     for key, kind in KINDS.items():
         if not isinstance(content[key], kind) or not content[key]:
             got = str(content[key])[:80]
-            raise ReceiptError(f"{name}.json: {key} is {got!r}; expected a {kind.__name__} with content")
+            raise ReceiptError(f"{name}.json: {key} is {got!r}; expected a non-empty {kind.__name__}")
     for file, value in content["sources"].items():
         if not isinstance(value, str) or not SHA256.fullmatch(value):
             got = str(value)[:80]
@@ -146,21 +146,21 @@ def checked(name: str, content: Any) -> dict[str, Any]:
 
 
 def stale(receipt: Mapping[str, Any], root: Path = ROOT) -> list[str]:
-    """Files that are no longer what the receipt's run had: changed, gone, or new in cuda/."""
+    """Files that have changed since the run, were removed, or are new in cuda/."""
     sources: dict[str, str] = receipt["sources"]
     now = hashes({*sources, *device_sources(root)}, root)
     return sorted(file for file in {*sources, *now} if sources.get(file) != now.get(file))
 
 
 def device_name() -> str:
-    """What torch calls its GPU; else the processor's architecture."""
+    """Name of the GPU, else the architecture of the CPU."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
 
 
 def versions() -> dict[str, str]:
-    """Of all that a result may depend on beside our sources."""
+    """Versions that a result may depend on in addition to the sources."""
     import torch
 
     import gpu_vecenv
@@ -181,7 +181,7 @@ def versions() -> dict[str, str]:
 
 
 def table(folder: Path = FOLDER, root: Path = ROOT) -> tuple[list[tuple[str, str, str, str]], list[str]]:
-    """Rows of (name, date, device, state), the required ones first; and the names of the required that do not count."""
+    """Rows of (name, date, device, state), required ones first; and the names of required ones that are not fresh."""
     others = sorted(path.stem for path in folder.glob("*.json") if path.stem not in REQUIRED)
     rows, lacking = [], []
     for name in (*REQUIRED, *others):
@@ -203,18 +203,18 @@ def table(folder: Path = FOLDER, root: Path = ROOT) -> tuple[list[tuple[str, str
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the table; the exit code."""
+    """Print the table; returns the exit code."""
     parser = argparse.ArgumentParser(description="Receipts of long runs: which are fresh, stale or missing.")
     parser.add_argument("--strict", action="store_true", help="exit code 1 unless all required ones are fresh")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where they lie")
-    parser.add_argument("--root", type=Path, default=ROOT, help="of the sources")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of receipts")
+    parser.add_argument("--root", type=Path, default=ROOT, help="root of the sources")
     chosen = parser.parse_args(arguments)
     rows, lacking = table(chosen.folder, chosen.root)
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]))
     if lacking:
-        print(f"{len(lacking)} of {len(REQUIRED)} required receipts do not count: {', '.join(lacking)}")
+        print(f"{len(lacking)} of {len(REQUIRED)} required receipts are not fresh: {', '.join(lacking)}")
     return 1 if chosen.strict and lacking else 0
 
 

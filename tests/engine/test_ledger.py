@@ -9,11 +9,11 @@ import gpu_vecenv
 from gpu_vecenv.envs.registry import GAMES
 
 
-def row(ticks=(5, 40), **changes):
+def row(steps=(5, 40), **changes):
     made = {"game": "tag_gridworld", "config": {"max_steps": 7}, "autoreset_mode": "same_step", "num_envs": 8}
-    made |= {"seed": 3, "digests": dict.fromkeys(map(str, ticks), ""), **changes}
+    made |= {"seed": 3, "digests": dict.fromkeys(map(str, steps), ""), **changes}
     said = {"device": "a GPU", "sources": ledger.source_sha256(gpu_vecenv.configure(made["game"], **made["config"]))}
-    return {**said, **made, "digests": ledger.digests(made, "cpu", ticks)}
+    return {**said, **made, "digests": ledger.digests(made, "cpu", steps)}
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_the_ledger_covers_every_game_and_mode_with_enough_steps():
     }
     for each in rows:
         agents = gpu_vecenv.configure(each["game"], **each["config"]).num_agents
-        steps = [int(ticks) * each["num_envs"] * agents for ticks in each["digests"]]
+        steps = [int(steps) * each["num_envs"] * agents for steps in each["digests"]]
         assert 2_000_000 <= steps[0] < 2_100_000
         assert len(steps) == 1 or 100_000_000 <= steps[1] < 105_000_000
         assert (len(steps) == 2) == (each["autoreset_mode"] == "same_step")
@@ -57,7 +57,7 @@ def test_a_different_digest_is_reported(mark, written, capsys):
     bad["digests"][mark] = "0" * 16
     assert ledger.main(["replay", "--ledger", str(written(good, bad)), "--agent-steps", "2e3"]) == 1
     said = capsys.readouterr().out
-    assert f"{mark} ticks: " in said and "0000000000000000 on a GPU" in said
+    assert f"{mark} steps: " in said and "0000000000000000 on a GPU" in said
     assert said.endswith("2 rows, 1 differ, 0 stale\n")
 
 
@@ -74,7 +74,7 @@ def test_a_reproduced_ledger_can_write_a_receipt(written, monkeypatch, tmp_path)
     assert ledger.main(["replay", "--ledger", str(written(row(), row(seed=4))), "--receipt"]) == 0
     receipt = ledger.receipts.read("parity", tmp_path)
     assert receipt["metrics"] == {"rows": 2, "agent_steps": {"tag_gridworld": 2 * 8 * 5 * 40}}
-    assert "40 ticks" in str(receipt["planted"]) or "5 ticks" in str(receipt["planted"])
+    assert "40 steps" in str(receipt["planted"]) or "5 steps" in str(receipt["planted"])
     assert receipt["device"] == "a GPU" and ledger.receipts.stale(receipt) == []
 
 

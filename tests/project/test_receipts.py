@@ -1,4 +1,4 @@
-"""Receipts: written whole, stale after one changed byte, and never taken for what they are not."""
+"""Receipts: written atomically, stale after one changed byte, and refused if damaged."""
 
 import json
 import re
@@ -42,7 +42,7 @@ def written(root: Path, folder: Path, name: str = "memcheck", **changes) -> dict
     return receipts.read(name, folder)
 
 
-def test_a_receipt_says_what_was_run_on_which_sources(root, folder):
+def test_a_receipt_has_the_run_and_its_sources(root, folder):
     receipt = written(root, folder)
     assert receipt.keys() == receipts.KINDS.keys()
     assert {key: receipt[key] for key in ("what", "command", "metrics", "planted", "device")} == {
@@ -57,10 +57,10 @@ def test_a_receipt_says_what_was_run_on_which_sources(root, folder):
     assert [path.name for path in folder.iterdir()] == ["memcheck.json"], "a draft is left"
 
 
-def test_one_changed_byte_makes_it_stale_until_it_is_written_anew(root, folder):
+def test_one_changed_byte_makes_it_stale_until_it_is_written_again(root, folder):
     receipt = written(root, folder)
     (root / "docs" / "note.md").write_text("five\n")
-    assert receipts.stale(receipt, root) == [], "no source"
+    assert receipts.stale(receipt, root) == [], "not a source"
     (root / "cuda" / "game.cu").write_text("onE\n")
     assert receipts.stale(receipt, root) == ["cuda/game.cu"]
     (root / "gpu_vecenv" / "declare" / "env.py").write_text("three \n")
@@ -71,7 +71,7 @@ def test_one_changed_byte_makes_it_stale_until_it_is_written_anew(root, folder):
     assert receipts.stale(receipt, root) == [], "what it was"
 
 
-def test_a_file_that_is_gone_or_new_makes_it_stale_too(root, folder):
+def test_a_removed_or_new_file_makes_it_stale(root, folder):
     receipt = written(root, folder)
     (root / "cuda" / "engine" / "kernel.cuh").rename(root / "cuda" / "engine" / "words.cuh")
     assert receipts.stale(receipt, root) == ["cuda/engine/kernel.cuh", "cuda/engine/words.cuh"]
@@ -83,22 +83,22 @@ def test_a_file_that_is_gone_or_new_makes_it_stale_too(root, folder):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"name": "../memcheck"}, "is called"),
-        ({"name": "Mem check"}, "is called"),
+        ({"name": "../memcheck"}, "the name of a receipt is"),
+        ({"name": "Mem check"}, "the name of a receipt is"),
         ({"planted": {}}, "nothing was planted"),
-        ({"python": ["gpu_vecenv/nothing.py"]}, "meets no file"),
+        ({"python": ["gpu_vecenv/nothing.py"]}, "matches no file"),
         ({"metrics": {}}, "metrics is"),
         ({"command": ""}, "command is"),
     ],
 )
-def test_what_shows_nothing_is_not_written(root, folder, changes, words):
+def test_a_receipt_without_evidence_is_not_written(root, folder, changes, words):
     with pytest.raises(ReceiptError, match=words):
         receipts.write(**{"name": "memcheck", **MEMCHECK, **changes}, folder=folder, root=root)
     assert not folder.exists() or list(folder.iterdir()) == []
 
 
 def damaged(content: dict) -> list[bytes]:
-    """The file of a receipt, spoilt in several ways."""
+    """Damaged versions of a receipt's file."""
     text = json.dumps(content).encode()
     without = {key: value for key, value in content.items() if key != "planted"}
     others = [
@@ -117,10 +117,10 @@ def damaged(content: dict) -> list[bytes]:
     return cut + [json.dumps(other).encode() for other in others]
 
 
-def test_a_damaged_receipt_is_none(root, folder):
+def test_a_damaged_receipt_is_refused(root, folder):
     content = written(root, folder)
-    for spoilt in damaged(content):
-        (folder / "memcheck.json").write_bytes(spoilt)
+    for damaged_content in damaged(content):
+        (folder / "memcheck.json").write_bytes(damaged_content)
         with pytest.raises(ReceiptError, match=r"memcheck\.json"):
             receipts.read("memcheck", folder)
         (rows, lacking) = receipts.table(folder, root)
@@ -140,7 +140,7 @@ def command(root: Path, folder: Path, *more: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_command_tells_and_when_strict_fails(root, folder):
+def test_the_command_prints_a_table_and_with_strict_fails(root, folder):
     code, said = command(root, folder)
     assert code == 0 and said.count("missing") == len(REQUIRED)
     assert command(root, folder, "--strict")[0] == 1
@@ -152,7 +152,7 @@ def test_the_command_tells_and_when_strict_fails(root, folder):
     (folder / "soak.json").unlink()
     code, said = command(root, folder, "--strict")
     assert code == 1 and re.search(r"^soak .*missing$", said, re.MULTILINE)
-    assert said.endswith("1 of 8 required receipts do not count: soak\n")
+    assert said.endswith("1 of 8 required receipts are not fresh: soak\n")
     written(root, folder, "soak")
     (folder / "soak.json").write_text("{")
     code, said = command(root, folder, "--strict")
@@ -160,15 +160,15 @@ def test_the_command_tells_and_when_strict_fails(root, folder):
 
     written(root, folder, "soak")
     (folder / "another.json").write_text("{")
-    assert command(root, folder, "--strict")[0] == 0, "nobody requires it"
+    assert command(root, folder, "--strict")[0] == 0, "not required"
     (root / "cuda" / "game.cu").write_text("other\n")
-    assert command(root, folder)[0] == 0, "only told"
+    assert command(root, folder)[0] == 0, "only printed"
     code, said = command(root, folder, "--strict")
     assert code == 1 and said.count("stale: cuda/game.cu\n") == len(REQUIRED)
 
 
-def test_those_of_this_tree_are_receipts():
-    """Whether they are fresh is asked before a release, not here: a source may change before its next long run."""
+def test_the_receipts_of_the_repository_are_valid():
+    """They need not be fresh: freshness is checked before a release."""
     for path in receipts.FOLDER.glob("*.json"):
         assert receipts.read(path.stem) is not None
     assert "cuda/engine/step.cuh" in receipts.device_sources()

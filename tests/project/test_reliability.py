@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from reliability.experiment import ENGINE, NAMES, NOTHING, TESTS, environment, figures_of, kind_of
+from reliability.experiment import ENGINE, NAMES, NOTHING, TESTS, environment, kind_of, metrics_of
 from reliability.rng import clear_verdicts
 
 # What grows with the number of repetitions, so that a command line that is not obeyed is noticed.
@@ -37,7 +37,7 @@ def test_every_experiment_has_a_small_form():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_experiment_that_is_a_command_finds_nothing_but_what_is_planted(name, device):
     arguments, expected = COMMANDS[name]
-    metrics = figures_of(name, *arguments, "--planted", "--device", "cpu" if name in ("saves", "cache") else device)
+    metrics = metrics_of(name, *arguments, "--planted", "--device", "cpu" if name in ("saves", "cache") else device)
     assert metrics["failures"] == 0 and metrics.items() >= expected.items(), metrics
     assert NOTHING not in metrics["planted"].values()
 

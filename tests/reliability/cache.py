@@ -22,7 +22,7 @@ from gpu_vecenv.compile.cache import cache_dir
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import KernelCompileError
-from reliability.experiment import Experiment, Figures, said
+from reliability.experiment import Experiment, Metrics, said
 
 DEADLINE = 120.0  # seconds; whoever waits for longer hangs
 # Runs the compiler, and notes who wanted something built: the process that waits for it.
@@ -48,13 +48,13 @@ class Cache(Experiment):
 
     depends_on = ("gpu_vecenv/compile/cache.py",)
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         torch.set_num_threads(1)
         with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork
             return self._rounds(Path(name))
 
-    def _rounds(self, place: Path) -> Figures:
+    def _rounds(self, place: Path) -> Metrics:
         compiler, log = place / "compiler", place / "log"
         command = find_host_compiler()
         assert command, "no C++ compiler"
@@ -76,7 +76,7 @@ class Cache(Experiment):
             tempfile.tempdir = None
             cache_dir.cache_clear()
 
-    def _measured(self, place: Path) -> Figures:
+    def _measured(self, place: Path) -> Metrics:
         rng, kernels = random.Random(self.seed), place / "kernels"
         compiled = {"healthy": 0, "killed": 0, "damaged": 0, "wrong": 0}
         longest, kills, most_drafts, warned = 0.0, 0, 0, 0
@@ -193,7 +193,7 @@ class Cache(Experiment):
         self.check(not wrong, f"{what}: {wrong[:1]}; expected {right}")
         self.check(len(answers) >= least, f"{what}: {len(answers)} answers; expected {least}")
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         return {"an entry of another kernel": said(Poisoned(count=1, processes=2))}
 
 

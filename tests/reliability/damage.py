@@ -26,7 +26,7 @@ from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
-from reliability.experiment import Experiment, Figures, said
+from reliability.experiment import Experiment, Metrics, said
 
 GROWTH_LIMIT = 128 << 20  # bytes; the largest file has 1 MB, and a JSON parser needs some tens of bytes for each byte
 WARM_UP = 100  # files, before memory is looked at
@@ -53,14 +53,14 @@ class Damage(Experiment):
 
     depends_on = ("gpu_vecenv/train/checkpoint.py", "gpu_vecenv/train/trainer.py")
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         torch.set_num_threads(1)
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         with tempfile.TemporaryDirectory(dir=memory) as folder, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other versions of libraries, which forged files claim
             return self._load_all(Path(folder))
 
-    def _load_all(self, place: Path) -> Figures:
+    def _load_all(self, place: Path) -> Metrics:
         trainer = Trainer(gpu_vecenv.make("cartpole", 4, self.device, max_steps=9), CONFIG)
         trainer.train_iteration()
         trainer.save(place / "saved")
@@ -124,7 +124,7 @@ class Damage(Experiment):
     def load(self, path: Path) -> State:
         return load_checkpoint(path)
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         return {"digests that nobody compares": said(WithoutDigests(count=300, device=self.device))}
 
 

@@ -27,7 +27,7 @@ ENGINE = [
     "gpu_vecenv/compile/backends/*.py",
 ]
 SHOWN = 20  # failures that are printed
-Figures = dict[str, Any]
+Metrics = dict[str, Any]
 
 
 @dataclass(kw_only=True)
@@ -50,11 +50,11 @@ class Experiment:
 
     depends_on: ClassVar[tuple[str, ...]] = ()  # files beside the engine's whose change makes a receipt stale
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         """The metrics; what goes wrong is added to ``failures``."""
         raise NotImplementedError
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         """Fault -> what the experiment says when it is planted."""
         return {}
 
@@ -68,10 +68,10 @@ class Experiment:
     def name(self) -> str:
         return type(self).__name__.lower()
 
-    def run(self) -> Figures:
-        """Figures with the arguments before them, the time and the number of failures after them."""
+    def run(self) -> Metrics:
+        """Metrics with the arguments before them, the time and the number of failures after them."""
         begin = time.monotonic()
-        metrics: Figures = {}
+        metrics: Metrics = {}
         try:
             metrics = self.measure()
             if self.planted or self.receipt:
@@ -108,7 +108,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
 
 
-def figures_of(name: str, *arguments: object) -> Figures:
+def metrics_of(name: str, *arguments: object) -> Metrics:
     """Run an experiment as a command of its own and read its metrics.
 
     Raises:

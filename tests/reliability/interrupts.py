@@ -27,7 +27,7 @@ from gpu_vecenv.engine.digest import Digest, trajectory_digest
 from gpu_vecenv.errors import ForkedProcessError
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
-from reliability.experiment import Experiment, Figures, said
+from reliability.experiment import Experiment, Metrics, said
 
 DEADLINE = 60.0  # seconds; another process that takes longer hangs
 NUM_ENVS = 2000  # x 5 agents: enough for several host threads in each launch
@@ -47,7 +47,7 @@ class Interrupts(Experiment):
 
     depends_on = ("gpu_vecenv/train/trainer.py", "gpu_vecenv/train/graph.py")
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         torch.set_num_threads(1)
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
@@ -59,7 +59,7 @@ class Interrupts(Experiment):
             self._processes()
         return {**metrics, "ways_into_other_processes": 5}
 
-    def _interrupts(self) -> Figures:
+    def _interrupts(self) -> Metrics:
         chance, found = random.Random(self.seed), dict.fromkeys(USES, 0)
         env, twin = self._env(), self._env()
         trainer, trainer_twin = (Trainer(self._env(40), CONFIG, seed=self.seed) for _ in range(2))
@@ -156,7 +156,7 @@ class Interrupts(Experiment):
         alone = trajectory_digest(self._env(50), self.seed, 40 * AFTER).hex()
         self.check(one == other == alone, "two threads with an environment each get other bits")
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         return {"one cell of the twin changes": said(Disturbed(count=1, device=self.device))}
 
 

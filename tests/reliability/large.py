@@ -10,7 +10,7 @@ from gpu_vecenv import Sampler, VecEnv
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.errors import CapacityError
-from reliability.experiment import Experiment, Figures, live_memory, said
+from reliability.experiment import Experiment, Metrics, live_memory, said
 from reliability.wide import Wide
 
 INDEX_END = 2**31
@@ -33,7 +33,7 @@ class Large(Experiment):
 
     depends_on = ("gpu_vecenv/engine/sampler.py", "gpu_vecenv/engine/digest.py", "tests/reliability/wide.*")
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         torch.set_num_threads(1)
         numbers = "floats" if self.device.startswith("cuda") else "bytes"
         parts = {
@@ -41,7 +41,7 @@ class Large(Experiment):
             "state": Wide(depth=4096),
             "rows": Wide(crowd=1024),
         }
-        metrics: Figures = {}
+        metrics: Metrics = {}
         for part, game in parts.items():
             each = 4096 if part != "rows" else 1024
             num_envs = -(-self.count // each) + WINDOW
@@ -136,7 +136,7 @@ class Large(Experiment):
     def disturb(self, what: str, env: VecEnv, guarded: torch.Tensor) -> None:
         """Called before each comparison."""
 
-    def _clocks(self) -> Figures:
+    def _clocks(self) -> Metrics:
         """An episode may have 2^31 - 1 steps, the number of episodes 64 bits, of which 32 choose the random streams."""
         env = VecEnv(Wide(max_steps=2**31 - 1), 4, self.device)
         env.reset(seed=self.seed)
@@ -175,7 +175,7 @@ class Large(Experiment):
         self.check(len({mark[0] for mark in marks.values()}) == len(marks), "two episodes below 2^32 begin alike")
         return {"longest_episode": 2**31 - 1, "episodes_before_streams_repeat": 2**32}
 
-    def _refusals(self) -> Figures:
+    def _refusals(self) -> Metrics:
         for num_envs in REFUSED:
             before = live_memory()
             try:
@@ -188,7 +188,7 @@ class Large(Experiment):
             self.check(grown < REFUSAL_LIMIT, f"{num_envs} replicas: {grown} bytes more in memory after the refusal")
         return {"refused_sizes": len(REFUSED)}
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         kinds = {"one wrong number in the last replica": WrongNumber, "one number written outside": Outside}
         return {fault: said(kind(count=10**6, device=self.device)) for fault, kind in kinds.items()}
 

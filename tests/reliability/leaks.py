@@ -14,7 +14,7 @@ import torch
 import gpu_vecenv
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
-from reliability.experiment import Experiment, Figures, live_memory, said
+from reliability.experiment import Experiment, Metrics, live_memory, said
 
 LOOKS = 20  # at the process's metrics, spread over all cycles
 # The heap of a process grows by a megabyte at first and breathes by some hundred kilobytes: the slope is that of the
@@ -48,7 +48,7 @@ class Leaks(Experiment):
         "gpu_vecenv/views/gymnasium_env.py",
     )
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         torch.set_num_threads(1)
         for number in range(2 * len(USES) + 2):  # whatever is made once: pools, modules, the driver's own memory
             self.use(number)
@@ -104,7 +104,7 @@ class Leaks(Experiment):
             look["driver_bytes"] = total - free
         return look
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         return {
             "one output of each cycle is kept": said(Keeping(count=4, device=self.device)),
             "a file of each cycle stays open": said(Opening(count=4, device=self.device)),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kill_and_resume import kill_and_resume
 
-from reliability.experiment import Experiment, Figures
+from reliability.experiment import Experiment, Metrics
 
 
 @dataclass(kw_only=True)
@@ -18,7 +18,7 @@ class Resume(Experiment):
     game: str = "tag_gridworld"
     """A registered name, or the file that declares it."""
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         with tempfile.TemporaryDirectory() as folder:
             self.failures += kill_and_resume(Path(folder), self.count, self.game, self.device, self.seed)
         return {"kills": self.count, "game": self.game, "differences": len(self.failures)}

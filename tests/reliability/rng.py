@@ -16,7 +16,7 @@ from scipy import stats
 from support.kernels import signature
 
 from gpu_vecenv.compile.function_manager import FunctionManager, Program
-from reliability.experiment import Experiment, Figures, pieces, said
+from reliability.experiment import Experiment, Metrics, pieces, said
 
 # Random123, tests/kat_vectors: philox4x32, 10 rounds.
 KNOWN = [
@@ -121,10 +121,10 @@ class Rng(Experiment):
     def program(self) -> Program:
         return FunctionManager(self.device).compile(TEXT, name="rng_battery.cu", kernels=KERNELS)
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         self._known_answers()
         streams = max(self.count // 10, 1000)
-        metrics: Figures = {"words_a_layout": self.count, "streams": streams, "equal_beginnings": self._equal(streams)}
+        metrics: Metrics = {"words_a_layout": self.count, "streams": streams, "equal_beginnings": self._equal(streams)}
         self.lowest = 1.0
         for name in LAYOUTS:
             self._statistics(name)
@@ -238,7 +238,7 @@ class Rng(Experiment):
         self.check(weak <= MOST_WEAK, f"{name}: {weak} weak results of dieharder")
         return verdicts
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         kinds = {"seed + replica as the key": Added, "a bit that is always 0": StuckBit, "a short period": Short}
         planted = {fault: kind(count=10**6, dieharder="no", device=self.device) for fault, kind in kinds.items()}
         return {fault: said(experiment) for fault, experiment in planted.items()}

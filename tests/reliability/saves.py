@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
-from reliability.experiment import Experiment, Figures, said
+from reliability.experiment import Experiment, Metrics, said
 
 SIZE = 200_000  # numbers of a checkpoint's large tensor
 LEAST_DRAFTS = 3  # so many kills must have hit the middle of a save
@@ -31,7 +31,7 @@ class Saves(Experiment):
 
     depends_on = ("gpu_vecenv/train/checkpoint.py",)
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         torch.set_num_threads(1)  # the saving process is a fork of this one: its pools would have no threads
         memory = (
             "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -41,7 +41,7 @@ class Saves(Experiment):
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork
             return self._kill(Path(folder))
 
-    def _kill(self, place: Path) -> Figures:
+    def _kill(self, place: Path) -> Metrics:
         chance = random.Random(self.seed)
         folder = CheckpointFolder(place, keep=2) if self.what == "folder" else None
         self.save(place, 0)
@@ -90,7 +90,7 @@ class Saves(Experiment):
         else:
             save_checkpoint(place / "one", tensors, {"v": version})
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         return {"files that are written in place": said(InPlace(count=20))}
 
     def _kill_once(self, place: Path, last: int, delay: float) -> None:

@@ -7,7 +7,7 @@ import torch
 import gpu_vecenv
 from gpu_vecenv import VecEnv
 from gpu_vecenv.engine.digest import Digest
-from reliability.experiment import Experiment, Figures, live_memory, said
+from reliability.experiment import Experiment, Metrics, live_memory, said
 
 LOOKS = 20  # spread over the run
 GROWTH_LIMIT = 4 << 20  # bytes: the heap of a process breathes
@@ -29,7 +29,7 @@ class Soak(Experiment):
         self.count = self.count or (10**9 if cuda else 10**7)
         self.num_envs = self.num_envs or (65536 if cuda else 1024)
 
-    def measure(self) -> Figures:
+    def measure(self) -> Metrics:
         torch.set_num_threads(1)
         env = gpu_vecenv.make(self.game, self.num_envs, self.device)
         env.reset(seed=self.seed)
@@ -83,7 +83,7 @@ class Soak(Experiment):
     def after(self, env: VecEnv, step: int) -> None:
         """Called after each step."""
 
-    def plant(self) -> Figures:
+    def plant(self) -> Metrics:
         planted = {"a clock that loses a step": LostTick, "a counter one too high": Miscount, "memory kept": Kept}
         return {fault: said(kind(count=10**5, num_envs=64, device=self.device)) for fault, kind in planted.items()}
 

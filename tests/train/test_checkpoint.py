@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from reliability.experiment import figures_of
+from reliability.experiment import metrics_of
 from safetensors.torch import load_file, save_file
 
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
@@ -443,7 +443,7 @@ def test_a_folder_in_the_place_of_the_file_is_left_alone(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["file", "folder"])
 def test_a_kill_while_saving_leaves_whole_files(what):
-    metrics = figures_of("saves", "--count", 20, "--what", what)
+    metrics = metrics_of("saves", "--count", 20, "--what", what)
     assert metrics["kills"] >= 20 and metrics["hit_a_save"] >= 3 and metrics["failures"] == 0
 
 
