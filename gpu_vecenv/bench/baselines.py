@@ -1,4 +1,4 @@
-"""Steps of a game of ours beside those of the library it comes from, stepped in the same run."""
+"""Steps of a game and of its original in another library, measured in the same run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from gpu_vecenv.errors import ConfigError
 
 Baseline = Literal["gymnasium", "mpe2"]
 GAMES: dict[str, str] = {"gymnasium": "cartpole", "mpe2": "simple_tag"}
-ACTIONS = 16  # steps' worth, drawn beforehand and taken in turn, the same for both
+ACTIONS = 16  # steps of random actions, sampled beforehand and repeated; the same for both
 
 
 def measure(baseline: Baseline, num_envs: int, device: torch.device) -> Iterator[dict[str, Any]]:
-    """One row: a step of ``num_envs`` replicas called from Python, resets of ended episodes included, for both.
+    """One row: a step of ``num_envs`` environments called from Python, including resets of ended episodes, for both.
 
-    Ours reads and writes tensors on the device; the other library's runs on the CPU, with NumPy arrays.
+    VecEnv reads and writes tensors on the device; the other library runs on the CPU, with NumPy arrays.
 
     Raises:
         ConfigError: The library is not installed.
@@ -35,11 +35,11 @@ def measure(baseline: Baseline, num_envs: int, device: torch.device) -> Iterator
     for _ in range(ACTIONS):
         actions.append(env.sample_actions())
         env.step(actions[-1])
-    theirs = STEPS[baseline](env, actions)
-    given, buffers = itertools.cycle(actions), env.step_buffers()
+    baseline_step = STEPS[baseline](env, actions)
+    action_cycle, buffers = itertools.cycle(actions), env.step_buffers()
     durations = {
-        "step": seconds(lambda: env.step(next(given), out=buffers), device),
-        "baseline": seconds(theirs, torch.device("cpu")),
+        "step": seconds(lambda: env.step(next(action_cycle), out=buffers), device),
+        "baseline": seconds(baseline_step, torch.device("cpu")),
     }
     row: dict[str, Any] = {"baseline": baseline, "version": importlib.metadata.version(baseline)}
     row |= {"game": GAMES[baseline], "num_envs": num_envs, "num_agents": env.num_agents, "config": {}}
@@ -52,28 +52,28 @@ def measure(baseline: Baseline, num_envs: int, device: torch.device) -> Iterator
 
 
 def _gymnasium(env: VecEnv, actions: list[torch.Tensor]) -> Callable[[], Any]:
-    """Gymnasium's own vectorised CartPole, which is NumPy throughout."""
+    """Gymnasium's vectorised CartPole, implemented in NumPy."""
     baseline = gymnasium.make_vec("CartPole-v1", num_envs=env.num_envs, vectorization_mode="vector_entry_point")
     baseline.reset(seed=1)
-    given = itertools.cycle([action[:, 0].cpu().numpy() for action in actions])
-    return lambda: baseline.step(next(given))
+    action_cycle = itertools.cycle([action[:, 0].cpu().numpy() for action in actions])
+    return lambda: baseline.step(next(action_cycle))
 
 
 def _mpe2(env: VecEnv, actions: list[torch.Tensor]) -> Callable[[], Any]:
-    """A loop over as many of MPE2's parallel environments, each reset where its episode has ended."""
+    """A loop over ``num_envs`` parallel environments of MPE2, each reset when its episode has ended."""
     try:
         simple_tag = importlib.import_module("mpe2.simple_tag_v3")
     except ImportError as error:
-        raise ConfigError('baseline is "mpe2", which is not installed here; run: pip install mpe2') from error
+        raise ConfigError('baseline is "mpe2", which is not installed; run: pip install mpe2') from error
     baselines = [simple_tag.parallel_env() for _ in range(env.num_envs)]
     for seed, baseline in enumerate(baselines):
         baseline.reset(seed=seed)
     names = baselines[0].possible_agents
     rows = [[dict(zip(names, row, strict=True)) for row in action.tolist()] for action in actions]
-    given = itertools.cycle(rows)
+    row_cycle = itertools.cycle(rows)
 
     def step() -> None:
-        for baseline, row in zip(baselines, next(given), strict=True):
+        for baseline, row in zip(baselines, next(row_cycle), strict=True):
             if baseline.agents:
                 baseline.step(row)
             else:

@@ -1,6 +1,6 @@
-"""Throughput of games, of training and of interfaces, on the machine it runs on: ``python -m gpu_vecenv.bench --help``.
+"""``python -m gpu_vecenv.bench`` and ``gpu-vecenv bench``: throughput of games, training and interfaces.
 
-What is measured lies in modules of this folder: ``games``, ``training``, ``interfaces``, ``against``.
+The measurements are in ``games``, ``training``, ``interfaces`` and ``baselines``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.timing import provenance
-from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.envs.registry import GAME_FILE, configure, load_game
 from gpu_vecenv.errors import CapacityError, ConfigError
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy import Precision
@@ -47,8 +47,8 @@ SUITE: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("simple_spread", 100_000, {}),
     ("simple_tag", 100_000, {}),
 )
-NUM_ENVS = {"games": 2000, "training": 2000, "replicas": 100_000, "agents": 100, "baseline": 2000}
-# What else may be given with each kind of measurement, beside what goes with all of them.
+NUM_ENVS = {"games": 2000, "training": 2000, "environments": 100_000, "agents": 100, "baseline": 2000}
+# Options of each kind of measurement, besides COMMON_OPTIONS.
 GAME_OPTIONS = {"game", "num_envs", "config"}
 PPO_OPTIONS = {"num_steps", "hidden_sizes", "num_epochs", "num_minibatches"}
 OPTIONS_OF = {
@@ -59,60 +59,58 @@ OPTIONS_OF = {
     "baseline": {"num_envs"},
 }
 COMMON_OPTIONS = {"device", "json", "table", "compare"}
-LABELS = {"games": "steps of games"}  # what messages call it
+LABELS = {"games": "steps of games"}  # names of kinds in messages
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Measure steps of games: fixed random actions ("step"), their draw from logits ("sampling"), both ("sample_and_step").
+    """Measure games: steps with given actions ("step"), sampling from logits ("sampling"), both ("sample_and_step").
 
-    Or --sweep: the same over numbers of replicas or agents. Or --training: rollouts and updates end to end, under
-    torchrun by all processes together. Or --interface: what a step costs through interfaces and adapters, the host's work
-    included, beside the machine's. Or --baseline: other libraries' steps in the same run.
+    With --sweep: the same for many numbers of environments or agents. With --training: rollouts and updates end to end,
+    under torchrun on all processes together. With --interface: steps through interfaces and adapters, including the work
+    of the host, and of VecEnv itself. With --baseline: steps of other libraries in the same run.
 
-    On a terminal a table is printed; else one JSON line per row, and at last one with device, commit and versions.
+    Prints a table on a terminal, else one JSON line per row, and finally one with device, commit and versions.
     """
 
-    game: str | None = None  # a game's name; without it a fixed suite is run
-    num_envs: int | None = None  # replicas; by default 2000, in sweeps up to 100000 of them, or 100 with more agents
+    game: str | None = None  # name of a game, or a file that declares it; default: a fixed suite
+    num_envs: int | None = None  # environments; default: 2000, in sweeps up to 100000, with --sweep agents 100
     config: str = "{}"  # the game's configuration as JSON (with --game)
-    rollout: bool = False  # also steps with policies into the trainer's storage ("rollout")
-    sweep: bench_sweep.Sweep | None = None  # sizes: replicas 1, 3, 10, 32 … num_envs; agents 5, 10, 20, 50 … 1000
-    plot: Path | None = None  # a picture of the sweep, .png or .svg
-    training: bool = False  # trained end to end: --game with its preset, by default WarpDrive's configurations
-    num_steps: int | None = None  # steps of a rollout (with --game --training, or --rollout); by default the preset's
-    hidden_sizes: tuple[int, ...] | None = None  # units of the policies' hidden layers (likewise)
+    rollout: bool = False  # also measure steps with policies and rollout storage ("rollout")
+    sweep: bench_sweep.Sweep | None = None  # environments 1, 3, 10, 32 ... num_envs; or agents 5, 10, 20, 50 ... 1000
+    plot: Path | None = None  # figure of the sweep, .png or .svg
+    training: bool = False  # train --game with its preset, by default WarpDrive's configurations
+    num_steps: int | None = None  # steps per rollout (with --game --training, or --rollout); default: preset
+    hidden_sizes: tuple[int, ...] | None = None  # units of the policies' hidden layers (as num_steps)
     num_epochs: int | None = None  # passes over a rollout (with --game --training)
-    num_minibatches: int | None = None  # of each pass (with --game --training)
-    precision: tuple[Precision, ...] = ("float32",)  # of matrix products (with --training): float32, tf32, bfloat16
-    interface: tuple[str, ...] = ()  # gymnasium, or adapters: sb3, torchrl, … ; measured on games of their own
-    baseline: bench_baselines.Baseline | None = (
-        None  # Gymnasium's vectorised CartPole, or a loop over MPE2's simple_tag
-    )
-    device: str | None = None  # cpu, cuda, cuda:1; by default cuda if usable
-    driver: str | None = None  # pycuda or cuda_core (CUDA only)
-    threads_per_env: int | None = None  # lanes per replica (CUDA only)
-    compare: Path | None = None  # an earlier --json; tells the ratios, now / then, of env-steps per second
-    table: bool = False  # print a table even where standard output is no terminal
-    json: Path | None = None  # where to write the rows as well
+    num_minibatches: int | None = None  # minibatches per pass (with --game --training)
+    precision: tuple[Precision, ...] = ("float32",)  # of matrix products (with --training)
+    interface: tuple[str, ...] = ()  # gymnasium, batched, or adapters: sb3, torchrl, ...; with fixed games
+    baseline: bench_baselines.Baseline | None = None  # Gymnasium's vectorised CartPole, or MPE2's simple_tag
+    device: str | None = None  # cpu, cuda or cuda:1; default: cuda if usable, else cpu
+    driver: str | None = None  # pycuda or cuda_core (CUDA only); default: the first that works
+    threads_per_env: int | None = None  # threads that run one environment (CUDA only)
+    compare: Path | None = None  # an earlier --json; adds the ratios, now / then, of env-steps per second
+    table: bool = False  # print a table even if standard output is not a terminal
+    json: Path | None = None  # file that also receives the rows
 
 
 def run(config: BenchConfig) -> dict[str, Any]:
     """Measure, print each row, and return what was measured.
 
     Raises:
-        ConfigError: Options do not go together, or one of them is wrong; nothing has been measured.
+        ConfigError: Options cannot be combined, or one is wrong; nothing has been measured.
     """
     kind = _kind(config)
     _check(config, kind)
     earlier = bench_compare.read(config.compare) if config.compare else None
     with (
-        process_group(config.device)
-        if kind == "training"
-        else contextlib.nullcontext((World(), config.device)) as place
+        process_group(config.device) if kind == "training" else contextlib.nullcontext((World(), config.device)) as (
+            world,
+            name,
+        )
     ):
-        world, own = place
-        device = resolve_device(own)
+        device = resolve_device(name)
         results: dict[str, Any] = provenance(device)
         measured = _measured(config, kind, device, results)
         as_table, rows = config.table or sys.stdout.isatty(), []
@@ -127,8 +125,8 @@ def run(config: BenchConfig) -> dict[str, Any]:
         if config.plot:
             bench_sweep.draw(config.sweep, rows, results["device"], config.plot)
     if earlier:
-        found = sum(row["ratios"] is not None for row in rows)
-        results["compared"] = {"file": str(config.compare), "rows": found, "then_now": earlier.differences(results)}
+        compared = sum(row["ratios"] is not None for row in rows)
+        results["compared"] = {"file": str(config.compare), "rows": compared, "then_now": earlier.differences(results)}
     if world.rank == 0:
         if as_table:
             bench_table.print_summary(results, config.sweep)
@@ -143,30 +141,31 @@ def run(config: BenchConfig) -> dict[str, Any]:
 def _kind(config: BenchConfig) -> str:
     chosen = [name for name in OPTIONS_OF if name != "games" and getattr(config, name)]
     if len(chosen) > 1:
-        raise ConfigError(f"{' and '.join(chosen)} are different measurements; expected one of them")
+        raise ConfigError(f"{' and '.join(chosen)} are different measurements; choose one")
     return chosen[0] if chosen else "games"
 
 
 def _check(config: BenchConfig, kind: str) -> None:
-    """Refuse what would be passed over, and what would fail once all has been measured."""
+    """Raise ConfigError for options that would be ignored, or would fail only after the measurement."""
     for name, known in (("sweep", bench_sweep.Sweep), ("baseline", bench_baselines.Baseline)):
         if (value := getattr(config, name)) is not None and value not in get_args(known):
             raise ConfigError(f"{name} is {value!r}; expected {' or '.join(map(repr, get_args(known)))}")
     given = [field.name for field in dataclasses.fields(config) if getattr(config, field.name) != field.default]
     for name in given:
         if name not in OPTIONS_OF[kind] | COMMON_OPTIONS | {kind}:
-            takers = ", ".join(LABELS.get(other, other) for other in OPTIONS_OF if name in OPTIONS_OF[other])
-            raise ConfigError(f"{name} does not go with {LABELS.get(kind, kind)}; it goes with {takers}")
+            kinds = ", ".join(LABELS.get(other, other) for other in OPTIONS_OF if name in OPTIONS_OF[other])
+            raise ConfigError(f"{name} cannot be combined with {LABELS.get(kind, kind)}; it is an option of {kinds}")
     of_one = OPTIONS_OF[kind] - {"precision"} if kind == "training" else {"num_envs", "config", "plot"}
-    lonely = [name for name in given if name in of_one]
-    if config.game is None and kind != "baseline" and (lonely or kind == "sweep"):
-        raise ConfigError(f"got {', '.join(lonely) or 'sweep'} without a game; expected game as well")
-    if kind == "games" and not config.rollout and (lonely := [name for name in given if name in PPO_OPTIONS]):
-        raise ConfigError(f"got {', '.join(lonely)} without rollouts; expected rollout or training as well")
+    needing_game = [name for name in given if name in of_one]
+    if config.game is None and kind != "baseline" and (needing_game or kind == "sweep"):
+        raise ConfigError(f"{', '.join(needing_game) or 'sweep'} needs a game: give game as well")
+    of_policies = [name for name in given if name in PPO_OPTIONS]
+    if kind == "games" and not config.rollout and of_policies:
+        raise ConfigError(f"{', '.join(of_policies)} needs rollouts: give rollout or training as well")
     if config.num_envs is not None:
         validate_int("num_envs", config.num_envs, 1)
     if config.plot:
-        bench_sweep.check_picture(config.plot)
+        bench_sweep.check_figure(config.plot)
     bench_interfaces.check_known(config.interface)
     for name in ("json", "plot"):
         path = getattr(config, name)
@@ -177,7 +176,7 @@ def _check(config: BenchConfig, kind: str) -> None:
 def _measured(
     config: BenchConfig, kind: str, device: torch.device, results: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The rows, measured one by one; what they have in common is written into ``results``."""
+    """Measure and yield the rows one by one; what they have in common is stored in ``results``."""
     if kind == "interface":
         for name in config.interface:
             yield from bench_interfaces.measure(name, device)
@@ -193,30 +192,30 @@ def _measured(
             yield from bench_training.measure_game(game, num_envs, _ppo(config, game), device, config.precision)
     else:
         sizes = _sizes(config)
-        learnt = [_ppo(config, game) if config.rollout else None for game, _ in sizes]
+        ppo_configs = [_ppo(config, game) if config.rollout else None for game, _ in sizes]
         bandwidth = bench_games.copy_bandwidth(device)
         results["copy_bytes_per_s"] = round(bandwidth)
-        machine = device, config.driver, config.threads_per_env
-        for (game, num_envs), ppo in zip(sizes, learnt, strict=True):
+        execution = device, config.driver, config.threads_per_env
+        for (game, num_envs), ppo in zip(sizes, ppo_configs, strict=True):
             try:
-                row = bench_games.measure(game, num_envs, bandwidth, *machine)
+                row = bench_games.measure(game, num_envs, bandwidth, *execution)
             except CapacityError as error:
                 if kind != "sweep" or (game, num_envs) == sizes[0]:
                     raise
-                results["stopped"] = str(error)  # what is smaller has been measured
+                results["stopped"] = str(error)  # smaller sizes have been measured
                 return
             if ppo:
-                row |= bench_games.measure_rollout(game, num_envs, ppo, *machine)
+                row |= bench_games.measure_rollout(game, num_envs, ppo, *execution)
             yield row
 
 
 def _sizes(config: BenchConfig) -> list[tuple[Env, int]]:
-    """Games and replicas of the rows, all of them checked before the first is measured."""
+    """Game and number of environments of each row, all checked before the first is measured."""
     if config.game is None:
         return [(configure(name, **settings), num_envs) for name, num_envs, settings in SUITE]
     game, num_envs = _game(config), config.num_envs or NUM_ENVS[config.sweep or "games"]
-    if config.sweep == "replicas":
-        return [(game, size) for size in bench_sweep.replicas(num_envs)]
+    if config.sweep == "environments":
+        return [(game, size) for size in bench_sweep.environment_counts(num_envs)]
     if config.sweep == "agents":
         return [(bench_sweep.with_agents(game, size), num_envs) for size in bench_sweep.AGENTS]
     return [(game, num_envs)]
@@ -227,11 +226,12 @@ def _game(config: BenchConfig) -> Env:
     if not isinstance(settings, dict):
         raise ConfigError(f"config is {config.config!r}; expected a JSON object")
     assert config.game is not None
-    return configure(config.game, **settings)
+    kind = load_game(config.game) if GAME_FILE.fullmatch(config.game) else config.game
+    return configure(kind, **settings)
 
 
 def _ppo(config: BenchConfig, game: Env) -> PPOConfig:
-    """The game's preset, changed by what was given."""
+    """The game's preset with the options that were given."""
     preset = {key: value for key, value in game.preset.items() if key not in ("num_envs", "precision")}
     given = {key: getattr(config, key) for key in PPO_OPTIONS if getattr(config, key) is not None}
     return PPOConfig(**{**preset, **given, "total_steps": 10**12})

@@ -1,4 +1,4 @@
-"""Rows of the benchmark beside those of an earlier run, which is read from its JSON."""
+"""Comparison of the benchmark's rows with those of an earlier run, read from its JSON file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,13 @@ from typing import Any
 
 from gpu_vecenv.errors import ConfigError
 
-# Rows are of the same thing where all of these agree that both have, and their configurations.
+# Two rows match if they agree in all of these keys that both have, and in their configurations.
 SAME = ("game", "num_envs", "num_agents", "num_steps", "units", "update", "precision")
-MODES = ("interface", "baseline", "update")  # a key that only rows of this kind have, and must share
+MODES = (
+    "interface",
+    "baseline",
+    "update",
+)  # keys that only one kind of row has; both rows must have the same value or none
 PROVENANCE_KEYS = ("commit", "device_source_sha256", "device", "processors", "torch", "cuda", "python", "gpu_vecenv")
 RATE = "env_steps_per_s"
 Row = Mapping[str, Any]
@@ -21,22 +25,22 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """An earlier run: its file, what it says of its machine, and its rows."""
+    """An earlier run: its file, device and versions, and rows."""
 
     path: Path
     provenance: Mapping[str, Any]
     rows: tuple[Row, ...]
 
     def ratios(self, row: Row) -> dict[str, float] | None:
-        """Stage -> env-steps/s of ``row`` by those of the earlier row; None where there is no such row."""
-        found = self.find(row)
-        if found is None:
+        """Stage -> env-steps/s of ``row`` by those of the earlier row; None if no row matches."""
+        earlier = self.find(row)
+        if earlier is None:
             return None
-        now, before = rates(row), rates(found)
+        now, before = rates(row), rates(earlier)
         return {stage: round(now[stage] / before[stage], 3) for stage in now if stage in before}
 
     def find(self, row: Row) -> Row | None:
-        """The earlier row of the same thing."""
+        """The first earlier row that matches."""
         row = json.loads(json.dumps(row))  # tuples become lists, as in the file
 
         def same(old: Row) -> bool:
@@ -47,7 +51,7 @@ class EarlierRun:
         return next((old for old in self.rows if same(old)), None)
 
     def differences(self, provenance: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """What was not the same about machine and versions: key -> [then, now]."""
+        """Differences in device and versions: key -> [then, now]."""
         keys = [
             key for key in PROVENANCE_KEYS if key in self.provenance and self.provenance[key] != provenance.get(key)
         ]
@@ -55,31 +59,31 @@ class EarlierRun:
 
 
 def read(path: Path) -> EarlierRun:
-    """A file that the benchmark's ``--json`` has written.
+    """Read a file written by ``--json``.
 
     Raises:
-        FileNotFoundError: There is none.
-        ConfigError: It is damaged, or something else.
+        FileNotFoundError: The file does not exist.
+        ConfigError: The file is damaged, or is not a result of the benchmark.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path} to compare with; expected what --json has written")
+        raise FileNotFoundError(f"no file {path} to compare with; expected a file written by --json")
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        contents = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise ConfigError(f"{path} is no JSON, or damaged: {error}; expected what --json has written") from error
-    rows = told.get("rows") if isinstance(told, dict) else None
-    if not isinstance(rows, list) or not {"commit", "device", "torch"} <= set(told):
-        raise ConfigError(f"{path} is no result of this benchmark; expected what --json has written")
+        raise ConfigError(f"{path} is not JSON, or damaged: {error}; expected a file written by --json") from error
+    rows = contents.get("rows") if isinstance(contents, dict) else None
+    if not isinstance(rows, list) or not {"commit", "device", "torch"} <= set(contents):
+        raise ConfigError(f"{path} is not a result of this benchmark; expected a file written by --json")
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or not isinstance(row.get("game"), str) or type(row.get("num_envs")) is not int:
             raise ConfigError(f"{path}, rows[{number}], is damaged; expected a game and its num_envs")
         if wrong := [stage for stage, rate in rates(row).items() if not _positive(rate)]:
-            raise ConfigError(f"{path}, rows[{number}], is damaged: {wrong[0]} has no rate above 0")
-    return EarlierRun(path, {key: value for key, value in told.items() if key != "rows"}, tuple(rows))
+            raise ConfigError(f"{path}, rows[{number}], is damaged: {wrong[0]} has no positive rate")
+    return EarlierRun(path, {key: value for key, value in contents.items() if key != "rows"}, tuple(rows))
 
 
 def rates(row: Row) -> dict[str, Any]:
-    """Stage -> env-steps/s. Of interfaces, whose rows have times alone, the rate of num_envs in that time."""
+    """Stage -> env-steps/s; for rows of interfaces, which have times only, computed from the time and num_envs."""
     found = {key.removesuffix(RATE).rstrip("_") or "iteration": row[key] for key in row if key.endswith(RATE)}
     for key in ("interface_us", "vec_env_step_us") if "interface" in row else ():
         if key in row:

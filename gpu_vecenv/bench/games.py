@@ -1,4 +1,4 @@
-"""Throughput of one game: its step, its sampler, both together, and rollouts of policies; in steps and in bytes."""
+"""Throughput of one game, in steps and bytes: step, sampling, both together, and rollouts of policies."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 
-STEPS_PER_RUN = 20  # steps timed together; on a GPU one captured graph
+STEPS_PER_RUN = 20  # steps per measurement; on a GPU in one captured graph
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
-RNG_FIELDS = ("key", "episode", "elapsed_steps")  # what the sampler reads of a replica
+RNG_FIELDS = ("key", "episode", "elapsed_steps")  # read by the sampler
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second of a large copy on the device, read and written bytes counted."""
+    """Bytes per second of a large copy on the device, counting bytes read and written."""
     source = torch.ones(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copies = STEPS_PER_RUN if device.type == "cuda" else 1  # the time of a launch is not to count
+    copies = STEPS_PER_RUN if device.type == "cuda" else 1  # reduces the share of launch overhead
 
     def run() -> None:
         for _ in range(copies):
@@ -35,20 +35,20 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def bytes_per_env_step(game: Env) -> int:
-    """The fewest bytes that one step of one replica moves: state in and out, actions in, outputs out."""
-    fields = [*game.layout.fields, *(f for f in game.layout.engine_fields if not f.name.startswith("completed"))]
+    """The fewest bytes that a step of one environment moves: state in and out, actions in, outputs out."""
+    layout = game.layout
+    fields = [*layout.fields, *(f for f in layout.engine_fields if not f.name.startswith("completed"))]
     state = sum(f.nbytes for f in fields if not f.shared)
-    per_agent = (
-        game.layout.obs_size * game.layout.observation.dtype.itemsize + 4 + 4 + 4 * game.layout.action.heads
-    )  # obs, reward, four flags, action
-    return 2 * state + game.layout.num_agents * per_agent
+    obs, reward, flags, action = layout.obs_size * layout.observation.dtype.itemsize, 4, 4, 4 * layout.action.heads
+    return 2 * state + layout.num_agents * (obs + reward + flags + action)
 
 
 def bytes_per_env_sample(game: Env) -> int:
-    """The fewest bytes that the sampler moves for one replica: clocks, parameters in; draws, log-probabilities out."""
-    clocks = sum(f.nbytes for f in game.layout.engine_fields if f.name in RNG_FIELDS)
-    drawn = game.layout.action.heads * (2 if game.layout.action.continuous else 1)
-    return clocks + 4 * game.layout.num_agents * (game.layout.action.num_parameters + drawn + 1)
+    """The fewest bytes that sampling for one environment moves: counters and parameters in, samples out."""
+    layout = game.layout
+    counters = sum(f.nbytes for f in layout.engine_fields if f.name in RNG_FIELDS)
+    sampled = layout.action.heads * (2 if layout.action.continuous else 1)
+    return counters + 4 * layout.num_agents * (layout.action.num_parameters + sampled + 1)
 
 
 def measure(
@@ -59,10 +59,10 @@ def measure(
     driver: str | None = None,
     threads_per_env: int | None = None,
 ) -> dict[str, Any]:
-    """One row: the stages "step", "sampling" and "sample_and_step", which is both, in one launch where ``Sampler.step`` makes one.
+    """One row: the stages "step", "sampling", and "sample_and_step" (``Sampler.step``, one launch where it can fuse both).
 
-    Their times are of a single step. What is drawn are actions and log-probabilities, as a trainer needs them. The
-    bytes of a step are those of its step alone.
+    Times are per step. Sampling yields actions and log-probabilities, as the trainer uses them. The bytes of
+    "sample_and_step" are those of the step alone.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -90,7 +90,7 @@ def measure(
         for action in actions:
             env.step(action, out=buffers)
 
-    def draw() -> None:
+    def draw_samples() -> None:
         for _ in range(STEPS_PER_RUN):
             sampler.sample(parameters, out=sample)
 
@@ -98,17 +98,17 @@ def measure(
         for _ in range(STEPS_PER_RUN):
             sampler.step(parameters, sample=sample, out=buffers)
 
-    moved, drawn = num_envs * bytes_per_env_step(game), num_envs * bytes_per_env_sample(game)
-    for stage, call, moves in (
-        ("step", step, moved),
-        ("sampling", draw, drawn),
-        ("sample_and_step", sample_and_step, moved),
+    step_bytes, sample_bytes = num_envs * bytes_per_env_step(game), num_envs * bytes_per_env_sample(game)
+    for stage, call, num_bytes in (
+        ("step", step, step_bytes),
+        ("sampling", draw_samples, sample_bytes),
+        ("sample_and_step", sample_and_step, step_bytes),
     ):
         duration = seconds(captured(call, device), device) / STEPS_PER_RUN
         row |= rates(stage, duration, game, num_envs)
-        row[f"{stage}_bytes"] = moves
-        row[f"{stage}_gb_per_s"] = round(moves / duration / 1e9, 4)
-        row[f"{stage}_share_of_copy_bandwidth"] = round(moves / duration / bandwidth, 4)
+        row[f"{stage}_bytes"] = num_bytes
+        row[f"{stage}_gb_per_s"] = round(num_bytes / duration / 1e9, 4)
+        row[f"{stage}_share_of_copy_bandwidth"] = round(num_bytes / duration / bandwidth, 4)
     row["env_bytes"] = env.bytes_per_env() * num_envs
     if device.type == "cuda":
         row["peak_bytes"] = torch.cuda.max_memory_allocated(device)
@@ -125,20 +125,20 @@ def measure_rollout(
     driver: str | None = None,
     threads_per_env: int | None = None,
 ) -> dict[str, Any]:
-    """The stage "rollout" of a row: a step with a new policy for each role, written where the trainer's learner reads.
+    """The stage "rollout" of a row: a step with a new policy for each role, stored in the trainer's rollout buffer.
 
-    It is a ``config.num_steps``-th of a rollout's time. Neither advantages nor updates are in it.
+    The time of a rollout divided by ``config.num_steps``, without advantages and updates.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     env = VecEnv(game, num_envs, device, autoreset_mode="next_step", driver=driver, threads_per_env=threads_per_env)
     check_capacity(env, config.num_steps)
-    data, sampler = Rollout(env, config.num_steps), Sampler(env, squash=config.squash)
+    rollout, sampler = Rollout(env, config.num_steps), Sampler(env, squash=config.squash)
     policies = [make_policy(game, [role], config, None, device) for role in game.layout.present_roles]
     parameters = torch.zeros((num_envs, game.layout.num_agents, sampler.num_parameters), device=device)
-    env.reset(seed=1, out=data.last)
+    env.reset(seed=1, out=rollout.last)
 
-    collect = partial(data.collect, policies, sampler, parameters)
+    collect = partial(rollout.collect, policies, sampler, parameters)
     with torch.no_grad():
         duration = seconds(captured(collect, device), device) / config.num_steps
     row = {"rollout_num_steps": config.num_steps, "rollout_hidden_sizes": list(config.hidden_sizes)}
@@ -150,14 +150,14 @@ def measure_rollout(
 
 
 def named(game: Env, num_envs: int) -> dict[str, Any]:
-    """What a row is of: the game, its sizes, and what of its configuration is not the default."""
+    """Game, sizes, and the configuration values that differ from their defaults."""
     fields = {field.name: (getattr(game, field.name), field.default) for field in dataclasses.fields(game)}
     config = {name: value for name, (value, default) in fields.items() if value != default}
     return {"game": game.name(), "num_envs": num_envs, "num_agents": game.layout.num_agents, "config": config}
 
 
 def rates(stage: str, duration: float, game: Env, num_envs: int) -> dict[str, Any]:
-    """The metrics of one stage, a step of which takes ``duration`` seconds."""
+    """The metrics of a stage that takes ``duration`` seconds per step."""
     return {
         f"{stage}_us": round(duration * 1e6, 2),
         f"{stage}_env_steps_per_s": round(num_envs / duration),

@@ -1,4 +1,4 @@
-"""What a step costs through an interface or an adapter, host included, beside the vec_env's own step."""
+"""Overhead of interfaces and adapters: wall time of a step through them and of VecEnv.step."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from gpu_vecenv.views.batched_env import BatchedParallelEnv
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 
 Games = tuple[tuple[str, int, dict[str, Any]], ...]
-Prepare = Callable[[Any, list[torch.Tensor]], Callable[[], Any]]  # env, actions of rows -> what is measured
-ACTIONS = 16  # steps' worth, drawn beforehand and taken in turn
-# 4,096 and 65,536 rows: game, replicas, configuration
+Prepare = Callable[[Any, list[torch.Tensor]], Callable[[], Any]]  # (env, actions of rows) -> the call to measure
+ACTIONS = 16  # steps of random actions, sampled beforehand and repeated
+# game, num_envs, configuration: 4,096 and 65,536 rows each
 DISCRETE: Games = (
     ("cartpole", 4096, {}),
     ("cartpole", 65_536, {}),
     ("tag_gridworld", 1024, {"num_taggers": 3}),
     ("tag_gridworld", 16_384, {"num_taggers": 3}),
 )
-FEW: Games = (("cartpole", 64, {}), ("tag_gridworld", 64, {"num_taggers": 3}))  # an object for each replica
+FEW: Games = (
+    ("cartpole", 64, {}),
+    ("tag_gridworld", 64, {"num_taggers": 3}),
+)  # this adapter has one object per environment
 CONTINUOUS: Games = (
     ("pendulum", 4096, {}),
     ("pendulum", 65_536, {}),
@@ -36,7 +39,7 @@ CONTINUOUS: Games = (
 
 
 def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
-    """A row for each size."""
+    """One row for each size."""
     games, prepare = INTERFACES[name]
     for game, num_envs, config in games:
         vec_env = make(game, num_envs, device, agents_as_envs=True, **config)
@@ -47,7 +50,7 @@ def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
             vec_env.step(actions[-1])
         given, buffers = itertools.cycle(actions), vec_env.step_buffers()
         step_us = microseconds(lambda: vec_env.step(next(given)), device)  # noqa: B023
-        vec_env.step(actions[0], out=buffers)  # the launch alone goes on writing into this buffers
+        vec_env.step(actions[0], out=buffers)  # replay_step writes into these buffers
         launch_us = microseconds(vec_env.replay_step, device)
         vec_env.close()
         env = _made(name, game, num_envs, device, config)
@@ -60,14 +63,14 @@ def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 def microseconds(step: Callable[[], Any], device: torch.device) -> float:
-    """Least wall time of one call."""
+    """Smallest wall time of one call, in microseconds."""
     for _ in range(20):
         step()
     return round(seconds(step, device, of=min) * 1e6, 2)
 
 
 def check_known(names: tuple[str, ...]) -> None:
-    """Raise ConfigError unless all are interfaces that can be measured."""
+    """Raise ConfigError if a name is not that of an interface."""
     for name in names:
         if name not in INTERFACES:
             raise ConfigError(f"interface is {name!r}; {nearest(name, INTERFACES)}")
@@ -82,14 +85,14 @@ def _made(name: str, game: str, num_envs: int, device: torch.device, config: dic
 
 
 def _rows(env: Any, actions: list[Any]) -> Callable[[], Any]:
-    """Actions as they are."""
+    """Steps with unchanged actions."""
     env.reset()
     given = itertools.cycle(actions)
     return lambda: env.step(next(given))
 
 
 def _columns(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
-    """A dictionary of agents; every Discrete action with a last axis of length 1."""
+    """Actions as a dictionary by agent; Discrete actions with a last axis of length 1."""
     agents = list(env.possible_agents)
     return _rows(env, [_split(action, agents) for action in actions])
 
@@ -110,7 +113,7 @@ def _on_host(actions: list[torch.Tensor]) -> list[Any]:
 
 
 def _arrays(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
-    """NumPy rows; what is told of rows that are done is looked at, as the libraries do."""
+    """NumPy rows; reads the infos of rows that are done, as the libraries do."""
     env.reset()
     given = itertools.cycle(_on_host(actions))
 
@@ -128,7 +131,7 @@ def _numpy_view(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
 
 
 def _tianshou(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
-    """With the reset of the rows that are done, which its collector asks for."""
+    """With the reset of rows that are done, as in its collector."""
     env.reset()
     given = itertools.cycle(_on_host(actions))
 
@@ -142,7 +145,7 @@ def _tianshou(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
 
 
 def _torchrl(env: Any, actions: list[torch.Tensor]) -> Callable[[], Any]:
-    """With the partial reset, as its collectors step."""
+    """With the partial reset, as in its collectors."""
     data = env.reset()
     counts = [len(agents) for agents in env.group_map.values()]
     parts = [action.unflatten(0, (-1, sum(counts))).split(counts, 1) for action in actions]
@@ -176,7 +179,7 @@ INTERFACES: dict[str, tuple[Games, Prepare]] = {
 def _naive(
     game: str, num_envs: int, device: torch.device, config: dict[str, Any], actions: list[torch.Tensor]
 ) -> dict[str, Any]:
-    """What SB3's adapter is to be compared with: four ``.cpu()`` calls and a dictionary for every row."""
+    """Simpler implementations to compare SB3's adapter with: four ``.cpu()`` calls, and a dictionary for every row."""
     env = GymnasiumVectorEnv(game, num_envs, device, **config)
     env.reset(seed=1)
     given = itertools.cycle(_on_host(actions))

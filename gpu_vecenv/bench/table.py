@@ -1,4 +1,4 @@
-"""What the benchmark prints: a table for people, or one JSON line per row for programs."""
+"""Output of the benchmark: a table on a terminal, else one JSON line per row."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 Row: TypeAlias = Mapping[str, Any]
 STAGES = ("step", "sampling", "sample_and_step", "rollout")
-WIDTH = 150  # of a table that does not go to a terminal
+WIDTH = 150  # of a table that is not printed on a terminal
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-# Headings of each kind of rows; of the first two cells, words, the rest are numbers.
+# Column headings by kind of row; all but the first two columns are numbers.
 HEADINGS = {
     "games": (
         *(
             "game",
             "stage",
-            "replicas x agents",
+            "envs x agents",
             "µs",
             "env-steps/s",
             "agent-steps/s",
@@ -32,77 +33,77 @@ HEADINGS = {
         *("memory, B", "first step, s"),
     ),
     "training": (
-        *("game", "update, precision", "replicas x agents x steps", "units", "ms/iteration", "env-steps/s"),
+        *("game", "update, precision", "envs x agents x steps", "units", "ms/iteration", "env-steps/s"),
         *("agent-steps/s", "policy", "sampling", "env", "update", "memory, B"),
     ),
-    "interface": ("interface", "game", "replicas", "µs", "VecEnv.step, µs", "launch, µs", "overhead, µs"),
-    "baseline": ("baseline", "game", "replicas x agents", "their env-steps/s", "ours", "ours / theirs"),
+    "interface": ("interface", "game", "envs", "µs", "VecEnv.step, µs", "launch, µs", "overhead, µs"),
+    "baseline": ("baseline", "game", "envs x agents", "baseline env-steps/s", "gpu_vecenv env-steps/s", "ratio"),
 }
 
 
 def kind(row: Row) -> str:
-    """Which kind of measurement a row is of."""
-    return next((word for word in ("interface", "baseline") if word in row), "training" if "update" in row else "games")
+    """The kind of measurement of a row."""
+    return next((key for key in ("interface", "baseline") if key in row), "training" if "update" in row else "games")
 
 
 @contextlib.contextmanager
 def printing(as_table: bool) -> Iterator[Callable[[Row], None]]:
-    """What each row is given to as soon as it is there; a table grows on a terminal, elsewhere it comes at the end."""
+    """Yield a callback for finished rows. On a terminal the table grows row by row; elsewhere it is printed at the end."""
     if not as_table:
         yield lambda row: print(json.dumps(row), flush=True)
         return
     table: Table | None = None
     out = console()
-    growing = Live(console=out, auto_refresh=False, vertical_overflow="visible") if out.is_terminal else None
+    live = Live(console=out, auto_refresh=False, vertical_overflow="visible") if out.is_terminal else None
 
     def add(row: Row) -> None:
         nonlocal table
         if table is None:
             table = _empty(row)
         for line in lines(row):
-            table.add_row(*line)
-        if growing:
-            growing.update(table, refresh=True)
+            table.add_row(*map(escape, line))
+        if live:
+            live.update(table, refresh=True)
 
     try:
-        with growing or contextlib.nullcontext():
+        with live or contextlib.nullcontext():
             yield add
     finally:
-        if table and not growing:
+        if table and not live:
             out.print(table)
 
 
 def console() -> Console:
-    """Standard output, wide enough for a table where it is no terminal."""
-    here = Console(highlight=False)
-    return here if here.is_terminal else Console(highlight=False, width=WIDTH)
+    """Standard output, wide enough for a table if it is not a terminal."""
+    stdout = Console(highlight=False)
+    return stdout if stdout.is_terminal else Console(highlight=False, width=WIDTH)
 
 
 def print_summary(results: Row, sweep: str | None) -> None:
-    """What stands below a table: the machine, and what follows from all rows together."""
-    told = [f"{key} {results[key]}" for key in ("device", "processors", "torch", "cuda", "gpu_vecenv", "commit")]
+    """Print the footer of the table: device, versions, and results about all rows."""
+    facts = [f"{key} {results[key]}" for key in ("device", "processors", "torch", "cuda", "gpu_vecenv", "commit")]
     if "copy_bytes_per_s" in results:
-        told.append(f"a copy moves {results['copy_bytes_per_s'] / 1e9:,.1f} GB/s")
+        facts.append(f"copy bandwidth {results['copy_bytes_per_s'] / 1e9:,.1f} GB/s")
     out = console()
-    out.print("; ".join(told), markup=False)
+    out.print("; ".join(facts), markup=False)
     for stage, size in results.get("linear_up_to", {}).items():
         out.print(f"{stage}: within 10 % of linear up to {size:,} {sweep}", markup=False)
     if "stopped" in results:
         out.print(f"stopped: {results['stopped']}", markup=False)
     if compared := results.get("compared"):
-        out.print(f"compared with {compared['file']}: {compared['rows']} rows are there", markup=False)
+        out.print(f"compared with {compared['file']}: {compared['rows']} rows match", markup=False)
         for key, (then, now) in compared["then_now"].items():
             out.print(f"  {key} was {str(then)[:40]}, is {str(now)[:40]}", markup=False)
 
 
 def lines(row: Row) -> Iterator[list[str]]:
-    """The lines of a table that one row becomes, cell by cell: of a game, one for each stage."""
+    """The table lines of one row, cell by cell; a row of a game has one line per stage."""
     size = " x ".join(f"{row[key]:,}" for key in ("num_envs", "num_agents") if key in row)
     if kind(row) == "games":
         for number, stage in enumerate(stage for stage in STAGES if f"{stage}_us" in row):
             rates = [si_prefixed(row[f"{stage}_{what}_steps_per_s"]) for what in ("env", "agent")]
-            once = [row["game"], size, _number(row["bytes_per_agent_step"]), _number(row["first_step_s"])]
-            game, sizes, each, first = once if number == 0 else ["", "", "", ""]
+            shared = [row["game"], size, _number(row["bytes_per_agent_step"]), _number(row["first_step_s"])]
+            game, sizes, each, first = shared if number == 0 else ["", "", "", ""]
             share, speed = (row.get(f"{stage}_{name}") for name in ("share_of_copy_bandwidth", "gb_per_s"))
             memory = row.get("rollout_peak_bytes") if stage == "rollout" else row.get("peak_bytes", row["env_bytes"])
             traffic = [
@@ -122,12 +123,12 @@ def lines(row: Row) -> Iterator[list[str]]:
         yield [row["interface"], row["game"], size, *times, *_ratio(row, "interface")]
     else:
         rates = [si_prefixed(row[f"{stage}_env_steps_per_s"]) for stage in ("baseline", "step")]
-        who = f"{row['against']} {row['version']}"
-        yield [who, row["game"], size, *rates, _number(row["speedup"]), *_ratio(row, "step")]
+        library = f"{row['baseline']} {row['version']}"
+        yield [library, row["game"], size, *rates, _number(row["speedup"]), *_ratio(row, "step")]
 
 
 def si_prefixed(number: float | None) -> str:
-    """Three digits and a prefix: 2.26 G. None, which is what was not measured, is a dash."""
+    """Three digits and an SI prefix, like 2.26 G; a dash for None, a value that was not measured."""
     if number is None:
         return "-"
     scale, letter = next(((scale, letter) for scale, letter in PREFIXES if number >= scale), (1.0, ""))
@@ -136,8 +137,8 @@ def si_prefixed(number: float | None) -> str:
 
 def _empty(row: Row) -> Table:
     table = Table()
-    for place, heading in enumerate([*HEADINGS[kind(row)], *(["now / then"] if "ratios" in row else [])]):
-        table.add_column(heading, justify="left" if place < 2 else "right")
+    for column, heading in enumerate([*HEADINGS[kind(row)], *(["now / then"] if "ratios" in row else [])]):
+        table.add_column(heading, justify="left" if column < 2 else "right")
     return table
 
 
@@ -145,7 +146,7 @@ def _ratio(row: Row, stage: str) -> list[str]:
     if "ratios" not in row:
         return []
     ratio = (row["ratios"] or {}).get(stage)
-    return ["not there" if ratio is None else f"{ratio:.3f}"]
+    return ["no match" if ratio is None else f"{ratio:.3f}"]
 
 
 def _number(number: float | None) -> str:

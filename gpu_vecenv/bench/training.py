@@ -1,4 +1,4 @@
-"""How fast training is, end to end: rollout, update and the metrics of the log."""
+"""Training throughput, end to end: rollout, update and logged metrics."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
-# WarpDrive's own: game, replicas, steps per iteration, units of both hidden layers.
+# WarpDrive's: game, num_envs, steps per iteration, units of both hidden layers.
 CONFIGURATIONS = (
     ("tag_continuous", 100, 250, 256),
     ("tag_continuous", 2000, 250, 256),
     ("tag_gridworld", 2000, 100, 32),
     ("cartpole", 10_000, 50, 32),
 )
-# WarpDrive makes one step on the whole batch; the others are passes and minibatches of this trainer's defaults.
+# (num_epochs, num_minibatches): WarpDrive's, and this trainer's defaults.
 UPDATES = {(1, 1): "one step on the whole batch", (4, 4): "4 epochs of 4 minibatches"}
-WARM_UP, RUNS = 3, 5  # iterations; measurements, of which the median counts
-AGENT_STEPS_PER_RUN, LONGEST = 10_000_000, 2.0  # or about so many seconds, where they come first
+WARM_UP, RUNS = 3, 5  # iterations; measurements, whose median is reported
+AGENT_STEPS_PER_RUN, MAX_SECONDS = 10_000_000, 2.0  # or this many seconds, whichever ends first
 SHARES = ("policy_time_fraction", "sampling_time_fraction", "env_time_fraction", "update_time_fraction")
 
 
@@ -47,7 +47,7 @@ def measure(device: torch.device, precisions: Sequence[Precision], graphs: bool 
                 hidden_sizes=(units, units),
             )
             for row in measure_game(configure(name), num_envs, config, device, precisions, graphs):
-                yield {**row, "units": units}  # both layers have as many
+                yield {**row, "units": units}  # of both layers
 
 
 def measure_game(
@@ -60,14 +60,14 @@ def measure_game(
 ) -> Iterator[dict[str, Any]]:
     """One row for each precision."""
     kind = config.num_epochs, config.num_minibatches
-    for changed in [replace(config, precision=precision) for precision in precisions]:
+    for precision in precisions:
         yield {
             **named(game, num_envs),
             "num_steps": config.num_steps,
             "units": list(config.hidden_sizes),
             "update": UPDATES.get(kind, "{} epochs of {} minibatches".format(*kind)),
-            "precision": changed.precision,
-            **_rates(game, num_envs, changed, device, graphs),
+            "precision": precision,
+            **_rates(game, num_envs, replace(config, precision=precision), device, graphs),
         }
 
 
@@ -75,17 +75,17 @@ def _rates(game: Env, num_envs: int, config: PPOConfig, device: torch.device, gr
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    first = World.current().rank * num_envs  # each process has as many
-    env = VecEnv(game, num_envs, device, autoreset_mode="next_step", first_env_index=first)
+    first_env_index = World.current().rank * num_envs
+    env = VecEnv(game, num_envs, device, autoreset_mode="next_step", first_env_index=first_env_index)
     trainer = Trainer(env, config, graphs=graphs)
     for _ in range(WARM_UP):
         start = time.perf_counter()
         metrics = trainer.train_iteration()
     each, env_steps = time.perf_counter() - start, trainer.env_steps_per_iteration
-    enough = min(AGENT_STEPS_PER_RUN // (env_steps * env.num_agents), math.ceil(LONGEST / each))
-    agreed = torch.tensor(max(1, enough), device=device)
-    World.current().broadcast(agreed)  # the same number in every process
-    iterations, seconds = int(agreed), []
+    planned = min(AGENT_STEPS_PER_RUN // (env_steps * env.num_agents), math.ceil(MAX_SECONDS / each))
+    num_iterations = torch.tensor(max(1, planned), device=device)
+    World.current().broadcast(num_iterations)  # the same in every process
+    iterations, seconds = int(num_iterations), []
     for _ in range(RUNS):
         synchronize(device)
         start = time.perf_counter()

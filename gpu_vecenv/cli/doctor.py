@@ -1,43 +1,41 @@
-"""``gpu-vecenv doctor``: what this machine has (Python, torch, GPUs, compilers, drivers), and what to do about gaps.
+"""``gpu-vecenv doctor``: report torch, GPUs, compilers and CUDA drivers, and recommend what to install.
 
-Also runs by its path, before any installation: only the standard library is imported at the top.
+The file also runs as a script before any installation, so that its imports are limited to the standard library.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from gpu_vecenv.compile import toolchain
-else:  # run by its path: importing the package needs torch, which may be missing
+else:  # run as a script: importing the package needs torch, which may be missing
     sys.path[0] = str(Path(__file__).resolve().parents[1] / "compile")
     import toolchain
 
-    del sys.path[0]  # modules of that folder must hide no others
+    del sys.path[0]  # modules of that folder must not hide others
 
 NO_TORCH, NO_DRIVER = toolchain.Torch(), toolchain.Driver()
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for: what was found, or else the reason why not."""
+    """What was found, or the reason why nothing was."""
 
     found: str = ""
     problem: str = ""
 
 
 @dataclass(frozen=True)
-class Machine:
-    """Everything that was found."""
+class Diagnosis:
+    """All findings."""
 
     torch: toolchain.Torch = NO_TORCH
     driver: toolchain.Driver = NO_DRIVER
@@ -50,19 +48,19 @@ class Machine:
 
 
 def drivers_that_work() -> dict[str, str]:
-    """Each CUDA driver with "works" or the reason why not, found by launching a kernel with it."""
+    """Driver name -> "works", or why launching a kernel with it failed."""
     try:
         from gpu_vecenv.compile.backends import working_drivers
 
         return working_drivers()
     except Exception as error:
-        return {"CUDA drivers": f"not tried: {toolchain.one_line(error)}"}
+        return {"CUDA drivers": f"not tested: {toolchain.one_line(error)}"}
 
 
-def examine() -> Machine:
-    """Look at everything once."""
+def examine() -> Diagnosis:
+    """Collect all findings."""
     torch = toolchain.find_torch()
-    return Machine(
+    return Diagnosis(
         torch=torch,
         driver=toolchain.find_driver(),
         compiler=_examine_compiler(),
@@ -78,12 +76,12 @@ def _examine_compiler() -> Finding:
     command = toolchain.find_host_compiler()
     if command is None:
         return Finding(problem=f"none of $CXX, {', '.join(toolchain.HOST_COMPILERS)}, ziglang")
-    words = shlex.join(command)
-    ok, text = toolchain.output_of([*command, "--version"])
+    shell_command = shlex.join(command)
+    ok, output = toolchain.output_of([*command, "--version"])
     if not ok:
         origin = "$CXX is set to " if os.environ.get("CXX") else ""
-        return Finding(problem=f"{origin}{words}, which does not run: {toolchain.one_line(text)}")
-    return Finding(f"{words} ({toolchain.one_line(text)})")
+        return Finding(problem=f"{origin}{shell_command}, which does not run: {toolchain.one_line(output)}")
+    return Finding(f"{shell_command} ({toolchain.one_line(output)})")
 
 
 def _examine_nvcc() -> Finding:
@@ -112,9 +110,9 @@ def _examine_module(module: str, package: str) -> Finding:
     return Finding(str(getattr(found, "VERSION_TEXT", None) or getattr(found, "__version__", "found")))
 
 
-def advice(machine: Machine) -> list[str]:
-    """What to do, most important first."""
-    torch, driver = machine.torch, machine.driver
+def recommendations(diagnosis: Diagnosis) -> list[str]:
+    """What to install or change, most important first."""
+    torch, driver = diagnosis.torch, diagnosis.driver
     todo = []
     if not torch.version:
         index = (toolchain.cuda_wheels(driver.cuda) if driver.gpus else None) or toolchain.WHEELS + "cpu"
@@ -125,53 +123,56 @@ def advice(machine: Machine) -> list[str]:
         todo.append(f"No NVIDIA GPU ({driver.problem}): everything runs on the CPU.")
     if not torch.problem:
         core = toolchain.pip(f"cuda-core[cu{torch.cuda.split('.')[0]}]")
-        if not machine.nvrtc.found and not machine.nvcc.found:
+        if not diagnosis.nvrtc.found and not diagnosis.nvcc.found:
             todo.append(f"Install a CUDA compiler (NVRTC): {core}")
-        if not machine.pycuda.found and not machine.cuda_core.found:
+        if not diagnosis.pycuda.found and not diagnosis.cuda_core.found:
             todo.append(f"Install a CUDA driver library: {core}")
-        elif machine.launches and "works" not in machine.launches.values():
-            todo.append("No CUDA driver was seen to launch a kernel: the reasons stand above.")
-    if machine.compiler.problem.startswith("$CXX"):
-        todo.append("Set CXX to a C++ compiler, or unset it to let one be found.")
-    elif not machine.compiler.found:
+        elif diagnosis.launches and "works" not in diagnosis.launches.values():
+            todo.append("No CUDA driver could launch a kernel; the reasons are in the table.")
+    if diagnosis.compiler.problem.startswith("$CXX"):
+        todo.append("Set CXX to a C++ compiler, or unset it to use the first one on PATH.")
+    elif not diagnosis.compiler.found:
         todo.append(f"Install a C++ compiler, for runs on the CPU: {toolchain.pip('ziglang')}")
     return todo
 
 
-def report(machine: Machine) -> str:
-    """The findings as a table, then what to do."""
-    torch, driver = machine.torch, machine.driver
+def report(diagnosis: Diagnosis) -> str:
+    """The findings as a table, followed by recommendations."""
+    torch, driver = diagnosis.torch, diagnosis.driver
     rows = [
         ("Python", f"{sys.version.split()[0]} ({sys.executable})"),
-        ("torch", f"{torch.version}, {toolchain.torch_build(torch)}" if torch.version else torch.problem),
-        ("GPU driver", driver.problem or toolchain.driver_text(driver)),
+        ("torch", f"{torch.version}, {toolchain.describe_build(torch)}" if torch.version else torch.problem),
+        ("GPU driver", driver.problem or toolchain.describe_driver(driver)),
         *((f"GPU {number}", gpu) for number, gpu in enumerate(driver.gpus)),
         ("GPU in torch", torch.problem or "works"),
     ]
     parts = {
-        "C++ compiler": machine.compiler,
-        "nvcc": machine.nvcc,
-        "NVRTC": machine.nvrtc,
-        "PyCUDA": machine.pycuda,
-        "cuda.core": machine.cuda_core,
+        "C++ compiler": diagnosis.compiler,
+        "nvcc": diagnosis.nvcc,
+        "NVRTC": diagnosis.nvrtc,
+        "PyCUDA": diagnosis.pycuda,
+        "cuda.core": diagnosis.cuda_core,
     }
     rows += [(title, part.found or f"missing: {part.problem}") for title, part in parts.items()]
-    rows += [(f"launch: {name}", result) for name, result in machine.launches.items()]
+    rows += [(f"launch: {name}", result) for name, result in diagnosis.launches.items()]
     width = max(len(title) for title, _ in rows)
-    todo = advice(machine) or ["Nothing: all that matters is there."]
-    table = [f"{title:{width}}  {text}" for title, text in rows]
-    return "\n".join([*table, "", "What to do", *(f"- {line}" for line in todo)])
+    todo = recommendations(diagnosis) or ["Nothing: everything required was found."]
+    table = [f"{title:{width}}  {value}" for title, value in rows]
+    return "\n".join([*table, "", "Recommendations", *(f"- {line}" for line in todo)])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report; 1 when training cannot run here, or not on the GPU that is there."""
-    argparse.ArgumentParser(prog="gpu-vecenv doctor", description=main.__doc__).parse_args(arguments)
-    machine = examine()
-    print(report(machine))
-    if toolchain.gpu_problem(machine.driver, machine.torch) or not machine.torch.version:
-        return 1
-    return 1 if machine.torch.problem and not machine.compiler.found else 0
+@dataclass(frozen=True)
+class Doctor:
+    """Report torch, GPUs, compilers and CUDA drivers, and recommend what to install."""
+
+    def __call__(self) -> int:
+        """Print the report; 1 if training cannot run, or cannot use the GPU that is present."""
+        diagnosis = examine()
+        print(report(diagnosis))
+        if toolchain.gpu_problem(diagnosis.driver, diagnosis.torch) or not diagnosis.torch.version:
+            return 1
+        return 1 if diagnosis.torch.problem and not diagnosis.compiler.found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(Doctor()())

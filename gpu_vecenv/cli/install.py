@@ -1,6 +1,6 @@
-"""Install this checkout into the running Python: the torch that fits the machine, then the project.
+"""Install this checkout into the running Python: a suitable torch, then the project.
 
-`make` runs it by its path before anything is there, so only the standard library is imported.
+The Makefile runs the file as a script before any installation, so that its imports are limited to the standard library.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from gpu_vecenv.compile import toolchain
-else:  # run by its path: importing the package needs torch, which may be missing
+else:  # run as a script: importing the package needs torch, which may be missing
     sys.path[0] = str(Path(__file__).resolve().parents[1] / "compile")
     import toolchain
 
-    del sys.path[0]  # modules of that folder must hide no others
+    del sys.path[0]  # modules of that folder must not hide others
 
 ROOT = Path(__file__).resolve().parents[2]
 PIP = (sys.executable, "-m", "pip")
@@ -34,45 +34,45 @@ CPU_WHEELS = toolchain.WHEELS + "cpu"
 
 @dataclass(frozen=True)
 class Step:
-    """One `pip install`: its arguments, why it is done, and what it changes in the environment."""
+    """One `pip install`: its purpose, its arguments, and changes to environment variables."""
 
-    why: str
+    purpose: str
     arguments: tuple[str, ...]
     environment: dict[str, str] = field(default_factory=dict)
 
 
 def torch_steps(installed: str, gpu: bool, pinned: bool, platform: str, driver_cuda: str = "") -> list[Step]:
-    """Ways to get torch, best first; one that succeeds is enough. All obey pip's constraints.
+    """Ways to install torch in order of preference, of which one must succeed. All respect pip's constraints.
 
-    Without a GPU, PyPI's Linux wheels would bring gigabytes of CUDA: they come last, and only for a
-    constraint that names torch and that no CPU wheel meets.
+    Without a GPU, PyPI's Linux wheels, which depend on gigabytes of CUDA libraries, come last, and only if a
+    constraint names torch, since a CPU wheel may not satisfy it.
     """
     if toolchain.numbers(installed) >= toolchain.numbers(TORCH.partition(">=")[2]):
         return []
     if gpu:
-        plain = Step("torch with CUDA, since a GPU is there; large, takes minutes", (TORCH,))
+        plain = Step("torch with CUDA, since a GPU was found; a large download", (TORCH,))
         older = toolchain.cuda_wheels(driver_cuda) if toolchain.numbers(driver_cuda) < (13, 0) else None
         if pinned or older is None:  # PyPI's own wheels are built for CUDA 13
             return [plain]
         index = {"PIP_INDEX_URL": older, "PIP_EXTRA_INDEX_URL": older}
-        return [Step(f"torch for the driver's CUDA {driver_cuda}; large, takes minutes", (TORCH,), index)]
+        return [Step(f"torch for CUDA {driver_cuda}, the driver's version; a large download", (TORCH,), index)]
     if platform == "darwin":
         return [Step("torch (its macOS wheels are CPU builds)", (TORCH,))]
-    # Through the environment, because --index-url leaves configured extra indexes in force, and a
-    # newer CUDA build there would win. Dependencies come with the project.
+    # Environment variables, because --index-url does not disable configured extra indexes, and a newer CUDA build
+    # there would be preferred. Dependencies are installed with the project.
     cpu_only = {"PIP_INDEX_URL": CPU_WHEELS, "PIP_EXTRA_INDEX_URL": CPU_WHEELS}
-    patience = ("--retries", "1", "--timeout", "30")
+    network_limits = ("--retries", "1", "--timeout", "30")
     steps = [
-        Step("torch from pip's local wheels, if there is one", ("--no-index", "--no-deps", TORCH)),
-        Step("torch's CPU wheel, since there is no GPU", ("--no-deps", *patience, TORCH), cpu_only),
+        Step("torch from pip's local wheels, if available", ("--no-index", "--no-deps", TORCH)),
+        Step("torch's CPU wheel, since no GPU is used", ("--no-deps", *network_limits, TORCH), cpu_only),
     ]
     if pinned:
-        steps.append(Step("torch as pip's constraint pins it", (TORCH,)))
+        steps.append(Step("torch in the version of pip's constraint", (TORCH,)))
     return steps
 
 
 def project_step(extras: Iterable[str], torch_cuda: str, compiler: bool) -> Step:
-    """The editable project, with the CUDA extra that fits torch and a compiler if there is none."""
+    """The editable project, with the CUDA extra for torch's version, and a C++ compiler if none was found."""
     chosen, reasons = list(extras), []
     major = torch_cuda.partition(".")[0]
     if major in ("12", "13"):
@@ -81,25 +81,25 @@ def project_step(extras: Iterable[str], torch_cuda: str, compiler: bool) -> Step
     if not compiler:
         chosen.append("compiler")
         reasons.append("compiler because no C++ compiler was found")
-    why = f"gpu-vecenv[{','.join(chosen)}]" + (f" ({'; '.join(reasons)})" if reasons else "")
-    return Step(why, ("--editable", f"{ROOT}[{','.join(chosen)}]"))
+    purpose = f"gpu-vecenv[{','.join(chosen)}]" + (f" ({'; '.join(reasons)})" if reasons else "")
+    return Step(purpose, ("--editable", f"{ROOT}[{','.join(chosen)}]"))
 
 
 def optional_steps(extras: Iterable[str], gpu: bool, nvcc: str | None) -> list[Step]:
-    """What is tried but may fail. PyCUDA is compiled by pip and needs a CUDA toolkit."""
+    """Installations that may fail. PyCUDA is compiled by pip and needs a CUDA toolkit."""
     steps = [Step(f"{extra} (optional)", (f"gpu-vecenv[{extra}]",)) for extra in extras]
     if gpu and nvcc:
         # PyCUDA derives the toolkit's folder from the first nvcc on PATH, which may be a link.
         path = os.path.dirname(os.path.realpath(nvcc)) + os.pathsep + os.environ.get("PATH", "")
-        why = "pycuda (optional), since nvcc was found; compiles for minutes"
-        steps.append(Step(why, ("gpu-vecenv[pycuda]",), {"PATH": path}))
+        purpose = "pycuda (optional), since nvcc was found; compilation takes minutes"
+        steps.append(Step(purpose, ("gpu-vecenv[pycuda]",), {"PATH": path}))
     return steps
 
 
 def pins_torch(constraints: Iterable[str]) -> bool:
-    """Whether one of these texts of constraint files names torch."""
+    """Whether one of these constraint files' contents names torch."""
     entry = re.compile(r"^\s*torch\s*([<>=!~@;\[]|$)", re.MULTILINE)
-    return any(entry.search(text) for text in constraints)
+    return any(entry.search(content) for content in constraints)
 
 
 def constraint_files(pip_config: str) -> list[str]:
@@ -123,8 +123,8 @@ def installed_torch() -> str:
 
 
 def run(step: Step, pip: Sequence[str] = PIP) -> str:
-    """Do one step; return pip's last words if it failed, and nothing if it did not."""
-    print(f"Installing {step.why}", flush=True)
+    """Run one step; return pip's output if it failed, else an empty string."""
+    print(f"Installing {step.purpose}", flush=True)
     command = [*pip, "install", "--quiet", "--disable-pip-version-check", *step.arguments]
     result = subprocess.run(
         command,
@@ -133,36 +133,36 @@ def run(step: Step, pip: Sequence[str] = PIP) -> str:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return "" if result.returncode == 0 else result.stdout.strip() or "pip failed without a word"
+    return "" if result.returncode == 0 else result.stdout.strip() or "pip failed without output"
 
 
 def run_first(steps: Sequence[Step], pip: Sequence[str] = PIP) -> str:
-    """Do the first step that succeeds; return the last one's words if none does."""
-    words = ""
+    """Run the steps until one succeeds; return the output of the last if none does, else an empty string."""
+    failure = ""
     for step in steps:
-        words = run(step, pip)
-        if not words:
+        failure = run(step, pip)
+        if not failure:
             break
-    return words
+    return failure
 
 
 def main(arguments: Sequence[str] | None = None, pip: Sequence[str] = PIP) -> int:
     """Install torch and this checkout into the running Python."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--extras", default="", help="extras to install, by comma")
-    parser.add_argument("--try", dest="tried", default="", help="extras that may fail, by comma")
+    parser.add_argument("--extras", default="", help="extras to install, comma-separated")
+    parser.add_argument("--try", dest="tried", default="", help="extras that may fail, comma-separated")
     options = parser.parse_args(arguments)
 
     driver = toolchain.find_driver()
-    cpu_asked = os.environ.get("GPU_VECENV_DEVICE") == "cpu"
-    gpu = bool(driver.gpus) and not cpu_asked
-    reason = "GPU_VECENV_DEVICE=cpu" if cpu_asked else driver.problem
+    cpu_requested = os.environ.get("GPU_VECENV_DEVICE") == "cpu"
+    gpu = bool(driver.gpus) and not cpu_requested
+    reason = "GPU_VECENV_DEVICE=cpu" if cpu_requested else driver.problem
     print(f"GPU: {driver.gpus[0]}" if gpu else f"No NVIDIA GPU is used ({reason})")
 
     failure = run_first(torch_steps(installed_torch(), gpu, torch_is_pinned(pip), sys.platform, driver.cuda), pip)
     if failure:
         index = (toolchain.cuda_wheels(driver.cuda) if gpu else None) or CPU_WHEELS
-        print(f"{failure}\n\ntorch could not be installed. Install it by hand, then repeat:")
+        print(f"{failure}\n\ntorch could not be installed. Install it manually, then repeat:")
         print("  " + toolchain.pip(TORCH, "--index-url", index))
         return 1
 
@@ -171,25 +171,25 @@ def main(arguments: Sequence[str] | None = None, pip: Sequence[str] = PIP) -> in
         importlib.invalidate_caches()
         torch = toolchain.find_torch()
         if problem := toolchain.gpu_problem(driver, torch):
-            print(f"\n{problem}\n  or      set GPU_VECENV_DEVICE=cpu to install for the CPU alone")
+            print(f"\n{problem}\n  or      set GPU_VECENV_DEVICE=cpu to install for the CPU only")
             return 1
         torch_cuda = torch.cuda
 
     extras, tried = _names(options.extras), _names(options.tried)
     if "dev" in extras and not gpu:
-        tried += ["compiler", "cuda13"]  # the tests compile with clang too, and CUDA text, which needs no GPU
+        tried += ["compiler", "cuda13"]  # the tests also compile with clang, and with NVRTC, which needs no GPU
     compiler = toolchain.find_host_compiler()
     if failure := run(project_step(extras, torch_cuda, compiler is not None), pip):
         print(failure)
         return 1
     for step in optional_steps(tried, gpu, toolchain.find_nvcc()):
         if failure := run(step, pip):
-            print(f"  not installed, going on without it: {failure.splitlines()[-1]}")
+            print(f"  not installed, continuing without it: {failure.splitlines()[-1]}")
     return 0
 
 
-def _names(text: str) -> list[str]:
-    return [name for name in text.split(",") if name]
+def _names(option: str) -> list[str]:
+    return [name for name in option.split(",") if name]
 
 
 if __name__ == "__main__":

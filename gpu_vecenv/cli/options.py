@@ -1,81 +1,94 @@
-"""Options of the command line: dataclasses, whose fields are what may be given."""
+"""What the commands share: the game named on the command line, device and driver, policies of a run."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import io
-import itertools
-import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import tyro
+from tyro.conf import Positional
 
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.envs.registry import GAME_FILE, GAMES, find_game, load_game
+from gpu_vecenv.envs.registry import GAME_FILE, find_game, load_game
 from gpu_vecenv.errors import ConfigError, UnknownGameError
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 
 PROGRAM = "gpu-vecenv"
-RULE = re.compile(r"[\s╭╮╰╯─+-]*")  # a line of a box that has no words
+GameName = Positional[Annotated[str, tyro.conf.arg(metavar="GAME")]]
+OptionalGameName = Positional[Annotated[str | None, tyro.conf.arg(metavar="GAME")]]
+Run = Positional[Annotated[Path, tyro.conf.arg(metavar="RUN")]]
+GameT = TypeVar("GameT")  # the class of a game, whose fields become options; NoGame before one is named
 
 
-def refuse_arguments(command: str, arguments: Sequence[str]) -> None:
-    """Refuse further arguments."""
-    if arguments:
-        raise ConfigError(f"{command} takes no arguments; got {' '.join(arguments)}")
+class Command:
+    """A command: a dataclass whose fields are its options; calling an instance runs it and returns the exit code."""
+
+    @classmethod
+    def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
+        """The type that tyro parses the words after the command into, and its default instance, or tyro.MISSING_NONPROP."""
+        return cls, tyro.MISSING_NONPROP
+
+    def __call__(self) -> int | None:
+        """Run the command; None means exit code 0."""
+        raise NotImplementedError
 
 
-def parse_game(command: str, arguments: Sequence[str]) -> tuple[type[Env], Sequence[str]]:
-    """The game that comes first, and the rest."""
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions(Command):
+    """Where environments run."""
+
+    device: str | None = None  # cpu, cuda or cuda:1; default: cuda if usable, else cpu
+    driver: str | None = None  # pycuda or cuda_core (CUDA only); default: the first that works
+
+
+@dataclass(frozen=True)
+class NoGame:
+    """Stands for the game's configuration in the help of a command without a game."""
+
+    message: ClassVar[str] = (
+        "no game is given; expected it before all options, as in: gpu-vecenv train tag_gridworld --seed 3"
+    )
+
+    def __post_init__(self) -> None:
+        raise ConfigError(self.message)
+
+
+def with_parameter(generic: Any, parameter: type) -> Any:
+    """``generic[parameter]``, for a type that is chosen at run time."""
+    return generic[parameter]
+
+
+def named_game(arguments: Sequence[str]) -> type[Env] | None:
+    """The game that the first argument names, a registered one or a file's; None if there is no such argument."""
     if not arguments or arguments[0].startswith("-"):
-        raise ConfigError(
-            f"{command} needs a game's name first: {', '.join(sorted(GAMES))}; see {PROGRAM} {command} GAME --help"
-        )
-    find = load_game if GAME_FILE.fullmatch(arguments[0]) else find_game
-    return find(arguments[0]), arguments[1:]
+        return None
+    return game_class(arguments[0])
 
 
-def load_run_policy(command: str, run: str, *, game: str | None, best: bool, device: str | None) -> GamePolicy:
-    """What a run has learned; ``game`` is the file that declares its game, if it is no bundled one."""
+def game_class(name: str) -> type[Env]:
+    """The registered game of that name, or the one declared in a file, which is imported and registered."""
+    return load_game(name) if GAME_FILE.fullmatch(name) else find_game(name)
+
+
+def check_option_names(command: type, *parts: type) -> None:
+    """Raise ConfigError if two of these dataclasses, whose options stand side by side, share a field name."""
+    owners: dict[str, str] = {}
+    for part in (command, *parts):
+        for field in dataclasses.fields(part):
+            if owner := owners.get(field.name):
+                raise ConfigError(f"{part.__name__}.{field.name} has the name of an option of {owner}; rename it")
+            owners[field.name] = part.__name__
+
+
+def load_run_policy(run: Path, *, game: str | None, best: bool, device: str | None) -> GamePolicy:
+    """The policies of a run; ``game`` is the file that declares its game, unless that is a bundled one."""
     if game is not None:
-        parse_game(command, [game])  # it registers what the file declares
-    where = resolve_device(device)
+        game_class(game)
     try:
-        return load_policy(run, best=best, device=where)
+        return load_policy(run, best=best, device=resolve_device(device))
     except UnknownGameError as error:
         raise ConfigError(f"{str(error).split('. ')[0]}. Give the file that declares it: --game my_game.py") from error
-
-
-def merge_dataclasses(name: str, **defaults: Any) -> Any:
-    """A dataclass of dataclasses, given by their classes or by default instances; their options stand side by side."""
-    fields, seen = [], dict[str, str]()
-    for part, default in defaults.items():
-        kind = default if isinstance(default, type) else type(default)
-        make = default if isinstance(default, type) else functools.partial(dataclasses.replace, default)
-        for field in dataclasses.fields(kind):
-            if other := seen.get(field.name):
-                raise ConfigError(f"{kind.__name__}.{field.name} has the name of an option of {other}; rename it")
-            seen[field.name] = kind.__name__
-        fields.append((part, kind, dataclasses.field(default_factory=make)))
-    return dataclasses.make_dataclass(name, fields)
-
-
-def parse(kind: Any, program: str, arguments: Sequence[str]) -> Any:
-    """The dataclass from its options. tyro explains an error in a box; here it becomes one line."""
-    box = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(kind, args=list(arguments), prog=program, config=(tyro.conf.OmitArgPrefixes,))
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        lines = [line.strip().strip("│|").strip() for line in box.getvalue().splitlines()[1:]]  # the first is a title
-        blocks = [list(block) for rule, block in itertools.groupby(lines, RULE.fullmatch) if not rule]
-        message = " ".join(blocks[0])
-        near = [line.split()[0] for line in lines if line.startswith("--") and not RULE.fullmatch(line)]
-        hint = f"; nearest: {', '.join(near[:3])}" if message.startswith("Unrecognized") and near else ""
-        raise ConfigError(f"{message}{hint}; see {program} --help") from None

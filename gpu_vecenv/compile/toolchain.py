@@ -1,6 +1,6 @@
-"""Which compilers, torch and NVIDIA driver this machine has.
+"""Finds compilers, torch and the NVIDIA driver.
 
-Only the standard library is imported: ``cli/install.py`` and ``cli/doctor.py`` run it before any installation.
+Imports only the standard library: ``cli/install.py`` and ``cli/doctor.py`` use it before any installation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Driver:
-    """The NVIDIA driver, as nvidia-smi tells; `cuda` is the newest CUDA version it supports."""
+    """The NVIDIA driver as reported by nvidia-smi; `cuda` is the newest CUDA version it supports."""
 
     version: str = ""
     cuda: str = ""
@@ -41,13 +41,13 @@ class Driver:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """'12.8' as (12, 8), to compare versions; what follows the numbers is dropped."""
+    """'12.8' as (12, 8), to compare versions; suffixes are dropped."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
 def output_of(command: Sequence[str]) -> tuple[bool, str]:
-    """Whether a short command succeeded, and what it printed."""
+    """Whether a command succeeded, and its output; at most 30 s."""
     try:
         result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError) as error:
@@ -56,7 +56,7 @@ def output_of(command: Sequence[str]) -> tuple[bool, str]:
 
 
 def find_torch() -> Torch:
-    """The installed torch; it launches a kernel, since a visible GPU may be an unsupported one."""
+    """The installed torch. Launches a kernel, since a visible GPU may be unsupported."""
     try:
         torch = importlib.import_module("torch")
     except Exception as error:
@@ -87,10 +87,10 @@ def find_driver() -> Driver:
 
 
 def find_nvcc() -> str | None:
-    """The path of nvcc: on PATH, else where a CUDA toolkit usually lies."""
+    """The path of nvcc: on PATH, else in the usual folders of a CUDA toolkit."""
     homes = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
-    beside = (shutil.which("nvcc", path=os.path.join(home, "bin")) for home in homes if home)
-    return shutil.which("nvcc") or next(filter(None, beside), None)
+    candidates = (shutil.which("nvcc", path=os.path.join(home, "bin")) for home in homes if home)
+    return shutil.which("nvcc") or next(filter(None, candidates), None)
 
 
 @cache
@@ -99,15 +99,15 @@ def _runs(program: str, changed: int) -> bool:
 
 
 def find_host_compiler() -> list[str] | None:
-    """The C++ compiler to call, as the first words of its command line.
+    """The C++ compiler, as the beginning of its command line.
 
-    $CXX is taken at its word, even when it names nothing: to use another silently would be worse.
+    $CXX is returned even if it names no program, so that its use fails visibly instead of selecting another compiler.
     """
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
     for name in HOST_COMPILERS:
         program = shutil.which(name)
-        # A found name may be a stub that only offers to install a compiler.
+        # The program may be a stub that only offers to install a compiler.
         if program and _runs(program, os.stat(program).st_mtime_ns):
             return [program]
     if importlib.util.find_spec("ziglang"):
@@ -116,9 +116,9 @@ def find_host_compiler() -> list[str] | None:
 
 
 def cuda_wheels(driver_cuda: str) -> str | None:
-    """The index of torch wheels for a driver that supports `driver_cuda`, None when it is too old.
+    """The index of torch wheels for a driver that supports `driver_cuda`, None if it is too old.
 
-    Releases within CUDA 12 run on any CUDA 12 driver, hence 12.6 for all that is older than 12.8.
+    Releases of CUDA 12 run on any CUDA 12 driver, hence 12.6 for all drivers older than 12.8.
     """
     for least, tag in (((13, 0), "cu130"), ((12, 8), "cu128"), ((12, 0), "cu126")):
         if numbers(driver_cuda) >= least:
@@ -127,7 +127,7 @@ def cuda_wheels(driver_cuda: str) -> str | None:
 
 
 def gpu_problem(driver: Driver, torch: Torch) -> str:
-    """Why torch cannot use the GPU that is there, and the remedy; empty when nothing is wrong."""
+    """Why torch cannot use a GPU that is present, and the remedy; empty if there is no problem."""
     if not driver.gpus or not torch.problem:
         return ""
     hidden, index = os.environ.get("CUDA_VISIBLE_DEVICES"), cuda_wheels(driver.cuda)
@@ -142,27 +142,27 @@ def gpu_problem(driver: Driver, torch: Torch) -> str:
     return (
         f"torch cannot use the GPU: {torch.problem}\n"
         f"  GPU     {driver.gpus[0]}\n"
-        f"  driver  {driver_text(driver)}\n"
-        f"  torch   {torch.version or 'missing'}, {torch_build(torch)}\n"
+        f"  driver  {describe_driver(driver)}\n"
+        f"  torch   {torch.version or 'missing'}, {describe_build(torch)}\n"
         f"  remedy  {remedy}"
     )
 
 
-def driver_text(driver: Driver) -> str:
-    """Its version, and the newest CUDA that it supports."""
+def describe_driver(driver: Driver) -> str:
+    """The driver's version, and the newest CUDA version that it supports."""
     return f"{driver.version}, supports CUDA up to {driver.cuda or 'an unknown version'}"
 
 
-def torch_build(torch: Torch) -> str:
+def describe_build(torch: Torch) -> str:
     """The CUDA version that torch was built for."""
     return f"built for CUDA {torch.cuda}" if torch.cuda else "CPU build"
 
 
 def pip(*arguments: str) -> str:
-    """The command that installs something into this interpreter."""
+    """The command that installs packages into this interpreter."""
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
 
 
-def one_line(words: object) -> str:
-    """The first line of a text or of an error's message."""
-    return next(iter(str(words).splitlines()), type(words).__name__)
+def one_line(message: object) -> str:
+    """The first line of a string or of an error's message."""
+    return next(iter(str(message).splitlines()), type(message).__name__)

@@ -28,7 +28,8 @@ def check_fields(config: Any) -> None:
     """
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        value = _checked(f"{type(config).__name__}.{field.name}", field, hints[field.name], getattr(config, field.name))
+        hint = object if isinstance(hints[field.name], typing.TypeVar) else hints[field.name]
+        value = _checked(f"{type(config).__name__}.{field.name}", field, hint, getattr(config, field.name))
         object.__setattr__(config, field.name, value)
 
 

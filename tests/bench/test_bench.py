@@ -1,3 +1,5 @@
+"""``python -m gpu_vecenv.bench``: rows, tables, sweeps, comparisons and options."""
+
 import dataclasses
 import inspect
 import itertools
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.processes import child_environment, run_child
 
 import gpu_vecenv.adapters
 from gpu_vecenv.bench import baselines as bench_baselines
@@ -37,13 +40,7 @@ ROW |= {f"{stage}_{figure}" for stage in STAGES for figure in STAGE}
 
 def run_bench(folder, *arguments):
     """What one run printed and what it wrote."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gpu_vecenv.bench", "--device", "cpu", "--json", "rows.json", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(gpu_vecenv.__file__).parents[1]), "OMP_NUM_THREADS": "1"},
-    )
+    done = run_child("-m", "gpu_vecenv.bench", "--device", "cpu", "--json", "rows.json", *arguments, folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout, json.loads((folder / "rows.json").read_text())
 
@@ -52,7 +49,7 @@ def run_bench(folder, *arguments):
 def quick(monkeypatch):
     """``bench.run`` on the CPU in this process; one short run makes a figure."""
     for module, name, value in (
-        (measurement, "RUNS", 1),
+        (measurement, "NUM_RUNS", 1),
         (measurement, "MIN_SECONDS", 0),
         (bench_training, "RUNS", 1),
         (bench_training, "MAX_SECONDS", 0),
@@ -199,10 +196,11 @@ def test_a_table_is_for_people_and_has_every_stage(quick, capsys, tmp_path):
 def test_a_terminal_gets_a_table_without_being_asked(tmp_path):
     pty = pytest.importorskip("pty")  # not on Windows
     ours, theirs = pty.openpty()
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm", "COLUMNS": "160"}
     bench_cartpole = [sys.executable, "-m", "gpu_vecenv.bench", "--device", "cpu", "--game", "cartpole"]
     command = [*bench_cartpole, "--num-envs", "3"]
-    with subprocess.Popen(command, stdout=theirs, cwd=tmp_path, env={**os.environ, **environment}) as running:
+    with subprocess.Popen(
+        command, stdout=theirs, cwd=tmp_path, env=child_environment(TERM="xterm", COLUMNS="160")
+    ) as running:
         os.close(theirs)
         said = b""
         try:
@@ -234,16 +232,16 @@ def test_every_kind_of_row_has_a_cell_for_each_heading():
         for line in bench_table.lines(row):
             assert len(line) == len(bench_table.HEADINGS[kind])
         for line in bench_table.lines({**row, "ratios": None}):
-            assert len(line) == len(bench_table.HEADINGS[kind]) + 1 and line[-1] == "not there"
+            assert len(line) == len(bench_table.HEADINGS[kind]) + 1 and line[-1] == "no match"
 
 
 # ---------------------------------------------------------------------- sweeps
 
 
 def test_replicas_grow_by_the_root_of_ten_up_to_the_most():
-    assert bench_sweep.replicas(100_000) == [1, 3, 10, 32, 100, 316, 1000, 3162, 10_000, 31_623, 100_000]
-    assert bench_sweep.replicas(20) == [1, 3, 10, 20]
-    assert bench_sweep.replicas(1) == [1]
+    assert bench_sweep.environment_counts(100_000) == [1, 3, 10, 32, 100, 316, 1000, 3162, 10_000, 31_623, 100_000]
+    assert bench_sweep.environment_counts(20) == [1, 3, 10, 20]
+    assert bench_sweep.environment_counts(1) == [1]
 
 
 @pytest.mark.parametrize("game", ["tag_gridworld", "tag_continuous", "simple_spread", "simple_tag", "simple_adversary"])
@@ -289,14 +287,14 @@ def test_a_sweep_over_replicas_is_measured_and_drawn(quick, tmp_path, capsys):
     matplotlib = pytest.importorskip("matplotlib")
     for name in ("curve.svg", "curve.png"):
         with matplotlib.rc_context({"svg.fonttype": "none"}):  # words stay words
-            results = quick(game="cartpole", sweep="replicas", num_envs=4, plot=tmp_path / name)
+            results = quick(game="cartpole", sweep="environments", num_envs=4, plot=tmp_path / name)
     assert [row["num_envs"] for row in results["rows"]] == [1, 3, 4]
     assert all(set(row) == ROW for row in results["rows"])
     assert set(results["linear_up_to"]) == {"step", "sample_and_step"} <= set(STAGES)
     assert set(results["linear_up_to"].values()) <= {1, 3, 4}
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["linear_up_to"] == results["linear_up_to"]
     text = (tmp_path / "curve.svg").read_text()
-    words = ("env-steps / s", ">replicas<", "cartpole, 1 agent,", "steps, actions given", "if linear")
+    words = ("env-steps / s", ">environments<", "cartpole, 1 agent,", "steps with given actions", "linear growth")
     assert all(word in text for word in words), text
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -352,7 +350,7 @@ def test_a_table_has_the_ratios_and_what_differs(quick, tmp_path, capsys):
     quick(**SMALL, table=True, compare=file(tmp_path, [row]))
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if "│" in line]
-    assert "not there" in lines[0] and "not there" not in lines[2]  # the earlier row has no other stage
+    assert "no match" in lines[0] and "no match" not in lines[2]  # the earlier row has no other stage
     assert "device was a, is" in printed and "commit was abc, is" in printed
 
 
@@ -404,20 +402,26 @@ ANOTHER = {"game": "g", "num_envs": 1}
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is no JSON, or damaged"),
-        ('{"rows": [', "is no JSON, or damaged"),
-        ("[" * 100_000, "is no JSON, or damaged"),
-        (b"\x89PNG\xff", "is no JSON, or damaged"),
-        ("[1]", "is no result of this benchmark"),
-        ('{"rows": []}', "is no result of this benchmark"),
-        (json.dumps({**SAID, "rows": {}}), "is no result of this benchmark"),
+        ("", "is not JSON, or damaged"),
+        ('{"rows": [', "is not JSON, or damaged"),
+        ("[" * 100_000, "is not JSON, or damaged"),
+        (b"\x89PNG\xff", "is not JSON, or damaged"),
+        ("[1]", "is not a result of this benchmark"),
+        ('{"rows": []}', "is not a result of this benchmark"),
+        (json.dumps({**SAID, "rows": {}}), "is not a result of this benchmark"),
         (json.dumps({**SAID, "rows": [3]}), r"rows\[0\], is damaged; expected a game and its num_envs"),
         (json.dumps({**SAID, "rows": [ANOTHER, {**ANOTHER, "game": 3}]}), r"rows\[1\], is damaged"),
         (json.dumps({**SAID, "rows": [{**ANOTHER, "num_envs": "3"}]}), r"rows\[0\], is damaged"),
-        (json.dumps({**SAID, "rows": [{**ANOTHER, "step_env_steps_per_s": 0}]}), "step has no rate above 0"),
-        (json.dumps({**SAID, "rows": [{**ANOTHER, "step_env_steps_per_s": float("nan")}]}), "step has no rate"),
-        (json.dumps({**SAID, "rows": [{**ANOTHER, "env_steps_per_s": "fast"}]}), "iteration has no rate"),
-        (json.dumps({**SAID, "rows": [{**ANOTHER, "interface": "sb3", "interface_us": 0}]}), "interface has no rate"),
+        (json.dumps({**SAID, "rows": [{**ANOTHER, "step_env_steps_per_s": 0}]}), "step has no positive rate"),
+        (
+            json.dumps({**SAID, "rows": [{**ANOTHER, "step_env_steps_per_s": float("nan")}]}),
+            "step has no positive rate",
+        ),
+        (json.dumps({**SAID, "rows": [{**ANOTHER, "env_steps_per_s": "fast"}]}), "iteration has no positive rate"),
+        (
+            json.dumps({**SAID, "rows": [{**ANOTHER, "interface": "sb3", "interface_us": 0}]}),
+            "interface has no positive rate",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_compared_with_is_refused(text, message, tmp_path):
@@ -428,7 +432,9 @@ def test_a_file_that_cannot_be_compared_with_is_refused(text, message, tmp_path)
 
 
 def test_a_missing_file_to_compare_with_is_told_before_anything_is_measured(tmp_path, capsys):
-    with pytest.raises(FileNotFoundError, match=r"no file .*nowhere.json to compare with; expected what --json"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no file .*nowhere.json to compare with; expected a file written by --json"
+    ):
         bench.run(bench.BenchConfig(device="cpu", **SMALL, compare=tmp_path / "nowhere.json"))
     assert capsys.readouterr().out == ""
 
@@ -498,35 +504,47 @@ def test_every_option_says_what_it_is():
         ({"interface": ("gymnasum",)}, r"interface is 'gymnasum'; nearest: gymnasium"),
         (
             {"interface": ("gymnasium",), "game": "cartpole"},
-            "game does not go with interface; it goes with steps of games",
+            "game cannot be combined with interface; it is an option of steps of games",
         ),
-        ({"interface": ("gymnasium",), "num_envs": 5}, "num_envs does not go with interface"),
+        ({"interface": ("gymnasium",), "num_envs": 5}, "num_envs cannot be combined with interface"),
         ({"interface": ("gymnasium",), "training": True}, "training and interface are different measurements"),
-        ({"num_envs": 5}, "got num_envs without a game; expected game as well"),
+        ({"num_envs": 5}, "num_envs needs a game: give game as well"),
         ({"num_envs": 0, "game": "cartpole"}, "num_envs is 0; expected an int >= 1"),
         ({"config": "[1]", "game": "cartpole"}, r"config is '\[1\]'; expected a JSON object"),
-        ({"game": "cartpole", "num_steps": 3}, "got num_steps without rollouts; expected rollout or training"),
-        ({"game": "cartpole", "hidden_sizes": (3,)}, "got hidden_sizes without rollouts"),
+        ({"game": "cartpole", "num_steps": 3}, "num_steps needs rollouts: give rollout or training as well"),
+        ({"game": "cartpole", "hidden_sizes": (3,)}, "hidden_sizes needs rollouts"),
         ({"game": "cartpole", "rollout": True, "num_steps": 0}, r"num_steps is 0; expected a value in \[1"),
-        ({"game": "cartpole", "rollout": True, "num_epochs": 2}, "num_epochs does not go with steps of games"),
-        ({"game": "cartpole", "precision": ("tf32",)}, "precision does not go with steps of games; it goes with train"),
-        ({"training": True, "num_epochs": 2}, "got num_epochs without a game"),
-        ({"training": True, "driver": "pycuda"}, "driver does not go with training"),
-        ({"training": True, "rollout": True}, "rollout does not go with training"),
+        ({"game": "cartpole", "rollout": True, "num_epochs": 2}, "num_epochs cannot be combined with steps of games"),
+        (
+            {"game": "cartpole", "precision": ("tf32",)},
+            "precision cannot be combined with steps of games; it is an option of train",
+        ),
+        ({"training": True, "num_epochs": 2}, "num_epochs needs a game"),
+        ({"training": True, "driver": "pycuda"}, "driver cannot be combined with training"),
+        ({"training": True, "rollout": True}, "rollout cannot be combined with training"),
         ({"training": True, "game": "cartpole", "num_minibatches": 0}, "num_minibatches is 0; expected a value in"),
         ({"training": True, "game": "cartpole", "hidden_sizes": (0,)}, r"hidden_sizes\[0\] is 0; expected a value in"),
         ({"training": True, "game": "cartpole", "precision": ("half",)}, "precision is 'half'"),
-        ({"sweep": "sizes", "game": "cartpole"}, "sweep is 'sizes'; expected 'replicas' or 'agents'"),
-        ({"sweep": "replicas"}, "got sweep without a game"),
+        ({"sweep": "sizes", "game": "cartpole"}, "sweep is 'sizes'; expected 'environments' or 'agents'"),
+        ({"sweep": "environments"}, "sweep needs a game"),
         ({"sweep": "agents", "game": "cartpole"}, "cartpole has no field that sets the number of a role's agents"),
-        ({"sweep": "replicas", "game": "cartpole", "rollout": True}, "rollout does not go with sweep"),
-        ({"plot": Path("a.png"), "game": "cartpole"}, "plot does not go with steps of games; it goes with sweep"),
-        ({"sweep": "replicas", "game": "cartpole", "plot": Path("a.txt")}, "plot is a.txt; expected .* .png or .svg"),
-        ({"sweep": "replicas", "game": "cartpole", "plot": Path("no/a.png")}, "plot is no/a.png; expected a file in"),
+        ({"sweep": "environments", "game": "cartpole", "rollout": True}, "rollout cannot be combined with sweep"),
+        (
+            {"plot": Path("a.png"), "game": "cartpole"},
+            "plot cannot be combined with steps of games; it is an option of sweep",
+        ),
+        (
+            {"sweep": "environments", "game": "cartpole", "plot": Path("a.txt")},
+            "plot is a.txt; expected .* .png or .svg",
+        ),
+        (
+            {"sweep": "environments", "game": "cartpole", "plot": Path("no/a.png")},
+            "plot is no/a.png; expected a file in",
+        ),
         ({"game": "cartpole", "json": Path("no/a.json")}, "json is no/a.json; expected a file in a folder that exists"),
         ({"game": "cartpole", "json": Path()}, r"json is \.; expected a file"),
         ({"baseline": "gym"}, "baseline is 'gym'; expected 'gymnasium' or 'mpe2'"),
-        ({"baseline": "mpe2", "game": "cartpole"}, "game does not go with baseline"),
+        ({"baseline": "mpe2", "game": "cartpole"}, "game cannot be combined with baseline"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_is(given, message, tmp_path, monkeypatch, capsys):

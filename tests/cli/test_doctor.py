@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_vecenv.cli import doctor, install
-from gpu_vecenv.cli.doctor import Finding, Machine
+from gpu_vecenv.cli.doctor import Diagnosis, Finding
 from gpu_vecenv.compile import toolchain
 from gpu_vecenv.compile.toolchain import Driver, Torch
 
@@ -85,7 +85,7 @@ def test_wrong_cxx_is_reported_and_not_replaced(programs, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     compiler = doctor.examine().compiler
     assert compiler.problem.startswith("$CXX is set to no-such-compiler, which does not run")
-    assert "Set CXX" in doctor.report(Machine(CPU_TORCH, compiler=compiler))
+    assert "Set CXX" in doctor.report(Diagnosis(CPU_TORCH, compiler=compiler))
 
 
 def test_nvcc_is_found_in_the_toolkit_too(programs, tmp_path, monkeypatch):
@@ -120,17 +120,17 @@ def test_hidden_gpu(programs, monkeypatch):
 
 
 def test_advice_names_the_missing_pieces():
-    todo = "\n".join(doctor.recommendations(Machine(Torch("2.13.0", "12.8"), H200)))
+    todo = "\n".join(doctor.recommendations(Diagnosis(Torch("2.13.0", "12.8"), H200)))
     assert todo.count("cuda-core[cu12]") == 2
     assert "ziglang" in todo
     found, torch = Finding("found"), Torch("2.13.0", "12.8")
     launches = {"pycuda": "no context", "cuda_core": "works"}
-    machine = Machine(torch, H200, found, found, pycuda=found, launches=launches)
-    assert doctor.recommendations(machine) == []
+    diagnosis = Diagnosis(torch, H200, found, found, pycuda=found, launches=launches)
+    assert doctor.recommendations(diagnosis) == []
     del launches["cuda_core"]
-    assert "No CUDA driver" in doctor.recommendations(machine)[0]
-    assert "whl/cpu" in doctor.recommendations(Machine(Torch(problem="No module named 'torch'")))[0]
-    assert "whl/cu128" in doctor.recommendations(Machine(Torch(problem="No module named 'torch'"), H200))[0]
+    assert "No CUDA driver" in doctor.recommendations(diagnosis)[0]
+    assert "whl/cpu" in doctor.recommendations(Diagnosis(Torch(problem="No module named 'torch'")))[0]
+    assert "whl/cu128" in doctor.recommendations(Diagnosis(Torch(problem="No module named 'torch'"), H200))[0]
 
 
 def test_doctor_runs_by_its_path_without_site_packages(programs):
@@ -163,6 +163,11 @@ def test_pins_are_found_where_pip_finds_them(tmp_path, monkeypatch):
     other, pin = tmp_path / "other.txt", tmp_path / "pin.txt"
     other.write_text("torchvision==0.20\n# torch==2.13.0\n")
     pin.write_text("numpy<3\ntorch == 2.13.0\n")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS", "VIRTUAL_ENV"):  # no other configuration of pip
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_CONSTRAINT", str(other))
     assert not install.torch_is_pinned()
     monkeypatch.setenv("PIP_CONSTRAINT", f"{other} {pin}")
@@ -201,7 +206,7 @@ def test_optional_extras_that_fail_cost_one_line(programs, capsys):
     assert install.main(["--extras", "train", "--try", "sb3,supersuit"], pip) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "last" in line or "first" in line] == [
-        "  not installed, going on without it: last"
+        "  not installed, continuing without it: last"
     ]
     assert "supersuit" in log.read_text()
 

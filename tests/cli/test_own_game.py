@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from support.processes import run_child
 
 import gpu_vecenv
 from gpu_vecenv.check.game import check_game
@@ -32,8 +33,6 @@ from gpu_vecenv.errors import (
 )
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 
-PACKAGE = Path(gpu_vecenv.__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGE), os.environ.get("PYTHONPATH", "")])}
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "docs" / "write_a_game.md"
 BARE = """from dataclasses import dataclass
@@ -87,9 +86,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
-    )
+    return run_child(*arguments, folder=folder)
 
 
 # ---------------------------------------------------------------------- gpu-vecenv new
@@ -182,14 +179,14 @@ BAD_NAMES = {
     "größe": "expected an identifier",
     "2d": "expected an identifier",
     "x" * 64: "expected an identifier",
-    "class": "a word that Python",
-    "lambda": "a word that Python",
-    "true": "a word that Python",
-    "env": "a word that .* the new files use",
-    "tag_gridworld": "is a game already: TagGridworld",
-    "random": "is a module already",
-    "torch": "is a module already",
-    "gpu_vecenv": "is a module already",
+    "class": "a keyword of Python",
+    "lambda": "a keyword of Python",
+    "true": "a keyword of Python",
+    "env": "used by the new files",
+    "tag_gridworld": "is already the game TagGridworld",
+    "random": "is already a module",
+    "torch": "is already a module",
+    "gpu_vecenv": "is already a module",
 }
 
 

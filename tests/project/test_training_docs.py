@@ -5,8 +5,10 @@ import dataclasses
 import re
 from pathlib import Path
 
+from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.main import main
-from gpu_vecenv.cli.train import EvaluateConfig, PlotConfig, ResumeConfig, TrainConfig
+from gpu_vecenv.cli.plot import Plot
+from gpu_vecenv.cli.train import Resume, Train
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig
 from gpu_vecenv.train.trainer import RUN_WIDE_KEYS
@@ -64,7 +66,7 @@ def test_the_columns_of_the_figures_are_those_of_a_run(tmp_path: Path) -> None:
 
 
 def test_options_exist() -> None:
-    kinds = (TrainConfig, RunConfig, PPOConfig, ResumeConfig, EvaluateConfig, PlotConfig)
+    kinds = (Train, RunConfig, PPOConfig, Resume, Evaluate, Plot)
     names = {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
     of_torchrun = {"standalone", "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port"}
     told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT))

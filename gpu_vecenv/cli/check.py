@@ -1,0 +1,122 @@
+"""``gpu-vecenv check``: conformance of a game, or of a registered Gymnasium or PettingZoo environment."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic
+
+import gymnasium
+import pettingzoo
+import tyro
+from gymnasium.vector import AutoresetMode, VectorEnv
+from rich.console import Console
+
+from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
+from gpu_vecenv.check.game import check_game
+from gpu_vecenv.cli.options import (
+    Command,
+    DeviceOptions,
+    GameName,
+    GameT,
+    NoGame,
+    check_option_names,
+    named_game,
+    with_parameter,
+)
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.engine.vec_env import MODES
+from gpu_vecenv.envs.registry import GAME_FILE
+from gpu_vecenv.errors import ConfigError
+
+ENV_ID = re.compile(r"/|-v\d+$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(DeviceOptions, Generic[GameT]):
+    """Check that a game, or any registered Gymnasium or PettingZoo environment, conforms to its interface.
+
+    check tag_gridworld and check my_game.py test all interfaces of a game; check CartPole-v1 tests a vector environment
+    of Gymnasium, and check sisl/pursuit_v5 --parallel a parallel environment of PettingZoo. Exit code 1 if a check fails.
+    """
+
+    game_name: GameName  # a name, a file that declares it, or an id of Gymnasium or PettingZoo
+    steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
+    seed: int = param(17, low=0)  # the first of the seeds
+    num_envs: int = param(100, low=2)  # environments of the runs that must be bit-identical
+    parallel: bool = True  # also check a game of several agents as a PettingZoo ParallelEnv
+    game: GameT
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
+        """With the options of the game that is named first; CheckRegistered for an id."""
+        if arguments and not GAME_FILE.fullmatch(arguments[0]) and ENV_ID.search(arguments[0]):
+            return CheckRegistered, tyro.MISSING_NONPROP
+        game = named_game(arguments) or NoGame
+        check_option_names(cls, game)
+        return with_parameter(cls, game), tyro.MISSING_NONPROP
+
+    def __call__(self) -> int:
+        """Print the report; 1 if a check fails."""
+        report = check_game(
+            self.game,  # type: ignore[arg-type]
+            device=self.device,
+            driver=self.driver,
+            num_envs=self.num_envs,
+            steps=self.steps,
+            seed=self.seed,
+            parallel=self.parallel,
+        )
+        Console().print(report)
+        return int(bool(report.failures))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRegistered(Command):
+    """Check that a registered vector environment of Gymnasium, or a parallel one of PettingZoo, conforms to its API."""
+
+    env_id: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ID")]]  # CartPole-v1, sisl/pursuit_v5
+    steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
+    seed: int = param(17, low=0)  # the first of the seeds
+    config: str = "{}"  # further arguments of gymnasium.make_vec or pettingzoo.make, as JSON
+    parallel: bool = False  # the id is that of a PettingZoo parallel environment
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self) -> int:
+        """Print the report; 1 if a check fails."""
+        config = json.loads(self.config)
+        if not isinstance(config, dict):
+            raise ConfigError(f"config is {self.config!r}; expected a JSON object")
+        report = self._check_parallel(config) if self.parallel else self._check_vector(config)
+        Console().print(report)
+        return int(bool(report.failures))
+
+    def _check_parallel(self, config: dict[str, Any]) -> Report:
+        try:
+            pettingzoo.make("parallel", self.env_id, **config).close()  # type: ignore[no-untyped-call]
+        except Exception as error:  # an environment with missing dependencies may raise anything
+            raise ConfigError(f"pettingzoo.make: {type(error).__name__}: {error}") from error
+        return check_parallel_env(
+            lambda: pettingzoo.make("parallel", self.env_id, **config), steps=self.steps, seed=self.seed
+        )
+
+    def _check_vector(self, config: dict[str, Any]) -> Report:
+        def maker(**changes: Any) -> Callable[[int], VectorEnv[Any, Any, Any]]:
+            return lambda num_envs: gymnasium.make_vec(self.env_id, num_envs=num_envs, **{**config, **changes})
+
+        options: dict[str, Any] = {}
+        if self.env_id.startswith("gpu_vecenv/"):  # the default, "async", marks invalid actions without raising
+            config.setdefault("validate", "sync")
+            options["modes"] = {mode: maker(autoreset_mode=mode) for mode in MODES}
+            options["state_of"] = lambda env: env.unwrapped.vec_env
+        elif config.get("vectorization_mode") in ("sync", "async"):  # Gymnasium's own vector envs support all modes
+            vector_kwargs = config.get("vector_kwargs", {})
+            options["modes"] = {m: maker(vector_kwargs={**vector_kwargs, "autoreset_mode": m}) for m in AutoresetMode}
+        return check_vector_env(maker(), steps=self.steps, seed=self.seed, **options)

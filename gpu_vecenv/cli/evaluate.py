@@ -1,0 +1,78 @@
+"""``gpu-vecenv evaluate``: returns and episode lengths of trained policies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpu_vecenv.cli.options import DeviceOptions, Run, load_run_policy
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(DeviceOptions):
+    """Play episodes with the policies of a run and print the mean returns as JSON."""
+
+    run: Run  # folder of the run, or one of its checkpoints
+    episodes: int = param(1000, low=1)  # number of episodes
+    greedy: bool = False  # take the most likely action instead of a sample
+    best: bool = False  # the best checkpoint instead of the newest
+    opponents: tuple[str, ...] = ()  # other policies for some roles: tagger=random or tagger=runs/other
+    num_envs: int = param(1000, low=1)  # environments
+    seed: int = 1  # of the random streams
+    out: Path | None = None  # file that also receives the JSON
+    game: str | None = None  # file that declares the game, unless it is a bundled one
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self) -> None:
+        """Print the result."""
+        loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
+        role_policies: dict[str, RolePolicy] = dict(loaded.policies)
+        for role, source in role_runs("opponents", self.opponents).items():
+            if role not in role_policies:
+                raise ConfigError(f"unknown role {role!r} in opponents; the roles are {list(role_policies)}")
+            other = None
+            if source != "random":
+                options = {"best": self.best, "device": loaded.device}
+                other = load_other_run("opponents", loaded.game, role, source, **options)[role]
+            role_policies[role] = other
+        env = VecEnv(loaded.game, min(self.num_envs, self.episodes), loaded.device, driver=self.driver)
+        results = evaluate(env, role_policies, self.episodes, greedy=self.greedy, seed=self.seed)
+        text = json.dumps(
+            {"game": loaded.game.name(), "run": str(self.run), "greedy": self.greedy, **results}, indent=1
+        )
+        print(text)
+        if self.out is not None:
+            self.out.write_text(text + "\n")
+
+
+def role_runs(option: str, pairs: Sequence[str]) -> dict[str, str]:
+    """Role -> run, of ROLE=RUN values of an option."""
+    runs = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    if len(runs) < len(pairs):
+        raise ConfigError(f"{option} is {' '.join(pairs)}; expected ROLE=RUN for each role, every role once")
+    return runs
+
+
+def load_other_run(option: str, game: Env, role: str, source: str, **options: Any) -> GamePolicy:
+    """The policies of another run of the same game, whose ``role`` has the same observations and actions."""
+    loaded = load_policy(source, **options)
+    if loaded.game.name() != game.name():
+        raise ConfigError(f"{option}: {source} is a run of {loaded.game.name()}; expected one of {game.name()}")
+    expected, found = (
+        (env.layout.observation.shapes[role], env.layout.action.sizes[role]) if env.roles.get(role) else None
+        for env in (game, loaded.game)
+    )
+    if expected != found:
+        raise ConfigError(f"{option}: {role} of {source} has observations and actions {found}; expected {expected}")
+    return loaded

@@ -1,0 +1,25 @@
+"""``gpu-vecenv list``: the registered games."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gpu_vecenv.cli.options import Command
+from gpu_vecenv.envs.registry import GAMES
+
+
+@dataclass(frozen=True)
+class List(Command):
+    """List the games, with their roles and one line each."""
+
+    def __call__(self) -> None:
+        """Print the table."""
+        table = Table("game", "roles", "description")
+        for name, game in sorted(GAMES.items()):
+            roles = ", ".join(f"{count} {role}{'s' * (count != 1)}" for role, count in game().roles.items())
+            table.add_row(*map(escape, (name, roles, (game.__doc__ or "").strip().splitlines()[0])))
+        Console().print(table)

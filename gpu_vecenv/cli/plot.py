@@ -1,0 +1,36 @@
+"""``gpu-vecenv plot``: learning curves of runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from gpu_vecenv.cli.options import PROGRAM, Command
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.plots import plot_runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot(Command):
+    """Draw the learning curves of runs."""
+
+    runs: tyro.conf.Positional[Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN...")]]  # folders of runs
+    out: Path = Path("curves.png")  # the figure, PNG or SVG
+    metrics: tuple[str, ...] = ()  # columns of metrics.csv; default: returns and episode lengths
+    x: Literal["env_steps", "seconds"] = "env_steps"  # the horizontal axis
+    smooth: int = param(1, low=1)  # window of the running mean, in iterations
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.runs:
+            raise ConfigError(f"plot needs at least one run folder: {PROGRAM} plot runs/one runs/other")
+
+    def __call__(self) -> None:
+        """Draw them."""
+        if not plot_runs(self.runs, self.out, metrics=self.metrics, x=self.x, smooth=self.smooth):
+            raise ConfigError('curves need matplotlib: pip install "gpu_vecenv[train]"')
+        print(f"drew {self.out}")

@@ -1,0 +1,69 @@
+"""``gpu-vecenv tune``: the fastest launch configuration of a game on this GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gpu_vecenv.cli.options import DeviceOptions, GameName, game_class
+from gpu_vecenv.engine.tuning import Tuning, tune
+from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune(DeviceOptions):
+    """Measure which threads_per_env and threads_per_block are fastest for a game on this GPU, and store the result.
+
+    Environments of this game with this configuration use it from then on. Results of the game do not depend on it.
+    """
+
+    game_name: GameName  # a name, or a file that declares it
+    num_envs: int  # environments; the result is used for similar numbers of them
+    config: tuple[str, ...] = ()  # the game's configuration: grid=30 num_taggers=6
+
+    def __call__(self) -> None:
+        """Measure, print all candidates and store the fastest."""
+        game = configure(game_class(self.game_name), **dict(map(_setting, self.config)))
+        with Console(stderr=True).status("measuring the default") as status:
+            tuning = tune(
+                game,
+                self.num_envs,
+                self.device,
+                driver=self.driver,
+                on_candidate=lambda candidate: status.update(f"measured {candidate.shape}"),
+            )
+        Console().print(_table(tuning))
+        for candidate in tuning.candidates:
+            if candidate.problem is not None:
+                print(f"skipped {candidate.shape}: {' '.join(candidate.problem.split()):.300}")
+        print(f"stored for {game.name()} with about {self.num_envs:,} environments: {tuning.shape}, in")
+        print(f"  {tuning.path}")
+
+
+def _table(tuning: Tuning) -> Table:
+    table = Table("threads_per_env", "threads_per_block", "µs per step", "ratio to default")
+    for candidate in sorted(tuning.candidates, key=lambda c: c.seconds or float("inf")):
+        duration, ratio = "-", "-"
+        if candidate.seconds is not None and tuning.default.seconds is not None:
+            duration = f"{candidate.seconds * 1e6:,.2f}"
+            ratio = f"{candidate.seconds / tuning.default.seconds:.3f}"
+        shape = candidate.shape
+        ratio += " (default)" * (shape == tuning.default.shape) + " (stored)" * (shape == tuning.shape)
+        table.add_row(str(shape.threads_per_env), str(shape.threads_per_block), duration, ratio)
+    return table
+
+
+def _setting(pair: str) -> tuple[str, Any]:
+    """key=value, where value is JSON or else a string."""
+    key, equals, value = pair.partition("=")
+    if not equals:
+        raise ConfigError(f"config: {pair!r}; expected key=value, as in --config grid=30 num_taggers=6")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
