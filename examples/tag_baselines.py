@@ -16,7 +16,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from gpu_vecenv import Env, VecEnv, configure
+from gpu_vecenv import Env, configure, evaluate, make
 from gpu_vecenv.envs.tag_continuous import TagContinuous
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
 
@@ -271,44 +271,21 @@ def play(
     device: str | None = None,
     episodes: int = 100,
 ) -> dict[str, float]:
-    """Play whole episodes.
+    """Play whole episodes; returns the metrics of ``gpu_vecenv.evaluate``.
 
     Args:
         game: Any game, with its configuration.
-        actors: Role name -> who plays its agents; None, or no entry: uniformly random actions.
-        num_envs: Replicas, at most.
-        seed: Of starts and random actions.
-        device: cpu, cuda or cuda:1; None takes cuda if usable, else cpu.
-        episodes: How many.
-
-    Returns:
-        "episodes", "terminated_fraction" (of the episodes, those whose last step truncated no agent), "episode_length"
-        (mean steps) and "return_<role>" (mean over episodes and the role's agents).
+        actors: Role name -> its actor; roles without one act randomly.
+        num_envs: Largest number of environments.
+        seed: Of the environments and of random actions.
+        device: cpu, cuda or cuda:1; None: cuda if usable, else cpu.
+        episodes: Number of episodes.
     """
-    rounds = -(-episodes // num_envs)
-    num_envs = -(-episodes // rounds)
-    env = VecEnv(game, num_envs, device, autoreset_mode="disabled")
-    buffers, totals = env.step_buffers(), dict[str, float]()
-    for played in range(0, episodes, num_envs):
-        obs, _ = env.reset(seed=seed if played == 0 else None, out=buffers)
-        env.clear_episode_statistics()
-        while bool(env.active.any()):
-            for _ in range(16):  # steps after the end change nothing; to look at every step would wait each time
-                actions = env.sample_actions()
-                for role, actor in actors.items():
-                    if actor is not None:
-                        where = game.layout.role_slices[role]
-                        actions[:, where] = actor(obs[(slice(None), where, *game.layout.observation.own(role))])
-                env.step(actions, out=buffers)
-        statistics = env.episode_statistics()
-        sums = {"terminated_fraction": statistics["terminations"], "episode_length": statistics["lengths"]}
-        for role, where in game.layout.role_slices.items():
-            sums[f"return_{role}"] = statistics["returns"][:, where].mean(-1)
-        for name, tensor in sums.items():
-            counted = tensor[: episodes - played].double().sum()
-            totals[name] = totals.get(name, 0.0) + counted.item()
-    env.close()
-    return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
+    env = make(game, num_envs, device)
+    try:
+        return evaluate(env, {role: actors.get(role) for role in game.layout.role_slices}, episodes, seed=seed)
+    finally:
+        env.close()
 
 
 def main(

@@ -11,6 +11,7 @@ from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.envs.registry import configure, register
 from gpu_vecenv.train.episode_log import EpisodeLog
+from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import PolicySpec, Trainer
@@ -44,6 +45,7 @@ __all__ = [
     "check_parallel_env",
     "check_vector_env",
     "configure",
+    "evaluate",
     "load_policy",
     "make",
     "parallel_env",

@@ -84,6 +84,10 @@ class CheckpointCorruptError(ValueError):
     """A file is not a checkpoint, or is damaged."""
 
 
+class CheckpointVersionError(CheckpointCorruptError):
+    """A checkpoint or run folder was written by another version of the library, in another format."""
+
+
 class ReplayFormatError(ValueError):
     """A file is not a replay, or is damaged."""
 

@@ -757,10 +757,10 @@ class Training(Subject):
                     [f"num_minibatches is {parts}", "expected a divisor", "= 16"],
                 ),
                 Bad(
-                    "one row",
+                    "one sample",
                     lambda: make(change(num_minibatches=rows)),
                     ConfigError,
-                    ["1 row", "normalize_advantages"],
+                    ["1 sample", "normalize_advantages"],
                 ),
                 Bad("roles", lambda: make(policies={"tager": spec()}), ConfigError, ["'tager'", "tagger", "runner"]),
                 Bad("roles", lambda: make(policies={"tagger": spec()}), ConfigError, ["expected each of the roles"]),
@@ -771,7 +771,7 @@ class Training(Subject):
                     "agree",
                     lambda: make(policies={"tagger": spec(config=change(num_steps=8)), "runner": spec()}),
                     ConfigError,
-                    ["num_steps of tagger is 8", "expected the same"],
+                    ["num_steps of tagger is 8", "as in the trainer's config"],
                 ),
                 Bad(
                     "weights",

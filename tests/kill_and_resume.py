@@ -188,7 +188,7 @@ def kill_and_resume(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.wait(delay)
         code, errors = running.returncode, (folder / "errors.txt").read_text()
-        if code not in (0, -9) or "is taken instead" in errors:
+        if code not in (0, -9) or "is used instead" in errors:
             raise StuckError(f"from iteration {before} on the process ended with {code}: {errors}")
         draft = ", a draft left" * any(name.endswith(".draft") for name in names(run))
         where = f"{kind}: iterations {before} to {saved(run)}{draft}"

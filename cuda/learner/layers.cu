@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a layer of a network hands back to the one before it, but for the products of matrices.
+// Backward pass of a linear layer's activation and bias; the matrix products are torch's.
 #include "kernel.cuh"
 
 enum Activation : i32 { NO_ACTIVATION, TANH, RELU };
 
-// The gradient in front of an activation, of that behind it and of what it gave.
+// Gradient with respect to an activation's input, from that of its output and from its output.
 HD float activation_gradient(float gradient, float output, i32 activation) {
     if (activation == TANH) return gradient * (1.0f - output * output);
     return activation == RELU && output <= 0 ? 0.0f : gradient;
@@ -15,11 +15,11 @@ struct alignas(N * 4) Word {
     float x[N];
 };
 
-// One of the partial_sums into which a matrix is taken apart, see below; `stride` and `words` count words of N floats.
+// One partial sum of layer_gradients; `stride` and `words` count words of N floats.
 template <int N>
 HD void accumulate_partial_sum(const float* gradients, const float* outputs, float* inputs, float* sums, i32 activation,
                                i64 partial_sum, i64 stride, i64 words) {
-    constexpr int BATCH = 4;  // words that are on their way at once
+    constexpr int BATCH = 4;  // loads in flight
     Word<N> sum = {};
     for (i64 first = partial_sum; first < words; first += BATCH * stride) {
         Word<N> gradient[BATCH], output[BATCH];
@@ -45,10 +45,10 @@ HD void accumulate_partial_sum(const float* gradients, const float* outputs, flo
     ((Word<N>*)sums)[partial_sum] = sum;
 }
 
-// Gradients in front of an activation, of those behind it and its outputs, and their sums over the rows, in parts; both
-// in one pass. Without an activation only the sums. Strand k has the floats k, k + partial_sums, k + 2 * partial_sums
-// and so on; as the number of partial_sums is a multiple of a row's floats, all of its floats belong to one column, and
-// sums[k] is their sum in this order. On a GPU neighbouring lanes have neighbouring words of `width` floats, 1 or 4.
+// Gradients with respect to an activation's inputs, and partial sums of them over the rows, in one pass; without an
+// activation only the sums. sums[k] adds the floats k, k + partial_sums, k + 2 * partial_sums and so on, in this order.
+// `partial_sums` is a multiple of the number of columns, so that each sum is of one column. On a GPU neighbouring lanes
+// access neighbouring words of `width` floats, 1 or 4.
 KERNEL(layer_gradients) {
 #if defined(__CUDACC__)
     if (args.width == 4) {
@@ -62,7 +62,7 @@ KERNEL(layer_gradients) {
                                       args.partial_sums, args.floats);
     }
 #else
-    // The same sums, all partial sums side by side: a processor reads one stretch of memory at a time.
+    // The same sums in the same order, but with contiguous memory accesses.
     FOR_ITEMS (k, args.partial_sums) args.sums[k] = 0;
     for (i64 first = 0; first < args.floats; first += args.partial_sums) {
         i64 left = args.floats - first;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a learner computes of each row of a rollout: advantage estimates, and the loss of PPO with its gradients. The
-// formulas are those of `advantages` and `loss` in gpu_vecenv/train/ppo.py. Compiled after a game's declaration, with
-// its constants.
+// Advantage estimates, and PPO's loss with its gradients, for each sample of a rollout. The reference in torch is
+// `advantages` and `loss` in gpu_vecenv/train/ppo.py. Compiled with the constants of a game's declaration.
 #include "kernel.cuh"
 #include "math.cuh"
 
-// Generalised advantage estimates and returns, one agent of one environment after the other, from the last step back.
+// Generalised advantage estimates and returns of each agent, from the last step to the first.
 KERNEL(advantages) {
     FOR_ITEMS (column, args.columns) {
         int agent = (int)(column % NUM_AGENTS);
@@ -21,9 +20,8 @@ KERNEL(advantages) {
     }
 }
 
-// Number of active rows, sum of their advantages and of the squares, in parts: that of `part` has every parts-th row.
-// Over a minibatch they are its count, and mean and variance of its advantages. In doubles the difference of the mean
-// square and the squared mean keeps what the advantages, as floats, can tell.
+// Count of active samples, sum of their advantages and of the squares, as partial sums: `part` adds every parts-th row.
+// They give mean and variance of a minibatch. In doubles, mean square minus squared mean is accurate for floats.
 KERNEL(advantage_moments) {
     FOR_ITEMS (part, args.parts) {
         double count = 0, sum = 0, squares = 0;
@@ -41,13 +39,13 @@ KERNEL(advantage_moments) {
 }
 
 #if !BOX_ACTIONS
-// One head of a row. A choice that its mask forbids has this logit, as in gpu_vecenv/train/policy.py, and no gradient.
+// Logit of a choice that the mask forbids, as in gpu_vecenv/train/distributions.py; it has no gradient.
 constexpr float MASKED_LOGIT = -0x1.fffffep127f;
 
+// Softmax of one head: the probability of choice k is exp(logit - largest) * share.
 struct Head {
-    float largest, log_total, share,
-        entropy;  // share: what a choice's weight, relative to the largest, is multiplied by
-    bool exists;  // has a choice that is allowed
+    float largest, log_total, share, entropy;
+    bool exists;  // has an allowed choice
 };
 
 struct Distribution {
@@ -59,14 +57,14 @@ HD bool allowed([[maybe_unused]] const bool* mask, [[maybe_unused]] int k) { ret
 
 HD float logit(const float* x, const bool* mask, int k) { return allowed(mask, k) ? x[k] : MASKED_LOGIT; }
 
-// Each allowed choice's weight, relative to the largest, is left in `weights`.
+// Writes exp(logit - largest) of each choice to `weights`.
 HD Head head_of(const float* x, const bool* mask, int n, float* weights) {
     bool exists = false;
     for (int k = 0; k < n; ++k) exists = exists || allowed(mask, k);
     if (!exists) return {0, 0, 0, 0, false};
     float largest = logit(x, mask, 0), total = 0, moment = 0;
     for (int k = 1; k < n; ++k) largest = math::max(logit(x, mask, k), largest);
-    constexpr int BATCH = 4;  // exponentials that do not wait for each other
+    constexpr int BATCH = 4;  // independent exponentials
     for (int first = 0; first < n; first += BATCH) {
         float below[BATCH], weight[BATCH];
         UNROLL for (int b = 0; b < BATCH; ++b) {
@@ -84,8 +82,8 @@ HD Head head_of(const float* x, const bool* mask, int n, float* weights) {
     return {largest, log_total, share, log_total - moment * share, true};
 }
 
-// Of what was drawn under a row's parameters: logits of the agent's own heads and choices, one after the other. A mask
-// has the widest role's. The draw -1 is that of logits which are NaN, and so is any of their log-probabilities.
+// Log-probability and entropy of the drawn actions, from the logits of the agent's heads, one after the other. Masks
+// are padded to the widest role. The sampler returns -1 for NaN logits; their log-probability is NaN.
 HD Distribution distribution(const float* x, const Action* draws, const bool* mask, int agent, bool, float* weights) {
     Distribution d;
     d.log_prob = d.entropy = 0;
@@ -101,7 +99,7 @@ HD Distribution distribution(const float* x, const Action* draws, const bool* ma
     return d;
 }
 
-// The parameters' gradients, given those of the log-probability and of the entropy, in the index of their weights.
+// Gradients of the logits, from those of log-probability and entropy; overwrites the weights in `gradients`.
 HD void backward(const Distribution& d, const float* x, const Action* draws, const bool* mask, int agent,
                  float by_log_prob, float by_entropy, float* gradients) {
     for (int head = 0; head < ACTION_HEADS; ++head) {
@@ -114,7 +112,7 @@ HD void backward(const Distribution& d, const float* x, const Action* draws, con
                 continue;
             }
             float log_p = x[k] - h.largest - h.log_total, p = gradients[k] * h.share;
-            // An excluded choice has log_p = -infinity; p = 0 times the bound is 0.
+            // log_p may be -infinity; then p = 0, and p times the bound is 0.
             float of_entropy = -p * (math::max(log_p, -1e30f) + h.entropy);
             gradients[k] = by_log_prob * ((k == choice ? 1.0f : 0.0f) - p) + by_entropy * of_entropy;
         }
@@ -127,14 +125,14 @@ struct Distribution {
     float log_prob, entropy;  // sums over the heads
 };
 
-// Of what was drawn under a row's parameters: means, then log standard deviations.
+// Log-probability and entropy of Gaussian samples, from means and then log standard deviations.
 HD Distribution distribution(const float* x, const Action* draws, const bool*, int, bool squash_by_tanh, float*) {
     Distribution d = {0, 0};
     for (int head = 0; head < ACTION_HEADS; ++head) {
         float log_std = x[ACTION_HEADS + head], z = (draws[head] - x[head]) * math::exp(-log_std);
         float density = -0.5f * (z * z) - log_std - 0.9189385f;  // log(2 pi) / 2
         if (squash_by_tanh) {
-            // Less log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), where nothing overflows or is lost.
+            // Minus log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), a form that stays accurate.
             float a = math::abs(draws[head]);
             density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
         }
@@ -144,7 +142,7 @@ HD Distribution distribution(const float* x, const Action* draws, const bool*, i
     return d;
 }
 
-// The parameters' gradients, given those of the log-probability and of the entropy. Squashing moves none of them.
+// Gradients of the parameters, from those of log-probability and entropy. Squashing does not change them.
 HD void backward(const Distribution&, const float* x, const Action* draws, const bool*, int, float by_log_prob,
                  float by_entropy, float* gradients) {
     for (int head = 0; head < ACTION_HEADS; ++head) {
@@ -157,16 +155,16 @@ HD void backward(const Distribution&, const float* x, const Action* draws, const
 
 #if defined(__CUDACC__)
 
-namespace learner {  // names that a game's configuration may have too
+namespace learner {  // a game's constants may have the same names
 
 constexpr int MAX_PARAMETERS = BOX_ACTIONS ? 2 * ACTION_HEADS : NUM_LOGITS;
-constexpr int LOSS_BLOCK = 128;                          // threads, at most
-constexpr int PITCH = (MAX_PARAMETERS / 4 * 4 + 4) | 1;  // odd: neighbouring lanes' numbers lie in different banks
+constexpr int LOSS_BLOCK = 128;                          // largest number of threads
+constexpr int PITCH = (MAX_PARAMETERS / 4 * 4 + 4) | 1;  // odd, against bank conflicts
 constexpr bool STAGE_ROWS = 2 * LOSS_BLOCK * PITCH * sizeof(float) <= 48 << 10;
 constexpr int THREADS_PER_ROW = PITCH > 16 ? 32 : PITCH > 8 ? 16 : 8;
 
-// The warp's rows, from `from` on, go to shared memory or come from there: neighbouring lanes have neighbouring words.
-// Where a warp is not whole, each lane copies its own.
+// Copies the 32 rows of a warp to or from shared memory, with coalesced accesses. In an incomplete warp each lane copies
+// its own row.
 HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, int columns, bool whole) {
     int lane = threadIdx.x % 32;
     if (!whole) {
@@ -187,13 +185,12 @@ HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, 
 
 #endif
 
-// Of the rows at these indices, under a network's outputs for them: gradients of the loss with respect to the outputs,
-// and each row's part of policy loss, value loss, entropy, approximate KL and surrogate_clipped share. All are 0 where
-// an agent was not active. A row of `gradients` has `width` columns: where there is no index of their own for the
-// values' ones, they fill the columns behind the parameters'. `moments` are a minibatch's sums, see above; a negative
-// value_clip clips no value.
+// Gradients of the loss with respect to a network's outputs for the samples at these indices, and each sample's part of
+// policy loss, value loss, entropy, approx_kl and clip_fraction. All are 0 if the agent was not active. A row of
+// `gradients` has `width` columns; without `value_gradients` the value's gradient fills the columns after the
+// parameters'. `moments` are the sums of advantage_moments. A negative value_clip means no clipping.
 //
-// A comparison with a NaN is false: each choice below is written so that a NaN goes on into the loss or its gradient.
+// Comparisons with NaN are false: each condition below is written so that NaN propagates to the loss or its gradient.
 KERNEL(loss_gradients) {
     FOR_ITEMS (row, args.rows) {
         const float* x = args.parameters + row * args.parameter_stride;

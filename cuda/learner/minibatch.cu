@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of a rollout the minibatches of an epoch have, copies of such rows, and what becomes of their gradient.
+// Minibatches: permutation of the samples, gathering of rows, gradient clipping.
 #include "kernel.cuh"
 #include "math.cuh"
 #include "rng.cuh"
 
-constexpr int ROUNDS = 8;           // even, so that the halves are as wide at the end as at the beginning
-constexpr int MIN_BITS = 8;         // with fewer, a network's permutations would be few
-constexpr u32 EPOCH_COUNTER = ~0u;  // a counter's last word; that of an environment's key, in rng.cuh, is 0
+constexpr int ROUNDS = 8;           // even, so that the halves end with the widths they began with
+constexpr int MIN_BITS = 8;         // with fewer, a Feistel network has too few permutations
+constexpr u32 EPOCH_COUNTER = ~0u;  // last word of the counter; it is 0 in the keys of environments, rng.cuh
 
-// Another word for each, as good as random: the finaliser of Steele, Lea and Flood, SplitMix64, 2014.
+// A bijective hash: the finaliser of SplitMix64, Steele, Lea and Flood, 2014.
 HD u64 splitmix64(u64 x) {
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ x >> 27) * 0x94D049BB133111EBull;
     return x ^ x >> 31;
 }
 
-// A permutation of the numbers below a power of two: a Feistel network. Where bits are odd, the left half has one less.
+// A Feistel network: a permutation of [0, 2^bits). If bits is odd, the left half has one bit less.
 struct Permutation {
     u32 key[ROUNDS];
     int left_bits, right_bits;
@@ -31,9 +31,8 @@ struct Permutation {
     }
 };
 
-// `indices` in a pseudo-random order, a function of seed, epoch and number of rows alone. Where a permutation of more
-// numbers leads beyond them it is applied again, until it comes back: Black and Rogaway, "Ciphers with arbitrary finite
-// domains", 2002.
+// `indices` in a pseudo-random order, a function of seed, epoch and number of rows alone. The permutation of a power of
+// two is applied until the result is below `rows`: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
 KERNEL(shuffle) {
     Permutation permutation;
     int bits = MIN_BITS;
@@ -62,7 +61,7 @@ struct Word<1> {
     u8 part;
 };
 
-// Words of this many rows, or of one, are on their way at once.
+// Loads in flight.
 constexpr int BATCH = 8;
 
 template <int BYTES>
@@ -74,8 +73,8 @@ HD void copy_row(const void* from, void* to, i64 words) {
     }
 }
 
-// The row at indices[row] goes to the row'th of `out`. Long rows are copied by the lanes of a warp together,
-// neighbouring lanes neighbouring words.
+// Copies the row indices[row] to row `row` of `out`. The lanes of a warp copy long rows together: neighbouring lanes
+// access neighbouring words.
 template <int BYTES>
 HD void gather(const u8* table, i64 stride, i64 bytes, const i64* indices, u8* out, i64 row,
                [[maybe_unused]] i64 rows) {
@@ -85,7 +84,7 @@ HD void gather(const u8* table, i64 stride, i64 bytes, const i64* indices, u8* o
     int lane = threadIdx.x % 32;
     if (words > 4 && row - lane + 32 <= rows) {
         const i64* index = index_of + threadIdx.x / 32 * 32;
-        __syncwarp();  // the rows before these have been copied
+        __syncwarp();  // index_of is still in use for the previous rows
         index_of[threadIdx.x] = indices[row];
         __syncwarp();
         out += (row - lane) * bytes;
@@ -104,7 +103,7 @@ HD void gather(const u8* table, i64 stride, i64 bytes, const i64* indices, u8* o
     copy_row<BYTES>(table + indices[row] * stride, out + row * bytes, words);
 }
 
-// Rows of `bytes`, copied in words of 16, 4 or 1 byte: both tables, and `stride`, are multiples of that.
+// Gathers rows of `bytes`, in words of 16, 4 or 1 byte; both addresses and `stride` are multiples of the word.
 KERNEL(gather_rows) {
     FOR_ITEMS (row, args.rows) {
         if (args.word == 16) {
@@ -117,14 +116,13 @@ KERNEL(gather_rows) {
     }
 }
 
-// Before a step: the gradient is scaled down to the largest norm, and `skip_update` becomes 1 where a figure or the
-// norm is not finite, or the approximate KL is beyond its target. `metric_sums` take in the metrics, the norm, and
-// whether it is 1.
+// Scales the gradient down to max_grad_norm, and sets `skip_update` to 1 if a metric or the norm is not finite or
+// approx_kl exceeds target_kl. Adds metrics, norm and `skip_update` to `metric_sums`.
 KERNEL(clip_grad_norm) {
     FOR_ITEMS (k, args.parameters + 1) {
         if (k < args.parameters) {
             float scale = args.max_grad_norm / (*args.norm + 1e-6f);
-            args.gradient[k] *= scale > 1 ? 1.0f : scale;  // a NaN stays one
+            args.gradient[k] *= scale > 1 ? 1.0f : scale;  // NaN is not greater than 1 and stays NaN
             continue;
         }
         bool finite = math::is_finite(*args.norm);

@@ -32,16 +32,17 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import find_game
-from gpu_vecenv.errors import ConfigError, UnknownGameError
+from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
 from gpu_vecenv.files import replace_file
-from gpu_vecenv.train.checkpoint import CheckpointFolder
+from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
-from gpu_vecenv.train.run import CHECKPOINTS, RunConfig, best_metric_name, run
+from gpu_vecenv.train.run import RunConfig, best_metric_name, run
 from gpu_vecenv.train.trainer import RUN_WIDE_KEYS, PolicySpec, Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
+RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
 SETTINGS = "settings.json"  # in the run folder: what is neither the game's nor the policies'
 
 
@@ -158,7 +159,7 @@ class Train(DeviceOptions, Generic[GameT]):
     def _write_settings(self, folder: Path, game: Env) -> None:
         if CheckpointFolder(folder / CHECKPOINTS).begun():  # run() raises for a folder with a run
             return
-        settings = {"game": game.name(), "device": self.device, "graphs": self.graphs}
+        settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
         text = json.dumps({**settings, "run": dataclasses.asdict(self.run)}, indent=1)
         replace_file(folder / SETTINGS, text.encode())
 
@@ -228,11 +229,18 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
         raise FileNotFoundError(f"no run at {folder}: it has no {SETTINGS}")
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
+        if (found := settings.get("format", 1)) != RUN_FORMAT:
+            raise CheckpointVersionError(
+                f"{path} was written by another version of gpu_vecenv: its format is {found!r}; expected {RUN_FORMAT}. "
+                "Resume with the version that wrote it, or train again"
+            )
         kinds = {"game": str, "device": str | None, "graphs": bool, "run": dict}
         if wrong := [key for key, kind in kinds.items() if not isinstance(settings[key], kind)]:
             raise ConfigError(f"{', '.join(wrong)} has the wrong type")
         return settings, RunConfig(**settings["run"])
-    except (LookupError, TypeError, ValueError) as error:
+    except CheckpointVersionError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is damaged or of another version: {type(error).__name__}: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and a JSON description in one safetensors file, written whole or not at all."""
+"""Checkpoints: tensors and a JSON manifest in one safetensors file, replaced atomically."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
-from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
+from gpu_vecenv.errors import CheckpointCorruptError, CheckpointVersionError, ConfigError
 from gpu_vecenv.files import put_file, replace_file
 
-FORMAT = "2"
+FORMAT = "3"
+CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run folder
 BEST = "best.safetensors"
-_MANIFEST_LIMIT = 25_000_000  # bytes; safetensors refuses headers of 100 MB, which hold it quoted, and names once more
+_MANIFEST_LIMIT = 25_000_000  # bytes; safetensors refuses headers of 100 MB, which contain it quoted
 _PICKLE_SUFFIXES = (".pt", ".pth", ".pkl", ".pickle")
-_PICKLE_STARTS = (b"PK\x03\x04", *(bytes((0x80, protocol)) for protocol in range(2, 6)))  # torch.save's zip, plain ones
+_PICKLE_STARTS = (b"PK\x03\x04", *(bytes((0x80, protocol)) for protocol in range(2, 6)))  # torch.save, plain pickles
+_Loaded = TypeVar("_Loaded")
 _FILE = re.compile(r"iteration-([0-9]{8}|[1-9][0-9]{8,})(?:\.rank([1-9][0-9]*))?\.safetensors")
 _DRAFT = re.compile(rf"\.(?:{_FILE.pattern}|{re.escape(BEST)})\.[0-9a-f]{{12}}\.draft")
 
@@ -31,29 +33,30 @@ _DRAFT = re.compile(rf"\.(?:{_FILE.pattern}|{re.escape(BEST)})\.[0-9a-f]{{12}}\.
 def save_checkpoint(path: Path, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> None:
     """Write ``tensors`` and ``manifest`` to ``path``; they are on disk when this returns.
 
-    The file is written beside its name, flushed and renamed: a crash leaves the former file intact, and at most a draft
-    named ``.<name>.<12 hexadecimal digits>.draft``.
+    The data are written to a temporary file, flushed and renamed: a crash leaves the previous file intact, and at most
+    a draft named ``.<name>.<12 hexadecimal digits>.draft``.
 
     Args:
-        path: The file; its folder is made where it is missing.
-        tensors: Dense tensors of any shape and device, of the dtypes that safetensors has.
-        manifest: JSON values, under any name but "tensors", where the SHA-256 of each tensor is kept.
+        path: The file; its folder is created if necessary.
+        tensors: Dense tensors of any shape and device, of the dtypes that safetensors supports.
+        manifest: JSON values. The key "tensors" is reserved for the SHA-256 of each tensor.
 
     Raises:
         ConfigError: A tensor or an entry cannot be stored.
-        OSError: Writing failed; the former file is as it was and no draft is left.
+        OSError: Writing failed; the previous file is unchanged and no draft is left.
     """
     replace_file(path, _content(tensors, manifest))
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Tensors, on the host, and manifest as they were saved. Nothing in the file is ever executed.
+    """Read tensors, on the CPU, and manifest. Nothing in the file is ever executed.
 
     Raises:
         FileNotFoundError: There is no such file, or it is a folder, pipe or device.
-        CheckpointCorruptError: It is no checkpoint of this library, or damaged; the message says which part is.
+        CheckpointCorruptError: The file is not a checkpoint of this library, or is damaged; the message names the part.
+        CheckpointVersionError: Another version of the library wrote it, in another format.
     """
-    if not path.is_file():  # opening a pipe would wait for its writer
+    if not path.is_file():  # opening a pipe would block
         raise FileNotFoundError(f"no checkpoint at {path}; expected a file")
     content = path.read_bytes()
     try:
@@ -62,38 +65,43 @@ def load_checkpoint(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]
     except (SafetensorError, AssertionError, LookupError, RuntimeError, ValueError) as error:
         if path.suffix.lower() in _PICKLE_SUFFIXES or content.startswith(_PICKLE_STARTS):
             raise CheckpointCorruptError(
-                f"{path} is no checkpoint but looks like a pickle. Pickles are never opened, since one may run "
-                "anything; weights can be converted with safetensors.torch.save_file"
+                f"{path} is not a checkpoint but a pickle. Pickles are never opened, since they can execute any code; "
+                "convert weights with safetensors.torch.save_file"
             ) from error
         raise _damaged(path, f"safetensors cannot read it: {error}") from error
     metadata = header.get("__metadata__") or {}
-    if metadata.get("format") != FORMAT:
-        raise _damaged(path, f"its format is {metadata.get('format')!r}; expected {FORMAT!r}")
+    if (found := metadata.get("format")) != FORMAT:
+        if found is None or not found.isdecimal():
+            raise _damaged(path, f"its format is {found!r}; expected {FORMAT!r}")
+        age, advice = ("an older", "train again") if int(found) < int(FORMAT) else ("a newer", "install the newest one")
+        raise CheckpointVersionError(
+            f"{path} was written by {age} version of gpu_vecenv: its format is {found!r}; expected {FORMAT!r}. Open it "
+            f"with the version that wrote it, or {advice}"
+        )
     text = str(metadata.get("manifest"))
     if _sha256(text) != metadata.get("sha256"):
         raise _damaged(path, "its manifest and the manifest's SHA-256 differ")
     try:
-        manifest = json.loads(text, parse_constant=int)  # which refuses NaN and Infinity: they are no JSON
+        manifest = json.loads(text, parse_constant=int)  # int("NaN") raises: NaN and Infinity are not JSON
         digests = {**manifest.pop("tensors")}
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise _damaged(path, f"its manifest {text[:80]} is no strict JSON object with digests: {error}") from error
+        raise _damaged(path, f"its manifest {text[:80]} is not a strict JSON object with digests: {error}") from error
     for name in sorted(digests.keys() | tensors.keys()):
         if name not in tensors or _digest(tensors[name]) != digests.get(name):
-            raise _damaged(path, f"tensor {name!r} and its SHA-256 differ, or one of both is missing")
+            raise _damaged(path, f"tensor {name!r} and its SHA-256 differ, or one of the two is missing")
     return tensors, manifest
 
 
 class CheckpointFolder:
-    """The latest checkpoints of a run, one file for each saved iteration and process.
+    """The latest checkpoints of a run, one file per saved iteration and process.
 
-    They are named ``iteration-00000123.safetensors``, and ``iteration-00000123.rank1.safetensors`` and so on those of
-    other processes than the first. The newest iteration is what ``load`` takes, so a run that goes back to an earlier
-    one belongs in a new folder.
+    Rank 0 writes ``iteration-00000123.safetensors``, rank 1 ``iteration-00000123.rank1.safetensors`` and so on.
+    ``load`` reads the newest iteration: a run that continues from an earlier one needs a new folder.
 
     Args:
-        folder: Made by the first ``save``.
-        keep: So many of the newest iterations are kept; with 1 there is none to go back to when its file is damaged.
-        rank: Number of this process.
+        folder: Created by the first ``save``.
+        keep: Number of newest iterations to keep; with 1 there is no fallback for a damaged file.
+        rank: Rank of this process.
         world_size: Number of processes.
 
     Raises:
@@ -109,26 +117,26 @@ class CheckpointFolder:
     def save(
         self, iteration: int, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any], *, best: bool = False
     ) -> Path:
-        """Write this process's file of an iteration as ``save_checkpoint`` does, then remove its files that are old.
+        """Write this process's file of an iteration with ``save_checkpoint``, then remove its old files.
 
-        The file of an iteration goes when ``keep`` newer ones are complete: not while other processes still write them.
+        A file is removed when ``keep`` newer iterations are complete, with the files of all processes.
 
         Args:
-            iteration: At least 0; it is added to the manifest, as are "rank" and "world_size".
-            tensors: This process's, as for ``save_checkpoint``.
+            iteration: At least 0; added to the manifest, as are "rank" and "world_size".
+            tensors: Those of this process.
             manifest: As for ``save_checkpoint``.
-            best: Keep rank 0's file also as ``best.safetensors``, until the next best one.
+            best: Also replace ``best.safetensors`` by rank 0's file.
         """
         _check_range("iteration", iteration, 0)
         own = {"iteration": iteration, "rank": self.rank, "world_size": self.world_size}
         if {**own, **manifest} != {**manifest, **own}:
-            raise ConfigError(f"the manifest has other values of {own}; leave these entries out")
-        path = self._path(iteration, self.rank)
-        if best and self.rank == 0:  # before the other: whoever finds that one is sure of this
+            raise ConfigError(f"the manifest has other values for {own}; remove these entries")
+        path = self.path(iteration, self.rank)
+        if best and self.rank == 0:  # written first: if the numbered file exists, so does this one
             save_checkpoint(self.folder / BEST, tensors, {**manifest, **own})
             try:
                 put_file(path, lambda draft: os.link(self.folder / BEST, draft))
-            except OSError:  # a file system without links
+            except OSError:  # a file system without hard links
                 replace_file(path, (self.folder / BEST).read_bytes())
         else:
             save_checkpoint(path, tensors, {**manifest, **own})
@@ -136,47 +144,40 @@ class CheckpointFolder:
         oldest = complete[-self.keep] if len(complete) >= self.keep else 0
         for old, ranks in self._found().items():
             if old < min(oldest, iteration) and self.rank in ranks:
-                self._path(old, self.rank).unlink(missing_ok=True)
+                self.path(old, self.rank).unlink(missing_ok=True)
         return path
 
     def begun(self) -> bool:
-        """Whether any process of any run has left a checkpoint here."""
+        """Whether the folder has any checkpoint, of any process."""
         return bool(self._found())
 
     def iterations(self) -> list[int]:
-        """The iterations, ascending, of which the files of all processes exist."""
+        """The iterations, ascending, for which the files of all processes exist."""
         return sorted(found for found, ranks in self._found().items() if ranks.issuperset(range(self.world_size)))
 
     def newest(self) -> int:
-        """The newest iteration of which no process's file is damaged or missing: the same for every process.
+        """The newest iteration for which no process's file is damaged or missing: the same for every process.
 
-        All processes call it before any of them saves. A warning names each newer file that is not usable.
+        Call it in all processes before any of them saves. A warning names each newer file that is not usable.
 
         Raises:
             FileNotFoundError: No iteration has the files of all processes.
-            CheckpointCorruptError: Those that have are damaged.
+            CheckpointCorruptError: All complete iterations are damaged.
             ConfigError: The run had another number of processes.
         """
-        refused: list[Exception] = []
-        for iteration in sorted(self._found(), reverse=True):
-            try:
-                for rank in range(self.world_size):
-                    self._load(iteration, rank)
-            except (CheckpointCorruptError, FileNotFoundError) as error:
-                refused.append(error)
-                continue
-            for refusal in refused:
-                warnings.warn(f"{refusal}; iteration {iteration} is taken instead", stacklevel=2)
-            return iteration
-        kind = CheckpointCorruptError if self.iterations() else FileNotFoundError
-        reasons = "; ".join(map(str, refused)) or "it has none"
-        raise kind(f"no usable checkpoint of {self.world_size} process(es) in {self.folder}: {reasons}")
+
+        def check(iteration: int) -> None:
+            for rank in range(self.world_size):
+                self._load(iteration, rank)
+
+        found = sorted(self._found(), reverse=True)
+        return newest_usable(found, check, f"of {self.world_size} process(es) in {self.folder}")[0]
 
     def load(self, iteration: int | None = None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """This process's tensors, on the host, and manifest, of one of ``iterations()`` or else of ``newest()``.
+        """This process's tensors, on the CPU, and manifest, of one of ``iterations()``; None: of ``newest()``.
 
         Raises:
-            FileNotFoundError: There is no such iteration, or not of all processes.
+            FileNotFoundError: There is no such iteration, or files of some processes are missing.
             CheckpointCorruptError: This process's file is damaged.
             ConfigError: The run had another number of processes.
         """
@@ -185,28 +186,29 @@ class CheckpointFolder:
         _check_range("iteration", iteration, 0)
         complete = self.iterations()
         if iteration not in complete:
-            self._load(iteration, 0)  # says so where it is of another number of processes
+            self._load(iteration, 0)  # raises if world_size differs
             raise FileNotFoundError(f"{self.folder} lacks files of iteration {iteration}; complete ones: {complete}")
         return self._load(iteration, self.rank)
 
     def clean(self) -> None:
-        """Remove the drafts that a killed process of this rank has left. Not while one is saving."""
+        """Remove the drafts of a killed process of this rank. Not while one is saving."""
         for match in filter(None, map(_DRAFT.fullmatch, self._names())):
             if int(match[2] or 0) == self.rank:
                 (self.folder / match[0]).unlink(missing_ok=True)
 
-    def _path(self, iteration: int, rank: int) -> Path:
+    def path(self, iteration: int, rank: int = 0) -> Path:
+        """The file of an iteration and a process."""
         return self.folder / f"iteration-{iteration:08d}{f'.rank{rank}' if rank else ''}.safetensors"
 
     def _load(self, iteration: int, rank: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        path = self._path(iteration, rank)
+        path = self.path(iteration, rank)
         tensors, manifest = load_checkpoint(path)
         found, size = [manifest.get("iteration"), manifest.get("rank")], manifest.get("world_size")
         if found != [iteration, rank]:
-            raise _damaged(path, f"it holds iteration and rank {found}; expected {[iteration, rank]}")
+            raise _damaged(path, f"its iteration and rank are {found}; expected {[iteration, rank]}")
         if size != self.world_size:
             raise ConfigError(
-                f"{path} is of a run of {size} process(es), this one has {self.world_size}; relaunch with as many: "
+                f"{path} is of a run of {size} process(es), this one has {self.world_size}; start as many: "
                 f"torchrun --nproc-per-node={size}"
             )
         return tensors, manifest
@@ -222,9 +224,30 @@ class CheckpointFolder:
         return found
 
 
+def newest_usable(iterations: Iterable[int], load: Callable[[int], _Loaded], where: str) -> tuple[int, _Loaded]:
+    """The first of ``iterations``, newest first, that ``load`` accepts, and what it returned.
+
+    A warning names each newer one that is damaged or missing. If all are, CheckpointVersionError,
+    CheckpointCorruptError or FileNotFoundError gives all reasons and ``where`` they are.
+    """
+    refused: list[Exception] = []
+    for iteration in iterations:
+        try:
+            loaded = load(iteration)
+        except (CheckpointCorruptError, FileNotFoundError) as error:  # a running process removes old files
+            refused.append(error)
+            continue
+        for refusal in refused:
+            warnings.warn(f"{refusal}; iteration {iteration} is used instead", stacklevel=4)
+        return iteration, loaded
+    kinds = (CheckpointVersionError, CheckpointCorruptError)
+    kind = next((kind for kind in kinds if any(isinstance(error, kind) for error in refused)), FileNotFoundError)
+    raise kind(f"no usable checkpoint {where}: {'; '.join(map(str, refused)) or 'there is none'}")
+
+
 def _content(tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> bytes:
     if "tensors" in manifest:
-        raise ConfigError('the manifest has the entry "tensors", which is kept for digests; give it another name')
+        raise ConfigError('the manifest has the key "tensors", which is reserved for digests; rename it')
     host = {name: _on_host(name, tensor) for name, tensor in tensors.items()}
     digests = {name: _digest(tensor) for name, tensor in host.items()}
     try:
@@ -240,9 +263,9 @@ def _content(tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -
 
 
 def _on_host(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is contiguous and shares memory with no other tensor, as safetensors wants it."""
+    """A contiguous copy that shares memory with no other tensor, as safetensors requires."""
     if not isinstance(name, str) or name == "__metadata__":
-        raise ConfigError(f"a tensor's name is {name!r}; expected text other than '__metadata__'")
+        raise ConfigError(f"a tensor's name is {name!r}; expected a string other than '__metadata__'")
     if not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided or tensor.is_meta:
         raise ConfigError(f"tensors[{name!r}] is {tensor!r:.80}; expected a dense tensor with data")
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor.detach())
@@ -253,14 +276,14 @@ def _sha256(text: str) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    """SHA-256 of dtype, shape and bytes of a contiguous tensor on the host."""
+    """SHA-256 of dtype, shape and bytes of a contiguous tensor on the CPU."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
     digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
 def _damaged(path: Path, what: str) -> CheckpointCorruptError:
-    return CheckpointCorruptError(f"{path} is no checkpoint of this library, or damaged: {what}")
+    return CheckpointCorruptError(f"{path} is not a checkpoint of this library, or is damaged: {what}")
 
 
 def _check_range(name: str, value: int, low: int, high: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Several processes that train together: one shard of replicas each, gradients averaged. Started by ``torchrun``."""
+"""Data-parallel training in processes started by ``torchrun``: each has a shard of environments; gradients are averaged."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ import torch.distributed as dist
 
 from gpu_vecenv.errors import ConfigError, RankLostError
 
-TIMEOUT = timedelta(seconds=60)  # a process that hears nothing from the others for so long gives up
+TIMEOUT = timedelta(seconds=60)  # of a collective operation
 
 
 @dataclass(frozen=True)
 class World:
-    """This process among those that train together: number ``rank`` of ``size``."""
+    """This process's rank, and the number of processes."""
 
     rank: int = 0
     size: int = 1
 
     @staticmethod
     def current() -> World:
-        """What torch.distributed says; alone where it is not set up."""
+        """Rank and world size of torch.distributed; 0 of 1 if it is not initialised."""
         return World(dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else World()
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        """Replace the tensor, in every process, by the sum of all."""
+        """Sum the tensor over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
 
     def all_reduce_mean(self, tensor: torch.Tensor) -> None:
-        """Replace the tensor, in every process, by the mean of all."""
+        """Average the tensor over all processes, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
             tensor /= self.size
 
     def broadcast(self, tensor: torch.Tensor) -> None:
-        """Replace the tensor, in every process, by that of the first."""
+        """Replace the tensor, in every process, by that of rank 0."""
         if self.size > 1:
             dist.broadcast(tensor, 0)
 
     def barrier(self) -> None:
-        """Until all have come here."""
+        """Wait for all processes."""
         if self.size > 1:
             dist.barrier()
 
-    def all_agree(self, any_wants: bool, first_wants: bool) -> tuple[bool, bool]:
-        """Whether any process wants the one, and whether the first wants the other: the same answer everywhere."""
+    def all_agree(self, any_rank: bool, rank_0: bool) -> tuple[bool, bool]:
+        """Whether ``any_rank`` is True in any process, and whether ``rank_0`` is True in rank 0: equal everywhere."""
         if self.size == 1:
-            return any_wants, first_wants
+            return any_rank, rank_0
         device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        wishes = torch.tensor([any_wants, first_wants and self.rank == 0], dtype=torch.int32, device=device)
-        dist.all_reduce(wishes)
-        one, other = wishes.tolist()
-        return one > 0, other > 0
+        flags = torch.tensor([any_rank, rank_0 and self.rank == 0], dtype=torch.int32, device=device)
+        dist.all_reduce(flags)
+        a, b = flags.tolist()
+        return a > 0, b > 0
 
     def envs_per_process(self, num_envs: int) -> int:
-        """Replicas of each process.
+        """Environments of each process, of ``num_envs`` in total.
 
         Raises:
-            ConfigError: They cannot be dealt out evenly.
+            ConfigError: ``num_envs`` is not a multiple of the number of processes.
         """
         if num_envs % self.size:
             raise ConfigError(
@@ -74,25 +74,28 @@ class World:
 
 
 def is_torchelastic_launched() -> bool:
-    """Whether ``torchrun`` has started this process."""
+    """Whether ``torchrun`` started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 @contextmanager
 def process_group(device: str | None) -> Iterator[tuple[World, str | None]]:
-    """Join the processes that ``torchrun`` has started; alone, and the device as given, where it has not.
+    """Initialise torch.distributed if ``torchrun`` started this process.
 
-    Yields this process's place and its device: the GPU of its number on its machine (NCCL), or the CPU (gloo).
+    Yields the World and this process's device: the GPU of its local rank (NCCL) or the CPU (gloo); without torchrun a
+    World of one process and ``device``.
 
     Raises:
-        ConfigError: A single GPU was asked for by number.
-        RankLostError: Inside, when another process is lost.
+        ConfigError: ``device`` names one GPU by its number.
+        RankLostError: Another process was lost during the with block.
     """
     if not is_torchelastic_launched():
         yield World(), device
         return
     if device is not None and ":" in device:
-        raise ConfigError(f"device is {device!r}; under torchrun expected 'cuda', of which each process takes its own")
+        raise ConfigError(
+            f"device is {device!r}; expected 'cuda' under torchrun: each process uses the GPU of its local rank"
+        )
     on_gpu = device == "cuda" or (device is None and torch.cuda.is_available())
     own = f"cuda:{os.environ['LOCAL_RANK']}" if on_gpu else "cpu"
     if on_gpu:

@@ -1,4 +1,4 @@
-"""EpisodeLog: means over the episodes that ended lately, for the logs of trainers."""
+"""EpisodeLog: means over recently finished episodes, for the logs of trainers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from gpu_vecenv.engine.vec_env import VecEnv
 
 
 class EpisodeLog:
-    """Means over the episodes that ended since somebody looked; nothing waits for the device.
+    """Means over the episodes finished since the last call of ``means()``. No device synchronisation.
 
     Args:
-        vec_env: Whose ``episode_statistics`` are looked at.
+        vec_env: The environment, whose ``episode_statistics`` are read.
     """
 
     def __init__(self, vec_env: VecEnv) -> None:
@@ -23,11 +23,11 @@ class EpisodeLog:
         self._before, self._clears = self._sums(), vec_env.clears
 
     def means(self) -> dict[str, torch.Tensor]:
-        """Of each role the return of an agent, the length in steps, and the share of episodes that no limit truncated.
+        """Mean return of an agent of each role, length in steps, and fraction of episodes that were not truncated.
 
-        Each is a float64 tensor without axes on the device: NaN before the first episode's end, and what it was where
-        no episode has ended since the last look, or since ``clear_episode_statistics``. A ``state_dict`` of before that
-        counts from the first look after it was loaded.
+        Each is a float64 tensor () on the device: NaN before the first episode ends, and unchanged if no episode has
+        ended since the last call or since ``clear_episode_statistics``. After ``load_state_dict`` with an older state
+        the count starts at the next call.
         """
         sums = self._sums()
         if self._clears != self._vec_env.clears:

@@ -1,4 +1,4 @@
-"""Whole episodes, played by policies, scripts or chance."""
+"""Evaluation: whole episodes, played by policies, scripts or a random policy."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.policy import Policy
 
-# Who acts for a role: a policy, a function from the role's observations (num_envs, count, *shape) to its actions, as
-# its action space says, or chance (None). Functions are asked for up to 15 steps after the last episode's end.
+# The actor of a role: a policy, a function from the role's observations (num_envs, count, *shape) to actions of its
+# action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
 RolePolicy: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
-STEPS_PER_SYNC = 16  # the device is asked whether all is over only now and then
+STEPS_PER_SYNC = 16  # steps between the host's checks whether all episodes have ended
 
 
 class RolePolicies:
-    """Who acts for all agents of an environment.
+    """Actions for all agents of an environment, from one actor per role.
 
-    Draws, those of policies and those of chance, come from the replicas' own random streams: the same replica with the
-    same seed is played the same, however many there are.
+    Policies and random actions draw from the random streams of each environment: an episode depends on the seed and on
+    the environment's index, not on the number of environments.
 
     Args:
-        env: Where they act; without ``rows``.
-        role_policies: Role -> who acts for it, a role without agents may be left out.
-        greedy: Policies take the likeliest action instead of sampling.
+        env: The environment, without ``agents_as_envs``.
+        role_policies: Role -> its actor; roles without agents may be omitted.
+        greedy: Policies take the most likely action instead of sampling.
 
     Raises:
-        ConfigError: A role has no player, or a policy does not fit its role, or policies squash differently.
+        ConfigError: A role has no actor, a policy does not match its role, or policies differ in ``squash``.
     """
 
     def __init__(self, env: VecEnv, role_policies: Mapping[str, RolePolicy], greedy: bool = False) -> None:
         game = env.game
         roles = list(game.layout.present_roles)
         if not set(roles) <= set(role_policies) <= set(game.layout.roles):
-            raise ConfigError(f"role_policies are for {sorted(role_policies)}; the roles are {roles}")
+            raise ConfigError(f"role_policies are for {sorted(role_policies)}; expected {roles}")
         self.env, self.role_policies, self.greedy = env, dict(role_policies), greedy
-        self._policies = {role: player for role, player in role_policies.items() if isinstance(player, Policy)}
+        self._policies = {role: actor for role, actor in role_policies.items() if isinstance(actor, Policy)}
         for role, policy in self._policies.items():
             found = policy.view.obs_shape, policy.view.head_sizes
             expected = (
@@ -50,44 +50,44 @@ class RolePolicies:
             )
             if found != expected:
                 raise ConfigError(
-                    f"the policy of {role} takes observations and choices {found}; the game has {expected}"
+                    f"the policy of {role} has observations and choices {found}; expected those of the game: {expected}"
                 )
         squashes = {policy.squash for policy in self._policies.values()} or {"clip"}
         if len(squashes) > 1:
-            raise ConfigError(f"policies squash their draws by {sorted(squashes)}; expected one way")
+            raise ConfigError(f"policies have squash {sorted(squashes)}; expected one value")
         self._sampler = Sampler(env, squash=squashes.pop())
         shape = (env.num_envs, game.layout.num_agents, self._sampler.num_parameters)
         self._parameters = torch.zeros(shape, device=env.device)
 
     @torch.no_grad()
     def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
-        """Actions of the coming step, fresh memory, as ``VecEnv.step`` takes them. Waits for no device.
+        """Actions for ``VecEnv.step``, a new tensor. No device synchronisation.
 
         Args:
-            obs: (num_envs, num_agents, *shape), what the last ``reset`` or ``step`` gave.
-            action_mask: Its ``info["action_mask"]``, of games that have it.
+            obs: (num_envs, num_agents, *shape), observations of the last ``reset`` or ``step``.
+            action_mask: Its ``info["action_mask"]``, for games with masks.
         """
         game, parameters = self.env.game, self._parameters
         for role, policy in self._policies.items():
-            where = game.layout.role_slices[role]
-            own = obs[(slice(None), where, *policy.view.obs_slice)]
-            parameters[:, where][..., policy.view.parameter_columns] = policy(own)[0]
+            agents = game.layout.role_slices[role]
+            role_obs = obs[(slice(None), agents, *policy.view.obs_slice)]
+            parameters[:, agents][..., policy.view.parameter_columns] = policy(role_obs)[0]
         actions = self._sampler.sample(masked(parameters, action_mask), greedy=self.greedy).actions
-        drawn = self.env.sample_actions()
-        for role, player in self.role_policies.items():
-            where = game.layout.role_slices[role]
-            if player is None:
-                actions[:, where] = drawn[:, where]
+        random = self.env.sample_actions()
+        for role, actor in self.role_policies.items():
+            agents = game.layout.role_slices[role]
+            if actor is None:
+                actions[:, agents] = random[:, agents]
             elif role not in self._policies:
-                own = obs[(slice(None), where, *game.layout.observation.own(role))]
+                role_obs = obs[(slice(None), agents, *game.layout.observation.own(role))]
                 heads = len(game.layout.action.sizes[role])
-                part = actions[:, where, :heads] if game.layout.action.shape else actions[:, where]
-                part.copy_(player(own))
+                role_actions = actions[:, agents, :heads] if game.layout.action.shape else actions[:, agents]
+                role_actions.copy_(actor(role_obs))
         return actions
 
 
 def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecEnv:
-    """Where episodes like those of ``env`` are played, one in each replica, while ``env`` itself rests."""
+    """A copy of ``env`` with its own state, in "disabled" mode: one episode per environment; ``env`` is not stepped."""
     eval_env = env.like(
         num_envs=num_envs,
         autoreset_mode="disabled",
@@ -96,16 +96,16 @@ def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecE
         first_env_index=first_env_index,
     )
     for field in env.game.layout.fields:
-        if field.shared:  # they may have been changed, as by a curriculum
+        if field.shared:  # callers may have changed them, for example in a curriculum
             eval_env.state[field.name].copy_(env.state[field.name])
     return eval_env
 
 
 def steps_until_all_done(env: VecEnv) -> Iterator[None]:
-    """Once for each step until all replicas have ended, and for up to 15 more: whether they have is asked now and then.
+    """Yield once per step until all episodes have ended, and up to 15 times more: the host checks every 16 steps.
 
     Raises:
-        NonFiniteError: Some replica was given an action that is none, and stands still.
+        NonFiniteError: An environment received an invalid action and was not stepped.
     """
     while bool(env.active.any()):
         yield from itertools.repeat(None, STEPS_PER_SYNC)
@@ -114,31 +114,35 @@ def steps_until_all_done(env: VecEnv) -> Iterator[None]:
 
 def _check_actions(env: VecEnv) -> None:
     if bool((env.faults() & (Fault.INVALID_ACTION | Fault.NONFINITE_ACTION)).any()):
-        raise NonFiniteError("a policy gives NaN, or excludes every choice, or a script an action that its role lacks")
+        raise NonFiniteError(
+            "an environment received an invalid action: a network returned NaN, a mask forbids every choice, or a "
+            "function returned an action that its role does not have"
+        )
 
 
 def evaluate(
     env: VecEnv, role_policies: Mapping[str, RolePolicy], episodes: int = 1000, *, greedy: bool = False, seed: int = 1
 ) -> dict[str, float]:
-    """Play whole episodes in an environment like ``env``, with as many replicas or fewer; ``env`` itself rests.
+    """Play whole episodes in a copy of ``env``, with at most as many environments; ``env`` is not stepped.
 
     Args:
-        env: The pattern.
-        role_policies: Role -> who acts for it.
-        episodes: How many.
-        greedy: Policies take the likeliest action instead of sampling.
-        seed: Of the random streams.
+        env: The template.
+        role_policies: Role -> its actor: a ``Policy``, a function from the role's observations to its actions, or None
+            for random actions.
+        episodes: Number of episodes.
+        greedy: Policies take the most likely action instead of sampling.
+        seed: Seed of the environments and of the actions.
 
     Returns:
-        "episodes", "episode_length" (mean steps), "terminated_fraction" (of the episodes, those whose last step truncated
+        "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents).
 
     Raises:
-        ConfigError: A role has no player, or ``episodes`` is no positive int.
-        NonFiniteError: A policy gives NaN, or excludes every choice.
+        ConfigError: A role has no actor, or ``episodes`` is not a positive int.
+        NonFiniteError: A network returned NaN, or a mask forbids every choice.
     """
     if type(episodes) is not int or episodes < 1:
-        raise ConfigError(f"episodes is {episodes}; at least 1 is needed")
+        raise ConfigError(f"episodes is {episodes!r}; expected an int >= 1")
     rounds = -(-episodes // env.num_envs)
     num_envs = -(-episodes // rounds)
     env = evaluation_env(env, num_envs)

@@ -1,10 +1,9 @@
-"""What a run has learned, taken up again: a policy for every role of a game, acting for all of its agents."""
+"""Load the policies of a training run; GamePolicy acts for all agents of a game."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -18,31 +17,29 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
-from gpu_vecenv.train.checkpoint import BEST, CheckpointFolder, load_checkpoint
+from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
 from gpu_vecenv.train.policy import Policy, RoleView
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 
-CHECKPOINTS = "checkpoints"  # a run's folder of them
-
 
 class GamePolicy(nn.Module):
-    """Acts for all agents of a game, each by the policy of its role.
+    """Acts for all agents of a game, each with the policy of its role.
 
-    ``policy[role]`` is the ``Policy`` of one role, as ``evaluate`` takes it. For observations without an agent axis,
-    as Gymnasium's views of a game with one agent give them, call ``policy["agent"].act(obs)``.
+    ``policy[role]`` is the ``Policy`` of one role, which ``evaluate`` accepts. For observations without an agent axis,
+    such as those of Gymnasium's views of a game with one agent, call ``policy["agent"].act(obs)``.
 
     Attributes:
         game: The game.
         policies: Role -> its ``Policy``; roles that share one have the same object.
-        configs: Role -> the hyper-parameters that its policy was trained with, where they are known.
+        configs: Role -> the hyperparameters that its policy was trained with, if known.
 
     Args:
         game: The game.
-        policies: Role -> policy; the roles that share one are joined by "+", as in "tagger+runner".
-        configs: Likewise.
+        policies: Role -> policy; roles that share one are joined by "+", as in "tagger+runner".
+        configs: Hyperparameters under the same keys.
 
     Raises:
-        ConfigError: Some role has no policy or several, or a policy is of other roles than its key says.
+        ConfigError: A role has no policy or several, or a policy's roles differ from its key.
     """
 
     def __init__(
@@ -60,16 +57,16 @@ class GamePolicy(nn.Module):
         self.game = game
         self.policies = {role: policy for policy in policies.values() for role in policy.view.roles}
         self.configs = {role: config for name, config in (configs or {}).items() for role in name.split("+")}
-        self._modules_of_roles = nn.ModuleList(policies.values())  # a dictionary's modules are not found by nn.Module
+        self._modules_of_roles = nn.ModuleList(policies.values())  # nn.Module does not register those of a dict
 
     def __getitem__(self, role: str) -> Policy:
         if role not in self.policies:
-            raise AgentKeyError(f"no role with agents is called {role!r}; {nearest(str(role), self.policies)}")
+            raise AgentKeyError(f"no role {role!r} with agents; {nearest(str(role), self.policies)}")
         return self.policies[role]
 
     @property
     def device(self) -> torch.device:
-        """Where it acts."""
+        """Device of the weights."""
         return next(iter(self.policies.values())).action_bounds.device
 
     @torch.no_grad()
@@ -78,20 +75,20 @@ class GamePolicy(nn.Module):
         obs: torch.Tensor,
         action_mask: torch.Tensor | None = None,
         *,
-        greedy: bool = True,
+        greedy: bool = False,
         generator: torch.Generator | None = None,
     ) -> torch.Tensor:
-        """Actions of all agents, as ``VecEnv.step`` takes them. Waits for no device.
+        """Actions of all agents, in the format of ``VecEnv.step``. No device synchronisation.
 
         Args:
-            obs: (…, num_agents, *shape) float32 or uint8, as ``VecEnv`` gives it: padded to the widest role.
-            action_mask: (…, num_agents, num_logits) bool, ``info["action_mask"]`` of games that have it; None allows
+            obs: (…, num_agents, *shape) float32 or uint8, the observations of ``VecEnv``, padded to the widest role.
+            action_mask: (…, num_agents, num_logits) bool, ``info["action_mask"]`` of games with masks; None allows
                 every choice.
-            greedy: Take the likeliest actions (of a Gaussian the mean) instead of drawing.
-            generator: Of the draws, on the device of ``obs``; None takes torch's own.
+            greedy: Take the most likely actions (the mean of a Gaussian) instead of sampling.
+            generator: For sampling, on the device of ``obs``; None uses torch's default.
 
         Returns:
-            (…, num_agents[, heads]) int32 or, of a Box, (…, num_agents, k) float32; 0 where a role lacks a head.
+            (…, num_agents[, heads]) int32 or, for a Box, (…, num_agents, k) float32; 0 for heads that a role lacks.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of an argument is wrong.
@@ -102,7 +99,7 @@ class GamePolicy(nn.Module):
         batch = tuple(obs.shape[: obs.ndim - len(row)])
         if action_mask is not None:
             if action.continuous:
-                raise ValueError("action_mask is given; expected None, as actions of a Box are no choices")
+                raise ValueError("action_mask is given; expected None, as actions of a Box have no masks")
             self._check("action_mask", action_mask, torch.bool, (game.layout.num_agents, action.num_logits), batch)
         kind = torch.float32 if action.continuous else torch.int32
         actions = torch.zeros((*batch, game.layout.num_agents, *action.shape), dtype=kind, device=obs.device)
@@ -130,7 +127,7 @@ class GamePolicy(nn.Module):
             expected = ", ".join(map(str, (*(("…",) if batch is None else batch), *row)))
             raise ValueError(f"{name} has shape {shape}; expected ({expected})")
         if tensor.device != self.device:
-            raise ValueError(f"{name} is on {tensor.device}; expected {self.device}, where the policy is")
+            raise ValueError(f"{name} is on {tensor.device}; expected {self.device}, the policy's device")
 
 
 def load_policy(
@@ -141,24 +138,25 @@ def load_policy(
     best: bool = False,
     device: str | torch.device | None = None,
 ) -> GamePolicy:
-    """What a training run has learned, ready to act: in eval mode, without gradients. Nothing in a file is executed.
+    """Load the policies of a training run, in eval mode and without gradients. Nothing in a file is executed.
 
-    Of a run of several processes the first one's file is enough, on any machine.
+    Of a run with several processes, the file of rank 0 is enough, on any machine.
 
     Args:
-        run: A run's folder, of which the newest checkpoint is taken, or one checkpoint file.
-        game: The game, configured as in the run; None: the registered one of the run's name, with its configuration.
-        networks: Name of a policy, as "tagger" or "tagger+runner" -> a module like the one it was trained with. It
-            gets the weights. Needed for policies that were given a network of their own.
-        best: Take the run's best checkpoint instead of the newest.
-        device: Where to act; None: cuda if usable, else cpu.
+        run: A run folder, whose newest checkpoint is loaded, or one checkpoint file.
+        game: The game, configured as in the run; None uses the registered game and configuration of the run.
+        networks: Name of a policy, such as "tagger" or "tagger+runner" -> a module like the one it was trained with,
+            into which the weights are loaded. Required for policies that do not use the default network.
+        best: Load the run's best checkpoint instead of the newest.
+        device: Device to act on; None: cuda if usable, else cpu.
 
     Raises:
         FileNotFoundError: There is no such file, or no checkpoint in the folder.
-        CheckpointCorruptError: The file, or every one in the folder, is damaged or foreign. A warning names each newer
-            one that is damaged where another is taken.
-        UnknownGameError: No registered game has the run's name.
-        ConfigError: ``game`` is another one than the run's, or weights do not fit their network.
+        CheckpointCorruptError: The file, or every file in the folder, is damaged or not a checkpoint. A warning names
+            each damaged file for which an older one is used.
+        CheckpointVersionError: Another version of the library wrote it, in another format.
+        UnknownGameError: The run's game is not registered.
+        ConfigError: ``game`` differs from the run's, or the weights do not match their network.
     """
     path, tensors, manifest = _read(Path(run), best)
     where = resolve_device(device)
@@ -166,13 +164,15 @@ def load_policy(
     game = _game(path, manifest, game)
     networks = networks or {}
     if unknown := sorted(set(networks) - set(configs)):
-        raise ConfigError(f"networks are for {unknown}; the policies in {path} are {list(configs)}")
+        raise ConfigError(f"networks has {unknown}; expected some of {list(configs)}, the policies in {path}")
     policies = {}
     for name, config in configs.items():
         prefix = f"policy.{name}."
         weights = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
         if bad := [key for key, tensor in weights.items() if not bool(tensor.isfinite().all())]:
-            raise CheckpointCorruptError(f"{path} holds NaN or infinite numbers in {prefix}{', '.join(bad)}")
+            raise CheckpointCorruptError(
+                f"{path} has NaN or infinite values in {prefix}{', '.join(bad)}; use another checkpoint"
+            )
         policies[name] = _policy(path, game, name, config, networks.get(name), weights, where)
     policy = GamePolicy(game, policies, configs)
     policy.requires_grad_(False).eval()
@@ -180,64 +180,55 @@ def load_policy(
 
 
 def _read(run: Path, best: bool) -> tuple[Path, dict[str, torch.Tensor], dict[str, Any]]:
-    """The file that is meant, and what it holds."""
+    """The file to load, its tensors and its manifest."""
     if not run.is_dir():
         if best:
-            raise ConfigError(f"best is True, but {run} is no folder of a run; expected one, or best=False")
+            raise ConfigError(f"best is True, but {run} is not a run folder; expected one, or best=False")
         return (run, *load_checkpoint(run))
     folder = run / CHECKPOINTS if (run / CHECKPOINTS).is_dir() else run
     if best:
         return (folder / BEST, *load_checkpoint(folder / BEST))
-    refused: list[Exception] = []
-    for iteration in reversed(CheckpointFolder(folder).iterations()):
-        path = folder / f"iteration-{iteration:08d}.safetensors"  # rank 0's: all ranks have the same weights
-        try:
-            tensors, manifest = load_checkpoint(path)
-        except (CheckpointCorruptError, FileNotFoundError) as error:  # a run that goes on removes old ones
-            refused.append(error)
-            continue
-        for refusal in refused:
-            warnings.warn(f"{refusal}; iteration {iteration} is taken instead", stacklevel=3)
-        return path, tensors, manifest
-    kind = CheckpointCorruptError if refused else FileNotFoundError
-    raise kind(f"no usable checkpoint in {folder}: {'; '.join(map(str, refused)) or 'it has none'}")
+    files = CheckpointFolder(folder)  # rank 0's: all ranks have the same weights
+    found = reversed(files.iterations())
+    iteration, loaded = newest_usable(found, lambda k: load_checkpoint(files.path(k)), f"in {folder}")
+    return (files.path(iteration), *loaded)
 
 
 def _configs(path: Path, manifest: Mapping[str, Any]) -> dict[str, PPOConfig]:
-    """Of each policy in the file."""
+    """The configuration of each policy in the file."""
     kinds = {"game": str, "game_config": dict, "policies": dict}
     if wrong := [key for key, kind in kinds.items() if not isinstance(manifest.get(key), kind)]:
-        raise CheckpointCorruptError(f"{path} is no checkpoint of a training run: it lacks {', '.join(wrong)}")
+        raise CheckpointCorruptError(f"{path} is not a checkpoint of a training run: it lacks {', '.join(wrong)}")
     known = {field.name for field in dataclasses.fields(PPOConfig)}
     configs = {}
     for name, values in manifest["policies"].items():
         if not isinstance(values, dict):
             raise CheckpointCorruptError(
-                f"{path}: the configuration of policy {name!r} is {values!r:.80}; expected keys"
+                f"{path}: the configuration of policy {name!r} is {values!r:.80}; expected a dictionary"
             )
         if unknown := sorted(set(values) - known):
             raise ConfigError(
                 f"{path}: policy {name!r} has unknown configuration keys {unknown}; it was "
-                f"made with {manifest.get('made_with')}, maybe a newer version"
+                f"made with {manifest.get('made_with')}: install that version"
             )
         configs[name] = PPOConfig(**values)
     return configs
 
 
 def _game(path: Path, manifest: Mapping[str, Any], given: Env | None) -> Env:
-    """The run's game, configured; one that is given is compared with it."""
+    """The run's game, configured; ``given`` must be equal to it."""
     name, config = manifest["game"], manifest["game_config"]
     if given is not None:
         if given.name() != name or configure(type(given), **config) != given:
-            raise ConfigError(f"{path} is of {name} with {config}; game is {given!r}: expected the same")
+            raise ConfigError(f"game is {given!r}; expected {name} with {config}, as in {path}")
         return given
-    own = [kind for kind in GAMES.values() if kind.name() == name]  # it may be registered by another name
+    own = [kind for kind in GAMES.values() if kind.name() == name]  # it may be registered under another name
     try:
         return configure(own[0] if own else find_game(name), **config)
     except UnknownGameError as error:
         raise UnknownGameError(
-            f"{path} is of a game that is not registered: {error}. Import the module that declares it and register it "
-            "first, or give load_policy the game: game=MyGame(…)"
+            f"the game of {path} is not registered: {error}. Import the module that declares and registers it, or pass "
+            "the game: load_policy(…, game=MyGame(…))"
         ) from error
 
 
@@ -253,32 +244,32 @@ def _policy(
     given = network is not None
     if not given:
         _check_layers(path, game, name, config, weights)
-    with torch.random.fork_rng(devices=[]):  # first weights are drawn, and the caller's draws are the caller's
+    with torch.random.fork_rng(devices=[]):  # do not advance the caller's random state
         policy = make_policy(game, name.split("+"), config, network, device)
     try:
         policy.load_weights(weights)
     except ConfigError as error:
         advice = (
-            f"networks[{name!r}] is not like the network that it was trained with"
+            f"networks[{name!r}] differs from the network that the policy was trained with"
             if given
-            else f"a policy that was trained with a network of its own needs one: networks={{{name!r}: module}}"
+            else f"a policy that does not use the default network needs one: networks={{{name!r}: module}}"
         )
         raise ConfigError(f"{path}: {advice}. {error}") from error
     return policy
 
 
 def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: Mapping[str, torch.Tensor]) -> None:
-    """Whether the hidden layers that the file describes are in it; so that no network is made that is larger than it.
+    """Check, before a network is allocated, that the file has the hidden layers that its configuration describes.
 
     Raises:
-        ConfigError: They are not.
+        ConfigError: It does not.
     """
     sizes = [math.prod(RoleView(game, name.split("+")).obs_shape), *config.hidden_sizes]
     shapes = [tuple(tensor.shape) for tensor in weights.values()]
     lacking = [(after, before) for before, after in pairwise(sizes) if (after, before) not in shapes]
     if lacking or len(sizes) > len(shapes) + 1:
         raise ConfigError(
-            f"{path}: a policy that was trained with a network of its own needs one: networks={{{name!r}: module}}. "
+            f"{path}: a policy that does not use the default network needs one: networks={{{name!r}: module}}. "
             f"Its hidden_sizes are {config.hidden_sizes!r:.80}, but no weights have the shapes {lacking[:3]!r:.200} "
             f"among {dict(zip(weights, shapes, strict=True))!r:.800}"
         )

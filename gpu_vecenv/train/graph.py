@@ -1,4 +1,4 @@
-"""Work that is captured once as a CUDA graph and replayed; and the time that its stages take."""
+"""CUDA graphs of callables, and timing of their stages."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ import torch
 
 @cache
 def capture_stream(device: torch.device, thread: int) -> torch.cuda.Stream:
-    """A stream for work that is captured: one a thread, as a capture takes all that comes into its stream.
+    """A stream for graph capture, one per thread: a capture records everything in its stream.
 
-    Not one for each user: torch keeps cuBLAS' workspace of every stream that has seen a matrix product, some 65 MB on
-    an H200, as long as the process lives.
+    Trainers of one thread share it, because torch keeps a cuBLAS workspace for each stream with a matrix product, some
+    65 MB on an H200, until the process ends.
     """
     return torch.cuda.Stream(device)
 
 
 class GraphPool:
-    """Memory that graphs which never run at the same time share for what they make on the way."""
+    """Memory pool that graphs share for their temporaries; they must never run concurrently."""
 
     def __init__(self) -> None:
         self.reset_handle()
 
     def reset_handle(self) -> None:
-        """Later graphs take other graph_pool: a capture that failed leaves its own unusable."""
+        """Use a new pool for later graphs: a failed capture makes its pool unusable."""
         self.handle: Any = torch.cuda.graph_pool_handle()
 
 
 class GraphedCallable:
-    """A call without arguments or result: run as it is the first time, as a CUDA graph from then on.
+    """A callable without arguments or result: eager the first time, a CUDA graph from then on.
 
-    The first call warms up what a capture may not do, as cuBLAS' workspaces and Triton's compilations. What cannot be
-    captured goes on as it is, with one warning that says why. A replay launches the same kernels with the same
-    arguments: the same bits.
+    The first call warms up what is not allowed during capture, such as allocating cuBLAS workspaces or compiling with
+    Triton. A callable that cannot be captured stays eager, with one warning that gives the reason. Eager calls and
+    replays are bit-identical.
 
     Args:
-        call: Works on the same tensors each time, and never looks at their values.
-        name: What the warning calls it.
-        graph_pool: Of the graph; None never captures.
+        call: Must use the same tensors each time and must not read their values on the host.
+        name: Name for the warning.
+        graph_pool: Memory pool of the graph; None never captures.
     """
 
     def __init__(self, call: Callable[[], None], name: str, graph_pool: GraphPool | None) -> None:
@@ -65,7 +65,7 @@ class GraphedCallable:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         collecting = gc.isenabled()
-        gc.disable()  # to collect what holds a module or a stream would call the driver, which ends a capture
+        gc.disable()  # destructors of modules or streams would call the driver, which invalidates the capture
         try:
             with torch.cuda.graph(graph, pool=graph_pool.handle, stream=torch.cuda.current_stream()):
                 self.call()
@@ -76,10 +76,12 @@ class GraphedCallable:
             self.graph_pool = None
             torch.cuda.synchronize()
             cause: BaseException = error
-            while cause.__context__ is not None:  # the end of a capture complains of what came before it
+            while cause.__context__ is not None:  # the first error, not that of ending the capture
                 cause = cause.__context__
             reason = str(cause).splitlines()[0]
-            warnings.warn(f"{self.name} cannot be captured as a CUDA graph and runs without: {reason}", stacklevel=3)
+            warnings.warn(
+                f"{self.name} cannot be captured as a CUDA graph and runs without one: {reason}", stacklevel=3
+            )
         else:
             self.graph = graph
         finally:
@@ -88,10 +90,10 @@ class GraphedCallable:
 
 
 class StageTimer:
-    """Marks within repeated work, and the shares of time between them.
+    """Times between marks in repeated work.
 
-    On a GPU a mark is an event in the stream, also inside of a graph; on the CPU it is the clock. Where torch has no
-    events for graphs (before 2.8), marks inside of one are left out.
+    On a GPU a mark is a CUDA event, which graphs can contain; on the CPU it is the clock. Versions of torch without
+    external events (before 2.8) skip marks inside graphs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -99,7 +101,7 @@ class StageTimer:
         self._marks: dict[str, float | torch.cuda.Event] = {}
 
     def mark(self, name: str) -> None:
-        """Here and now."""
+        """Record the time of a mark."""
         if self.device.type == "cpu":
             self._marks[name] = time.perf_counter()
             return
@@ -115,10 +117,10 @@ class StageTimer:
         event.record()
 
     def seconds(self, start: str, end: str) -> float:
-        """Between two marks; the device must have come past both. 0 where one is missing."""
-        one, other = self._marks.get(start), self._marks.get(end)
-        if isinstance(one, float) and isinstance(other, float):
-            return other - one
-        if isinstance(one, torch.cuda.Event) and isinstance(other, torch.cuda.Event):
-            return float(one.elapsed_time(other)) / 1e3
+        """Seconds between two marks, which the device must have completed; 0 if one is missing."""
+        a, b = self._marks.get(start), self._marks.get(end)
+        if isinstance(a, float) and isinstance(b, float):
+            return b - a
+        if isinstance(a, torch.cuda.Event) and isinstance(b, torch.cuda.Event):
+            return float(a.elapsed_time(b)) / 1e3
         return 0.0

@@ -1,6 +1,6 @@
-"""Layers of a network for training: gradients of activations and of biases in one pass of a kernel, not two of torch's.
+"""Linear layers whose backward pass computes the gradients of activation and bias in one kernel.
 
-Products of matrices are torch's. A layer is differentiated once, not twice.
+Matrix products are torch's. Second derivatives are not supported.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ from gpu_vecenv.declare.field import f32, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 
-NO_ACTIVATION, TANH, RELU = range(3)  # numbers of layers.cu
+NO_ACTIVATION, TANH, RELU = range(3)  # enum Activation of layers.cu
 ACTIVATIONS: dict[type[nn.Module], int] = {nn.Tanh: TANH, nn.ReLU: RELU}
-MAX_PARTIAL_SUMS, MIN_ROWS_PER_SUM = (
-    2**18,
-    16,
-)  # floats, enough for a large GPU; rows that a strand has where there are so many
+MAX_PARTIAL_SUMS = 2**18  # floats; enough to fill a large GPU
+MIN_ROWS_PER_SUM = 16  # if there are as many rows
 
 LAYER_GRADIENTS = KernelSignature(
     "layer_gradients",
@@ -42,10 +40,12 @@ LAYER_GRADIENTS = KernelSignature(
 
 
 class LayerKernel:
-    """Gradients in front of an activation and their sums over the rows. The order of the sums depends on sizes alone.
+    """Gradient with respect to an activation's inputs, and its sums over the rows.
+
+    The order of summation depends on the sizes alone.
 
     Args:
-        functions: Of the tensors' device.
+        functions: The FunctionManager of the tensors' device.
     """
 
     def __init__(self, functions: FunctionManager) -> None:
@@ -56,11 +56,11 @@ class LayerKernel:
     def __call__(
         self, gradients: torch.Tensor, outputs: torch.Tensor | None = None, activation: int = NO_ACTIVATION
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradients in front of the activation (rows, columns), and their sums over the rows (columns,).
+        """Gradient with respect to the inputs (rows, columns), and its sums over the rows (columns,).
 
         Args:
-            gradients: Behind it, (rows, columns) float32, contiguous.
-            outputs: What it gave, like ``gradients``. None without an activation: ``gradients`` themselves come back.
+            gradients: With respect to the outputs, (rows, columns) float32, contiguous.
+            outputs: Of the activation, like ``gradients``. None for NO_ACTIVATION, which returns ``gradients``.
             activation: ``NO_ACTIVATION``, ``TANH`` or ``RELU``.
         """
         rows, columns = gradients.shape
@@ -92,7 +92,7 @@ class LayerKernel:
 
 @cache
 def kernel_on(device: torch.device) -> LayerKernel:
-    """The one of a device: made before a capture, as it may compile."""
+    """The kernel of a device. Call it once before a graph capture: it may compile."""
     return LayerKernel(FunctionManager(device))
 
 
@@ -119,10 +119,9 @@ class _Layer(torch.autograd.Function):
 
 
 class _Heads(torch.autograd.Function):
-    """See ``heads``. One product for all: the rows, the largest tensor, are read once.
+    """See ``heads``. One matrix product for all heads reads the rows, the largest tensor, once.
 
-    The columns of the product are filled up to a multiple of four by copies of the last one: so every row, and every
-    row of gradients, begins where words of 16 bytes do.
+    Copies of the last column pad the product to a multiple of four columns, so that all rows are aligned to 16 bytes.
     """
 
     @staticmethod
@@ -130,8 +129,8 @@ class _Heads(torch.autograd.Function):
         weights, biases = layers[::2], layers[1::2]
         ctx.sizes = [len(bias) for bias in biases]
         last = sum(ctx.sizes) - 1
-        filling = width_of(last) - last - 1
-        weight, bias = (torch.cat([*x, *x[-1:] * filling]) for x in (weights, biases))
+        padding = width_of(last) - last - 1
+        weight, bias = (torch.cat([*x, *x[-1:] * padding]) for x in (weights, biases))
         ctx.save_for_backward(rows, weight)
         outputs = nn.functional.linear(rows, weight, bias)
         return outputs[:, :last], outputs[:, last]
@@ -150,21 +149,21 @@ class _Heads(torch.autograd.Function):
 
 
 def width_of(parameters: int) -> int:
-    """Columns of a tensor that holds so many parameters and a value a row, and begins each row at 16 bytes."""
+    """Columns of a tensor with ``parameters`` and a value per row, and rows aligned to 16 bytes."""
     return parameters // 4 * 4 + 4
 
 
 def are_packed(parameters: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether (n, m) and (n,), both float32, are columns of one tensor (n, width_of(m)), the first ones."""
+    """Whether (n, m) and (n,), both float32, are the first m + 1 columns of one tensor (n, width_of(m))."""
     rows, count = parameters.shape
     width = width_of(count)
-    together = parameters.stride() == (width, 1) and values.stride() == (width,)
-    together &= values.data_ptr() == parameters.data_ptr() + 4 * count
-    return together and parameters.untyped_storage().nbytes() >= 4 * (parameters.storage_offset() + rows * width)
+    in_one = parameters.stride() == (width, 1) and values.stride() == (width,)
+    in_one &= values.data_ptr() == parameters.data_ptr() + 4 * count
+    return in_one and parameters.untyped_storage().nbytes() >= 4 * (parameters.storage_offset() + rows * width)
 
 
 def packed(parameters: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Both as (n, width_of(m)); nothing is copied where they lie so. What is in the last columns is any number."""
+    """Both as one tensor (n, width_of(m)), a view if possible. The values of the padding columns are unspecified."""
     rows, count = parameters.shape
     width = width_of(count)
     if are_packed(parameters, values):
@@ -175,12 +174,12 @@ def packed(parameters: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def _products(
     ctx: Any, gradients: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of the rows, where they are wanted, and of the weight."""
+    """Gradients of the rows, if required, and of the weight."""
     return gradients @ weight if ctx.needs_input_grad[0] else None, gradients.T @ rows
 
 
 def is_supported_mlp(layers: nn.Module) -> bool:
-    """Whether these are linear layers, each with an activation behind it, that do nothing else when they are called."""
+    """Whether ``layers`` alternates plain linear layers and supported activations, without hooks."""
     if type(layers) is not nn.Sequential:
         return False
     linears, activations = list(layers)[::2], list(layers)[1::2]
@@ -193,7 +192,7 @@ def is_supported_mlp(layers: nn.Module) -> bool:
 
 
 def is_plain(layer: nn.Module) -> bool:
-    """Whether it is torch's linear layer, float32 and with a bias, and nothing else happens when it is called."""
+    """Whether ``layer`` is an nn.Linear, float32, with a bias and without hooks."""
     if type(layer) is not nn.Linear or layer.bias is None or _hooks(layer):
         return False
     return layer.weight.dtype == torch.float32
@@ -209,9 +208,9 @@ def layer(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activati
 
 
 def through(layers: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """What a chain makes of rows (n, inputs) float32."""
+    """Outputs of a supported MLP for rows (n, inputs) float32."""
     assert isinstance(layers, nn.Sequential)
-    parts = list(layers)  # one that comes twice, twice
+    parts = list(layers)
     for linear, activation in zip(parts[::2], parts[1::2], strict=True):
         assert isinstance(linear, nn.Linear)
         rows = layer(rows, linear.weight, linear.bias, ACTIVATIONS[type(activation)])
@@ -219,7 +218,7 @@ def through(layers: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def heads(rows: torch.Tensor, *layers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Several linear layers on the same rows: outputs (n, m) of all but the last, and those (n,) of the last.
+    """Several linear layers of the same rows: outputs (n, m) of all but the last, and (n,) of the last.
 
     Args:
         rows: (n, inputs) float32.
@@ -230,7 +229,7 @@ def heads(rows: torch.Tensor, *layers: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def _hooks(layer: nn.Module) -> bool:
-    """Whether somebody is told of its calls, or changes what they give."""
+    """Whether the layer has forward or backward hooks, or a replaced ``forward``."""
     if "forward" in vars(layer) or torch.nn.modules.module._has_any_global_hook():
         return True
     kinds = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)

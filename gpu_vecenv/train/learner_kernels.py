@@ -1,7 +1,7 @@
-"""What a learner does row by row, as kernels: advantages, orders, copies of rows, the loss of PPO with its gradients.
+"""Launches of the learner's kernels: advantages, shuffling, gathering rows, PPO's loss and its gradients.
 
-``advantages`` and ``loss`` in ``ppo.py`` say the same in torch. Rows are read where the rollout has them, but for the
-observations of a minibatch.
+``advantages`` and ``loss`` in ``ppo.py`` are their reference in torch. Kernels read the rollout's tensors by sample
+index; only observations are gathered into a minibatch.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gpu_vecenv.train.layers import are_packed, width_of
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.rollout_storage import Rollout
 
-LOSS_BLOCK = 128  # threads, as learner.cu has it
-MAX_PARTIAL_SUMS = 2**15  # of a minibatch's moments
+LOSS_BLOCK = 128  # threads per block; the same as LOSS_BLOCK in learner.cu
+MAX_PARTIAL_SUMS = 2**15  # of the moments of a minibatch
 
 
 _STEPS = ("num_steps", "columns")
@@ -152,19 +152,20 @@ def advantage_launch(
     *,
     out: tuple[torch.Tensor, torch.Tensor],
 ) -> Launch:
-    """``ppo.advantages`` of these tensors whenever it is called, and returns: advantages plus values.
+    """A launch of ``ppo.advantages`` of these tensors, and of the returns: advantages plus values.
 
     Args:
-        env: Whose game and device.
-        rewards: (T, …, num_agents) float32, contiguous, as all others but the next two; flags are bool.
+        env: Its game and device.
+        rewards: (T, …, num_agents) float32. All tensors but gamma and gae_lambda have this shape and are contiguous;
+            flags are bool.
         values: Of the states before each step.
-        next_values: Of the states that each step led to.
-        terminations: A state is worth nothing then.
-        truncations: A trace ends there.
-        active: Estimates of others are 0.
+        next_values: Of the states after each step.
+        terminations: The state after the step has value 0.
+        truncations: The sum over later steps ends.
+        active: Estimates of inactive agents are 0.
         gamma: (num_agents,) float32.
         gae_lambda: (num_agents,) float32.
-        out: Where advantages and returns are written, float32.
+        out: Tensors for advantages and returns, float32.
     """
     columns = rewards[0].numel()
     return _game_program(env).prepare(
@@ -188,26 +189,26 @@ def advantage_launch(
 def shuffle_launch(
     functions: FunctionManager, indices: torch.Tensor, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor
 ) -> Launch:
-    """``indices`` in a pseudo-random order, whenever it is called: a function of seed, epoch and their number alone.
+    """A launch that writes a pseudo-random permutation of ``indices``: a function of seed, epoch and length alone.
 
     Args:
-        functions: Of the tensors' device.
-        indices: (rows,) int64, as ``out``.
-        seed: (1,) int64, whose bits count; like ``epoch`` it is read on the device.
+        functions: The FunctionManager of the tensors' device.
+        indices: (rows,) int64.
+        seed: (1,) int64, the bits of a uint64; read on the device, like ``epoch``.
         epoch: (1,) int64.
-        out: Where they are written.
+        out: (rows,) int64.
     """
     rows, program = len(indices), _minibatch_program(functions)
     return program.prepare("shuffle", LaunchShape(rows), indices=indices, seed=seed, epoch=epoch, order=out, rows=rows)
 
 
 class RowGather:
-    """Copies of the rows of a table at any indices.
+    """Gathers rows of a table by their indices.
 
     Args:
-        functions: Of the table's device.
-        table: (…, *shape), any dtype. Its rows may lie apart, as those of a padded observation do.
-        most: The most rows that are copied at once.
+        functions: The FunctionManager of the table's device.
+        table: (…, *shape), any dtype. Its rows may have a stride, as padded observations do.
+        most: The largest number of indices.
     """
 
     def __init__(self, functions: FunctionManager, table: torch.Tensor, most: int) -> None:
@@ -220,7 +221,7 @@ class RowGather:
         )
 
     def __call__(self, indices: torch.Tensor) -> torch.Tensor:
-        """(rows, *shape), those at ``indices`` (rows,) int64, contiguous."""
+        """The rows at ``indices`` (rows,) int64: (rows, *shape), contiguous."""
         if self._bytes == 0 or not self.table[0].is_contiguous():
             return self.table.index_select(0, indices)
         out = torch.empty((len(indices), *self._shape), dtype=self.table.dtype, device=self.table.device)
@@ -242,17 +243,17 @@ def clip_grad_norm_launch(
     skip_update: torch.Tensor,
     metric_sums: torch.Tensor,
 ) -> Launch:
-    """Whenever it is called, what comes between a minibatch's gradient and the step along it, in index.
+    """A launch that clips the norm of a gradient and decides whether the optimizer step is skipped, in place.
 
     Args:
-        functions: Of the tensors' device.
-        norm: Of the gradient; () float32, as all others.
-        metrics: (n,) of a minibatch.
-        gradient: (parameters,); it is scaled down to the largest norm.
+        functions: The FunctionManager of the tensors' device.
+        norm: () float32, like all others: of the gradient.
+        metrics: (n,) of the minibatch.
+        gradient: (parameters,), scaled down to ``max_grad_norm``.
         max_grad_norm: See ``PPOConfig.max_grad_norm``.
-        target_kl: None: none.
-        kl_index: Which of the metrics is the approximate KL.
-        skip_update: () becomes 1 where the KL is beyond its target, or a figure or the norm is not finite.
+        target_kl: See ``PPOConfig.target_kl``.
+        kl_index: Index of approx_kl among the metrics.
+        skip_update: () set to 1 if approx_kl exceeds target_kl, or a metric or the norm is not finite.
         metric_sums: (n + 2,), to which metrics, norm and ``skip_update`` are added.
     """
     return _minibatch_program(functions).prepare(
@@ -272,18 +273,18 @@ def clip_grad_norm_launch(
 
 
 class LossKernel:
-    """The loss of PPO on rows of a rollout, and its gradients with respect to a network's outputs.
+    """PPO's loss of samples of a rollout, and its gradients with respect to a network's outputs.
 
     Args:
-        policy: Whose outputs they are.
-        rollout: It has all but the outputs.
-        minibatch: Rows of a minibatch.
-        chunk: The most rows that are differentiated at once.
+        policy: The policy whose network gave the outputs.
+        rollout: Everything but the outputs.
+        minibatch: Samples of a minibatch.
+        chunk: The largest number of samples of one call.
         clip: Of the probability ratio; () float32, like the next.
         entropy_coefficient: Weight of the entropy bonus.
         value_coefficient: Weight of the value loss.
-        value_clip: Of a value's change; None: none.
-        normalize_advantages: By mean and deviation of a minibatch's active rows.
+        value_clip: Of the change of a value; None: no clipping.
+        normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
     """
 
     def __init__(
@@ -324,7 +325,7 @@ class LossKernel:
         )
 
     def moments(self, indices: torch.Tensor) -> torch.Tensor:
-        """Number, sum and sum of squares of the advantages of active rows at these indices of a rollout: (3,) float64.
+        """Count, sum and sum of squares of the advantages of a minibatch's active samples, (3,) float64.
 
         ``indices`` (minibatch,) int64, contiguous, count through (T, E, A).
         """
@@ -335,29 +336,29 @@ class LossKernel:
     def __call__(
         self, indices: torch.Tensor, moments: torch.Tensor, parameters: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Gradients of ``parameters`` and of ``values``, and the rows' part of the five metrics of ``ppo.loss``.
+        """Gradients of ``parameters`` and of ``values``, and these samples' part of the five metrics of ``ppo.loss``.
 
         Args:
-            indices: (rows,) int64, contiguous: part of a minibatch.
-            moments: Those of the whole minibatch: with its count, metric_sums of its parts add up.
-            parameters: (rows, n) float32, of the policy at these rows.
+            indices: (rows,) int64, contiguous: a chunk of a minibatch.
+            moments: Of the whole minibatch: its count divides, so that the chunks' results add up.
+            parameters: (rows, n) float32, the policy's outputs for these samples.
             values: (rows,) float32.
 
         Raises:
-            ConfigError: The policy's outputs have other shapes, or are elsewhere.
+            ConfigError: The policy's outputs have other shapes, or are on another device.
         """
         rows, device = len(indices), indices.device
         expected = [(rows, self.policy.view.num_parameters), (rows,)]
         if (found := [tuple(x.shape) for x in (parameters, values)]) != expected or parameters.device != device:
             raise ConfigError(
-                f"the network of {'+'.join(self.policy.view.roles)} gives shapes {found} on {parameters.device} for "
+                f"the network of {'+'.join(self.policy.view.roles)} returns shapes {found} on {parameters.device} for "
                 f"{rows} observations; expected parameters and values, {expected} on {device}"
             )
         parameters, values = parameters.detach(), values.detach()
         if parameters.stride(1) != 1:
             parameters = parameters.contiguous()
         count = parameters.shape[1]
-        together = are_packed(parameters, values)  # then the gradients do so, too
+        together = are_packed(parameters, values)  # and so are the gradients
         gradients = torch.empty((rows, width_of(count) if together else count), device=device)
         value_gradients = gradients[:, count] if together else torch.empty(rows, device=device)
         metrics = torch.empty((5, rows), device=device)

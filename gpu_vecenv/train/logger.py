@@ -1,4 +1,4 @@
-"""What a run writes down: a table as CSV, TensorBoard's events, Weights & Biases, and the line on the screen."""
+"""Metrics logging: metrics.csv, TensorBoard, Weights & Biases, and a progress line in the terminal."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from rich.table import Column
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
-
-METRICS_FILE = "metrics.csv"
+from gpu_vecenv.train.plots import METRICS_FILE
 
 
 class RunLog:
-    """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard where it is installed, and to the screen.
+    """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard if installed, and to the terminal.
 
     Args:
-        folder: Where to.
-        num_iterations: Of the whole run.
-        done: Iterations that are already there: later rows, of a run that was interrupted, are taken out.
-        wandb: Project of Weights & Biases to write to as well.
-        console: The screen.
+        folder: The run folder.
+        num_iterations: Iterations of the whole run.
+        console: The terminal.
+        done: Iterations before a resume; later rows of an interrupted run are removed.
+        wandb: Weights & Biases project to log to.
 
     Raises:
-        ConfigError: ``wandb`` is given and not installed.
+        ConfigError: ``wandb`` is given but not installed.
     """
 
     def __init__(
         self, folder: Path, num_iterations: int, console: Console, *, done: int = 0, wandb: str | None = None
     ) -> None:
-        self._wandb = _wandb(wandb, folder, done)  # the first, as it may refuse
+        self._wandb = _wandb(wandb, folder, done)  # first: raises if wandb is missing
         folder.mkdir(parents=True, exist_ok=True)
         names, steps = _keep_rows(folder / METRICS_FILE, done)
         self._file = (folder / METRICS_FILE).open("a", newline="")
@@ -49,7 +48,7 @@ class RunLog:
             TimeRemainingColumn(compact=True),
             TextColumn("{task.fields[metrics]}", table_column=Column(ratio=1)),
         )
-        self._shown = "no episode has ended yet"
+        self._shown = "no finished episodes yet"
         self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("training", total=num_iterations, completed=done, metrics="")
 
@@ -68,7 +67,7 @@ class RunLog:
             self._wandb.finish()
 
     def __call__(self, metrics: Mapping[str, float | str]) -> None:
-        """Add one iteration."""
+        """Log the metrics of one iteration."""
         if self._csv is None:
             self._csv = csv.DictWriter(self._file, list(metrics))
             self._csv.writeheader()
@@ -91,7 +90,7 @@ class RunLog:
 
 
 def _keep_rows(path: Path, done: int) -> tuple[list[str], int]:
-    """Cut the table back to the first ``done`` iterations; its columns, none if there is no table, and env-steps."""
+    """Truncate the table to the first ``done`` iterations; return its columns, if any, and its env-steps."""
     if not done or not path.exists():
         path.unlink(missing_ok=True)
         return [], 0
@@ -126,10 +125,10 @@ def _wandb(project: str | None, folder: Path, done: int) -> Any:
     try:
         import wandb
     except ImportError:
-        raise ConfigError("wandb is not installed: pip install wandb, or leave --wandb out") from None
+        raise ConfigError("wandb is not installed; run: pip install wandb, or omit --wandb") from None
     folder.mkdir(parents=True, exist_ok=True)
-    known = folder / "wandb_id"
-    number = known.read_text().strip() if done and known.is_file() else None
-    started = wandb.init(project=project, name=folder.name, dir=str(folder), id=number, resume="allow")
-    known.write_text(started.id + "\n")
-    return started
+    id_file = folder / "wandb_id"
+    run_id = id_file.read_text().strip() if done and id_file.is_file() else None
+    run = wandb.init(project=project, name=folder.name, dir=str(folder), id=run_id, resume="allow")
+    id_file.write_text(run.id + "\n")
+    return run

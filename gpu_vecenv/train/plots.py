@@ -1,4 +1,4 @@
-"""Learning curves: the metrics of one or several runs over env-steps or time, as a picture."""
+"""Learning curves: plots of the metrics of one or more runs over env-steps or time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, nearest
 
 METRICS_FILE = "metrics.csv"
-TEXT_COLUMNS = ("weights",)  # columns that hold no numbers
-EPISODE_METRICS = (
-    "return_",
-    "episode_length",
-    "terminated_fraction",
-)  # means over the episodes that an iteration ended
+TEXT_COLUMNS = ("weights",)  # columns that are not numeric
+EPISODE_METRICS = ("return_", "episode_length", "terminated_fraction")  # means over the episodes of an iteration
 SEED = re.compile(r"(.*?)[-_. ]?seed[-_=]?\d+")  # cartpole-seed0, cartpole_seed_1, seed2
-# Okabe and Ito, "Color universal design", 2008, without their yellow, which is too pale for a line on white.
+# Okabe and Ito, "Color universal design", 2008, without yellow, which has too little contrast on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", ":", "-.")
 X = Literal["env_steps", "seconds"]
@@ -32,7 +28,7 @@ Curve: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 class Group(NamedTuple):
-    """Runs that differ in their seed only, or a single run, and how they are drawn."""
+    """Runs that differ only in their seed, or a single run, with label and line style."""
 
     label: str
     runs: list[Rows]
@@ -40,28 +36,28 @@ class Group(NamedTuple):
 
 
 def read_metrics(run: Path) -> Rows:
-    """The metrics of each iteration, from RUN/metrics.csv. A last line that is still being written is left out.
+    """The metrics of each iteration, from RUN/metrics.csv. An incomplete last line is ignored.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ConfigError: It is damaged; the message names the line.
+        ConfigError: The file is damaged; the message names the line.
     """
     path = Path(run) / METRICS_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"no {path}; expected the folder of a run")
+        raise FileNotFoundError(f"no {path}; expected a run folder")
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     reader = csv.reader(lines if not lines or lines[-1].endswith("\n") else lines[:-1], strict=True)
     rows: Rows = []
     try:
         names = next(reader, [])
         if reader.line_num and ("env_steps" not in names or len(set(names)) != len(names)):
-            raise ValueError(f"the columns are {names}; expected different names, env_steps among them")
+            raise ValueError(f"the columns are {names}; expected unique names that include env_steps")
         for values in reader:
             if len(values) != len(names):
-                raise ValueError(f"it has {len(values)} values; expected {len(names)}, one for each column")
+                raise ValueError(f"it has {len(values)} values; expected {len(names)}, one per column")
             row = {name: float(value) for name, value in zip(names, values, strict=True) if name not in TEXT_COLUMNS}
             if rows and not row["env_steps"] > rows[-1]["env_steps"]:
-                raise ValueError(f"env_steps is {row['env_steps']:.0f}; expected more than in the line before")
+                raise ValueError(f"env_steps is {row['env_steps']:.0f}; expected more than in the previous line")
             rows.append(row)
     except (csv.Error, ValueError) as error:
         raise ConfigError(f"{path}, line {reader.line_num}, is damaged: {error}") from error
@@ -76,34 +72,34 @@ def plot_runs(
     x: X = "env_steps",
     smooth: int = 1,
 ) -> bool:
-    """Draw metrics of runs, one panel for each metric.
+    """Plot metrics of runs, one panel per metric.
 
-    Folders in one place that differ only in a seed at the end of their names, as cartpole-seed0 and cartpole-seed1,
-    are drawn as one line, their mean, in a band from their least to their largest value, as far as all of them have
-    come. Values between two rows are interpolated. Iterations in which no episode ended say nothing about episodes and
-    are left out there.
+    Run folders in the same directory whose names differ only in a seed at the end, such as cartpole-seed0 and
+    cartpole-seed1, become one line: their mean, with a band from minimum to maximum, over the range that all of them
+    cover. Values between two rows are interpolated. Iterations without finished episodes are skipped for the metrics of
+    episodes.
 
     Args:
         runs: Folders with a metrics.csv.
-        out: The picture, .png or .svg; its folder is made where it is missing.
-        metrics: Columns of metrics.csv; by default the return of each role, and the episodes' length.
+        out: The image, .png or .svg; its folder is created if necessary.
+        metrics: Columns of metrics.csv; by default the return of each role and the episode length.
         x: "env_steps", or "seconds" of training.
-        smooth: Each value becomes the mean of so many rows: itself and those before it.
+        smooth: Number of rows of a trailing mean.
 
     Returns:
-        False, and nothing is written, where matplotlib is not installed.
+        False, and nothing is written, if matplotlib is not installed.
 
     Raises:
         FileNotFoundError: A run has no metrics.csv.
-        ConfigError: One is damaged, no run has the metric, or an argument is wrong.
+        ConfigError: A metrics.csv is damaged, no run has the metric, or an argument is wrong.
     """
     out, smooth = Path(out), validate_int("smooth", smooth, 1)
     if x not in get_args(X):
         raise ConfigError(f"x is {x!r}; expected {' or '.join(map(repr, get_args(X)))}")
     if out.suffix.lower() not in (".png", ".svg"):
-        raise ConfigError(f"out is {out}; expected a name that ends in .png or .svg")
+        raise ConfigError(f"out is {out}; expected a file name that ends in .png or .svg")
     if not runs:
-        raise ConfigError("there are no runs to draw; expected at least one folder with a metrics.csv")
+        raise ConfigError("there are no runs to plot; expected at least one folder with a metrics.csv")
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -119,15 +115,15 @@ def plot_runs(
     lines = -(-len(metrics) // columns)
     width = max(5.2 * columns, 6.4)
     longest = max(len(group.label) for group in groups)
-    across = min(max(int(9 * width / (longest + 6)), 1), len(groups))  # about 9 letters an inch; 6 for the line
+    across = min(max(int(9 * width / (longest + 6)), 1), len(groups))  # about 9 characters per inch; 6 for the line
     height = 3.7 * lines + 0.3 + 0.22 * -(-len(groups) // across)
     canvas = Figure(figsize=(width, height), dpi=150, layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.06))
     FigureCanvasAgg(canvas)
-    for place, name in enumerate(metrics):
-        axes = canvas.add_subplot(lines, columns, place + 1)
+    for panel, name in enumerate(metrics, 1):
+        axes = canvas.add_subplot(lines, columns, panel)
         for group in groups:
-            having = [run for run in group.runs if run and name in run[0]]
-            _draw(axes, [_curve(run, name, x, scale, smooth) for run in having], group.style)
+            runs_with_metric = [run for run in group.runs if run and name in run[0]]
+            _draw(axes, [_curve(run, name, x, scale, smooth) for run in runs_with_metric], group.style)
         title, unit = _title_and_unit(name)
         axes.set_title(title)
         axes.set_ylabel(unit)
@@ -150,59 +146,59 @@ def _groups(runs: Sequence[Path]) -> list[Group]:
         members.setdefault(run.parent / match[1] if match else run, []).append(run)
     names = [stem.name for stem in members]
     groups = []
-    for place, (stem, folders) in enumerate(members.items()):
+    for index, (stem, folders) in enumerate(members.items()):
         label = stem.name if names.count(stem.name) == 1 else f"{stem.parent.name}/{stem.name}"
         if len(folders) > 1:
             label += f" (mean and range of {len(folders)} runs)"
-        dashes = DASHES[place // len(COLOURS) % len(DASHES)]
-        style = {"color": COLOURS[place % len(COLOURS)], "linestyle": dashes, "linewidth": 1.8}
+        dashes = DASHES[index // len(COLOURS) % len(DASHES)]
+        style = {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes, "linewidth": 1.8}
         groups.append(Group(label, [read_metrics(folder) for folder in folders], style))
     return groups
 
 
-def _chosen_metrics(groups: Sequence[Group], asked: Sequence[str]) -> list[str]:
-    """Those to draw, or ConfigError."""
+def _chosen_metrics(groups: Sequence[Group], metrics: Sequence[str]) -> list[str]:
+    """The metrics to plot; ConfigError if no run has one of them."""
     known = dict.fromkeys(name for group in groups for run in group.runs for row in islice(run, 1) for name in row)
-    wanted = list(dict.fromkeys(asked)) or [name for name in known if name.startswith("return_")] + ["episode_length"]
-    for name in wanted if known or asked else ():
+    wanted = list(dict.fromkeys(metrics)) or [name for name in known if name.startswith("return_")] + ["episode_length"]
+    for name in wanted if known or metrics else ():
         if name not in known:
             raise ConfigError(f"no run has the metric {name!r}; {nearest(name, known)}")
     return wanted
 
 
 def _curve(run: Rows, name: str, x: X, scale: float, smooth: int) -> Curve:
-    """Points of one run, without those that are no numbers."""
+    """Finite points of one run."""
     if x not in run[0]:
         raise ConfigError(f"x is {x!r}, but a run has no such column; {nearest(x, run[0])}")
     is_episode_metric = name.startswith(EPISODE_METRICS)
-    told = [row for row in run if not is_episode_metric or row.get("episodes", 1) > 0]
-    places, values = (np.array([row[key] for row in told]) for key in (x, name))
+    rows = [row for row in run if not is_episode_metric or row.get("episodes", 1) > 0]
+    xs, values = (np.array([row[key] for row in rows]) for key in (x, name))
     finite = np.isfinite(values)
-    places, values = places[finite] / scale, values[finite]
+    xs, values = xs[finite] / scale, values[finite]
     means = [values[max(0, end - smooth) : end].mean() for end in range(1, len(values) + 1)]
-    return places, np.array(means)
+    return xs, np.array(means)
 
 
 def _draw(axes: Any, curves: Sequence[Curve], style: dict[str, Any]) -> None:
-    """One line, with a band where there are several curves."""
+    """Plot one line, with a band if there are several curves."""
     curves = [curve for curve in curves if len(curve[0])]
     if not curves:
         return
-    first, last = max(places[0] for places, _ in curves), min(places[-1] for places, _ in curves)
-    if len(curves) == 1 or first > last:  # nothing in common: each for itself
-        for places, values in curves:
-            axes.plot(places, values, marker="." if len(places) == 1 else None, **style)
+    first, last = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    if len(curves) == 1 or first > last:  # no common range: separate lines
+        for xs, values in curves:
+            axes.plot(xs, values, marker="." if len(xs) == 1 else None, **style)
         return
-    grid = np.unique(np.concatenate([places[(places >= first) & (places <= last)] for places, _ in curves]))
+    grid = np.unique(np.concatenate([xs[(xs >= first) & (xs <= last)] for xs, _ in curves]))
     values = np.stack([np.interp(grid, *curve) for curve in curves])
     axes.plot(grid, values.mean(0), marker="." if len(grid) == 1 else None, **style)
     axes.fill_between(grid, values.min(0), values.max(0), color=style["color"], alpha=0.2, linewidth=0)
 
 
 def _unit(x: X, largest: float) -> tuple[float, str]:
-    """What x is divided by, and its label."""
+    """Scale and label of the x axis."""
     if x == "env_steps":
-        return 1, "env-steps (all replicas)"
+        return 1, "env-steps (all environments)"
     for scale, unit in ((3600, "hours"), (60, "minutes")):
         if largest >= 2 * scale:
             return scale, f"training time ({unit})"
@@ -210,7 +206,7 @@ def _unit(x: X, largest: float) -> tuple[float, str]:
 
 
 def _title_and_unit(metric: str) -> tuple[str, str]:
-    """A panel's title and its unit."""
+    """Title and unit of a panel."""
     title = metric.replace("_", " ")
     if metric.startswith("return_"):
         return f"return, {metric.removeprefix('return_')}", "reward per agent and episode"
@@ -222,10 +218,10 @@ def _title_and_unit(metric: str) -> tuple[str, str]:
         "episode_length": "steps",
         "episodes": "per iteration",
         "seconds": "s",
-        "terminated_fraction": "share of episodes",
+        "terminated_fraction": "fraction of episodes",
         **dict.fromkeys(
             ("policy_time_fraction", "sampling_time_fraction", "env_time_fraction", "update_time_fraction"),
-            "share of the time",
+            "fraction of time",
         ),
     }
     return title, units.get(metric, "fraction" if "_fraction" in metric else "")

@@ -1,4 +1,4 @@
-"""Storage of a rollout: what T steps of E replicas with A agents leave for the learner."""
+"""Rollout buffer: T steps of E environments with A agents."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpu_vecenv.train.policy import Policy, RoleView
 
 
 class Rollout:
-    """Storage of one iteration. The environment writes observations where the learner reads them: nothing is copied.
+    """Rollout buffer of one iteration. The environment writes into it and the learner reads from it, without copies.
 
-    Tensors are (T, E, A, …); ``obs``, ``active``, ``action_mask`` and ``values`` have one row more.
+    Tensors are (T, E, A, …); ``obs``, ``active``, ``action_mask`` and ``values`` are (T + 1, E, A, …).
     """
 
     def __init__(self, env: VecEnv, num_steps: int) -> None:
@@ -31,7 +31,7 @@ class Rollout:
         choices = (env.buffers_layout.num_choices,) if env.buffers_layout.num_choices else ()
         self.action_mask = torch.zeros((*after, *choices), dtype=torch.bool, device=device) if choices else None
         kind = torch.float32 if action.continuous else torch.int32
-        self.draws = torch.zeros((*rows, *action.shape), dtype=kind, device=device)  # actions, or what becomes them
+        self.draws = torch.zeros((*rows, *action.shape), dtype=kind, device=device)  # actions before squashing
         self.log_probs, self.rewards, self.advantages, self.returns = torch.zeros((4, *rows), device=device)
         self.terminations, self.truncations = torch.zeros((2, *rows), dtype=torch.bool, device=device)
         self.step_buffers = [
@@ -53,12 +53,12 @@ class Rollout:
         self.last = env.step_buffers(**self._before(-1))
 
     def _before(self, t: int) -> dict[str, torch.Tensor]:
-        """What step t begins with, and step t - 1 has written."""
+        """Tensors before step t, written by step t - 1."""
         rows = {"obs": self.obs[t], "active": self.active[t]}
         return rows if self.action_mask is None else rows | {"action_mask": self.action_mask[t]}
 
     def carry_over(self) -> None:
-        """The end of the last iteration is the beginning of the next."""
+        """Copy row T to row 0, for the next iteration."""
         for name, first in self._before(0).items():
             first.copy_(self._before(-1)[name])
 
@@ -70,15 +70,15 @@ class Rollout:
         mark: Callable[[str], None] = lambda stage: None,
         timed_step: int | None = None,
     ) -> None:
-        """All steps of an iteration, but for the values of the state that the last one leads to.
+        """All T steps of an iteration. Does not compute the values of row T.
 
         Args:
             policies: Of all roles.
             sampler: Of the environment.
-            parameters: (E, A, sampler.num_parameters) float32, into which each policy writes its agents' outputs.
-            mark: Told the stages of one step: "policy", "sampling", "env" as they begin, "step_end" at its end.
-            timed_step: That step. To tell its stages apart it samples and steps one after the other, the others at once:
-                the same bits.
+            parameters: (E, A, sampler.num_parameters) float32, where each policy writes its agents' outputs.
+            mark: Called in ``timed_step`` with "policy", "sampling" and "env" as the stages begin, and with "step_end".
+            timed_step: This step samples and steps in two kernels, to time them; all others in one. Results are
+                bit-identical.
         """
         self.carry_over()
         for t, (buffers, sample) in enumerate(zip(self.step_buffers, self.samples, strict=True)):
@@ -99,19 +99,19 @@ class Rollout:
             record_stage("step_end")
 
     def refresh_last_step(self) -> None:
-        """Fill the last row from the environment's state, as after ``load_state_dict``."""
+        """Write row T from the environment's state, for example after ``load_state_dict``."""
         self.env.observe(out=self.obs[-1])
         self.active[-1].copy_(self.env.active)
         if self.action_mask is not None:
             self.action_mask[-1].copy_(self.env.action_mask)
 
     def flat_obs(self, view: RoleView) -> torch.Tensor:
-        """All observations before a step, cut to a role's own: (T * E * A, *obs_shape), no copy."""
+        """Observations before each step, of a role's shape: (B, *obs_shape), a view; B = T * E * A."""
         return self.obs[:-1].flatten(0, 2)[(slice(None), *view.obs_slice)]
 
     @staticmethod
     def bytes_per_env(env: VecEnv, num_steps: int) -> int:
-        """Memory of one replica's rows, with what the update makes of them."""
+        """Memory of one environment's part of the rollout and of the temporaries of the update."""
         per_row = (
             env.game.layout.obs_size * env.buffers_layout.obs_dtype.itemsize + 4 * env.game.layout.action.heads + 40
         )
@@ -120,23 +120,23 @@ class Rollout:
 
 
 def check_capacity(env: VecEnv, num_steps: int) -> None:
-    """Raise CapacityError where a rollout does not fit in the device's free memory."""
+    """Raise CapacityError if a rollout does not fit in the device's free memory."""
     each, free = Rollout.bytes_per_env(env, num_steps), free_bytes(env.device)
     if each * env.num_envs > free:
         raise CapacityError(
-            f"a rollout of {num_steps} steps x {env.num_envs:,} replicas needs about {each * env.num_envs:,} bytes, "
+            f"a rollout of {num_steps} steps x {env.num_envs:,} environments needs about {each * env.num_envs:,} bytes, "
             f"{free:,} are free on {env.device}; at most num_envs = {free // each:,} fit"
         )
 
 
 def max_num_envs_that_fit(make_env: Callable[[int], VecEnv], num_steps: int, wanted: int) -> int:
-    """The most replicas up to ``wanted`` whose environment and rollout fit in 80 % of the free memory."""
+    """The largest number of environments, up to ``wanted``, that fit with their rollout in 80 % of the free memory."""
     env = make_env(1)
     each = env.bytes_per_env() + Rollout.bytes_per_env(env, num_steps)
     fit = int(0.8 * free_bytes(env.device)) // each
     env.close()
     if fit < 1:
         raise CapacityError(
-            f"one replica needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
+            f"one environment needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
         )
     return min(wanted, fit)

@@ -1,4 +1,4 @@
-"""A training run in a folder: metrics, checkpoints, curve, evaluation. What ``gpu-vecenv train`` does, callable."""
+"""A training run in a folder, as ``gpu-vecenv train`` does it: metrics, checkpoints, learning curve, evaluation."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.checkpoint import CheckpointFolder
-from gpu_vecenv.train.logger import METRICS_FILE, RunLog
-from gpu_vecenv.train.plots import plot_runs
+from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
+from gpu_vecenv.train.logger import RunLog
+from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
 from gpu_vecenv.train.trainer import Trainer
 
-CURVE_FILE, EVALUATION_FILE, CHECKPOINTS = "learning_curve.png", "evaluation.json", "checkpoints"
+CURVE_FILE, EVALUATION_FILE = "learning_curve.png", "evaluation.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What a run leaves behind."""
+    """Output options of a run."""
 
-    episodes: int = param(1000, low=1)  # of each evaluation at the end
-    checkpoint_seconds: float = param(60.0, low=0)  # between checkpoints; 0 writes one after each iteration
-    keep: int = param(3, low=1)  # checkpoints kept, besides the best
-    best_metric: str | None = None  # metric whose largest mean between checkpoints is the best; by default a return
-    wandb: str | None = None  # project of Weights & Biases to log to as well
-    digests: bool = False  # log a fingerprint of all weights with each iteration, to compare runs bit by bit
+    episodes: int = param(1000, low=1)  # of each evaluation after training
+    checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one after each iteration
+    keep: int = param(3, low=1)  # checkpoints to keep, besides the best
+    best_metric: str | None = None  # the best checkpoint has its largest mean since the last one; default: a return
+    wandb: str | None = None  # Weights & Biases project to log to
+    digests: bool = False  # log a digest of all weights each iteration, to compare runs bitwise
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -46,50 +47,51 @@ class RunConfig:
 
 @dataclass
 class Progress:
-    """What a run knows beside the trainer's state; saved with each checkpoint."""
+    """State of a run in addition to the trainer's; saved with each checkpoint."""
 
-    seconds: float = 0.0  # of training, all sittings together
-    best: float | None = None  # of the metric that decides
-    total: float = 0.0  # of that metric since the last checkpoint, weighted by episodes
-    episodes: float = 0.0
+    seconds: float = 0.0  # of training, including the time before a resume
+    best: float | None = None  # largest mean of the metric that selects the best checkpoint
+    total: float = 0.0  # sum of that metric since the last checkpoint, weighted by episodes
+    episodes: float = 0.0  # since the last checkpoint
 
 
 def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resume: bool = False) -> int:
-    """Train to the end, evaluate, and leave curve, metrics, checkpoints and evaluation in ``folder``.
+    """Train to the end, evaluate, and write learning curve, metrics, checkpoints and evaluation to ``folder``.
 
-    Under torchrun every process calls it; the first one writes. SIGTERM and SIGINT end it after the iteration at hand,
-    with a checkpoint.
+    Under torchrun every process calls it; rank 0 writes all files but the checkpoints of other ranks. SIGTERM and SIGINT
+    stop it after the current iteration, with a checkpoint.
 
     Args:
-        trainer: As it was made: with ``resume`` it takes up the newest checkpoint of the folder.
-        folder: Of the run; a new one, or with ``resume`` an old one.
-        config: What to leave behind.
-        resume: Go on.
+        trainer: A new trainer; with ``resume`` the newest checkpoint of the folder is loaded into it.
+        folder: The run folder; it must not have a run unless ``resume``.
+        config: Output options.
+        resume: Continue the run in ``folder``.
 
     Returns:
-        0, or 128 plus the number of the signal that ended it.
+        0, or 128 plus the number of the signal that stopped it.
 
     Raises:
-        ConfigError: The folder already holds a run, or ``best_metric`` is no metric of this one.
-        CheckpointCorruptError, FileNotFoundError: There is nothing to go on from.
+        ConfigError: The folder already has a run, or ``best_metric`` is not one of the run's metrics.
+        CheckpointCorruptError: No checkpoint to resume from is usable.
+        FileNotFoundError: There is no checkpoint to resume from.
     """
     config, world, console = config or RunConfig(), trainer.world, Console(quiet=trainer.world.rank > 0)
     checkpoints = CheckpointFolder(folder / CHECKPOINTS, keep=config.keep, rank=world.rank, world_size=world.size)
-    decisive = best_metric_name(trainer, config)
+    best_metric = best_metric_name(trainer, config)
     progress = Progress()
     if resume:
         tensors, manifest = checkpoints.load()
         trainer.load_state(tensors, manifest, str(folder))
         progress = Progress(**manifest.get("progress", {}))
     elif checkpoints.begun():
-        raise ConfigError(f"{folder} already holds a run; take another folder, or go on with: --resume {folder}")
+        raise ConfigError(f"{folder} already has a run; use another folder, or resume it: --resume {folder}")
     world.barrier()
     checkpoints.clean()
     env = trainer.env
     console.print(
-        f"{env.game!r}\n{env.num_envs * world.size} replicas x {env.num_agents} agents on {env.device}"
+        f"{escape(repr(env.game))}\n{env.num_envs * world.size} environments x {env.num_agents} agents on {env.device}"
         f"{f' and {world.size - 1} more' * (world.size > 1)}, iterations {trainer.iteration} to "
-        f"{trainer.num_iterations} of {trainer.config.num_steps} steps, run folder {folder}",
+        f"{trainer.num_iterations} of {trainer.config.num_steps} steps, run folder {escape(str(folder))}",
         highlight=False,
     )
 
@@ -104,35 +106,37 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
         world.barrier()
         return path
 
-    with _stop_signal() as stopped, _log(trainer, folder, config, console) as log:
+    with _stop_signal() as stop_signal, _log(trainer, folder, config, console) as log:
         start, saved = time.perf_counter() - progress.seconds, time.perf_counter()
-        ended, due = world.all_agree(stopped() != 0, False)
-        while trainer.iteration < trainer.num_iterations and not ended:
+        stopped, save_due = world.all_agree(stop_signal() != 0, False)
+        while trainer.iteration < trainer.num_iterations and not stopped:
             metrics: dict[str, Any] = trainer.train_iteration()
             progress.seconds = time.perf_counter() - start
-            progress.total += metrics[decisive] * metrics["episodes"]
+            progress.total += metrics[best_metric] * metrics["episodes"]
             progress.episodes += metrics["episodes"]
             if config.digests:
                 metrics["weights"] = weights_digest(trainer)
             log({"iteration": metrics.pop("iteration"), "seconds": progress.seconds, **metrics})
-            ended, due = world.all_agree(stopped() != 0, time.perf_counter() - saved >= config.checkpoint_seconds)
-            if due and not ended and trainer.iteration < trainer.num_iterations:
+            since_save = time.perf_counter() - saved
+            stopped, save_due = world.all_agree(stop_signal() != 0, since_save >= config.checkpoint_seconds)
+            if save_due and not stopped and trainer.iteration < trainer.num_iterations:
                 save()
                 saved = time.perf_counter()
         path = save()
-        ended = ended or stopped() != 0
-    if ended:
-        name = signal.Signals(stopped()).name if stopped() else "another process"
-        console.print(f"{name}: saved {path}", highlight=False, soft_wrap=True)
-        console.print(f"go on with: gpu-vecenv train --resume {folder}", highlight=False, soft_wrap=True)
-        return 128 + stopped() if stopped() else 1
+        stopped = stopped or stop_signal() != 0
+    if stopped:
+        name = signal.Signals(stop_signal()).name if stop_signal() else "another process"
+        console.print(f"{name}: saved {escape(str(path))}", highlight=False, soft_wrap=True)
+        resume_command = f"gpu-vecenv train --resume {shlex.quote(str(folder))}"
+        console.print(f"resume with: {escape(resume_command)}", highlight=False, soft_wrap=True)
+        return 128 + stop_signal() if stop_signal() else 1
     if world.rank == 0:
         _write_results(trainer, folder, path, config.episodes, console)
     return 0
 
 
 def weights_digest(trainer: Trainer) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of all weights. Waits for the device."""
+    """The first 16 hexadecimal digits of the SHA-256 of all weights. Synchronises with the device."""
     digest = hashlib.sha256()
     for policy in trainer.policies.values():
         for tensor in policy.state_dict().values():
@@ -141,7 +145,7 @@ def weights_digest(trainer: Trainer) -> str:
 
 
 def best_metric_name(trainer: Trainer, config: RunConfig) -> str:
-    """The metric that tells which checkpoint is the best."""
+    """The metric that selects the best checkpoint."""
     roles = [role for learner in trainer.learners.values() for role in learner.policy.view.roles]
     known = [*(f"return_{role}" for role in trainer.env.game.layout.roles), "episode_length", "terminated_fraction"]
     if config.best_metric is None:
@@ -155,7 +159,7 @@ def best_metric_name(trainer: Trainer, config: RunConfig) -> str:
 def _log(
     trainer: Trainer, folder: Path, config: RunConfig, console: Console
 ) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """The first process' log; the others write nothing."""
+    """Logger of rank 0; no-op on other ranks."""
     if trainer.world.rank > 0:
         yield lambda metrics: None
         return
@@ -165,17 +169,17 @@ def _log(
 
 @contextlib.contextmanager
 def _stop_signal() -> Iterator[Callable[[], int]]:
-    """Tells the number of the signal that asked to stop, 0 if none did. A second one acts as it always does."""
+    """Yield a function that returns the number of the received stop signal, or 0. A second signal acts as usual."""
     received = [0]
-    if threading.current_thread() is not threading.main_thread():  # only the main one may handle signals
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can install handlers
         yield lambda: 0
         return
 
-    def note(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         received[0] = number
         signal.signal(number, before[number])
 
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    before: dict[int, Any] = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield lambda: received[0]
     finally:
@@ -189,18 +193,18 @@ def _write_results(trainer: Trainer, folder: Path, checkpoint: Path, episodes: i
     console.print(evaluation_table(trainer, results))
     drawn = plot_runs([folder], folder / CURVE_FILE)
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
-    for what, where in (
+    for label, value in (
         ("learning curve", curve),
         ("checkpoint", str(checkpoint)),
         ("evaluation", str(folder / EVALUATION_FILE)),
         ("metrics", str(folder / METRICS_FILE)),
         ("to watch it", f"gpu-vecenv replay record {shlex.quote(str(folder))}"),
     ):
-        console.print(f"{what:15} {where}", highlight=False, soft_wrap=True)
+        console.print(f"{label:15} {escape(value)}", highlight=False, soft_wrap=True)
 
 
 def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
-    """Every pairing of trained and random roles that tells something: all random, one role trained, all trained."""
+    """Evaluations with all roles random, with each single role trained, and with all roles trained."""
     roles = list(trainer.env.game.layout.roles)
     pairings: dict[str, Sequence[str]] = {"all random": roles}
     if len(roles) > 1:
@@ -212,9 +216,9 @@ def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
 
 
 def evaluation_table(trainer: Trainer, results: Mapping[str, Mapping[str, float]]) -> Table:
-    """The results side by side."""
+    """The results of ``evaluations`` as a table."""
     game, episodes = trainer.env.game, next(iter(results.values()))["episodes"]
-    table = Table(title=f"{game.name()}: {episodes:.0f} episodes each; who is not named as trained acts at random")
+    table = Table(title=f"{game.name()}: {episodes:.0f} episodes each; other roles act randomly")
     table.add_column("policies", no_wrap=True)
     for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.layout.roles)):
         table.add_column(heading, justify="right")

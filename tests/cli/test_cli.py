@@ -342,7 +342,7 @@ REFUSED = {
     ),
     "automatic size that fits nowhere": (
         "train tag_gridworld --num-envs auto --num-steps 2000000000 --device cpu",
-        r"one replica needs about [\d,]+ bytes; [\d,]+ are free on cpu",
+        r"one environment needs about [\d,]+ bytes; [\d,]+ are free on cpu",
     ),
     "minibatches that do not divide": (
         "train tag_gridworld --num-envs 4 --num-steps 8 --num-minibatches 7 --device cpu",
@@ -438,7 +438,7 @@ REFUSED = {
     "an unknown device to evaluate": ("evaluate nowhere --device tpu", "device is 'tpu'"),
     "a game's file to evaluate that there is not": ("evaluate nowhere --game nowhere.py", "no file nowhere.py"),
     "plot without a run": ("plot", "plot needs at least one run folder: gpu-vecenv plot runs/one runs/other"),
-    "a run to plot that there is not": ("plot nowhere", "no .*nowhere/metrics.csv; expected the folder of a run"),
+    "a run to plot that there is not": ("plot nowhere", "no .*nowhere/metrics.csv; expected a run folder"),
     "a picture of another kind": ("plot nowhere --out curve.txt", "out is curve.txt; expected .* .png or .svg"),
     "an unknown axis": ("plot nowhere --x steps", "'steps'.*'--x'"),
     "a mean of no iterations": ("plot nowhere --smooth 0", r"smooth is 0; expected a value in \[1"),
@@ -853,7 +853,7 @@ def test_the_best_checkpoint_is_that_of_the_figure(figure, command, tmp_path):
 def test_a_folder_that_holds_a_run_is_left_as_it_is(trained, command):
     before = contents(trained)
     result = command(*GRID, *SHORT, "--no-graphs", "--out", str(trained))
-    refused(result, f"{trained} already holds a run; take another folder, or go on with: --resume {trained}$")
+    refused(result, f"{trained} already has a run; use another folder, or resume it: --resume {trained}$")
     assert contents(trained) == before
 
 
@@ -999,7 +999,7 @@ def test_plot_smooths_as_it_is_told(trained, command, tmp_path):
 
 def test_plot_wants_the_figures_of_every_run(trained, command, tmp_path):
     (tmp_path / "empty").mkdir()
-    refused(command("plot", str(trained), "empty"), "no .*empty/metrics.csv; expected the folder of a run")
+    refused(command("plot", str(trained), "empty"), "no .*empty/metrics.csv; expected a run folder")
     refused(command("plot", str(trained), "--metrics", "return_taggr"), "'return_taggr'; nearest: return_tagger")
     assert os.listdir(tmp_path) == ["empty"]
 

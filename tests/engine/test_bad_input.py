@@ -568,7 +568,7 @@ def test_a_hyperparameter_must_be_a_float32():
 def test_minibatches_of_one_row_cannot_be_normalised():
     env = VecEnv(gpu_vecenv.configure("cartpole"), 4, "cpu")
     config = {"num_steps": 2, "num_minibatches": 8, "hidden_sizes": (4,)}
-    with pytest.raises(ConfigError, match=r"num_minibatches is 8, so each holds 8 / 8 = 1 row.*normalize_advantages"):
+    with pytest.raises(ConfigError, match=r"num_minibatches is 8, so each has 8 / 8 = 1 sample.*normalize_advantages"):
         Trainer(env, gpu_vecenv.PPOConfig(**config))
     Trainer(env, gpu_vecenv.PPOConfig(**config, normalize_advantages=False))
 

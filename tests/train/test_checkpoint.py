@@ -16,7 +16,8 @@ import torch
 from reliability.experiment import metrics_of
 from safetensors.torch import load_file, save_file
 
-from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
+from gpu_vecenv import load_policy
+from gpu_vecenv.errors import CheckpointCorruptError, CheckpointVersionError, ConfigError
 from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
 
 TENSORS = {"a": torch.tensor([[1.5, -2.0], [3.0, 0.1]]), "b.c": torch.tensor([7, -8])}
@@ -66,7 +67,7 @@ def path(tmp_path):
 def forge(path, tensors, manifest, **metadata):
     """A file whose manifest has the right SHA-256, whatever the manifest is."""
     digest = hashlib.sha256(manifest.encode()).hexdigest()
-    save_file(tensors, path, {"format": "2", "manifest": manifest, "sha256": digest, **metadata})
+    save_file(tensors, path, {"format": "3", "manifest": manifest, "sha256": digest, **metadata})
 
 
 def written_manifest(path):
@@ -280,13 +281,23 @@ def test_a_header_nested_without_end_is_refused(path):
 @pytest.mark.parametrize(
     "metadata",
     [
-        None, {}, {"format": "1"}, {"format": "pt"}, {"format": "2"}, {"manifest": "{}"},
-        {"format": "2", "manifest": '{"tensors": {}}'}, {"format": "2", "manifest": '{"tensors": {}}', "sha256": ""},
+        None, {}, {"format": "1"}, {"format": "pt"}, {"format": "3"}, {"manifest": "{}"},
+        {"format": "3", "manifest": '{"tensors": {}}'}, {"format": "3", "manifest": '{"tensors": {}}', "sha256": ""},
     ],
 )  # fmt: skip
 def test_a_foreign_safetensors_file_is_refused(metadata, tmp_path):
     save_file(TENSORS, tmp_path / "foreign", metadata)
     refused(tmp_path / "foreign", CheckpointCorruptError)
+
+
+@pytest.mark.parametrize(("version", "age"), [("1", "an older"), ("2", "an older"), ("4", "a newer")])
+def test_checkpoints_of_other_versions_are_refused_by_name(version, age, tmp_path):
+    path = tmp_path / "iteration-00000001.safetensors"
+    save_file(TENSORS, path, {"format": version})
+    message = f"was written by {age} version of gpu_vecenv: its format is '{version}'; expected '3'"
+    for load in (lambda: load_checkpoint(path), CheckpointFolder(tmp_path).load, lambda: load_policy(tmp_path)):
+        with pytest.raises(CheckpointVersionError, match=message):
+            load()
 
 
 @pytest.mark.parametrize(
@@ -551,7 +562,7 @@ def test_all_ranks_go_back_to_the_newest_that_is_whole(broken, tmp_path):
             tensors, manifest = folder.load()
         assert tensors["at"].tolist() == [2, rank] and manifest["iteration"] == 2
         messages = [str(warning.message) for warning in caught]
-        assert len(messages) == 2 and all("iteration 2 is taken instead" in message for message in messages)
+        assert len(messages) == 2 and all("iteration 2 is used instead" in message for message in messages)
         assert f"iteration-00000004{suffix}.safe" in messages[0] and f"iteration-00000003{suffix}.safe" in messages[1]
         with contextlib.nullcontext() if rank != broken else pytest.raises(CheckpointCorruptError):
             assert folder.load(4)[0]["at"].tolist() == [4, rank]
@@ -571,7 +582,7 @@ def test_an_iteration_that_some_rank_lacks_is_passed_over(tmp_path):
     (tmp_path / "iteration-00000002.safetensors").unlink()
     for folder in folders:
         assert folder.iterations() == [1]
-        with pytest.warns(UserWarning, match="iteration 1 is taken instead"):
+        with pytest.warns(UserWarning, match="iteration 1 is used instead"):
             assert folder.newest() == 1
         for iteration in (2, 3):
             with pytest.raises(FileNotFoundError, match=f"iteration-0000000{iteration}|iteration {iteration}"):
@@ -580,7 +591,7 @@ def test_an_iteration_that_some_rank_lacks_is_passed_over(tmp_path):
 
 def test_a_folder_without_a_usable_checkpoint_says_so(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(FileNotFoundError, match="it has none") as caught:
+        with pytest.raises(FileNotFoundError, match="there is none") as caught:
             CheckpointFolder(folder).load()
         assert str(folder) in str(caught.value)
     (folder,) = fill(tmp_path, [1, 2])
@@ -658,6 +669,6 @@ def test_entries_of_the_folders_own_are_not_given_otherwise(tmp_path):
     folder = CheckpointFolder(tmp_path)
     folder.save(4, {}, {"iteration": 4, "rank": 0})
     for entry in ({"iteration": 5}, {"rank": 1}, {"world_size": 2}):
-        with pytest.raises(ConfigError, match="leave these entries out"):
+        with pytest.raises(ConfigError, match="remove these entries"):
             folder.save(4, {}, entry)
     assert folder.load()[1] == {"iteration": 4, "rank": 0, "world_size": 1}

@@ -269,7 +269,7 @@ def test_a_signal_to_the_launcher_makes_the_ranks_save_and_leave(tmp_path):
     assert iteration == folder.newest() == len(rows(run)) > 1
     output = (tmp_path / "output.txt").read_text()
     assert re.search(rf"(SIGTERM|another process): saved .*iteration-{iteration:08d}", output), output
-    assert f"go on with: gpu-vecenv train --resume {run}" in output
+    assert f"resume with: gpu-vecenv train --resume {run}" in output
 
 
 def test_a_rank_that_fails_before_the_others_hear_of_it_ends_all(tmp_path):

@@ -334,7 +334,7 @@ def test_a_role_without_agents_needs_no_policy(game, role, device):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"random_roles": ["tagger", "hunter"]}, r"\['hunter'\]; the roles are \['tagger', 'runner'\]"),
+        ({"random_roles": ["tagger", "hunter"]}, r"\['hunter'\]; expected some of \['tagger', 'runner'\]"),
         ({"episodes": 0}, "episodes is 0; at least 1"),
         ({"episodes": -3}, "episodes is -3; at least 1"),
         ({"episodes": 2.0}, r"episodes is 2\.0; at least 1"),
@@ -348,7 +348,7 @@ def test_a_bad_evaluation_is_refused(arguments, message, device):
 
 @pytest.mark.parametrize("names", [[], ["tagger"], ["tagger", "runner", "hunter"], ["tagger", "hunter"]])
 def test_every_role_needs_a_player(names, device):
-    message = r"role_policies are for \[.*\]; the roles are \['tagger', 'runner'\]"
+    message = r"role_policies are for \[.*\]; expected \['tagger', 'runner'\]"
     with pytest.raises(ConfigError, match=message):
         evaluate(leaving(device), dict.fromkeys(names), 3)
 
@@ -356,7 +356,7 @@ def test_every_role_needs_a_player(names, device):
 def test_policies_of_two_ways_to_squash_are_refused(device):
     env = gpu_vecenv.make(Script, 4, device, num_leads=1, num_others=1, continuous=True)
     role_policies = {"lead": policy_of(env, "lead", squash="tanh"), "other": policy_of(env, "other", squash="clip")}
-    with pytest.raises(ConfigError, match=r"policies squash their draws by \['clip', 'tanh'\]"):
+    with pytest.raises(ConfigError, match=r"policies have squash \['clip', 'tanh'\]"):
         evaluate(env, role_policies, 3)
 
 

@@ -468,5 +468,5 @@ def test_outputs_of_other_shapes_are_refused(change, device):
     rows = rows_of(CASES["two heads"], device)
     kernel = kernel_of(rows, PPOConfig())
     outputs = change(rows.parameters, rows.values)
-    with pytest.raises(ConfigError, match=r"network of runner gives shapes .*; expected .*\(800, 9\), \(800,\)"):
+    with pytest.raises(ConfigError, match=r"network of runner returns shapes .*; expected .*\(800, 9\), \(800,\)"):
         kernel(rows.indices, kernel.moments(rows.indices), *outputs)

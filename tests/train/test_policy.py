@@ -215,9 +215,9 @@ class Trio(Env):
         ({}, ["left", "pilot"], r"unknown role 'pilot' of Trio; the roles are \['left', 'middle', 'right'\]"),
         ({"choices_of_others": 3}, ["left", "middle"], r"'middle' of Trio has .*\(3,\) choices, 'left' has .*\(2,\)"),
         ({"observation_of_others": 4}, ["left", "middle"], r"'middle' of Trio has observations \(4,\) and"),
-        ({}, ["left", "right"], "left and right of Trio are not adjacent"),
-        ({}, ["middle", "left"], "middle and left of Trio are not adjacent"),
-        ({}, ["left", "left"], "not adjacent"),
+        ({}, ["left", "right"], "cannot be shared by left and right of Trio"),
+        ({}, ["middle", "left"], "cannot be shared by middle and left of Trio"),
+        ({}, ["left", "left"], "expected roles that are adjacent"),
     ],
 )
 def test_roles_that_cannot_share_are_refused(arguments, roles, message):
@@ -412,7 +412,7 @@ def test_weights_that_are_not_finite_are_refused(value, device):
     for name in ("network.critic.bias", "obs_normalizer.mean"):
         weights = {key: x + 1 for key, x in before.items()}
         weights[name][0] = value
-        with pytest.raises(ConfigError, match=f"weights for lead hold NaN or infinite numbers in {name}$"):
+        with pytest.raises(ConfigError, match=f"weights for lead have NaN or infinite values in {name}$"):
             policy.load_weights(weights)
         assert all(x.equal(before[key]) for key, x in policy.state_dict().items())
 

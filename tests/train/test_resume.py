@@ -15,7 +15,7 @@ from kill_and_resume import DEADLINE, differences, ended, kill_and_resume, names
 
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.train.checkpoint import load_checkpoint
-from gpu_vecenv.train.logger import METRICS_FILE
+from gpu_vecenv.train.plots import METRICS_FILE
 
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8".split()
 STEPS = 16  # of an iteration with these options
@@ -138,7 +138,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_the_words_to_go_on(number, co
     assert 1 < done < 40 and Path(path) == file_of(tmp_path / "run", done)
     assert [row["iteration"] for row in table(tmp_path / "run")] == [str(i) for i in range(1, done + 1)]
     assert not (tmp_path / "run" / "evaluation.json").exists()
-    (words,) = re.findall(r"^go on with: gpu-vecenv (.*)$", output, re.MULTILINE)
+    (words,) = re.findall(r"^resume with: gpu-vecenv (.*)$", output, re.MULTILINE)
     assert command(*words.split())[0] == 0
     alone = runs / f"long-{device}"
     assert alone.exists() or command("train", *LONG, "--device", device, "--out", alone)[0] == 0
@@ -267,7 +267,7 @@ def test_where_the_newest_checkpoint_is_damaged_the_one_before_is_taken(damage, 
         newest.write_bytes(b"")
     else:
         damage(newest)
-    with pytest.warns(UserWarning, match=r"iteration-00000004.*; iteration 3 is taken instead"):
+    with pytest.warns(UserWarning, match=r"iteration-00000004.*; iteration 3 is used instead"):
         result = command("train", "--resume", copy)
     if damage is Path.touch:
         assert "iteration-00000004" in refusal(result)  # a folder is not ours to replace
@@ -395,7 +395,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_stays(command, trained):
     run = trained("run", 2)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     line = refusal(command("train", *GRID, *TINY, "--out", run))
-    assert "already holds a run" in line and line.endswith(f"go on with: --resume {run}")
+    assert "already has a run" in line and line.endswith(f"resume it: --resume {run}")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
@@ -439,6 +439,16 @@ def test_settings_that_cannot_be_read_give_one_line_that_names_them(what, comman
     NO_RUNS[what](run)
     line = refusal(command("train", "--resume", "run"))
     assert "settings.json" in line and "run" in line
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_run_folders_of_other_versions_are_refused_by_name(version, command, trained):
+    path = trained("run", 1) / "settings.json"
+    settings = json.loads(path.read_text())
+    assert settings.pop("format") == 2
+    path.write_text(json.dumps(settings if version is None else {**settings, "format": version}))
+    line = refusal(command("train", "--resume", "run"))
+    assert f"another version of gpu_vecenv: its format is {version or 1}; expected 2" in line
 
 
 REFUSED = {

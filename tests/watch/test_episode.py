@@ -166,7 +166,7 @@ def test_a_function_acts_for_all_agents(dtype, device):
 def test_a_function_may_call_a_game_policy(device):
     env, _ = made("leaving", device)
     policy = GamePolicy(env.game, policies_of(env))
-    found = gpu_vecenv.rollout(env, lambda obs: policy(obs))  # greedy by default
+    found = gpu_vecenv.rollout(env, lambda obs: policy(obs, greedy=True))
     assert equal(found, gpu_vecenv.rollout(env, policy, greedy=True))
 
 
@@ -210,5 +210,5 @@ def test_a_policy_that_gives_nan_is_refused(device):
     env, _ = made("leaving", device)
     role_policies = policies_of(env)
     next(role_policies["runner"].network.parameters()).data.fill_(float("nan"))
-    with pytest.raises(NonFiniteError, match="a policy gives NaN"):
+    with pytest.raises(NonFiniteError, match="a network returned NaN"):
         gpu_vecenv.rollout(env, role_policies)
