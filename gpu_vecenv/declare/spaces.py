@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +50,7 @@ class ObservationLayout:
     def widest(self) -> Box:
         """A space that contains every row, padding included."""
         if not self.padded and len({_bounds(space) for space in self.spaces.values()}) == 1:
-            return next(iter(self.spaces.values()))
+            return deepcopy(next(iter(self.spaces.values())))  # a space has a random generator, which is not shared
         low, high = np.zeros((2, *self.shape), self.dtype)
         for role, space in self.spaces.items():
             low[self.own(role)] = np.minimum(low[self.own(role)], space.low)
@@ -119,7 +120,7 @@ class ActionLayout:
     def widest(self) -> Space[Any]:
         """The space of one agent's row of the action tensor: the widest role's, head by head."""
         if self.continuous:
-            return next(iter(self.spaces.values()))
+            return deepcopy(next(iter(self.spaces.values())))
         return MultiDiscrete(list(self.head_sizes)) if self.shape else Discrete(self.head_sizes[0])
 
     @staticmethod

@@ -206,7 +206,9 @@ def configure(game: Game, /, **config: Any) -> Env:
             raise ConfigError(
                 f"{kind.name()} has no configuration key {key!r} (= {config[key]!r}); {nearest(key, keys)}"
             )
-    return dataclasses.replace(game, **config) if isinstance(game, Env) else kind(**config)
+    if isinstance(game, Env):
+        return dataclasses.replace(game, **config) if config else game  # a game is immutable
+    return kind(**config)
 
 
 def with_max_steps(config: dict[str, Any], word: str, limit: int | None) -> dict[str, Any]:
