@@ -70,7 +70,7 @@ def load_other_run(option: str, game: Env, role: str, source: str, **options: An
     if loaded.game.name() != game.name():
         raise ConfigError(f"{option}: {source} is a run of {loaded.game.name()}; expected one of {game.name()}")
     expected, found = (
-        (env.layout.observation.shapes[role], env.layout.action.sizes[role]) if env.roles.get(role) else None
+        (env.layout.observation.shapes[role], env.layout.action.sizes[role]) if env.layout.roles.get(role) else None
         for env in (game, loaded.game)
     )
     if expected != found:

@@ -41,7 +41,7 @@ def test_the_widest_observation_space_contains_every_role():
     assert layout.shape == (3,) and layout.padded
     assert layout.own("a") == (slice(0, 2),)
     assert layout.widest == Box(np.array([-1, 0, 0], np.float32), np.array([3, 5, 3], np.float32))
-    assert ObservationLayout.of("Game", ["a", "b"], boxes["b"]).widest is boxes["b"]
+    assert ObservationLayout.of("Game", ["a", "b"], boxes["b"]).widest == boxes["b"]
     image = ObservationLayout.of(
         "Game", ["a", "b"], {"a": Box(0, 255, (2, 3), np.uint8), "b": Box(0, 255, (4, 1), np.uint8)}
     )
@@ -68,7 +68,7 @@ def test_the_widest_action_space_contains_every_role():
     assert CREW.layout.action.widest == MultiDiscrete([5, 3])
     assert ActionLayout.of("Game", ["a", "b"], {"a": Discrete(2), "b": Discrete(4)}).widest == Discrete(4)
     box = Box(-1.0, 1.0, (2,), np.float32)
-    assert ActionLayout.of("Game", ["a"], box).widest is box
+    assert ActionLayout.of("Game", ["a"], box).widest == box
 
 
 def test_masks_of_continuous_actions_are_refused():
