@@ -1,6 +1,6 @@
-"""Adapters to RL libraries, one file per library: import the one you need, nothing else.
+"""Adapters to RL libraries, one module per library; import only the one you need.
 
-Each has ``make(game, num_envs, device=None, **config)`` and ``wrap(env)``. Here is what several of them share.
+Each has ``make(game, num_envs, device=None, **config)`` and ``wrap(env)``. This file holds their shared code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv
 from gpu_vecenv import Env, GymnasiumVectorEnv, configure
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 
-# Adapters for what another library has no word for.
+# Feature -> adapters that support it.
 SUPPORTED_BY = {
     "roles with actions of their own": ("torchrl", "benchmarl", "skrl", "rllib"),
     "action masks": ("sb3", "torchrl", "benchmarl", "rl_games", "tianshou"),
@@ -29,7 +29,7 @@ SUPPORTED_BY = {
 
 @contextmanager
 def requires_extra(extra: str) -> Iterator[None]:
-    """Around the imports of a library: where it is missing, ModuleNotFoundError names the extra that brings it."""
+    """Context of a library's imports: ModuleNotFoundError names the extra to install."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -39,10 +39,10 @@ def requires_extra(extra: str) -> Iterator[None]:
 
 
 def split_config(game: Any, config: Mapping[str, Any], **fixed: Any) -> tuple[Env, dict[str, Any]]:
-    """The game, with those of ``config`` that are its own, and the others with what the adapter fixes.
+    """Split ``config``: the configured game, and the remaining arguments with those that the adapter fixes.
 
     Raises:
-        ConfigError: ``config`` has what the adapter fixes.
+        ConfigError: ``config`` has an argument that the adapter fixes.
         ConfigError, UnknownGameError, TypeError: As ``gpu_vecenv.configure``.
     """
     for name in fixed:
@@ -54,42 +54,42 @@ def split_config(game: Any, config: Mapping[str, Any], **fixed: Any) -> tuple[En
 
 
 class ActionClip:
-    """Actions clipped to a Box, on the device; those of other spaces are left as they are."""
+    """Clips actions to a Box, on the device; returns actions of other spaces unchanged."""
 
     def __init__(self, space: Space[Any], device: torch.device) -> None:
         bounds = (space.low, space.high) if isinstance(space, Box) else ()
         self._bounds = [torch.tensor(bound, device=device) for bound in bounds]
 
     def __call__(self, actions: torch.Tensor) -> torch.Tensor:
-        """(…, n) float32, or those of another space. TypeError where a Box is given others."""
+        """Clip actions (…, n) float32. TypeError if the space is a Box and they have another type."""
         if self._bounds and not (isinstance(actions, torch.Tensor) and actions.is_floating_point()):
             kind = getattr(actions, "dtype", type(actions).__name__)
             raise TypeError(f"step: actions are {kind}; expected a tensor of torch.float32")
         return actions.clamp(*self._bounds) if self._bounds else actions
 
 
-def unsupported(library: str, what: str, found: Any, *also: str) -> UnsupportedGameError:
-    """The error that says what a library has no word for, what the game has, and which adapters take it.
+def unsupported(library: str, feature: str, found: Any, *also: str) -> UnsupportedGameError:
+    """The error for a feature that a library does not support; it lists the adapters that do.
 
     Args:
         library: For the message.
-        what: A key of SUPPORTED_BY.
+        feature: The feature, a key of SUPPORTED_BY.
         found: What the game has.
-        also: Other keys: what else of the game those adapters must take.
+        also: Other features of the game that those adapters must support.
     """
-    names = [name for name in SUPPORTED_BY[what] if all(name in SUPPORTED_BY[other] for other in also)]
+    names = [name for name in SUPPORTED_BY[feature] if all(name in SUPPORTED_BY[other] for other in also)]
     return UnsupportedGameError(
-        f"{library} has no {what}; the game has {found}. gpu_vecenv.adapters for it: {', '.join(names)}"
+        f"{library} does not support {feature}; the game has {found}. gpu_vecenv.adapters that do: {', '.join(names)}"
     )
 
 
 def check_actions(
     library: str, space: Space[Any], kinds: tuple[type[Space[Any]], ...], masks_actions: bool = False
 ) -> None:
-    """Refuse what a library has no word for: a kind of action space, or choices that are masked.
+    """Raise if a library does not support the kind of action space, or action masks.
 
     Raises:
-        UnsupportedGameError: With the adapters that take it.
+        UnsupportedGameError: The message lists the adapters that do.
     """
     kind = type(space).__name__
     if not isinstance(space, kinds):
@@ -108,25 +108,25 @@ def checked_vector_env(
     masks: bool = False,
     wrapped: bool = True,
 ) -> GymnasiumVectorEnv:
-    """``env``, a GymnasiumVectorEnv or one inside vector wrappers, if the adapter of ``library`` can serve it.
+    """``env``, a GymnasiumVectorEnv or one inside vector wrappers, if the adapter of ``library`` supports it.
 
     Args:
-        env: What ``wrap`` was given.
+        env: The argument of ``wrap``.
         library: For the messages.
-        output: That the adapter works on, "torch" or "numpy".
-        mode: Name of the autoreset mode that the library counts on.
-        kinds: Action spaces that it knows.
-        masks: Whether it knows action masks.
-        wrapped: Whether there may be wrappers.
+        output: Required output, "torch" or "numpy".
+        mode: Name of the required autoreset mode.
+        kinds: Supported action spaces.
+        masks: Whether action masks are supported.
+        wrapped: Whether wrappers are allowed.
 
     Raises:
-        TypeError, ValueError: It is another env, or has another output or autoreset mode.
-        UnsupportedGameError: The library has no word for the game's actions; all rows share one policy and one space.
+        TypeError, ValueError: ``env`` is of another class, output or autoreset mode.
+        UnsupportedGameError: The library does not support the game's actions; all rows share one policy and one space.
     """
     inner = getattr(env, "unwrapped", None)
     if not isinstance(env, VectorEnv) or not isinstance(inner, GymnasiumVectorEnv):
         raise TypeError(
-            f"env is a {type(env).__name__}; expected a gpu_vecenv.GymnasiumVectorEnv, or take make(game, num_envs)"
+            f"env is a {type(env).__name__}; expected a gpu_vecenv.GymnasiumVectorEnv, or call make(game, num_envs)"
         )
     if env is not inner and not wrapped:
         raise TypeError(f"env is a {type(env).__name__}; expected a GymnasiumVectorEnv without wrappers for {library}")
@@ -136,11 +136,11 @@ def checked_vector_env(
             f'expected output="{output}" and "{mode.lower()}"'
         )
     if kinds == (Box,) and getattr(inner.game, "continuous_actions", True) is False:
-        raise UnsupportedGameError(f"{library} takes Box actions only; make the game with continuous_actions=True")
+        raise UnsupportedGameError(f"{library} supports Box actions only; make the game with continuous_actions=True")
     check_actions(library, env.single_action_space, kinds, inner.game.layout.masks_actions and not masks)
     sizes = {role: inner.game.layout.action.sizes[role] for role, agents in inner.game.layout.roles.items() if agents}
     if (
         len(set(sizes.values())) > 1 and not inner.game.layout.masks_actions
-    ):  # masks also hide what a smaller role lacks
+    ):  # masks also exclude the choices that a smaller role lacks
         raise unsupported(library, "roles with actions of their own", f"sizes {sizes}")
     return env  # type: ignore[return-value]

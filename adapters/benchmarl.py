@@ -1,10 +1,9 @@
 """BenchMARL: a game as a task, ``Experiment(task=benchmarl.task("simple_spread"), …)``.
 
-BenchMARL makes its environments itself, as many replicas as its own configuration says
-(``on_policy_n_envs_per_worker``, ``evaluation_episodes``), on its ``sampling_device``. So what it wants is a task.
-``make`` and ``wrap`` give one environment as the task makes them: those of ``gpu_vecenv.adapters.torchrl``, whose
-autoreset mode ("disabled", TorchRL resets by itself) and whose views (nothing but the actions is copied) are described
-there. Roles are BenchMARL's groups.
+BenchMARL creates its environments from a task: their number and device follow from its own configuration
+(``on_policy_n_envs_per_worker``, ``evaluation_episodes``, ``sampling_device``). ``make`` and ``wrap`` return one
+environment as the task creates them, a ``TorchRLEnv`` of ``gpu_vecenv.adapters.torchrl``, which documents the autoreset
+mode ("disabled": TorchRL resets by mask) and the copies (of actions only). Roles are BenchMARL's groups.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class GameTask(TaskClass):
     Args:
         game: A registered name, an Env class or an Env.
         config: The game's configuration, and other arguments of ``gpu_vecenv.adapters.torchrl.make``: with
-            ``return_state=True`` the critics see all observations of a replica instead of those of their group, with
-            ``render_mode="rgb_array"`` evaluations are filmed.
+            ``return_state=True`` critics get all observations of an environment instead of those of their group, with
+            ``render_mode="rgb_array"`` evaluations are recorded as video.
 
     Raises:
         ConfigError, UnknownGameError: As ``gpu_vecenv.configure``.
@@ -51,28 +50,28 @@ class GameTask(TaskClass):
         super().__init__(self.game.name(), {**dataclasses.asdict(self.game), **self.arguments})
 
     def get_env_fun(self, num_envs: int, continuous_actions: bool, seed: int | None, device: Any) -> Callable[[], Any]:
-        """A function that makes ``num_envs`` replicas, whose first reset begins with the seed."""
+        """A function that makes ``num_envs`` environments, whose first reset uses the seed."""
         return partial(_seeded, seed, self.game, num_envs, device, **self.arguments)
 
     def supports_continuous_actions(self) -> bool:
-        """Whether they are a Box."""
+        """Whether actions are a Box."""
         return self.game.layout.action.continuous
 
     def supports_discrete_actions(self) -> bool:
-        """Whether they are Discrete."""
+        """Whether actions are Discrete."""
         return not self.game.layout.action.continuous
 
     def max_steps(self, env: EnvBase) -> int:
-        """The game's limit of an episode."""
+        """The game's ``max_steps``."""
         return int(self.game.max_steps)  # type: ignore[attr-defined]
 
     def has_render(self, env: EnvBase) -> bool:
-        """Whether it gives frames."""
+        """Whether the environment renders frames."""
         return self.arguments.get("render_mode") == "rgb_array"
 
     @staticmethod
     def render_callback(experiment: Any, env: EnvBase, data: Any) -> Any:
-        """A frame of the first replica."""
+        """A frame of the first environment."""
         return env.env.render()[0]
 
     def group_map(self, env: EnvBase) -> dict[str, list[str]]:
@@ -80,42 +79,42 @@ class GameTask(TaskClass):
         return dict(env.group_map)
 
     def observation_spec(self, env: EnvBase) -> Composite:
-        """What each group observes, without the axis of replicas."""
+        """Observation spec of each group, without the batch axis."""
         return _of_groups(env, "observation")
 
     def action_mask_spec(self, env: EnvBase) -> Composite | None:
-        """Choices that are allowed, if the game masks them."""
+        """Action mask spec of each group, if the game masks actions."""
         return _of_groups(env, "action_mask") if self.game.layout.masks_actions else None
 
     def action_spec(self, env: EnvBase) -> Composite:
-        """What each group can do."""
+        """Action spec of each group."""
         return env.full_action_spec_unbatched
 
     def state_spec(self, env: EnvBase) -> Composite | None:
-        """All observations of a replica, with ``return_state``."""
+        """Spec of all observations of an environment, with ``return_state``."""
         spec = env.full_observation_spec_unbatched
         return Composite({"state": spec["state"]}) if "state" in spec else None
 
     def info_spec(self, env: EnvBase) -> Composite | None:
-        """None."""
+        """None: there are no infos."""
         return None
 
     def get_env_transforms(self, env: EnvBase) -> list[Transform]:
-        """ActionMask where choices are masked, for random actions."""
+        """ActionMask for random actions, if the game masks actions."""
         groups = env.group_map if self.game.layout.masks_actions else ()
         return [ActionMask((group, "action"), (group, "action_mask")) for group in groups]
 
     @staticmethod
     def env_name() -> str:
-        """The first part of BenchMARL's name of the task."""
+        """First part of BenchMARL's task name."""
         return "gpu_vecenv"
 
 
 def checked(game: Env) -> Env:
-    """The game, if BenchMARL has words for its actions and its end.
+    """The game, if BenchMARL supports its actions and it has ``max_steps``.
 
     Raises:
-        UnsupportedGameError: It has not.
+        UnsupportedGameError: Otherwise.
     """
     for space in game.layout.action.spaces.values():
         check_actions("BenchMARL", space, (Discrete, Box))
@@ -141,7 +140,7 @@ def task(game: Any, **config: Any) -> GameTask:
 
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> torchrl_adapter.TorchRLEnv:
-    """``num_envs`` replicas as ``task(game, **config)`` makes them."""
+    """``num_envs`` environments as ``task(game, **config)`` creates them."""
     return task(game, **config).get_env_fun(num_envs, False, None, device)()
 
 

@@ -1,11 +1,12 @@
-"""CleanRL, which is scripts and no library: those of its release 1.2.0 run unchanged on our games.
+"""CleanRL: runs the unmodified scripts of its release 1.2.0 on our games.
 
     python -m gpu_vecenv.adapters.cleanrl ppo_continuous_action_isaacgym.py --env-id pendulum --num-envs 1024
     python -m gpu_vecenv.adapters.cleanrl ppo.py --env-id gpu_vecenv/CartPole-v1
 
-They want gym 0.23. The first takes batches of tensors from Isaac Gym, whose environments reset in the same step: this
-adapter fixes "same_step". Nothing is copied and no step waits for the device. The second takes single environments, in
-NumPy, from ``gym.make``; later releases from Gymnasium's, without adapter: ``gpu_vecenv:gpu_vecenv/CartPole-v1``.
+They need gym 0.23. The first expects batches of tensors from Isaac Gym, whose environments reset in the same step: the
+autoreset mode is fixed to "same_step". Nothing is copied and no step synchronises with the device. The second uses
+single NumPy environments of ``gym.make``. Later releases use ``gymnasium.make`` and need no adapter:
+``gpu_vecenv:gpu_vecenv/CartPole-v1``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gpu_vecenv.errors import ConfigError
 
 
 class GymEnv:
-    """A GymnasiumEnv as gym before 0.26 has it."""
+    """A GymnasiumEnv with the API of gym before 0.26."""
 
     spec: Any = None
     reward_range = (-math.inf, math.inf)
@@ -46,32 +47,33 @@ class GymEnv:
         return [seed]
 
     def reset(self, seed: int | None = None) -> Any:
-        """Observations of new episodes."""
+        """Start new episodes; returns observations."""
         seed, self._seed = self._seed if seed is None else seed, None
         return self.env.reset(seed=seed)[0]
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, dict[str, Any]]:
-        """One step: observation, reward, done and info, which at an end has "TimeLimit.truncated"."""
+        """One step: observation, reward, done and info, with "TimeLimit.truncated" when done."""
         obs, reward, terminated, truncated, info = self.env.step(actions)
         done = terminated or truncated
         return obs, reward, done, {**info, "TimeLimit.truncated": truncated} if done else info
 
     def render(self, mode: str = "rgb_array") -> Any:
-        """A frame, (height, width, 3) uint8, of the first replica; None without ``render_mode="rgb_array"``."""
+        """A frame, (height, width, 3) uint8, of the first environment; None without ``render_mode="rgb_array"``."""
         frames = self.env.render()
         return frames[0] if self._batched and frames is not None else frames
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.env.close()
 
 
 class IsaacGymEnv(GymEnv):
-    """What ``isaacgymenvs.make`` gives, as the script uses it. Row ``e * num_agents + a``: agent ``a``, replica ``e``.
+    """Implements the part of ``isaacgymenvs.make``'s environment that the script uses.
 
-    ``num_envs`` counts rows; the spaces are one row's. The script's Gaussian has no bounds and Isaac Gym's environments
-    clip: actions are clipped to the game's Box here, on the device. The script knows no time-outs: every end is a
-    termination. Where an agent leaves early, an episode of zeros follows in its row, until its replica ends.
+    Row ``e * num_agents + a`` is agent ``a`` of environment ``e``; ``num_envs`` counts rows; the spaces are those of one
+    row. The script's Gaussian policy is unbounded and Isaac Gym's environments clip, so actions are clipped to the Box,
+    on the device. The script treats time-outs as terminations. When an agent leaves early, its row is zeros until the
+    environment ends.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.
@@ -88,11 +90,11 @@ class IsaacGymEnv(GymEnv):
         return {"obs": super().reset(seed)}
 
     def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, Any]]:
-        """One step, of actions (rows, *shape) float32 on the device.
+        """One step with actions (rows, *shape) float32 on the device.
 
         Returns:
             {"obs": (rows, *shape)}, rewards (rows,) float32, dones (rows,) int64, which the script subtracts from 1,
-            and infos: "time_outs" (rows,) bool, and what the Gymnasium view has, "final_obs" for instance.
+            and infos: "time_outs" (rows,) bool, and the entries of the Gymnasium view such as "final_obs".
         """
         obs, rewards, terminations, truncations, info = self.env.step(self._clip(actions))
         infos = {**info, "time_outs": truncations & ~terminations}
@@ -100,7 +102,7 @@ class IsaacGymEnv(GymEnv):
 
 
 def _of_gym(space: Any) -> Any:
-    """A space as one of gym's, if that has been imported: scripts ask whether it is."""
+    """The space as a space of gym, if gym is imported: scripts use isinstance."""
     kind = getattr(sys.modules.get("gym", gymnasium).spaces, type(space).__name__)
     if isinstance(space, Box):
         return kind(space.low, space.high, space.shape, space.dtype.type)
@@ -108,7 +110,7 @@ def _of_gym(space: Any) -> Any:
 
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> IsaacGymEnv:
-    """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
+    """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
@@ -118,13 +120,14 @@ def wrap(env: GymnasiumVectorEnv) -> IsaacGymEnv:
 
 
 def run(script: str, *arguments: Any, **config: Any) -> dict[str, Any]:
-    """Run a script with its command line; returns its globals, ``agent`` among them. Give it a process of its own.
+    """Run a script with its command line in this process, best a separate one; returns its globals such as ``agent``.
 
-    What it imports as ``isaacgymenvs`` finds games by name and counts rows: ConfigError if ``--num-envs`` is no
-    multiple of the game's agents. ``gym.make`` knows the ids that Gymnasium knows. ``config`` is the game's.
+    Its import ``isaacgymenvs`` is replaced: ``--env-id`` is a game's name, and ``--num-envs`` counts rows; ConfigError
+    unless it is a multiple of the game's agents. The Gymnasium ids of the games are registered with gym. ``config`` is
+    the game's configuration.
     """
 
-    # `rest` is about Isaac Gym's windows, and rl_device, for which the script has no other value than sim_device's.
+    # `rest` are Isaac Gym's window options, and rl_device, which the script sets equal to sim_device.
     def make_rows(seed: int, task: str, num_envs: int, sim_device: str, **rest: Any) -> IsaacGymEnv:
         game, mode = configure(task, **config), "rgb_array" if rest.get("virtual_screen_capture") else None
         if num_envs % game.layout.num_agents:
@@ -137,10 +140,10 @@ def run(script: str, *arguments: Any, **config: Any) -> dict[str, Any]:
 
     with requires_extra("cleanrl"):
         gym = importlib.import_module("gym")
-    for known in list(gymnasium.registry.values()):
-        if known.namespace == "gpu_vecenv":
-            kwargs = {**known.kwargs, **config}
-            gym.register(known.id, entry_point=lambda **given: GymEnv(GymnasiumEnv(**given)), kwargs=kwargs)
+    for spec in list(gymnasium.registry.values()):
+        if spec.namespace == "gpu_vecenv":
+            kwargs = {**spec.kwargs, **config}
+            gym.register(spec.id, entry_point=lambda **given: GymEnv(GymnasiumEnv(**given)), kwargs=kwargs)
     isaacgymenvs: Any = ModuleType("isaacgymenvs")
     isaacgymenvs.make = make_rows
     sys.modules |= {"isaacgym": ModuleType("isaacgym"), "isaacgymenvs": isaacgymenvs}

@@ -1,11 +1,11 @@
-"""rl_games: every agent of every replica is a row; ``num_actors`` counts replicas, rl_games' "agents" those of one.
+"""rl_games: each agent of each environment is a row; ``num_actors`` counts environments, "agents" those of one.
 
-rl_games goes on from the observation that ``step`` returns, so this adapter fixes "same_step". Tensors stay on the
-device and nothing is copied, but for masks of choices, which rl_games accepts from the host alone.
+rl_games acts next on the observation that ``step`` returns, so the autoreset mode is fixed to "same_step". Tensors stay
+on the device and nothing is copied, except action masks, which rl_games accepts only from the host.
 
-rl_games has no place for last observations: where time runs out ("time_outs") it bootstraps from the value of the one
-before. It learns from every row, those of zeros behind an agent that left early included. Its "rewards" are returns of
-each ``num_agents``-th row that is done, first agents' unless some leave early; ``VecEnv.episode_statistics`` has all.
+rl_games does not use final observations: at a time limit ("time_outs") it bootstraps from the value of the previous
+observation. It trains on all rows, including the zeros after an agent left early. Its "rewards" are the returns of every
+``num_agents``-th done row, those of first agents unless some leave early; see ``VecEnv.episode_statistics`` for all.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ with requires_extra("rl-games"):
 
 
 class RLGamesVecEnv(IVecEnv):
-    """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``.
+    """Row ``e * num_agents + a`` is agent ``a`` of environment ``e``.
 
-    "states", for ``central_value_config``, are a replica's rows one after the other, padding included. rl_games trains
-    a central value on first agents' rewards and takes it for all: right where agents share their reward.
+    "states", for ``central_value_config``, are the concatenated rows of an environment, padding included. rl_games
+    trains a central value on the rewards of the first agents and uses it for all: correct if agents share their reward.
 
-    Box actions are clipped to their bounds: with ``clip_actions: True`` rl_games scales from [-1, 1] to the bounds, and
-    may miss them by rounding; with False it leaves the clipping to the environment.
+    Box actions are clipped to their bounds: with ``clip_actions: True`` rl_games scales from [-1, 1] to the bounds,
+    where rounding may exceed them; with False it expects the environment to clip.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.
-        UnsupportedGameError: Roles have actions of their own sizes; or several numbers of an action have, and masks.
+        UnsupportedGameError: Roles have different action sizes; or action heads of different sizes are masked.
     """
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
@@ -48,79 +48,87 @@ class RLGamesVecEnv(IVecEnv):
         self._shape = (env.num_envs, *(space.shape or ()))
         self._clip = ActionClip(space, self.gymnasium_env.device)
         if isinstance(space, Box) and not space.is_bounded("both"):
-            raise ValueError(f"env has actions {space}, which rl_games cannot scale to; expected finite bounds")
+            raise ValueError(f"env has actions {space}, to which rl_games cannot scale; expected finite bounds")
         sizes = space.nvec.tolist() if isinstance(space, MultiDiscrete) else []
         if len(set(sizes)) > 1 and self.has_action_masks():
             raise UnsupportedGameError(
-                f"rl_games cuts masks of several choices into equal parts; the game masks choices of {sizes}. "
-                "gpu_vecenv.adapters for it: torchrl"
+                f"rl_games splits action masks into equal parts; the game masks heads of sizes {sizes}. "
+                "gpu_vecenv.adapters that support it: torchrl"
             )
-        self.action_space = Tuple([Discrete(size) for size in sizes]) if sizes else space  # rl_games' word for it
+        self.action_space = (
+            Tuple([Discrete(size) for size in sizes]) if sizes else space
+        )  # rl_games' form of MultiDiscrete
         self.observation_space = self.state_space = env.single_observation_space
         if self.gymnasium_env.num_agents > 1:
             self.state_space = flatten_space(batch_space(self.observation_space, self.gymnasium_env.num_agents))
 
     def reset(self) -> dict[str, torch.Tensor]:
-        """{"obs": (rows, …), "states": (replicas, …)} of new episodes; begins with the seed given to ``seed``."""
+        """Start new episodes, with the seed set by ``seed``: {"obs": (rows, …), "states": (environments, …)}."""
         obs, _ = self.env.reset(seed=self._seed)
         self._seed = None
         return self._named(obs)
 
     def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """As ``reset``, rewards (rows,) float32, dones (rows,) bool, and {"time_outs": (rows,) bool}."""
-        actions = self._clip(actions.reshape(self._shape))  # rl_games' players squeeze
+        """One step: observations as of ``reset``, rewards (rows,) float32, dones (rows,) bool, {"time_outs": (rows,) bool}."""
+        actions = self._clip(actions.reshape(self._shape))  # rl_games' players squeeze actions
         obs, rewards, terminations, truncations, _ = self.env.step(actions)
         return self._named(obs), rewards, terminations | truncations, {"time_outs": truncations & ~terminations}
 
     def get_env_info(self) -> dict[str, Any]:
-        """Spaces of a row and, "state_space", of a replica; "agents" of a replica."""
+        """Spaces of a row, "state_space" of an environment, and the number of "agents" of an environment."""
         spaces = {name: getattr(self, name) for name in ("observation_space", "action_space", "state_space")}
         return {**spaces, "agents": self.gymnasium_env.num_agents, "value_size": 1}
 
     def get_number_of_agents(self) -> int:
-        """Agents of one replica."""
+        """Number of agents of an environment."""
         return self.gymnasium_env.num_agents
 
     def has_action_masks(self) -> bool:
-        """Whether the game masks choices."""
+        """Whether the game masks actions."""
         return self.gymnasium_env.game.layout.masks_actions
 
     def get_action_masks(self) -> Any:
-        """Choices that are allowed, (rows, num_logits) bool, in NumPy: of tensors rl_games refuses those on a GPU."""
+        """Valid choices, (rows, num_logits) bool, in NumPy: rl_games does not accept tensors on a GPU."""
         return self.gymnasium_env.action_masks().cpu().numpy()
 
-    has_action_mask, get_action_mask = has_action_masks, get_action_masks  # as rl_games' players call them
+    has_action_mask, get_action_mask = has_action_masks, get_action_masks  # names used by rl_games' players
 
     def set_train_info(self, env_frames: int, agent: Any, **kwargs: Any) -> None:
-        """Here an agent shows itself before its first step: ConfigError for what would go wrong without a word."""
+        """Check the configuration of rl_games' agent, which calls this before the first step.
+
+        Raises:
+            ConfigError, UnsupportedGameError: Training would silently be wrong.
+        """
         if self.has_action_masks() and not agent.use_action_masks:
-            raise ConfigError("the game masks choices: rl_games' config needs use_action_masks: True")
+            raise ConfigError(
+                "the game masks actions, but use_action_masks is False in rl_games' config; expected True"
+            )
         roles = {role: count for role, count in self.gymnasium_env.game.layout.roles.items() if count}
         if len(roles) > 1 and agent.has_central_value:
             raise UnsupportedGameError(
-                "rl_games trains a central value on the first agent's rewards and takes it for all; the game has "
-                f"roles {roles}. Leave central_value_config out; gpu_vecenv.adapters for it: benchmarl, skrl"
+                "rl_games trains one central value on the rewards of the first agents; the game has roles "
+                f"{roles}. Leave central_value_config out; gpu_vecenv.adapters that support it: benchmarl, skrl"
             )
 
     def get_env_state(self) -> dict[str, Any]:
-        """For checkpoints: the state of all replicas, random streams included."""
+        """State of all environments for checkpoints, including the random streams."""
         return {"num_envs": self.gymnasium_env.vec_env.num_envs, "state": self.gymnasium_env.vec_env.state_dict()}
 
     def set_env_state(self, env_state: dict[str, Any] | None) -> None:
-        """Go on with a checkpoint's random streams; of another number of replicas, it is left with a warning."""
+        """Restore a checkpoint; with another number of environments it is ignored with a warning."""
         if env_state is not None and env_state["num_envs"] != self.gymnasium_env.vec_env.num_envs:
-            found = f"{env_state['num_envs']} replicas, this environment {self.gymnasium_env.vec_env.num_envs}"
-            warnings.warn(f"the checkpoint has {found}: not loaded", stacklevel=2)
+            found = f"{env_state['num_envs']} environments, expected {self.gymnasium_env.vec_env.num_envs}"
+            warnings.warn(f"the checkpoint has the state of {found}: not loaded", stacklevel=2)
         elif env_state is not None:
             self.gymnasium_env.vec_env.load_state_dict(env_state["state"])
-            self._seed = None  # it would start the streams anew
+            self._seed = None  # a pending seed would reset the random streams
 
     def seed(self, seed: int | None) -> None:
-        """For the next ``reset``."""
+        """Seed the next ``reset``."""
         self._seed = seed
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.env.close()
 
     def _named(self, obs: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -128,7 +136,7 @@ class RLGamesVecEnv(IVecEnv):
 
 
 def make(game: Any, num_envs: int, device: Any = None, *, seed: int | None = None, **config: Any) -> RLGamesVecEnv:
-    """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``, ``seed`` for ``reset``."""
+    """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``, ``seed`` for ``reset``."""
     env = wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
     env.seed(seed)
     return env
@@ -140,9 +148,9 @@ def wrap(env: GymnasiumVectorEnv) -> RLGamesVecEnv:
 
 
 def register(name: str = "gpu_vecenv") -> None:
-    """Make ``env_name: gpu_vecenv`` known to rl_games' Runner; ``env_config`` holds the arguments of ``make``.
+    """Register ``env_name: gpu_vecenv`` with rl_games' Runner; ``env_config`` holds the arguments of ``make``.
 
-    Training takes ``num_actors`` replicas; ``num_envs`` counts those of a player, 1 if left out.
+    Training uses ``num_actors`` environments, a player ``num_envs`` (default 1).
     """
     vecenv.register(name, lambda _, num_actors, num_envs=None, **config: make(num_envs=num_actors, **config))
     player = {"vecenv_type": name, "env_creator": lambda num_envs=1, **config: make(num_envs=num_envs, **config)}

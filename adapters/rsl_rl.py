@@ -1,12 +1,11 @@
-"""rsl_rl: every agent of every replica is one row of its VecEnv, trained by one policy.
+"""rsl_rl: each agent of each environment is one row of its VecEnv, trained by one policy.
 
-Observations, rewards and flags stay where the step wrote them; nothing is copied and no step waits for the device.
-(rsl_rl itself waits: for ``check_for_nan``, and for its logger.) Its VecEnv has no reset and reads next to the dones
-which of them are time-outs: this adapter fixes "same_step".
+Observations, rewards and flags are the step buffers; nothing is copied and no step synchronises with the device
+(rsl_rl itself does, for ``check_for_nan`` and its logger). Its VecEnv resets within ``step`` and reads time-outs from
+the extras: the autoreset mode is fixed to "same_step".
 
-rsl_rl's policies are Gaussians without bounds, and its environments clip: actions are clipped to the game's Box here,
-on the device. Its PPO bootstraps a time-out with the value of the observation before the step, not of the last one, so
-it has no use for ``final_obs``.
+rsl_rl's Gaussian policies are unbounded and its environments clip, so actions are clipped to the Box, on the device. Its
+PPO bootstraps a time-out with the value of the observation before the step and does not use ``final_obs``.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ with requires_extra("rsl-rl"):
     from rsl_rl.env import VecEnv
     from tensordict import TensorDict
 
-LOG_EVERY = 8  # steps from one "log" to the next: rollouts are seldom shorter, and the sums cost several launches
+LOG_EVERY = 8  # steps between "log" entries: rollouts are rarely shorter, and each costs several launches
 
 
 class RslRlVecEnv(VecEnv):
-    """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``; ``num_envs`` counts rows, as rsl_rl does.
+    """Row ``e * num_agents + a`` is agent ``a`` of environment ``e``; ``num_envs`` counts rows, as rsl_rl does.
 
-    The rows of an agent that left early are zeros until its replica ends, and end once more there; rsl_rl learns from
-    them as from others. With ``step_dt`` 1 the weight of random network distillation is per step, as rewards are.
+    The row of an agent that left early is zeros until its environment ends, and is done once more then; rsl_rl trains on
+    such rows too. With ``step_dt`` 1 the weight of random network distillation is per step, as rewards are.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.
-        UnsupportedGameError: Actions are no Box, for rsl_rl has no distribution over choices; or they are masked.
+        UnsupportedGameError: Actions are not a Box (rsl_rl has no categorical distribution), or masked.
     """
 
     step_dt = 1.0
@@ -62,16 +61,16 @@ class RslRlVecEnv(VecEnv):
         if limit is None:
             raise UnsupportedGameError(
                 f"{type(self.cfg).__name__} has no max_steps, which rsl_rl calls max_episode_length; "
-                "learn with init_at_random_ep_len=False"
+                "call learn with init_at_random_ep_len=False"
             )
         return limit
 
     @property
     def episode_length_buf(self) -> torch.Tensor:
-        """Ticks since each row's replica was reset, (rows,) int64, a copy.
+        """Steps since the reset of each row's environment, (rows,) int64, a copy.
 
-        To assign a tensor of this shape sets the clocks on the device, and what is observed of them. A replica has one
-        clock: it takes the value of its first row, and the others' are left out.
+        Assigning a tensor of this shape sets ``elapsed_steps`` on the device and updates the observations. Of the rows
+        of an environment only the first value is used.
         """
         return self.vec_env.elapsed_steps.long().repeat_interleave(self.vec_env.num_agents)
 
@@ -80,18 +79,18 @@ class RslRlVecEnv(VecEnv):
         if lengths.shape != (self.num_envs,):
             raise ValueError(f"episode_length_buf: shape is {tuple(lengths.shape)}; expected ({self.num_envs},)")
         self.vec_env.elapsed_steps.copy_(lengths[:: self.vec_env.num_agents])
-        nobody = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
-        self._obs, _ = self.env.reset(options={"reset_mask": nobody})  # so that wrappers see the new clocks too
+        none = torch.zeros(self.num_envs, dtype=torch.bool, device=self.device)
+        self._obs, _ = self.env.reset(options={"reset_mask": none})  # updates observations, through wrappers too
 
     def get_observations(self) -> TensorDict:
         """The current observations, group "policy": (rows, *shape)."""
         return TensorDict({"policy": self._obs}, batch_size=[self.num_envs], device=self.device)
 
     def reset(self, seed: int | None = None) -> tuple[TensorDict, dict[str, Any]]:
-        """Begin new episodes everywhere. rsl_rl never does; call it to seed, or to evaluate.
+        """Start new episodes in all environments; rsl_rl does not call it. Use it to seed, or to evaluate.
 
         Raises:
-            InvalidSeedError: ``seed`` is no int in [0, 2**64 - 1].
+            InvalidSeedError: ``seed`` is not an int in [0, 2**64 - 1].
         """
         self._obs, _ = self.env.reset(seed=seed)
         return self.get_observations(), {}
@@ -103,9 +102,9 @@ class RslRlVecEnv(VecEnv):
             actions: (rows, num_actions) float32 on the device.
 
         Returns:
-            Observations, rewards (rows,) float32, dones (rows,) int64 and extras: "time_outs" (rows,) bool; and at
-            every eighth step "log", of the episodes completed since the last one (of those before where there are none,
-            NaN before the first): each role's returns, the length in steps, the share that no time limit ended.
+            Observations, rewards (rows,) float32, dones (rows,) int64 and extras: "time_outs" (rows,) bool; and every
+            eighth step "log", means over the episodes completed since the last one (or the previous means if there are
+            none, NaN before the first): return of each role, length in steps, fraction terminated.
         """
         self._obs, rewards, terminations, truncations, _ = self.env.step(self._clip(actions))
         extras: dict[str, Any] = {"time_outs": truncations & ~terminations}
@@ -115,15 +114,15 @@ class RslRlVecEnv(VecEnv):
         return self.get_observations(), rewards, (terminations | truncations).long(), extras
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.env.close()
 
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> RslRlVecEnv:
-    """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
+    """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
 def wrap(env: GymnasiumVectorEnv) -> RslRlVecEnv:
-    """A Gymnasium view with ``output="torch"`` as rsl_rl's VecEnv; it is reset."""
+    """A Gymnasium view with ``output="torch"`` as rsl_rl's VecEnv; resets it."""
     return RslRlVecEnv(env)

@@ -1,8 +1,8 @@
-"""Stable-Baselines3: every agent of every replica is one row of its VecEnv.
+"""Stable-Baselines3: each agent of each environment is one row of its VecEnv.
 
-SB3 keeps its rollouts in NumPy, so each step costs one copy of the outputs to pinned memory and one synchronisation;
-actions go the other way. Its VecEnv resets in the same step and reads the last observation from the info of a row
-that is done: this adapter fixes "same_step".
+SB3 stores rollouts in NumPy, so each step copies the outputs to pinned memory, synchronises once, and copies actions to
+the device. Its VecEnv resets in the same step and reads the final observation from the info of a done row: the autoreset
+mode is fixed to "same_step".
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ with requires_extra("sb3"):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
 
-FRAMES = 16  # of these replicas at most get_images shows; SB3 tiles all it is given
+FRAMES = 16  # environments that get_images returns at most; SB3 tiles all of them
 
 
 class Infos(Sequence[dict[str, Any]]):
-    """One dictionary a row, made when somebody looks: SB3 looks into those of the rows that are done.
+    """One dict per row, created lazily: SB3 reads only those of done rows.
 
     Args:
-        num_rows: How many.
-        make: Makes those with something in them, row -> dictionary, all at once.
+        num_rows: Number of rows.
+        make: Creates all non-empty dicts at once, row -> dict.
     """
 
     def __init__(self, num_rows: int, make: Callable[[], dict[int, dict[str, Any]]] = dict) -> None:
@@ -40,7 +40,7 @@ class Infos(Sequence[dict[str, Any]]):
 
     def __getitem__(self, row: Any) -> Any:
         if isinstance(row, slice):
-            return [self[place] for place in range(self._num_rows)[row]]
+            return [self[index] for index in range(self._num_rows)[row]]
         if self._made is None:
             self._made = self._make()
         return self._made.setdefault(range(self._num_rows)[row], {})
@@ -50,68 +50,68 @@ class Infos(Sequence[dict[str, Any]]):
 
 
 class SB3VecEnv(VecEnv):
-    """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``.
+    """Row ``e * num_agents + a`` is agent ``a`` of environment ``e``.
 
-    The info of a done row has "terminal_observation", "TimeLimit.truncated" and, if its agent was still playing,
-    "episode" with return "r", length "l" and seconds "t": VecMonitor is not needed. It would also count the rows of
-    zeros between an agent's early end and its replica's.
+    The info of a done row has "terminal_observation", "TimeLimit.truncated" and, if its agent was active,
+    "episode" with return "r", length "l" and seconds "t": VecMonitor is not needed; it would also count the zeros
+    between the early end of an agent and that of its environment.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="numpy"``.
-        UnsupportedGameError: Roles have actions of their own sizes.
+        UnsupportedGameError: Roles have different action sizes.
     """
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
-        # Plain SB3 has no masks, sb3-contrib's MaskablePPO has; which of them will learn is not known here.
+        # masks: unsupported in SB3 itself, but used by MaskablePPO of sb3-contrib.
         self.env = checked_vector_env(env, "Stable-Baselines3", output="numpy", masks=True, wrapped=False)
         self.metadata = env.metadata
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
-        self._begin()
+        self._clear_statistics()
 
-    def _begin(self) -> None:
+    def _clear_statistics(self) -> None:
         self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
         self._active, self._start = np.ones(self.num_envs, bool), time.time()
 
     def reset(self) -> Any:
-        """Observations of new episodes, (rows, …); begins with the seed given to ``seed``."""
+        """Start new episodes, with the seed set by ``seed``; returns observations (rows, …)."""
         if any(self._options):
             raise ValueError(f"reset: options are {self._options[0]}; expected none")
         obs, _ = self.env.reset(seed=self._seeds[0])
         self.reset_infos = Infos(self.num_envs)  # type: ignore[assignment]
         self._reset_seeds()
-        self._begin()
+        self._clear_statistics()
         return obs
 
     def step_async(self, actions: Any) -> None:
-        """Keep the actions for ``step_wait``."""
+        """Store the actions for ``step_wait``."""
         self._actions = np.asarray(actions)
 
     def step_wait(self) -> Any:
         """Observations, rewards, dones (rows,) and infos."""
         obs, rewards, terminations, truncations, info = self.env.step(self._actions)
         dones = terminations | truncations
-        played, returns, lengths = self._active, self._returns + rewards, self._lengths + 1
+        active, returns, lengths = self._active, self._returns + rewards, self._lengths + 1
         self._active, final_obs, seconds = info["active"], info["final_obs"], round(time.time() - self._start, 6)
         self._returns, self._lengths = np.where(dones, 0, returns), np.where(dones, 0, lengths)
 
         def make_infos() -> dict[int, dict[str, Any]]:
             rows, infos = np.flatnonzero(dones), {}
-            told = (truncations & ~terminations, played, returns, lengths)
-            columns = [rows.tolist(), final_obs[rows], *(array[rows].tolist() for array in told)]
-            for row, last, truncated, counts, total, length in zip(*columns, strict=True):
-                infos[row] = {"terminal_observation": last, "TimeLimit.truncated": truncated}
-                if counts:
+            arrays = (truncations & ~terminations, active, returns, lengths)
+            columns = [rows.tolist(), final_obs[rows], *(array[rows].tolist() for array in arrays)]
+            for row, final, truncated, was_active, total, length in zip(*columns, strict=True):
+                infos[row] = {"terminal_observation": final, "TimeLimit.truncated": truncated}
+                if was_active:
                     infos[row]["episode"] = {"r": total, "l": length, "t": seconds}
             return infos
 
         return obs, rewards, dones, Infos(self.num_envs, make_infos)
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.env.close()
 
     def action_masks(self) -> Any:
-        """Choices that are allowed, (rows, num_logits) bool; sb3-contrib's MaskablePPO asks for it."""
+        """Valid choices, (rows, num_logits) bool, for MaskablePPO of sb3-contrib."""
         return self.env.action_masks()
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
@@ -125,22 +125,22 @@ class SB3VecEnv(VecEnv):
         setattr(self.env, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Call the environment's method once; its result for every row, for "action_masks" each row's own."""
+        """Call the environment's method once; its result for every row; "action_masks" is split by row."""
         result, rows = getattr(self.env, method_name)(*args, **kwargs), self._get_indices(indices)
         return [result[row] if method_name == "action_masks" else result for row in rows]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """For every row True for SB3's Monitor, whose "episode" the infos have, and else False."""
+        """True for SB3's Monitor, whose "episode" the infos contain, else False; for every row."""
         return [wrapper_class is Monitor] * len(list(self._get_indices(indices)))
 
     def get_images(self) -> Sequence[Any]:
-        """Frames of the first replicas."""
+        """Frames of the first environments."""
         frames = self.env.render()
         return [] if frames is None else frames[: FRAMES * self.env.num_agents : self.env.num_agents]
 
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> SB3VecEnv:
-    """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
+    """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
     game, config = split_config(game, config, output="numpy")
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 

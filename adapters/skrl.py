@@ -1,24 +1,24 @@
-"""skrl: games of several agents for its multi-agent learners (IPPO, MAPPO), games of one agent for the others.
+"""skrl: games of several agents for its multi-agent algorithms (IPPO, MAPPO), games of one agent for the others.
 
-skrl acts next on what a step returns, and asks nobody who still plays. So this adapter fixes "same_step", and ``rows``:
-an agent that leaves early ends there, is zeros until its replica ends, and then terminates once more; nothing is
-learned across a new start. Tensors stay on the device: skrl's own wrappers for Isaac Lab, which need no Isaac Lab, take
-views of what the engine wrote. Copied are the joint state where roles see unequally much, and Box actions: skrl's
-Gaussian policies leave the action space, so the game gets a copy clipped to it.
+skrl acts next on the observation of a step and does not track active agents. So the adapter fixes "same_step" and
+``agents_as_envs=True``: an agent that leaves early ends there, is zeros until its environment ends, and then terminates
+once more; no learner bootstraps across a reset. Tensors stay on the device: skrl's wrappers for Isaac Lab, which do not
+need Isaac Lab, get views of the step buffers. Copied are the joint state if roles have different observation sizes, and
+Box actions, which are clipped because skrl's Gaussian policies are unbounded.
 
-What is left to the user:
+To be set by the user:
 
-* ``time_limit_bootstrap=True`` in the learner's configuration: without it, advantages leak across truncations.
-* ``with_final_obs(agent)``: skrl bootstraps truncated episodes from the observation that follows, the next episode's
-  first; with this, from their own last one.
-* ``skrl.utils.set_seed`` before ``make``: the environment is seeded with its number, else with 0.
-* IPPO and MAPPO refuse their own defaults, empty dictionaries of keyword arguments. Give each agent one,
+* ``time_limit_bootstrap=True`` in the algorithm's configuration: without it, advantages leak across truncations.
+* ``with_final_obs(agent)``: skrl bootstraps truncated episodes from the next observation, the first of the next
+  episode; with this, from their own final observation.
+* ``skrl.utils.set_seed`` before ``make``: the environment takes this seed, else 0.
+* IPPO and MAPPO reject their own defaults, empty dictionaries of keyword arguments. Pass one for each agent,
   ``learning_rate_scheduler_kwargs={agent: {} for agent in env.possible_agents}``, and without skrl's ``Runner``
   likewise for the observation, state and value preprocessors.
 
-skrl's trainer logs ``infos["episode"]``, the means of ``EpisodeLog``, and waits for the device to read them;
-``environment_info=""`` in its configuration stops that. In its own log of several agents, an episode lasts until the
-first agent leaves.
+skrl's trainer logs ``infos["episode"]``, the means of ``EpisodeLog``, which synchronises with the device;
+``environment_info=""`` in its configuration disables that. In its own multi-agent log an episode ends when the first
+agent leaves.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ with requires_extra("skrl"):
 
 
 class LazyMeans:
-    """What skrl's trainer looks at in each step's infos: worked out when it does, on the device."""
+    """``infos["episode"]`` of skrl's trainer, computed on the device when read."""
 
     def __init__(self, log: EpisodeLog) -> None:
         self._log = log
 
     def items(self) -> Any:
-        """Name -> mean over the episodes that ended since the last look, see ``EpisodeLog.means``."""
+        """Name -> mean over the episodes completed since the last call, see ``EpisodeLog.means``."""
         return self._log.means().items()
 
 
 class MultiAgentEnv:
-    """A BatchedParallelEnv that clips Box actions and logs episodes. All other attributes are its own."""
+    """A BatchedParallelEnv with clipped Box actions and an episode log; other attributes are forwarded."""
 
     def __init__(self, env: Any, action_space: Space[Any]) -> None:
         self.env, self._episode = env, LazyMeans(EpisodeLog(env.unwrapped.vec_env))
@@ -55,22 +55,22 @@ class MultiAgentEnv:
 
     @property
     def unwrapped(self) -> MultiAgentEnv:
-        """Itself: skrl looks for attributes there."""
+        """The environment itself: skrl reads attributes from it."""
         return self
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env":  # not there yet: somebody copies
+        if name == "env":  # not set yet while copying
             raise AttributeError(name)
         return getattr(self.env.unwrapped, name)
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         """As ``BatchedParallelEnv.step``, with "episode" in extras."""
-        *outputs, extras = self.env.step({agent: self._clip(given) for agent, given in actions.items()})
+        *outputs, extras = self.env.step({agent: self._clip(action) for agent, action in actions.items()})
         return *outputs, {**extras, "episode": self._episode}
 
 
 class SingleAgentEnv(MultiAgentEnv):
-    """A GymnasiumVectorEnv likewise, with its observations under "policy"."""
+    """The same for a GymnasiumVectorEnv, with observations under "policy"."""
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
         super().__init__(env, env.single_action_space)
@@ -90,28 +90,30 @@ class SingleAgentEnv(MultiAgentEnv):
 
 
 def with_final_obs(agent: Any) -> Any:
-    """A learner of skrl's, changed: what follows the last step of an episode is now its last observation (and state).
+    """Patch an agent of skrl: the next observation (and state) of a last step is the final observation.
 
-    Each step then copies the observations, once more for the state.
+    Each step then copies the observations, and once more for the state.
     """
     record = agent.record_transition
-    acting: dict[str, torch.Tensor] | None = None  # in the step, by the infos of the one before
+    active: dict[str, torch.Tensor] | None = None  # of the current step, from the previous infos
 
-    def seen(ended: torch.Tensor, final_obs: torch.Tensor, next_obs: torch.Tensor) -> torch.Tensor:
+    def replaced(ended: torch.Tensor, final_obs: torch.Tensor, next_obs: torch.Tensor) -> torch.Tensor:
         return torch.where(ended[:, None], final_obs.flatten(1), next_obs)
 
     def record_transition(*, next_observations: Any, next_states: Any, infos: dict[str, Any], **others: Any) -> None:
-        nonlocal acting
+        nonlocal active
         ended, final_obs = infos["_final_obs"], infos["final_obs"]
         if isinstance(next_observations, dict):
-            if acting is not None:  # agents that had left are zeros at the end, too, as critics know them
-                final_obs = {key: torch.where(acting[key][:, None], final_obs[key].flatten(1), 0) for key in acting}
-            acting = infos["active"]
-            next_observations = {key: seen(ended[key], final_obs[key], obs) for key, obs in next_observations.items()}
+            if active is not None:  # inactive agents stay zeros, as in all other states
+                final_obs = {key: torch.where(active[key][:, None], final_obs[key].flatten(1), 0) for key in active}
+            active = infos["active"]
+            next_observations = {
+                key: replaced(ended[key], final_obs[key], obs) for key, obs in next_observations.items()
+            }
             joint = torch.cat(list(next_observations.values()), 1)
             next_states = {key: torch.where(ended[key][:, None], joint, state) for key, state in next_states.items()}
         else:
-            next_observations = seen(ended, final_obs, next_observations)
+            next_observations = replaced(ended, final_obs, next_observations)
         record(next_observations=next_observations, next_states=next_states, infos=infos, **others)
 
     agent.record_transition = record_transition
@@ -119,16 +121,16 @@ def with_final_obs(agent: Any) -> Any:
 
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> Wrapper | MultiAgentEnvWrapper:
-    """``num_envs`` replicas of a game, for multi-agent learners if it has several agents; ``config`` as for a view."""
+    """``num_envs`` environments of a game, multi-agent if it has several agents; ``config`` as for the view."""
     game, config = split_config(game, config, agents_as_envs=True)
     if game.layout.num_agents > 1:
         return wrap(BatchedParallelEnv(game, num_envs, device, **config))
-    del config["agents_as_envs"]  # the other view always has them
+    del config["agents_as_envs"]  # always True in this view
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 
 
 def wrap(env: BatchedParallelEnv | GymnasiumVectorEnv) -> Wrapper | MultiAgentEnvWrapper:
-    """A view with ``rows`` for multi-agent learners, or a Gymnasium view, agents as rows, for single-agent learners."""
+    """A batched view with ``agents_as_envs=True`` for multi-agent, or a Gymnasium view for single-agent algorithms."""
     if not isinstance(env, BatchedParallelEnv):
         return wrap_env(SingleAgentEnv(checked_vector_env(env, "skrl")), "isaaclab-single-agent", verbose=False)
     found = f"group_by={env.group_by!r}, agents_as_envs={env.vec_env.agents_as_envs}, autoreset_mode={env.vec_env.autoreset_mode!r}"

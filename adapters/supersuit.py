@@ -1,12 +1,12 @@
 """SuperSuit, in two ways.
 
-``make`` is what its users do: PettingZoo environments in NumPy, copied and joined by SuperSuit, which resets in the
-same step. Every replica is a Python object with dictionaries of agents, so a step costs Python's time for each of
-them. It is there for code that wants those very objects.
+``make`` builds SuperSuit's own vector environment of PettingZoo environments in NumPy, which resets in the same step.
+Each environment is a Python object with dictionaries of agents, so the time of a step grows with their number. Use it
+for code that needs these classes.
 
-``NATIVE`` needs no SuperSuit: by its names, which are this module's as well, and with its arguments it has wrappers
-for a Gymnasium view of tensors, in any autoreset mode: ``supersuit.frame_stack_v2(env, 4)``. Nothing leaves the device;
-functions of one's own are given the tensors of all rows.
+``NATIVE`` works without SuperSuit: functions with the names and arguments of SuperSuit's wrappers, also attributes of
+this module, for a Gymnasium view of tensors in any autoreset mode: ``supersuit.frame_stack_v2(env, 4)``. Tensors stay on
+the device; lambda functions get the tensors of all rows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _one_color(env: Any, mode: str = "full") -> Any:
     return _observations(env, reduced)
 
 
-def _as_it_is(env: Any) -> Any:
+def _unchanged(env: Any) -> Any:
     if not isinstance(getattr(env, "unwrapped", None), GymnasiumVectorEnv):
         raise TypeError(f"env is a {type(env).__name__}; expected a gpu_vecenv.GymnasiumVectorEnv")
     return env
@@ -73,7 +73,7 @@ def _as_it_is(env: Any) -> Any:
 NATIVE: dict[str, Callable[..., Any]] = {
     "action_lambda_v1": _actions,
     "agent_indicator_v0": wrappers.AgentIndicator,
-    "black_death_v3": _as_it_is,  # rows of agents that have left are zeros
+    "black_death_v3": _unchanged,  # rows of inactive agents are zeros
     "clip_actions_v0": wrappers.ClipAction,
     "clip_reward_v0": lambda env, lower_bound=-1, upper_bound=1: wrappers.ClipReward(env, lower_bound, upper_bound),
     "color_reduction_v0": _one_color,
@@ -85,8 +85,8 @@ NATIVE: dict[str, Callable[..., Any]] = {
     "max_observation_v0": wrappers.MaxObservation,
     "normalize_obs_v0": lambda env, env_min=0.0, env_max=1.0: wrappers.RescaleObservation(env, env_min, env_max),
     "observation_lambda_v0": _observations,
-    "pad_action_space_v0": _as_it_is,  # the engine pads, and knows each role's own choices
-    "pad_observations_v0": _as_it_is,
+    "pad_action_space_v0": _unchanged,  # the engine pads, and checks each role's choices
+    "pad_observations_v0": _unchanged,
     "reshape_v0": wrappers.ReshapeObservation,
     "resize_v1": lambda env, x_size, y_size: wrappers.ResizeObservation(env, (y_size, x_size)),
     "reward_lambda_v0": TransformReward,
@@ -95,34 +95,34 @@ NATIVE: dict[str, Callable[..., Any]] = {
 _VECTORS = "concat_vec_envs_v1 gym_vec_env_v0 pettingzoo_env_to_vec_env_v1"
 _SB3 = "stable_baselines_vec_env_v0 stable_baselines3_vec_env_v0"
 NOT_NATIVE = {
-    **dict.fromkeys(_VECTORS.split(), "all agents of all replicas are rows already"),
-    **dict.fromkeys(_SB3.split(), "gpu_vecenv.adapters.sb3 has all agents of all replicas as rows"),
+    **dict.fromkeys(_VECTORS.split(), "all agents of all environments are rows already"),
+    **dict.fromkeys(_SB3.split(), "use gpu_vecenv.adapters.sb3"),
     **dict.fromkeys("nan_noop_v0 nan_random_v0 nan_zeros_v0".split(), "action_lambda_v1 can replace such actions"),
-    "frame_skip_v0": "a row that ends among the skipped steps would play on in its next episode; repeat in the game",
-    "scale_actions_v0": "its space is not that of what fits; wrappers.RescaleAction takes the bounds that you want",
-    "vectorize_aec_env_v0": "agents that act one by one make no batch",
+    "frame_skip_v0": "a row that ends during the skipped steps would continue in its next episode; repeat in the game",
+    "scale_actions_v0": "its space is not that of the valid actions; use wrappers.RescaleAction with the bounds you need",
+    "vectorize_aec_env_v0": "agents that act in turn cannot be batched",
 }
 
 
 def __getattr__(name: str) -> Callable[..., Any]:
-    """A wrapper by SuperSuit's name; AttributeError says why there is none."""
+    """A wrapper by SuperSuit's name. AttributeError gives the reason if there is none."""
     if name in NATIVE:
         return NATIVE[name]
-    raise AttributeError(f"no {name} here: {NOT_NATIVE.get(name, 'SuperSuit has none')}")
+    raise AttributeError(f"no native {name}: {NOT_NATIVE.get(name, 'SuperSuit has none')}")
 
 
 def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gymnasium", **config: Any) -> Any:
-    """``num_envs`` replicas by ``concat_vec_envs_v1``; row ``e * num_agents + a`` is agent ``a`` of replica ``e``.
+    """``num_envs`` environments by ``concat_vec_envs_v1``; row ``e * num_agents + a`` is agent ``a`` of environment ``e``.
 
-    Without a device, on the CPU. ``base_class="stable_baselines3"`` takes SB3's seeds, on which SuperSuit's own fails.
-    ``config`` is that of ``gpu_vecenv.ParallelEnv``, with ``black_death`` as for ``wrap``.
+    ``device`` None is the CPU. ``base_class="stable_baselines3"`` supports SB3's ``seed``, which fails in SuperSuit's own.
+    ``config`` as for ``gpu_vecenv.ParallelEnv``, with ``black_death`` as for ``wrap``.
     """
     black_death = config.pop("black_death", False)
-    one = wrap(ParallelEnv(game, device or "cpu", output="numpy", **config), black_death)
+    single = wrap(ParallelEnv(game, device or "cpu", output="numpy", **config), black_death)
     import supersuit
 
     with requires_extra("sb3"):
-        vector = supersuit.concat_vec_envs_v1(one, num_envs, base_class=base_class)
+        vector = supersuit.concat_vec_envs_v1(single, num_envs, base_class=base_class)
     if base_class == "stable_baselines3":
         seeds: list[int | None] = []
         begin, vector.venv.seed = vector.venv.reset, seeds.append
@@ -133,11 +133,12 @@ def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gym
 def wrap(env: Any, black_death: bool = False) -> Any:
     """A ``gpu_vecenv.ParallelEnv`` with ``output="numpy"``, or wrapped, as SuperSuit's vector of its agents.
 
-    Where roles differ it is padded. SuperSuit stops where an agent leaves early, unless ``black_death``: then the end
-    of an episode is told one step late, without the last observations, as terminated and truncated alike.
+    If roles differ it is padded. SuperSuit raises when an agent leaves early, unless ``black_death``: then the end of an
+    episode is reported one step late, without final observations, as both terminated and truncated.
 
     Raises:
-        TypeError, UnsupportedGameError: Another environment; masked actions, or roles with others than Discrete ones.
+        TypeError: ``env`` is of another class.
+        UnsupportedGameError: Actions are masked, or roles have different spaces that are not Discrete.
     """
     with requires_extra("supersuit"):
         import supersuit

@@ -1,8 +1,8 @@
-"""Tianshou: every agent of every replica is one row of its BaseVectorEnv.
+"""Tianshou: each agent of each environment is one row of its BaseVectorEnv.
 
 Tianshou works in NumPy, so each step costs one copy of the outputs to pinned memory and one synchronisation. Its
-collectors reset rows that are done after each step. This adapter fixes "same_step": those began anew in the step that
-ended them, ``step`` returns their last observations and ``reset(env_id)`` the first ones, so that agents of one replica
+collectors reset done rows after each step. The autoreset mode is fixed to "same_step": done rows have already been
+reset, ``step`` returns their final observations and ``reset(env_id)`` the first ones, so that agents of an environment
 may end at different steps.
 """
 
@@ -22,18 +22,20 @@ with requires_extra("tianshou"):
 
 
 class TianshouVectorEnv(BaseVectorEnv):
-    """Row ``e * num_agents + a`` is agent ``a`` of replica ``e``.
+    """Row ``e * num_agents + a`` is agent ``a`` of environment ``e``.
 
-    Rows that ``collect(n_episode=…)`` leaves out stand still: their replicas are put back after the step. An agent that
-    still plays cannot be left out of a replica that moves (ValueError): let ``n_episode`` be a multiple of the agents
-    and, if some leave early, at most the rows. With ``n_step`` the rest until a replica's end counts as their episode.
+    Rows that ``collect(n_episode=…)`` omits are not stepped: the state of their environments is restored after the step.
+    An active agent of a stepped environment cannot be omitted (ValueError): use an ``n_episode`` that is a multiple of
+    the number of agents and, if agents leave early, at most the number of rows. With ``n_step`` the zeros until the end
+    of the environment count as an episode of such an agent.
 
-    In games that mask actions, observations are a Batch of "obs" and "mask", (rows, num_logits) bool; where a row ends,
-    "mask" is the next start's. ``collect(random=True)`` knows no masks. Box actions that Tianshou's scaling puts beyond
-    a bound by rounding are put on it. Infos are empty, because Tianshou takes them apart row by row.
+    In games that mask actions, observations are a Batch of "obs" and "mask", (rows, num_logits) bool; in done rows
+    "mask" is that of the next episode. ``collect(random=True)`` ignores masks. Box actions that exceed a bound by the
+    rounding of Tianshou's scaling are clipped. Infos are empty, because Tianshou converts them row by row.
 
     Raises:
-        TypeError, ValueError, UnsupportedGameError: As ``checked_vector_env``; a wrapper would see rows move that stand.
+        TypeError, ValueError, UnsupportedGameError: As ``checked_vector_env``; wrappers, which would see steps of
+            omitted rows, are not supported.
     """
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
@@ -45,46 +47,48 @@ class TianshouVectorEnv(BaseVectorEnv):
     def reset(self, env_id: Any = None, **kwargs: Any) -> Any:
         """First observations of new episodes, (rows, …), and infos; ``kwargs`` may have a "seed", one for all rows.
 
-        Rows that ended at their last step have begun already, unless there is a seed; the others begin now. ValueError,
-        and nothing has changed, where only some of a replica's agents would.
+        Rows that ended in the last step have been reset already, unless there is a seed; the others are reset now.
+        ValueError, and nothing has changed, if that is only a part of an environment's rows.
         """
         rows, named = self._named(env_id)
-        begin = self._replicas_of(named & ~(self._now.ended & (kwargs.get("seed") is None)))
-        if (begin & ~named).any():
-            raise ValueError("reset: env_id has a row whose episode goes on; expected all rows of its replica with it")
-        if begin.any():
-            obs, info = self.env.reset(**kwargs, options=None if begin.all() else {"reset_mask": begin})
+        resets = self._rows_of_envs(named & ~(self._now.ended & (kwargs.get("seed") is None)))
+        if (resets & ~named).any():
+            raise ValueError(
+                "reset: env_id has a row whose episode has not ended; expected all rows of its environment"
+            )
+        if resets.any():
+            obs, info = self.env.reset(**kwargs, options=None if resets.all() else {"reset_mask": resets})
             self._now = _batch(obs, info, self._now.ended)
         self._now.ended[rows] = False
         return self._now.obs[rows], self._infos[rows]
 
     def step(self, action: Any, id: Any = None) -> Any:
-        """One step: observations, the last ones where rows end, rewards, terminations, truncations (rows,) and infos.
+        """One step: observations (final ones in done rows), rewards, terminations, truncations (rows,) and infos.
 
-        ValueError, and nothing has changed, where ``id`` leaves out an agent that still plays in a replica that moves.
+        ValueError, and nothing has changed, if ``id`` omits an active agent of a stepped environment.
         """
         rows, named = self._named(id)
-        moves, vec_env, last = self._replicas_of(named), self.env.vec_env, self._now
-        if (moves & last.active & ~named).any():
+        stepped, vec_env, last = self._rows_of_envs(named), self.env.vec_env, self._now
+        if (stepped & last.active & ~named).any():
             raise ValueError(
-                "step: id has some agents of a replica only; expected all that play. Let n_episode be a multiple of "
-                f"the {self.env.num_agents} agents and, if some leave early, at most {self.env_num}; or take n_step"
+                "step: id omits an active agent of an environment; expected all of them. Use an n_episode that is a multiple "
+                f"of the {self.env.num_agents} agents and, if agents leave early, at most {self.env_num}; or use n_step"
             )
-        actions, before = self._actions(action, rows), None if moves.all() else vec_env.state_dict()
+        actions, before = self._actions(action, rows), None if stepped.all() else vec_env.state_dict()
         obs, rewards, terminations, truncations, info = self.env.step(actions)
         self._now = _batch(obs, info, terminations | truncations)
         if before is not None:
-            replicas = moves[:: self.env.num_agents]
+            env_mask = stepped[:: self.env.num_agents]
             for name, tensor in vec_env.state_dict().items():
-                before[name][replicas] = tensor[replicas]
+                before[name][env_mask] = tensor[env_mask]
             vec_env.load_state_dict(before)
-            self._now[~moves] = last[~moves]
-        given, over = self._now.obs[rows], self._now.ended[rows]  # copies: who is given them may write to them
-        getattr(given, "obs", given)[over] = info["final_obs"][rows[over]]
-        return given, rewards[rows], terminations[rows], truncations[rows], self._infos[rows]
+            self._now[~stepped] = last[~stepped]
+        outputs, ended = self._now.obs[rows], self._now.ended[rows]  # copies: callers may modify them
+        getattr(outputs, "obs", outputs)[ended] = info["final_obs"][rows[ended]]
+        return outputs, rewards[rows], terminations[rows], truncations[rows], self._infos[rows]
 
     def get_env_attr(self, key: str, id: Any = None) -> list[Any]:
-        """The environment's attribute, the same for every row; spaces are a row's, that of "obs" where masks are."""
+        """The environment's attribute, the same for every row; spaces are those of a row, with masks that of "obs"."""
         name = f"single_{key}" if key in ("action_space", "observation_space") else key
         return [getattr(self.env, name)] * len(self._named(id)[0])
 
@@ -95,34 +99,34 @@ class TianshouVectorEnv(BaseVectorEnv):
         setattr(self.env, key, value)
 
     def seed(self, seed: Any = None) -> Any:
-        """Begin new episodes, all rows from one seed (no list of them); returns it for each row."""
+        """Start new episodes in all rows from one seed (not a list); returns it for each row."""
         self.reset(seed=seed)
         return [[seed]] * self.env_num
 
     def render(self, **kwargs: Any) -> Any:
-        """One frame per row, drawn when it is looked at; None for each without a ``render_mode``."""
+        """One frame per row, drawn on access; None for each without a ``render_mode``."""
         return self.env.render() or [None] * self.env_num
 
     def close(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.env.close()
         self.is_closed = True
 
     def _named(self, id: Any) -> tuple[Any, Any]:
-        """The rows in the order given, and which of all they are."""
+        """The rows of ``id`` in order, and their mask among all rows."""
         self._assert_is_not_closed()
         rows = np.atleast_1d(np.arange(self.env_num)[slice(None) if id is None else id])
         times = np.bincount(rows, minlength=self.env_num)
         if times.max() > 1:
-            raise ValueError(f"ids are {id}; expected each row once")
+            raise ValueError(f"id is {id}; expected each row at most once")
         return rows, times > 0
 
-    def _replicas_of(self, rows: Any) -> Any:
-        """All rows of the replicas that some of ``rows`` belong to."""
+    def _rows_of_envs(self, rows: Any) -> Any:
+        """Mask of all rows of the environments that have a row in the mask ``rows``."""
         return rows.reshape(-1, self.env.num_agents).any(1).repeat(self.env.num_agents)
 
     def _actions(self, action: Any, rows: Any) -> Any:
-        """Actions of all rows; valid ones where none are given."""
+        """Actions of all rows; valid ones for the omitted rows."""
         space = self.env.single_action_space
         kind, shape = np.float32 if isinstance(space, Box) else np.int64, (len(rows), *(space.shape or ()))
         given = np.asarray(action).astype(kind, casting="same_kind")
@@ -142,7 +146,7 @@ def _batch(obs: Any, info: Any, ended: Any) -> Any:
 
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> TianshouVectorEnv:
-    """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
+    """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
     game, config = split_config(game, config, output="numpy")
     return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
 

@@ -1,12 +1,11 @@
-"""TorchRL: replicas as an ``EnvBase`` of batch size (num_envs,), roles as its agent groups, each with its own spaces.
+"""TorchRL: environments as an ``EnvBase`` of batch size (num_envs,), roles as agent groups with their own spaces.
 
-TorchRL resets by itself, with masks of what is done: this adapter fixes "disabled". Observations, rewards and masks are
-views of what the step wrote; actions are joined by one copy, action masks of MultiDiscrete spaces by another. Nothing
-here waits for the device. TorchRL does, once a step, to know whether anything is done.
+TorchRL resets by mask: the autoreset mode is fixed to "disabled". Observations, rewards and masks are views of the step
+buffers; one copy concatenates actions, another the action masks of MultiDiscrete spaces. The adapter does not
+synchronise with the device; TorchRL does once per step, to check for done environments.
 
-Actions outside the space are not clipped: they mark a fault, see ``env.env.vec_env.faults()``. Where choices are
-masked, random actions follow the action spec, whose mask is kept up to date; behind transforms that takes TorchRL's
-ActionMask, one for each group.
+Actions outside the space are not clipped: they set a fault, see ``env.env.vec_env.faults()``. If the game masks actions,
+random actions follow the action spec, whose mask is updated; with transforms add TorchRL's ActionMask for each group.
 """
 
 from __future__ import annotations
@@ -27,29 +26,29 @@ with requires_extra("torchrl"):
     from torchrl.envs.utils import check_marl_grouping
 
 FLAGS = ("done", "terminated", "truncated")
-OTHER_KEYS = {*FLAGS, "collector", "next", "state"}  # of the root: no group can be called so
+OTHER_KEYS = {*FLAGS, "collector", "next", "state"}  # root keys, not allowed as group names
 
 
 class TorchRLEnv(EnvBase):
-    """Replicas as one batched environment; ``group_map`` is role -> its agents' names.
+    """Environments as one batched EnvBase; ``group_map`` is role -> names of its agents.
 
-    Root keys: "done", "terminated" and "truncated", (num_envs, 1) bool, of the replica: done when no agent plays on,
-    and truncated if that step truncated an agent. With ``return_state``, "state" (num_envs, elements).
+    Root keys: "done", "terminated" and "truncated", (num_envs, 1) bool, of the environment: done when no agent is
+    active, truncated if that step truncated an agent. With ``return_state``, "state" (num_envs, elements).
 
-    Keys of each group, (num_envs, agents, …): "observation"; "action", numbers as int64, because one-hot would have to
-    be converted; "reward" (…, 1) float32; "mask" (…) bool, the agents whose next action counts; "done", "terminated"
+    Keys of each group, (num_envs, agents, …): "observation"; "action", int64 indices, because one-hot would have to be
+    converted; "reward" (…, 1) float32; "mask" (…) bool, the agents whose next action counts; "done", "terminated"
     and "truncated" (…, 1) bool, of each agent, for loss modules: an agent that left early stays "done" and "terminated"
-    until the reset. They stand in the observation spec, because TorchRL's collectors take anything in the done spec for
-    the end of the whole replica's trajectory. If the game masks choices, "action_mask" (…, choices), for MultiDiscrete
-    (…, numbers, choices) or, where the numbers differ in size, (…, choices of all numbers).
+    until the reset. They are in the observation spec, because TorchRL's collectors treat any key of the done spec as the
+    end of the environment's trajectory. If the game masks actions, "action_mask" (…, choices), for MultiDiscrete
+    (…, heads, choices) or, if heads differ in size, (…, choices of all heads).
 
     Args:
         env: With ``group_by="role"`` and ``autoreset_mode="disabled"``.
         return_state: Whether there is a "state" of all observations, for centralised critics.
 
     Raises:
-        TypeError, ValueError: ``env`` is another env, or has other keys or another autoreset mode.
-        UnsupportedGameError: A role has a name that TorchRL needs for itself.
+        TypeError, ValueError: ``env`` is of another class, grouping or autoreset mode.
+        UnsupportedGameError: A role has the name of a root key of TorchRL.
     """
 
     def __init__(self, env: BatchedParallelEnv, *, return_state: bool = False) -> None:
@@ -57,9 +56,11 @@ class TorchRLEnv(EnvBase):
             raise TypeError(f"env is a {type(env).__name__}; expected a gpu_vecenv.BatchedParallelEnv")
         found = (env.group_by, env.vec_env.autoreset_mode, env.vec_env.agents_as_envs)
         if found != ("role", "disabled", False):
-            raise ValueError(f'env has group_by, autoreset_mode, rows = {found}; expected ("role", "disabled", False)')
+            raise ValueError(
+                f'env has group_by, autoreset_mode, agents_as_envs = {found}; expected ("role", "disabled", False)'
+            )
         if wrong := sorted(OTHER_KEYS & set(env.possible_agents)):
-            raise UnsupportedGameError(f"TorchRL has keys of its own called {wrong}; give the roles other names")
+            raise UnsupportedGameError(f"roles {wrong} have names of TorchRL's root keys; expected other names")
         super().__init__(device=env.device, batch_size=[env.num_envs])
         self.env, self.return_state = env, return_state
         names, slices = list(env.game.layout.agent_names), env.game.layout.role_slices
@@ -87,7 +88,7 @@ class TorchRLEnv(EnvBase):
         options = None if mask is None else {"reset_mask": mask.reshape(self.batch_size)}
         observations, extras = self.env.reset(seed=self._seed, options=options)
         self._seed = None
-        # Of replicas that are not reset TorchRL keeps what it has; the root's flags, all False, it adds by itself.
+        # TorchRL keeps its values of environments that are not reset, and adds the root flags, all False.
         none = {role: torch.zeros_like(active) for role, active in extras["active"].items()}
         return self._observed(observations, none, none, extras)
 
@@ -141,7 +142,7 @@ def _spec(space: Any) -> Any:
 
 
 def make(game: Any, num_envs: int, device: Any = None, *, return_state: bool = False, **config: Any) -> TorchRLEnv:
-    """``num_envs`` replicas of a game; ``config`` as for ``gpu_vecenv.BatchedParallelEnv``."""
+    """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.BatchedParallelEnv``."""
     game, config = split_config(game, config, group_by="role", autoreset_mode="disabled")
     return wrap(BatchedParallelEnv(game, num_envs, device, **config), return_state=return_state)
 

@@ -1,4 +1,4 @@
-"""Registered games by name, and their ids for Gymnasium and PettingZoo."""
+"""Registry of games by name, and their ids in Gymnasium and PettingZoo."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ ENV_ID = re.compile(r"[a-z0-9_]+/[A-Za-z0-9_]+-v[0-9]+")
 
 
 def register(game: type[Env], name: str | None = None) -> None:
-    """Make a game known by name, by default its class name in snake case; and to Gymnasium and PettingZoo by its ids.
+    """Register a game by name, by default its class name in snake case, and its ids in Gymnasium and PettingZoo.
 
     Raises:
-        EnvDefinitionError: It is no Env, or the name is no identifier, or it or the id is already another game's.
+        EnvDefinitionError: ``game`` is not an Env class, the name is not an identifier, or name or id is taken.
     """
     if not (isinstance(game, type) and issubclass(game, Env)):
-        raise EnvDefinitionError(f"register: {game!r} is no subclass of gpu_vecenv.Env")
+        raise EnvDefinitionError(f"register: game is {game!r}; expected a subclass of gpu_vecenv.Env")
     name = game.name() if name is None else name
     if type(name) is not str or not FIELD_NAME.fullmatch(name):
         raise EnvDefinitionError(f"register: {name!r} is no identifier [a-z][a-z0-9_]*")
@@ -65,7 +65,7 @@ def register(game: type[Env], name: str | None = None) -> None:
             "no id; expected gpu_vecenv/<letters, digits, _>-v<number>"
         )
     if GAMES.get(name, game) is not game:
-        raise EnvDefinitionError(f"register: {name!r} is already {GAMES[name].__qualname__}")
+        raise EnvDefinitionError(f"register: {name!r} is already {GAMES[name].__qualname__}; choose another name")
     known = gymnasium.registry.get(gymnasium_id(game, name))
     if known is not None and known.kwargs.get("game") != name:
         raise EnvDefinitionError(
@@ -77,7 +77,7 @@ def register(game: type[Env], name: str | None = None) -> None:
 
 
 def gymnasium_id(game: type[Env], name: str | None = None) -> str:
-    """``gpu_vecenv/TagContinuous-v0``; from the name where the game is registered by another one than its own."""
+    """Gymnasium id, ``gpu_vecenv/TagContinuous-v0``; derived from ``name`` if it differs from the game's own name."""
     title = game.title or game.__name__
     if name is not None and name != game.name():
         title = "".join(word.capitalize() for word in name.split("_"))
@@ -85,7 +85,7 @@ def gymnasium_id(game: type[Env], name: str | None = None) -> str:
 
 
 def _register_ids(game: type[Env], name: str) -> None:
-    """Ids under which Gymnasium and PettingZoo find the game; they name the game, nothing is imported by them."""
+    """Register the ids of Gymnasium and PettingZoo; the entry points get the game by name."""
     if (title := gymnasium_id(game, name)) not in gymnasium.registry:
         gymnasium.register(
             title,
@@ -100,10 +100,10 @@ def _register_ids(game: type[Env], name: str) -> None:
 
 
 def find_game(name: str) -> type[Env]:
-    """The game of that name.
+    """The game registered by this name.
 
     Raises:
-        UnknownGameError: There is none; the message has the nearest names.
+        UnknownGameError: There is none; the message lists the nearest names.
     """
     if not isinstance(name, str):
         raise TypeError(
@@ -112,27 +112,27 @@ def find_game(name: str) -> type[Env]:
     if name not in GAMES:
         raise UnknownGameError(
             f"no game is called {name[:128]!r}; {nearest(name, GAMES)}. "
-            "A name imports nothing: games of your own are made known by gpu_vecenv.register(MyGame)"
+            "A name imports nothing: register your own games with gpu_vecenv.register(MyGame)"
         )
     return GAMES[name]
 
 
 def load_game(file: str | Path) -> type[Env]:
-    """The game in a Python file: ``my_game.py``, or ``my_game.py:MyGame`` where it holds several. Registers it.
+    """Import and register the game of a Python file: ``my_game.py``, or ``my_game.py:MyGame`` if it defines several.
 
-    The file is run, once in a process, as ``import my_game`` beside it would; its folder goes to the end of
-    ``sys.path``, so that it finds its neighbours. Names of games, as ``make`` takes them, never run or import anything.
+    The file is run once per process, as ``import my_game``; its folder is appended to ``sys.path`` for its own imports.
+    Names of games, as ``make`` takes them, never run or import anything.
 
     Raises:
         UnknownGameError: There is no such file, or no such game in it.
-        EnvDefinitionError: The file fails, holds no game or several, or its name or its game's name is taken.
+        EnvDefinitionError: The file raises, defines no game or several, or its module or game name is taken.
     """
     match = GAME_FILE.fullmatch(str(file))
     if match is None:
-        raise UnknownGameError(f"{str(file)!r} is no file of a game; expected my_game.py or my_game.py:MyGame")
+        raise UnknownGameError(f"file is {str(file)!r}; expected my_game.py or my_game.py:MyGame")
     path, wanted = Path(match[1]), match[2]
     if not path.is_file():
-        raise UnknownGameError(f'no file {path}; "gpu-vecenv new my_game" writes one to begin with')
+        raise UnknownGameError(f'no file {path}; "gpu-vecenv new my_game" creates a template')
     path = path.resolve()
     module = _module_of(path)
     games = {
@@ -146,7 +146,7 @@ def load_game(file: str | Path) -> type[Env]:
         raise EnvDefinitionError(f"{path} holds no game: no class in it derives from gpu_vecenv.Env")
     if wanted is None and len(games) > 1:
         raise EnvDefinitionError(
-            f"{path} holds several games, {', '.join(games)}; choose one: {path.name}:{next(iter(games))}"
+            f"{path} defines several games, {', '.join(games)}; choose one: {path.name}:{next(iter(games))}"
         )
     game = games[wanted or next(iter(games))]
     if game not in GAMES.values():
@@ -155,11 +155,11 @@ def load_game(file: str | Path) -> type[Env]:
 
 
 def _module_of(path: Path) -> ModuleType:
-    """The module of a file: the one that is there already, else it is run."""
+    """The module of a file: from ``sys.modules`` if it is there, else by running the file."""
     for name in (path.stem, "__main__"):
         module = sys.modules.get(name)
-        where = getattr(module, "__file__", None)
-        if module is not None and where is not None and Path(where).resolve() == path:
+        file = getattr(module, "__file__", None)
+        if module is not None and file is not None and Path(file).resolve() == path:
             return module
     if path.stem in sys.modules or path.stem in sys.stdlib_module_names:
         raise EnvDefinitionError(f"{path}: there is another module called {path.stem!r} already; rename the file")
@@ -189,7 +189,7 @@ def _module_of(path: Path) -> ModuleType:
 
 
 def configure(game: Game, /, **config: Any) -> Env:
-    """A game with its configuration: a registered name, an Env class, or an Env changed in ``config``.
+    """A configured game: from a registered name, an Env class, or an Env with ``config`` replaced.
 
     Raises:
         UnknownGameError: No game has this name.
@@ -201,7 +201,7 @@ def configure(game: Game, /, **config: Any) -> Env:
     keys = [field.name for field in dataclasses.fields(kind)]
     for key in config:
         if key == "seed" and key not in keys:
-            raise ConfigError(f"seed is {config[key]!r}; it is no part of a configuration: give it to reset(seed=…)")
+            raise ConfigError(f"seed is {config[key]!r}, which is not a configuration key: pass it to reset(seed=…)")
         if key not in keys:
             raise ConfigError(
                 f"{kind.name()} has no configuration key {key!r} (= {config[key]!r}); {nearest(key, keys)}"
@@ -211,8 +211,8 @@ def configure(game: Game, /, **config: Any) -> Env:
     return kind(**config)
 
 
-def with_max_steps(config: dict[str, Any], word: str, limit: int | None) -> dict[str, Any]:
-    """``config`` with the episode limit that another library calls ``word``; our own word is max_steps.
+def with_max_steps(config: dict[str, Any], alias: str, limit: int | None) -> dict[str, Any]:
+    """``config`` with ``max_steps`` from ``limit``, an argument that another library names ``alias``.
 
     Raises:
         ConfigError: Both are given and differ.
@@ -221,7 +221,7 @@ def with_max_steps(config: dict[str, Any], word: str, limit: int | None) -> dict
         return config
     if config.get("max_steps", limit) != limit:
         raise ConfigError(
-            f"{word} is {limit} and max_steps is {config['max_steps']}; expected one of them, or equal ones"
+            f"{alias} is {limit} and max_steps is {config['max_steps']}; expected one of them, or equal values"
         )
     return {**config, "max_steps": limit}
 

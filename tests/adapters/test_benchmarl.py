@@ -174,9 +174,9 @@ def test_evaluations_can_be_filmed():
 def test_games_that_benchmarl_cannot_train_are_refused():
     for refused in (benchmarl.task, lambda game: benchmarl.make(game, 2, "cpu")):
         for game in ("tag_continuous", Crew):
-            with pytest.raises(UnsupportedGameError, match="BenchMARL has no MultiDiscrete"):
+            with pytest.raises(UnsupportedGameError, match="BenchMARL does not support MultiDiscrete"):
                 refused(game)
-    with pytest.raises(UnsupportedGameError, match="BenchMARL has no MultiDiscrete"):
+    with pytest.raises(UnsupportedGameError, match="BenchMARL does not support MultiDiscrete"):
         benchmarl.wrap(BatchedParallelEnv(Crew, 2, "cpu", **MODES))
     assert benchmarl.wrap(BatchedParallelEnv("cartpole", 2, "cpu", **MODES)).batch_size == (2,)
     game = replace(benchmarl.task(Script).game)

@@ -165,7 +165,7 @@ def test_checkpoints_hold_the_random_streams(tmp_path):
     other.restore(str(tmp_path / "saved.pth"))
     assert torch.equal(other.env_reset()["obs"], expected)
     env = rl_games.make("cartpole", 2, "cpu", seed=3)
-    with pytest.warns(UserWarning, match="the checkpoint has 8 replicas, this environment 2: not loaded"):
+    with pytest.warns(UserWarning, match="the checkpoint has the state of 8 environments, expected 2: not loaded"):
         env.set_env_state(agent.vec_env.get_env_state())
     env.set_env_state(None)  # of a checkpoint without
     assert torch.equal(env.reset()["obs"], rl_games.make("cartpole", 2, "cpu", seed=3).reset()["obs"])
@@ -221,11 +221,13 @@ def test_masked_choices_are_not_made(tmp_path, device, game, kind):
 
 
 def test_configs_that_would_go_wrong_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="rl_games' config needs use_action_masks: True"):
+    with pytest.raises(ConfigError, match="use_action_masks is False in rl_games' config; expected True"):
         train(tmp_path, {"game": Scouts}, minibatch_size=384, normalize_input=False)
-    with pytest.raises(UnsupportedGameError, match=r"for all; the game has roles .* for it: benchmarl"):
+    with pytest.raises(
+        UnsupportedGameError, match=r"of the first agents; the game has roles .* that support it: benchmarl"
+    ):
         train(tmp_path, {"game": "tag_gridworld", "num_taggers": 1}, central_value=True)
-    with pytest.raises(UnsupportedGameError, match=r"into equal parts; the game masks choices of \[5, 3\]"):
+    with pytest.raises(UnsupportedGameError, match=r"into equal parts; the game masks heads of sizes \[5, 3\]"):
         rl_games.make(Crew, 2, "cpu")
     with pytest.raises(UnsupportedGameError, match="no roles with actions of their own"):
         rl_games.make(Script, 2, "cpu", num_others=1, choices_of_others=2)

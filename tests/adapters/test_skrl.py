@@ -297,11 +297,11 @@ def test_what_is_not_finite_is_not_made_valid():
         (lambda: gpu_vecenv.make("cartpole", 2, "cpu"), TypeError, r"expected a gpu_vecenv\.GymnasiumVectorEnv"),
         (lambda: GymnasiumVectorEnv("cartpole", 2, "cpu", output="numpy"), ValueError, 'output="torch"'),
         (lambda: GymnasiumVectorEnv("cartpole", 2, "cpu", autoreset_mode="next_step"), ValueError, "same_step"),
-        (lambda: GymnasiumVectorEnv(Crew, 2, "cpu"), UnsupportedGameError, "skrl has no action masks"),
+        (lambda: GymnasiumVectorEnv(Crew, 2, "cpu"), UnsupportedGameError, "skrl does not support action masks"),
         (
             lambda: BatchedParallelEnv(Crew, 2, "cpu", agents_as_envs=True),
             UnsupportedGameError,
-            "skrl has no action masks",
+            "skrl does not support action masks",
         ),
         (
             lambda: BatchedParallelEnv("simple_tag", 2, "cpu"),
@@ -327,7 +327,7 @@ def test_what_skrl_cannot_have_is_refused(view, error, message):
 
 def test_masked_games_are_refused_whatever_the_number_of_agents():
     for config in ({}, {"num_scouts": 0}):
-        with pytest.raises(UnsupportedGameError, match=r"gpu_vecenv\.adapters for it: sb3, torchrl"):
+        with pytest.raises(UnsupportedGameError, match=r"gpu_vecenv\.adapters that do: sb3, torchrl"):
             skrl.make(Scouts, 2, "cpu", **config)
 
 

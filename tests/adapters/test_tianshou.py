@@ -208,11 +208,11 @@ def test_agents_move_and_begin_together():
         env.step(np.zeros(12, int))
     before, _ = env.reset(seed=1)
     for rows in ([0, 1], [0, 1, 2, 3], [11]):
-        with pytest.raises(ValueError, match="some agents of a replica only; expected all that play"):
+        with pytest.raises(ValueError, match="id omits an active agent of an environment; expected all of them"):
             env.step(np.zeros(len(rows), int), rows)
     obs, *_ = env.step(np.zeros(3, int), [5, 3, 4])
     assert obs[:, :2].tolist() == [[3, 1], [1, 1], [2, 1]]
-    with pytest.raises(ValueError, match="whose episode goes on; expected all rows of its replica"):
+    with pytest.raises(ValueError, match="whose episode has not ended; expected all rows of its environment"):
         env.reset([3])
     with pytest.raises(ValueError, match="expected each row once"):
         env.step(np.zeros(3, int), [3, 4, 4])

@@ -319,7 +319,7 @@ def test_one_agents_truncation_is_not_the_replicas(harvest):
 
 
 def test_names_of_torchrl_are_refused(harvest):
-    with pytest.raises(UnsupportedGameError, match=r"keys of its own called \['collector'\]"):
+    with pytest.raises(UnsupportedGameError, match=r"roles \['collector'\] have names of TorchRL's root keys"):
         torchrl.make(harvest, 2, "cpu")
 
 

@@ -1,4 +1,4 @@
-"""What adapters share: the line about a missing library, and games that a library has no word for."""
+"""Shared code of the adapters: errors for missing libraries and unsupported games."""
 
 import importlib
 import json
@@ -80,11 +80,11 @@ def test_views_are_told_apart():
             "cartpole",
             {},
             {"kinds": (Box,)},
-            r"Some library has no Discrete; the game has actions Discrete\(2\)\. .*for it: sb3",
+            r"Some library does not support Discrete; the game has actions Discrete\(2\)\. .*that do: sb3",
         ),
-        ("pendulum", {}, {"kinds": (Discrete,)}, r"no Box; the game has actions Box\(.* for it: .*rsl_rl"),
-        ("tag_continuous", {}, {"kinds": (Discrete, Box)}, "no MultiDiscrete; .* for it: .*torchrl"),
-        (Crew, {}, {}, "has no action masks; .* for it: sb3, torchrl"),
+        ("pendulum", {}, {"kinds": (Discrete,)}, r"not support Box; the game has actions Box\(.* that do: .*rsl_rl"),
+        ("tag_continuous", {}, {"kinds": (Discrete, Box)}, "not support MultiDiscrete; .* that do: .*torchrl"),
+        (Crew, {}, {}, "does not support action masks; .* that do: sb3, torchrl"),
     ],
 )
 def test_a_game_beyond_a_library_is_refused_with_what_to_take(game, config, allowed, reason):
@@ -95,7 +95,7 @@ def test_a_game_beyond_a_library_is_refused_with_what_to_take(game, config, allo
 
 
 def test_only_adapters_that_take_the_whole_game_are_named():
-    with pytest.raises(UnsupportedGameError, match=r"for it: sb3, torchrl, rl_games, tianshou$"):
+    with pytest.raises(UnsupportedGameError, match=r"that do: sb3, torchrl, rl_games, tianshou$"):
         adapters.check_actions("Some library", MultiDiscrete([2, 3]), (Box,), masks_actions=True)
     with pytest.raises(UnsupportedGameError, match="make the game with continuous_actions=True"):
         adapters.checked_vector_env(GymnasiumVectorEnv("simple_tag", 2, "cpu"), "Some library", kinds=(Box,))

@@ -192,10 +192,10 @@ class TestPettingZoosTests:
 
 @pytest.mark.parametrize("output", OUTPUTS)
 @each(EVERY)
-def test_every_output_is_the_replicas(game, config, output, device):
+def test_outputs_equal_those_of_vec_env(game, config, output, device):
     env = parallel_env(game, device, output=output, **config)
     twin = gpu_vecenv.make(game, 1, device, autoreset_mode="disabled", **config)
-    layout, names = twin.game.layout.observation, twin.game.layout.agent_names
+    layout, names = twin.game.layout.observation, list(twin.game.layout.agent_names)
     roles = [role for role, count in twin.game.roles.items() for _ in range(count)]
     seed_actions(env, 0)
     episodes, early = 0, 0
@@ -451,7 +451,12 @@ BAD_ACTIONS = [
         AgentKeyError,
         "an action for an unknown agent: tagger_2. .*tagger_1, runner_0$",
     ),
-    (GRID, lambda a: {"tagger_0": 1, "runner": 3, 4: 4}, AgentKeyError, "for tagger_1, runner_0; .*unknown runner, 4"),
+    (
+        GRID,
+        lambda a: {"tagger_0": 1, "runner": 3, 4: 4},
+        AgentKeyError,
+        "for tagger_1, runner_0; .*unknown agent: runner, 4",
+    ),
     (GRID, lambda a: {**a, "tagger_1": 5}, InvalidActionError, "tagger_1, number 0: 5; expected 0 to size - 1"),
     (GRID, lambda a: {**a, "runner_0": -1}, InvalidActionError, "agent runner_0"),
     (GRID, lambda a: {**a, "runner_0": 2**70}, InvalidActionError, "runner_0's action is 1180591620717411303424"),
@@ -562,7 +567,7 @@ def test_max_cycles_is_another_word_for_max_steps():
 def test_other_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match='output is \'jax\'; expected "torch" or "numpy"'):
         parallel_env("tag_gridworld", "cpu", output="jax")
-    with pytest.raises(TypeError, match="one replica, without num_envs; for more there is batched_parallel_env"):
+    with pytest.raises(TypeError, match="a ParallelEnv is one environment; for more use batched_parallel_env"):
         parallel_env("tag_gridworld", "cpu", num_envs=4)
     with pytest.raises(TypeError, match="autoreset_mode"):
         parallel_env("tag_gridworld", "cpu", autoreset_mode="same_step")

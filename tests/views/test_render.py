@@ -346,7 +346,7 @@ def test_a_taggers_reach_is_its_tagging_distance():
 
 @pytest.mark.parametrize("position", [-1.5, 0.0, 2.0])
 def test_the_cart_is_at_its_position(position):
-    frame, drawing = picture("cartpole", position=position, angle=0.0)
+    frame, drawing = picture("cartpole", x=position, theta=0.0)
     columns = where(frame, BLACK)[1]
     middle = (columns.min() + columns.max() + 1) / 2
     assert abs(middle - (300 + position * drawing.scale)) <= 1  # pixel
@@ -354,7 +354,7 @@ def test_the_cart_is_at_its_position(position):
 
 @pytest.mark.parametrize("angle", [-0.2, 0.2, 3.0])
 def test_the_pole_leans_to_the_right_at_positive_angles(angle):
-    frame, drawing = picture("cartpole", position=0.5, angle=angle)
+    frame, drawing = picture("cartpole", x=0.5, theta=angle)
     assert colour_at(frame, drawing, (0.5 + 0.95 * np.sin(angle), 0.95 * np.cos(angle))) == BROWN
 
 
@@ -382,7 +382,7 @@ def test_the_car_stands_on_the_hill_at_its_position(name, position):
 
 @pytest.mark.parametrize("angle", [[0.5, 1.0], [-2.0, 0.3], [3.0, 0.0]])
 def test_the_acrobots_links_hang_at_their_angles(angle):
-    frame, drawing = picture("acrobot", angle=angle)
+    frame, drawing = picture("acrobot", theta=angle)
     first, second = angle[0], angle[0] + angle[1]
     elbow = np.array([np.sin(first), -np.cos(first)])
     tip = elbow + np.array([np.sin(second), -np.cos(second)])
@@ -392,7 +392,7 @@ def test_the_acrobots_links_hang_at_their_angles(angle):
 
 def test_the_acrobots_goal_is_a_line_at_its_height():
     for height in (0.5, 1.0):
-        frame, drawing = picture(GAMES["acrobot"](goal_height=height), angle=[0.0, 0.0])
+        frame, drawing = picture(GAMES["acrobot"](goal_height=height), theta=[0.0, 0.0])
         assert (
             colour_at(frame, drawing, (1.5, height))[0] < 200
             and colour_at(frame, drawing, (1.5, 1.5 - height)) == WHITE
@@ -401,7 +401,7 @@ def test_the_acrobots_goal_is_a_line_at_its_height():
 
 @pytest.mark.parametrize("angle", [0.0, 0.7, -2.5])
 def test_the_pendulum_turns_counter_clockwise_from_upright(angle):
-    frame, drawing = picture("pendulum", angle=angle)
+    frame, drawing = picture("pendulum", theta=angle)
     end = np.array([-np.sin(angle), np.cos(angle)])
     assert colour_at(frame, drawing, 0.95 * end) == RED and colour_at(frame, drawing, -0.5 * end) == WHITE
 
@@ -591,7 +591,7 @@ def test_a_game_without_draw_says_how_to_add_it():
     assert checked_render_mode(Undrawn(), None) is None
     with pytest.raises(gymnasium.error.UnsupportedMode, match=r"Undrawn has no draw method.*draw\(self, state\)"):
         GymnasiumEnv(Undrawn, render_mode="rgb_array")
-    with pytest.raises(EnvDefinitionError, match="Undrawn is not drawn"):
+    with pytest.raises(EnvDefinitionError, match="Undrawn cannot be rendered"):
         Undrawn().draw({})
 
 
@@ -681,7 +681,7 @@ def test_tiles_are_taken_from_frames_and_arrays():
         (lambda: tiled([]), ["frames is empty", "at least one"]),
         (lambda: tiled([plain(RED)], 0), ["columns is 0", "positive"]),
         (lambda: tiled([plain(RED)], 1.0), ["columns is 1.0"]),
-        (lambda: tiled([plain(RED), plain(RED, 21)]), ["(21, 30, 3)", "(20, 30, 3)", "alike"]),
+        (lambda: tiled([plain(RED), plain(RED, 21)]), ["(21, 30, 3)", "(20, 30, 3)", "equal size"]),
         (lambda: tiled([plain(RED).astype(float)]), ["float64", "uint8"]),
         (lambda: tiled([plain(RED)[..., 0]]), ["(20, 30)", "(height, width, 3)"]),
     ],
@@ -695,7 +695,7 @@ def test_frames_that_fit_no_grid_are_refused(call, words):
 @pytest.mark.parametrize("scale", [0.25, 0.5, 2])
 def test_frames_are_drawn_as_large_as_asked_for(scale):
     env = begun("cartpole")
-    env.state["position"][0] = 1.5
+    env.state["x"][0] = 1.5
     (frame,) = Frames(env, scale=scale)
     assert frame.shape == (400 * scale, 600 * scale, 3)
     columns = where(frame, BLACK)[1]
