@@ -1,12 +1,12 @@
-"""Planted bugs, one by one in a copy of the tree: the test that is to see a bug must fail there.
+"""Mutation gate: plants bugs one at a time in a copy of the tree, where the test meant for each must fail.
 
     python tests/mutation_gate.py [--level kernels|trainer] [--only NAME ...] [--jobs N] [--shard K/N]
 
 The bugs are data, tests/mutants/kernels.toml and trainer.toml: a table for each, named as the bug, with "file", "old"
-(occurs there exactly once), "new", "breaks" (what goes wrong, in a line) and "killed_by" (the node id of the fastest
-test that sees it). Exit code 1 where a bug survives, an entry is broken, or a killing test fails without any bug.
+(occurs there exactly once), "new", "breaks" (the effect, in one line) and "killed_by" (the node id of the fastest test
+that finds it). Exit code 1 if a bug survives, an entry is broken, or a killing test fails without a bug.
 
-Tests run in forks of one process that has imported torch, not gpu_vecenv: each fork imports that from its own copy.
+Tests run in forks of one process that has imported torch but not gpu_vecenv: each fork imports it from its own copy.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ MUTANTS = ROOT / "tests" / "mutants"
 LEVELS = ("kernels", "trainer")
 COPIED = ("gpu_vecenv", "cuda", "adapters", "examples", "tests", "pyproject.toml")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", ".*", "runs")
-# What tests import at some cost, torch's optimisers also later; nothing of it imports gpu_vecenv.
+# Modules that are slow to import; none of them imports gpu_vecenv.
 PRELOADED = "scipy.stats torch torch._dynamo gymnasium pettingzoo safetensors.torch tyro rich.console mpe2".split()
 SECONDS = 300  # for one bug, or for all killing tests of one file
-# A test that fails so has not seen a bug: the mutant is no program.
+# With these errors a test has not found the bug: the mutant does not compile or import.
 NO_PROGRAM = set(
     "CompilerError KernelCompileError ImportError ModuleNotFoundError SyntaxError IndentationError NameError "
     "UnboundLocalError AttributeError TypeError".split()
@@ -51,7 +51,7 @@ NO_PROGRAM = set(
 
 
 class BrokenEntry(Exception):
-    """An entry of a table that is no bug."""
+    """An invalid entry of a table."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Mutant:
     killed_by: str
 
     def planted(self, text: str) -> str:
-        """The file's text with the bug, or BrokenEntry."""
+        """The source with the bug. Raises BrokenEntry if the old text does not occur exactly once."""
         if (count := text.count(self.old)) != 1:
             raise BrokenEntry(f"its old text occurs {count} times in {self.file}; expected once")
         if self.old == self.new:
@@ -76,26 +76,26 @@ class Mutant:
 
 @dataclass
 class Outcome:
-    """Of one run of pytest: its exit code, and the phases of tests, (node id, phase, outcome, error)."""
+    """Result of one run of pytest: exit code, and phases of tests, (node id, phase, outcome, error)."""
 
     code: int
     phases: list[tuple[str, str, str, str]] = field(default_factory=list)
-    words: str = ""  # what it printed
+    output: str = ""
     seconds: float = 0.0
 
     def failed(self) -> list[tuple[str, str]]:
-        """Tests that failed, and by which exception; not those that could not be set up."""
+        """Tests that failed in the call phase, and their exceptions."""
         return [(test, error) for test, when, outcome, error in self.phases if when == "call" and outcome == "failed"]
 
     def passed(self, test: str) -> bool:
-        """Whether a node id, or all its cases that were not skipped, passed."""
+        """Whether a test passed, or all its cases that were not skipped."""
         own = [(when, outcome) for name, when, outcome, _ in self.phases if name == test or name.startswith(f"{test}[")]
         return ("call", "passed") in own and all(outcome != "failed" for _, outcome in own)
 
 
 @dataclass
 class Job:
-    """Tests to run, with a bug or without."""
+    """Tests to run, with or without a bug."""
 
     tests: list[str]
     mutant: Mutant | None = None
@@ -105,19 +105,19 @@ def load(path: Path) -> list[Mutant]:
     """The bugs of a table.
 
     Raises:
-        BrokenEntry: Some entry lacks a key, has another one, or is no text.
+        BrokenEntry: An entry has missing or unknown keys, or a value that is not a string.
     """
     keys = {part.name for part in fields(Mutant)} - {"name"}
     mutants = []
     for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
         if not isinstance(entry, Mapping) or set(entry) != keys or not all(isinstance(x, str) for x in entry.values()):
-            raise BrokenEntry(f"{path.name}: {name} has {entry!r:.80}; expected the texts {', '.join(sorted(keys))}")
+            raise BrokenEntry(f"{path.name}: {name} has {entry!r:.80}; expected the strings {', '.join(sorted(keys))}")
         mutants.append(Mutant(name, **entry))
     return mutants
 
 
 class Copy:
-    """A copy of the tree, for one bug at a time."""
+    """A copy of the tree for one bug at a time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -130,7 +130,7 @@ class Copy:
 
     @contextlib.contextmanager
     def with_bug(self, mutant: Mutant) -> Iterator[None]:
-        """Inside, the copy has this bug."""
+        """Context in which the copy has this bug."""
         path = self.folder / mutant.file
         text = path.read_text(encoding="utf-8")
         try:
@@ -141,7 +141,7 @@ class Copy:
 
     def _write(self, path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
-        # Bytecode is told by time in seconds and size, which a bug need not change.
+        # Bytecode is validated by time stamp in seconds and size, which a bug may leave equal.
         for old in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
             old.unlink()
 
@@ -161,14 +161,14 @@ class _Recorder:
 def _in_the_fork(folder: Path, tests: Sequence[str], stop: bool) -> tuple[int, list[Any]]:
     os.chdir(folder)
     os.environ["PYTHONPATH"] = str(folder)  # for processes that tests start
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed, and each takes its time
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no plugin is needed, and each takes time to load
     own = {str(ROOT), str(ROOT / "tests"), ""}
-    sys.path[:] = [str(folder), *(place for place in sys.path if place not in own)]
+    sys.path[:] = [str(folder), *(path for path in sys.path if path not in own)]
     importlib.invalidate_caches()
     package = importlib.import_module("gpu_vecenv")
     device_text = importlib.import_module("gpu_vecenv.files").cuda_folder()
     if Path(package.__file__ or "").parent != folder / "gpu_vecenv" or device_text != folder / "cuda":
-        raise ImportError(f"{package.__file__} and {device_text} were taken instead of those in {folder}")
+        raise ImportError(f"{package.__file__} and {device_text} were imported instead of those in {folder}")
     recorder = _Recorder()
     options = [*(["-x"] if stop else []), "-q", "-p", "no:cacheprovider"]
     code = pytest.main([*options, *tests], plugins=[recorder])
@@ -176,11 +176,11 @@ def _in_the_fork(folder: Path, tests: Sequence[str], stop: bool) -> tuple[int, l
 
 
 def start(folder: Path, tests: Sequence[str], report: Path, *, stop: bool) -> int:
-    """Run tests in a fork, on a copy; its process number. It leads a group of its own and writes ``report`` last."""
+    """Run tests on a copy in a fork with its own process group, which writes ``report`` last; returns its pid."""
     sys.stdout.flush()
     sys.stderr.flush()
     if process := os.fork():
-        with contextlib.suppress(OSError):  # the fork does the same; whoever comes first
+        with contextlib.suppress(OSError):  # set by parent and child, to avoid a race
             os.setpgid(process, process)
         return process
     try:
@@ -202,7 +202,7 @@ def start(folder: Path, tests: Sequence[str], report: Path, *, stop: bool) -> in
 
 
 def outcome_of(report: Path, seconds: float) -> Outcome:
-    """What a fork has left."""
+    """The outcome that a fork has written."""
     words = report.with_suffix(".txt").read_text(errors="replace")
     if not report.exists():
         return Outcome(-1, [], words, seconds)
@@ -211,7 +211,7 @@ def outcome_of(report: Path, seconds: float) -> Outcome:
 
 
 def run(jobs: Sequence[Job], copies: Sequence[Copy], reports: Path) -> Iterator[tuple[Job, Outcome]]:
-    """Each job on the first copy that is free, in their order; in the order in which they end."""
+    """Run each job on the first free copy; yields outcomes as they finish."""
     waiting, running = list(enumerate(jobs)), {}
     free, stack = list(copies), contextlib.ExitStack()
     with stack:
@@ -245,24 +245,24 @@ def _kill(process: int) -> None:
 
 
 def verdict(outcome: Outcome) -> tuple[bool, str]:
-    """Whether a test has seen the bug, and by what; else why that is no sight."""
+    """Whether a test found the bug, and which one; else the reason."""
     failed = outcome.failed()
     if outcome.code == 1 and failed and failed[0][1] not in NO_PROGRAM:
         return True, f"{failed[0][0]} ({failed[0][1]})"
     if outcome.code == 0:
         return False, "SURVIVES"
-    last = [line for line in outcome.words.splitlines() if line.strip()][-12:]
+    last = [line for line in outcome.output.splitlines() if line.strip()][-12:]
     why = failed[0][1] if failed else f"pytest ended with {outcome.code}"
     return False, "\n    ".join([f"BROKEN: no test failed by the bug: {why}", *last])
 
 
 def clean_failures(tests: Sequence[str], outcomes: Sequence[Outcome]) -> list[str]:
-    """Killing tests that do not pass where there is no bug."""
+    """Killing tests that do not pass without a bug."""
     return [test for test in tests if not any(outcome.passed(test) for outcome in outcomes)]
 
 
 def by_file(tests: Sequence[str]) -> list[Job]:
-    """One job for the tests of each file; they share what the file makes once."""
+    """One job for the tests of each file, which share its fixtures."""
     files: dict[str, list[str]] = {}
     for test in dict.fromkeys(tests):
         files.setdefault(test.partition("::")[0], []).append(test)
@@ -270,20 +270,20 @@ def by_file(tests: Sequence[str]) -> list[Job]:
 
 
 def chosen(arguments: argparse.Namespace) -> list[Mutant]:
-    """The bugs that the command line asks for."""
+    """The bugs selected on the command line."""
     tables = arguments.table or [MUTANTS / f"{level}.toml" for level in LEVELS if arguments.level in (None, level)]
     mutants = [mutant for table in tables for mutant in load(table)]
     names = [mutant.name for mutant in mutants]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise BrokenEntry(f"several bugs are called {', '.join(twice)}")
+        raise BrokenEntry(f"several bugs are named {', '.join(twice)}")
     if unknown := sorted(set(arguments.only) - set(names)):
-        raise BrokenEntry(f"no bug is called {', '.join(unknown)}")
+        raise BrokenEntry(f"no bug is named {', '.join(unknown)}")
     part, parts = arguments.shard
     return [mutant for mutant in mutants if not arguments.only or mutant.name in arguments.only][part - 1 :: parts]
 
 
 def gate(mutants: Sequence[Mutant], jobs: int) -> int:
-    """Plant all of them; prints a table. The exit code: 0 where every one is seen."""
+    """Plant all bugs and print a table; returns 0 if every one is found."""
     began, sound, survivors = time.monotonic(), [], 0
     for mutant in mutants:
         try:
@@ -295,7 +295,7 @@ def gate(mutants: Sequence[Mutant], jobs: int) -> int:
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    gc.freeze()  # a fork's collector then leaves these pages as they are, and shared
+    gc.freeze()  # garbage collection in a fork then does not copy these pages
     with tempfile.TemporaryDirectory(prefix="mutants-") as temporary:
         folder = Path(temporary).resolve()
         os.environ["GPU_VECENV_CACHE"] = str(folder / "cache")
@@ -303,8 +303,8 @@ def gate(mutants: Sequence[Mutant], jobs: int) -> int:
         tests = [mutant.killed_by for mutant in sound]
         outcomes = [outcome for _, outcome in run(by_file(tests), copies, folder)]
         if failures := clean_failures(list(dict.fromkeys(tests)), outcomes):
-            print("these fail, are skipped or do not exist where there is no bug:", *failures, sep="\n  ")
-            print(*(outcome.words[-4000:] for outcome in outcomes if outcome.code != 0), sep="\n")
+            print("these fail, are skipped or do not exist without a bug:", *failures, sep="\n  ")
+            print(*(outcome.output[-4000:] for outcome in outcomes if outcome.code != 0), sep="\n")
             return 1
         print(f"{len(set(tests))} killing tests pass without a bug, {time.monotonic() - began:.0f} s\n")
         width = max([len(mutant.name) for mutant in sound], default=0)
@@ -314,7 +314,7 @@ def gate(mutants: Sequence[Mutant], jobs: int) -> int:
             killed, by = verdict(outcome)
             survivors += not killed
             print(f"{job.mutant.name:<{width}}  {outcome.seconds:7.1f}  {by}", flush=True)
-    print(f"\n{len(mutants) - survivors} of {len(mutants)} planted bugs are seen, {time.monotonic() - began:.0f} s")
+    print(f"\n{len(mutants) - survivors} of {len(mutants)} planted bugs are found, {time.monotonic() - began:.0f} s")
     return int(survivors > 0)
 
 
@@ -322,22 +322,26 @@ def shard(text: str) -> tuple[int, int]:
     """ "2/3": the second of three parts."""
     part, slash, parts = text.partition("/")
     if not (slash and part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no part of a whole; expected K/N, as 2/3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a shard; expected K/N, such as 2/3")
     return int(part), int(parts)
 
 
 def main(command: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--level", choices=LEVELS, help="bugs of one table only")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these bugs only")
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="copies and processes at a time")
-    parser.add_argument("--shard", type=shard, default=(1, 1), metavar="K/N", help="every N-th bug, from the K-th on")
-    parser.add_argument("--table", type=Path, action="append", help="another table than those in tests/mutants")
+    parser.add_argument("--level", choices=LEVELS, help="only bugs of this table")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these bugs")
+    parser.add_argument(
+        "--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="parallel processes, each on its own copy"
+    )
+    parser.add_argument(
+        "--shard", type=shard, default=(1, 1), metavar="K/N", help="every N-th bug, starting with the K-th"
+    )
+    parser.add_argument("--table", type=Path, action="append", help="table of bugs instead of those in tests/mutants")
     arguments = parser.parse_args(command)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that finally blocks run
     os.environ["OMP_NUM_THREADS"] = "1"
-    # With CI pytest explains in full how long sequences differ, for minutes; with ADDOPTS it may do anything.
+    # With CI set, pytest takes minutes to explain differences of long sequences; ADDOPTS could change any option.
     for name in ("CI", "BUILD_NUMBER", "PYTEST_ADDOPTS"):
         os.environ.pop(name, None)
     try:

@@ -1,6 +1,6 @@
-"""The planted bugs are bugs of today's sources, and the gate tells those that are seen from those that are not.
+"""The planted bugs apply to the current sources, and the mutation gate reports which ones the tests find.
 
-All of them are planted by ``python tests/mutation_gate.py``, which continuous integration runs beside the tests.
+``python tests/mutation_gate.py``, a job of continuous integration, plants all of them.
 """
 
 import os
@@ -31,9 +31,9 @@ from mutation_gate import (
 BUGS = {level: load(MUTANTS / f"{level}.toml") for level in LEVELS}
 ALL = [mutant for mutants in BUGS.values() for mutant in mutants]
 
-# One that is seen, one that changes nothing, two that are no programs, and one whose old text has moved.
-SEEN = """
-[a-bug-that-is-seen]
+# A bug that is found, one that changes nothing, two that do not compile or import, and one whose old text is missing.
+FOUND = """
+[a-bug-that-is-found]
 file = "cuda/engine/rng.cuh"
 old = "round < 10"
 new = "round < 9"
@@ -53,7 +53,7 @@ NO_PROGRAM = """
 file = "cuda/engine/rng.cuh"
 old = "round < 10"
 new = "rnd < 10"
-breaks = "the text does not compile"
+breaks = "compilation"
 killed_by = "tests/compile/test_rng.py::test_philox_gives_the_published_answers[cpu]"
 """
 NO_IMPORT = """
@@ -61,11 +61,11 @@ NO_IMPORT = """
 file = "gpu_vecenv/train/ppo.py"
 old = "from dataclasses import dataclass\\n"
 new = ""
-breaks = "the module cannot be imported"
+breaks = "the import"
 killed_by = "tests/compile/test_rng.py::test_the_python_form_gives_the_published_answers"
 """
 MOVED = """
-[a-text-that-is-no-more]
+[a-missing-text]
 file = "cuda/engine/rng.cuh"
 old = "round < 11"
 new = "round < 10"
@@ -74,7 +74,7 @@ killed_by = "tests/compile/test_rng.py::test_philox_gives_the_published_answers[
 """
 
 
-def test_there_are_enough_of_them_with_names_of_their_own():
+def test_bugs_have_distinct_names_and_changes():
     assert all(len(mutants) >= 30 for mutants in BUGS.values())
     assert len({mutant.name for mutant in ALL}) == len(ALL)
     assert len({(mutant.file, mutant.old, mutant.new) for mutant in ALL}) == len(ALL)
@@ -89,8 +89,8 @@ def test_the_text_to_change_occurs_once(mutant):
 
 
 @pytest.mark.slow
-def test_the_tests_that_see_them_exist():
-    """As pytest itself names them, in a process of its own: collecting runs modules of tests."""
+def test_the_killing_tests_exist():
+    """Collected by pytest in a new process, since collecting imports the test modules."""
     tests = {mutant.killed_by for mutant in ALL}
     files = sorted({test.partition("::")[0] for test in tests})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *files]
@@ -102,14 +102,14 @@ def test_the_tests_that_see_them_exist():
     assert {test for test in tests if test not in found and test not in functions} == set()
 
 
-def test_the_document_tells_how_many_there_are():
+def test_the_document_has_the_number_of_bugs():
     text = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
-    told = re.search(r"plants (\d+) bugs .* Another\s(\d+),", text, re.DOTALL)
-    assert told and [int(number) for number in told.groups()] == [len(ALL), len(PLANTED) + len(PLANTED_PARALLEL)]
+    counts = re.search(r"plants (\d+) bugs .* Another\s(\d+),", text, re.DOTALL)
+    assert counts and [int(number) for number in counts.groups()] == [len(ALL), len(PLANTED) + len(PLANTED_PARALLEL)]
 
 
 def gate(folder: Path, *tables: str, options: tuple[str, ...] = ()) -> tuple[int, list[str]]:
-    """Exit code and lines of the gate on bugs of one's own."""
+    """Exit code and output lines of the gate on a table of bugs."""
     table = folder / "bugs.toml"
     table.write_text("".join(tables), encoding="utf-8")
     command = [sys.executable, str(ROOT / "tests" / "mutation_gate.py"), "--table", str(table), *options]
@@ -123,28 +123,28 @@ def line_of(name: str, lines: list[str]) -> str:
 
 
 @pytest.mark.exhaustive
-def test_the_gate_tells_what_is_seen_from_what_is_not(tmp_path):
+def test_the_gate_reports_found_and_surviving_bugs(tmp_path):
     before = (ROOT / "cuda" / "engine" / "rng.cuh").read_bytes()
-    code, lines = gate(tmp_path, SEEN, SURVIVES, NO_PROGRAM, NO_IMPORT, MOVED)
-    assert code == 1 and lines[-1].startswith("1 of 5 planted bugs are seen")
-    seen = line_of("a-bug-that-is-seen", lines)
-    assert "test_philox_gives_the_published_answers[cpu] (AssertionError)" in seen
+    code, lines = gate(tmp_path, FOUND, SURVIVES, NO_PROGRAM, NO_IMPORT, MOVED)
+    assert code == 1 and lines[-1].startswith("1 of 5 planted bugs are found")
+    found = line_of("a-bug-that-is-found", lines)
+    assert "test_philox_gives_the_published_answers[cpu] (AssertionError)" in found
     assert line_of("another-way-to-write-the-same", lines).endswith("SURVIVES")
     assert line_of("a-typing-error", lines).endswith("BROKEN: no test failed by the bug: KernelCompileError")
     assert "BROKEN: no test failed by the bug" in line_of("a-missing-name", lines)
     assert "NameError: name 'dataclass' is not defined" in "\n".join(lines)
-    assert line_of("a-text-that-is-no-more", lines).endswith("occurs 0 times in cuda/engine/rng.cuh; expected once")
+    assert line_of("a-missing-text", lines).endswith("occurs 0 times in cuda/engine/rng.cuh; expected once")
     assert (ROOT / "cuda" / "engine" / "rng.cuh").read_bytes() == before
     assert sorted(tmp_path.iterdir()) == [tmp_path / "bugs.toml"]
 
 
 @pytest.mark.exhaustive
-def test_the_gate_passes_where_all_are_seen(tmp_path):
-    code, lines = gate(tmp_path, SEEN, SURVIVES, options=("--only", "a-bug-that-is-seen", "--jobs", "1"))
-    assert code == 0 and lines[-1].startswith("1 of 1 planted bugs are seen"), lines
+def test_the_gate_passes_if_all_bugs_are_found(tmp_path):
+    code, lines = gate(tmp_path, FOUND, SURVIVES, options=("--only", "a-bug-that-is-found", "--jobs", "1"))
+    assert code == 0 and lines[-1].startswith("1 of 1 planted bugs are found"), lines
 
 
-def test_a_test_that_fails_without_a_bug_sees_none():
+def test_killing_tests_that_fail_without_a_bug_are_reported():
     phases = [("a[x]", "call", "passed", ""), ("a[y]", "call", "skipped", ""), ("b", "call", "failed", "")]
     phases += [("c", "setup", "skipped", ""), ("ab", "call", "failed", ""), ("d", "call", "passed", "")]
     outcomes = [Outcome(1, phases), Outcome(0, [("d", "teardown", "failed", "")]), Outcome(4)]
@@ -152,15 +152,17 @@ def test_a_test_that_fails_without_a_bug_sees_none():
 
 
 def test_wrong_tables_and_names_are_refused(tmp_path):
-    assert gate(tmp_path, SEEN, options=("--only", "nonsuch")) == (1, ["mutation_gate: no bug is called nonsuch"])
+    assert gate(tmp_path, FOUND, options=("--only", "nonsuch")) == (1, ["mutation_gate: no bug is named nonsuch"])
     wrong = tmp_path / "wrong.toml"
-    for text in ('[a]\nfile = "x"\n', SEEN + "line = 3\n", SEEN.replace('"the generator"', "3"), "a = 1\n"):
+    for text in ('[a]\nfile = "x"\n', FOUND + "line = 3\n", FOUND.replace('"the generator"', "3"), "a = 1\n"):
         wrong.write_text(text)
-        with pytest.raises(BrokenEntry, match=r"wrong\.toml: .* expected the texts breaks, file, killed_by, new, old"):
+        with pytest.raises(
+            BrokenEntry, match=r"wrong\.toml: .* expected the strings breaks, file, killed_by, new, old"
+        ):
             load(wrong)
 
 
-def test_a_copy_has_a_bug_for_a_while(tmp_path):
+def test_a_copy_has_the_bug_inside_the_context_only(tmp_path):
     bug = next(mutant for mutant in ALL if mutant.file.endswith(".py"))
     copy, text = Copy(tmp_path / "copy"), (ROOT / bug.file).read_text(encoding="utf-8")
     path = copy.folder / bug.file
@@ -169,7 +171,7 @@ def test_a_copy_has_a_bug_for_a_while(tmp_path):
     stale.touch()
     with pytest.raises(ZeroDivisionError), copy.with_bug(bug):
         assert path.read_text(encoding="utf-8") == text.replace(bug.old, bug.new) != text
-        assert not stale.exists()  # else the old bytecode could run: the size is the same, and maybe the second
+        assert not stale.exists()  # else stale bytecode could be used: size and time stamp may be equal
         raise ZeroDivisionError
     assert path.read_text(encoding="utf-8") == text
     for old in ("nowhere in this file", "self."):
@@ -192,13 +194,13 @@ def test_a_copy_has_a_bug_for_a_while(tmp_path):
         (-1, [], False),
     ],
 )
-def test_only_a_test_that_fails_has_seen_a_bug(code, phases, killed):
+def test_only_a_failing_test_finds_a_bug(code, phases, killed):
     outcome = Outcome(code, phases, "words")
     assert verdict(outcome)[0] == killed
     assert outcome.passed("a") == (phases[-1:] == [("a", "call", "passed", "")])
 
 
-def test_shards_are_parts_of_a_whole():
+def test_shards_partition_the_bugs():
     assert shard("2/3") == (2, 3)
     parts = [chosen(Namespace(table=None, level="kernels", only=[], shard=(part, 3))) for part in (1, 2, 3)]
     assert {mutant.name for part in parts for mutant in part} == {mutant.name for mutant in BUGS["kernels"]}

@@ -19,7 +19,8 @@ from gymnasium.vector.utils import batch_space
 
 NEXT, SAME, DISABLED = AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED
 MODES = SAME, NEXT, DISABLED
-CELLS, LIMIT, LATE = 16, 12, 120
+CELLS, LIMIT = 16, 12
+STEPS, LATE = 40, 120  # steps of a check; step at which late bugs occur
 U64 = (1 << 64) - 1
 
 

@@ -1,4 +1,4 @@
-"""All planted bugs of vector environments, and what the checker is given to find them.
+"""All planted bugs of vector environments, and the call of the checker that finds them.
 
 ``PLANTED`` is the data: name -> (check, class, its constructor's arguments).
 """
@@ -11,24 +11,24 @@ from mutants import (  # noqa: F401 (each enters its bugs into PLANTED)
     vector_outputs,
     vector_seeds,
 )
-from mutants.ring import LIMIT, MODES, PLANTED, Ring
+from mutants.ring import LIMIT, MODES, PLANTED, STEPS, Ring
 from mutants.vector_graph import Counter
 
 __all__ = ["PLANTED", "examined"]
 
 
-def examined(kind, checks=None, steps=150, seed=17, max_steps=LIMIT, **arguments):
-    """The report on a Ring or one of its kin: compared with a plain Ring, in all modes, with the other output type."""
+def examined(kind, checks=None, steps=STEPS, seed=17, max_steps=LIMIT, **arguments):
+    """Check a Ring or Counter class: against a plain Ring, in all modes, with the other output type."""
 
     def maker(kind=kind, **changes):
         return lambda num_envs: kind(num_envs, **{**arguments, **changes})
 
     further = {}
     if issubclass(kind, Ring):
-        honest = next(base for base in kind.__mro__ if base.__module__ == Ring.__module__)
+        correct = next(base for base in kind.__mro__ if base.__module__ == Ring.__module__)
         other = {"numpy": "torch", "torch": "numpy"}[arguments.get("output", "numpy")]
         further = {
-            "oracle": maker(honest),
+            "oracle": maker(correct),
             "modes": {mode.name.lower(): maker(mode=mode) for mode in MODES},
             "variants": {other: maker(output=other)},
         }
