@@ -522,8 +522,8 @@ def test_check_tells_that_a_game_keeps_its_promises(own, command):
 WRONG_RULES = (  # an episode that is a step too long; an order of the lanes that matters
     ("io.elapsed_steps >= MAX_STEPS", "io.elapsed_steps > MAX_STEPS", "K10.*episodes end as declared"),
     (
-        "s.left[0] = NUM_BERRIES;",
-        "s.left[0] = NUM_BERRIES;\n        FOR_AGENTS (i) s.berry[0] = i;",
+        "s.berries_left[0] = NUM_BERRIES;",
+        "s.berries_left[0] = NUM_BERRIES;\n        FOR_AGENTS (i) s.berry[0] = i;",
         "ranges backwards.*environments 0, 1, 2",
     ),
 )
@@ -660,7 +660,7 @@ def with_preset(own):
     """The new game, with a preset."""
 
     def write(preset):
-        line = '    termination_label = "all berries were found"\n'
+        line = '    termination_label = "all berries were collected"\n'
         text = own.read_text()
         assert line in text
         own.write_text(text.replace(line, f"{line}    preset = {preset}  # noqa: RUF012\n"))

@@ -116,7 +116,9 @@ def test_its_own_test_passes_and_sees_a_changed_rule(written, tmp_path):
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout or torch.cuda.is_available()
     rules = tmp_path / "berry_ring.cu"
-    rules.write_text(rules.read_text().replace("int way = io.action(i) - 1;", "int way = 1 - io.action(i);"))
+    rules.write_text(
+        rules.read_text().replace("int direction = io.action(i) - 1;", "int direction = 1 - io.action(i);")
+    )
     done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_berry_ring.py", "-k", "alone")
     assert done.returncode == 1 and "AssertionError" in done.stdout
 
