@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from support.processes import child_environment
 
-import gpu_vecenv
 from gpu_vecenv.train.checkpoint import load_checkpoint
 
 OPTIONS = "--num-envs 8 --num-steps 8 --num-minibatches 4 --hidden-sizes 16 --episodes 16 --checkpoint-seconds 0"
@@ -41,7 +41,6 @@ class StuckError(RuntimeError):
 
 def process(folder: Path, *arguments: object) -> subprocess.Popen[str]:
     """Run the command line in a new process; its output and errors are written to two files."""
-    package = Path(gpu_vecenv.__file__).parents[1]
     with (folder / "output.txt").open("w") as output, (folder / "errors.txt").open("w") as errors:
         return subprocess.Popen(
             [sys.executable, "-m", "gpu_vecenv.cli", *map(str, arguments)],
@@ -49,8 +48,7 @@ def process(folder: Path, *arguments: object) -> subprocess.Popen[str]:
             stdout=output,
             stderr=errors,
             text=True,
-            # One thread per process: several run at a time.
-            env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"},
+            env=child_environment(),
         )
 
 

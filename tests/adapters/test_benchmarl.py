@@ -1,7 +1,6 @@
 """BenchMARL: the task's contract, its experiments on every kind of game it takes, and learning with its own MAPPO."""
 
 import importlib
-import os
 import pickle
 import re
 import subprocess
@@ -22,6 +21,7 @@ from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
+from support.processes import child_environment
 from torchrl.envs import check_env_specs
 
 from gpu_vecenv import BatchedParallelEnv
@@ -198,7 +198,7 @@ def test_the_example_learns(tmp_path):
     root = Path(__file__).parents[2]
     command = [sys.executable, "-W", "ignore", root / "examples" / "benchmarl_mappo.py"]
     shown = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
+        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, check=True
     ).stdout
     numbers = re.search(r"^return of random actions (\S+), after \d+ s of training (\S+)$", shown, re.MULTILINE)
     assert numbers and float(numbers[2]) > float(numbers[1]) + 3, shown

@@ -1,7 +1,6 @@
 """PyTorch Lightning: its loop makes of a policy what our trainer makes of it; loggers, checkpoints, two processes."""
 
 import csv
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from games.crew import Crew
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from support.processes import child_environment
 
 import gpu_vecenv
 from gpu_vecenv import PolicySpec, PPOConfig
@@ -26,10 +26,7 @@ ROOT = Path(__file__).parents[2]
 TAG = {"grid": 5, "max_steps": 20}
 SMALL = PPOConfig(num_steps=8, num_epochs=2, num_minibatches=2, total_steps=4 * 8 * 16, learning_rate=1e-3)
 NORMAL = {"normalize_obs": True, "normalize_returns": True}
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(Path(gpu_vecenv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-}
+ENVIRONMENT = child_environment()
 
 
 def changed(**changes):

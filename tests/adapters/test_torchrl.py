@@ -1,7 +1,6 @@
 """TorchRL: its checker, the groups, its partial resets and loss modules, and learning with its own MAPPO."""
 
 import importlib
-import os
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
 from gymnasium.spaces import Discrete
+from support.processes import child_environment
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 from torchrl.data import Bounded, Categorical, MultiCategorical
@@ -335,7 +335,7 @@ def test_the_example_learns(tmp_path):
     root = Path(__file__).parents[2]
     command = [sys.executable, "-W", "ignore", root / "examples" / "torchrl_mappo.py"]
     shown = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, check=True
+        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, check=True
     ).stdout
     numbers = re.fullmatch(r"return of random actions (\S+), after \d+ s of training (\S+)\n", shown)
     assert numbers and float(numbers[2]) > float(numbers[1]) + 3, shown

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from support.kernels import SCALE, SCALE_KERNEL, signature
+from support.processes import child_environment
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends import LaunchShape
@@ -553,8 +554,9 @@ def doubled():
 
 def output_of(script: str, **environment: str) -> str:
     """What a new Python process prints; it must succeed."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GPU_VECENV", "XDG_"))}
-    variables = {**kept, "PYTHONPATH": str(ROOT), **environment}
+    inherited = child_environment().items()
+    kept = {name: value for name, value in inherited if not name.startswith(("GPU_VECENV", "XDG_"))}
+    variables = {**kept, **environment}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=variables, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -1,7 +1,6 @@
 """Each example in a process of its own, in another folder, small."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from oracles.predator_prey import PredatorPreyOracle
+from support.processes import child_environment
 from warm_process import run_python
 
 import gpu_vecenv
@@ -49,10 +49,7 @@ PREDATOR_PREY = [  # name, configuration, what must have happened for the compar
 ]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Whichever gpu_vecenv this process tests, a checkout's or an installed one, its children use as well.
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(Path(gpu_vecenv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-}
+ENVIRONMENT = child_environment()
 
 
 def run(folder: Path, example: str, *arguments: str) -> str:

@@ -1,14 +1,12 @@
 """The notebooks: as committed they hold no results; on a CPU they run top to bottom, each in a kernel of its own."""
 
 import importlib.util
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-import gpu_vecenv
+from support.processes import child_environment
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
@@ -35,12 +33,7 @@ SAYS = {
         ],
     ),
 }
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(Path(gpu_vecenv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-    "CUDA_VISIBLE_DEVICES": "",  # with a GPU they take larger sizes
-    "OMP_NUM_THREADS": "1",
-}
+ENVIRONMENT = child_environment(CUDA_VISIBLE_DEVICES="")  # the notebooks use larger sizes on a GPU
 
 
 def read(path: Path) -> Any:

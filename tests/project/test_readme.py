@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from games.crew import Crew
+from support.processes import child_environment
 from warm_process import run_python
 
 import gpu_vecenv
@@ -31,10 +32,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"\w[\w.-]*(/[\w.-]+)*(/|\.(py|cu|cuh|md|toml|yml|cff))")
 NOT_HERE = {"walk.py", "walk.cu", "my_game.py", "my_game.cu", "test_my_game.py"}  # made by the reader
 SMALL = ["--total-steps", "64", "--num-steps", "4", "--num-envs", "4", "--episodes", "4", "--device", "cpu"]
-ENVIRONMENT = {
-    **os.environ,
-    "PYTHONPATH": os.pathsep.join([str(Path(gpu_vecenv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]),
-}
+ENVIRONMENT = child_environment()
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.learning import run_update
+from support.processes import child_environment
 
 import gpu_vecenv
 from gpu_vecenv.cli.main import main
@@ -89,7 +90,6 @@ def port():
 def launched(folder, *arguments, torchrun=("--standalone", "--nproc-per-node=2")):
     """torchrun in a process of its own; whatever is left of it in the end is killed."""
     folder.mkdir(exist_ok=True)
-    package = Path(gpu_vecenv.__file__).resolve().parents[1]
     with (folder / "output.txt").open("w") as output, (folder / "errors.txt").open("w") as errors:
         running = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *torchrun, *map(str, arguments)],
@@ -97,7 +97,7 @@ def launched(folder, *arguments, torchrun=("--standalone", "--nproc-per-node=2")
             stdout=output,
             stderr=errors,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"},
+            env=child_environment(),
             start_new_session=True,
         )
     try:
