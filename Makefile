@@ -13,7 +13,6 @@ CLIENTS = $(filter-out $(CLIENTS_APART),$(patsubst tests/adapters/test_%.py,%,$(
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL = -n auto --dist worksteal
 QUICK = not slow and not exhaustive and not gpu
-ORDINARY = (not slow or smoke) and not exhaustive and not gpu
 ADAPTERS = printf '%s\n' $(CLIENTS:%=tests/adapters/test_%.py) | xargs -P $(CORES)
 # After xargs: runs pytest on each line of paths by itself; no test on a line (pytest's code 5) is no error.
 EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
@@ -46,14 +45,14 @@ test-changed: $(VENV)/dev.stamp
 	$(BIN)/python tests/support/select_tests.py | xargs $(EACH_LINE) -q $(PARALLEL) -m "$(QUICK)" $(ARGS)
 
 test: $(VENV)/dev.stamp ## install, then run the tests of every package and adapter: a few minutes
-	$(ADAPTERS) $(EACH_LINE) -q -m "$(ORDINARY)" $(ARGS)
-	$(PYTEST) $(PARALLEL) -m "$(ORDINARY)" $(ARGS)
+	$(ADAPTERS) $(EACH_LINE) -q -m "$(QUICK)" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "$(QUICK)" $(ARGS)
 	@echo 'Left out: slow tests (make test-all); exhaustive tests, planted bugs and the RL libraries that need environments'
 	@echo 'of their own, $(CLIENTS_APART) (make nightly); tests of NVIDIA GPUs (make gpu).'
 
 test-slow: $(VENV)/dev.stamp ## the slow tests that `make test` leaves out
-	$(ADAPTERS) $(EACH_LINE) -q -m "not ($(ORDINARY)) and not exhaustive" $(ARGS)
-	$(PYTEST) $(PARALLEL) -m "not ($(ORDINARY)) and not exhaustive" $(ARGS)
+	$(ADAPTERS) $(EACH_LINE) -q -m "not ($(QUICK)) and not exhaustive" $(ARGS)
+	$(PYTEST) $(PARALLEL) -m "not ($(QUICK)) and not exhaustive" $(ARGS)
 
 test-all: test test-slow ## all tests that this environment and computer can run but the exhaustive ones
 
