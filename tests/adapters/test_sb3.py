@@ -115,6 +115,7 @@ def test_only_the_right_views_are_wrapped():
         env.step(np.full((2, 1), 2.5, np.float32))
 
 
+@pytest.mark.slow
 def test_sb3s_own_wrappers_work():
     env: VecEnvWrapper = VecMonitor(VecFrameStack(VecNormalize(VecCheckNan(sb3.make("acrobot", 4, "cpu"))), 3))
     model = A2C("MlpPolicy", env, n_steps=8, seed=1, device="cpu").learn(4 * 600)

@@ -259,6 +259,7 @@ def test_every_seed_of_64_bits_is_taken(seed, command, tmp_path):
     assert newest(tmp_path / "run")[1]["seed"] == seed
 
 
+@pytest.mark.slow
 def test_the_same_seed_trains_the_same_policy_in_another_process(command, tmp_path):
     options = [*TINY, "--total-steps", "48", "--episodes", "2", "--seed", "9"]
     assert command(*GRID, *options, "--out", "one")[0] == 0
@@ -500,6 +501,7 @@ def test_a_path_is_as_good_as_a_name(spelling, own, command):
     assert code == 0 and "--num-sprinters" in output
 
 
+@pytest.mark.slow
 def test_train_and_bench_take_a_path(own, command, tmp_path):
     code, _, errors = command("train", "acorn.py", *SHORT, "--out", "run", "--length", "9")
     assert (code, errors) == (0, [])
@@ -510,6 +512,7 @@ def test_train_and_bench_take_a_path(own, command, tmp_path):
     assert json.loads(output.splitlines()[0])["game"] == "acorn"
 
 
+@pytest.mark.slow
 def test_check_tells_that_a_game_keeps_its_promises(own, command):
     code, output, errors = command("check", "acorn.py", "--steps", "30", "--max-steps", "9", "--device", "cpu")
     assert (code, errors) == (0, [])
@@ -529,6 +532,7 @@ WRONG_RULES = (  # an episode that is a step too long; an order of the lanes tha
 )
 
 
+@pytest.mark.slow
 def test_check_ends_with_1_where_promises_are_broken(own, command):
     rules = own.with_suffix(".cu")
     for right, wrong, _ in WRONG_RULES:
@@ -540,6 +544,7 @@ def test_check_ends_with_1_where_promises_are_broken(own, command):
         assert re.search(message, output), output
 
 
+@pytest.mark.slow
 def test_check_takes_any_vector_environment_of_gymnasium(command):
     code, output, errors = command("check", "CartPole-v1", "--steps", "10")
     assert errors == []
@@ -950,6 +955,7 @@ def test_evaluate_writes_what_it_prints(trained, command, tmp_path):
     assert (tmp_path / "result.json").read_text() == output
 
 
+@pytest.mark.slow
 def test_evaluate_finds_a_game_of_ones_own_in_its_file(own, command, tmp_path):
     assert command("train", "acorn.py", *SHORT, "--max-steps", "9", "--out", "run")[0] == 0
     options = ["evaluate", "run", "--episodes", "3", "--device", "cpu"]

@@ -184,6 +184,7 @@ def test_every_device_text_is_in_one_of_these_texts():
     assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("text", TEXTS, ids=str)
 def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_in_64_bits(text, architecture):
@@ -241,6 +242,7 @@ def test_cuda_errors_name_file_and_line_too():
 # ---------------------------------------------------------------------- the linter can fail
 
 
+@pytest.mark.slow
 def test_looser_flags_are_seen():
     text = Text("tag_continuous", tuple(FEW.items())).write().replace(*WRITTEN)
     loose = tuple(flag for flag in FLAGS if flag != "--fmad=false")

@@ -330,6 +330,7 @@ def test_starts_are_distributed_as_in_mpe2(name, device):
         assert stats.chi2_contingency(counts).pvalue > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "config"),
     [

@@ -605,6 +605,7 @@ def test_without_pygame_the_message_says_what_to_install(monkeypatch):
     GymnasiumEnv("tag_gridworld").close()
 
 
+@pytest.mark.slow
 def test_importing_the_package_does_not_load_pygame_and_drawing_opens_no_display():
     code = (
         "import sys, gpu_vecenv\n"
