@@ -104,6 +104,11 @@ class RankLostError(RuntimeError):
     """A process of a distributed training run was lost; the others cannot continue."""
 
 
+def printable(text: str) -> str:
+    """The text on one line, with a question mark for each character that cannot be printed, line ends included."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """End of an "unknown name" message: up to three similar names, else all."""
     known = sorted(known)

@@ -41,6 +41,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 SOURCES = (
     "gpu_vecenv/compile/codegen.py",
+    "gpu_vecenv/compile/engine_kernels.py",
+    "gpu_vecenv/declare/layout.py",
     "gpu_vecenv/engine/launches.py",
     "gpu_vecenv/engine/vec_env.py",
     "gpu_vecenv/envs/*.py",

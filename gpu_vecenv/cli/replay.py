@@ -27,13 +27,12 @@ from gpu_vecenv.cli.options import (
     load_run_policy,
     with_parameter,
 )
-from gpu_vecenv.compile.codegen import printable
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES
-from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError
+from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, printable
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.watch.player import page

@@ -1,68 +1,32 @@
-"""The text before a game's own: its configuration as constants, its state as a struct, all generated from the Env."""
+"""Code generation: the layout of a game as C++ (constants, structs, accessors), and its whole translation unit."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, GUARD_ROWS, BuildOptions, engine_kernels
 from gpu_vecenv.compile.source_rules import check_source_rules
-from gpu_vecenv.declare.field import C_TYPES, boolean, f32, i32, i64, u64
-from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar, arguments_source
+from gpu_vecenv.declare.field import C_TYPES
+from gpu_vecenv.declare.kernels import arguments_source
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
-from gpu_vecenv.errors import EnvDefinitionError
+from gpu_vecenv.errors import EnvDefinitionError, printable
 from gpu_vecenv.files import cuda_folder
 
 FUNCTIONS = ("reset", "step", "observe")
-SIMD_ENVS = 64  # replicas that the host steps in lockstep, one bit of a word for each
-GUARD_ROWS = 16  # rows of outputs, and
-GUARD_BYTES = 64  # bytes of state, that a debug build leaves after those of each replica
+SIMD_ENVS = 64  # environments that the host steps in one SIMD loop, one bit of a word each
 PARAMETERS = r"\s*\((const\s+|\[\[\w+\]\]\s*)*State(\s+\w+)?\s*,\s*(const\s+|\[\[\w+\]\]\s*)*Io(\s+\w+)?\s*\)"
 SCRATCH = re.compile(r"\bstruct\s[^;{}]*\bScratch\b[^;{}]*\{")
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"')
 
 
-@dataclass(frozen=True)
-class BuildOptions:
-    """How the text around one game is made.
-
-    Args:
-        initial_fields: Names of the state fields that a start initial_states gives.
-        end_on_nonfinite: A replica in which something is NaN or infinite ends at once.
-        guards: Debug build: guard bands lie between replicas.
-        sampled: The step draws its own actions, from what a network gives; there is no other kernel.
-        thread_order: Debug build: 1 goes backwards, 2 shuffled, on the host through ranges, on a GPU through its blocks.
-    """
-
-    initial_fields: tuple[str, ...] = ()
-    end_on_nonfinite: bool = False
-    guards: bool = False
-    thread_order: int = 0
-    sampled: bool = False
-
-    def guard_items(self, field: FieldLayout) -> int:
-        """Items of a field's guard band after each replica's own."""
-        return GUARD_BYTES // field.dtype.itemsize if self.guards and not field.shared else 0
-
-
-DEFAULT_BUILD = BuildOptions()
-
-
-def kernel_fields(layout: GameLayout, initial_fields: Iterable[str] = ()) -> list[tuple[str, FieldLayout]]:
-    """(argument name, field) of every tensor of state that kernels take: the engine's, the game's, initial states."""
-    fields = [(f"engine_{field.name}", field) for field in layout.engine_fields]
-    fields += [(f"state_{field.name}", field) for field in layout.fields]
-    return fields + [(f"initial_{field.name}", field) for field in layout.fields if field.name in set(initial_fields)]
-
-
 def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
-    """The generated text of one configuration; what depends on the device comes before it."""
+    """The header of one configured game; constants of the device precede it."""
     action, initial_fields = layout.action, [field for field in layout.fields if field.name in build.initial_fields]
     obs_type = C_TYPES[layout.observation.dtype]
     lines = [f"// Generated from {printable(layout.config)}. Do not edit."]
@@ -104,75 +68,6 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
     return "\n".join(lines) + "\n"
 
 
-def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> tuple[KernelSignature, ...]:
-    """The kernels of step.cuh and their arguments."""
-    obs, action = layout.observation.dtype, f32 if layout.action.continuous else i32
-    state: list[Array | Scalar] = [
-        Array(name, field.dtype, const=name.startswith("initial_") or field.shared)
-        for name, field in kernel_fields(layout, build.initial_fields)
-    ]
-    state.append(Scalar("num_initial_states", i64))
-    sizes = KernelSignature("vecenv_layout", (Array("out", i64, shape=(3,)),))
-    num_envs = Scalar("num_envs", i64)
-    agents_as_envs = Scalar("agents_as_envs", boolean)
-    end = (Array("scratch", None), num_envs)
-    if build.sampled:
-        actions = sample_arguments(action)
-    else:
-        actions = (Array("actions", None, const=True), Scalar("int64_actions", boolean))
-    step = KernelSignature(
-        "vecenv_step",
-        (
-            *state,
-            *actions,
-            Scalar("mode", i32),
-            agents_as_envs,
-            Array("obs", obs),
-            Array("rewards", f32),
-            Array("terminations", boolean),
-            Array("truncations", boolean),
-            Array("active", boolean),
-            Array("final_mask", boolean),
-            Array("action_mask", boolean, optional=True),
-            Array("final_obs", obs, optional=True),
-            *end,
-        ),
-    )
-    if build.sampled:
-        return sizes, step
-    reset = KernelSignature(
-        "vecenv_reset",
-        (
-            *state,
-            Array("mask", boolean, const=True, optional=True),
-            Scalar("reseed", boolean),
-            Scalar("seed", u64),
-            Scalar("first_env_index", u64),
-            agents_as_envs,
-            Array("obs", obs),
-            Array("active", boolean),
-            Array("action_mask", boolean, optional=True),
-            *end,
-        ),
-    )
-    observe = KernelSignature("vecenv_observe", (*state, agents_as_envs, Array("obs", obs), *end))
-    random_actions = KernelSignature("vecenv_random_actions", (*state, Array("actions", action), num_envs))
-    return sizes, reset, step, observe, random_actions
-
-
-def sample_arguments(action: np.dtype[Any]) -> tuple[Array | Scalar, ...]:
-    """What a kernel that draws actions of this type takes for that."""
-    return (
-        Array("parameters", f32, const=True),
-        Scalar("greedy", boolean),
-        Scalar("squash_by_tanh", boolean),
-        Array("actions", action),
-        Array("log_probs", f32),
-        Array("entropies", f32, optional=True),
-        Array("draws", f32, optional=True),
-    )
-
-
 def _state_of_arguments(layout: GameLayout, build: BuildOptions) -> str:
     """state_of, engine_state_of, initial_states_of: the structs of pointers, from a kernel's arguments."""
     head = "template <class Arguments>\nHD {} {}([[maybe_unused]] const Arguments& args{}) {{\n    return {{{}}};\n}}\n"
@@ -191,7 +86,7 @@ def _state_of_arguments(layout: GameLayout, build: BuildOptions) -> str:
 
 
 def generate_state_functions(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
-    """What walks over the fields of the state; placed after the words FOR_RANGE and HD are defined."""
+    """Functions that loop over the fields of the state; they use FOR_RANGE and HD."""
     lines = [
         "HD void copy_initial_state([[maybe_unused]] State s, [[maybe_unused]] InitialStates initial_states, [[maybe_unused]] i64 row) {"
     ]
@@ -208,21 +103,16 @@ def generate_state_functions(layout: GameLayout, build: BuildOptions = DEFAULT_B
     return "\n".join([*lines, "    return finite;", "}", *_staging_functions(layout), *_host_simd(layout)]) + "\n"
 
 
-def printable(text: str) -> str:
-    """The text on one line; what cannot be printed, line ends among it, is a question mark."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
 def quoted(name: str) -> str:
-    """A file's name as a C string, which no letter of the name ends."""
+    """A file name as a C string literal."""
     return '"' + printable(name).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | None = None) -> str:
-    """``text`` with every ``#include "…"`` replaced by that file's text, each once, with #line marks.
+    """``text`` with every ``#include "…"`` replaced by the file's content, each file once, with #line directives.
 
-    Files are looked for in ``folder`` (the including file's own) and then among the package's device code.
-    The result is self-contained: it is what gets hashed, and the compiler needs no include path.
+    Files are searched for in ``folder`` (that of the including file), then in the package's device code. The result is
+    self-contained: the cache key is its hash, and the compiler needs no include path.
     """
     seen = set() if seen is None else seen
     lines = [f"#line 1 {quoted(name)}"]
@@ -235,11 +125,11 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
             lines.append("" if line.strip() == "#pragma once" else line)
             continue
         wanted = match.group(1)
-        places = [place / wanted for place in (folder, cuda_folder() / "engine") if place is not None]
-        path = next((place for place in places if place.is_file()), None)
+        candidates = [parent / wanted for parent in (folder, cuda_folder() / "engine") if parent is not None]
+        path = next((candidate for candidate in candidates if candidate.is_file()), None)
         if path is None:
             raise EnvDefinitionError(
-                f'{name}:{number}: #include "{wanted}": no such file in {", ".join(map(str, places))}'
+                f'{name}:{number}: #include "{wanted}": no such file in {", ".join(map(str, candidates))}'
             )
         key = str(path.resolve())
         if key not in seen:
@@ -250,13 +140,13 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
 
 
 def declared_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> str:
-    """The words of kernel.cuh and the prologue; ``seen`` collects the files that are in."""
-    words = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
-    return words + '#line 1 "generated header"\n' + generate_header(layout, build)
+    """kernel.cuh and the generated header; ``seen`` collects the included files."""
+    macros = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
+    return macros + '#line 1 "generated header"\n' + generate_header(layout, build)
 
 
 def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
-    """Everything of one game after the device's own definitions: one self-contained translation unit."""
+    """The self-contained translation unit of one game, without the constants of the device."""
     path, seen = layout.source_path, set[str]()
     try:
         source = path.read_text(encoding="utf-8")
@@ -286,7 +176,7 @@ def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
 
 
 def missing_definitions(layout: GameLayout) -> list[str]:
-    """What a game's text, or a file that it includes, should define but does not seem to; and what it has instead."""
+    """Definitions that a game's source and its includes seem to lack, each with similar ones that were found."""
     path = layout.source_path
     text = COMMENT.sub("", inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent))
     missing = [] if SCRATCH.search(text) else ["struct Scratch { … }"]
@@ -307,7 +197,7 @@ def _constant(name: str, value: int | float | bool) -> str:
 
 
 def _float(value: float) -> str:
-    text = f"{np.float32(value):.9g}"  # nine digits give back the same float32
+    text = f"{np.float32(value):.9g}"  # nine digits represent a float32 exactly
     return text + ("f" if "." in text or "e" in text else ".0f")
 
 
@@ -316,7 +206,7 @@ def _table(name: str, values: Iterable[float]) -> str:
 
 
 def _action_sizes(layout: GameLayout) -> list[str]:
-    """action_size(agent, head): choices of that agent's head, 0 if it has no such head."""
+    """action_size(agent, head): number of choices of that head, 0 if the agent does not have it."""
     lines = ["HD int action_size([[maybe_unused]] int agent, [[maybe_unused]] int head) {"]
     roles = layout.present_roles
     for role in roles:
@@ -327,7 +217,7 @@ def _action_sizes(layout: GameLayout) -> list[str]:
 
 
 def _observed(layout: GameLayout) -> list[str]:
-    """observed(agent, k): whether the k-th number of a row of the observation tensor belongs to that agent's role."""
+    """observed(agent, k): whether item k of a row of the observation tensor is not padding for that agent."""
     observation = layout.observation
     lines = [
         f"constexpr bool OBS_PADDED = {str(observation.padded).lower()};",
@@ -364,7 +254,7 @@ def _struct(name: str, fields: Iterable[FieldLayout]) -> list[str]:
 
 
 def _staged_struct(layout: GameLayout) -> list[str]:
-    """What a step of one replica works on: copies of the fields that it may change, and what it gives each agent."""
+    """Struct of the staged state: copies of the fields that a step may change, and per-agent actions and outputs."""
     fields = _staged_fields(layout)
     own = (
         f"alignas({_alignment(f)}) {C_TYPES[f.dtype]} {who}_{f.name}{''.join(f'[{n}]' for n in f.shape or (1,))};"
@@ -388,7 +278,7 @@ def _staged_struct(layout: GameLayout) -> list[str]:
 
 
 def _staging_functions(layout: GameLayout) -> list[str]:
-    """staged_engine, staged_state: the structs of pointers, into a Staged; load_staged and store_staged, there and back again."""
+    """staged_engine, staged_state: structs of pointers into a Staged; load_staged, store_staged: copies to it and back."""
     fields = _staged_fields(layout)
     staged = {(owner, field.name) for owner, field in fields}
     lines = ["namespace staging {"]
@@ -401,11 +291,11 @@ def _staging_functions(layout: GameLayout) -> list[str]:
         "    ThreadItems<Action, NUM_AGENTS * ACTION_HEADS> staged_actions;",
         "    if (!SAMPLED) staged_actions.load_actions(actions, int64_actions);",
     ]
-    for verb, place in (("load", "{0}.{1}"), ("store", "staged.{0}_{1}")):
+    for verb, source in (("load", "{0}.{1}"), ("store", "staged.{0}_{1}")):
         for owner, field in fields:
             kind, size = C_TYPES[field.dtype], field.size
             declared = f"ThreadItems<{kind}, {size}> {owner}_{field.name}; " if verb == "load" else ""
-            lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){place.format(owner, field.name)});")
+            lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){source.format(owner, field.name)});")
     lines += [
         "    if (!SAMPLED) staged_actions.store(staged.actions);",
         "}",
@@ -420,7 +310,7 @@ def _staging_functions(layout: GameLayout) -> list[str]:
 
 
 def _host_simd(layout: GameLayout) -> list[str]:
-    """What steps many replicas at once: one's own state, that of SIMD_ENVS replicas, and a walk over the fields of both."""
+    """Types and accessors for host_simd.cuh: the state of one and of SIMD_ENVS environments, a loop over the fields."""
     own = [(f, C_TYPES[f.dtype], f.size) for f in layout.fields if not f.shared]
     parts = [_cast(f, f"s.{f.name}") if f.shared else _cast(f, f"own.{f.name}", const="") for f in layout.fields]
     arguments = ("SimdState& simd", "EnvState& own", "State s", "F f")
@@ -447,7 +337,7 @@ def _host_simd(layout: GameLayout) -> list[str]:
 
 
 def _staged_fields(layout: GameLayout) -> list[tuple[str, FieldLayout]]:
-    """(m or s, field) of what a step reads and writes, the most aligned first, so that no byte is lost between them."""
+    """(m or s, field) of the state that a step reads and writes, by decreasing alignment, which avoids padding."""
     engine = [
         ("m", field)
         for field in layout.engine_fields
@@ -458,7 +348,7 @@ def _staged_fields(layout: GameLayout) -> list[tuple[str, FieldLayout]]:
 
 
 def _alignment(field: FieldLayout) -> int:
-    """Bytes to which every replica's part of a field is aligned in its tensor, 16 at most: so it is when copied."""
+    """Alignment in bytes, at most 16, of each environment's part of a field in its tensor; staged copies have the same."""
     return min(16, field.nbytes & -field.nbytes)
 
 

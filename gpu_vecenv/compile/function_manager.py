@@ -15,15 +15,13 @@ from gpu_vecenv._version import __version__
 from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, select, structure
 from gpu_vecenv.compile.cache import cached
 from gpu_vecenv.compile.codegen import (
-    DEFAULT_BUILD,
-    BuildOptions,
     declared_source,
-    engine_kernels,
     game_source,
     inline_includes,
     missing_definitions,
 )
 from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar, arguments_source
 from gpu_vecenv.declare.layout import GameLayout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -113,6 +113,12 @@ class GameLayout:
     def num_choices(self) -> int:
         """Entries of an agent's action mask; 0 for a game without masks."""
         return self.action.num_logits if self.masks_actions else 0
+
+    def state_tensors(self, initial_fields: Iterable[str] = ()) -> list[tuple[str, FieldLayout]]:
+        """(tensor name, field): the engine's fields, the game's, and the initial states of ``initial_fields``."""
+        fields = [(f"engine_{field.name}", field) for field in self.engine_fields]
+        fields += [(f"state_{field.name}", field) for field in self.fields]
+        return fields + [(f"initial_{field.name}", field) for field in self.fields if field.name in set(initial_fields)]
 
 
 def slices_of_roles(roles: Mapping[str, int]) -> dict[str, slice]:

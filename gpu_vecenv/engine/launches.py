@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gpu_vecenv.compile.backends import GroupShape, LaunchShape
-from gpu_vecenv.compile.codegen import BuildOptions, kernel_fields
+from gpu_vecenv.compile.engine_kernels import BuildOptions
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
@@ -57,7 +57,7 @@ class Kernels:
         self._lock = threading.RLock()  # its own thread may come again: an interrupt may have kept it from letting go
         self._step_settings = {"mode": mode, "agents_as_envs": agents_as_envs}
         self._state: dict[str, object] = {
-            name: data.memory(name) for name, _ in kernel_fields(layout, build.initial_fields)
+            name: data.memory(name) for name, _ in layout.state_tensors(build.initial_fields)
         }
         self._state["num_initial_states"] = (
             len(data[f"initial_{build.initial_fields[0]}"]) if build.initial_fields else 0
@@ -140,7 +140,7 @@ class Kernels:
         return True
 
     def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
-        """One step with the actions that it draws; ``sample_arguments`` are those of ``codegen.sample_arguments``."""
+        """One step with the actions that it draws; ``sample_arguments`` are those of ``engine_kernels.sample_arguments``."""
         assert self._sampled_step is not None
         self._last_step = None
         self._run(self._sampled_step, "step", out, **sample_arguments, **_addresses(out))

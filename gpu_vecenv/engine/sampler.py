@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
-from gpu_vecenv.compile.codegen import sample_arguments
+from gpu_vecenv.compile.engine_kernels import sample_arguments
 from gpu_vecenv.declare.field import f32, i32, i64, u32
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
@@ -132,11 +132,11 @@ class Sampler:
         Args:
             parameters: As ``sample`` takes them.
             greedy: As ``sample`` takes it.
-            sample: Where to write what is sample_arguments.
+            sample: Buffers for the sample.
             out: Where to write the step's outputs.
 
         Returns:
-            What was sample_arguments, and what ``VecEnv.step`` returns.
+            The sample, and what ``VecEnv.step`` returns.
 
         Raises:
             TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``sample`` and
@@ -154,7 +154,7 @@ class Sampler:
     def _prepare(
         self, method: str, parameters: torch.Tensor, out: Sample | None, name: str
     ) -> tuple[torch.Tensor, Sample]:
-        """The arguments, looked at, and a new place for what is sample_arguments where ``out``, called ``name``, is None."""
+        """The validated arguments, with new buffers for the sample where ``out``, called ``name``, is None."""
         self.env.check_ready(method)
         self._check_parameters(method, parameters)
         parameters = parameters.detach().contiguous()

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from gpu_vecenv.compile.codegen import GUARD_ROWS, BuildOptions, kernel_fields
 from gpu_vecenv.compile.device import free_bytes
+from gpu_vecenv.compile.engine_kernels import GUARD_ROWS, BuildOptions
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import (
@@ -413,7 +413,7 @@ class VecEnv:
         return [f"{kind}_{field.name}" for kind, group in fields for field in group if not field.shared]
 
     def _allocate(self, shared: Mapping[str, ArrayLike], initial_states: Mapping[str, ArrayLike]) -> None:
-        for name, field in kernel_fields(self.layout, initial_states):
+        for name, field in self.layout.state_tensors(initial_states):
             if name.startswith("initial_"):
                 self.data.push(name, initial_states[field.name])
             elif field.shared:

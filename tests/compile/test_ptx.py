@@ -16,7 +16,8 @@ from support.kernels import signature, unpack
 import gpu_vecenv
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin
-from gpu_vecenv.compile.codegen import DEFAULT_BUILD, BuildOptions, engine_kernels, game_source, inline_includes
+from gpu_vecenv.compile.codegen import game_source, inline_includes
+from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
 from gpu_vecenv.declare.kernels import Array, KernelSignature, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.digest import DIGEST_KERNEL

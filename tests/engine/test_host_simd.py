@@ -13,7 +13,8 @@ from support.bitwise import equal_bits
 from support.kernels import signature
 
 import gpu_vecenv
-from gpu_vecenv.compile.codegen import DEFAULT_BUILD, SIMD_ENVS, BuildOptions, game_source
+from gpu_vecenv.compile.codegen import SIMD_ENVS, game_source
+from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import MODES, VecEnv

@@ -40,6 +40,8 @@ OPTIONS = ("--error-exitcode", str(FOUND), "--report-api-errors", "no")
 MORE_OPTIONS = {"memcheck": ("--padding", "512")}
 SOURCES = (
     "gpu_vecenv/compile/codegen.py",
+    "gpu_vecenv/compile/engine_kernels.py",
+    "gpu_vecenv/declare/layout.py",
     "gpu_vecenv/engine/vec_env.py",
     "gpu_vecenv/engine/step_buffers.py",
     "gpu_vecenv/engine/data_manager.py",

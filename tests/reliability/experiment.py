@@ -24,6 +24,8 @@ ENGINE = [
     "gpu_vecenv/engine/step_buffers.py",
     "gpu_vecenv/engine/data_manager.py",
     "gpu_vecenv/compile/codegen.py",
+    "gpu_vecenv/compile/engine_kernels.py",
+    "gpu_vecenv/declare/layout.py",
     "gpu_vecenv/compile/backends/*.py",
 ]
 SHOWN = 20  # failures that are printed

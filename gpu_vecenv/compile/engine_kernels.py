@@ -1,0 +1,110 @@
+"""The kernels of step.cuh: build options, and the signatures that follow from them and the layout of a game."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpu_vecenv.declare.field import boolean, f32, i32, i64, u64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.declare.layout import FieldLayout, GameLayout
+
+GUARD_ROWS = 16  # rows of outputs after those of each environment, in a debug build
+GUARD_BYTES = 64  # bytes of state after those of each environment, in a debug build
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of the code that is generated for one game.
+
+    Args:
+        initial_fields: Names of the state fields that have initial states.
+        end_on_nonfinite: An environment with a NaN or infinite number ends its episode.
+        guards: Debug build: guard bands between environments.
+        sampled: The step draws its own actions from policy outputs; the step kernel is the only one.
+        thread_order: Debug build: 1 is backwards, 2 shuffled: of ranges on the host, of blocks on a GPU.
+    """
+
+    initial_fields: tuple[str, ...] = ()
+    end_on_nonfinite: bool = False
+    guards: bool = False
+    thread_order: int = 0
+    sampled: bool = False
+
+    def guard_items(self, field: FieldLayout) -> int:
+        """Items of a field's guard band after those of each environment."""
+        return GUARD_BYTES // field.dtype.itemsize if self.guards and not field.shared else 0
+
+
+DEFAULT_BUILD = BuildOptions()
+
+
+def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> tuple[KernelSignature, ...]:
+    """The kernels of step.cuh and their arguments."""
+    obs, action = layout.observation.dtype, f32 if layout.action.continuous else i32
+    state: list[Array | Scalar] = [
+        Array(name, field.dtype, const=name.startswith("initial_") or field.shared)
+        for name, field in layout.state_tensors(build.initial_fields)
+    ]
+    state.append(Scalar("num_initial_states", i64))
+    sizes = KernelSignature("vecenv_layout", (Array("out", i64, shape=(3,)),))
+    num_envs = Scalar("num_envs", i64)
+    agents_as_envs = Scalar("agents_as_envs", boolean)
+    end = (Array("scratch", None), num_envs)
+    if build.sampled:
+        actions = sample_arguments(action)
+    else:
+        actions = (Array("actions", None, const=True), Scalar("int64_actions", boolean))
+    step = KernelSignature(
+        "vecenv_step",
+        (
+            *state,
+            *actions,
+            Scalar("mode", i32),
+            agents_as_envs,
+            Array("obs", obs),
+            Array("rewards", f32),
+            Array("terminations", boolean),
+            Array("truncations", boolean),
+            Array("active", boolean),
+            Array("final_mask", boolean),
+            Array("action_mask", boolean, optional=True),
+            Array("final_obs", obs, optional=True),
+            *end,
+        ),
+    )
+    if build.sampled:
+        return sizes, step
+    reset = KernelSignature(
+        "vecenv_reset",
+        (
+            *state,
+            Array("mask", boolean, const=True, optional=True),
+            Scalar("reseed", boolean),
+            Scalar("seed", u64),
+            Scalar("first_env_index", u64),
+            agents_as_envs,
+            Array("obs", obs),
+            Array("active", boolean),
+            Array("action_mask", boolean, optional=True),
+            *end,
+        ),
+    )
+    observe = KernelSignature("vecenv_observe", (*state, agents_as_envs, Array("obs", obs), *end))
+    random_actions = KernelSignature("vecenv_random_actions", (*state, Array("actions", action), num_envs))
+    return sizes, reset, step, observe, random_actions
+
+
+def sample_arguments(action: np.dtype[Any]) -> tuple[Array | Scalar, ...]:
+    """Arguments of a kernel that draws actions of this dtype."""
+    return (
+        Array("parameters", f32, const=True),
+        Scalar("greedy", boolean),
+        Scalar("squash_by_tanh", boolean),
+        Array("actions", action),
+        Array("log_probs", f32),
+        Array("entropies", f32, optional=True),
+        Array("draws", f32, optional=True),
+    )
