@@ -172,11 +172,16 @@ class KernelSignature:
     def source(self) -> str:
         """The struct in C++; it compiles only where the layout is that of ``struct``."""
         struct = f"{self.name}_Arguments"
-        checks = [f"sizeof({struct}) == {self.struct.itemsize}"]
-        checks += [f"__builtin_offsetof({struct}, {name}) == {offset}" for name, offset in self.offsets.items()]
+        checks = [f"__builtin_offsetof({struct}, {name}) == {offset}" for name, offset in self.offsets.items()]
         lines = [f"struct {struct} {{", *(f"    {argument.declaration};" for argument in self.arguments), "};"]
-        lines += [f'static_assert({check}, "laid out as Python fills it");' for check in checks]
+        lines += [_assertion(f"sizeof({struct}) == {self.struct.itemsize}")]
+        lines += ["#if !defined(__CUDACC_RTC__)  // some versions of NVRTC lack __builtin_offsetof"]
+        lines += [*map(_assertion, checks), "#endif"]
         return "\n".join(lines) + "\n"
+
+
+def _assertion(condition: str) -> str:
+    return f'static_assert({condition}, "laid out as Python fills it");'
 
 
 def arguments_source(kernels: Iterable[KernelSignature]) -> str:
