@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,11 @@ from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 STEPS_PER_RUN = 20  # steps per measurement; on a GPU in one captured graph
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
 RNG_FIELDS = ("key", "episode", "elapsed_steps")  # read by the sampler
+
+
+def repeat_step(env: VecEnv) -> Callable[[], None]:
+    """The kernel launch of the last ``env.step`` alone, with the same actions and step buffers."""
+    return env._kernels._step.run
 
 
 def copy_bandwidth(device: torch.device) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpu_vecenv.bench.games import repeat_step
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.timing import seconds
 from gpu_vecenv.errors import ConfigError, nearest
@@ -50,8 +51,8 @@ def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
             vec_env.step(actions[-1])
         given, buffers = itertools.cycle(actions), vec_env.step_buffers()
         step_us = microseconds(lambda: vec_env.step(next(given)), device)  # noqa: B023
-        vec_env.step(actions[0], out=buffers)  # replay_step writes into these buffers
-        launch_us = microseconds(vec_env.replay_step, device)
+        vec_env.step(actions[0], out=buffers)  # repeat_step writes into these buffers
+        launch_us = microseconds(repeat_step(vec_env), device)
         vec_env.close()
         env = _made(name, game, num_envs, device, config)
         interface_us = microseconds(prepare(env, actions), device)

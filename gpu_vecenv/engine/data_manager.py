@@ -38,11 +38,6 @@ class DataManager(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.values())
-
     def allocate(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any] | torch.dtype, *, guard_items: int = 0
     ) -> torch.Tensor:

@@ -16,7 +16,7 @@ from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.guards import check, fill, output_guard_bands, state_guard_bands
 from gpu_vecenv.engine.step_buffers import StepBuffers
-from gpu_vecenv.errors import ConcurrentUseError, ResetNeededError
+from gpu_vecenv.errors import ConcurrentUseError
 
 OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' arguments
 
@@ -78,7 +78,6 @@ class Kernels:
         self._observe = prepare("vecenv_observe", agents_as_envs=agents_as_envs, **self._work)
         self._random_actions = prepare("vecenv_random_actions", num_envs=num_envs)
         self._sampled_step: Launch | None = None
-        self._last_step: Launch | None = None
         if build.guards:
             fill(state_guard_bands(data))
 
@@ -119,7 +118,6 @@ class Kernels:
         """One step."""
         int64_actions = actions.dtype == torch.int64
         self._run(self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **_addresses(out))
-        self._last_step = self._step
 
     def fuses_sampling(self) -> bool:
         """Whether a step that draws its actions pays, and is there.
@@ -142,16 +140,7 @@ class Kernels:
     def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
         """One step with the actions that it draws; ``sample_arguments`` are those of ``engine_kernels.sample_arguments``."""
         assert self._sampled_step is not None
-        self._last_step = None
         self._run(self._sampled_step, "step", out, **sample_arguments, **_addresses(out))
-
-    def replay_step(self) -> None:
-        """The last ``step`` once more."""
-        if self._last_step is None:
-            raise ResetNeededError(
-                "replay_step: there was no step yet, or the last one drew its actions; call step first"
-            )
-        self._last_step.run()
 
     def observe(self, out: StepBuffers) -> None:
         """Observations of the state as it is."""

@@ -304,14 +304,6 @@ class VecEnv:
         self._kernels.step_sampled(sample_arguments, out)
         return _outputs(out)
 
-    def replay_step(self) -> None:
-        """Repeat the last ``step``: the launch alone, with the same tensors, which must still exist.
-
-        Raises:
-            ResetNeededError: There was no step, or the last one was by ``Sampler.step``.
-        """
-        self._kernels.replay_step()
-
     def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Observations of the current state, for instance after writing to ``state``."""
         self._check_open("observe")

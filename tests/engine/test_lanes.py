@@ -22,7 +22,6 @@ from gpu_vecenv.declare.env import Env, Field, f32
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import MODES
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
-from gpu_vecenv.errors import ResetNeededError
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 2.0}
@@ -223,21 +222,6 @@ def test_a_step_of_a_subclass_of_the_environment_is_called(monkeypatch):
         env.reset(seed=1)
         sample, _ = Sampler(env).step(torch.zeros(5, 1, 2))
     assert len(steps) == 1 and steps[0] is sample.actions
-
-
-def test_a_tick_that_drew_its_actions_is_not_repeated(by_lanes):
-    env = by_lanes(gpu_vecenv.configure("cartpole"), 5)
-    env.reset(seed=1)
-    with pytest.raises(ResetNeededError, match="replay_step: there was no step yet"):
-        env.replay_step()
-    actions, buffers = env.sample_actions(), env.step_buffers()
-    env.step(actions, out=buffers)
-    env.replay_step()
-    assert env.elapsed_steps.eq(2).all()
-    Sampler(env).step(torch.zeros(5, 1, 2))
-    with pytest.raises(ResetNeededError, match="replay_step"):
-        env.replay_step()
-    assert env.elapsed_steps.eq(3).all()
 
 
 DIVERGENT = """

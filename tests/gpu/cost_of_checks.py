@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 
+from gpu_vecenv.bench.games import repeat_step
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import captured, provenance, seconds
@@ -55,9 +56,11 @@ def steps(env: VecEnv) -> Callable[[], None]:
     env.reset(seed=1, out=buffers)
     env.step(actions, out=buffers)
 
+    launch = repeat_step(env)
+
     def run() -> None:
         for _ in range(STEPS):
-            env.replay_step()
+            launch()
 
     again = captured(run, env.device)
     return lambda: (again(), kept)[0]  # a graph knows addresses only

@@ -629,7 +629,7 @@ def test_evaluation_does_not_change_what_training_does(setup, device):
 def test_an_environment_that_does_not_fit_serves_as_a_pattern(arguments, device):
     given = leaving(device, **arguments)
     trainer, expected = (Trainer(env, SMALL, seed=7) for env in (given, leaving(device)))
-    assert trainer.env.autoreset_mode == "next_step" and not trainer.env.rows
+    assert trainer.env.autoreset_mode == "next_step" and not trainer.env.agents_as_envs
     assert trainer.env is not given and given.seed is None
     trainer.train_iteration(), expected.train_iteration()
     assert equal_bits(bits(trainer), bits(expected))
