@@ -106,7 +106,7 @@ def test_what_an_adapter_sets_is_not_taken():
     assert game.max_steps == 7 and rest == {"validate": "sync", "output": "numpy"}
     with pytest.raises(ConfigError, match=r"output is 'torch'; the adapter sets it \('numpy'\): leave it out"):
         adapters.split_config("cartpole", {"output": "torch"}, output="numpy")
-    with pytest.raises(ConfigError, match=r"seed is 3; .*give it to reset\(seed=…\)"):
+    with pytest.raises(ConfigError, match=r"seed is 3, .*pass it to reset\(seed=…\)"):
         gpu_vecenv.make("cartpole", 2, "cpu", seed=3)
 
 

@@ -198,7 +198,7 @@ def metrics(file: str) -> list[dict[str, Any]]:
 
 
 def test_the_costs_of_interfaces_are_those_measured() -> None:
-    section = TEXTS["docs/adapters.md"].partition("## What they cost")[2].partition("\n## ")[0]
+    section = TEXTS["docs/adapters.md"].partition("## Overhead")[2].partition("\n## ")[0]
     told = {name: cells.split(" | ") for name, cells in re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)}
     measured: dict[str, list[str]] = {}
     for row in [*metrics("h200-interfaces.json"), *metrics("cpu-interfaces.json")]:
@@ -208,7 +208,7 @@ def test_the_costs_of_interfaces_are_those_measured() -> None:
 
 
 def test_what_the_libraries_reach_is_what_was_measured() -> None:
-    section = TEXTS["docs/adapters.md"].partition("## What they reach")[2].partition("\n## ")[0]
+    section = TEXTS["docs/adapters.md"].partition("## Training results")[2].partition("\n## ")[0]
     told = re.findall(r"^\| `(\w+)` \| (.*) \| ([\d.]+) M \|$", section, re.MULTILINE)
     measured = [
         (row["example"], row["said"], f"{row['agent_steps_per_s'] / 1e6:.2f}")
