@@ -1,1 +1,1 @@
-"""Experiments of reliability with as many repetitions as one likes: ``python tests/reliability --help``."""
+"""Experiments of reliability with any number of repetitions: ``python tests/reliability --help``."""

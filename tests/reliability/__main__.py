@@ -15,5 +15,5 @@ sys.path.insert(1, str(TESTS.parent))
 
 from reliability.experiment import main  # noqa: E402
 
-if __name__ == "__main__":  # processes that are spawned read this file, too
+if __name__ == "__main__":  # spawned processes import this file
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""Many processes fill a cold compile cache at once, and one of them is killed while it builds."""
+"""Concurrent processes fill a cold compile cache; one of them is killed during its build."""
 
 import multiprocessing
 import os
@@ -24,14 +24,14 @@ from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import KernelCompileError
 from reliability.experiment import Experiment, Metrics, said
 
-DEADLINE = 120.0  # seconds; whoever waits for longer hangs
-# Runs the compiler, and notes who wanted something built: the process that waits for it.
+DEADLINE = 120.0  # seconds; a process that takes longer hangs
+# Runs the compiler and records the process that started it.
 COMPILER = """
 #!/bin/sh
 case " $* " in *" -o "*) echo $PPID >> {log} ;; esac
 exec {compiler} "$@"
 """
-# Another factor each time: a binary of another round gives another result.
+# The factor differs in each round, so that a binary of another round gives another result.
 SCALE = '#include "kernel.cuh"\nKERNEL(scale) {{ FOR_ITEMS (k, args.n) args.x[k] *= {factor}; }}\n'
 WRONG = '#include "kernel.cuh"\nKERNEL(scale) {{ undeclared_{factor} = args.n; }}\n'
 SCALE_KERNEL = signature("scale", "float* x, i64 n")
@@ -39,12 +39,12 @@ SCALE_KERNEL = signature("scale", "float* x, i64 n")
 
 @dataclass(kw_only=True)
 class Cache(Experiment):
-    """Processes want one kernel that is not in the cache; a builder is killed; then the entry is damaged."""
+    """Processes request a kernel that is not in the cache; the builder is killed; then the entry is damaged."""
 
     count: int = 20
     """Rounds."""
     processes: int = 16
-    """That start together."""
+    """Concurrent processes."""
 
     depends_on = ("gpu_vecenv/compile/cache.py",)
 
@@ -65,10 +65,10 @@ class Cache(Experiment):
         (place / "tmp").mkdir()
         os.environ |= {"CXX": str(compiler), "GPU_VECENV_CACHE": str(place / "kernels"), "TMPDIR": str(place / "tmp")}
         cache_dir.cache_clear()
-        tempfile.tempdir = None  # so that it looks at TMPDIR again
+        tempfile.tempdir = None  # so that TMPDIR is read again
         try:
             self.built = log
-            _ = FunctionManager("cpu").backend.identity  # asks the compiler for its version, once for all
+            _ = FunctionManager("cpu").backend.identity  # queries the compiler version once
             return self._measured(place)
         finally:
             for key, value in before.items():
@@ -81,13 +81,13 @@ class Cache(Experiment):
         compiled = {"healthy": 0, "killed": 0, "damaged": 0, "wrong": 0}
         longest, kills, most_drafts, warned = 0.0, 0, 0, 0
         for number in range(self.count):
-            # Nobody is killed: one process compiles, the others wait for it.
+            # No process is killed: one process compiles, the others wait for it.
             text = SCALE.format(factor=f"{4 * number + 2}.0f")
             answers, built = self._wave(f"round {number}, cold", text, [])
             self._all_right(f"round {number}, cold", answers, 4 * number + 2, self.processes)
             self.check(built == 1, f"round {number}, cold: {built} compilations of one kernel")
             compiled["healthy"] += built
-            # The builder is killed somewhere in its build, or just after it.
+            # The builder is killed during its build, or just after it.
             text = SCALE.format(factor=f"{4 * number + 3}.0f")
             started = time.monotonic()
             answers, built = self._wave(f"round {number}, kill", text, [rng.uniform(0, 0.3)])
@@ -98,7 +98,7 @@ class Cache(Experiment):
             kills += 1
             drafts = [path.name for path in kernels.iterdir() if path.suffix == ".draft"]
             most_drafts = max(most_drafts, len(drafts))
-            # What lies there is damaged while nobody has it open.
+            # The entry is damaged while no process has it open.
             entry = max(kernels.glob("*.so"), key=lambda path: path.stat().st_mtime_ns)
             damage(entry, rng)
             answers, built = self._wave(f"round {number}, damage", text, [])
@@ -108,7 +108,7 @@ class Cache(Experiment):
             words = [message for _, messages in answers for message in messages]
             warned += len(words)
             self.check(len(words) == 1 and "is damaged" in words[0], f"round {number}: warnings of damage {words}")
-            # What does not compile is told in the same words to everybody, and never kept.
+            # A compile error is reported with the same message to all processes and is not cached.
             answers, built = self._wave(f"round {number}, wrong", WRONG.format(factor=number), [])
             errors = {result for result, _ in answers}
             self.check(
@@ -134,7 +134,7 @@ class Cache(Experiment):
         }
 
     def _wave(self, what: str, text: str, kills: list[float]) -> tuple[list[tuple[Any, list[str]]], int]:
-        """Start all processes together, kill a builder after so many seconds; their answers, and the compilations."""
+        """Start all processes, kill a builder after a delay; returns their results and the compilations."""
         self.built.write_text("")
         context = multiprocessing.get_context("fork")
         start, ready = context.Event(), context.Semaphore(0)
@@ -206,7 +206,7 @@ class Poisoned(Cache):
 
 
 def answer(text: str, ready: Any, start: Any, sender: Any) -> None:
-    """In a process of its own: build, launch, send what came out."""
+    """In a child process: build, launch, send the result."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         x = torch.tensor([1.0, 2.0, 3.0])
@@ -224,7 +224,7 @@ def answer(text: str, ready: Any, start: Any, sender: Any) -> None:
 
 
 def damage(path: Path, rng: random.Random) -> None:
-    """One byte changed, or some lost, in a new file of that name: who has the former one loaded keeps it."""
+    """Replace a file by a copy with a changed byte or truncated; processes that loaded the old file keep it."""
     content = bytearray(path.read_bytes())
     if rng.random() < 0.3:
         del content[rng.randrange(len(content)) :]

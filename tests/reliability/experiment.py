@@ -1,4 +1,4 @@
-"""What experiments have in common: their arguments, metrics and failures, and the command that runs one."""
+"""Base of all experiments: arguments, metrics and failures; and the command that runs one."""
 
 import importlib
 import json
@@ -18,7 +18,7 @@ import tyro
 TESTS = Path(__file__).resolve().parents[1]
 NAMES = ("saves", "damage", "resume", "cache", "leaks", "soak", "rng", "large", "interrupts")
 NOTHING = "nothing"
-# What every environment's steps go through, beside the device code.
+# Sources, other than device code, on which every step depends.
 ENGINE = [
     "gpu_vecenv/engine/vec_env.py",
     "gpu_vecenv/engine/step_buffers.py",
@@ -34,34 +34,34 @@ Metrics = dict[str, Any]
 
 @dataclass(kw_only=True)
 class Experiment:
-    """One experiment. Its fields are its arguments; a subclass gives ``measure``."""
+    """One experiment. Its fields are its arguments; subclasses implement ``measure``."""
 
     count: int
-    """How often."""
+    """Number of repetitions."""
     seed: int = 0
-    """Of all that is random."""
+    """Seed of all random choices."""
     device: str = "cpu"
     """cpu or cuda."""
     json: Path | None = None
-    """A file for the metrics."""
+    """File for the metrics."""
     planted: bool = False
-    """Plant faults, too: the experiment must see each of them."""
+    """Also plant faults: the experiment must find each of them."""
     receipt: bool = False
-    """Plant faults, and write a receipt, which is bound to the sources."""
+    """Plant faults and write a receipt with hashes of the sources."""
     failures: list[str] = field(init=False, default_factory=list)
 
-    depends_on: ClassVar[tuple[str, ...]] = ()  # files beside the engine's whose change makes a receipt stale
+    depends_on: ClassVar[tuple[str, ...]] = ()  # additional files whose change makes a receipt stale
 
     def measure(self) -> Metrics:
-        """The metrics; what goes wrong is added to ``failures``."""
+        """Returns the metrics; adds problems to ``failures``."""
         raise NotImplementedError
 
     def plant(self) -> Metrics:
-        """Fault -> what the experiment says when it is planted."""
+        """Planted fault -> message of the experiment."""
         return {}
 
     def check(self, holds: bool, failure: str) -> bool:
-        """Note a failure unless something holds."""
+        """Add a failure unless ``holds``."""
         if not holds:
             self.failures.append(failure)
         return holds
@@ -79,7 +79,7 @@ class Experiment:
             if self.planted or self.receipt:
                 metrics["planted"] = self.plant()
                 for fault, seen in metrics["planted"].items():
-                    self.check(seen != NOTHING, f"{fault}: it was planted, and nothing was said")
+                    self.check(seen != NOTHING, f"{fault}: it was planted and not found")
         except Exception:
             self.failures.append(traceback.format_exc())
         arguments = {"experiment": self.name, "count": self.count, "seed": self.seed, "device": self.device}
@@ -88,30 +88,30 @@ class Experiment:
 
 
 def said(planted: Experiment) -> str:
-    """The first failure of an experiment in which there is a fault."""
+    """The first failure of an experiment with a planted fault."""
     planted.measure()
     return planted.failures[0].strip().splitlines()[-1] if planted.failures else NOTHING
 
 
 def live_memory() -> int:
-    """Bytes of this process in memory."""
+    """Resident set size of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pieces(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """First and last but one of consecutive pieces."""
+    """(begin, end) of consecutive ranges."""
     for first in range(0, total, size):
         yield first, min(first + size, total)
 
 
 def environment() -> dict[str, str]:
-    """Of a child process: it finds the package and the experiments, and uses one thread."""
+    """Environment of a child process: the package and the experiments on PYTHONPATH, one thread."""
     paths = [str(TESTS), str(TESTS.parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "OMP_NUM_THREADS": "1"}
 
 
 def metrics_of(name: str, *arguments: object) -> Metrics:
-    """Run an experiment as a command of its own and read its metrics.
+    """Run an experiment as a command and read its metrics.
 
     Raises:
         AssertionError: Its exit status is not 0.
@@ -128,7 +128,7 @@ def kind_of(name: str) -> type[Experiment]:
 
 
 def main() -> int:
-    """Run what the command line says; the exit status."""
+    """Run the experiment on the command line; returns the exit status."""
     chosen, prog, arguments = sys.argv[1:2], "tests/reliability", sys.argv[1:]
     if chosen and chosen[0] in NAMES:  # only this one is imported
         experiment = tyro.cli(kind_of(chosen[0]), prog=f"{prog} {chosen[0]}", args=arguments[1:])

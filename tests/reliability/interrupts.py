@@ -1,4 +1,4 @@
-"""Ctrl-C at any instant, and the ways in which environments come into other processes."""
+"""Ctrl-C at any instant; environments in forked and spawned processes."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ from reliability.experiment import Experiment, Metrics, said
 
 DEADLINE = 60.0  # seconds; another process that takes longer hangs
 NUM_ENVS = 2000  # x 5 agents: enough for several host threads in each launch
-AFTER = 3  # steps that an environment and its twin take together
+AFTER = 3  # steps that an environment and its uninterrupted twin take together
 ENOUGH = 5000  # repetitions within which an interrupt must have come
 CONFIG = PPOConfig(total_steps=10**6, num_steps=8, num_epochs=2, num_minibatches=2, hidden_sizes=(16,))
 PACKAGE = str(Path(gpu_vecenv.__file__).parent)
@@ -40,10 +40,10 @@ USES = ("step", "reset", "state", "make", "train")
 
 @dataclass(kw_only=True)
 class Interrupts(Experiment):
-    """Interrupt what steps, resets, makes or trains, at random and at each line; compare with a twin; fork, spawn."""
+    """Interrupt steps, resets, construction and training, at random and at each line; compare with a twin; fork, spawn."""
 
     count: int = 200
-    """Interrupts at random instants; one at each line that a step, a reset or a load runs through comes besides."""
+    """Interrupts at random instants, in addition to one at each line of a step, a reset and a load."""
 
     depends_on = ("gpu_vecenv/train/trainer.py", "gpu_vecenv/train/graph.py")
 
@@ -106,7 +106,7 @@ class Interrupts(Experiment):
         }[use]
 
     def _compare(self, what: str, env: VecEnv, twin: VecEnv) -> None:
-        """What the environment is now decides what it becomes: nothing is hidden, nobody writes to it any more."""
+        """The environment is determined by its state: no hidden state, and no pending writes."""
         twin.load_state_dict(env.state_dict())
         self.disturb(twin)
         digests = []
@@ -166,7 +166,7 @@ class Disturbed(Interrupts):
 
 
 def interrupted(work: Callable[[], Any], delay: float) -> tuple[bool, float]:
-    """Do the work again and again until a SIGINT comes after so long; whether it came, and how late it was seen."""
+    """Repeat the work until a SIGINT arrives after a delay; returns whether it arrived, and its latency."""
     sent = 0.0
     begun = threading.Event()
 
@@ -192,7 +192,7 @@ def interrupted(work: Callable[[], Any], delay: float) -> tuple[bool, float]:
 
 
 def broken_off(work: Callable[[], Any], at: int) -> bool:
-    """Do the work once, with an interrupt before the so many-th line of the package's own code; whether it has one."""
+    """Do the work once, with an interrupt before the n-th line of the package; returns whether that line exists."""
     line = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -216,7 +216,7 @@ def broken_off(work: Callable[[], Any], at: int) -> bool:
 
 
 def in_fork(work: Callable[[], str]) -> str:
-    """What a forked process gets, or the name of the error that it gets."""
+    """The result of a forked process, or the name of its error."""
     receiver, sender = os.pipe()
     child = os.fork()
     if child == 0:
@@ -239,7 +239,7 @@ def in_fork(work: Callable[[], str]) -> str:
 
 
 def in_spawned(env: VecEnv, seed: int) -> str:
-    """What a process that starts from nothing gets from an environment that is sent to it."""
+    """The result of a spawned process to which an environment is sent."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     child = context.Process(target=digest_there, args=(env, seed, sender))

@@ -1,4 +1,4 @@
-"""Beyond 2^31: tensors of more elements, clocks and counters near that end, and sizes that are refused."""
+"""Beyond 2^31: tensors of more elements, clocks and counters near that limit, and sizes that are refused."""
 
 import math
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from reliability.wide import Wide
 INDEX_END = 2**31
 GUARD = 4096  # elements before and after the observations
 GUARDED_BY = 77
-WINDOW = 5  # replicas that are compared in one place
-TICKS = 3  # an episode has 2
+WINDOW = 5  # consecutive environments that are compared
+STEPS = 3  # an episode has 2
 REFUSED = (2**40, 2**62, 2**63, 2**64, 10**30)
 REFUSAL_LIMIT = 16 << 20  # bytes that a refusal may leave in the heap
 
 
 @dataclass(kw_only=True)
 class Large(Experiment):
-    """Tensors beyond 2^31 elements agree with small environments of the same replicas; counters pass 2^31 and 2^32."""
+    """Tensors beyond 2^31 elements equal those of the same environments alone; counters pass 2^31 and 2^32."""
 
     count: int = INDEX_END + 10_000
     """Least number of elements of the largest tensor."""
@@ -55,7 +55,7 @@ class Large(Experiment):
         return {**metrics, **self._clocks(), **self._refusals()}
 
     def _bytes(self, game: Wide, num_envs: int) -> int:
-        """Of the environment, a buffers of its own and what the sampler takes and gives; a tenth more to be safe."""
+        """Bytes of the environment, its step buffers and the sampler's inputs and outputs, plus 10%."""
         each = VecEnv(game, 1, self.device, autoreset_mode=self._mode).bytes_per_env()
         return int(1.1 * num_envs * (each + game.num_agents * 30))
 
@@ -66,7 +66,7 @@ class Large(Experiment):
     def _part(self, part: str, game: Wide, num_envs: int, border: int) -> None:
         env = VecEnv(game, num_envs, self.device, autoreset_mode=self._mode)
         starts = [0, max(border - WINDOW // 2, 0), num_envs - WINDOW]
-        # The same replicas alone. Their random streams are numbered as in the large environment.
+        # The same environments alone, with the random streams that they have in the large one.
         twins = [
             VecEnv(game, WINDOW, self.device, autoreset_mode=self._mode, first_env_index=start) for start in starts
         ]
@@ -92,12 +92,12 @@ class Large(Experiment):
             names = ("obs", "rewards", "terminations", "truncations")
             final = info.get("final_obs")
             found = {**dict(zip(names, values, strict=False)), "active": info["active"]}
-            # Rows of final_obs that are not meant hold anything.
+            # Rows of final_obs outside the mask are unspecified.
             return found if final is None or not info["_final_obs"].all() else {**found, "final_obs": final}
 
         whole = given(env.reset(seed=self.seed, out=buffers))
         compare_all("reset", whole, [given(twin.reset(seed=self.seed)) for twin in twins])
-        for step in range(1, TICKS + 1):
+        for step in range(1, STEPS + 1):
             actions = env.sample_actions()
             compare("random actions", {"": actions}, [{"": twin.sample_actions()} for twin in twins])
             whole = given(env.step(actions, out=buffers))
@@ -113,7 +113,7 @@ class Large(Experiment):
         env.observe(out=buffers.obs)
         compare_all("observe", {"obs": buffers.obs}, [{"obs": twin.observe()} for twin in twins])
         self._digests(part, starts, buffers.obs if part != "state" else env.state["cell"])
-        buffers = guarded = whole = actions = None  # room for what the sampler takes
+        buffers = guarded = whole = actions = None  # free memory for the sampler
         logits = torch.zeros((num_envs, env.num_agents, 2), device=self.device)
         sample = Sampler(env).sample(logits)
         small = torch.zeros((WINDOW, env.num_agents, 2), device=self.device)

@@ -1,4 +1,4 @@
-"""Environments are made, stepped and closed again and again: nothing of them stays."""
+"""Environments are made, stepped and closed repeatedly and leave nothing behind."""
 
 import gc
 import os
@@ -16,29 +16,29 @@ from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 from reliability.experiment import Experiment, Metrics, live_memory, said
 
-LOOKS = 20  # at the process's metrics, spread over all cycles
-# The heap of a process grows by a megabyte at first and breathes by some hundred kilobytes: the slope is that of the
-# second half of the cycles, and over fewer of them one below the limit says nothing.
+MEASUREMENTS = 20  # measurements, spread over all cycles
+# The heap of a process grows by a megabyte at first and varies by some hundred kilobytes: the slope is that of the
+# second half of the cycles, and is not significant over fewer cycles.
 LEAST_FOR_SLOPE = 200
-SLOPE_LIMIT = 1024.0  # bytes a cycle
-DRIVER_LIMIT = 2 << 20  # bytes that the driver may keep after the first cycles: its own pools
+SLOPE_LIMIT = 1024.0  # bytes per cycle
+DRIVER_LIMIT = 2 << 20  # bytes that the driver may keep in pools after the first cycles
 CONFIG = PPOConfig(total_steps=10**6, num_steps=4, num_epochs=1, num_minibatches=1, hidden_sizes=(8,))
 
 
 class UsersError(Exception):
-    """Raised by whoever uses an environment."""
+    """Raised while an environment is used."""
 
 
 @dataclass(kw_only=True)
 class Leaks(Experiment):
-    """Make, step and close environments and trainers; every second time an error comes in between."""
+    """Make, step and close environments and trainers; every second time an error is raised in between."""
 
     count: int = 500
     """Cycles."""
     num_envs: int = 64
-    """Replicas."""
+    """Environments."""
     alone: bool = True
-    """Whether no other process uses the GPU: only then the driver's memory tells of this one."""
+    """Whether no other process uses the GPU: only then is the driver's memory that of this process."""
 
     depends_on = (
         "gpu_vecenv/train/trainer.py",
@@ -50,12 +50,12 @@ class Leaks(Experiment):
 
     def measure(self) -> Metrics:
         torch.set_num_threads(1)
-        for number in range(2 * len(USES) + 2):  # whatever is made once: pools, modules, the driver's own memory
+        for number in range(2 * len(USES) + 2):  # one-time allocations: pools, modules, memory of the driver
             self.use(number)
         looks = [self._look()]
         for number in range(self.count):
             self.use(number)
-            if (number + 1) % max(self.count // LOOKS, 1) == 0:
+            if (number + 1) % max(self.count // MEASUREMENTS, 1) == 0:
                 looks.append(self._look())
         first, last = looks[0], looks[-1]
         for name in ("tensor_bytes", "tensors", "files", "threads", "modules"):
@@ -83,9 +83,9 @@ class Leaks(Experiment):
             self.check(number % 2 == 0, f"cycle {number}: no error came")
 
     def _look(self) -> dict[str, int]:
-        """What the process has now."""
+        """Resources of the process now."""
         gc.collect()
-        # isinstance would ask some objects for their class, which warn.
+        # isinstance accesses __class__, which some objects warn about.
         tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor) and x.device.type != "meta"]
         storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
         look = {
@@ -134,7 +134,7 @@ def engine_case(game: str, mode: str, **config: Any) -> Callable[[str, int, bool
                 env.step(env.sample_actions())
             env.load_state_dict(env.state_dict())
             if fails:
-                env.step(env.sample_actions()[:-1])  # of another shape
+                env.step(env.sample_actions()[:-1])  # wrong shape
         finally:
             env.close()
 
@@ -142,7 +142,7 @@ def engine_case(game: str, mode: str, **config: Any) -> Callable[[str, int, bool
 
 
 def abandoned(device: str, num_envs: int, fails: bool) -> None:
-    """Nobody closes it."""
+    """Not closed explicitly."""
     env = gpu_vecenv.make("cartpole", num_envs, device)
     env.reset(seed=1)
     buffers = env.step_buffers()

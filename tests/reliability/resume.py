@@ -1,4 +1,4 @@
-"""Kills in training: what goes on afterwards is, bit by bit, what was never killed."""
+"""Kills during training: resumed runs are bitwise equal to uninterrupted ones."""
 
 import tempfile
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from reliability.experiment import Experiment, Metrics
 
 @dataclass(kw_only=True)
 class Resume(Experiment):
-    """SIGKILL a training run again and again, resume it, and compare it bit by bit with one left alone."""
+    """SIGKILL a training run repeatedly, resume it, and compare it bitwise with an uninterrupted run."""
 
     count: int = 50
-    """Kills."""
+    """Number of kills."""
     game: str = "tag_gridworld"
     """A registered name, or the file that declares it."""
 

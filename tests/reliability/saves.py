@@ -1,4 +1,4 @@
-"""Kills while checkpoints are written: what is left can always be loaded and is whole."""
+"""Kills while checkpoints are written: the files left can be loaded and are complete."""
 
 import os
 import random
@@ -16,18 +16,18 @@ import torch
 from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint, save_checkpoint
 from reliability.experiment import Experiment, Metrics, said
 
-SIZE = 200_000  # numbers of a checkpoint's large tensor
-LEAST_DRAFTS = 3  # so many kills must have hit the middle of a save
+SIZE = 200_000  # elements of a checkpoint's large tensor
+LEAST_DRAFTS = 3  # kills that must have hit the middle of a save
 
 
 @dataclass(kw_only=True)
 class Saves(Experiment):
-    """SIGKILL a process that saves checkpoints without end, at random instants, and load what it left."""
+    """SIGKILL a process that saves checkpoints in a loop, at random instants, and load the files it left."""
 
     count: int = 200
     """Kills."""
     what: Literal["folder", "file"] = "folder"
-    """Whether it saves iterations and the best one in a folder, or one file again and again."""
+    """Whether it saves iterations and the best one in a folder, or one file repeatedly."""
 
     depends_on = ("gpu_vecenv/train/checkpoint.py",)
 
@@ -37,7 +37,7 @@ class Saves(Experiment):
             "/dev/shm" if os.path.isdir("/dev/shm") else None
         )  # no waiting for a disk: kills then hit all of a save
         with tempfile.TemporaryDirectory(dir=memory) as folder, warnings.catch_warnings():
-            warnings.simplefilter("error")  # no iteration is passed over
+            warnings.simplefilter("error")  # a skipped iteration warns
             warnings.simplefilter("ignore", DeprecationWarning)  # of fork
             return self._kill(Path(folder))
 
@@ -74,7 +74,7 @@ class Saves(Experiment):
                         draft.unlink()
             except (ValueError, OSError, Warning) as error:
                 self.failures.append(f"kill {kills}, after version {last}: {error!r}")
-                return {"kills": kills}  # nothing to go on from
+                return {"kills": kills}  # no checkpoint to continue from
             self.check(version >= last + 2, f"kill {kills}: two saves after {last} had returned, but it is {version}")
             litter = [name for name in os.listdir(place) if name.endswith(".draft")]
             self.check(not litter and len(left) <= 1, f"kill {kills}: drafts {left}, not removed {litter}")
@@ -83,7 +83,7 @@ class Saves(Experiment):
         return {"kills": kills, "what": self.what, "hit_a_save": drafts, "saves": versions, "most_files": most}
 
     def save(self, place: Path, version: int) -> None:
-        """A checkpoint whose tensors tell its version."""
+        """A checkpoint whose tensors contain its version."""
         tensors = {"a": torch.full((SIZE,), float(version)), "b": torch.arange(9) + version}
         if self.what == "folder":
             CheckpointFolder(place, keep=2).save(version, tensors, {"v": version}, best=True)
@@ -94,7 +94,7 @@ class Saves(Experiment):
         return {"files that are written in place": said(InPlace(count=20))}
 
     def _kill_once(self, place: Path, last: int, delay: float) -> None:
-        """Fork a process that saves without end, and end it so long after it has begun its third save."""
+        """Fork a process that saves in a loop, and kill it after a delay from its third save on."""
         begun, begin = os.pipe()
         child = os.fork()
         if child == 0:
@@ -110,7 +110,7 @@ class Saves(Experiment):
                 if os.read(begun, 1) != b"!":
                     raise OSError("the saving process has ended by itself")
             start = time.perf_counter()
-            while time.perf_counter() < start + delay:  # another moment of some save each time
+            while time.perf_counter() < start + delay:  # the kills hit different moments of a save
                 pass
         finally:
             os.kill(child, signal.SIGKILL)
@@ -123,17 +123,17 @@ class InPlace(Saves):
     what: Literal["folder", "file"] = "file"
 
     def save(self, place: Path, version: int) -> None:
-        """The same bytes, without a draft."""
+        """Saves the same bytes without a draft file."""
         with tempfile.TemporaryDirectory() as elsewhere:
             super().save(Path(elsewhere), version)
             content = (Path(elsewhere) / "one").read_bytes()
-        with (place / "one").open("wb", buffering=0) as file:  # bit by bit, so that a kill meets it
+        with (place / "one").open("wb", buffering=0) as file:  # in small pieces, so that a kill hits the middle
             for at in range(0, len(content), 256):
                 file.write(content[at : at + 256])
 
 
 def whole(tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) -> int:
-    """The version of a checkpoint; ValueError unless all of it is of one version."""
+    """The version of a checkpoint; raises ValueError if its tensors have several versions."""
     version = manifest["v"]
     full = tensors["a"].shape == (SIZE,) and bool(tensors["a"].eq(version).all())
     if not full or not tensors["b"].equal(torch.arange(9) + version):

@@ -1,4 +1,4 @@
-"""A long run: memory stays as it is, no fault is set, and clocks and counters add up."""
+"""A long run: constant memory, no faults, consistent clocks and counters."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,20 @@ from gpu_vecenv import VecEnv
 from gpu_vecenv.engine.digest import Digest
 from reliability.experiment import Experiment, Metrics, live_memory, said
 
-LOOKS = 20  # spread over the run
-GROWTH_LIMIT = 4 << 20  # bytes: the heap of a process breathes
+MEASUREMENTS = 20  # spread over the run
+GROWTH_LIMIT = 4 << 20  # bytes: the heap of a process varies
 
 
 @dataclass(kw_only=True)
 class Soak(Experiment):
-    """Step until so many agent-steps are done, and look at memory, faults, clocks and counters again and again."""
+    """Step for ``count`` agent-steps, and check memory, faults, clocks and counters repeatedly."""
 
     count: int = 0
-    """Agent-steps; 0 means 1e9 on CUDA and 1e7 on the host."""
+    """Agent-steps; 0 means 1e9 on CUDA and 1e7 on the CPU."""
     game: str = "tag_gridworld"
-    """Its registered name."""
+    """Registered name."""
     num_envs: int = 0
-    """Replicas; 0 means 65536 on CUDA and 1024 on the host."""
+    """Environments; 0 means 65536 on CUDA and 1024 on the CPU."""
 
     def __post_init__(self) -> None:
         cuda = self.device.startswith("cuda")
@@ -39,7 +39,7 @@ class Soak(Experiment):
         for step in range(1, steps + 1):
             env.step(env.sample_actions(), out=buffers)
             self.after(env, step)
-            if step % max(steps // LOOKS, 1) == 0 or step == steps:
+            if step % max(steps // MEASUREMENTS, 1) == 0 or step == steps:
                 self._look(env, step)
                 memory.append(self._memory())
         allocated, resident = zip(*memory, strict=True)

@@ -1,4 +1,4 @@
-"""A game as wide as one likes: replicas of many cells, of many agents, or of agents that see much."""
+"""A game of any size: many cells, many agents, or large observations."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from gpu_vecenv.declare.env import Env, Field, f32, i32, param, u8
 
 @dataclass(frozen=True, kw_only=True)
 class Wide(Env):
-    """Every number that is seen depends on the replica's own random mark, on its place and on the step."""
+    """Every observed number depends on a random mark of the environment, on its position and on the step."""
 
     crowd: int = param(1, low=1)
     width: int = param(1, low=1)
