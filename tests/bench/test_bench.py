@@ -47,7 +47,7 @@ def run_bench(folder, *arguments):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """``bench.run`` on the CPU in this process; one short run makes a figure."""
+    """``bench.run`` on the CPU in this process, with one short run per measurement."""
     for module, name, value in (
         (measurement, "NUM_RUNS", 1),
         (measurement, "MIN_SECONDS", 0),
@@ -71,7 +71,7 @@ def test_one_json_line_per_row_is_printed_and_the_same_is_written(measured):
     assert [row] == written["rows"] and rest == {key: value for key, value in written.items() if key != "rows"}
 
 
-def test_the_figures_say_what_was_measured_and_where(measured):
+def test_rows_name_game_device_and_versions(measured):
     _, written = measured
     (row,) = written["rows"]
     assert set(written) == TOP and set(row) == ROW
@@ -129,8 +129,8 @@ def test_a_rollout_has_its_own_stage(game, quick):
     assert row["rollout_env_steps_per_s"] == pytest.approx(2e6 / row["rollout_us"], rel=0.01)  # of a rounded rate
 
 
-def test_every_time_is_that_of_one_tick(quick, monkeypatch):
-    clock = itertools.count()  # a second passes from one look to the next: two from the start of a call to its end
+def test_every_time_is_per_step(quick, monkeypatch):
+    clock = itertools.count()  # each reading is 1 s later than the one before
     monkeypatch.setattr(measurement, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
     (row,) = quick(game="cartpole", num_envs=2, rollout=True, num_steps=4, hidden_sizes=(8,))["rows"]
     assert [row[f"{stage}_us"] for stage in STAGES] == [2e6 / 20] * 3
@@ -164,7 +164,7 @@ def test_training_by_default_is_as_the_games_preset_has_it(quick):
     assert (row["num_steps"], row["units"], row["update"]) == (25, [128, 128], "one step on the whole batch")
 
 
-def test_warpdrives_configurations_keep_their_words(quick, monkeypatch):
+def test_training_without_a_game_uses_warpdrives_configurations(quick, monkeypatch):
     monkeypatch.setattr(bench_training, "CONFIGURATIONS", (("cartpole", 4, 5, 8),))
     rows = quick(training=True)["rows"]
     assert [row["update"] for row in rows] == ["one step on the whole batch", "4 epochs of 4 minibatches"]
@@ -176,7 +176,7 @@ def test_warpdrives_configurations_keep_their_words(quick, monkeypatch):
 SMALL = {"game": "cartpole", "num_envs": 3}
 
 
-def test_a_table_is_for_people_and_has_every_stage(quick, capsys, tmp_path):
+def test_a_table_has_every_stage(quick, capsys, tmp_path):
     results = quick(**SMALL, rollout=True, table=True, json=tmp_path / "rows.json")
     printed = capsys.readouterr().out
     with pytest.raises(json.JSONDecodeError):
@@ -193,7 +193,7 @@ def test_a_table_is_for_people_and_has_every_stage(quick, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_a_table_without_being_asked(tmp_path):
+def test_a_terminal_gets_a_table_by_default(tmp_path):
     pty = pytest.importorskip("pty")  # not on Windows
     ours, theirs = pty.openpty()
     bench_cartpole = [sys.executable, "-m", "gpu_vecenv.bench", "--device", "cpu", "--game", "cartpole"]
@@ -206,7 +206,7 @@ def test_a_terminal_gets_a_table_without_being_asked(tmp_path):
         try:
             while piece := os.read(ours, 1 << 16):
                 said += piece
-        except OSError:  # how Linux says that nobody writes there any more
+        except OSError:  # raised by Linux once the other end is closed
             pass
     os.close(ours)
     text = said.decode()
@@ -238,7 +238,7 @@ def test_every_kind_of_row_has_a_cell_for_each_heading():
 # ---------------------------------------------------------------------- sweeps
 
 
-def test_replicas_grow_by_the_root_of_ten_up_to_the_most():
+def test_environment_counts_grow_by_the_root_of_ten():
     assert bench_sweep.environment_counts(100_000) == [1, 3, 10, 32, 100, 316, 1000, 3162, 10_000, 31_623, 100_000]
     assert bench_sweep.environment_counts(20) == [1, 3, 10, 20]
     assert bench_sweep.environment_counts(1) == [1]
@@ -264,7 +264,7 @@ def test_agents_grow_from_the_configuration_that_was_given():
     assert bench_sweep.with_agents(game, 10) == configure("tag_continuous", num_taggers=5, num_runners=5, side=5.0)
 
 
-def test_roles_that_are_more_than_the_agents_are_refused():
+def test_fewer_agents_than_roles_are_an_error():
     with pytest.raises(ConfigError, match="tag_continuous cannot have 1 agents; expected at least one of each role"):
         bench_sweep.with_agents(configure("tag_continuous"), 1)
 
@@ -283,7 +283,7 @@ def test_linear_growth_ends_where_more_than_a_tenth_of_the_best_is_lost(rates, l
     assert bench_sweep.linear_up_to([1, 10, 100], rates) == last
 
 
-def test_a_sweep_over_replicas_is_measured_and_drawn(quick, tmp_path, capsys):
+def test_a_sweep_over_environments_is_measured_and_drawn(quick, tmp_path, capsys):
     matplotlib = pytest.importorskip("matplotlib")
     for name in ("curve.svg", "curve.png"):
         with matplotlib.rc_context({"svg.fonttype": "none"}):  # words stay words
@@ -308,8 +308,8 @@ def test_a_sweep_over_agents_is_measured(quick, monkeypatch, capsys):
     assert f"step: within 10 % of linear up to {up_to} agents" in capsys.readouterr().out
 
 
-def test_what_does_not_fit_ends_a_sweep_and_is_told(quick, monkeypatch, capsys):
-    monkeypatch.setattr(bench_sweep, "AGENTS", (5, 20_000))  # 13 GB a replica
+def test_a_size_that_does_not_fit_ends_a_sweep_with_a_message(quick, monkeypatch, capsys):
+    monkeypatch.setattr(bench_sweep, "AGENTS", (5, 20_000))  # 13 GB per environment
     results = quick(game="tag_gridworld", sweep="agents", num_envs=10_000, table=True)
     assert [row["num_agents"] for row in results["rows"]] == [5]
     assert "num_envs = 10,000 replicas" in results["stopped"]
@@ -369,12 +369,12 @@ ROW_NOW = {"game": "g", "num_envs": 10, "num_agents": 2, "config": {"a": (1, 2)}
         ({"interface": "sb3", "config": {"a": [1, 2]}}, None),
     ],
 )
-def test_rows_of_the_same_thing_are_compared_and_no_others(changes, ratios, tmp_path):
+def test_only_matching_rows_are_compared(changes, ratios, tmp_path):
     old = {**ROW_NOW, "step_env_steps_per_s": 10, **changes}
     assert bench_compare.read(file(tmp_path, [old])).ratios(ROW_NOW) == ratios
 
 
-def test_rows_that_say_less_are_compared_by_what_they_say(tmp_path):
+def test_rows_with_fewer_keys_are_compared_by_those_they_have(tmp_path):
     """Training rows once had neither num_agents nor config; rows of interfaces have times only."""
     said = {"game": "cartpole", "num_envs": 4, "num_steps": 5, "units": 8, "update": "u", "precision": "tf32"}
     old = {**said, "env_steps_per_s": 100}
@@ -388,7 +388,7 @@ def test_rows_that_say_less_are_compared_by_what_they_say(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["h200-cuda_core", "cpu-one-core", "h200-interfaces", "h200-training"])
-def test_the_measurements_of_the_documents_can_be_compared_with(name):
+def test_the_recorded_measurements_can_be_compared_with(name):
     path = ROOT / "docs" / "performance" / f"{name}.json"
     earlier = bench_compare.read(path)
     assert len(earlier.rows) == len(json.loads(path.read_text())["rows"]) > 0
@@ -431,7 +431,7 @@ def test_a_file_that_cannot_be_compared_with_is_refused(text, message, tmp_path)
         bench.run(bench.BenchConfig(device="cpu", **SMALL, compare=path))
 
 
-def test_a_missing_file_to_compare_with_is_told_before_anything_is_measured(tmp_path, capsys):
+def test_a_missing_file_to_compare_with_is_an_error_before_measuring(tmp_path, capsys):
     with pytest.raises(
         FileNotFoundError, match=r"no file .*nowhere.json to compare with; expected a file written by --json"
     ):
@@ -443,7 +443,7 @@ def test_a_missing_file_to_compare_with_is_told_before_anything_is_measured(tmp_
 
 
 @pytest.mark.parametrize(("baseline", "game"), [("gymnasium", "cartpole"), ("mpe2", "simple_tag")])
-def test_another_librarys_steps_are_measured_in_the_same_run(baseline, game, quick):
+def test_baselines_are_measured_in_the_same_run(baseline, game, quick):
     library = pytest.importorskip(baseline)
     (row,) = quick(baseline=baseline, num_envs=2)["rows"]
     assert (row["baseline"], row["version"], row["game"], row["num_envs"]) == (baseline, library.__version__, game, 2)
@@ -455,7 +455,7 @@ def test_another_librarys_steps_are_measured_in_the_same_run(baseline, game, qui
 
 
 @pytest.mark.slow
-def test_interfaces_are_measured_beside_the_machine(tmp_path):
+def test_interfaces_are_measured_with_vec_env_and_launch(tmp_path):
     printed, written = run_bench(tmp_path, "--interface", "gymnasium")
     *rows, rest = map(json.loads, printed.splitlines())
     assert rows == written["rows"] and set(rest) == TOP - {"copy_bytes_per_s", "rows"}
@@ -479,17 +479,17 @@ def test_the_loop_over_mpe2_resets_what_has_ended(monkeypatch):
     env.reset(seed=1)
     step = bench_baselines.STEPS["mpe2"](env, [env.sample_actions()])
     alive = []
-    for _ in range(52):  # an episode has 25 ticks
+    for _ in range(52):  # an episode has 25 steps
         step()
         alive.append([bool(baseline.agents) for baseline in made])
-    ended = [tick for tick, both in enumerate(alive, 1) if both == [False, False]]
+    ended = [step_index for step_index, both in enumerate(alive, 1) if both == [False, False]]
     assert ended == [25, 51] and alive.count([True, True]) == 50
 
 
 # ---------------------------------------------------------------------- options
 
 
-def test_every_option_says_what_it_is():
+def test_every_option_has_a_help_text():
     lines = inspect.getsource(bench.BenchConfig).splitlines()
     fields = {field.name: field for field in dataclasses.fields(bench.BenchConfig)}
     told = {name for name in fields for line in lines if re.match(rf"    {name}: .* = .*  # \w", line)}
@@ -547,7 +547,7 @@ def test_every_option_says_what_it_is():
         ({"baseline": "mpe2", "game": "cartpole"}, "game cannot be combined with baseline"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_anything_is(given, message, tmp_path, monkeypatch, capsys):
+def test_wrong_options_are_errors_before_measuring(given, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         bench.run(bench.BenchConfig(device="cpu", **given))

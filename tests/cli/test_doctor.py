@@ -1,4 +1,4 @@
-"""doctor and install, on machines imitated by small programs that come first on PATH."""
+"""doctor and install, with compilers, nvidia-smi and pip replaced by small programs on PATH."""
 
 import os
 import re
@@ -24,7 +24,7 @@ esac
 
 
 class Programs:
-    """A folder that is all of PATH."""
+    """A folder that is the only one on PATH."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     return Programs(folder)
 
 
-def test_driver_as_nvidia_smi_tells(programs):
+def test_driver_is_read_from_nvidia_smi(programs):
     assert toolchain.find_driver() == Driver(problem="nvidia-smi not found")
     programs.add("nvidia-smi", SMI)
     assert toolchain.find_driver() == H200
@@ -133,7 +133,7 @@ def test_advice_names_the_missing_pieces():
     assert "whl/cu128" in doctor.recommendations(Diagnosis(Torch(problem="No module named 'torch'"), H200))[0]
 
 
-def test_doctor_runs_by_its_path_without_site_packages(programs):
+def test_doctor_runs_as_a_script_without_site_packages(programs):
     programs.add("nvidia-smi", SMI)
     command = [sys.executable, "-S", doctor.__file__]
     result = subprocess.run(command, capture_output=True, text=True)
@@ -142,7 +142,7 @@ def test_doctor_runs_by_its_path_without_site_packages(programs):
     assert "Install torch" in result.stdout
 
 
-def test_torch_that_is_there_is_kept():
+def test_an_installed_torch_is_kept():
     assert install.torch_steps("2.6.0+cpu", gpu=True, pinned=True, platform="linux") == []
     assert install.torch_steps("2.5.1", gpu=True, pinned=False, platform="linux") != []
 
@@ -159,7 +159,7 @@ def test_only_a_gpu_or_a_pin_may_bring_cuda_torch():
     assert pinned.arguments == (install.TORCH,)
 
 
-def test_pins_are_found_where_pip_finds_them(tmp_path, monkeypatch):
+def test_torch_pins_are_read_from_pips_configuration(tmp_path, monkeypatch):
     other, pin = tmp_path / "other.txt", tmp_path / "pin.txt"
     other.write_text("torchvision==0.20\n# torch==2.13.0\n")
     pin.write_text("numpy<3\ntorch == 2.13.0\n")
@@ -178,20 +178,20 @@ def test_torch_requirement_is_that_of_the_project():
     assert f'"{install.TORCH}",' in (install.ROOT / "pyproject.toml").read_text()
 
 
-def test_extras_follow_the_machine():
+def test_extras_follow_torch_and_compiler():
     root = str(install.ROOT)
     assert install.project_step(["dev"], "13.0", True).arguments[1] == f"{root}[dev,cuda13]"
     assert install.project_step([], "12.8", False).arguments[1] == f"{root}[cuda12,compiler]"
 
 
 def fake_pip(programs: Programs, fails_on: str) -> tuple[list[str], Path]:
-    """A pip that writes down what it is asked, and fails when the request contains some words."""
+    """A pip that logs its arguments, and fails if they contain ``fails_on``."""
     log = programs.folder / "pip.log"
     script = f'echo "$*" >>"{log}"\ncase "$*" in *{fails_on}*) echo first; echo last; exit 1;; esac'
     return [programs.add("pip", script)], log
 
 
-def test_ways_to_get_torch_are_tried_until_one_succeeds(programs):
+def test_torch_steps_run_until_one_succeeds(programs):
     steps = install.torch_steps("", gpu=False, pinned=True, platform="linux")
     pip, log = fake_pip(programs, "--no-index")
     assert install.run_first(steps, pip) == ""
@@ -200,7 +200,7 @@ def test_ways_to_get_torch_are_tried_until_one_succeeds(programs):
     assert install.run_first(steps, pip) == "first\nlast"
 
 
-def test_optional_extras_that_fail_cost_one_line(programs, capsys):
+def test_failed_optional_extras_print_one_line(programs, capsys):
     programs.add("c++")
     pip, log = fake_pip(programs, "sb3")
     assert install.main(["--extras", "train", "--try", "sb3,supersuit"], pip) == 0
@@ -211,7 +211,7 @@ def test_optional_extras_that_fail_cost_one_line(programs, capsys):
     assert "supersuit" in log.read_text()
 
 
-def test_pycuda_is_tried_where_nvcc_is():
+def test_pycuda_is_installed_only_with_nvcc_and_a_gpu():
     assert install.optional_steps([], gpu=True, nvcc=None) == []
     assert install.optional_steps([], gpu=False, nvcc="/opt/cuda/bin/nvcc") == []
     (step,) = install.optional_steps([], gpu=True, nvcc="/opt/cuda/bin/nvcc")
@@ -219,7 +219,7 @@ def test_pycuda_is_tried_where_nvcc_is():
     assert step.environment["PATH"].split(os.pathsep)[0] == "/opt/cuda/bin"
 
 
-def test_unusable_gpu_stops_the_installation_unless_the_cpu_is_asked_for(programs, monkeypatch, capsys):
+def test_unusable_gpu_stops_the_installation_unless_the_cpu_is_requested(programs, monkeypatch, capsys):
     if not toolchain.find_torch().problem:
         pytest.skip("torch can use a GPU here")
     programs.add("nvidia-smi", SMI)
@@ -235,7 +235,7 @@ def test_unusable_gpu_stops_the_installation_unless_the_cpu_is_asked_for(program
     assert "--editable" in log.read_text()
 
 
-def test_a_driver_for_an_older_cuda_gets_the_torch_that_it_can_run():
+def test_a_driver_for_an_older_cuda_gets_a_torch_for_it():
     (step,) = install.torch_steps("", gpu=True, pinned=False, platform="linux", driver_cuda="12.8")
     assert step.environment["PIP_INDEX_URL"].endswith("/cu128")
     (newest,) = install.torch_steps("", gpu=True, pinned=False, platform="linux", driver_cuda="13.0")
