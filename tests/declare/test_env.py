@@ -452,7 +452,7 @@ def test_a_field_name_may_not_be_a_reserved_word(name):
         Field(name, f32)
 
 
-@pytest.mark.parametrize("name", ["hd", "kernel", "table", "threads_per_env", "once", "initial_states"])
+@pytest.mark.parametrize("name", ["hd", "kernel", "table", "threads_per_env", "once", "scratch"])
 def test_a_configuration_key_may_not_become_a_reserved_constant(name):
     game = dataclass(frozen=True, kw_only=True)(
         type("Own", (Bare,), {"__module__": __name__, "__annotations__": {name: int}, name: 3})
@@ -731,7 +731,7 @@ def test_reserved_constants_cover_all_names_in_generated_code(name):
     text = generate_header(game.layout) + (cuda_folder() / "engine/step.cuh").read_text()
     given = set(re.findall(r"^(?:constexpr [\w ]+|#define) ([A-Z][A-Z_]+)\b", text, re.MULTILINE))
     assert given - set(game.layout.constants) - {"LARGEST_FIELD"} <= RESERVED_CONSTANTS  # that one is in a namespace
-    assert {"SAMPLED", "OBS_STAGING_BYTES", "ACTION_PARAMETERS"} <= given
+    assert {"SAMPLED", "OBS_STAGING_BYTES", "ACTION_HEADS"} <= given
 
 
 @pytest.mark.parametrize("value", [-1, 2**31, 24.0, "24k", True])
