@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TREE = ("gpu_vecenv", "adapters", "cuda")
-DOCUMENTS = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md")
+DOCUMENTS = ("ARCHITECTURE.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md")
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", *DOCUMENTS)
 
 # Runs a script with these changes to the machine, made before anything is imported.
