@@ -1,4 +1,4 @@
-"""Scripts that play the two games of tag, to compare trained policies with. They see what a policy sees, no more.
+"""Scripted baselines for the two tag games, to compare trained policies with. Their input is that of a policy.
 
 ``pursuit(game)`` plays the taggers, ``flee(game)`` the runners. Both are called with the observations of their role's
 agents, (num_envs, n, numbers) float32, and return actions, (num_envs, n) or (num_envs, n, heads) int32. Nothing is

@@ -80,7 +80,7 @@ def test_the_oracle_by_hand():
 
 # Real episodes
 
-TICKS, REPLICAS, LEADS, LEAVE = 40, 9, 2, 2
+NUM_STEPS, NUM_ENVS, LEADS, LEAVE = 40, 9, 2, 2
 GAME = {"num_leads": LEADS, "num_others": 3, "leave": LEAVE, "max_steps": 6}
 AGENTS = LEADS + 3
 
@@ -97,12 +97,12 @@ def value_of(obs):
 
 
 def played(mode, device):
-    """TICKS steps: the arguments of ``advantages``, and the observations before each, (steps, replica, agent, 6)."""
-    env = gpu_vecenv.make(Script, REPLICAS, device, autoreset_mode=mode, **GAME)
+    """NUM_STEPS steps: the arguments of ``advantages``, and the observations before each, (steps, replica, agent, 6)."""
+    env = gpu_vecenv.make(Script, NUM_ENVS, device, autoreset_mode=mode, **GAME)
     obs, info = env.reset(seed=7)
-    episode, replica, agent = np.full((REPLICAS, 1), -1), np.arange(REPLICAS)[:, None], np.arange(AGENTS)
+    episode, replica, agent = np.full((NUM_ENVS, 1), -1), np.arange(NUM_ENVS)[:, None], np.arange(AGENTS)
     rows, observations, last = [], [], None
-    for _ in range(TICKS):
+    for _ in range(NUM_STEPS):
         before, active = obs.cpu().numpy(), info["active"]
         observations.append(before)
         time = before[:, :1, 1].astype(int)
@@ -138,13 +138,13 @@ def episodes_by_script(observations):
 
     Flags, activity and later observations of the trajectory are not looked at.
     """
-    for replica in range(REPLICAS):
+    for replica in range(NUM_ENVS):
         starts = np.flatnonzero(observations[:, replica, 0, 1] == 0)
         for (episode, start), agent in itertools.product(enumerate(starts), range(AGENTS)):
             _, _, ends, truncates, mark, _ = observations[start, replica, agent]
             leaves = agent >= LEADS and ends > LEAVE
             length = LEAVE if leaves else int(ends)
-            steps = min(length, TICKS - start)
+            steps = min(length, NUM_STEPS - start)
             said = [0, *(actions_at(replica, episode, time, agent) for time in range(steps))]
             seen = [[agent + 1, time, ends, truncates, mark, said[time]] for time in range(steps + 1)]
             values = value_of(np.array(seen)).astype(np.float64)
@@ -166,7 +166,7 @@ def test_real_episodes_in_every_autoreset_mode(gamma, gae_lambda, device):
     for mode in ("next_step", "same_step", "disabled"):
         given, observations = played(mode, device)
         found = estimated(given, gamma, gae_lambda, device)
-        expected, bounds = np.zeros((2, TICKS, REPLICAS, AGENTS))
+        expected, bounds = np.zeros((2, NUM_STEPS, NUM_ENVS, AGENTS))
         of_mode, kinds = {}, []
         for (replica, episode, agent), steps, rows, kind in episodes_by_script(observations):
             at = steps, replica, agent
@@ -177,7 +177,7 @@ def test_real_episodes_in_every_autoreset_mode(gamma, gae_lambda, device):
         wrong = np.argwhere(np.abs(found - expected) > bounds)  # the bound is 0 at steps of no episode
         assert len(wrong) == 0, f"{mode}: step, replica, agent {wrong[0]}"
         assert all(kinds.count(kind) > 5 for kind in ("leaves", "truncates", "terminates", "unfinished"))
-        assert (given.active.sum((1, 2)) < REPLICAS * AGENTS).any()
+        assert (given.active.sum((1, 2)) < NUM_ENVS * AGENTS).any()
         finished[mode] = of_mode
     # The next_step mode spends a step on each reset and so gets less far. What is the same episode has the same bits.
     assert finished["same_step"] == finished["disabled"]

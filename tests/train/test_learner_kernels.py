@@ -59,7 +59,7 @@ def test_estimates_of_every_pattern_of_a_few_ticks(kinds, horizon, device):
 
 # Loss
 
-TICKS, REPLICAS = 5, 40
+NUM_STEPS, NUM_ENVS = 5, 40
 TAG = {"num_taggers": 3, "num_runners": 4, "num_neighbors": 2, "acceleration_levels": 3, "turn_levels": 4}
 
 
@@ -115,14 +115,14 @@ def allowed_draws(view, masks, random):
 
 def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, seed=0):
     """Random numbers; inactive rows hold NaN, and draws that nobody could draw."""
-    env = gpu_vecenv.make(case.game, REPLICAS, device, autoreset_mode="next_step", **case.arguments)
+    env = gpu_vecenv.make(case.game, NUM_ENVS, device, autoreset_mode="next_step", **case.arguments)
     random = torch.Generator().manual_seed(seed)
     policy = Exact(
         env.game, case.roles, nn.Identity(), normalize_returns=normalize_returns, squash=case.squash, device=env.device
     )
     if policy.return_normalizer is not None:
         policy.return_normalizer.var.fill_(6.25)
-    view, data = policy.view, Rollout(env, TICKS)
+    view, data = policy.view, Rollout(env, NUM_STEPS)
     numbers = torch.arange(data.rewards.numel()).view(data.rewards.shape)[:, :, view.agents].flatten()
     indices = numbers[torch.randperm(len(numbers), generator=random)]
     for tensor in (data.values, data.advantages, data.returns):
@@ -422,7 +422,7 @@ def test_a_policy_of_one_role_reads_a_whole_batch_where_it_lies(device):
             network = default_network(view, (16,))
         policy = Policy(rows.rollout.env.game, ("agent",), network, device=rows.rollout.env.device)
         rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
-        config = PPOConfig(num_steps=TICKS, num_minibatches=1, chunk_rows=80, hidden_sizes=(16,))
+        config = PPOConfig(num_steps=NUM_STEPS, num_minibatches=1, chunk_rows=80, hidden_sizes=(16,))
         learner = Learner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
         assert learner.in_order and learner.obs.data_ptr() == rows.rollout.obs.data_ptr()
         learner.in_order = not gathers
@@ -455,7 +455,7 @@ def test_a_network_may_learn_one_of_its_outputs_alone(which, device):
     rows = rows_of(CASES["one head"], device)
     policy = Policy(rows.rollout.env.game, ("agent",), Half(which), device=rows.rollout.env.device)
     rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
-    config = PPOConfig(num_steps=TICKS, num_epochs=1)
+    config = PPOConfig(num_steps=NUM_STEPS, num_epochs=1)
     learner = Learner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
     run_update(learner)
     assert policy.network.weight.isfinite().all() and policy.network.weight.ne(1).all()
