@@ -675,7 +675,7 @@ def test_the_commands_record_play_show_and_html(command, tmp_path):
     assert output.endswith("\nto watch: gpu-vecenv replay html kept\n")
     for files in ("kept", "kept/cartpole-11-0.replay kept/cartpole-11-1.replay"):
         code, output, errors = command(f"play {files} --device cpu")
-        assert (code, errors) == (0, []) and len(re.findall(r"│ same +│", output)) == 2 and one.digest in output
+        assert (code, errors) == (0, []) and len(re.findall(r"│ identical +│", output)) == 2 and one.digest in output
     code, output, errors = command("show kept/cartpole-11-1.replay")
     assert (code, errors) == (0, [])
     for line in (
@@ -702,8 +702,8 @@ def test_a_mismatch_fails_and_the_other_files_are_still_played(command, tmp_path
         "gpu-vecenv: [red]bad.replay: replay of cartpole, seed 11, environment 1: not bitwise equal on cpu"
     )
     rows = {row.split()[1]: row for row in output.splitlines() if ".replay" in row}
-    assert "│ same   " in rows["good.replay"] and "OTHERS" in rows["[red]bad.replay"]
-    assert "same, though the rules' text has changed" in rows["old.replay"]
+    assert "│ identical   " in rows["good.replay"] and "DIFFERENT" in rows["[red]bad.replay"]
+    assert "identical, although the game's source has changed" in rows["old.replay"]
     assert command("html [red]bad.replay --device cpu")[0] == 2 and not (tmp_path / "replays.html").exists()
 
 
@@ -717,7 +717,7 @@ def test_a_run_is_recorded(command, tmp_path):
     found = [Replay.load(path).digest for path in sorted((tmp_path / "kept").iterdir())]
     assert found == expected
     code, output, errors = command(f"record {run} --seed 2 --device cpu --out kept")
-    assert (code, output) == (2, "") and "kept/tag_continuous-2-0.replay is there already" in errors[0]
+    assert (code, output) == (2, "") and "kept/tag_continuous-2-0.replay exists with other contents" in errors[0]
     assert command(f"record {run} --seed 2 --device cpu --greedy --out kept")[0] == 0, "the same file once more"
     assert Replay.load(tmp_path / "kept" / "tag_continuous-2-0.replay").digest == expected[0]
 
