@@ -229,7 +229,7 @@ def test_configs_that_would_go_wrong_are_refused(tmp_path):
         train(tmp_path, {"game": "tag_gridworld", "num_taggers": 1}, central_value=True)
     with pytest.raises(UnsupportedGameError, match=r"into equal parts; the game masks heads of sizes \[5, 3\]"):
         rl_games.make(Crew, 2, "cpu")
-    with pytest.raises(UnsupportedGameError, match="no roles with actions of their own"):
+    with pytest.raises(UnsupportedGameError, match="not support roles with actions of their own"):
         rl_games.make(Script, 2, "cpu", num_others=1, choices_of_others=2)
 
 
