@@ -20,7 +20,7 @@ SHARED_LIMIT = 232448  # bytes that a block may have on an H200
 class LanesBackend(HostBackend):
     """A GPU's blocks on the host."""
 
-    suffix = ".lanes.so"
+    suffix = ".lanes"  # one dot: the cache reads the key before it
     processor_name = "lanes of the host"
 
     def __init__(self) -> None:
