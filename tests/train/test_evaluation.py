@@ -335,10 +335,10 @@ def test_a_role_without_agents_needs_no_policy(game, role, device):
     ("arguments", "message"),
     [
         ({"random_roles": ["tagger", "hunter"]}, r"\['hunter'\]; expected some of \['tagger', 'runner'\]"),
-        ({"episodes": 0}, "episodes is 0; at least 1"),
-        ({"episodes": -3}, "episodes is -3; at least 1"),
-        ({"episodes": 2.0}, r"episodes is 2\.0; at least 1"),
-        ({"episodes": True}, "episodes is True; at least 1"),
+        ({"episodes": 0}, "episodes is 0; expected an int >= 1"),
+        ({"episodes": -3}, "episodes is -3; expected an int >= 1"),
+        ({"episodes": 2.0}, r"episodes is 2\.0; expected an int >= 1"),
+        ({"episodes": True}, "episodes is True; expected an int >= 1"),
     ],
 )
 def test_a_bad_evaluation_is_refused(arguments, message, device):
@@ -391,7 +391,7 @@ def test_an_evaluation_ends_when_a_policy_gives_nan_or_excludes_every_choice(val
     role_policies = {"lead": lead, "other": None}
     assert evaluate(env, role_policies, 8)["episodes"] == 8
     lead.network = Spoiled(lead.network, WHEN[when], value)
-    with pytest.raises(NonFiniteError, match="NaN, or excludes every choice"):
+    with pytest.raises(NonFiniteError, match="returned NaN, a mask forbids every choice"):
         evaluate(env, role_policies, 8)
     assert env.seed is None
 

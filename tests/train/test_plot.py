@@ -63,7 +63,7 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path):
     ("line", "what", "message"),
     [
         (1, "iteration,seconds", r"the columns are \['iteration', 'seconds'\]"),
-        (1, "env_steps,env_steps", "expected different names"),
+        (1, "env_steps,env_steps", "expected unique names"),
         (3, "2,4.0,200,5,2.0", "it has 5 values; expected 6"),
         (3, "2,4.0,200,5,2.0,20.0,1", "it has 7 values; expected 6"),
         (3, "2,4.0,200,5,,20.0", "could not convert string to float: ''"),
@@ -142,7 +142,7 @@ def test_the_default_is_each_roles_return_and_the_length_of_episodes(tmp_path):
     rows = [{**row(i), "return_runner": -i * 1.0, "entropy_agent": 1.0} for i in (1, 2, 3)]
     assert plot_runs([written(tmp_path / "run", rows)], tmp_path / "deep" / "curve.svg")
     words = words_of(tmp_path / "deep" / "curve.svg")
-    expected = ["return, agent", "return, runner", "episode length", "run", "env-steps (all replicas)", "steps"]
+    expected = ["return, agent", "return, runner", "episode length", "run", "env-steps (all environments)", "steps"]
     assert [word for word in expected if word not in words] == []
     assert words.count("reward per agent and episode") == 2 and "entropy agent" not in words
     assert len(lines_of(tmp_path / "deep" / "curve.svg")) == 3
@@ -154,7 +154,7 @@ def test_figures_that_are_asked_for(tmp_path):
     plot_runs([folder], tmp_path / "curve.svg", metrics=asked)
     words = words_of(tmp_path / "curve.svg")
     assert {"entropy agent", "nats", "agent-steps / s"} <= set(words) and "episode length" not in words
-    with pytest.raises(ConfigError, match="no run has the figure 'entropy'; nearest: entropy_agent"):
+    with pytest.raises(ConfigError, match="no run has the metric 'entropy'; nearest: entropy_agent"):
         plot_runs([folder], tmp_path / "other.svg", metrics=["entropy"])
     assert not (tmp_path / "other.svg").exists()
 
@@ -264,7 +264,11 @@ def test_wrong_arguments(tmp_path):
     out = tmp_path / "a.png"
     for error, message, arguments in (
         (ConfigError, "x is 'steps'; expected 'env_steps' or 'seconds'", {"x": "steps"}),
-        (ConfigError, r"out is .*a\.jpg; expected a name that ends in \.png or \.svg", {"out": tmp_path / "a.jpg"}),
+        (
+            ConfigError,
+            r"out is .*a\.jpg; expected a file name that ends in \.png or \.svg",
+            {"out": tmp_path / "a.jpg"},
+        ),
         (ConfigError, "there are no runs", {"runs": []}),
         (FileNotFoundError, r"nowhere.metrics\.csv", {"runs": [tmp_path / "nowhere"]}),
         (ValueError, "smooth is 0", {"smooth": 0}),
