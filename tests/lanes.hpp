@@ -1,7 +1,7 @@
-// What a GPU's compiler and driver would give, for a C++ compiler: the lanes of a block take turns on one thread. A lane
-// runs until it waits for others; where all that are left wait in vain, the program is wrong and ends with a message.
-// Dynamic shared memory is full of garbage when a block begins, and beyond what was asked for it must stay so. $LANES
-// says in which order the lanes run.
+// CUDA's built-ins for a host C++ compiler: the threads of a block take turns on one host thread. A thread runs until it
+// waits at a barrier; if all remaining threads wait in vain, the program ends with a message. Dynamic shared memory is
+// filled with a pattern when a block begins, and the part beyond the requested size must keep it. $LANES gives the order
+// in which threads run.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -30,7 +30,7 @@ constexpr int MOST = 1024, STACK = 128 << 10;
 constexpr unsigned long long BLOCK = ~0ull;
 static struct Lane {
     ucontext_t context;
-    unsigned long long waits_for;  // key of who it waits with
+    unsigned long long waits_for;  // key of the threads at the same barrier
     bool waits, done;
 } all[MOST];
 static ucontext_t scheduler;
@@ -89,7 +89,7 @@ inline void run_block(bool backwards) {
             left -= all[k].done;
         }
         if (!moved) {
-            fprintf(stderr, "block %u: %u lanes wait for others that do not come\n", blockIdx.x, left);
+            fprintf(stderr, "block %u: %u threads wait for others that have ended or wait elsewhere\n", blockIdx.x, left);
             abort();
         }
     }
@@ -119,7 +119,7 @@ extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(con
 inline void __syncthreads() { lanes::wait(lanes::BLOCK); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { lanes::wait(lanes::key_of(mask)); }
 inline int __syncthreads_or(int p) { return lanes::any(lanes::BLOCK, p); }
-// Lanes that take turns are never together.
+// Threads that take turns are never converged.
 inline unsigned __activemask() { return 1u << threadIdx.x % 32; }
 inline unsigned __ballot_sync(unsigned mask, int p) {
     lanes::value[threadIdx.x] = p;

@@ -1,8 +1,7 @@
-"""The text as a GPU gets it, run on the CPU: the lanes of a block take turns, as lanes.hpp says.
+"""A backend that compiles the CUDA branch of the sources for the host and runs thread by thread, see lanes.hpp.
 
-A backend in the place of the host's. It shows what belongs to the GPU's side of the text alone and needs no GPU: teams
-of lanes, barriers that all must come to, shared memory, the shape of launches. It shows nothing of races within a warp,
-of the GPU's floats, or of its speed.
+It takes the place of the host's backend and tests without a GPU what only the CUDA branch has: groups of threads,
+barriers, shared memory, launch shapes. It finds no races within a warp and nothing about the GPU's floats or speed.
 """
 
 import ctypes
@@ -18,10 +17,10 @@ SHARED_LIMIT = 232448  # bytes that a block may have on an H200
 
 
 class LanesBackend(HostBackend):
-    """A GPU's blocks on the host."""
+    """Emulates a GPU's blocks on the host."""
 
     suffix = ".lanes"  # one dot: the cache reads the key before it
-    processor_name = "lanes of the host"
+    processor_name = "emulated CUDA threads"
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +46,7 @@ class LanesBackend(HostBackend):
 
 
 class LanesModule:
-    """A loaded library of such kernels."""
+    """A loaded library of emulated kernels."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library

@@ -36,9 +36,9 @@ CHI_SQUARE_QUANTILE = {
 TEXT = """
 #include "rng.cuh"
 
-HD Rng rng_of(const u64* seed, const u64* replica, u32 stream, const u32* episode, const u32* step, i64 k) {
+HD Rng rng_of(const u64* seed, const u64* env_index, u32 stream, const u32* episode, const u32* step, i64 k) {
     u32 key[2];
-    env_key(seed[k], replica[k], key);
+    env_key(seed[k], env_index[k], key);
     return {key[0], key[1], stream, episode[k], step[k]};
 }
 
@@ -58,11 +58,11 @@ KERNEL(float_of_word) {
 DRAW = """
 KERNEL(%s) {
     %s
-    FOR_ITEMS (k, n) out[k] = rng_of(seed, replica, stream, episode, step, k).%s;
+    FOR_ITEMS (k, n) out[k] = rng_of(seed, env_index, stream, episode, step, k).%s;
 }
 """
 DRAW_ARGUMENTS = (
-    "const u64* seed, const u64* replica, u32 stream, const u32* episode, const u32* step, const u32* item, "
+    "const u64* seed, const u64* env_index, u32 stream, const u32* episode, const u32* step, const u32* item, "
     "const u32* draw, u32 size, {}* out, i64 n"
 )
 KINDS = {
@@ -82,9 +82,9 @@ def program(device: str) -> Program:
     return FunctionManager(device).compile(text, name="rng_probe.cu", kernels=kernels)
 
 
-def draws(device, kind, *, seed=1, replica=0, stream=STREAMS["step"], episode=0, step=0, item=0, draw=0, size=0):
+def draws(device, kind, *, seed=1, env_index=0, stream=STREAMS["step"], episode=0, step=0, item=0, draw=0, size=0):
     """The draws of one kind, the arguments broadcast against each other."""
-    values = {name: np.asarray(x, np.uint64) for name, x in (("seed", seed), ("replica", replica))}
+    values = {name: np.asarray(x, np.uint64) for name, x in (("seed", seed), ("env_index", env_index))}
     narrow = {"episode": episode, "step": step, "item": item, "draw": draw}
     values |= {name: np.asarray(x, np.uint32) for name, x in narrow.items()}
     arrays = dict(zip(values, np.broadcast_arrays(*values.values()), strict=True))
@@ -122,11 +122,11 @@ def test_every_coordinate_of_a_draw_counts_with_all_its_bits(device):
     """The layout of the counter, written once more in Python: a change of it would change every recorded run."""
     generator = np.random.default_rng(3)
     for case in range(24):
-        seed, replica = (int(generator.integers(0, 2**64, dtype=np.uint64)) for _ in range(2))
+        seed, env_index = (int(generator.integers(0, 2**64, dtype=np.uint64)) for _ in range(2))
         episode, step, item = (int(generator.integers(0, 2**32)) for _ in range(3))
         draw, stream = int(generator.integers(0, 2**28)), case % 4
-        where = {"seed": seed, "replica": replica, "stream": stream, "episode": episode, "step": step, "item": item}
-        key = philox([replica & ONES, replica >> 32, 0, 0], [seed & ONES, seed >> 32])[:2]
+        where = {"seed": seed, "env_index": env_index, "stream": stream, "episode": episode, "step": step, "item": item}
+        key = philox([env_index & ONES, env_index >> 32, 0, 0], [seed & ONES, seed >> 32])[:2]
         block = philox([stream << 29 | draw >> 2, item, step, episode], key)
         word = block[draw & 3]
         assert draws(device, "word", draw=draw, **where).item() == word
@@ -148,7 +148,7 @@ def test_uniform_numbers_are_at_least_0_and_below_1(device):
     assert u.min() < 2**-18 and u.max() > 1 - 2**-18
 
 
-@pytest.mark.parametrize("axis", ["draw", "item", "step", "episode", "replica", "seed"])
+@pytest.mark.parametrize("axis", ["draw", "item", "step", "episode", "env_index", "seed"])
 def test_uniform_numbers_are_uniform_along_every_coordinate(device, axis):
     u = draws(device, "uniform", **{axis: np.arange(DRAWS)}).astype(np.float64)
     # 24 bits: mean 1/2 - 2^-25, variance 1/12 but for 2^-50. The variance's own variance is 1/180 per draw.
@@ -200,9 +200,9 @@ def test_normal_and_bounded_draws_share_no_words_with_each_other_or_with_uniform
 
 
 def test_a_million_streams_share_none_of_their_first_four_words(device):
-    """10^6 tuples (seed, replica, stream, item): 128 bits that are all different, and evenly spread 32-bit words."""
-    seed, replica, item = np.meshgrid(np.arange(25), np.arange(100), np.arange(100))
-    where = {"seed": seed.reshape(-1, 1), "replica": replica.reshape(-1, 1), "item": item.reshape(-1, 1)}
+    """10^6 tuples (seed, env_index, stream, item): 128 bits that are all different, and evenly spread 32-bit words."""
+    seed, env_index, item = np.meshgrid(np.arange(25), np.arange(100), np.arange(100))
+    where = {"seed": seed.reshape(-1, 1), "env_index": env_index.reshape(-1, 1), "item": item.reshape(-1, 1)}
     blocks = np.concatenate([draws(device, "word", stream=s, draw=np.arange(4), **where) for s in STREAMS.values()])
     assert blocks.shape == (10**6, 4)
     assert len(np.unique(np.ascontiguousarray(blocks).view("V16"))) == 10**6
@@ -217,9 +217,9 @@ def test_a_million_streams_share_none_of_their_first_four_words(device):
     ("axis", "first"),
     [
         ("seed", 0),
-        ("replica", 0),
+        ("env_index", 0),
         ("seed", 2**32 - 500),
-        ("replica", 2**32 - 500),
+        ("env_index", 2**32 - 500),
         ("item", 0),
         ("step", 0),
         ("episode", 0),
@@ -233,10 +233,10 @@ def test_neighbouring_streams_are_uncorrelated(device, axis, first, stream):
     assert_uncorrelated(u[:, 1:], u[:, :-1])
 
 
-def test_a_seed_is_not_a_replica_number(device):
-    """Seed 5, replica 6 is another stream than seed 6, replica 5: no sum of the two decides."""
+def test_seed_and_env_index_are_not_interchangeable(device):
+    """Seed 5, env_index 6 is another stream than seed 6, env_index 5: no sum of the two decides."""
     n = np.arange(300)
-    u = draws(device, "uniform", seed=n[:, None, None], replica=n[None, :, None], draw=np.arange(4))
+    u = draws(device, "uniform", seed=n[:, None, None], env_index=n[None, :, None], draw=np.arange(4))
     assert len(np.unique(u.reshape(-1, 4), axis=0)) == 300 * 300
     below = np.tril_indices(300, -1)
     assert_uncorrelated(u[below], np.swapaxes(u, 0, 1)[below])
@@ -252,5 +252,5 @@ def test_streams_of_reset_step_and_sampler_differ(device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_devices_draw_the_same_bits(kind):
-    where = {"seed": 2**63 + 1, "replica": np.arange(1 << 12)[:, None], "draw": np.arange(1 << 8), "size": 5}
+    where = {"seed": 2**63 + 1, "env_index": np.arange(1 << 12)[:, None], "draw": np.arange(1 << 8), "size": 5}
     assert draws("cpu", kind, **where).tobytes() == draws("cuda", kind, **where).tobytes()

@@ -1,4 +1,4 @@
-"""The GPU's side of the text, run on the CPU lane by lane: teams, barriers and shared memory change no bit."""
+"""The CUDA branch of the sources, run on the CPU thread by thread: groups, barriers and shared memory change no bit."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ from gpu_vecenv.envs.tag_gridworld import TagGridworld
 ROOT = Path(__file__).resolve().parents[2]
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 2.0}
 PARTIAL = {"num_taggers": 40, "full_observation": False, "random_start": True}
-# Game, configuration, replicas (1, fewer than a block has, more), lanes of a threads_per_env (None: as many as a GPU would have).
+# Game, configuration, environments (1, fewer than a block has, more), threads per environment (None: the GPU's default).
 CASES = [
     *((name, {}, 5, None) for name in gpu_vecenv.envs.registry.GAMES if name != "tag_continuous"),
     ("tag_gridworld", {}, 37, None),
@@ -39,20 +39,20 @@ CASES = [
     ("tag_continuous", {"num_taggers": 5, "num_runners": 85}, 2, None),
     ("tag_continuous", {"num_taggers": 5, "num_runners": 65}, 3, 32),
     ("cartpole", {}, 129, 4),
-    ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45}, 1, None),  # too many to be near
+    ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45}, 1, None),  # too many for staging
     (Crew, {}, 11, None),
     (Crew, {}, 4, 16),
-    (Crew, {"num_helpers": 5}, 9, None),  # agents leave while others stay, as rows
+    (Crew, {"num_helpers": 5}, 9, None),  # agents end before others, agents_as_envs
     (Crew, {"num_helpers": 60}, 3, None),
     (Scouts, {}, 9, None),
     (Painter, {}, 3, None),
-    ("tag_continuous", {"num_taggers": 6, "num_runners": 214}, 2, 64),  # so many are sorted into cells
+    ("tag_continuous", {"num_taggers": 6, "num_runners": 214}, 2, 64),  # enough to be sorted into cells
 ]
 
 
 @pytest.fixture
-def by_lanes(monkeypatch):
-    """Compile and launch as on a GPU; of an odd number of replicas the lanes run from the last to the first."""
+def make_emulated(monkeypatch):
+    """Compiles and launches as on a GPU; with an odd number of environments threads run from the last to the first."""
 
     def make(game, num_envs, **settings) -> VecEnv:
         monkeypatch.setenv("LANES", ("forwards", "backwards")[num_envs % 2])
@@ -65,28 +65,28 @@ def by_lanes(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "config", "num_envs", "threads_per_env"), CASES)
-def test_teams_of_lanes_give_the_bits_of_one(name, config, num_envs, threads_per_env, by_lanes):
+def test_thread_groups_are_bitwise_equal_to_one_thread(name, config, num_envs, threads_per_env, make_emulated):
     game = gpu_vecenv.configure(name, **{"max_steps": 6, **config})
     mode = list(MODES)[num_envs % 3]
     settings = {"autoreset_mode": mode, "agents_as_envs": num_envs % 2 == 1 and mode != "disabled"}
     one, many = (
         VecEnv(game, num_envs, "cpu", **settings),
-        by_lanes(game, num_envs, threads_per_env=threads_per_env, **settings),
+        make_emulated(game, num_envs, threads_per_env=threads_per_env, **settings),
     )
     assert trajectory_digest(many, 3, 15).hex() == trajectory_digest(one, 3, 15).hex()
 
 
 @pytest.mark.parametrize("builds", [{"end_on_nonfinite": True}, {"guards": True}, {"thread_order": 2}], ids=str)
-def test_so_do_debug_builds(builds, by_lanes):
+def test_debug_builds_are_bitwise_equal_too(builds, make_emulated):
     for name in ("cartpole", "tag_gridworld"):
         game = gpu_vecenv.configure(name, max_steps=6)
-        one, many = VecEnv(game, 21, "cpu"), by_lanes(game, 21, **builds)
+        one, many = VecEnv(game, 21, "cpu"), make_emulated(game, 21, **builds)
         assert trajectory_digest(many, 3, 15).hex() == trajectory_digest(one, 3, 15).hex()
 
 
-def test_a_lost_replica_ends_alone(by_lanes):
+def test_a_nonfinite_environment_ends_without_the_others(make_emulated):
     one, many = (
-        make(Fragile(), 9, end_on_nonfinite=True) for make in (lambda *a, **k: VecEnv(*a, "cpu", **k), by_lanes)
+        make(Fragile(), 9, end_on_nonfinite=True) for make in (lambda *a, **k: VecEnv(*a, "cpu", **k), make_emulated)
     )
     for env in (one, many):
         env.reset(seed=3)
@@ -101,10 +101,10 @@ def test_a_lost_replica_ends_alone(by_lanes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "config"), [("tag_gridworld", {}), ("tag_continuous", FEW), ("pendulum", {})])
-def test_samples_are_the_same(name, config, by_lanes):
+def test_samples_are_bitwise_equal(name, config, make_emulated):
     game = gpu_vecenv.configure(name, **config)
     samples = []
-    for env in (VecEnv(game, 67, "cpu"), by_lanes(game, 67)):
+    for env in (VecEnv(game, 67, "cpu"), make_emulated(game, 67)):
         env.reset(seed=3)
         sampler = Sampler(env)
         shape = (67, game.num_agents, sampler.num_parameters)
@@ -114,7 +114,7 @@ def test_samples_are_the_same(name, config, by_lanes):
         assert getattr(samples[0], field).equal(getattr(samples[1], field)), field
 
 
-# Heads of 5, 21 and 8 choices, which lie in shared memory or not; teams of several warps; a Box; roles of other sizes.
+# Heads of 5, 21 and 8 choices, staged in shared memory or not; groups of several warps; a Box; roles of different sizes.
 @pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 37])
 @pytest.mark.parametrize(
@@ -131,14 +131,14 @@ def test_samples_are_the_same(name, config, by_lanes):
         (Painter, {}, None),
     ],
 )
-def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, threads_per_env, num_envs, by_lanes):
+def test_a_sampled_step_equals_a_sample_and_a_step(name, config, threads_per_env, num_envs, make_emulated):
     game = gpu_vecenv.configure(name, **{"max_steps": 4, **config})
     random, found = np.random.default_rng(num_envs), []
     parameters = random.normal(size=(9, num_envs, game.num_agents, 64)).astype(np.float32)
     mode = list(MODES)[len(str(name)) % 3] if num_envs > 1 else "same_step"
     for env in (
         VecEnv(game, num_envs, "cpu", autoreset_mode=mode),
-        by_lanes(game, num_envs, autoreset_mode=mode, threads_per_env=threads_per_env),
+        make_emulated(game, num_envs, autoreset_mode=mode, threads_per_env=threads_per_env),
     ):
         sampler = Sampler(env, squash="tanh" if game.layout.action.continuous else "clip")
         env.reset(seed=5)
@@ -156,13 +156,15 @@ def test_a_step_that_draws_its_actions_is_a_draw_and_a_step(name, config, thread
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("agents", [31, 50])  # several replicas in a block, and one, whose rows lie over its logits
-def test_no_bit_depends_on_how_much_a_block_gathers(agents, by_lanes):
+@pytest.mark.parametrize(
+    "agents", [31, 50]
+)  # several environments per block, and one, whose observations share memory with its logits
+def test_obs_staging_bytes_changes_no_result(agents, make_emulated):
     logits, found = torch.rand((5, agents, 5)), []
     for obs_staging_bytes in (0, 200 << 10):
         game = type("TagGridworld", (TagGridworld,), {"__module__": __name__, "obs_staging_bytes": obs_staging_bytes})
         game = game(num_taggers=agents - 1, max_steps=5)
-        one, many = VecEnv(game, 5, "cpu"), by_lanes(game, 5)
+        one, many = VecEnv(game, 5, "cpu"), make_emulated(game, 5)
         assert trajectory_digest(many, 3, 12).hex() == trajectory_digest(one, 3, 12).hex()
         (_, outputs), (_, expected) = (Sampler(env).step(logits) for env in (many, one))
         assert all(a.equal(b) for a, b in zip(outputs[:4], expected[:4], strict=True))
@@ -190,7 +192,7 @@ HD void observe(State s, Io io) { FOR_AGENTS (i) io.obs[i][0] = s.place[i]; }
 
 @dataclass(frozen=True, kw_only=True)
 class Clashing(Env):
-    """A game whose own words are those of the sampler."""
+    """A game that defines names of the sampler."""
 
     samples: int = 2
     state = (Field("place", f32, ("num_agents",)),)
@@ -198,17 +200,17 @@ class Clashing(Env):
     action_space = Discrete(5)
 
 
-def test_a_games_own_names_do_not_meet_those_of_the_draw(by_lanes, tmp_path, monkeypatch):
+def test_a_game_may_use_the_names_of_the_sampler(make_emulated, tmp_path, monkeypatch):
     (tmp_path / "clashing.cu").write_text(CLASHING)
     monkeypatch.setattr(Clashing, "source", tmp_path / "clashing.cu")
     found = []
-    for env in (VecEnv(Clashing(), 7, "cpu"), by_lanes(Clashing(), 7)):
+    for env in (VecEnv(Clashing(), 7, "cpu"), make_emulated(Clashing(), 7)):
         env.reset(seed=2)
         found.append(Sampler(env).step(torch.zeros(7, 1, 5))[1][0])
     assert found[0].equal(found[1]) and found[0].ge(2).all()
 
 
-def test_a_step_of_a_subclass_of_the_environment_is_called(monkeypatch):
+def test_an_overridden_step_is_called(monkeypatch):
     steps = []
 
     class Counting(VecEnv):
@@ -240,6 +242,8 @@ program.launch("some", 256, x=torch.zeros(1))
 
 
 @pytest.mark.slow
-def test_a_barrier_that_not_all_come_to_is_seen():
+def test_a_divergent_barrier_is_reported():
     done = subprocess.run([sys.executable, "-c", DIVERGENT], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode != 0 and "block 0: 200 lanes wait for others that do not come" in done.stderr
+    assert (
+        done.returncode != 0 and "block 0: 200 threads wait for others that have ended or wait elsewhere" in done.stderr
+    )

@@ -82,8 +82,8 @@ VARIANTS = [
 ]
 
 
-class Ticks(NamedTuple):
-    """What steps did: numbers of each, first axis the step. The first three say where it began."""
+class Steps(NamedTuple):
+    """Arrays over steps. The first three fields are the inputs of a step."""
 
     time: np.ndarray  # steps since reset, before this one
     before: np.ndarray  # state
@@ -118,14 +118,14 @@ def write_state(env: VecEnv, state: np.ndarray) -> None:
 
 
 def stepped(env: VecEnv, actions: torch.Tensor) -> list[torch.Tensor]:
-    """One step, as the fields of Ticks."""
+    """One step, as the fields of Steps."""
     start = [env.elapsed_steps.clone(), state_of(env), actions[:, 0]]
     outputs = env.step(actions)
     return [*start, state_of(env), *(output[:, 0] for output in outputs[:4])]
 
 
-def gymnasium_ticks(oracle: gymnasium.Env, ours: Ticks) -> Ticks:
-    """What Gymnasium's environment makes of the same states, times and actions."""
+def gymnasium_steps(oracle: gymnasium.Env, ours: Steps) -> Steps:
+    """Gymnasium's results for the same states, elapsed steps and actions."""
     bare, results, after = oracle.unwrapped, [], []
     # Box actions as float64, else Gymnasium would round products with them to float32.
     actions = ours.actions.tolist() if ours.actions.ndim == 1 else list(ours.actions.astype(np.float64))
@@ -135,14 +135,14 @@ def gymnasium_ticks(oracle: gymnasium.Env, ours: Ticks) -> Ticks:
         oracle._elapsed_steps = time
         results.append(oracle.step(action)[:4])
         after.append(bare.state)
-    return Ticks(*ours[:3], np.array(after, np.float64), *map(np.array, zip(*results, strict=True)))
+    return Steps(*ours[:3], np.array(after, np.float64), *map(np.array, zip(*results, strict=True)))
 
 
 def wrapped(angle: np.ndarray) -> np.ndarray:
     return (angle + np.pi) % (2 * np.pi) - np.pi
 
 
-# What a policy that gets somewhere does on obs, (num_envs, 1, numbers): enough to see the other end of an episode.
+# Policies on obs, (num_envs, 1, elements), that reach the ends of episodes that random actions do not.
 POLICIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cartpole": lambda obs: (obs[..., 2] + 0.3 * obs[..., 3] > 0).int(),
     "mountain_car": lambda obs: (obs[..., 1] >= 0).int() * 2,
@@ -153,23 +153,24 @@ POLICIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 # For each game: the sums of absolute terms of every number of the next state. See ROUNDINGS.
-def cartpole_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
-    x, v, angle, w = np.abs(ours.before.T.astype(np.float64))
-    mass, moment = game.cart_mass + game.pole_mass, game.pole_mass * game.half_length
-    pull = (game.force + moment * w * w) / mass
-    turn = (game.gravity + pull) / (game.half_length * (4 / 3 - game.pole_mass / mass))
-    next_v, next_w = v + game.dt * (pull + moment * turn / mass), w + game.dt * turn
-    return [x + game.dt * next_v, next_v, angle + game.dt * next_w, next_w]
+def cartpole_terms(game, ours: Steps, oracle) -> list[np.ndarray]:
+    x, x_dot, theta, theta_dot = np.abs(ours.before.T.astype(np.float64))
+    total_mass, pole_mass_length = game.cart_mass + game.pole_mass, game.pole_mass * game.half_length
+    temp = (game.force_mag + pole_mass_length * theta_dot * theta_dot) / total_mass
+    theta_acc = (game.gravity + temp) / (game.half_length * (4 / 3 - game.pole_mass / total_mass))
+    x_dot = x_dot + game.dt * (temp + pole_mass_length * theta_acc / total_mass)
+    theta_dot = theta_dot + game.dt * theta_acc
+    return [x + game.dt * x_dot, x_dot, theta + game.dt * theta_dot, theta_dot]
 
 
-def mountain_car_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
+def mountain_car_terms(game, ours: Steps, oracle) -> list[np.ndarray]:
     x, v = np.abs(ours.before.T.astype(np.float64))
     motor = game.force if hasattr(game, "force") else game.power
     next_v = v + motor + game.gravity * (1 + 3 * x)  # 3 x: what rounding the angle does to its cosine
     return [x + next_v, next_v]
 
 
-def pendulum_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
+def pendulum_terms(game, ours: Steps, oracle) -> list[np.ndarray]:
     angle, v = np.abs(ours.before.T.astype(np.float64))
     angle = angle + 2 * np.pi * (angle > np.pi)  # the turns taken off
     weight, lever = 3 * game.gravity / (2 * game.length), 3 / (game.mass * game.length**2)
@@ -177,7 +178,7 @@ def pendulum_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
     return [angle + game.dt * next_v, next_v]
 
 
-def acrobot_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
+def acrobot_terms(game, ours: Steps, oracle) -> list[np.ndarray]:
     # A step of Runge and Kutta's method passes rounding errors on, at great speeds a thousandfold. By how much is taken
     # from Gymnasium's derivative: the effect of moving each number of the state, times its largest value in the step.
     torque = np.array(oracle.unwrapped.AVAIL_TORQUE)[ours.actions]
@@ -185,7 +186,7 @@ def acrobot_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
     def rate(y):
         return np.stack(oracle.unwrapped._dsdt([*y, torque])[:4])
 
-    def tick(y):
+    def step_from(y):
         stages = [y]
         rates = [rate(y)]
         for part in (0.5, 0.5, 1.0):
@@ -195,12 +196,12 @@ def acrobot_terms(game, ours: Ticks, oracle) -> list[np.ndarray]:
         return end, np.abs([*stages, end]).max(0)
 
     start = ours.before.T.astype(np.float64)
-    end, largest = tick(start)
+    end, largest = step_from(start)
     terms = largest.copy()
     for k in range(4):
         moved = start.copy()
         moved[k] += 1e-6  # far above float64's rounding, far below what bends
-        terms += np.abs(tick(moved)[0] - end) / 1e-6 * largest[k]
+        terms += np.abs(step_from(moved)[0] - end) / 1e-6 * largest[k]
     return list(terms)
 
 
@@ -213,7 +214,7 @@ TERMS = {
 }
 
 
-def doubtful_ends(game: Env, theirs: Ticks, allowed: np.ndarray) -> np.ndarray:
+def doubtful_ends(game: Env, theirs: Steps, allowed: np.ndarray) -> np.ndarray:
     """Where Gymnasium's state is so near a threshold that rounding decides whether the episode ends."""
     after = theirs.after.T
     if game.name() == "cartpole":
@@ -228,7 +229,7 @@ def doubtful_ends(game: Env, theirs: Ticks, allowed: np.ndarray) -> np.ndarray:
     return (beyond >= -allowed.T).all(0) & (beyond <= allowed.T).any(0)
 
 
-def doubtful_walls(game: Env, ours: Ticks, theirs: Ticks, allowed: np.ndarray) -> np.ndarray:
+def doubtful_walls(game: Env, ours: Steps, theirs: Steps, allowed: np.ndarray) -> np.ndarray:
     """Where a car comes so near the wall that rounding decides whether it is stopped."""
     if "mountain_car" not in game.name():
         return np.zeros(len(ours.time), bool)
@@ -236,7 +237,7 @@ def doubtful_walls(game: Env, ours: Ticks, theirs: Ticks, allowed: np.ndarray) -
     return near & ((ours.after[:, 1] == 0) != (theirs.after[:, 1] == 0))
 
 
-def obs_and_reward_terms(game: Env, ours: Ticks, terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def obs_and_reward_terms(game: Env, ours: Steps, terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     one = np.ones(len(ours.time))
     if game.name() == "acrobot":
         angles = 1 + terms.T[[0, 0, 1, 1]]
@@ -257,9 +258,9 @@ def assert_near(what: str, ours: np.ndarray, theirs: np.ndarray, terms: np.ndarr
     assert (error <= ROUNDINGS * UNIT * terms).all(), f"{what}: {(error / (UNIT * np.maximum(terms, 1e-30))).max()}"
 
 
-def assert_same(game: Env, oracle: gymnasium.Env, ours: Ticks) -> Ticks:
+def assert_same(game: Env, oracle: gymnasium.Env, ours: Steps) -> Steps:
     """Hold our steps against Gymnasium's, which are returned."""
-    theirs = gymnasium_ticks(oracle, ours)
+    theirs = gymnasium_steps(oracle, ours)
     terms = np.stack(TERMS[game.name()](game, ours, oracle), 1)
     allowed = ROUNDINGS * UNIT * terms
     end, wall = doubtful_ends(game, theirs, allowed), doubtful_walls(game, ours, theirs, allowed)
@@ -324,10 +325,10 @@ def test_a_range_that_ends_before_it_begins_is_refused(name, config):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
 def test_a_thousand_episodes_step_like_gymnasiums(name, device):
-    """Seven of eight replicas follow a policy that gets somewhere, the eighth acts at random; first episodes only."""
+    """Seven of eight environments follow a policy that gets somewhere, the eighth acts at random; first episodes only."""
     env = gpu_vecenv.make(name, 1000, device, autoreset_mode="disabled")
     obs, _ = env.reset(seed=3)
-    first = torch.ones(1000, dtype=torch.bool, device=device)  # replicas still in their first episode
+    first = torch.ones(1000, dtype=torch.bool, device=device)  # environments still in their first episode
     random = torch.arange(1000, device=device) % 8 == 0
     parts = []
     while first.any():
@@ -338,7 +339,7 @@ def test_a_thousand_episodes_step_like_gymnasiums(name, device):
         ended = ~env.active[:, 0]
         first &= ~ended
         obs, _ = env.reset(mask=ended)
-    ours = Ticks(*map(np.concatenate, zip(*parts, strict=True)))
+    ours = Steps(*map(np.concatenate, zip(*parts, strict=True)))
     theirs = assert_same(env.game, oracle_of(name, {}, {}), ours)
 
     space = env.game.observation_space
@@ -368,13 +369,13 @@ def anywhere(game: Env, random: np.random.Generator, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "config", "keywords", "attributes"), [*DEFAULTS, *VARIANTS])
-def test_a_tick_from_anywhere_is_gymnasiums(name, config, keywords, attributes, device):
+def test_a_step_from_any_state_agrees_with_gymnasium(name, config, keywords, attributes, device):
     env = gpu_vecenv.make(name, 4000, device, autoreset_mode="disabled", **config)
     random = np.random.default_rng(5)
     env.reset(seed=5)
     write_state(env, anywhere(env.game, random, 4000))
     env.elapsed_steps.copy_(torch.from_numpy(random.integers(env.game.max_steps - 3, env.game.max_steps, 4000)))
-    ours = Ticks(*(column.cpu().numpy() for column in stepped(env, env.sample_actions())))
+    ours = Steps(*(column.cpu().numpy() for column in stepped(env, env.sample_actions())))
     theirs = assert_same(env.game, oracle_of(name, keywords, attributes), ours)
     assert {True, False} == set(theirs.truncations.tolist())
     if name in TERMINATING:
@@ -416,7 +417,7 @@ def test_a_pendulum_turns_for_ever_without_losing_digits(device):
         env.step(full, out=buffers)
     assert env.state["theta"].abs().max() <= np.pi + 8 * 0.05
     oracle = oracle_of("pendulum", {"max_episode_steps": 2**31}, {"g": 0.0})
-    assert_same(env.game, oracle, Ticks(*(column.cpu().numpy() for column in stepped(env, full))))
+    assert_same(env.game, oracle, Steps(*(column.cpu().numpy() for column in stepped(env, full))))
 
 
 # ---------------------------------------------------------------------- distributions
@@ -460,7 +461,7 @@ def test_starts_are_distributed_like_gymnasiums(name, config, options, device):
     for k in range(ours.shape[1]):
         assert_alike(ours[:, k], theirs[:, k])
     np.testing.assert_array_equal(ours[:, ~moving], theirs[: len(ours), ~moving])
-    # Numbers of one state, and states of neighbouring replicas, are drawn apart: 5 standard deviations.
+    # Numbers of one state, and states of neighbouring environments, are drawn apart: 5 standard deviations.
     correlation = np.corrcoef(np.concatenate([ours[1:, moving], ours[:-1, moving]], 1).T)
     assert np.abs(correlation - np.eye(len(correlation))).max() < 5 / math.sqrt(4000)
 
@@ -550,7 +551,7 @@ def test_the_goal_of_an_acrobot_may_be_elsewhere(height, device):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_bits_depend_neither_on_lane_order_nor_on_the_number_of_replicas(name):
+def test_thread_order_and_num_envs_change_no_result(name):
     game = gpu_vecenv.configure(name, max_steps=60)
 
     def words(num_envs: int, **arguments: int) -> torch.Tensor:

@@ -1,11 +1,11 @@
-"""A bundled game's version rises when its rules change: results of two versions do not compare.
+"""A bundled game's version increases when its rules change: results of two versions are not comparable.
 
 The table tests/game_versions.json says what each version does. After a change of rules, raise ``version`` in the game's
 declaration and run
 
     python tests/envs/test_game_versions.py
 
-which writes the table anew. It refuses to where rules have changed and the version has not.
+which rewrites the table. It refuses where rules have changed and the version has not.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from gpu_vecenv.envs.registry import GAMES
 TABLE = Path(__file__).parents[1] / "game_versions.json"
 BUNDLED = [name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")]
 REWRITE = "python tests/envs/test_game_versions.py"
-AGENTS, SEED = 256, 2**40 + 8  # of all replicas together
+AGENTS, SEED = 256, 2**40 + 8  # of all environments together
 MORE = 20  # steps, beyond those after which an episode is truncated
-HELD = 16  # steps for which every other replica repeats its actions: that gets a car up the hill
+HELD = 16  # steps for which every other environment repeats its actions: that gets a car up the hill
 
 
 def rules(game: type[Env], device: str = "cpu") -> dict[str, Any]:
-    """What a version stands for: its default configuration, and the outputs of a fixed trajectory in that one.
+    """What a version identifies: its default configuration, and the outputs of a fixed trajectory in that one.
 
-    State counts only by what is seen of it: how a game keeps its books is no rule.
+    Only outputs count: the representation of state is no rule.
     """
     num_envs, steps = -(-AGENTS // game().num_agents), game().max_steps + MORE
     env = VecEnv(game(), num_envs, device)
@@ -87,15 +87,15 @@ def test_the_table_has_the_bundled_games_and_no_others(table: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_the_rules_are_those_of_the_version(name: str, table: dict[str, Any], device: str) -> None:
+def test_rules_match_the_version(name: str, table: dict[str, Any], device: str) -> None:
     now = rules(GAMES[name], device)
     assert not (found := changes(name, table[name], now)), to_do(found)
     assert table[name] == now, f"the table is behind: run {REWRITE}"
 
 
 @pytest.mark.parametrize("name", BUNDLED)
-def test_the_trajectory_sees_every_way_to_end(name: str, table: dict[str, Any]) -> None:
-    """A rule that the trajectory never meets could change unseen."""
+def test_the_trajectory_covers_every_way_to_end(name: str, table: dict[str, Any]) -> None:
+    """A rule that the trajectory never reaches could change unnoticed."""
     entry = table[name]
     # Of tag_continuous an end is 100 tags away; the trajectory has tags enough. A pole falls long before its limit,
     # which the table knows from the defaults.
@@ -106,8 +106,8 @@ def test_the_trajectory_sees_every_way_to_end(name: str, table: dict[str, Any]) 
     assert (entry["terminated"] < entry["episodes"]) == (name not in outlasts)
 
 
-def with_text(folder: Path, old: str, new: str, **attributes: Any) -> type[Env]:
-    """Cartpole with another text."""
+def with_source(folder: Path, old: str, new: str, **attributes: Any) -> type[Env]:
+    """Cartpole with changed device code."""
     text = Cartpole.source_path().read_text()
     assert text.count(old) == 1
     (folder / "cartpole.cu").write_text(text.replace(old, new))
@@ -117,16 +117,16 @@ def with_text(folder: Path, old: str, new: str, **attributes: Any) -> type[Env]:
 def test_a_changed_rule_needs_a_new_version(table: dict[str, Any], tmp_path: Path) -> None:
     heavier = "io.rewards[0] = terminated ? -1.0f : 0.0f;\n        else\n            io.rewards[0] = 1;"
     changed = heavier.replace("= 1;", "= 2;")
-    now = rules(with_text(tmp_path, heavier, changed))
+    now = rules(with_source(tmp_path, heavier, changed))
     found = changes("cartpole", table["cartpole"], now)
     assert len(found) == 1 and "cartpole: digest" in found[0]
-    assert not changes("cartpole", table["cartpole"], rules(with_text(tmp_path, heavier, changed, version=2)))
+    assert not changes("cartpole", table["cartpole"], rules(with_source(tmp_path, heavier, changed, version=2)))
 
 
-def test_another_way_to_write_the_same_rules_does_not(table: dict[str, Any], tmp_path: Path) -> None:
+def test_equivalent_code_needs_no_new_version(table: dict[str, Any], tmp_path: Path) -> None:
     old = "bool terminated = math::abs(s.x[0]) > X_THRESHOLD ||"
     new = "bool terminated = X_THRESHOLD < math::abs(s.x[0]) ||"
-    same = with_text(tmp_path, old, new)
+    same = with_source(tmp_path, old, new)
     assert rules(same) == table["cartpole"]
 
 
@@ -143,7 +143,7 @@ def test_a_changed_default_needs_a_new_version(table: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Write the table anew; 1 and no table where rules have changed under an old version."""
+    """Rewrite the table; 1 and no table where rules have changed under an old version."""
     known = json.loads(TABLE.read_text()) if TABLE.exists() else {}
     table = {name: rules(GAMES[name]) for name in BUNDLED}
     found = [line for name in BUNDLED if name in known for line in changes(name, known[name], table[name])]

@@ -1,4 +1,4 @@
-"""The bundled games against independent NumPy oracles, step by step and bit by bit, and their books, which add up."""
+"""The bundled games are bitwise equal to independent NumPy oracles; rewards and flags add up."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def bits(array: torch.Tensor | np.ndarray) -> np.ndarray:
 
 
 def poisoned(env: VecEnv) -> StepBuffers:
-    """Outputs full of garbage, so that an element which a kernel leaves out is seen."""
+    """Step buffers filled with 0xFF bytes, so that an element that a kernel does not write shows."""
     buffers = env.step_buffers()
     for tensor in buffers.tensors().values():
         tensor.view(torch.uint8).fill_(0xFF)
@@ -84,7 +84,7 @@ def oracle_of(name: str, config: dict, device: str):
     return tag_continuous.TagContinuousOracle(sin=lambda x: sincos(x)[0], cos=lambda x: sincos(x)[1], **config)
 
 
-def test_a_share_of_the_grid_is_rounded_as_a_division(device):
+def test_share_of_grid_rounds_like_a_division(device):
     for grid in (1, 41, 3001, 32767):
         env = gpu_vecenv.make("tag_gridworld", grid + 1, device, grid=grid, num_taggers=1)
         env.reset(seed=1)
@@ -94,7 +94,7 @@ def test_a_share_of_the_grid_is_rounded_as_a_division(device):
 
 
 @pytest.mark.parametrize(("name", "config", "num_envs", "steps"), CASES)
-def test_every_tick_has_the_bits_of_the_oracle(name, config, num_envs, steps, device):
+def test_every_step_is_bitwise_equal_to_the_oracle(name, config, num_envs, steps, device):
     config = CONFIGS[name][config]
     env = VecEnv(gpu_vecenv.configure(name, **config), num_envs, device, autoreset_mode="disabled")
     oracles = [oracle_of(name, config, device) for _ in range(num_envs)]
@@ -103,8 +103,8 @@ def test_every_tick_has_the_bits_of_the_oracle(name, config, num_envs, steps, de
     random = np.random.default_rng(7)
     ends = 0
 
-    def inject(replicas) -> None:
-        for e in replicas:
+    def inject(environments) -> None:
+        for e in environments:
             oracles[e].elapsed_steps, oracles[e].active = 0, np.ones(env.num_agents, bool)
             for field in fields:
                 setattr(oracles[e], field, env.state[field][e].cpu().numpy().copy())
@@ -153,7 +153,7 @@ KERNEL(three_nearest) {
 """
 
 
-def test_the_nearest_are_the_first_of_a_stable_sort(device):
+def test_nearest_equals_a_stable_sort(device):
     """Of eight distances, many of them equal; nobody is found who is infinitely far, or whose distance is NaN."""
     far = [np.inf, np.nan, np.inf]
     distances = np.random.default_rng(3).choice(np.float32([0, 1, 2, *far]), (2000, 8))
@@ -191,7 +191,7 @@ def crowds(random: np.random.Generator, count: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("runners", [64, 194])  # two hundred agents are sorted into cells on a GPU too
-def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(runners, device):
+def test_the_nearest_are_found_for_all_layouts(runners, device):
     """Against the oracle, which looks at everybody: crowds in corners, on the borders of cells, and sparse ones."""
     random, config = np.random.default_rng(11), {**CROWD, "num_runners": runners}
     places = np.float32(list(crowds(random, 6 + runners).values()))
@@ -218,8 +218,8 @@ def test_the_nearest_of_a_crowd_are_found_wherever_it_stands(runners, device):
         ({"tagging_distance": 0.05, "side": 10.0, "max_steps": 70, "num_neighbors": 1}, True),
     ],
 )
-def test_the_books_of_tag_continuous_add_up(config, all_caught, device):
-    """500 replicas x 110 agents x 300 steps, in integers: every reward here is a whole number of at most 1000."""
+def test_rewards_and_flags_of_tag_continuous_add_up(config, all_caught, device):
+    """500 environments x 110 agents x 300 steps, in integers: every reward here is a whole number of at most 1000."""
     env = gpu_vecenv.make("tag_continuous", 500, device, autoreset_mode="next_step", **config)
     taggers, runners = (env.game.layout.role_slices[role] for role in ("tagger", "runner"))
     buffers = env.step_buffers()
@@ -243,7 +243,7 @@ def test_the_books_of_tag_continuous_add_up(config, all_caught, device):
         returns = torch.where(begins[:, None], 0, returns + rewards)  # float32, reward after reward as they came
         completed = torch.where(ended[:, None], completed + returns, completed)
         ends += ended
-        books = {
+        differences = {
             "rewards are whole": (rewards != whole).sum(1),
             "taggers' rewards": whole[:, taggers].sum(1) - 10 * leaving,
             "runners' rewards": whole[:, runners].sum(1) + 10 * leaving - survivors,
@@ -255,7 +255,7 @@ def test_the_books_of_tag_continuous_add_up(config, all_caught, device):
             "ends": ended.long() - (over & ~begins | late).long(),
             "running returns": (returns != env.data["engine_returns"]).sum(1),
         }
-        for what, difference in books.items():
+        for what, difference in differences.items():
             imbalance[what] = imbalance.get(what, 0) + difference.abs().sum()
     assert {what: int(total) for what, total in imbalance.items()} == dict.fromkeys(imbalance, 0)
     statistics = env.episode_statistics()

@@ -73,7 +73,7 @@ def their_config(name, config):
 
 
 class Reference:
-    """mpe2's environment, all of it, but the state of its world is ours."""
+    """mpe2's environment with the state of its world set to ours."""
 
     def __init__(self, name, config, stage=0):
         self.env = module(name).parallel_env(**their_config(name, config))
@@ -101,8 +101,8 @@ class Reference:
         }
         self.put(self.row, "after")
 
-    def tick(self, row):
-        """What mpe2 says of one row of ``play``: name -> value for each agent."""
+    def step(self, row):
+        """mpe2's results for one row of ``play``: name -> value for each agent."""
         if row["elapsed_steps"] == 0:
             self.env.reset()
         self.put(row, "before")
@@ -113,7 +113,7 @@ class Reference:
 
 
 def poisoned(env):
-    """Outputs full of garbage, so that an element which a kernel leaves out is seen."""
+    """Step buffers filled with 0xFF bytes, so that an element that a kernel does not write shows."""
     buffers: StepBuffers = env.step_buffers()
     for tensor in buffers.tensors().values():
         tensor.view(torch.uint8).fill_(0xFF)
@@ -121,7 +121,7 @@ def poisoned(env):
 
 
 def arrange(env, step):
-    """Three quarters of the replicas anew: a crowd at speed; agents beside landmarks; far out and fast."""
+    """Three quarters of the environments anew: a crowd at speed; agents beside landmarks; far out and fast."""
     generator = torch.Generator().manual_seed(step)
     drawn, speeds = (2 * torch.rand(2, env.num_envs, env.num_agents, 2, generator=generator) - 1).to(env.device)
     landmark = env.state["landmark"]
@@ -243,11 +243,11 @@ def test_names_and_spaces_are_those_of_mpe2(name, config):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "config", "stage", "episodes"), CASES, ids=IDS)
-def test_every_tick_agrees_with_mpe2(name, config, stage, episodes, device):
+def test_every_step_agrees_with_mpe2(name, config, stage, episodes, device):
     game, theirs = gpu_vecenv.configure(name, **config), Reference(name, config, stage)
     rows = play(name, config, stage, episodes, device)
     count = len(rows["elapsed_steps"])
-    steps = [theirs.tick({what: column[r] for what, column in rows.items()}) for r in range(count)]
+    steps = [theirs.step({what: column[r] for what, column in rows.items()}) for r in range(count)]
     expected = {what: np.array([step[what] for step in steps]) for what in steps[0] if what != "obs"}
 
     for what, tolerance in physics_tolerances(theirs.world, rows).items():
@@ -272,7 +272,7 @@ def test_every_tick_agrees_with_mpe2(name, config, stage, episodes, device):
     assert ties.sum() + unordered.sum() <= 2, "about 1e-6 of all pairs are that close"
 
 
-def test_what_is_compared_reaches_every_rule():
+def test_the_compared_trajectories_cover_every_rule():
     """The play that is compared above: how often it comes to each rule. A rule without data would go untested."""
     for name, config, stage, episodes in CASES:
         if episodes < 80:
@@ -303,7 +303,7 @@ def test_what_is_compared_reaches_every_rule():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_starts_are_distributed_as_in_mpe2(name, device):
+def test_initial_states_are_distributed_as_in_mpe2(name, device):
     env = gpu_vecenv.make(name, 2000, device)
     env.reset(seed=11)
     theirs = module(name).parallel_env()
@@ -341,7 +341,7 @@ def test_starts_are_distributed_as_in_mpe2(name, device):
         ("simple_adversary", {"num_good": 4, "num_landmark_neighbors": 2}),
     ],
 )
-def test_neither_the_order_of_lanes_nor_num_envs_matters(name, config):
+def test_thread_order_and_num_envs_change_no_result(name, config):
     game = gpu_vecenv.configure(name, **config)
     words = trajectory_digest(VecEnv(game, 33, "cpu"), 3, 60).words
     assert len(set(words.tolist())) == 33
@@ -351,7 +351,7 @@ def test_neither_the_order_of_lanes_nor_num_envs_matters(name, config):
         assert torch.equal(trajectory_digest(VecEnv(game, num_envs, "cpu"), 3, 60).words, words[:num_envs])
 
 
-def test_bodies_in_one_place_do_not_push_each_other(device):
+def test_bodies_at_the_same_position_exert_no_force(device):
     """mpe2 divides 0 by 0 there."""
     env = gpu_vecenv.make("simple_tag", 1, device, num_obstacles=1)
     env.reset(seed=1)
@@ -362,7 +362,7 @@ def test_bodies_in_one_place_do_not_push_each_other(device):
     assert (env.state["position"] == 0.25).all() and (env.state["velocity"] == 0).all()
 
 
-def test_the_stage_of_the_curriculum_is_read_when_mpe2_says(device):
+def test_the_curriculum_stage_is_read_as_in_mpe2(device):
     """Tag: at the start of an episode. Spread: at once. Stages outside the range count as the nearest one."""
     tag = gpu_vecenv.make("simple_tag", 2, device, curriculum=True)
     factors = []

@@ -1,4 +1,4 @@
-"""A game with faults that its actions ask for: NaN in one place, writes outside of its replica, an illegal access."""
+"""A game whose actions cause faults: NaN in one place, writes outside of its environment, an illegal access."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ FAULTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Fragile(Env):
-    """Agents that walk; a choice k > 0 is the fault FAULTS[k], of agent 1 at its replica."""
+    """Agents that walk; a choice k > 0 is the fault FAULTS[k], of agent 1 in its environment."""
 
     num_actions: int = param(len(FAULTS), low=2)
 

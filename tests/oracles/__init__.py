@@ -1,1 +1,1 @@
-"""Independent NumPy oracles of the bundled games, one replica at a time."""
+"""Independent NumPy oracles of the bundled games, one environment at a time."""

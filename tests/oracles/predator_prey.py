@@ -1,4 +1,4 @@
-"""Oracle of examples/own_env/predator_prey for one replica, written from its rules alone, its random numbers included.
+"""Oracle of examples/own_env/predator_prey for one environment, written from its rules alone, random numbers included.
 
 Everything but rewards and observations is an integer. Rewards are float32, each operation rounded: meals times
 meal_reward, then minus starving_penalty. Order of a step: all who live move; the lowest-numbered living predator in a
@@ -16,11 +16,11 @@ RESET, STEP = 0, 1  # streams
 
 
 class PredatorPreyOracle:
-    """One replica of ``game``, numbered ``replica``, after a reset with ``seed``."""
+    """One environment of ``game``, with index ``env_index``, after a reset with ``seed``."""
 
-    def __init__(self, game, seed, replica):
+    def __init__(self, game, seed, env_index):
         self.game = game
-        self.key = philox([replica & ONES, replica >> 32, 0, 0], [seed & ONES, seed >> 32])[:2]
+        self.key = philox([env_index & ONES, env_index >> 32, 0, 0], [seed & ONES, seed >> 32])[:2]
         self.episode = -1
         self.begin()
 

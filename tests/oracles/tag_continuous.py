@@ -1,4 +1,4 @@
-"""Oracle of tag_continuous for one replica, written from the rules alone.
+"""Oracle of tag_continuous for one environment, written from the rules alone.
 
 Everything is float32 and every operation is rounded to float32 separately; configuration floats
 are rounded to float32 first. Action levels are a float64 linspace of the range as given, rounded

@@ -1,4 +1,4 @@
-"""Oracle of tag_gridworld for one replica, written from the rules alone.
+"""Oracle of tag_gridworld for one environment, written from the rules alone.
 
 Cells are int32. Everything else is float32 and every operation is rounded to float32 separately;
 configuration floats are rounded to float32 first. A reward starts at 0 and its contributions are
