@@ -70,10 +70,10 @@ class GymEnv:
 class IsaacGymEnv(GymEnv):
     """Implements the part of ``isaacgymenvs.make``'s environment that the script uses.
 
-    Row ``e * num_agents + a`` is agent ``a`` of environment ``e``; ``num_envs`` counts rows; the spaces are those of one
-    row. The script's Gaussian policy is unbounded and Isaac Gym's environments clip, so actions are clipped to the Box,
-    on the device. The script treats time-outs as terminations. When an agent leaves early, its row is zeros until the
-    environment ends.
+    Row ``e * num_agents + a`` is agent ``a`` of environment ``e``; ``num_envs`` counts rows; the spaces are those of
+    one row. The script's Gaussian policy is unbounded and Isaac Gym's environments clip, so actions are clipped to the
+    Box, on the device. The script treats time-outs as terminations. When an agent leaves early, its row is zeros until
+    the environment ends.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.

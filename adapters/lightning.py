@@ -1,8 +1,8 @@
 """PyTorch Lightning: the PPO trainer as a LightningModule, with Lightning's loggers, checkpoints, profilers and DDP.
 
-One epoch is one iteration of ``gpu_vecenv.Trainer``: ``on_train_epoch_start`` collects a rollout, each ``training_step``
-computes the gradient of one minibatch for every policy and takes one optimizer step, with the learners of the Trainer.
-Results are those of the Trainer.
+One epoch is one iteration of ``gpu_vecenv.Trainer``: ``on_train_epoch_start`` collects a rollout, each
+``training_step`` computes the gradient of one minibatch for every policy and takes one optimizer step, with the
+learners of the Trainer. Results are those of the Trainer.
 
 The run ends with the epoch that completes ``total_steps``, which the schedules follow, or with ``max_epochs``. Metrics
 are those of the Trainer, logged once an epoch. Checkpoints of whole epochs contain the environments of all processes:
@@ -32,8 +32,8 @@ class PPOModule(LightningModule):
     """PPO on an environment; ``inner`` is its ``gpu_vecenv.Trainer``, ``policies`` are the Trainer's.
 
     Raises:
-        ConfigError: As for ``gpu_vecenv.Trainer``; also if policies differ in ``num_epochs`` or ``num_minibatches``, and
-            for precision "tf32", which Lightning's users set with ``torch.set_float32_matmul_precision``.
+        ConfigError: As for ``gpu_vecenv.Trainer``; also if policies differ in ``num_epochs`` or ``num_minibatches``,
+            and for precision "tf32", which Lightning's users set with ``torch.set_float32_matmul_precision``.
     """
 
     def __init__(self, env: VecEnv, config: PPOConfig | None = None, seed: int = 0, policies: Any = None) -> None:

@@ -4,8 +4,9 @@ rl_games acts next on the observation that ``step`` returns, so the autoreset mo
 on the device and nothing is copied, except action masks, which rl_games accepts only from the host.
 
 rl_games does not use final observations: at a time limit ("time_outs") it bootstraps from the value of the previous
-observation. It trains on all rows, including the zeros after an agent left early. Its "rewards" are the returns of every
-``num_agents``-th done row, those of first agents unless some leave early; see ``VecEnv.episode_statistics`` for all.
+observation. It trains on all rows, including the zeros after an agent left early. Its "rewards" are the returns of
+every ``num_agents``-th done row, those of first agents unless some leave early; see ``VecEnv.episode_statistics`` for
+all.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class RLGamesVecEnv(IVecEnv):
         return self._named(obs)
 
     def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """One step: observations as of ``reset``, rewards (rows,) float32, dones (rows,) bool, {"time_outs": (rows,) bool}."""
+        """One step: observations, rewards (rows,) float32, dones (rows,) bool, {"time_outs": (rows,) bool}."""
         actions = self._clip(actions.reshape(self._shape))  # rl_games' players squeeze actions
         obs, rewards, terminations, truncations, _ = self.env.step(actions)
         return self._named(obs), rewards, terminations | truncations, {"time_outs": truncations & ~terminations}
@@ -136,7 +137,7 @@ class RLGamesVecEnv(IVecEnv):
 
 
 def make(game: Any, num_envs: int, device: Any = None, *, seed: int | None = None, **config: Any) -> RLGamesVecEnv:
-    """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``, ``seed`` for ``reset``."""
+    """``num_envs`` environments of a game; ``config`` as for ``GymnasiumVectorEnv``, ``seed`` for ``reset``."""
     env = wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
     env.seed(seed)
     return env

@@ -2,8 +2,8 @@
 
 RLlib works in NumPy. With ``shared_policy`` an env runner steps all its environments at once, for one copy of the
 outputs to pinned memory and one synchronisation. It expects the first observation of an episode one step after the end:
-the autoreset mode is fixed to "next_step". With ``policy_per_role`` each environment is a separate object, by default on
-the CPU: RLlib supports several policies only with multi-agent environments.
+the autoreset mode is fixed to "next_step". With ``policy_per_role`` each environment is a separate object, by default
+on the CPU: RLlib supports several policies only with multi-agent environments.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Observations, rewards and flags are the step buffers; nothing is copied and no s
 (rsl_rl itself does, for ``check_for_nan`` and its logger). Its VecEnv resets within ``step`` and reads time-outs from
 the extras: the autoreset mode is fixed to "same_step".
 
-rsl_rl's Gaussian policies are unbounded and its environments clip, so actions are clipped to the Box, on the device. Its
-PPO bootstraps a time-out with the value of the observation before the step and does not use ``final_obs``.
+rsl_rl's Gaussian policies are unbounded and its environments clip, so actions are clipped to the Box, on the device.
+Its PPO bootstraps a time-out with the value of the observation before the step and does not use ``final_obs``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LOG_EVERY = 8  # steps between "log" entries: rollouts are rarely shorter, and e
 class RslRlVecEnv(VecEnv):
     """Row ``e * num_agents + a`` is agent ``a`` of environment ``e``; ``num_envs`` counts rows, as rsl_rl does.
 
-    The row of an agent that left early is zeros until its environment ends, and is done once more then; rsl_rl trains on
-    such rows too. With ``step_dt`` 1 the weight of random network distillation is per step, as rewards are.
+    The row of an agent that left early is zeros until its environment ends, and is done once more then; rsl_rl trains
+    on such rows too. With ``step_dt`` 1 the weight of random network distillation is per step, as rewards are.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.

@@ -1,8 +1,8 @@
 """Stable-Baselines3: each agent of each environment is one row of its VecEnv.
 
 SB3 stores rollouts in NumPy, so each step copies the outputs to pinned memory, synchronises once, and copies actions to
-the device. Its VecEnv resets in the same step and reads the final observation from the info of a done row: the autoreset
-mode is fixed to "same_step".
+the device. Its VecEnv resets in the same step and reads the final observation from the info of a done row: the
+autoreset mode is fixed to "same_step".
 """
 
 from __future__ import annotations

@@ -133,7 +133,8 @@ def wrap(env: BatchedParallelEnv | GymnasiumVectorEnv) -> Wrapper | MultiAgentEn
     """A batched view with ``agents_as_envs=True`` for multi-agent, or a Gymnasium view for single-agent algorithms."""
     if not isinstance(env, BatchedParallelEnv):
         return wrap_env(SingleAgentEnv(checked_vector_env(env, "skrl")), "isaaclab-single-agent", verbose=False)
-    found = f"group_by={env.group_by!r}, agents_as_envs={env.vec_env.agents_as_envs}, autoreset_mode={env.vec_env.autoreset_mode!r}"
+    inner = env.vec_env
+    found = f"group_by={env.group_by!r}, agents_as_envs={inner.agents_as_envs}, autoreset_mode={inner.autoreset_mode!r}"
     if found != (expected := "group_by='agent', agents_as_envs=True, autoreset_mode='same_step'"):
         raise ValueError(f"env has {found}; expected {expected}")
     space = next(iter(env.action_spaces.values()))

@@ -5,8 +5,8 @@ Each environment is a Python object with dictionaries of agents, so the time of 
 for code that needs these classes.
 
 ``NATIVE`` works without SuperSuit: functions with the names and arguments of SuperSuit's wrappers, also attributes of
-this module, for a Gymnasium view of tensors in any autoreset mode: ``supersuit.frame_stack_v2(env, 4)``. Tensors stay on
-the device; lambda functions get the tensors of all rows.
+this module, for a Gymnasium view of tensors in any autoreset mode: ``supersuit.frame_stack_v2(env, 4)``. Tensors stay
+on the device; lambda functions get the tensors of all rows.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ NOT_NATIVE = {
     **dict.fromkeys(_SB3.split(), "use gpu_vecenv.adapters.sb3"),
     **dict.fromkeys("nan_noop_v0 nan_random_v0 nan_zeros_v0".split(), "action_lambda_v1 can replace such actions"),
     "frame_skip_v0": "a row that ends during the skipped steps would continue in its next episode; repeat in the game",
-    "scale_actions_v0": "its space is not that of the valid actions; use wrappers.RescaleAction with the bounds you need",
+    "scale_actions_v0": "its space is not that of the valid actions; use wrappers.RescaleAction with the "
+    "bounds you need",
     "vectorize_aec_env_v0": "agents that act in turn cannot be batched",
 }
 
@@ -112,9 +113,10 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gymnasium", **config: Any) -> Any:
-    """``num_envs`` environments by ``concat_vec_envs_v1``; row ``e * num_agents + a`` is agent ``a`` of environment ``e``.
+    """``num_envs`` environments by ``concat_vec_envs_v1``; row ``e * num_agents + a`` is agent ``a`` of environment
+    ``e``.
 
-    ``device`` None is the CPU. ``base_class="stable_baselines3"`` supports SB3's ``seed``, which fails in SuperSuit's own.
+    ``device`` None is the CPU. ``base_class="stable_baselines3"`` supports SB3's ``seed``; SuperSuit's own fails.
     ``config`` as for ``gpu_vecenv.ParallelEnv``, with ``black_death`` as for ``wrap``.
     """
     black_death = config.pop("black_death", False)
@@ -133,8 +135,8 @@ def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gym
 def wrap(env: Any, black_death: bool = False) -> Any:
     """A ``gpu_vecenv.ParallelEnv`` with ``output="numpy"``, or wrapped, as SuperSuit's vector of its agents.
 
-    If roles differ it is padded. SuperSuit raises when an agent leaves early, unless ``black_death``: then the end of an
-    episode is reported one step late, without final observations, as both terminated and truncated.
+    If roles differ it is padded. SuperSuit raises when an agent leaves early, unless ``black_death``: then the end of
+    an episode is reported one step late, without final observations, as both terminated and truncated.
 
     Raises:
         TypeError: ``env`` is of another class.

@@ -24,10 +24,10 @@ with requires_extra("tianshou"):
 class TianshouVectorEnv(BaseVectorEnv):
     """Row ``e * num_agents + a`` is agent ``a`` of environment ``e``.
 
-    Rows that ``collect(n_episode=…)`` omits are not stepped: the state of their environments is restored after the step.
-    An active agent of a stepped environment cannot be omitted (ValueError): use an ``n_episode`` that is a multiple of
-    the number of agents and, if agents leave early, at most the number of rows. With ``n_step`` the zeros until the end
-    of the environment count as an episode of such an agent.
+    Rows that ``collect(n_episode=…)`` omits are not stepped: the state of their environments is restored after the
+    step. An active agent of a stepped environment cannot be omitted (ValueError): use an ``n_episode`` that is a
+    multiple of the number of agents and, if agents leave early, at most the number of rows. With ``n_step`` the zeros
+    until the end of the environment count as an episode of such an agent.
 
     In games that mask actions, observations are a Batch of "obs" and "mask", (rows, num_logits) bool; in done rows
     "mask" is that of the next episode. ``collect(random=True)`` ignores masks. Box actions that exceed a bound by the
@@ -71,7 +71,8 @@ class TianshouVectorEnv(BaseVectorEnv):
         stepped, vec_env, last = self._rows_of_envs(named), self.env.vec_env, self._now
         if (stepped & last.active & ~named).any():
             raise ValueError(
-                "step: id omits an active agent of an environment; expected all of them. Use an n_episode that is a multiple "
+                "step: id omits an active agent of an environment; expected all of them. Use an n_episode "
+                "that is a multiple "
                 f"of the {self.env.num_agents} agents and, if agents leave early, at most {self.env_num}; or use n_step"
             )
         actions, before = self._actions(action, rows), None if stepped.all() else vec_env.state_dict()

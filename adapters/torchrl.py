@@ -4,8 +4,9 @@ TorchRL resets by mask: the autoreset mode is fixed to "disabled". Observations,
 buffers; one copy concatenates actions, another the action masks of MultiDiscrete spaces. The adapter does not
 synchronise with the device; TorchRL does once per step, to check for done environments.
 
-Actions outside the space are not clipped: they set a fault, see ``env.env.vec_env.faults()``. If the game masks actions,
-random actions follow the action spec, whose mask is updated; with transforms add TorchRL's ActionMask for each group.
+Actions outside the space are not clipped: they set a fault, see ``env.env.vec_env.faults()``. If the game masks
+actions, random actions follow the action spec, whose mask is updated; with transforms add TorchRL's ActionMask for each
+group.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class TorchRLEnv(EnvBase):
     Keys of each group, (num_envs, agents, …): "observation"; "action", int64 indices, because one-hot would have to be
     converted; "reward" (…, 1) float32; "mask" (…) bool, the agents whose next action counts; "done", "terminated"
     and "truncated" (…, 1) bool, of each agent, for loss modules: an agent that left early stays "done" and "terminated"
-    until the reset. They are in the observation spec, because TorchRL's collectors treat any key of the done spec as the
-    end of the environment's trajectory. If the game masks actions, "action_mask" (…, choices), for MultiDiscrete
+    until the reset. They are in the observation spec, because TorchRL's collectors treat any key of the done spec as
+    the end of the environment's trajectory. If the game masks actions, "action_mask" (…, choices), for MultiDiscrete
     (…, heads, choices) or, if heads differ in size, (…, choices of all heads).
 
     Args:

@@ -214,7 +214,7 @@ def facts(name: str, game: Env) -> str:
 
 
 def described(space: Any) -> str:
-    """A space in one line; of a Box whose elements have different bounds only the shape: the table below has the bounds."""
+    """A space in one line; of a Box with different bounds only the shape: the table below has the bounds."""
     if isinstance(space, Box) and len({*space.low.tolist()}) + len({*space.high.tolist()}) > 2:
         return f"`Box` of shape {space.shape}, {space.dtype}"
     return f"`{space}`"

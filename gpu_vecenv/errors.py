@@ -53,7 +53,7 @@ class DeviceFaultError(RuntimeError):
 
 
 class EnvContractError(RuntimeError):
-    """A game's device code breaks the engine's contract, for instance writes outside of its environment (debug builds)."""
+    """A game's device code breaks the engine's contract, for instance writes outside of its environment."""
 
 
 class ForkedProcessError(RuntimeError):
@@ -93,7 +93,7 @@ class ReplayFormatError(ValueError):
 
 
 class ReplayMismatchError(ValueError):
-    """A replay is not bit-identical to its recording, or its game has changed; the message gives the first difference."""
+    """A replay differs bitwise from its recording, or its game has changed; the message has the first difference."""
 
 
 class NonFiniteError(RuntimeError):
@@ -124,7 +124,7 @@ class AgentKeyError(KeyError):
 
 
 class PettingZooResetNeededError(ResetNeededError, AssertionError, AttributeError):
-    """ResetNeededError in PettingZoo views: PettingZoo raises AssertionError (methods) or AttributeError (attributes)."""
+    """ResetNeededError in PettingZoo views, where PettingZoo raises AssertionError or AttributeError."""
 
 
 class UnknownModuleError(UnknownGameError, AttributeError):

@@ -22,7 +22,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def put_file(path: Path, make: Callable[[Path], None]) -> None:
-    """Call ``make`` to write a draft beside ``path``, rename it to ``path`` and flush the folder, so that it is durable."""
+    """Call ``make`` to write a draft beside ``path``, rename it to ``path``, and flush the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}.draft")
     try:

@@ -67,8 +67,8 @@ class BenchConfig:
     """Measure games: steps with given actions ("step"), sampling from logits ("sampling"), both ("sample_and_step").
 
     With --sweep: the same for many numbers of environments or agents. With --training: rollouts and updates end to end,
-    under torchrun on all processes together. With --interface: steps through interfaces and adapters, including the work
-    of the host, and of VecEnv itself. With --baseline: steps of other libraries in the same run.
+    under torchrun on all processes together. With --interface: steps through interfaces and adapters, including the
+    work of the host, and of VecEnv itself. With --baseline: steps of other libraries in the same run.
 
     Prints a table on a terminal, else one JSON line per row, and finally one with device, commit and versions.
     """

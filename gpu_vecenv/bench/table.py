@@ -48,7 +48,7 @@ def kind(row: Row) -> str:
 
 @contextlib.contextmanager
 def printing(as_table: bool) -> Iterator[Callable[[Row], None]]:
-    """Yield a callback for finished rows. On a terminal the table grows row by row; elsewhere it is printed at the end."""
+    """Yield a callback for finished rows. On a terminal the table grows; elsewhere it is printed at the end."""
     if not as_table:
         yield lambda row: print(json.dumps(row), flush=True)
         return

@@ -24,8 +24,8 @@ Outputs = tuple[dict[Any, Any], ...]
 class AgentsAsEnvs(VectorEnv[Any, Any, Any]):
     """A ParallelEnv with the methods of a VectorEnv of one environment, in disabled mode.
 
-    Row i is agent ``possible_agents[i]``. Actions and infos remain dictionaries; ``obs`` is an array of objects, None for
-    an absent agent. When the episode ends, absent agents are flagged again, as rows of a vector environment are.
+    Row i is agent ``possible_agents[i]``. Actions and infos remain dictionaries; ``obs`` is an array of objects, None
+    for an absent agent. When the episode ends, absent agents are flagged again, as rows of a vector environment are.
     """
 
     def __init__(self, env: ParallelEnv[Any, Any, Any]) -> None:

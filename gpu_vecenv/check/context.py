@@ -116,7 +116,8 @@ class CheckContext:
         if env.num_envs < num_envs or env.num_envs % num_envs:
             env.close()
             raise ValueError(
-                f"make({num_envs}) returned num_envs = {env.num_envs}; expected a multiple of {num_envs}: equally many rows for each environment"
+                f"make({num_envs}) returned num_envs = {env.num_envs}; expected a multiple of {num_envs}: "
+                "equally many rows for each environment"
             )
         return Session(env, num_envs, self.device)
 
@@ -153,7 +154,8 @@ class CheckContext:
         """Raise Inapplicable if the environment is deterministic."""
         if not self.random:
             raise Inapplicable(
-                f"{len(self.trajectories)} pairs of seed and environment have the same trajectory: nothing in it is random"
+                f"{len(self.trajectories)} pairs of seed and environment have the same trajectory: nothing in "
+                "it is random"
             )
 
     @cached_property

@@ -53,7 +53,7 @@ class EpisodeTracker:
 
 
 class Session:
-    """A vector environment under test and its episode tracker; in disabled mode it resets ended environments by mask."""
+    """A vector environment under test and its episode tracker; in disabled mode it resets by mask."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], num_envs: int, device: torch.device | None):
         self.env, self.num_envs, self.device = env, num_envs, device
@@ -104,7 +104,7 @@ class Session:
         return torch.as_tensor(tree, device=self.device) if self.device is not None and numeric else tree
 
     def step(self, actions: RowActions) -> Record:
-        """One step; the record has ``after_reset.obs`` and ``after_reset.info`` of environments that were reset by mask."""
+        """One step; ``after_reset`` of the record belongs to environments that were reset by mask."""
         return self.raw_step(self.batch(actions))
 
     def raw_step(self, batch: Tree) -> Record:

@@ -39,7 +39,8 @@ class Check(DeviceOptions, Generic[GameT]):
     """Check that a game, or any registered Gymnasium or PettingZoo environment, conforms to its interface.
 
     check tag_gridworld and check my_game.py test all interfaces of a game; check CartPole-v1 tests a vector environment
-    of Gymnasium, and check sisl/pursuit_v5 --parallel a parallel environment of PettingZoo. Exit code 1 if a check fails.
+    of Gymnasium, and check sisl/pursuit_v5 --parallel a parallel environment of PettingZoo. Exit code 1 if a check
+    fails.
     """
 
     game_name: GameName  # a name, a file that declares it, or an id of Gymnasium or PettingZoo

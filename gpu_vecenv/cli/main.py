@@ -110,7 +110,7 @@ def parse(arguments: Sequence[str]) -> Any:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, 1 if a check fails, 2 for wrong arguments or missing requirements."""
+    """Run one command; the exit code is 1 if a check fails, 2 for wrong arguments or missing requirements."""
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if words == ["--version"]:
         print(__version__)

@@ -29,7 +29,7 @@ class Command:
 
     @classmethod
     def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
-        """The type that tyro parses the words after the command into, and its default instance, or tyro.MISSING_NONPROP."""
+        """The type that tyro parses the arguments into, and its default instance, or tyro.MISSING_NONPROP."""
         return cls, tyro.MISSING_NONPROP
 
     def __call__(self) -> int | None:

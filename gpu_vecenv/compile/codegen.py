@@ -88,7 +88,8 @@ def _state_of_arguments(layout: GameLayout, build: BuildOptions) -> str:
 def generate_state_functions(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
     """Functions that loop over the fields of the state; they use FOR_RANGE and HD."""
     lines = [
-        "HD void copy_initial_state([[maybe_unused]] State s, [[maybe_unused]] InitialStates initial_states, [[maybe_unused]] i64 row) {"
+        "HD void copy_initial_state([[maybe_unused]] State s, [[maybe_unused]] InitialStates initial_states, "
+        "[[maybe_unused]] i64 row) {"
     ]
     for field in layout.fields:
         if field.name in build.initial_fields:
@@ -278,16 +279,18 @@ def _staged_struct(layout: GameLayout) -> list[str]:
 
 
 def _staging_functions(layout: GameLayout) -> list[str]:
-    """staged_engine, staged_state: structs of pointers into a Staged; load_staged, store_staged: copies to it and back."""
+    """staged_engine, staged_state: pointers into a Staged; load_staged, store_staged: copies to it and back."""
     fields = _staged_fields(layout)
     staged = {(owner, field.name) for owner, field in fields}
     lines = ["namespace staging {"]
     for owner, kind, whole in (("m", "EngineState", layout.engine_fields), ("s", "State", layout.fields)):
         parts = [f"staged.{owner}_{f.name}" if (owner, f.name) in staged else f"{owner}.{f.name}" for f in whole]
-        head = f"HD {kind} staged_{kind.removesuffix('State').lower() or 'state'}([[maybe_unused]] Staged& staged, [[maybe_unused]] {kind} {owner})"
+        name = f"staged_{kind.removesuffix('State').lower() or 'state'}"
+        head = f"HD {kind} {name}([[maybe_unused]] Staged& staged, [[maybe_unused]] {kind} {owner})"
         lines.append(f"{head} {{ return {{{', '.join(parts)}}}; }}")
     lines += [
-        "HD void load_staged(Staged& staged, EngineState m, [[maybe_unused]] State s, const void* actions, bool int64_actions) {",
+        "HD void load_staged(Staged& staged, EngineState m, [[maybe_unused]] State s, const void* actions, "
+        "bool int64_actions) {",
         "    ThreadItems<Action, NUM_AGENTS * ACTION_HEADS> staged_actions;",
         "    if (!SAMPLED) staged_actions.load_actions(actions, int64_actions);",
     ]
@@ -348,7 +351,7 @@ def _staged_fields(layout: GameLayout) -> list[tuple[str, FieldLayout]]:
 
 
 def _alignment(field: FieldLayout) -> int:
-    """Alignment in bytes, at most 16, of each environment's part of a field in its tensor; staged copies have the same."""
+    """Alignment in bytes, at most 16, of one environment's part of a field, in its tensor and when staged."""
     return min(16, field.nbytes & -field.nbytes)
 
 

@@ -70,7 +70,8 @@ class FunctionManager:
 
         Each kernel takes one struct, ``args``, whose fields its signature lists. With
         ``KernelSignature("scale", (Array("x", f32), Scalar("a", f32), Scalar("n", i64)))`` the source is
-        ``KERNEL(scale) { FOR_ITEMS (k, args.n) args.x[k] *= args.a; }``. What ``kernel.cuh`` defines precedes the source.
+        ``KERNEL(scale) { FOR_ITEMS (k, args.n) args.x[k] *= args.a; }``. What ``kernel.cuh`` defines precedes the
+        source.
 
         Args:
             source: The text, or its path.

@@ -14,7 +14,8 @@ _LIBM = (
     "frexp|scalbl?n|fma|fdivide|f?min|f?max|fdim|erfc?|[lt]gamma|norm(?:[34]d)?|isnan|isinf|isfinite"
 )
 _MEMBER = r"(?<![\w.])(?<!->)"  # a member of the author's own may have any name
-_OWN = r"(?<!\bvoid )(?<!\bbool )(?<!\bfloat )(?<!\bint )(?<!\b[iu]8 )(?<!\b[iu]\d\d )"  # as may a function that the author defines
+# as may a function that the author defines
+_OWN = r"(?<!\bvoid )(?<!\bbool )(?<!\bfloat )(?<!\bint )(?<!\b[iu]8 )(?<!\b[iu]\d\d )"
 SYSTEM_HEADER = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<", re.MULTILINE)
 # Name of a rule, as in Env.allows -> pattern of violations, reason.
 RULES: dict[str, tuple[re.Pattern[str], str]] = {

@@ -41,8 +41,8 @@ class Env:
     """A game. Its dataclass fields are its configuration; everything else is derived from them.
 
     A subclass is a frozen, keyword-only dataclass that declares ``state``, ``roles``, ``obs_dim`` (or ``obs_shape``)
-    and ``action_space``. Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and ``observe``. What the
-    declaration resolves to (sizes in numbers, layouts of tensors, constants) is ``layout``.
+    and ``action_space``. Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and ``observe``. What
+    the declaration resolves to (sizes in numbers, layouts of tensors, constants) is ``layout``.
 
     Raises:
         ConfigError: A configuration value has the wrong type or lies outside its range.
@@ -243,7 +243,8 @@ class Env:
             raise ConfigError(f"{game}: roles {dict(roles)} have no agents; expected at least 1")
         if self.num_agents != sum(roles.values()):
             raise EnvDefinitionError(
-                f"{game}: num_agents is {self.num_agents!r}, but roles {dict(roles)} have {sum(roles.values())} agents; "
+                f"{game}: num_agents is {self.num_agents!r}, but roles {dict(roles)} have "
+                f"{sum(roles.values())} agents; "
                 "declare roles alone, or roles that num_agents determines"
             )
         return dict(roles)

@@ -1,4 +1,4 @@
-"""Signatures of kernels: one list of names and types makes the C++ struct that a kernel takes and the one that Python fills."""
+"""Signatures of kernels: one list of names and types makes the struct in C++ and in Python."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ def check(bands: Iterable[tuple[str, torch.Tensor]], call: str) -> None:
         if len(written):
             env_index, offset = written[0].tolist()
             raise EnvContractError(
-                f"{call} wrote {len(written)} bytes outside of {name}: the first is byte {offset} after those of environment "
+                f"{call} wrote {len(written)} bytes outside of {name}: the first is byte {offset} after those "
+                "of environment "
                 f"{env_index}; expected indices within the environment (agents, then the field's own sizes)"
             )

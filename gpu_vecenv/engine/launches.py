@@ -138,7 +138,7 @@ class Kernels:
         return True
 
     def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
-        """One step with the actions that it draws; ``sample_arguments`` are those of ``engine_kernels.sample_arguments``."""
+        """One step with the actions that it draws; the arguments are those of ``engine_kernels.sample_arguments``."""
         assert self._sampled_step is not None
         self._run(self._sampled_step, "step", out, **sample_arguments, **_addresses(out))
 

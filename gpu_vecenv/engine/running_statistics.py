@@ -12,8 +12,8 @@ from torch import Tensor
 class RunningMeanStd:
     """Mean and variance of all rows, weighted equally; the equivalent of ``gymnasium.wrappers.utils.RunningMeanStd``.
 
-    ``mean`` and ``var`` (*shape) and ``count`` () are float64: after 10^9 rows a batch of 64 changes a mean by less than
-    float32 resolves. Updates replace these tensors and never write into them.
+    ``mean`` and ``var`` (*shape) and ``count`` () are float64: after 10^9 rows a batch of 64 changes a mean by less
+    than float32 resolves. Updates replace these tensors and never write into them.
 
     Args:
         epsilon: Weight of the initial values, mean 0 and variance 1, in rows.
@@ -34,8 +34,8 @@ class RunningMeanStd:
 
         Args:
             rows: (n, *shape), any dtype.
-            counted: (n,) bool, the rows that count; the others may hold any value, including NaN. None counts all. If no
-                row counts, nothing changes.
+            counted: (n,) bool, the rows that count; the others may hold any value, including NaN. None counts all. If
+                no row counts, nothing changes.
         """
         if counted is None:
             counted = torch.ones(len(rows), dtype=torch.bool, device=rows.device)

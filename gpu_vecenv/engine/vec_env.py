@@ -47,8 +47,8 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  #
 class Fault(IntFlag):
     """Bits of an environment's fault word (actions.cuh), kept until the next call of ``reset`` for it.
 
-    After the first three, the step left the environment unchanged: reward 0, flags False. With ``end_on_nonfinite``, the
-    last ended its episode: reward 0, terminated, observations 0.
+    After the first three, the step left the environment unchanged: reward 0, flags False. With ``end_on_nonfinite``,
+    the last ended its episode: reward 0, terminated, observations 0.
     """
 
     INVALID_ACTION = 1
@@ -68,8 +68,8 @@ class VecEnv:
             observation is in ``info["final_obs"]``), "next_step" (by the next step, whose actions are ignored) or
             "disabled" (by ``reset(mask=…)`` only).
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
-        validate: "async": invalid actions set the environment's fault word, see ``faults()``. "sync": ``step`` validates
-            the actions first and raises InvalidActionError, which synchronises with the device.
+        validate: "async": invalid actions set the environment's fault word, see ``faults()``. "sync": ``step``
+            validates the actions first and raises InvalidActionError, which synchronises with the device.
         end_on_nonfinite: Check state, rewards and observations in each step: an environment in which one is NaN or
             infinite ends its episode, with a fault bit in ``faults()``; the next episode starts from finite numbers.
         arrays: Values of shared state fields.
@@ -77,17 +77,19 @@ class VecEnv:
             num_envs * num_agents, and each row has episodes of its own. An agent that terminates early ends its episode
             there ("same_step" returns its "final_obs"); its row is zero until its environment ends, when it terminates
             once more.
-        initial_states: Saved states: field name -> (number of states, *field shape). After the game's own reset, each new
-            episode takes one of them at random, the same for all of these fields.
+        initial_states: Saved states: field name -> (number of states, *field shape). After the game's own reset, each
+            new episode takes one of them at random, the same for all of these fields.
         first_env_index: Index of the first environment in the random streams; shards of one run have different ones.
-        threads_per_env: Threads that run one environment on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024. Affects
-            speed only. None: the result of ``gpu_vecenv.engine.tuning.tune`` for this game, size and GPU, else a default.
-        threads_per_block: Threads per block, a power of two from 32 to 1024; groups of more than 32 threads have a block
-            each. Affects speed only. None: as for ``threads_per_env``; if either is given, no tuning result is used.
+        threads_per_env: Threads that run one environment on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
+            Affects speed only. None: the result of ``gpu_vecenv.engine.tuning.tune`` for this game, size and GPU, else
+            a default.
+        threads_per_block: Threads per block, a power of two from 32 to 1024; groups of more than 32 threads have a
+            block each. Affects speed only. None: as for ``threads_per_env``; if either is given, no tuning result is
+            used.
         thread_order: Debug builds: 1 is backwards, 2 shuffled: of every range on the host, of blocks on a GPU. Results
             must be bitwise equal.
-        guards: Debug builds: guard bytes between environments, in state and outputs, that no kernel may write; each call
-            checks them and raises EnvContractError. Not with ``agents_as_envs``.
+        guards: Debug builds: guard bytes between environments, in state and outputs, that no kernel may write; each
+            call checks them and raises EnvContractError. Not with ``agents_as_envs``.
 
     Raises:
         TypeError, ValueError, ConfigError: An argument is wrong.
@@ -232,7 +234,8 @@ class VecEnv:
         self._check_open("step_buffers")
         if tensors and self.build.guards:
             raise ConfigError(
-                f"step_buffers: {', '.join(tensors)} have no guard bytes between environments; call step_buffers() without them"
+                f"step_buffers: {', '.join(tensors)} have no guard bytes between environments; call "
+                "step_buffers() without them"
             )
         return (
             StepBuffers.around(self.buffers_layout, tensors) if tensors else StepBuffers.allocate(self.buffers_layout)
@@ -244,8 +247,8 @@ class VecEnv:
         """Start new episodes in all environments, or in those where ``mask`` is True.
 
         Args:
-            seed: 0 … 2**64 - 1. Restarts the random streams of the environments that are reset. Without a seed the streams
-                continue; the first reset then draws one, which is ``env.seed``.
+            seed: 0 … 2**64 - 1. Restarts the random streams of the environments that are reset. Without a seed the
+                streams continue; the first reset then draws one, which is ``env.seed``.
             mask: (num_envs,) bool, torch or NumPy.
             out: Buffers to write to; None allocates.
 
@@ -314,8 +317,8 @@ class VecEnv:
     def sample_actions(self) -> torch.Tensor:
         """Uniform valid actions for the next step, drawn on the device from the environments' own random streams.
 
-        (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``agents_as_envs``, (num_envs * num_agents, …). The
-        same on every call until the next step. Where choices are masked, uniform among the allowed ones.
+        (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``agents_as_envs``, (num_envs * num_agents, …).
+        The same on every call until the next step. Where choices are masked, uniform among the allowed ones.
         """
         self._check_open("sample_actions")
         action = self.layout.action
@@ -426,7 +429,8 @@ class VecEnv:
         if self._process is not None:
             if self._process != os.getpid():
                 raise ForkedProcessError(
-                    f"{method} in a forked process: GPU memory is not inherited; make environments in processes started "
+                    f"{method} in a forked process: GPU memory is not inherited; make environments in "
+                    "processes started "
                     'with the start method "spawn"'
                 )
             if fault := self.functions.backend.fault:

@@ -13,7 +13,7 @@ from gpu_vecenv.envs.mountain_car_base import MountainCarBase
 
 @dataclass(frozen=True, kw_only=True)
 class MountainCar(MountainCarBase):
-    """The motor accelerates to the left, not at all or to the right. Rules and defaults of Gymnasium's MountainCar-v0."""
+    """The motor accelerates left, not at all or right. Rules and defaults of Gymnasium's MountainCar-v0."""
 
     force: float = param(0.001, low=0, high=1e6)  # of the motor, per step^2
     max_steps: int = param(200, low=1)  # steps until the episode is truncated

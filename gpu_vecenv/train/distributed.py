@@ -1,4 +1,4 @@
-"""Data-parallel training in processes started by ``torchrun``: each has a shard of environments; gradients are averaged."""
+"""Data-parallel training by ``torchrun``: each process has a shard of environments; gradients are averaged."""
 
 from __future__ import annotations
 

@@ -51,7 +51,8 @@ class RoleView:
         slices = [game.layout.role_slices[role] for role in roles]
         if any(after.start != before.stop for before, after in pairwise(slices)):
             raise ConfigError(
-                f"a policy cannot be shared by {' and '.join(roles)} of {name}; expected roles that are adjacent and in "
+                f"a policy cannot be shared by {' and '.join(roles)} of {name}; expected roles that are "
+                "adjacent and in "
                 f"the order of {known}"
             )
         self.roles, self.agents = tuple(roles), slice(slices[0].start, slices[-1].stop)
@@ -70,7 +71,7 @@ class RoleView:
         self.num_parameters = 2 * self.num_heads if action.continuous else sum(self.head_sizes)
 
     def obs(self, rows: torch.Tensor) -> torch.Tensor:
-        """These agents' observations (num_envs, count, *obs_shape), a view of a game's (num_envs, num_agents, *shape)."""
+        """These agents' observations (num_envs, count, *obs_shape), a view of (num_envs, num_agents, *shape)."""
         return rows[(slice(None), self.agents, *self.obs_slice)]
 
     def mask(self, action_mask: torch.Tensor | None) -> torch.Tensor | None:

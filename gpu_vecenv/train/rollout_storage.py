@@ -124,7 +124,8 @@ def check_capacity(env: VecEnv, num_steps: int) -> None:
     each, free = Rollout.bytes_per_env(env, num_steps), free_bytes(env.device)
     if each * env.num_envs > free:
         raise CapacityError(
-            f"a rollout of {num_steps} steps x {env.num_envs:,} environments needs about {each * env.num_envs:,} bytes, "
+            f"a rollout of {num_steps} steps x {env.num_envs:,} environments needs about "
+            f"{each * env.num_envs:,} bytes, "
             f"{free:,} are free on {env.device}; at most num_envs = {free // each:,} fit"
         )
 

@@ -58,8 +58,8 @@ class Progress:
 def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resume: bool = False) -> int:
     """Train to the end, evaluate, and write learning curve, metrics, checkpoints and evaluation to ``folder``.
 
-    Under torchrun every process calls it; rank 0 writes all files but the checkpoints of other ranks. SIGTERM and SIGINT
-    stop it after the current iteration, with a checkpoint.
+    Under torchrun every process calls it; rank 0 writes all files but the checkpoints of other ranks. SIGTERM and
+    SIGINT stop it after the current iteration, with a checkpoint.
 
     Args:
         trainer: A new trainer; with ``resume`` the newest checkpoint of the folder is loaded into it.

@@ -106,7 +106,8 @@ class Trainer:
         self._start = self._progress = 0.0  # of the iteration: clock time, and the fraction of the run done before it
         if self.world.size > 1 and env.first_env_index != self.world.rank * env.num_envs:
             raise ConfigError(
-                f"env.first_env_index is {env.first_env_index} in process {self.world.rank} of {self.world.size}; expected "
+                f"env.first_env_index is {env.first_env_index} in process {self.world.rank} of "
+                f"{self.world.size}; expected "
                 f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
             )
         specs = self._specs(env, policies)

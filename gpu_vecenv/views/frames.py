@@ -288,7 +288,8 @@ def write_video(frames: Iterable[Image], path: str | Path, fps: float) -> None:
     Args:
         frames: Each (height, width, 3) uint8 of equal size; in an ``.mp4`` odd sizes are padded to even ones.
         path: In an existing folder.
-        fps: Frames per second, as ``env.metadata["render_fps"]``; a ``.gif`` stores durations in hundredths of a second.
+        fps: Frames per second, as ``env.metadata["render_fps"]``; a ``.gif`` stores durations in hundredths of a
+        second.
 
     Raises:
         ConfigError: The suffix is another, ``fps`` is not a positive number, or frames are missing or differ in size.

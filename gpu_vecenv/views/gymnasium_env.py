@@ -31,10 +31,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     """A game as Gymnasium's vector env: ``gymnasium.make_vec("gpu_vecenv/TagContinuous-v0", num_envs=1000)``.
 
     Each agent is a sub-environment: agent ``a`` of environment ``e`` is row ``e * num_agents + a``. The attribute
-    ``num_envs`` counts these rows, as Gymnasium requires; ``vec_env.num_envs`` counts environments. An agent that leaves
-    early ends its row's episode there; the row is then zeros until the environment ends, and terminates once more, so
-    that no learner bootstraps across a reset. Smaller observations are padded with zeros. An invalid action raises
-    where actions are validated on the host (``output="numpy"``, or ``validate="sync"``), and otherwise sets the
+    ``num_envs`` counts these rows, as Gymnasium requires; ``vec_env.num_envs`` counts environments. An agent that
+    leaves early ends its row's episode there; the row is then zeros until the environment ends, and terminates once
+    more, so that no learner bootstraps across a reset. Smaller observations are padded with zeros. An invalid action
+    raises where actions are validated on the host (``output="numpy"``, or ``validate="sync"``), and otherwise sets the
     environment's word in ``vec_env.faults()``.
 
     Args:
@@ -110,8 +110,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
 
         Args:
             seed: One int in [0, 2**64 - 1] for all rows; see ``VecEnv.reset``.
-            options: ``{"reset_mask": mask}`` resets some environments: (num_envs,) bool, torch or NumPy, equal for all rows
-                of an environment.
+            options: ``{"reset_mask": mask}`` resets some environments: (num_envs,) bool, torch or NumPy, equal for all
+                rows of an environment.
 
         Raises:
             InvalidSeedError, ConfigError, TypeError, ValueError: An argument is wrong; nothing has changed.
@@ -226,7 +226,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         rows = mask.reshape(self.vec_env.num_envs, self.num_agents)
         if bool((rows.any(1) != rows.all(1)).any()):
             raise ValueError(
-                f"reset: reset_mask differs among the {self.num_agents} rows of an environment, whose agents reset together; "
+                f"reset: reset_mask differs among the {self.num_agents} rows of an environment, whose agents "
+                "reset together; "
                 "expected equal values for all rows of an environment"
             )
         return rows[:, 0]

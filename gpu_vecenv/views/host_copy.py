@@ -18,9 +18,10 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 class HostCopy:
     """Step outputs on the host: ``step(actions, out=copy.step_buffers())``, then ``copy.arrays()``.
 
-    On the CPU the arrays view the memory that the kernel wrote. On a GPU the kernel writes into one device buffer, which
-    is copied to fresh pinned memory. It writes ``final_obs`` directly into pinned memory, because only the few rows that
-    ended are written. Pinned memory is reused after the arrays that view it are freed, so earlier outputs never change.
+    On the CPU the arrays view the memory that the kernel wrote. On a GPU the kernel writes into one device buffer,
+    which is copied to fresh pinned memory. It writes ``final_obs`` directly into pinned memory, because only the few
+    rows that ended are written. Pinned memory is reused after the arrays that view it are freed, so earlier outputs
+    never change.
     """
 
     def __init__(self, layout: StepBuffersLayout) -> None:

@@ -156,8 +156,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         """One step. Without live agents, ``step({})`` does nothing and returns five empty dictionaries.
 
         Args:
-            actions: One for each live agent, of its action space: an int, or an int32, int64 or float32 array or tensor,
-                on the host or on the device.
+            actions: One for each live agent, of its action space: an int, or an int32, int64 or float32 array or
+                tensor, on the host or on the device.
 
         Returns:
             Observations, rewards, terminations, truncations and infos of the agents that were live before the step.

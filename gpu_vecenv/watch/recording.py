@@ -44,7 +44,8 @@ def record(
         greedy: Take the most probable action instead of sampling.
 
     Raises:
-        ConfigError: The episodes depend on something that a replay does not store, or do not end; or as for ``evaluate``.
+        ConfigError: The episodes depend on something that a replay does not store, or do not end; or as for
+        ``evaluate``.
         NonFiniteError: A policy outputs NaN or excludes every choice.
         ReplayMismatchError: The game depends on more than its configuration, seed and actions.
     """
@@ -87,7 +88,8 @@ def record(
             rerun(replay, game, env.device, getattr(env.functions.backend, "driver_name", None))
         except ReplayMismatchError as error:
             raise ReplayMismatchError(
-                f"{type(game).__name__} is not reproducible and cannot be recorded: its trajectories depend on more than "
+                f"{type(game).__name__} is not reproducible and cannot be recorded: its trajectories depend "
+                "on more than "
                 f"configuration, seed and actions. {error}"
             ) from error
     return replays

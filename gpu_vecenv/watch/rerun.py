@@ -26,7 +26,7 @@ def rerun(
     driver: str | None,
     on_step: Callable[[VecEnv, StepBuffers], None] = lambda env, buffers: None,
 ) -> None:
-    """Replay an episode; call ``on_step`` after the reset and each step. Raises ReplayMismatchError if a bit differs."""
+    """Replay an episode, calling ``on_step`` after the reset and each step; ReplayMismatchError if a bit differs."""
     try:
         env = VecEnv(
             game,
@@ -63,13 +63,13 @@ def rerun(
         reason = (
             "the game's source is that of the recording, so this is a bug: please report it"
             if source_sha256(game) == replay.sources
-            else f"the game's source has changed since it was recorded with gpu_vecenv {replay.made_with}, rules version "
-            f"{replay.version}: play it with that version, or record it again"
+            else f"the game's source has changed since it was recorded with gpu_vecenv {replay.made_with}, rules "
+            f"version {replay.version}: play it with that version, or record it again"
         )
         step = int(differing[0]) if len(differing) else replay.num_steps
         raise ReplayMismatchError(
-            f"{describe(replay)}: not bitwise equal on {torch_device} from step {step} of {replay.num_steps} on (0 is the reset), "
-            f"digest {last}; expected {replay.digest}; {reason}"
+            f"{describe(replay)}: not bitwise equal on {torch_device} from step {step} of {replay.num_steps} on "
+            f"(0 is the reset), digest {last}; expected {replay.digest}; {reason}"
         )
     if returns != replay.returns:
         raise ReplayMismatchError(f"{describe(replay)}: returns are {returns}; expected {replay.returns}, as recorded")
@@ -98,8 +98,8 @@ def configured(replay: Replay, kind: type[Env] | None) -> Env:
         game = configure(kind, **replay.config)
     except (ConfigError, EnvDefinitionError) as error:
         raise ReplayMismatchError(
-            f"{describe(replay)}, recorded with gpu_vecenv {replay.made_with}: its configuration does not fit the current "
-            f"game: {error}"
+            f"{describe(replay)}, recorded with gpu_vecenv {replay.made_with}: its configuration does not fit the "
+            f"current game: {error}"
         ) from error
     expected = (
         (replay.num_steps, game.layout.num_agents, *game.layout.action.shape),

@@ -131,8 +131,8 @@ class NormalizeObservation(RunningWrapper):
     """Observations minus their running mean, divided by their running standard deviation, float32.
 
     Gymnasium's supports NEXT_STEP mode only and keeps float32 statistics. Here every observation counts once in each
-    mode: ``obs`` in rows that are or were active, ``final_obs`` in the rows of its mask, and at a partial reset the rows
-    that were reset.
+    mode: ``obs`` in rows that are or were active, ``final_obs`` in the rows of its mask, and at a partial reset the
+    rows that were reset.
 
     Args:
         env: An environment whose observation space is a Box.

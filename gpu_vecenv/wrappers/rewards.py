@@ -24,7 +24,8 @@ class ClipReward(TensorWrapper):
         high = np.inf if self.max_reward is None else self.max_reward
         if (min_reward is None and max_reward is None) or not low <= high:
             raise InvalidBound(
-                f"min_reward is {min_reward}, max_reward {max_reward}; expected at least one, and min_reward <= max_reward"
+                f"min_reward is {min_reward}, max_reward {max_reward}; expected at least one, and min_reward "
+                "<= max_reward"
             )
 
     def step(self, actions: Tensor) -> Step:

@@ -376,7 +376,8 @@ REFUSED = {
     ),
     "a figure that no run has": (
         "train tag_gridworld --best-metric retrun_tagger",
-        "best_metric is 'retrun_tagger'; expected one of return_tagger, return_runner, episode_length, terminated_fraction",
+        "best_metric is 'retrun_tagger'; expected one of return_tagger, return_runner, episode_length, "
+        "terminated_fraction",
     ),
     "policies that are no JSON": ("train tag_gridworld --policies {", "line 1 column 2"),
     "policies that are no object": (

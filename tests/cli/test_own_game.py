@@ -609,7 +609,7 @@ HD void observe(State s, Io io) {
         floor = max(floor, (int)s.height[i]);
     }
     float sum = cg::reduce(group, own, cg::plus<float>());
-    for (int apart = THREADS_PER_ENV / 2; apart > 0; apart /= 2) floor = max(floor, __shfl_xor_sync(group_mask(), floor, apart));
+    for (int k = THREADS_PER_ENV / 2; k > 0; k /= 2) floor = max(floor, __shfl_xor_sync(group_mask(), floor, k));
     if (group.thread_rank() == 0) {
         io.scratch->mean = sum / NUM_AGENTS;
         io.scratch->highest = floor;

@@ -26,7 +26,8 @@ from gpu_vecenv.envs.tag_gridworld import TagGridworld
 ROOT = Path(__file__).resolve().parents[2]
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 2.0}
 PARTIAL = {"num_taggers": 40, "full_observation": False, "random_start": True}
-# Game, configuration, environments (1, fewer than a block has, more), threads per environment (None: the GPU's default).
+# Game, configuration, environments (1, fewer than a block has, more), threads per environment (None: the GPU's
+# default).
 CASES = [
     *((name, {}, 5, None) for name in gpu_vecenv.envs.registry.GAMES if name != "tag_continuous"),
     ("tag_gridworld", {}, 37, None),
@@ -114,7 +115,8 @@ def test_samples_are_bitwise_equal(name, config, make_emulated):
         assert getattr(samples[0], field).equal(getattr(samples[1], field)), field
 
 
-# Heads of 5, 21 and 8 choices, staged in shared memory or not; groups of several warps; a Box; roles of different sizes.
+# Heads of 5, 21 and 8 choices, staged in shared memory or not; groups of several warps; a Box; roles of different
+# sizes.
 @pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 37])
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def test_an_equal_seed_gives_equal_bits_and_another_seed_gives_others(game, mode
 
 
 def test_no_environment_of_any_seed_repeats_another(device):
-    """Initial states have at least 8 uniform floats: equal ones mean that a stream is used twice, as by seed + env_index."""
+    """Initial states have at least 8 uniform floats: equal ones mean that a random stream is used twice."""
     env = VecEnv(CONTINUOUS, 64, device)
     starts, actions = [], []
     for seed in [*range(6), 2**32, 2**32 + 1, 2**63, 2**64 - 1]:
@@ -471,7 +471,8 @@ def test_synchronous_validation_raises_before_anything_happens(game, drift, devi
     env, twin = twins(game, device, validate="sync")
     bad = random_actions(env, 1)
     bad[4, 1], bad[9, 0] = -3, 2**20
-    where = rf"{2 * game.layout.action.heads} invalid .*environment 4, agent {game.layout.agent_names[1]}, number 0: -3; expected 0 to"
+    agent = game.layout.agent_names[1]
+    where = rf"{2 * game.layout.action.heads} invalid .*environment 4, agent {agent}, number 0: -3; expected 0 to"
     with pytest.raises(InvalidActionError, match=where):
         env.step(bad)
     assert different(env, twin) == []

@@ -325,7 +325,7 @@ def test_a_range_that_ends_before_it_begins_is_refused(name, config):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
 def test_a_thousand_episodes_step_like_gymnasiums(name, device):
-    """Seven of eight environments follow a policy that gets somewhere, the eighth acts at random; first episodes only."""
+    """Seven of eight environments follow a good policy, the eighth acts at random; first episodes only."""
     env = gpu_vecenv.make(name, 1000, device, autoreset_mode="disabled")
     obs, _ = env.reset(seed=3)
     first = torch.ones(1000, dtype=torch.bool, device=device)  # environments still in their first episode

@@ -40,7 +40,7 @@ USES = ("step", "reset", "state", "make", "train")
 
 @dataclass(kw_only=True)
 class Interrupts(Experiment):
-    """Interrupt steps, resets, construction and training, at random and at each line; compare with a twin; fork, spawn."""
+    """Interrupt steps, resets, construction and training, at random and at each line; fork and spawn."""
 
     count: int = 200
     """Interrupts at random instants, in addition to one at each line of a step, a reset and a load."""

@@ -97,7 +97,7 @@ def value_of(obs):
 
 
 def played(mode, device):
-    """NUM_STEPS steps: the arguments of ``advantages``, and the observations before each, (steps, replica, agent, 6)."""
+    """NUM_STEPS steps: the arguments of ``advantages``, and the observations, (step, environment, agent, 6)."""
     env = gpu_vecenv.make(Script, NUM_ENVS, device, autoreset_mode=mode, **GAME)
     obs, info = env.reset(seed=7)
     episode, replica, agent = np.full((NUM_ENVS, 1), -1), np.arange(NUM_ENVS)[:, None], np.arange(AGENTS)

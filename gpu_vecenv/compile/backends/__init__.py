@@ -41,7 +41,8 @@ class GroupShape:
 
     Args:
         threads_per_env: Lanes that run one replica: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
-        threads_per_block: Threads of a block: a power of two from 32 to 1024, where a larger threads_per_env does not fill a block of its own.
+        threads_per_block: Threads of a block: a power of two from 32 to 1024, where a larger threads_per_env does not
+        fill a block of its own.
 
     Raises:
         ConfigError: One of them is none of these, or they do not go together.
@@ -53,7 +54,8 @@ class GroupShape:
     def __post_init__(self) -> None:
         if type(self.threads_per_env) is not int or self.threads_per_env not in GROUP_SIZES:
             raise ConfigError(
-                f"threads_per_env is {self.threads_per_env!r}; expected None, 1, 2, 4, 8, 16 or a multiple of 32 up to 1024"
+                f"threads_per_env is {self.threads_per_env!r}; expected None, 1, 2, 4, 8, 16 or a multiple of "
+                "32 up to 1024"
             )
         fitting = BLOCK_SIZES if self.threads_per_env in GROUP_SIZES_WITHIN_WARP else (self.threads_per_env,)
         if type(self.threads_per_block) is not int or self.threads_per_block not in fitting:

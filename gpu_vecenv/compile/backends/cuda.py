@@ -93,7 +93,8 @@ class CudaModule:
                         launch()
             except Exception as error:
                 what = (
-                    f"{kernel}: launch of {shape.grid} blocks of {shape.threads_per_block} threads with {shape.shared_bytes} "
+                    f"{kernel}: launch of {shape.grid} blocks of {shape.threads_per_block} threads with "
+                    f"{shape.shared_bytes} "
                     f"bytes of shared memory on {device} failed: {error}"
                 )
                 if _broken(device):
@@ -119,7 +120,8 @@ def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: i
     """Definitions that depend on the GPU: bytes of shared memory that a block may have, and how threads form teams."""
     shape = GroupShape.of(threads_per_env, threads_per_block)
     return (
-        f"constexpr int THREADS_PER_ENV = {shape.threads_per_env}, ENVS_PER_BLOCK = {shape.threads_per_block // shape.threads_per_env};\n"
+        f"constexpr int THREADS_PER_ENV = {shape.threads_per_env}, ENVS_PER_BLOCK = "
+        f"{shape.threads_per_block // shape.threads_per_env};\n"
         f"constexpr unsigned long long SHARED_LIMIT = {shared_limit};\n"
     )
 

@@ -38,7 +38,8 @@ class CudaCoreDriver:
             )
             if int(status) != 0:
                 raise DeviceFaultError(f"{kernel}: {shape.shared_bytes} bytes of shared memory refused: {status!r}")
-        # cuda.core packs no structs. To the driver a CUkernel is a CUfunction too; its one argument is read at each launch.
+        # cuda.core packs no structs. To the driver a CUkernel is a CUfunction too; its one argument is read at each
+        # launch.
         handle = bindings.CUfunction(int(function.handle))
         addresses = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
         where = ctypes.addressof(addresses)

@@ -141,10 +141,10 @@ def _whole(value: Any) -> bool:
 def _packed(film: Film) -> dict[str, Any]:
     """A film as JSON; the arrays are in ``data``: bytes, deflated, in base64.
 
-    The bytes are the rewards, float32, agent-major; the flags ``active``, ``terminations`` and ``truncations``, eight per
-    byte; then varints: the view and the layout of each frame, the layouts, and the tracks. A **track** is one shape over
-    the frames that contain it, stored as differences between frames. A **layout** lists the tracks of a frame in drawing
-    order.
+    The bytes are the rewards, float32, agent-major; the flags ``active``, ``terminations`` and ``truncations``, eight
+    per byte; then varints: the view and the layout of each frame, the layouts, and the tracks. A **track** is one shape
+    over the frames that contain it, stored as differences between frames. A **layout** lists the tracks of a frame in
+    drawing order.
     """
     views: dict[Any, int] = {}
     colours: dict[Colour, int] = {}
