@@ -113,8 +113,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gymnasium", **config: Any) -> Any:
-    """``num_envs`` environments by ``concat_vec_envs_v1``; row ``e * num_agents + a`` is agent ``a`` of environment
-    ``e``.
+    """``num_envs`` environments by ``concat_vec_envs_v1``; row ``e * num_agents + a`` is agent a of environment e.
 
     ``device`` None is the CPU. ``base_class="stable_baselines3"`` supports SB3's ``seed``; SuperSuit's own fails.
     ``config`` as for ``gpu_vecenv.ParallelEnv``, with ``black_death`` as for ``wrap``.

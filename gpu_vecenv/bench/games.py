@@ -65,8 +65,7 @@ def measure(
     driver: str | None = None,
     threads_per_env: int | None = None,
 ) -> dict[str, Any]:
-    """One row: the stages "step", "sampling", and "sample_and_step" (``Sampler.step``, one launch where it can fuse
-    both).
+    """One row: the stages "step", "sampling", and "sample_and_step" (``Sampler.step``).
 
     Times are per step. Sampling yields actions and log-probabilities, as the trainer uses them. The bytes of
     "sample_and_step" are those of the step alone.
