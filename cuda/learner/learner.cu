@@ -163,8 +163,8 @@ constexpr int PITCH = (MAX_PARAMETERS / 4 * 4 + 4) | 1;  // odd, against bank co
 constexpr bool STAGE_ROWS = 2 * LOSS_BLOCK * PITCH * sizeof(float) <= 48 << 10;
 constexpr int THREADS_PER_ROW = PITCH > 16 ? 32 : PITCH > 8 ? 16 : 8;
 
-// Copies the 32 rows of a warp to or from shared memory, with coalesced accesses. In an incomplete warp each lane copies
-// its own row.
+// Copies the 32 rows of a warp to or from shared memory, with coalesced accesses. In an incomplete warp each lane
+// copies its own row.
 HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, int columns, bool whole) {
     int lane = threadIdx.x % 32;
     if (!whole) {
