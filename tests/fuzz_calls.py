@@ -294,7 +294,7 @@ class VecEnvPair(Pair):
                 return Bad("step", lambda: env.step(wrong), error, ["step: actions", *words])
             case 3 if env.validate == "sync" and bool(env.active.any()):
                 wrong = wrong_choices(rng, env, actions)
-                words = ["invalid action values", "the first: replica", "agent", "expected"]
+                words = ["invalid action values", "the first: environment", "agent", "expected"]
                 return Bad("values", lambda: env.step(wrong), (InvalidActionError,), words)
             case 3 if env.game.layout.action.continuous:
                 wrong = actions.clone().requires_grad_()
@@ -392,7 +392,7 @@ class Rows(Pair):
                 return Bad("step of an array", lambda: env.step(wrong), error, ["step: actions", *words])
             case 3 | 4 if env.output == "numpy" and bool(env.vec_env.active.any()):
                 wrong = wrong_choices(rng, env.vec_env, actions).cpu().numpy()
-                words = ["invalid action values", "the first: replica", "agent", "expected"]
+                words = ["invalid action values", "the first: environment", "agent", "expected"]
                 return Bad("values", lambda: env.step(wrong), InvalidActionError, words)
             case 5:
                 return bad_seed(rng, env.reset)
@@ -765,7 +765,7 @@ class Training(Subject):
                 Bad("roles", lambda: make(policies={"tager": spec()}), ConfigError, ["'tager'", "tagger", "runner"]),
                 Bad("roles", lambda: make(policies={"tagger": spec()}), ConfigError, ["expected each of the roles"]),
                 Bad(
-                    "shared", lambda: make(policies={"tagger": network, "runner": network}), ConfigError, ["in common"]
+                    "shared", lambda: make(policies={"tagger": network, "runner": network}), ConfigError, ["share weights"]
                 ),
                 Bad(
                     "agree",

@@ -87,7 +87,7 @@ def test_values_are_those_of_the_machine_agent_by_agent(game, config, path, devi
         env = skrl.make(game, 4, device, **config)
     else:
         env = wrap_env(BatchedParallelEnv(game, 4, device, **config), "isaaclab-multi-agent", verbose=False)
-    twin = BatchedParallelEnv(game, 4, device, rows=path == "adapter", **config)
+    twin = BatchedParallelEnv(game, 4, device, agents_as_envs=path == "adapter", **config)
     assert isinstance(env, MultiAgentEnvWrapper) and env.device == twin.device and env.num_envs == 4
     assert env.possible_agents == env.agents == twin.agents and env.max_num_agents == env.num_agents == len(twin.agents)
     assert env.observation_spaces == twin.observation_spaces and env.action_spaces == twin.action_spaces

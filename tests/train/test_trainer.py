@@ -171,7 +171,7 @@ def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, de
             for policy in policies.values():
                 own = policy.view
                 again, _ = policy.log_probs_and_entropies(
-                    parameters[:, own.agents][..., own.columns].flatten(0, 1),
+                    parameters[:, own.agents][..., own.parameter_columns].flatten(0, 1),
                     data.draws[t][:, own.agents].reshape(8 * own.count, -1)[:, : own.heads],
                     None if mask is None else own.mask(mask[:, own.agents]).flatten(0, 1),
                 )
@@ -302,7 +302,7 @@ def test_shares_of_time_are_parts_of_a_whole(device):
     trainer = SETUPS["roles"].trainer(device)
     for _ in range(4):
         metrics = trainer.train_iteration()
-        shares = [metrics[name] for name in sorted(TIMES) if name.endswith("_share")]
+        shares = [metrics[name] for name in sorted(TIMES) if name.endswith("_time_fraction")]
         # On a GPU the parts are measured by its clock and the whole by the host's: a millionth for each of the parts.
         assert len(shares) == 4 and min(shares) >= 0 and 0 < sum(shares) <= 1 + 4e-6
         assert metrics["update_time_fraction"] > 0 and metrics["agent_steps_per_s"] > 0
@@ -903,7 +903,7 @@ def test_a_gradient_that_is_not_finite_stops_training_and_changes_nothing(device
     env = SETUPS["cells"].env(device, 16)
     trainer = Trainer(env, changed(total_steps=1), policies={"tagger+runner": Cliff(env.game.layout.obs_size, 5)})
     before = weights(trainer, "tagger+runner")
-    with pytest.raises(NonFiniteError, match=r"gradient_norm_tagger\+runner': nan"):
+    with pytest.raises(NonFiniteError, match=r"grad_norm_tagger\+runner': nan"):
         trainer.train()
     assert equal_bits(weights(trainer, "tagger+runner"), before)
 
