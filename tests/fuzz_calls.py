@@ -765,7 +765,10 @@ class Training(Subject):
                 Bad("roles", lambda: make(policies={"tager": spec()}), ConfigError, ["'tager'", "tagger", "runner"]),
                 Bad("roles", lambda: make(policies={"tagger": spec()}), ConfigError, ["expected each of the roles"]),
                 Bad(
-                    "shared", lambda: make(policies={"tagger": network, "runner": network}), ConfigError, ["share weights"]
+                    "shared",
+                    lambda: make(policies={"tagger": network, "runner": network}),
+                    ConfigError,
+                    ["share weights"],
                 ),
                 Bad(
                     "agree",

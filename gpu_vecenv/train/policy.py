@@ -51,9 +51,8 @@ class RoleView:
         slices = [game.layout.role_slices[role] for role in roles]
         if any(after.start != before.stop for before, after in pairwise(slices)):
             raise ConfigError(
-                f"a policy cannot be shared by {' and '.join(roles)} of {name}; expected roles that are "
-                "adjacent and in "
-                f"the order of {known}"
+                f"a policy cannot be shared by {' and '.join(roles)} of {name}; expected adjacent "
+                f"roles in the order of {known}"
             )
         self.roles, self.agents = tuple(roles), slice(slices[0].start, slices[-1].stop)
         self.num_agents = self.agents.stop - self.agents.start

@@ -214,7 +214,7 @@ def test_agents_move_and_begin_together():
     assert obs[:, :2].tolist() == [[3, 1], [1, 1], [2, 1]]
     with pytest.raises(ValueError, match="whose episode has not ended; expected all rows of its environment"):
         env.reset([3])
-    with pytest.raises(ValueError, match="expected each row once"):
+    with pytest.raises(ValueError, match="expected each row at most once"):
         env.step(np.zeros(3, int), [3, 4, 4])
     with pytest.raises(IndexError):
         env.reset([12])

@@ -318,7 +318,7 @@ def test_rivals_do_not_learn_from_each_other(device):
     trainer = trained(Rivals(), device, specs)
     ((errors, apart),) = shown(Rivals(), trainer, device)
     assert errors.view(200, 2)[:, 1].abs().max() < VALUES_WITHIN and apart.view(200, 2)[:, 1].eq(0).all()
-    with pytest.raises(ConfigError, match="a policy of its own"):
+    with pytest.raises(ConfigError, match="one policy for each"):
         trained(Rivals(), device, {"left+right": PolicySpec()})
 
 

@@ -452,12 +452,26 @@ def test_run_folders_of_other_versions_are_refused_by_name(version, command, tra
 
 
 REFUSED = {
-    "no folder's name": ("--resume", "--resume"),
-    "an option of a new run": ("--resume run --seed 3", "--seed"),
-    "a replica more": ("--resume run --num-envs 8", "--num-envs"),
     "no steps": ("--resume run --total-steps 0", "total_steps is 0"),
     "an unknown device": ("--resume run --device tpu", "device is 'tpu'"),
 }
+
+
+BOXED = {  # tyro reports these: the option is not one of this command
+    "no folder's name": ("--resume", "--resume"),
+    "an option of a new run": ("--resume run --seed 3", "--seed"),
+    "another number of environments": ("--resume run --num-envs 8", "--num-envs"),
+}
+
+
+@pytest.mark.parametrize("what", BOXED)
+def test_options_of_a_new_run_are_refused(what, command, trained):
+    arguments, option = BOXED[what]
+    run = trained("run", 1)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, _, errors = command("train", *arguments.split())
+    assert code == 2 and any(option in line for line in errors)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("what", REFUSED)

@@ -404,7 +404,7 @@ def test_roles_that_are_unknown_missing_or_named_twice_are_refused(names, device
 
 
 def test_roles_that_differ_cannot_share(device):
-    with pytest.raises(ConfigError, match=r"'helper' of Crew has observations .* a policy of its own"):
+    with pytest.raises(ConfigError, match=r"'helper' of Crew has observations .* one policy for each"):
         Trainer(SETUPS["masks"].env(device), SMALL, policies={"driver+helper": PolicySpec()})
 
 
