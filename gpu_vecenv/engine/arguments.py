@@ -84,7 +84,7 @@ def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> 
     sizes = {len(array) if np.ndim(array) else 0 for array in given.values()}  # type checked with the shape
     if given and (len(sizes) > 1 or 0 in sizes):
         raise ConfigError(
-            f"{layout.name}, initial_states: every field needs the same number of initial states, at least 1; "
+            f"{layout.name}, initial_states: expected the same number of initial states for every field, at least 1; "
             f"{', '.join(map(repr, given))} have {sorted(sizes)}"
         )
     if max(sizes, default=0) >= 2**31:
