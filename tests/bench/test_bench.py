@@ -312,8 +312,8 @@ def test_a_size_that_does_not_fit_ends_a_sweep_with_a_message(quick, monkeypatch
     monkeypatch.setattr(bench_sweep, "AGENTS", (5, 20_000))  # 13 GB per environment
     results = quick(game="tag_gridworld", sweep="agents", num_envs=10_000, table=True)
     assert [row["num_agents"] for row in results["rows"]] == [5]
-    assert "num_envs = 10,000 replicas" in results["stopped"]
-    assert "stopped: num_envs = 10,000 replicas" in capsys.readouterr().out
+    assert "num_envs = 10,000 environments" in results["stopped"]
+    assert "stopped: num_envs = 10,000 environments" in capsys.readouterr().out
     monkeypatch.setattr(bench_sweep, "AGENTS", (20_000,))
     with pytest.raises(CapacityError):
         quick(game="tag_gridworld", sweep="agents", num_envs=10_000)

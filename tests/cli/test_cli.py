@@ -837,7 +837,7 @@ def test_graphs_change_no_bit_and_are_noted(device, command, tmp_path):
 def test_settings_hold_what_the_checkpoint_does_not(trained):
     settings = json.loads((trained / "settings.json").read_text())
     run = dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))
-    assert settings == {"game": "tag_gridworld", "device": "cpu", "graphs": True, "run": run}
+    assert settings == {"format": 2, "game": "tag_gridworld", "device": "cpu", "graphs": True, "run": run}
 
 
 @pytest.mark.parametrize("figure", ["return_runner", "episode_length"])
@@ -994,7 +994,7 @@ def test_plot_draws_several_runs_as_svg(trained, elsewhere, command, tmp_path):
     assert {"grid", "continuous", "episode length", "return, runner", "training time (seconds)"} <= words(picture)
     assert "return, tagger" not in words(picture)
     assert command("plot", str(trained), "--out", "one.svg")[0] == 0
-    assert {"grid", "return, tagger", "env-steps (all replicas)"} <= words(tmp_path / "one.svg")
+    assert {"grid", "return, tagger", "env-steps (all environments)"} <= words(tmp_path / "one.svg")
     assert "continuous" not in words(tmp_path / "one.svg")
 
 

@@ -379,7 +379,7 @@ BAD_DECLARATIONS = {
     ),
     "values without a decorator": (
         "\nclass Lonely(Lonely):\n    size: int = 3\n",
-        r"Lonely has values of its own: write @dataclass\(frozen=True, kw_only=True\)",
+        r"Lonely declares configuration values: write @dataclass\(frozen=True, kw_only=True\)",
     ),
 }
 

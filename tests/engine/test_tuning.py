@@ -363,8 +363,6 @@ def test_the_command_prints_the_measurements_and_the_path_of_the_result(kept, la
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["tune"], "tune needs a game's name first"),
-        (["tune", "cartpole"], "--num-envs"),
         (["tune", "cartpole", "--num-envs", "0", "--device", "cpu"], "num_envs is 0; expected an int >= 1"),
         (["tune", "cartpole", "--num-envs", "9", "--device", "cpu"], "tune: the device is cpu, where one thread"),
         (["tune", "cartpole", "--num-envs", "9", "--config", "steps=4"], "no configuration key 'steps'"),
