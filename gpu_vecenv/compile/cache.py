@@ -12,9 +12,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
-from filelock import FileLock, Timeout
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 DIGEST_BYTES = 32
 MIN_FREE_BYTES = 1 << 20  # a folder with less free space is not used; a binary has some ten thousand bytes
@@ -58,6 +61,8 @@ def _publish(path: Path, build: Callable[[Path], None]) -> None:
 
 def _lock(parent: Path, key: str, timeout: float = -1) -> FileLock:
     """The lock of an entry. The system releases it when its process ends; the file itself stays and means nothing."""
+    from filelock import FileLock  # importing it writes to the temporary folder
+
     return FileLock(parent / f"{key}.lock", timeout, mode=0o600)
 
 
@@ -75,6 +80,8 @@ def _exclusive(path: Path) -> Iterator[bool]:
 
 def _remove_stale_drafts(path: Path) -> None:
     """Remove the drafts that killed processes left, of this entry, whose lock is held, and of all others."""
+    from filelock import Timeout
+
     for draft in path.parent.glob("*.draft"):
         key = draft.name.partition(".")[0]
         lock = contextlib.nullcontext() if key == path.stem else _lock(path.parent, key, timeout=0)

@@ -54,14 +54,16 @@ PLANTED = {
 }
 
 
+ARGUMENTS = Array("x", np.float32), Array("y", np.float32), Scalar("n", np.int64)
+KERNELS = [KernelSignature(name, ARGUMENTS) for names in PLANTED.values() for name in names]
+
+
 def main(kernel: str) -> None:
     """Launch one of them on a GPU, once."""
     functions = FunctionManager("cuda", driver="cuda_core")
     x = torch.zeros(THREADS, device="cuda")
     y = torch.empty(THREADS, device="cuda")
-    arguments = Array("x", np.float32), Array("y", np.float32), Scalar("n", np.int64)
-    kernels = [KernelSignature(name, arguments) for names in PLANTED.values() for name in names]
-    program = functions.compile(TEXT, "planted_kernels.cu", kernels=kernels)
+    program = functions.compile(TEXT, "planted_kernels.cu", kernels=KERNELS)
     launch = program.prepare(kernel, LaunchShape(THREADS, threads_per_block=THREADS), x=x, y=y, n=THREADS)
     launch()
     torch.cuda.synchronize()

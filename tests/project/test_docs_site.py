@@ -93,6 +93,10 @@ def metrics(file: str) -> list[dict[str, Any]]:
     return json.loads((DOCS / "performance" / file).read_text())["rows"]
 
 
+def short(rate: float) -> str:
+    return f"{rate / 1e9:g} G" if rate >= 1e8 else f"{rate / 1e6:g} M"
+
+
 def scaled(rate: float) -> str:
     """A rate with three or four digits and its unit."""
     if rate >= 1e9:
@@ -118,7 +122,7 @@ def test_the_figures_of_performance_are_those_measured() -> None:
                 f"{row['sample_and_step_us']:,.1f} | {other['step_us']:,.1f} | {other['sample_and_step_us']:,.1f}"
             )
     for row in metrics("h200-training.json"):
-        shares = [row[f"{part}_share"] for part in ("policy", "sampling", "env", "update")]
+        shares = [row[f"{part}_time_fraction"] for part in ("policy", "sampling", "env", "update")]
         told.add(
             f"{row['game']}, {row['num_envs']:,} x {row['num_steps']}, 2 x {row['units']} | {row['update']} | "
             f"{row['iteration_ms']:,.1f} | {row['env_steps_per_s'] / 1e6:.2f} | {row['agent_steps_per_s'] / 1e6:.1f} | "
@@ -139,7 +143,15 @@ def test_the_figures_of_performance_are_those_measured() -> None:
             f"{row['epochs']} | {row['precision']} | {row['iteration_ms']:.1f} | "
             f"{row['agent_steps_per_s'] / 1e6:.1f} | {row['goal_agent_steps_per_s'] / 1e6:.0f}"
         )
-    heads = {row for row in rows if row.startswith(("game |", "configuration |"))}
+    peers = json.loads((DOCS / "performance" / "h200-peers.json").read_text())
+    for kind in ("simulation", "training"):
+        for row in peers[kind]:
+            ours, theirs = row["gpu_vecenv"], row["other_env_steps_per_s"]
+            told.add(
+                f"{'training ' if kind == 'training' else ''}`{row['game']}` | {row['num_envs']:,} x {row['num_agents']} | "
+                f"{short(ours)} | {row['other']} {short(theirs)} | {ours / theirs:.{1 if ours > theirs else 2}f}"
+            )
+    heads = {row for row in rows if row.startswith(("game |", "configuration |", "| environments"))}
     assert rows - heads == told
 
 

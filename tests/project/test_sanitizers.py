@@ -17,13 +17,14 @@ import pytest
 import receipts
 from games.crew import Crew
 from gpu import sanitize
-from gpu.planted_kernels import PLANTED, TEXT
+from gpu.planted_kernels import KERNELS, PLANTED, TEXT
 from gpu.step_games import GAMES, cases
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends.cuda_compiler import compile_cubin
 from gpu_vecenv.compile.backends.host import HostBackend
 from gpu_vecenv.compile.codegen import inline_includes
+from gpu_vecenv.declare.kernels import arguments_source
 from gpu_vecenv.envs.registry import GAMES as REGISTERED
 from gpu_vecenv.errors import CompilerError
 
@@ -310,7 +311,12 @@ def test_a_tool_counts_only_if_it_has_seen_its_planted_kernel(monkeypatch, tmp_p
 
 def test_the_planted_kernels_of_the_tools_compile_for_gpus_that_are_not_there():
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC (cuda.bindings) is not installed")
-    cubin = compile_cubin(inline_includes(TEXT, "planted_kernels.cu", None), "sm_90")
+    cubin = compile_cubin(
+        inline_includes('#include "kernel.cuh"', "kernels", None)
+        + arguments_source(KERNELS)
+        + inline_includes(TEXT.partition("\n")[2], "planted_kernels.cu", None),
+        "sm_90",
+    )
     for kernels in PLANTED.values():
         for kernel in kernels:
             assert f".text.kernel_{kernel}\0".encode() in cubin
