@@ -249,7 +249,7 @@ def test_the_automatic_number_of_replicas_is_used_and_told(command, tmp_path):
     code, output, errors = command(*GRID, *options)
     assert (code, errors) == (0, [])
     num_envs = newest(tmp_path / "run")[1]["num_envs"]
-    assert 1 <= num_envs <= 512 and f"{num_envs} replicas x 5 agents on cpu" in output
+    assert 1 <= num_envs <= 512 and f"{num_envs} environments x 5 agents on cpu" in output
 
 
 @pytest.mark.parametrize("seed", [2**31, 2**64 - 1])
@@ -289,7 +289,10 @@ REFUSED = {
     "a name that is a keyword": ("new class --folder here", "'class' is a keyword of Python"),
     "a name that is taken": ("new tag_gridworld", "'tag_gridworld' is already the game TagGridworld"),
     "an unknown option to new": ("new my_game --foldr here", "--foldr.*Perhaps you meant: --folder"),
-    "a path to nowhere to show": ("show ./nowhere.py", 'no file nowhere.py; "gpu-vecenv new my_game" writes one'),
+    "a path to nowhere to show": (
+        "show ./nowhere.py",
+        'no file nowhere.py; "gpu-vecenv new my_game" creates a template',
+    ),
     "a path to nowhere to train": ("train nowhere.py:Game", "no file nowhere.py"),
     "a path to nowhere to check": ("check folder/nowhere.py", "no file folder/nowhere.py"),
     "a path to nowhere to measure": ("bench --game nowhere.py --device cpu", "no file nowhere.py"),
@@ -463,9 +466,10 @@ def test_a_wrong_argument_gives_a_message_and_exit_code_2(what, command, tmp_pat
 @pytest.fixture
 def own(command, tmp_path):
     """A new game called acorn, whose module is forgotten afterwards."""
-    games, modules = dict(GAMES), set(sys.modules)
+    games, modules, path = dict(GAMES), set(sys.modules), list(sys.path)
     assert command("new", "acorn")[0] == 0
     yield tmp_path / "acorn.py"
+    sys.path[:] = path
     GAMES.clear()
     GAMES.update(games)
     gymnasium.registry.pop("gpu_vecenv/Acorn-v0", None)

@@ -363,7 +363,7 @@ def test_bad_resets_are_refused_and_change_nothing():
     for seed in (-1, 2**64, 1.5, "7", True):
         with pytest.raises(InvalidSeedError, match="seed"):
             env.reset(seed=seed)
-    with pytest.raises(ValueError, match="expected a StepBuffers"):
+    with pytest.raises(ValueError, match="expected StepBuffers"):
         env.reset(out=batched_parallel_env("tag_gridworld", 4, "cpu").vec_env.step_buffers())
     assert all(same_bits(tensor, before[name]) for name, tensor in env.vec_env.state_dict().items())
 

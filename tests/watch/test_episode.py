@@ -195,7 +195,7 @@ class Named(TagGridworld):
         ({"policy": lambda obs: obs}, TypeError, ["actions have dtype torch.float32"]),
         ({"policy": lambda obs: torch.zeros(1, 4, dtype=torch.int32)}, ValueError, ["(1, 4)", "expected (1, 5)"]),
         ({"policy": lambda obs: [0] * 5}, TypeError, ["actions are a list"]),
-        ({"policy": lambda obs: torch.full((1, 5), 9)}, NonFiniteError, ["an action that its role lacks"]),
+        ({"policy": lambda obs: torch.full((1, 5), 9)}, NonFiniteError, ["an action that its role does not have"]),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, words):
