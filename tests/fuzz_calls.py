@@ -791,7 +791,7 @@ class Training(Subject):
         episodes, roles = rng.choice([0, -3, 1.5, "5", None, True]), rng.choice([["tager"], ["nobody", "runner"]])
         return rng.choice(
             [
-                Bad("episodes", lambda: evaluate(episodes), ConfigError, [f"episodes is {episodes}", "at least 1"]),
+                Bad("episodes", lambda: evaluate(episodes), ConfigError, [f"episodes is {episodes}", "an int >= 1"]),
                 Bad("random_roles", lambda: evaluate(8, random_roles=roles), ConfigError, ["random_roles", roles[0]]),
                 bad_seed(rng, partial(evaluate, 4)),
             ]

@@ -30,7 +30,7 @@ from gymnasium.spaces import Discrete
 
 import gpu_vecenv
 from gpu_vecenv.cli.new import new_game
-from gpu_vecenv.cli.options import named_game
+from gpu_vecenv.cli.options import game_class
 from gpu_vecenv.compile.cache import cache_dir as cache_folder
 from gpu_vecenv.compile.codegen import game_source, inline_includes
 from gpu_vecenv.compile.function_manager import FunctionManager
@@ -312,7 +312,7 @@ class Injector:
                 Refused(lambda: getattr(pettingzoo_env, str.__str__(name)), UnknownModuleError),
                 Refused(lambda: load_game(f"{file}.py"), (UnknownGameError, OSError)),
                 Refused(lambda: load_game(f"{file}.py:{file}"), (UnknownGameError, OSError)),
-                Refused(lambda: named_game([text]), (UnknownGameError, ConfigError)),
+                Refused(lambda: game_class(text), (UnknownGameError, ConfigError, OSError)),
                 Refused(lambda: new_game(f"{text};", self.folder / "new"), ConfigError),
             ]
         )

@@ -356,7 +356,7 @@ def test_the_command_prints_the_measurements_and_the_path_of_the_result(kept, la
     times = [us for us, _ in measured.values()]
     assert times == sorted(times) and times[0] > 0
     assert measured[GroupShape.of(1)][1].startswith("1.000 (default)")
-    assert [shape for shape, (_, note) in measured.items() if "(kept)" in note] == [read(path)]
+    assert [shape for shape, (_, note) in measured.items() if "(stored)" in note] == [read(path)]
     assert f"{read(path)}, in\n  {path}\n" in output
 
 

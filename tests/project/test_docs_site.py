@@ -147,9 +147,10 @@ def test_the_figures_of_performance_are_those_measured() -> None:
     for kind in ("simulation", "training"):
         for row in peers[kind]:
             ours, theirs = row["gpu_vecenv"], row["other_env_steps_per_s"]
+            title = f"`{row['game']}`" if kind == "simulation" else f"training `{row['game']}`"
             told.add(
-                f"{'training ' if kind == 'training' else ''}`{row['game']}` | {row['num_envs']:,} x {row['num_agents']} | "
-                f"{short(ours)} | {row['other']} {short(theirs)} | {ours / theirs:.{1 if ours > theirs else 2}f}"
+                f"{title} | {row['num_envs']:,} x {row['num_agents']} | {short(ours)} | "
+                f"{row['other']} {short(theirs)} | {ours / theirs:.{1 if ours > theirs else 2}f}"
             )
     heads = {row for row in rows if row.startswith(("game |", "configuration |", "| environments"))}
     assert rows - heads == told
