@@ -172,7 +172,7 @@ def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, de
                 own = policy.view
                 again, _ = policy.log_probs_and_entropies(
                     parameters[:, own.agents][..., own.parameter_columns].flatten(0, 1),
-                    data.draws[t][:, own.agents].reshape(8 * own.count, -1)[:, : own.heads],
+                    data.draws[t][:, own.agents].reshape(8 * own.num_agents, -1)[:, : own.num_heads],
                     None if mask is None else own.mask(mask[:, own.agents]).flatten(0, 1),
                 )
                 # Up to three float32 logarithms of sums, of magnitude 2 to 4, by two implementations; with "tanh" a
