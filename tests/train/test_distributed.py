@@ -90,6 +90,9 @@ def port():
 def launched(folder, *arguments, torchrun=("--standalone", "--nproc-per-node=2")):
     """torchrun in a process of its own; whatever is left of it in the end is killed."""
     folder.mkdir(exist_ok=True)
+    environment = child_environment()
+    tests = Path(__file__).resolve().parents[1]  # for tests/support: a rank may run this file
+    environment["PYTHONPATH"] += f"{os.pathsep}{tests}"
     with (folder / "output.txt").open("w") as output, (folder / "errors.txt").open("w") as errors:
         running = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", *torchrun, *map(str, arguments)],
@@ -97,7 +100,7 @@ def launched(folder, *arguments, torchrun=("--standalone", "--nproc-per-node=2")
             stdout=output,
             stderr=errors,
             cwd=folder,
-            env=child_environment(),
+            env=environment,
             start_new_session=True,
         )
     try:
