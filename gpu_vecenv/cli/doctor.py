@@ -50,7 +50,7 @@ class Diagnosis:
 def drivers_that_work() -> dict[str, str]:
     """Driver name -> "works", or why launching a kernel with it failed."""
     try:
-        from gpu_vecenv.compile.backends import working_drivers
+        from gpu_vecenv.compile.backends.select import working_drivers
 
         return working_drivers()
     except Exception as error:

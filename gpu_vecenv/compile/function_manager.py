@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, select, structure
+from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, structure
+from gpu_vecenv.compile.backends.select import select
 from gpu_vecenv.compile.cache import cached
 from gpu_vecenv.compile.codegen import (
     declared_source,
@@ -103,7 +104,7 @@ class FunctionManager:
 
         Args:
             layout: The configured game, ``env.layout``.
-            group_shape: Lanes per replica and threads per block (CUDA); None chooses by the number of agents.
+            group_shape: Threads per environment and per block (CUDA); None chooses by the number of agents.
             build: How the text around it is made.
 
         Raises:

@@ -40,7 +40,7 @@ def source_sha256(game: Env) -> str:
 
 
 class Digest:
-    """64 bits per replica, fed tensor after tensor, on their device."""
+    """64 bits per environment, fed tensor after tensor, on their device."""
 
     def __init__(self, functions: FunctionManager, num_envs: int) -> None:
         self.program = functions.compile(cuda_folder() / "engine/digest.cu", kernels=[DIGEST_KERNEL])
@@ -49,26 +49,26 @@ class Digest:
 
     def add(self, tensor: torch.Tensor) -> None:
         """Feed a tensor (num_envs, …)."""
-        replicas, count = len(self.words), math.prod(tensor.shape[1:])
-        if tensor.ndim == 0 or tensor.shape[0] != replicas:
-            raise ValueError(f"digest: got {tuple(tensor.shape)}; expected ({replicas}, …), replicas first")
+        num_envs, count = len(self.words), math.prod(tensor.shape[1:])
+        if tensor.ndim == 0 or tensor.shape[0] != num_envs:
+            raise ValueError(f"digest: got {tuple(tensor.shape)}; expected ({num_envs}, …), environments first")
         if tensor.device != self.words.device:
             raise ValueError(f"digest: got a tensor on {tensor.device}; expected one on {self.words.device}")
         key = tensor.dtype, count
         if key not in self._launches:
             self._launches[key] = self.program.prepare(
                 "digest",
-                LaunchShape(replicas, work=tensor.numel()),
+                LaunchShape(num_envs, work=tensor.numel()),
                 size=tensor.element_size(),
                 is_float=tensor.is_floating_point(),
                 count=count,
                 out=self.words,
-                num_envs=replicas,
+                num_envs=num_envs,
             )
         self._launches[key](data=tensor.contiguous())
 
     def add_outputs(self, *tensors: torch.Tensor) -> None:
-        """Feed what a step takes or gives; a row, where agents are rows, counts as its replica's."""
+        """Feed inputs or outputs of a step; with agents_as_envs a row counts for its environment."""
         for tensor in tensors:
             self.add(tensor.reshape(len(self.words), -1))
 
@@ -95,7 +95,7 @@ class Digest:
                 self.add(env.state[field.name])
 
     def hex(self) -> str:
-        """One fingerprint of all replicas, as 16 hexadecimal digits. Waits for the device."""
+        """One digest of all environments, as 16 hexadecimal digits. Waits for the device."""
         words = self.words.cpu().numpy().astype(np.uint64)
         with np.errstate(over="ignore"):
             odd = np.uint64(2) * np.arange(len(words), dtype=np.uint64) + np.uint64(1)
@@ -109,7 +109,7 @@ def _masks(info: Info) -> list[torch.Tensor]:
 def trajectory_digest(env: VecEnv, seed: int, steps: int, state_every: int = 1) -> Digest:
     """Reset, then step with random actions; every output and, every so many steps, the declared state is fed.
 
-    Where agents are rows, each output counts as its replica's.
+    With agents_as_envs each row counts for its environment.
     """
     digest = Digest(env.functions, env.num_envs)
     digest.add_reset(*env.reset(seed=seed))

@@ -22,18 +22,18 @@ OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' a
 
 
 class Kernels:
-    """What step.cuh does with the replicas: reset, step, observe, random_actions.
+    """The kernels of step.cuh on one environment's tensors: reset, step, observe, random_actions.
 
     Args:
         functions: Of the device.
         layout: The configured game.
         data: Its tensors.
-        num_envs: Replicas.
-        group_shape: Lanes per replica and threads per block; None on the host.
+        num_envs: Number of environments.
+        group_shape: Threads per environment and per block; None on the host.
         build: How the text is made.
         mode: Autoreset mode, a number of step.cuh.
         agents_as_envs: Whether agents are rows.
-        first_env_index: Number of the first replica in the random streams.
+        first_env_index: Index of the first environment in the random streams.
 
     Raises:
         DeviceUnavailableError, EnvDefinitionError, KernelCompileError: As ``FunctionManager.compile_game`` has them.
@@ -82,20 +82,20 @@ class Kernels:
             fill(state_guard_bands(data))
 
     def _layout(self, program: Program) -> list[int]:
-        """Bytes of each replica's and each block's working memory, and whether a step had better draw its actions."""
+        """Bytes of scratch per environment and per block, and whether a step that draws its actions is faster."""
         layout = torch.zeros(3, dtype=torch.int64, device=self.data.device)
         program.launch("vecenv_layout", 1, out=layout)
         return layout.tolist()
 
     def _shape(self, shared_bytes: int) -> tuple[LaunchShape, int]:
-        """How the kernels are launched, and how many replicas need working memory at once."""
+        """How the kernels are launched, and how many environments need scratch at once."""
         if self._group_shape is not None:
             return LaunchShape(
                 self._num_envs, self._group_shape.threads_per_env, self._group_shape.threads_per_block, shared_bytes
             ), self._num_envs
         from gpu_vecenv.compile.backends.host import num_host_threads
 
-        # Replicas of one agent go in lockstep, where they can: several at a time. Each thread does one of the others.
+        # Single-agent environments are stepped several at a time by vector instructions, others one per thread.
         agents = self._game_layout.num_agents
         work = self._num_envs * agents if agents > 1 else self._num_envs // 4
         return LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work), num_host_threads()

@@ -48,8 +48,8 @@ def sample_kernel(layout: GameLayout) -> KernelSignature:
 class Sampler:
     """Draws actions for one environment: categorical ones, or for Box games Gaussian ones.
 
-    A draw is a function of the parameters and of each replica's seed, episode and step: the same bits on CPU and GPU,
-    eager or in a graph, and no generator state. Two draws in the same step are equal.
+    A draw is a function of the parameters and of each environment's seed, episode and step: bit-identical on CPU and
+    GPU, eager or in a graph, and no generator state. Two draws in the same step are equal.
 
     Attributes:
         num_parameters: Numbers per agent that ``sample`` takes: the sum of the head sizes, or 2n for a Box of n.
@@ -125,8 +125,8 @@ class Sampler:
     ) -> tuple[Sample, Outputs]:
         """Draw one action per agent and make a step with them: ``env.step(sampler.sample(parameters).actions)``.
 
-        The same bits. On a GPU it is one launch, where a replica's parameters are not too many for shared memory:
-        nothing is read twice, and replicas that still draw run beside others that step. Its kernel is compiled at the
+        Bit-identical. On a GPU it is one launch if an environment's parameters fit in shared memory:
+        shared inputs are read once, and sampling overlaps stepping. Its kernel is compiled at the
         first call; where that is captured in a CUDA graph, it draws and steps one after the other.
 
         Args:

@@ -13,6 +13,7 @@ from games.fragile import FAULTS, Fragile
 
 import gpu_vecenv
 from gpu_vecenv import Fault, PPOConfig, Trainer, VecEnv
+from gpu_vecenv.compile.backends.select import working_drivers
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.guards import GUARD_BYTE, output_guard_bands, state_guard_bands
 from gpu_vecenv.errors import (
@@ -356,7 +357,7 @@ def test_a_forked_process_may_not_use_its_parents_gpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("driver", gpu_vecenv.compile.backends.working_drivers())
+@pytest.mark.parametrize("driver", working_drivers())
 def test_after_a_fault_on_the_device_everything_but_close_is_refused(driver):
     stdout, stderr = child(BROKEN.replace("DRIVER", repr(driver)))
     assert "done\n" in stdout, stderr

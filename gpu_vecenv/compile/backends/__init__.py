@@ -26,21 +26,21 @@ SCALARS: dict[np.dtype[Any], Any] = {
     np.dtype(np.uint8): ctypes.c_uint8,
     np.dtype(np.bool_): ctypes.c_bool,
 }
-GROUP_SIZES_WITHIN_WARP = (1, 2, 4, 8, 16, 32)  # lanes: they divide a warp, and several share a block
+GROUP_SIZES_WITHIN_WARP = (1, 2, 4, 8, 16, 32)  # they divide a warp, and several groups share a block
 GROUP_SIZES = (
     *GROUP_SIZES_WITHIN_WARP,
     *range(64, 1025, 32),
 )  # the others are made of whole warps, and each has its block
-BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)  # threads; they hold a power of two of teams, as staging.cuh needs
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)  # threads; a block holds a power of two of groups, as staging.cuh needs
 DEFAULT_BLOCK_SIZE = 128  # the one by default
 
 
 @dataclass(frozen=True)
 class GroupShape:
-    """How a GPU's threads are shared out over replicas: speed depends on it, bits never do.
+    """How a GPU's threads are distributed over environments; results do not depend on it, speed does.
 
     Args:
-        threads_per_env: Lanes that run one replica: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
+        threads_per_env: Threads that run one environment: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
         threads_per_block: Threads of a block: a power of two from 32 to 1024, where a larger threads_per_env does not
         fill a block of its own.
 
@@ -78,7 +78,8 @@ class GroupShape:
 class LaunchShape:
     """How many items a kernel visits, and on a GPU with how many threads.
 
-    ``lanes`` threads share one item; blocks have ``block`` threads and ``shared_bytes`` of dynamic shared memory.
+    ``threads_per_item`` threads share one item; blocks have ``threads_per_block`` threads and ``shared_bytes`` of
+    dynamic shared memory.
     """
 
     items: int
@@ -120,13 +121,13 @@ class Backend(Protocol):
 
     @property
     def processor_name(self) -> str | None:
-        """The processor whose tunings hold here, by name; None where no lanes share replicas."""
+        """The name of the GPU, for which tunings are stored; None on the CPU."""
 
     def device_constants(self, shape: GroupShape) -> str:
         """Definitions that depend on the device, before a game's text."""
 
     def default_threads_per_env(self, num_agents: int) -> int:
-        """Lanes that run one replica by default."""
+        """Default number of threads that run one environment."""
 
     def compile(self, text: str, target: Path) -> None:
         """Write the binary of ``text`` to ``target``, or raise KernelCompileError or CompilerError."""
@@ -148,26 +149,3 @@ def structure(kernel: KernelSignature) -> ctypes.Structure:
 def symbol(kernel: str) -> str:
     """The name of a kernel in a binary; kernel.cuh gives it."""
     return f"kernel_{kernel}"
-
-
-def select(device: torch.device, driver: str | None = None) -> Backend:
-    """The backend of a device; ``driver`` is "pycuda" or "cuda_core" (CUDA only), by default the first that works."""
-    if device.type == "cpu":
-        if driver is not None:
-            raise ValueError(f"driver={driver!r} belongs to CUDA devices; the device is {device}")
-        from gpu_vecenv.compile.backends.host import HostBackend
-
-        return HostBackend()
-    from gpu_vecenv.compile.backends.cuda import CudaBackend
-
-    return CudaBackend(device, driver)
-
-
-def working_drivers() -> dict[str, str]:
-    """CUDA driver name -> "works", or the reason why it does not: each launches a kernel on the current GPU."""
-    if not torch.cuda.is_available():
-        return {}
-    from gpu_vecenv.compile.backends.cuda import DRIVERS, probe
-
-    device = torch.device("cuda", torch.cuda.current_device())
-    return {name: probe(name, device) or "works" for name in DRIVERS}

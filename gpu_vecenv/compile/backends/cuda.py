@@ -18,7 +18,7 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 
 DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
-# Of a replica: a lane for each agent of 256, then one for eight. On an H200 1,000 agents go fastest with 256 lanes,
+# One thread per agent up to 256 agents, then one for eight. On an H200 1,000 agents are fastest with 256 threads,
 # 10,000 with as many as there can be.
 MIN_THREADS_BEFORE_SHARING, AGENTS_PER_THREAD, MAX_THREADS_PER_ENV = 256, 8, 1024
 _FAULTS: dict[torch.device, str] = {}  # a fault is the process's: every environment on that GPU has it
@@ -117,7 +117,7 @@ def _broken(device: torch.device) -> bool:
 
 
 def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: int | None = None) -> str:
-    """Definitions that depend on the GPU: bytes of shared memory that a block may have, and how threads form teams."""
+    """Definitions that depend on the GPU: group sizes, and bytes of shared memory that a block may have."""
     shape = GroupShape.of(threads_per_env, threads_per_block)
     return (
         f"constexpr int THREADS_PER_ENV = {shape.threads_per_env}, ENVS_PER_BLOCK = "
@@ -127,11 +127,11 @@ def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: i
 
 
 def default_threads_per_env(num_agents: int) -> int:
-    """The power of two that holds the agents, up to a warp; beyond, warps, at last one lane for several agents."""
+    """The next power of two up to a warp; beyond, whole warps, at last one thread for several agents."""
     if num_agents <= 32:
         return 1 << (num_agents - 1).bit_length()
-    lanes = min(num_agents, max(MIN_THREADS_BEFORE_SHARING, -(-num_agents // AGENTS_PER_THREAD)), MAX_THREADS_PER_ENV)
-    return -(-lanes // 32) * 32
+    threads = min(num_agents, max(MIN_THREADS_BEFORE_SHARING, -(-num_agents // AGENTS_PER_THREAD)), MAX_THREADS_PER_ENV)
+    return -(-threads // 32) * 32
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The host: C++ compiler -> shared library -> ctypes, replicas split over threads, the GIL released."""
+"""The host: C++ compiler -> shared library -> ctypes; environments are split over threads, without the GIL."""
 
 from __future__ import annotations
 
