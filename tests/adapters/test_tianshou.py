@@ -224,7 +224,7 @@ def test_agents_move_and_begin_together():
     assert (begun[:, 1] == 0).all() and begun[0, 4] != before[0, 4]
     collector = Collector(actor_policy(env), env)
     collector.reset()
-    with pytest.raises(ValueError, match="Let n_episode be a multiple of the 3 agents"):
+    with pytest.raises(ValueError, match="Use an n_episode that is a multiple of the 3 agents"):
         collector.collect(n_episode=4)
 
 

@@ -466,15 +466,16 @@ def test_a_wrong_argument_gives_a_message_and_exit_code_2(what, command, tmp_pat
 @pytest.fixture
 def own(command, tmp_path):
     """A new game called acorn, whose module is forgotten afterwards."""
-    games, modules, path = dict(GAMES), set(sys.modules), list(sys.path)
-    assert command("new", "acorn")[0] == 0
+    games, path = dict(GAMES), list(sys.path)
+    sys.modules.pop("acorn", None)
+    code, _, errors = command("new", "acorn")
+    assert (code, errors) == (0, [])
     yield tmp_path / "acorn.py"
     sys.path[:] = path
     GAMES.clear()
     GAMES.update(games)
     gymnasium.registry.pop("gpu_vecenv/Acorn-v0", None)
-    for name in {"acorn"} - modules:
-        sys.modules.pop(name, None)
+    sys.modules.pop("acorn", None)
 
 
 def test_new_writes_a_game_and_says_what_comes_next(command, tmp_path):

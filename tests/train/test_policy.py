@@ -217,7 +217,7 @@ class Trio(Env):
         ({"observation_of_others": 4}, ["left", "middle"], r"'middle' of Trio has observations \(4,\) and"),
         ({}, ["left", "right"], "cannot be shared by left and right of Trio"),
         ({}, ["middle", "left"], "cannot be shared by middle and left of Trio"),
-        ({}, ["left", "left"], "expected roles that are adjacent"),
+        ({}, ["left", "left"], "expected adjacent roles"),
     ],
 )
 def test_roles_that_cannot_share_are_refused(arguments, roles, message):
