@@ -463,22 +463,26 @@ def test_a_wrong_argument_gives_a_message_and_exit_code_2(what, command, tmp_pat
     assert os.listdir(tmp_path) == []  # refused before anything was done
 
 
-@pytest.fixture
-def own(command, tmp_path):
-    """A new game called acorn, whose module is forgotten afterwards."""
-    games, path = dict(GAMES), list(sys.path)
-    sys.modules.pop("acorn", None)
-    code, _, errors = command("new", "acorn")
-    assert (code, errors) == (0, [])
-    yield tmp_path / "acorn.py"
-    sys.path[:] = path
-    GAMES.clear()
-    GAMES.update(games)
+def forget_acorn():
+    GAMES.pop("acorn", None)
     gymnasium.registry.pop("gpu_vecenv/Acorn-v0", None)
     sys.modules.pop("acorn", None)
 
 
+@pytest.fixture
+def own(command, tmp_path):
+    """A new game called acorn, which is forgotten afterwards."""
+    forget_acorn()
+    path = list(sys.path)
+    code, _, errors = command("new", "acorn")
+    assert (code, errors) == (0, [])
+    yield tmp_path / "acorn.py"
+    sys.path[:] = path
+    forget_acorn()
+
+
 def test_new_writes_a_game_and_says_what_comes_next(command, tmp_path):
+    forget_acorn()
     code, output, errors = command("new", "acorn", "--folder", "my own/games")
     assert (code, errors) == (0, [])
     assert sorted(os.listdir(tmp_path / "my own" / "games")) == ["acorn.cu", "acorn.py", "test_acorn.py"]
