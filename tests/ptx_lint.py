@@ -21,13 +21,13 @@ register is whatever any instruction writes to it.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 ENTRY = re.compile(r"\.(?:entry|func)\b\s*(?:\([^)]*\)\s*)?([\w$]+)")
 FILE = re.compile(r'\.file\s+(\d+)\s+"([^"]*)"')
 LOC = re.compile(r"\.loc\s+(\d+)\s+(\d+)")
-FIELD = re.compile(r"\[\w+_param_0(?:\+(\d+))?\]")  # of the struct that a kernel takes, with its offset
+PARAMETER = re.compile(r"\.param\s+\.[a-z](\d+)\b[^,()]*?([\w$]+_param_\d+)")  # bits and name
 INSTRUCTION = re.compile(r"(?:@!?(%?[\w$]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)\s*(.*)", re.DOTALL)
 LABEL = re.compile(r"[$\w]+:(?!:)\s*")
 REGISTER = re.compile(r"%[A-Za-z_]\w*(?:\.[xyzw])?")
@@ -123,22 +123,20 @@ def _split(operands: str) -> Iterator[str]:
         yield operands[start:].strip()
 
 
-def lint(ptx: str, wide_fields: Mapping[str, Collection[int]]) -> list[Finding]:
+def lint(ptx: str) -> list[Finding]:
     """Everything in ``ptx`` that breaks a rule.
-
-    ``wide_fields``: kernel -> offsets of the 64-bit fields in the struct that it takes; a load of fewer bits there is a
-    cut, which PTX does not show.
 
     Rules: "approximate", "flush to zero", "saturated", "may be fused" (a product or sum that a later compiler may
     contract), "fused", "minimum" (the GPU's own idea of NaN and -0), "rounding" (not to nearest), "narrow float",
     "float atomic", "call" (what is called cannot be followed) and "address".
     """
     found, kernels = [], dict[str, list[Instruction]]()
+    wide = {f"[{name}]" for bits, name in PARAMETER.findall(ptx) if bits == "64"}
     for instruction in instructions(ptx):
         found += [Finding(rule, instruction) for rule in _float_rules(instruction)]
         kernels.setdefault(instruction.kernel, []).append(instruction)
-    for kernel, body in kernels.items():
-        found += _addresses(body, wide_fields.get(kernel, ()))
+    for body in kernels.values():
+        found += _addresses(body, wide)
     return found
 
 
@@ -176,8 +174,7 @@ def _float_rules(instruction: Instruction) -> Iterator[str]:
 class _Values:
     """What is known of the registers of one kernel: how large, and where they were cut."""
 
-    wide_fields: Collection[int]  # offsets of the 64-bit fields of the kernel's arguments
-    pairs: set[str] = field(default_factory=set)  # registers of 64 bits that hold two fields of 32
+    wide_parameters: Collection[str]  # of 64 bits: a load of fewer cuts them
     level: dict[str, int] = field(default_factory=dict)
     origin: dict[str, Instruction] = field(default_factory=dict)
 
@@ -201,8 +198,8 @@ class _Values:
         return new
 
 
-def _addresses(body: list[Instruction], wide_fields: Collection[int]) -> list[Finding]:
-    values, changed = _Values(wide_fields), True
+def _addresses(body: list[Instruction], wide_parameters: Collection[str]) -> list[Finding]:
+    values, changed = _Values(wide_parameters), True
     while changed:  # levels only rise: this ends
         changed = False
         for instruction in body:
@@ -228,7 +225,7 @@ def _flow(instruction: Instruction, values: _Values) -> bool:
         return False
     if base in MEMORY:
         if "param" in parts:
-            return _load_field(instruction, values)
+            return _load_parameter(instruction, values)
         read = [f"@{space}" for space in ("local", "shared") if space in parts]
         return any(values.join(operands[0], *values.of(place)) for place in read)
     if base in SMALL:
@@ -242,21 +239,17 @@ def _flow(instruction: Instruction, values: _Values) -> bool:
     level, origin = max(levels, key=lambda known: known[0], default=(INSIDE, None))
     if level == INSIDE or _bounds(instruction, inputs, levels):
         return False
-    if level == LARGE and not values.pairs.intersection(inputs) and _cuts(instruction, inputs):
+    if level == LARGE and _cuts(instruction, inputs):
         level, origin = CUT, instruction
     return values.join(operands[0], level, origin)
 
 
-def _load_field(instruction: Instruction, values: _Values) -> bool:
-    """Carry fields of the kernel's arguments to registers, each as large as the number of replicas may be."""
-    match, bits, new = FIELD.fullmatch(instruction.operands[1]), _bits(instruction.parts[-1]), False
-    for place, register in enumerate(REGISTER.findall(instruction.operands[0])):
-        wide = match is not None and int(match[1] or 0) + place * bits // 8 in values.wide_fields
-        if bits == 64 and not wide:
-            values.pairs.add(register)
-        cut = bits < 64 and wide
-        new |= values.join(register, CUT if cut else LARGE, instruction if cut else None)
-    return new
+def _load_parameter(instruction: Instruction, values: _Values) -> bool:
+    """Load a parameter, which may be as large as the number of environments."""
+    target, source = instruction.operands
+    if source in values.wide_parameters and _bits(instruction.parts[-1]) < 64:
+        return values.join(target, CUT, instruction)
+    return values.join(target, LARGE, None)
 
 
 def _bounds(instruction: Instruction, inputs: list[str], levels: list[tuple[int, Instruction | None]]) -> bool:

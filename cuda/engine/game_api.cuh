@@ -84,7 +84,8 @@ HD int group_reduce_min(int x) {
     }
     return x;
 }
-#define FOR_RANGE(i, n) for (int i = thread_rank(), n_##i = (n); i < n_##i; i += THREADS_PER_ENV)
+// Not unrolled: most ranges give a thread one item, and the code of further ones costs more than it saves.
+#define FOR_RANGE(i, n) _Pragma("unroll 1") for (int i = thread_rank(), n_##i = (n); i < n_##i; i += THREADS_PER_ENV)
 #define FOR_OBS(i, k)                                                                                                  \
     for (int at_ = thread_rank(), i, k; at_ < NUM_AGENTS * OBS_SIZE && (i = at_ / OBS_SIZE, k = at_ % OBS_SIZE, true); \
          at_ += THREADS_PER_ENV)

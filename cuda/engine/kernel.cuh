@@ -17,11 +17,18 @@ typedef unsigned long long u64;
 namespace host_simd {
 HD bool needs_scalar_path(bool p) { return p; }
 }  // namespace host_simd
-// An entry point. It takes one struct, `args`, of type <name>_Arguments, which is generated from the kernel's signature
-// (gpu_vecenv/declare/kernels.py), and loops over its items with FOR_ITEMS. The symbol kernel_<name> cannot clash with
-// the C library's names.
-#define KERNEL(name) \
-    extern "C" __global__ void __launch_bounds__(256) kernel_##name(const name##_Arguments __grid_constant__ args)
+// An entry point. Its body reads one struct, `args`, of type <name>_Arguments, which is generated from the kernel's
+// signature (gpu_vecenv/declare/kernels.py), and loops over its items with FOR_ITEMS. Each field is a parameter of the
+// CUDA kernel: the compiler takes parameters as equal in all threads and as unchanged by stores, but not the fields of
+// a struct in parameter memory, and then unrolls and splits loops less. The symbol kernel_<name> cannot clash with the
+// C library's names.
+#define KERNEL(name) KERNEL_WITH_LAUNCH_BOUNDS(name, 256)
+#define KERNEL_WITH_LAUNCH_BOUNDS(name, ...)                                                     \
+    static HD void body_of_##name(name##_Arguments args);                                        \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) kernel_##name(name##_PARAMETERS) { \
+        body_of_##name({name##_FIELDS});                                                         \
+    }                                                                                            \
+    static HD void body_of_##name(const name##_Arguments args)
 // Every k in [0, n), distributed over the grid.
 #define FOR_ITEMS(k, n) \
     for (i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x, n_##k = (n); k < n_##k; k += (i64)gridDim.x * blockDim.x)

@@ -105,9 +105,7 @@ constexpr int RESIDENT_BLOCKS =
     RESIDENT_THREADS / BLOCK < 32 ? RESIDENT_THREADS / BLOCK : 32;  // the hardware's maximum
 
 #define SCRATCH(scratches, env) staging::scratch_at((Scratch*)(scratches), env)
-#define ENV_KERNEL(name)                                                                   \
-    extern "C" __global__ void __launch_bounds__(staging::BLOCK, staging::RESIDENT_BLOCKS) \
-        kernel_##name(const name##_Arguments __grid_constant__ args)
+#define ENV_KERNEL(name) KERNEL_WITH_LAUNCH_BOUNDS(name, staging::BLOCK, staging::RESIDENT_BLOCKS)
 #define FOR_ENVS(env, n) if (i64 env = staging::first_env_of_block() + staging::group_of_block(); env < (n))
 
 #else

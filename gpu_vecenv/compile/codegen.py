@@ -295,7 +295,7 @@ def _staging_functions(layout: GameLayout) -> list[str]:
         "    if (!SAMPLED) staged_actions.load_actions(actions, int64_actions);",
     ]
     for verb, source in (("load", "{0}.{1}"), ("store", "staged.{0}_{1}")):
-        for owner, field in fields:
+        for owner, field in reversed(fields):  # narrow items first: the assembler puts later ones behind a branch
             kind, size = C_TYPES[field.dtype], field.size
             declared = f"ThreadItems<{kind}, {size}> {owner}_{field.name}; " if verb == "load" else ""
             lines.append(f"    {declared}{owner}_{field.name}.{verb}(({kind}*){source.format(owner, field.name)});")

@@ -170,13 +170,18 @@ class KernelSignature:
 
     @cached_property
     def source(self) -> str:
-        """The struct in C++; it compiles only where the layout is that of ``struct``."""
+        """The struct in C++, and the macros from which KERNEL makes the parameters of a CUDA kernel and the struct.
+
+        It compiles only where the layout is that of ``struct``.
+        """
         struct = f"{self.name}_Arguments"
         checks = [f"__builtin_offsetof({struct}, {name}) == {offset}" for name, offset in self.offsets.items()]
         lines = [f"struct {struct} {{", *(f"    {argument.declaration};" for argument in self.arguments), "};"]
         lines += [_assertion(f"sizeof({struct}) == {self.struct.itemsize}")]
         lines += ["#if !defined(__CUDACC_RTC__)  // some versions of NVRTC lack __builtin_offsetof"]
         lines += [*map(_assertion, checks), "#endif"]
+        lines += [f"#define {self.name}_PARAMETERS {', '.join(a.declaration for a in self.arguments)}"]
+        lines += [f"#define {self.name}_FIELDS {', '.join(self.by_name)}"]
         return "\n".join(lines) + "\n"
 
 

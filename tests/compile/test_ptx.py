@@ -1,7 +1,6 @@
 """What the CUDA compiler makes of every kernel: it compiles for GPUs that are not there, and its PTX is linted."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -10,15 +9,16 @@ import pytest
 from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
-from ptx_lint import Finding, instructions, lint
+from ptx_lint import PARAMETER, Finding, instructions, lint
 from support.kernels import signature, unpack
 
 import gpu_vecenv
+from gpu_vecenv.compile.backends import parameter_spans, structure
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin
 from gpu_vecenv.compile.codegen import game_source, inline_includes
-from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
-from gpu_vecenv.declare.kernels import Array, KernelSignature, arguments_source
+from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions
+from gpu_vecenv.declare.kernels import KernelSignature, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.digest import DIGEST_KERNEL
 from gpu_vecenv.engine.sampler import sample_kernel
@@ -66,10 +66,6 @@ class Text:
     def kernels_after_the_engine(self) -> list[KernelSignature]:
         learner = [learner_kernels.ADVANTAGES, learner_kernels.ADVANTAGE_MOMENTS]
         return [sample_kernel(self.layout), *learner, learner_kernels.loss_gradients(self.layout)]
-
-    def lint(self, made: str) -> list[Finding]:
-        kernels = [*engine_kernels(self.layout, self.build), *self.kernels_after_the_engine()]
-        return lint(made, wide_fields(kernels))
 
     def write(self) -> str:
         text = cuda_constants(default_threads_per_env(self.layout.num_agents), SHARED_LIMIT)
@@ -198,7 +194,7 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
     assert kernels == known
     for kernel in kernels:
         assert b".text." + kernel.encode() + b"\0" in cubin
-    assert told(finding for finding in text.lint(made) if finding.rule != "fused") == []
+    assert told(finding for finding in lint(made) if finding.rule != "fused") == []
 
 
 @pytest.mark.parametrize("architecture", EACH)
@@ -207,7 +203,7 @@ def test_texts_of_no_game_do_so_too(name, architecture):
     need(architecture)
     cubin = compile_cubin(plain_text(name), f"sm_{architecture}")
     assert all(b".text.kernel_" + kernel.name.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
-    assert told(lint(ptx(plain_text(name), architecture=architecture), wide_fields(OF_NO_GAME[name]))) == []
+    assert told(lint(ptx(plain_text(name), architecture=architecture))) == []
 
 
 # The one function that asks for a fused product and sum, and what it is without.
@@ -224,7 +220,7 @@ def test_what_is_fused_is_what_the_source_fuses(text, architecture):
     need(architecture)
     text = text.write()
     assert text.count(WRITTEN[0]) == 1
-    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture), {})) == []
+    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture))) == []
 
 
 def test_cuda_errors_name_file_and_line_too():
@@ -247,9 +243,9 @@ def test_cuda_errors_name_file_and_line_too():
 def test_looser_flags_are_seen():
     text = Text("tag_continuous", tuple(FEW.items())).write().replace(*WRITTEN)
     loose = tuple(flag for flag in FLAGS if flag != "--fmad=false")
-    rules = [finding.rule for finding in lint(ptx(text, flags=loose), {})]
+    rules = [finding.rule for finding in lint(ptx(text, flags=loose))]
     assert rules.count("fused") > 10
-    rules = {finding.rule for finding in lint(ptx(text, flags=("--std=c++17", "--use_fast_math")), {})}
+    rules = {finding.rule for finding in lint(ptx(text, flags=("--std=c++17", "--use_fast_math")))}
     assert rules >= {"fused", "flush to zero", "approximate"}
 
 
@@ -262,17 +258,7 @@ def planted(parameters: str, body: str) -> str:
 
 
 def lint_planted(parameters: str, body: str) -> list[Finding]:
-    return lint(ptx(planted(parameters, body)), wide_fields([signature("planted", parameters)]))
-
-
-def wide_fields(kernels: Iterable[KernelSignature]) -> dict[str, set[int]]:
-    """Kernel -> offsets of the fields of 64 bits in its arguments."""
-    return {
-        f"kernel_{kernel.name}": {
-            kernel.offsets[a.name] for a in kernel.arguments if isinstance(a, Array) or a.dtype.itemsize == 8
-        }
-        for kernel in kernels
-    }
+    return lint(ptx(planted(parameters, body)))
 
 
 FLOAT_FAULTS = {
@@ -293,7 +279,7 @@ FLOAT_FAULTS = {
 def test_a_planted_float_fault_is_seen(rule):
     head = 'extern "C" int printf(const char*, ...);\n' if rule == "call" else ""
     text = head + planted("float* x", f"FOR_ITEMS (k, 1) {{ {FLOAT_FAULTS[rule]} }}")
-    found = lint(ptx(text), {})
+    found = lint(ptx(text))
     assert {finding.rule for finding in found} == {rule}, told(found)
     assert {finding.instruction.kernel for finding in found} == {"kernel_planted"}
 
@@ -405,7 +391,7 @@ def test_a_short_address_in_the_machine_is_seen(old, new, file):
     game = Text("tag_gridworld")
     text = game.write()
     assert old in text
-    found = [finding for finding in game.lint(ptx(text.replace(old, new))) if finding.rule == "address"]
+    found = [finding for finding in lint(ptx(text.replace(old, new))) if finding.rule == "address"]
     if file is None:
         assert told(found) == []
     else:
@@ -453,3 +439,13 @@ def test_ptx_is_read_whole():
         ("one", "ret", ()),
         ("two", "cp.async.bulk.shared::cluster.global", ("[%r1]", "[%rd1]", "%r2")),
     ]
+
+
+def test_a_kernel_has_a_parameter_for_each_field_of_its_struct():
+    kernel = signature("planted", "float* x, bool flag, i64 n, u8 small, i32 last")
+    made = ptx(
+        planted("float* x, bool flag, i64 n, u8 small, i32 last", "FOR_ITEMS (k, n) x[k] = flag + small + last;")
+    )
+    sizes = [int(bits) // 8 for bits, _ in PARAMETER.findall(made)]
+    assert sizes == [argument.field_dtype.itemsize for argument in kernel.arguments]
+    assert parameter_spans(structure(kernel)) == list(zip(kernel.offsets.values(), sizes, strict=True))

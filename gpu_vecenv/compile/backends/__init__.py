@@ -146,6 +146,12 @@ def structure(kernel: KernelSignature) -> ctypes.Structure:
     return arguments
 
 
+def parameter_spans(arguments: ctypes.Structure) -> list[tuple[int, int]]:
+    """Offset and bytes of each field. A CUDA kernel has a parameter for each, laid out like the struct."""
+    fields = [getattr(type(arguments), name) for name, *_ in type(arguments)._fields_]
+    return [(field.offset, field.size) for field in fields]
+
+
 def symbol(kernel: str) -> str:
     """The name of a kernel in a binary; kernel.cuh gives it."""
     return f"kernel_{kernel}"

@@ -9,7 +9,7 @@ import torch
 from cuda.bindings import driver as bindings
 from cuda.core import Device, ObjectCode
 
-from gpu_vecenv.compile.backends import Launcher, LaunchShape, symbol
+from gpu_vecenv.compile.backends import Launcher, LaunchShape, parameter_spans, symbol
 from gpu_vecenv.compile.device import current_stream
 from gpu_vecenv.errors import DeviceFaultError
 
@@ -38,10 +38,11 @@ class CudaCoreDriver:
             )
             if int(status) != 0:
                 raise DeviceFaultError(f"{kernel}: {shape.shared_bytes} bytes of shared memory refused: {status!r}")
-        # cuda.core packs no structs. To the driver a CUkernel is a CUfunction too; its one argument is read at each
-        # launch.
-        handle = bindings.CUfunction(int(function.handle))
-        addresses = (ctypes.c_void_p * 1)(ctypes.addressof(arguments))
+        # cuda.core packs the parameters at each launch; the driver reads them from the struct, where they do not move.
+        handle = bindings.CUfunction(int(function.handle))  # to the driver a CUkernel is a CUfunction too
+        struct = ctypes.addressof(arguments)
+        fields = [struct + offset for offset, _ in parameter_spans(arguments)]
+        addresses = (ctypes.c_void_p * len(fields))(*fields)
         where = ctypes.addressof(addresses)
         grid, block, shared = (shape.grid, 1, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
 

@@ -12,7 +12,7 @@ from typing import Any
 import pycuda.driver as cuda
 import torch
 
-from gpu_vecenv.compile.backends import Launcher, LaunchShape, symbol
+from gpu_vecenv.compile.backends import Launcher, LaunchShape, parameter_spans, symbol
 from gpu_vecenv.compile.device import current_stream
 
 _handles: list[weakref.ref[Any]] = []
@@ -75,6 +75,7 @@ class PyCudaDriver:
         return _Module(module, self._dropped)
 
     def launcher(self, loaded: _Module, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
+        end = sum(parameter_spans(arguments)[-1])  # without the padding after the last field
         with self._current():
             try:
                 function = loaded.module.get_function(symbol(kernel))
@@ -82,17 +83,17 @@ class PyCudaDriver:
                 raise AttributeError(str(error)) from error
             if shape.shared_bytes > 0:  # with static shared memory it may pass what needs no leave
                 function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)
-            function.prepare([f"{ctypes.sizeof(arguments)}s"])
+            function.prepare([f"{end}s"])
         grid, block, shared = (shape.grid, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
 
         def launch(loaded: _Module = loaded) -> None:  # kept as long as the function
             if current_stream(self.device) == 0:  # torch's default stream is PyCUDA's default stream too
-                function.prepared_async_call(grid, block, None, bytes(arguments), shared_size=shared)
+                function.prepared_async_call(grid, block, None, bytes(arguments)[:end], shared_size=shared)
                 return
             # PyCUDA cannot adopt a foreign stream: fork one of its own off torch's and join it again.
             current = torch.cuda.current_stream(self.device)
             self.fork.wait_stream(current)
-            function.prepared_async_call(grid, block, self.stream, bytes(arguments), shared_size=shared)
+            function.prepared_async_call(grid, block, self.stream, bytes(arguments)[:end], shared_size=shared)
             current.wait_stream(self.fork)
 
         return launch
