@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from games.crew import Crew
-from lanes import LanesBackend
+from support.emulated_cuda import EmulatedCudaBackend
 
 import gpu_vecenv
 from gpu_vecenv import VecEnv
@@ -28,7 +28,7 @@ from gpu_vecenv.errors import ConfigError, DeviceUnavailableError, KernelCompile
 
 CARTPOLE = gpu_vecenv.configure("cartpole", max_steps=6)
 GRIDWORLD = gpu_vecenv.configure("tag_gridworld", max_steps=6)
-LANES = LanesBackend.processor_name
+EMULATED = EmulatedCudaBackend.processor_name
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +50,9 @@ def kept(cache: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def lanes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def emulated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulate a GPU's thread groups on the device "cpu", thread by thread."""
-    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
 
 
 def words(threads_per_env=None, threads_per_block=None, *, game=GRIDWORLD, device="cpu", num_envs=37):
@@ -146,7 +146,7 @@ def test_defaults_grow_with_the_agents():
     ]
 
 
-def test_copies_keep_both_numbers(lanes):
+def test_copies_keep_both_numbers(emulated):
     env = VecEnv(CARTPOLE, 4, "cpu", threads_per_env=8, threads_per_block=64)
     copies = [env.like(num_envs=5), copy.copy(env), copy.deepcopy(env), pickle.loads(pickle.dumps(env))]
     assert [one.group_shape for one in copies] == [GroupShape(8, 64)] * 4
@@ -158,7 +158,7 @@ def test_copies_keep_both_numbers(lanes):
 )
 def test_results_do_not_depend_on_the_group_shape(threads_per_env, threads_per_block, request):
     alone = words()
-    request.getfixturevalue("lanes")
+    request.getfixturevalue("emulated")
     assert words(threads_per_env, threads_per_block).equal(alone)
 
 
@@ -167,7 +167,7 @@ def test_results_of_games_with_roles_and_masks_do_not_depend_on_the_group_shape(
     threads_per_env, threads_per_block, request
 ):
     alone = words(game=Crew())
-    request.getfixturevalue("lanes")
+    request.getfixturevalue("emulated")
     assert words(threads_per_env, threads_per_block, game=Crew()).equal(alone)
 
 
@@ -221,8 +221,8 @@ def test_the_key_contains_all_that_a_result_may_depend_on(cache, tmp_path):
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_file_is_ignored_with_a_warning(content, kept, lanes):
-    path = tuning_path(CARTPOLE, 4, LANES)
+def test_a_damaged_file_is_ignored_with_a_warning(content, kept, emulated):
+    path = tuning_path(CARTPOLE, 4, EMULATED)
     path.write_bytes(content)
     with pytest.warns(UserWarning, match=r"\.tuning\.json is damaged and ignored"):
         assert read(path) is None
@@ -236,8 +236,8 @@ def test_a_missing_or_unreadable_file_is_ignored(tmp_path):
         assert read(tmp_path / "nothing") is None and read(tmp_path) is None
 
 
-def test_a_stored_result_is_used_unless_a_number_is_given(kept, lanes):
-    tuning_path(CARTPOLE, 4, LANES).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
+def test_a_stored_result_is_used_unless_a_number_is_given(kept, emulated):
+    tuning_path(CARTPOLE, 4, EMULATED).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
     assert VecEnv(CARTPOLE, 4, "cpu").group_shape == GroupShape(2, 64)
     assert VecEnv(CARTPOLE, 4, "cpu", threads_per_env=4).group_shape == GroupShape(4, 128)
     assert VecEnv(CARTPOLE, 4, "cpu", threads_per_block=256).group_shape == GroupShape(1, 256)
@@ -246,7 +246,7 @@ def test_a_stored_result_is_used_unless_a_number_is_given(kept, lanes):
 
 
 def test_the_host_does_not_read_stored_results(kept):
-    tuning_path(CARTPOLE, 4, LANES).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
+    tuning_path(CARTPOLE, 4, EMULATED).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
     assert (
         VecEnv(CARTPOLE, 4, "cpu").group_shape is None
         and VecEnv(CARTPOLE, 4, "cpu", threads_per_env=8, threads_per_block=64).group_shape is None
@@ -296,9 +296,9 @@ def only(folder: Path, condition: str) -> Cartpole:
 
 
 @pytest.mark.slow
-def test_the_fastest_is_stored_and_used_and_shapes_that_do_not_compile_are_skipped(kept, lanes, tmp_path):
+def test_the_fastest_is_stored_and_used_and_shapes_that_do_not_compile_are_skipped(kept, emulated, tmp_path):
     game, told = only(tmp_path, "THREADS_PER_ENV == 1 && ENVS_PER_BLOCK > 64"), []
-    tuning_path(game, 40, LANES).write_text("damaged")
+    tuning_path(game, 40, EMULATED).write_text("damaged")
     found = tune(game, 40, "cpu", on_candidate=told.append)
     assert [one.shape for one in told] == candidate_shapes(GroupShape.of(1)) == [one.shape for one in found.candidates]
     problems = {one.shape: one.problem for one in found.candidates if one.seconds is None}
@@ -308,7 +308,7 @@ def test_the_fastest_is_stored_and_used_and_shapes_that_do_not_compile_are_skipp
     assert found.default == found.candidates[0] and 0 < found.default.seconds <= told[0].seconds
     assert found.shape == choose(found.candidates, GroupShape.of(1))
 
-    assert found.path == tuning_path(game, 40, LANES) and read(found.path) == found.shape
+    assert found.path == tuning_path(game, 40, EMULATED) and read(found.path) == found.shape
     assert [path.name for path in kept.iterdir() if "tuning" in path.name] == [found.path.name]  # no draft
     measured = json.loads(found.path.read_text())["measured"]
     assert [one["seconds"] for one in measured] == [one.seconds for one in found.candidates]
@@ -317,7 +317,7 @@ def test_the_fastest_is_stored_and_used_and_shapes_that_do_not_compile_are_skipp
     assert words(game=game).equal(words(1, 128, game=game))
 
 
-def test_a_default_that_does_not_compile_is_an_error(kept, lanes, tmp_path):
+def test_a_default_that_does_not_compile_is_an_error(kept, emulated, tmp_path):
     told = []
     with pytest.raises(KernelCompileError, match="too many registers"):
         tune(only(tmp_path, "THREADS_PER_ENV > 1"), 40, "cpu", on_candidate=told.append)
@@ -342,11 +342,11 @@ def test_the_number_of_environments_is_checked(num_envs):
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_measurements_and_the_path_of_the_result(kept, lanes, capsys, monkeypatch):
+def test_the_command_prints_the_measurements_and_the_path_of_the_result(kept, emulated, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
     assert main(["tune", "cartpole", "--num-envs", "40", "--config", "max_steps=6", "--device", "cpu"]) == 0
     output = capsys.readouterr().out
-    path = tuning_path(CARTPOLE, 40, LANES)
+    path = tuning_path(CARTPOLE, 40, EMULATED)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
     measured = {
         GroupShape(int(threads_per_env), int(threads_per_block)): (float(us.replace(",", "")), note)

@@ -689,7 +689,7 @@ def test_a_saved_state_goes_on_bitwise_in_any_environment(game, device):
         ("tag_continuous", {"num_runners": 40, "side": 4.0, "tag_reward": 0.1, "max_steps": 20}),
     ],
 )
-def test_the_order_in_which_lanes_run_does_not_matter(name, config, thread_order):
+def test_the_order_of_threads_does_not_matter(name, config, thread_order):
     game = gpu_vecenv.configure(name, **config)
     runs = [trajectory_digest(VecEnv(game, 24, "cpu", thread_order=order), 5, 60) for order in (0, thread_order)]
     assert torch.equal(runs[0].words, runs[1].words)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from lanes import LanesBackend
+from support.emulated_cuda import EmulatedCudaBackend
 from torch import nn
 
 from gpu_vecenv import FunctionManager
@@ -70,15 +70,17 @@ def test_a_matrix_may_begin_anywhere(offset, kernel, device):
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
 @pytest.mark.parametrize("activation", [NO_ACTIVATION, TANH, RELU])
-def test_lanes_give_the_bits_of_the_host(activation, order, monkeypatch):
-    monkeypatch.setenv("LANES", order)
+def test_emulated_cuda_threads_are_bitwise_equal_to_the_host(activation, order, monkeypatch):
+    monkeypatch.setenv("EMULATED_THREADS", order)
     host = LayerKernel(FunctionManager("cpu"))
     with monkeypatch.context() as patch:
-        patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
-        lanes = LayerKernel(FunctionManager("cpu"))
+        patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+        emulated = LayerKernel(FunctionManager("cpu"))
     for shape in SHAPES[:-2]:
         gradients, outputs = numbers(*shape), outputs_of(activation, numbers(*shape, seed=1))
-        for one, other in zip(host(gradients, outputs, activation), lanes(gradients, outputs, activation), strict=True):
+        for one, other in zip(
+            host(gradients, outputs, activation), emulated(gradients, outputs, activation), strict=True
+        ):
             assert one.equal(other)
 
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from games.crew import Crew
 from games.script import Script
-from lanes import LanesBackend
 from oracles.gae import of_deltas
 from support.advantages import ALIVE, FACTORS, episodes_of, patterned
+from support.emulated_cuda import EmulatedCudaBackend
 from support.learning import batch_of, run_update
 from torch import nn
 
@@ -350,19 +350,19 @@ def test_gradients_of_outputs_that_lie_together_do_so_too(name, device):
 
 @pytest.mark.parametrize("order", ["forwards", "backwards"])
 @pytest.mark.parametrize("name", [*CASES, "many choices"])
-def test_lanes_give_the_bits_of_the_host(name, order, monkeypatch):
+def test_emulated_cuda_threads_are_bitwise_equal_to_the_host(name, order, monkeypatch):
     """Rows of a warp that is not whole, too; and logits that shared memory cannot hold."""
     many = {"num_taggers": 3, "num_runners": 4, "num_neighbors": 2, "acceleration_levels": 40, "turn_levels": 40}
     case = CASES.get(name, Case("tag_continuous", many, ("runner",)))
-    monkeypatch.setenv("LANES", order)
+    monkeypatch.setenv("EMULATED_THREADS", order)
     host = rows_of(case, "cpu", normalize_returns=True)
     with monkeypatch.context() as patch:
-        patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
-        lanes = rows_of(case, "cpu", normalize_returns=True)
-    host, lanes = (Rows(*rows[:2], *(x[:-3] for x in rows[2:])) for rows in (host, lanes))
+        patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+        emulated = rows_of(case, "cpu", normalize_returns=True)
+    host, emulated = (Rows(*rows[:2], *(x[:-3] for x in rows[2:])) for rows in (host, emulated))
     assert len(host.indices) % 32 > 0
     config = PPOConfig(value_clip=0.4)
-    for one, other in ((host, lanes), tuple(map(as_of_one_product, (host, lanes)))):
+    for one, other in ((host, emulated), tuple(map(as_of_one_product, (host, emulated)))):
         moments = [kernel_of(rows, config).moments(rows.indices) for rows in (one, other)]
         assert moments[0].equal(moments[1])
         for x, y in zip(differentiated(one, config), differentiated(other, config), strict=True):

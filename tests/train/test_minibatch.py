@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from lanes import LanesBackend
 from oracles.shuffle import order_of
 from scipy.stats import chi2
+from support.emulated_cuda import EmulatedCudaBackend
 
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile import function_manager
@@ -21,11 +21,11 @@ def functions(device):
 
 
 @pytest.fixture(params=["forwards", "backwards"])
-def by_lanes(monkeypatch, request):
+def emulated(monkeypatch, request):
     """Compiles and launches as on a GPU."""
-    monkeypatch.setenv("LANES", request.param)
+    monkeypatch.setenv("EMULATED_THREADS", request.param)
     with monkeypatch.context() as patch:
-        patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+        patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
         return FunctionManager("cpu")
 
 
@@ -66,10 +66,10 @@ def test_orders_are_those_that_python_computes(rows, seed, functions):
 
 
 @pytest.mark.parametrize("rows", [1, 37, 300, 1025])
-def test_lanes_give_the_orders_of_the_host(rows, by_lanes):
-    host, lanes = Order(FunctionManager("cpu"), rows), Order(by_lanes, rows)
+def test_emulated_cuda_threads_shuffle_like_the_host(rows, emulated):
+    host, other = Order(FunctionManager("cpu"), rows), Order(emulated, rows)
     for seed, epoch in ((0, 0), (2**64 - 3, 12)):
-        assert host(seed, epoch).clone().equal(lanes(seed, epoch))
+        assert host(seed, epoch).clone().equal(other(seed, epoch))
 
 
 def test_places_are_what_is_ordered(functions):
@@ -182,11 +182,11 @@ def test_fewer_rows_than_the_most(functions, device):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
 @pytest.mark.parametrize("shape", [(1,), (4,), (5,), (20,), (71,), (160,)], ids=str)
-def test_lanes_copy_what_the_host_does(shape, dtype, by_lanes):
+def test_emulated_cuda_threads_gather_like_the_host(shape, dtype, emulated):
     table = table_of(50, shape, dtype, "cpu")
     for number in (1, 32, 300):
         indices = places_of(50, number, "cpu")
-        assert gathered(by_lanes, table, indices).equal(table[indices])
+        assert gathered(emulated, table, indices).equal(table[indices])
 
 
 # Steps
@@ -227,7 +227,7 @@ def test_a_kl_beyond_its_target_stops_and_nothing_goes_on_again(functions):
         assert limited(functions, FINITE, 0.3, target_kl=target, skip_update=float(skip_update))[1] == expected
 
 
-def test_lanes_limit_as_the_host_does(by_lanes):
+def test_emulated_cuda_threads_clip_like_the_host(emulated):
     for norm in (0.3, 7.7):
-        host, lanes = (limited(x, FINITE, norm, target_kl=0.005) for x in (FunctionManager("cpu"), by_lanes))
-        assert host[0].equal(lanes[0]) and host[1] == lanes[1] and host[2].equal(lanes[2])
+        host, other = (limited(x, FINITE, norm, target_kl=0.005) for x in (FunctionManager("cpu"), emulated))
+        assert host[0].equal(other[0]) and host[1] == other[1] and host[2].equal(other[2])

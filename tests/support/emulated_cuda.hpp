@@ -1,7 +1,7 @@
-// CUDA's built-ins for a host C++ compiler: the threads of a block take turns on one host thread. A thread runs until it
-// waits at a barrier; if all remaining threads wait in vain, the program ends with a message. Dynamic shared memory is
-// filled with a pattern when a block begins, and the part beyond the requested size must keep it. $LANES gives the order
-// in which threads run.
+// CUDA's built-ins for a host C++ compiler: the threads of a block take turns on one host thread. A thread runs until
+// it waits at a barrier; if all remaining threads wait in vain, the program ends with a message. Dynamic shared memory
+// is filled with a pattern when a block begins, and the part beyond the requested size must keep it. $EMULATED_THREADS
+// gives the order in which threads run.
 #pragma once
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +12,6 @@
 #define __device__
 #define __forceinline__ inline
 #define __global__ __attribute__((visibility("default")))
-#define __grid_constant__ &  // a kernel takes the address of its arguments
 #define __constant__ static
 #define __shared__ static
 #define __launch_bounds__(...)
@@ -25,7 +24,7 @@ static struct {
 } threadIdx, blockIdx, blockDim, gridDim;
 alignas(16) static unsigned char shared_memory[232448];
 
-namespace lanes {
+namespace emulation {
 constexpr int MOST = 1024, STACK = 128 << 10;
 constexpr unsigned long long BLOCK = ~0ull;
 static struct Lane {
@@ -89,15 +88,16 @@ inline void run_block(bool backwards) {
             left -= all[k].done;
         }
         if (!moved) {
-            fprintf(stderr, "block %u: %u threads wait for others that have ended or wait elsewhere\n", blockIdx.x, left);
+            fprintf(stderr, "block %u: %u threads wait for others that have ended or wait elsewhere\n", blockIdx.x,
+                    left);
             abort();
         }
     }
 }
-extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(const void*), unsigned grid, unsigned block,
-                                                              size_t shared_bytes, const void* values) {
+extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(const void*), unsigned grid,
+                                                              unsigned block, size_t shared_bytes, const void* values) {
     if (!stacks) stacks = (unsigned char*)malloc((size_t)MOST * STACK);
-    const char* order = getenv("LANES");
+    const char* order = getenv("EMULATED_THREADS");
     bool backwards = order && !strcmp(order, "backwards");
     body = kernel;
     arguments = values;
@@ -114,27 +114,27 @@ extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(con
             }
     }
 }
-}  // namespace lanes
+}  // namespace emulation
 
-inline void __syncthreads() { lanes::wait(lanes::BLOCK); }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { lanes::wait(lanes::key_of(mask)); }
-inline int __syncthreads_or(int p) { return lanes::any(lanes::BLOCK, p); }
+inline void __syncthreads() { emulation::wait(emulation::BLOCK); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { emulation::wait(emulation::key_of(mask)); }
+inline int __syncthreads_or(int p) { return emulation::any(emulation::BLOCK, p); }
 // Threads that take turns are never converged.
 inline unsigned __activemask() { return 1u << threadIdx.x % 32; }
 inline unsigned __ballot_sync(unsigned mask, int p) {
-    lanes::value[threadIdx.x] = p;
-    lanes::wait(lanes::key_of(mask));
+    emulation::value[threadIdx.x] = p;
+    emulation::wait(emulation::key_of(mask));
     unsigned found = 0;
-    for (unsigned k = 0; k < 32; ++k) found |= (mask >> k & 1 && lanes::value[threadIdx.x / 32 * 32 + k]) << k;
-    lanes::wait(lanes::key_of(mask));
+    for (unsigned k = 0; k < 32; ++k) found |= (mask >> k & 1 && emulation::value[threadIdx.x / 32 * 32 + k]) << k;
+    emulation::wait(emulation::key_of(mask));
     return found;
 }
-inline int __any_sync(unsigned mask, int p) { return lanes::any(lanes::key_of(mask), p); }
+inline int __any_sync(unsigned mask, int p) { return emulation::any(emulation::key_of(mask), p); }
 inline int __shfl_xor_sync(unsigned mask, int x, int step) {
-    lanes::value[threadIdx.x] = x;
-    lanes::wait(lanes::key_of(mask));
-    int other = (int)lanes::value[threadIdx.x ^ step];
-    lanes::wait(lanes::key_of(mask));
+    emulation::value[threadIdx.x] = x;
+    emulation::wait(emulation::key_of(mask));
+    int other = (int)emulation::value[threadIdx.x ^ step];
+    emulation::wait(emulation::key_of(mask));
     return other;
 }
 inline int atomicAdd(int* place, int n) {

@@ -13,7 +13,7 @@ from games.fragile import Fragile
 from games.painter import Painter
 from games.scouts import Scouts
 from gymnasium.spaces import Discrete
-from lanes import LanesBackend
+from support.emulated_cuda import EmulatedCudaBackend
 
 import gpu_vecenv
 from gpu_vecenv import Sampler, VecEnv
@@ -56,9 +56,9 @@ def make_emulated(monkeypatch):
     """Compiles and launches as on a GPU; with an odd number of environments threads run from the last to the first."""
 
     def make(game, num_envs, **settings) -> VecEnv:
-        monkeypatch.setenv("LANES", ("forwards", "backwards")[num_envs % 2])
+        monkeypatch.setenv("EMULATED_THREADS", ("forwards", "backwards")[num_envs % 2])
         with monkeypatch.context() as patch:
-            patch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+            patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
             return VecEnv(game, num_envs, "cpu", **settings)
 
     return make
@@ -220,7 +220,7 @@ def test_an_overridden_step_is_called(monkeypatch):
             steps.append(actions)
             return super().step(actions, out)
 
-    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: LanesBackend())
+    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
     for kind in (VecEnv, Counting):
         env = kind(gpu_vecenv.configure("cartpole"), 5, "cpu")
         env.reset(seed=1)
@@ -231,12 +231,12 @@ def test_an_overridden_step_is_called(monkeypatch):
 DIVERGENT = """
 import sys
 sys.path.insert(0, "tests")
-from lanes import LanesBackend
+from support.emulated_cuda import EmulatedCudaBackend
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.declare.kernels import Array, KernelSignature
 import torch
-function_manager.select = lambda device, driver=None: LanesBackend()
+function_manager.select = lambda device, driver=None: EmulatedCudaBackend()
 text = "KERNEL(some) { if (threadIdx.x < 200) __syncthreads(); args.x[0] = 1; }"
 program = FunctionManager("cpu").compile(text, kernels=[KernelSignature("some", (Array("x", "f4"),))])
 program.launch("some", 256, x=torch.zeros(1))

@@ -1,4 +1,4 @@
-"""A backend that compiles the CUDA branch of the sources for the host and runs thread by thread, see lanes.hpp.
+"""A backend that compiles the CUDA branch of the sources for the host and runs thread by thread, see emulated_cuda.hpp.
 
 It takes the place of the host's backend and tests without a GPU what only the CUDA branch has: groups of threads,
 barriers, shared memory, launch shapes. It finds no races within a warp and nothing about the GPU's floats or speed.
@@ -12,14 +12,14 @@ from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, symbo
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.host import HostBackend
 
-PRELUDE = Path(__file__).with_name("lanes.hpp").read_text()
+PRELUDE = Path(__file__).with_name("emulated_cuda.hpp").read_text()
 SHARED_LIMIT = 232448  # bytes that a block may have on an H200
 
 
-class LanesBackend(HostBackend):
+class EmulatedCudaBackend(HostBackend):
     """Emulates a GPU's blocks on the host."""
 
-    suffix = ".lanes"  # one dot: the cache reads the key before it
+    suffix = ".emulated"  # one dot: the cache reads the key before it
     processor_name = "emulated CUDA threads"
 
     def __init__(self) -> None:
@@ -37,15 +37,18 @@ class LanesBackend(HostBackend):
         return default_threads_per_env(num_agents)
 
     def compile(self, text: str, target: Path) -> None:
+        # A kernel takes the address of its arguments, however many: launch() calls every kernel in the same way.
+        text = text.replace("(name##_PARAMETERS)", "(const name##_Arguments& arguments)")
+        text = text.replace("({name##_FIELDS})", "(arguments)")
         text = text.replace("extern __shared__ __align__(16) unsigned char shared_memory[];", "")
         text = re.sub(r"asm volatile\(.*?\)\);", "", text)
         super().compile(PRELUDE + text, target)
 
-    def load(self, path: Path) -> "LanesModule":
-        return LanesModule(ctypes.CDLL(str(path)))
+    def load(self, path: Path) -> "EmulatedCudaModule":
+        return EmulatedCudaModule(ctypes.CDLL(str(path)))
 
 
-class LanesModule:
+class EmulatedCudaModule:
     """A loaded library of emulated kernels."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
