@@ -85,7 +85,7 @@ def run(task, algorithm, model, folder, **config) -> tuple[Experiment, Seen]:
 @pytest.mark.parametrize(
     ("game", "config"), [("simple_tag", {}), (Scouts, {}), (Painter, {}), (Script, {**LEAVE, "return_state": True})]
 )
-def test_specs_have_no_axis_of_replicas(game, config, device):
+def test_specs_have_no_axis_of_envs(game, config, device):
     task = benchmarl.task(game, **config)
     env = task.get_env_fun(num_envs=6, continuous_actions=False, seed=3, device=device)()
     check_env_specs(env, break_when_any_done="both")

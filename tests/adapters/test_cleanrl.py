@@ -165,7 +165,7 @@ def test_what_the_script_does_not_know_is_refused():
         cleanrl.wrap(GymnasiumVectorEnv("pendulum", 2, "cpu", output="numpy"))
 
 
-def test_pictures_are_of_the_first_replica():
+def test_pictures_are_of_the_first_env():
     pytest.importorskip("pygame", reason="pygame-ce is not installed")
     env = cleanrl.make("pendulum", 3, "cpu", render_mode="rgb_array")
     twin = GymnasiumEnv("pendulum", render_mode="rgb_array")

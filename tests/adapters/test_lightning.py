@@ -143,7 +143,7 @@ class Everything(Callback):
 
 
 @pytest.mark.parametrize(("game", "config"), [("tag_gridworld", TAG), ("pendulum", {})])
-def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(game, config, tmp_path, device):
+def test_a_run_resumed_from_a_checkpoint_equals_one_without_interruption(game, config, tmp_path, device):
     def module():
         return lightning.make(game, 16, device, changed(**NORMAL), seed=3, **config)
 
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_the_midst_of_an_epoch_is_refused(tmp_path, device):
         fitted(lightning.make("cartpole", 16, device, SMALL), device, tmp_path / "midst.ckpt")
 
 
-def test_a_second_fit_goes_on(device):
+def test_a_second_fit_continues_the_first(device):
     """Lightning takes modules and optimisers to the CPU when it is done; graphs must still find the weights."""
     twice, once = (lightning.make("tag_gridworld", 16, device, changed(**NORMAL), **TAG) for _ in range(2))
     fitted(twice, device, max_epochs=2)
@@ -184,7 +184,7 @@ def test_a_second_fit_goes_on(device):
 
 
 @pytest.mark.slow
-def test_the_profiler_knows_collecting_from_learning(device):
+def test_the_profiler_separates_rollout_and_update(device):
     module = lightning.make("cartpole", 16, device, SMALL)
     durations = fitted(module, device, profiler="simple").profiler.recorded_durations
     assert len(durations["[LightningModule]PPOModule.on_train_epoch_start"]) == 4
@@ -261,7 +261,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_two_processes_are_one_run_of_twice_the_replicas(tmp_path):
+def test_two_processes_are_one_run_of_twice_the_envs(tmp_path):
     """Nobody ends or leaves here, so that the means over two shards are those over all rows."""
     config = {**vars(SMALL), "num_minibatches": 1, "normalize_advantages": False, **NORMAL}
     (tmp_path / "two.py").write_text(TWO.replace("CONFIG", repr(config)))
@@ -283,7 +283,7 @@ def test_two_processes_are_one_run_of_twice_the_replicas(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_example_trains_and_goes_on(device, tmp_path):
+def test_the_example_trains_and_resumes(device, tmp_path):
     options = "--num-envs 4 --num-steps 8 --max-steps 20 --episodes 4 --out out --iterations".split()
     command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(ROOT / "examples" / "lightning_tag.py")]
 

@@ -202,7 +202,7 @@ def test_ppo_runs_on_rows_of_other_action_spaces(cluster, name):
 
 
 @pytest.mark.slow
-def test_ppo_trains_a_policy_per_role_and_goes_on_from_a_checkpoint(cluster, tmp_path):
+def test_ppo_trains_a_policy_per_role_and_resumes_from_a_checkpoint(cluster, tmp_path):
     config = rllib.policy_per_role(PPOConfig(), "tag_gridworld", 8, grid=8, max_steps=20, num_taggers=2)
     algorithm = here(config).training(**SMALL).build_algo()
     for _ in range(2):
@@ -217,7 +217,7 @@ def test_ppo_trains_a_policy_per_role_and_goes_on_from_a_checkpoint(cluster, tmp
 
 
 @pytest.mark.slow
-def test_env_runners_are_processes_with_replicas_of_their_own(cluster):
+def test_env_runners_are_processes_with_envs_of_their_own(cluster):
     """A game registered here alone, of a module that they can import."""
     gpu_vecenv.register(Script)
     config = rllib.shared_policy(PPOConfig(), "script", 4, "cpu", num_others=1, leave=3).env_runners(num_env_runners=2)

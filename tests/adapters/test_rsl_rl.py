@@ -146,7 +146,7 @@ def test_clocks_can_be_set(device):
     assert env.episode_length_buf.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_replica_takes_the_clock_of_its_first_row(device):
+def test_a_env_takes_the_clock_of_its_first_row(device):
     env = rsl_rl.make(Script, 2, device, continuous=True, num_leads=2)
     env.episode_length_buf = torch.tensor([3, 9, 1, 8], device=device)
     assert env.episode_length_buf.tolist() == [3, 3, 1, 1]
@@ -184,7 +184,7 @@ def test_a_game_without_limit_says_so():
         runner(env, 8).learn(1, init_at_random_ep_len=True)
 
 
-def test_the_log_tells_of_the_episodes_since_the_last(device):
+def test_the_log_has_the_episodes_since_the_previous_row(device):
     env = rsl_rl.make(Script, 50, device, continuous=True, **THREADS_PER_ENV)
     env.reset(seed=3)
     returns, played, length = torch.zeros(50, 3), torch.zeros(3), torch.zeros(50)
@@ -213,7 +213,7 @@ def test_the_log_tells_of_the_episodes_since_the_last(device):
             known, played = {}, torch.zeros(3)
 
 
-def test_the_log_keeps_its_figures_while_no_episode_ends():
+def test_the_log_keeps_its_metrics_while_no_episode_ends():
     env = rsl_rl.make("pendulum", 3, "cpu", max_steps=16)
     logs = [extras["log"] for *_, extras in (env.step(torch.zeros(3, 1)) for _ in range(24)) if "log" in extras]
     assert [log["Episode/length"].item() for log in logs] == [pytest.approx(float("nan"), nan_ok=True), 16, 16]

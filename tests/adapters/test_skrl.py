@@ -80,7 +80,7 @@ def written(env):
 
 @pytest.mark.parametrize(("game", "config"), SEVERAL)
 @pytest.mark.parametrize("path", ["adapter", "agents that leave are not told apart"])
-def test_values_are_those_of_the_machine_agent_by_agent(game, config, path, device):
+def test_values_equal_the_engine_agent_by_agent(game, config, path, device):
     """Also where skrl's wrapper is given the view itself, whose agents end but once."""
     set_seed(5)
     if path == "adapter":
@@ -111,7 +111,7 @@ def test_values_are_those_of_the_machine_agent_by_agent(game, config, path, devi
 
 
 @pytest.mark.parametrize(("game", "config"), [*ONE, ("tag_continuous", TAG), ("tag_gridworld", {"max_steps": 9})])
-def test_values_are_those_of_the_machine_row_by_row(game, config, device):
+def test_values_equal_the_engine_row_by_row(game, config, device):
     set_seed(5)
     one = (game, config) in ONE
     view = GymnasiumVectorEnv(game, 4, device, **config)
@@ -136,7 +136,7 @@ def test_values_are_those_of_the_machine_row_by_row(game, config, device):
 
 
 @pytest.mark.parametrize(("game", "config"), SEVERAL)
-def test_agents_outputs_are_memory_that_the_machine_wrote(game, config, device):
+def test_agents_outputs_are_views_of_the_step_buffers(game, config, device):
     env = skrl.make(game, 4, device, **config)
     env.reset()
     outputs, layout = written(env), env.game.layout.observation
@@ -154,7 +154,7 @@ def test_agents_outputs_are_memory_that_the_machine_wrote(game, config, device):
 
 
 @pytest.mark.parametrize(("game", "config"), [*ONE, ("tag_continuous", TAG)])
-def test_rows_are_memory_that_the_machine_wrote(game, config, device):
+def test_rows_are_views_of_the_step_buffers(game, config, device):
     env = skrl.wrap(GymnasiumVectorEnv(game, 4, device, **config))
     env.reset()
     outputs = written(env)
@@ -250,7 +250,7 @@ def test_the_seed_is_skrls(device):
 
 
 @pytest.mark.parametrize("game", ["simple_spread", "cartpole"])
-def test_one_replica_goes_on_from_episode_to_episode(game):
+def test_one_env_continues_from_episode_to_episode(game):
     """skrl's trainer resets a single environment where an episode ends; it has begun anew already."""
     runner = learner(skrl.make(game, 1, "cpu", max_steps=9), rollouts=8, timesteps=60)
     runner.run()

@@ -94,7 +94,7 @@ def test_agents_that_leave_early_need_black_death():
                 vector.step(generator.integers(0, 21, (5, 2)))
 
 
-def test_black_death_gives_the_rows_of_the_gymnasium_view_until_the_last_tick():
+def test_black_death_gives_the_rows_of_the_gymnasium_view_until_the_last_step():
     env = supersuit.black_death_v3(one("tag_continuous", **TAG))
     vector = supersuit.pettingzoo_env_to_vec_env_v1(env)
     native = GymnasiumVectorEnv("tag_continuous", 1, "cpu", output="numpy", autoreset_mode="disabled", **TAG)
@@ -145,7 +145,7 @@ WRAPPERS = [
 
 
 @pytest.mark.parametrize(("wrap", "game", "config", "expected"), WRAPPERS)
-def test_a_wrapper_sees_the_observations_of_the_replica(wrap, game, config, expected):
+def test_a_wrapper_sees_the_observations_of_the_env(wrap, game, config, expected):
     env, twin = wrap(one(game, **config)), one(game, **config)
     observations, own = env.reset(seed=SEED)[0], twin.reset(seed=SEED)[0]
     history = {agent: [obs] for agent, obs in own.items()}
@@ -222,7 +222,7 @@ def test_wrapped_aec_envs_pass_pettingzoos_test(wrap):
 
 
 @pytest.mark.parametrize(("game", "config"), [*TOGETHER, ("simple_tag", {}), ("simple_adversary", {})])
-def test_make_joins_replicas_as_its_users_do(game, config):
+def test_make_joins_envs_as_its_users_do(game, config):
     """Padded, where roles differ, to the very rows of the Gymnasium view."""
     vector = ours.make(game, 2, **config)
     natives = [GymnasiumVectorEnv(game, 1, "cpu", output="numpy", **config) for _ in range(2)]
@@ -283,7 +283,7 @@ def test_agents_may_leave_early_with_black_death():
     assert zeros > 0 and ends >= 2 * 5 * 4
 
 
-def test_wrap_takes_a_wrapped_replica_and_nothing_else():
+def test_wrap_takes_only_a_wrapped_env():
     vector = ours.wrap(supersuit.frame_stack_v2(one("tag_gridworld", **GRID), 3))
     obs, _ = vector.reset(seed=1)
     assert obs.shape == (5, 3 * parallel_env("tag_gridworld", "cpu", **GRID).observation_space("tagger_0").shape[0])
@@ -492,7 +492,7 @@ def test_rows_of_agents_that_left_are_zeros(device):
         ours.black_death_v3(one(Script))
 
 
-def test_what_is_not_changed_is_what_the_machine_wrote(device):
+def test_unchanged_outputs_are_the_step_buffers(device):
     heard = Heard(GymnasiumVectorEnv(Painter, 2, device))
     env = ours.flatten_v0(ours.reshape_v0(ours.sticky_actions_v0(ours.clip_reward_v0(heard), 0.1), (20, 3)))
     env.reset(seed=1)
@@ -524,7 +524,7 @@ def many(env):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("game", ["tag_gridworld", Painter])
-def test_nobody_waits_for_the_gpu(game):
+def test_no_step_synchronises_with_the_gpu(game):
     env = many(GymnasiumVectorEnv(game, 50, "cuda", max_steps=9))
     if game is Painter:
         env = ours.resize_v1(ours.color_reduction_v0(GymnasiumVectorEnv(game, 50, "cuda"), "full"), 3, 3)

@@ -185,7 +185,7 @@ def test_collected_episodes_are_the_agents_own():
     assert stats.n_collected_steps == len(buffer) == stats.lens.sum()
 
 
-def test_rows_that_left_are_zeros_until_their_replica_ends():
+def test_rows_of_ended_agents_are_zero_until_their_env_ends():
     env = tianshou.make(Script, 1, "cpu", **LEAVING)
     first = next(obs for obs in (env.reset()[0] for _ in range(100)) if obs[0, 2] == 6)
     assert first[:, 1].tolist() == [0, 0, 0]

@@ -96,7 +96,7 @@ def test_steps_and_resets_are_those_of_the_batched_view(game, config, device):
         expected, extras = twin.reset(options={"reset_mask": ended})
 
 
-def test_a_mask_resets_its_replicas_only(device):
+def test_a_mask_resets_its_envs_only(device):
     env = torchrl.make(Script, 4, device, **LEAVE)
     env.set_seed(1)
     current = env.rand_action(env.reset())
@@ -159,7 +159,7 @@ def test_advantages_know_truncation_and_early_ends():
         torch.testing.assert_close(target, rollout["next", role, "reward"][..., 0] + 0.5 * ~over)
 
 
-def test_collectors_keep_a_replicas_trajectory_together():
+def test_collectors_keep_a_envs_trajectory_together():
     """An agent that leaves early ends no trajectory of its replica."""
     env = torchrl.make(Script, 4, "cpu", **LEAVE)
     (batch,) = Collector(env, None, frames_per_batch=4 * 30, total_frames=4 * 30)
@@ -226,7 +226,7 @@ class Recorded(BatchedParallelEnv):
 
 
 @pytest.mark.parametrize("game", ["tag_gridworld", Scouts])
-def test_torchrl_gets_the_memory_that_the_tick_wrote(game, device):
+def test_torchrl_gets_views_of_the_step_buffers(game, device):
     env = torchrl.wrap(Recorded(game, 3, device, **MODES))
     given = env.step(env.rand_action(env.reset()))["next"]
     obs, rewards, _, truncations, extras = env.env.last
@@ -310,7 +310,7 @@ def harvest(tmp_path, monkeypatch):
     return Harvest
 
 
-def test_one_agents_truncation_is_not_the_replicas(harvest):
+def test_truncation_of_one_agent_does_not_truncate_the_env(harvest):
     rollout = torchrl.make(harvest, 1, "cpu", role="picker").rollout(2)["next"]
     assert [rollout[flag][0, :, 0].tolist() for flag in torchrl.FLAGS] == [[False, True], [False, True], [False, False]]
     first, second = ([rollout["picker", flag][0, :, agent, 0].tolist() for flag in torchrl.FLAGS] for agent in range(2))

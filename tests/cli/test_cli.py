@@ -122,7 +122,7 @@ def test_list_shows_every_game_with_roles_and_purpose(command):
 
 
 @pytest.mark.parametrize("name", sorted(GAMES))
-def test_show_prints_the_generated_text(name, command):
+def test_show_prints_the_generated_source(name, command):
     assert command("show", name) == (0, generate_header(configure(name).layout), [])
 
 
@@ -192,7 +192,7 @@ def events(folder):
         ("tag_continuous", "--num-taggers 3 --num-runners 4 --side 3 --tagging-distance 0.2 --max-steps 13"),
     ],
 )
-def test_train_leaves_curve_checkpoint_figures_and_evaluation(game, options, command, tmp_path):
+def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, command, tmp_path):
     options = f"{options} --total-steps 144 --episodes 5 --out here/run --seed 3".split()
     code, output, errors = command("train", game, *TINY, *options)
     assert (code, errors) == (0, [])
@@ -244,7 +244,7 @@ def test_without_a_folder_train_makes_one_of_its_own(command, tmp_path):
     assert (folder / "checkpoints" / "iteration-00000001.safetensors").is_file()
 
 
-def test_the_automatic_number_of_replicas_is_used_and_told(command, tmp_path):
+def test_the_automatic_num_envs_is_used_and_printed(command, tmp_path):
     options = "--num-envs auto --num-steps 2 --total-steps 1 --episodes 1 --num-epochs 1 --device cpu --out run".split()
     code, output, errors = command(*GRID, *options)
     assert (code, errors) == (0, [])
@@ -523,7 +523,7 @@ def test_train_and_bench_take_a_path(own, command, tmp_path):
 
 
 @pytest.mark.slow
-def test_check_tells_that_a_game_keeps_its_promises(own, command):
+def test_check_passes_a_correct_game(own, command):
     code, output, errors = command("check", "acorn.py", "--steps", "30", "--max-steps", "9", "--device", "cpu")
     assert (code, errors) == (0, [])
     for mode in ("same_step", "next_step", "disabled"):
@@ -908,7 +908,7 @@ def test_evaluate_plays_so_many_episodes(episodes, num_envs, trained, command):
     assert json.loads(output).items() >= played(trained, episodes, min(num_envs, episodes), seed=6).items()
 
 
-def test_evaluate_takes_the_likeliest_action_if_asked(trained, command):
+def test_evaluate_greedy(trained, command):
     options = ["evaluate", str(trained), "--device", "cpu", "--episodes", "30"]
     drawn, greedy = (json.loads(command(*options, *more)[1]) for more in ([], ["--greedy"]))
     assert greedy.pop("greedy") and not drawn.pop("greedy")
@@ -916,7 +916,7 @@ def test_evaluate_takes_the_likeliest_action_if_asked(trained, command):
     assert greedy.items() >= played(trained, 30, 30, greedy=True).items()
 
 
-def test_evaluate_takes_the_best_checkpoint_if_asked(trained, command, tmp_path):
+def test_evaluate_best_checkpoint(trained, command, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     shutil.copy(min((run / "checkpoints").glob("iteration-*")), run / "checkpoints" / "best.safetensors")
@@ -1007,13 +1007,13 @@ def test_plot_draws_several_runs_as_svg(trained, elsewhere, command, tmp_path):
     assert "continuous" not in words(tmp_path / "one.svg")
 
 
-def test_plot_smooths_as_it_is_told(trained, command, tmp_path):
+def test_plot_smooths_over_the_given_window(trained, command, tmp_path):
     for smooth in ("1", "3"):
         assert command("plot", str(trained), "--smooth", smooth, "--out", f"{smooth}.png")[0] == 0
     assert (tmp_path / "1.png").read_bytes() != (tmp_path / "3.png").read_bytes()
 
 
-def test_plot_wants_the_figures_of_every_run(trained, command, tmp_path):
+def test_plot_needs_metrics_of_every_run(trained, command, tmp_path):
     (tmp_path / "empty").mkdir()
     refused(command("plot", str(trained), "empty"), "no .*empty/metrics.csv; expected a run folder")
     refused(command("plot", str(trained), "--metrics", "return_taggr"), "'return_taggr'; nearest: return_tagger")

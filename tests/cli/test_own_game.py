@@ -391,7 +391,7 @@ def test_a_wrong_declaration_is_refused_with_what_was_found(what, write):
     assert re.search(message, said), said
 
 
-def test_a_missing_device_text_is_named_where_it_should_lie(write):
+def test_a_missing_device_source_is_named_with_its_expected_path(write):
     path = write(text=None)
     said = refusal(path, EnvDefinitionError)
     assert said.startswith(f"Lonely: its device code {path.with_suffix('.cu')} cannot be read")
@@ -406,7 +406,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("what", LINES)
-def test_what_a_device_text_lacks_is_named_with_its_file(what, write):
+def test_missing_definitions_are_named_with_the_file(what, write):
     path = write(text=BARE_TEXT.replace(LINES[what], f"// {LINES[what]}"))
     said = refusal(path, EnvDefinitionError)
     assert said.startswith(f"Lonely: {path.with_suffix('.cu')} does not define {what}; the compiler says: "), said
@@ -436,7 +436,7 @@ def test_every_way_to_write_the_definitions_is_known(head, write):
     VecEnv(game, 2, "cpu")
 
 
-def test_an_error_in_the_text_itself_is_told_instead_of_what_it_hides(write):
+def test_an_error_in_the_source_is_reported_before_missing_definitions(write):
     """The compiler also says that step is never defined."""
     said = refusal(
         write(text=BARE_TEXT.replace("s.x[0] = 0; }", "s.x[0] = ; }").replace("void step", "int step")),
@@ -449,7 +449,7 @@ def cuda_text(game: Env) -> str:
     return cuda_constants(default_threads_per_env(game.num_agents), 64 << 10) + game_source(game.layout)
 
 
-def test_an_error_in_the_text_names_its_file_and_line_to_both_compilers(write):
+def test_both_compilers_name_file_and_line_of_an_error(write):
     path = write(text=BARE_TEXT.replace("s.x[0] += 1;", "s.y[0] += 1;"))
     assert re.search(
         r"lonely\.cu did not compile .*\n +lonely\.cu:4:\d+: error: .*\by\b", refusal(path, KernelCompileError)
@@ -462,13 +462,13 @@ def test_an_error_in_the_text_names_its_file_and_line_to_both_compilers(write):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("what", LINES)
-def test_what_a_device_text_lacks_is_named_on_a_gpu_too(what, write):
+def test_missing_definitions_are_named_on_a_gpu_too(what, write):
     path = write(text=BARE_TEXT.replace(LINES[what], ""))
     assert f"does not define {what}; the compiler says: " in refusal(path, EnvDefinitionError, "cuda")
 
 
 @pytest.mark.parametrize("path", ["new", "own_env/predator_prey.py", "domain_randomisation.py"])
-def test_the_same_text_compiles_for_a_gpu(path, written):
+def test_the_same_source_compiles_for_a_gpu(path, written):
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC (cuda.bindings) is not installed")
     game = load_game(written / "berry_ring.py" if path == "new" else ROOT / "examples" / path)()
     assert b"kernel_vecenv_step" in compile_cubin(cuda_text(game), "sm_90")

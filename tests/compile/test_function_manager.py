@@ -214,7 +214,7 @@ def test_an_unknown_kernel_is_named_with_its_program(device, name):
 
 
 @pytest.mark.parametrize("as_file", [False, True])
-def test_a_compile_error_names_file_line_and_the_compilers_words(device, tmp_path, as_file):
+def test_a_compile_error_has_file_line_and_compiler_message(device, tmp_path, as_file):
     text = SCALE + "\nvoid wrong() { undeclared[0] = 1; }\n"
     path = tmp_path / "mine.cu"
     path.write_text(text)
@@ -404,7 +404,7 @@ def test_a_cache_that_others_can_write_to_is_not_used(cache, mode):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
-def test_a_cache_of_somebody_else_is_not_used(cache):
+def test_the_cache_of_another_user_is_not_used(cache):
     cache.mkdir(mode=0o700)
     os.chown(cache, 65534, 65534)
     with pytest.warns(UserWarning, match="belongs to"):
@@ -632,7 +632,7 @@ def test_a_compiler_that_is_not_there_is_named(monkeypatch, cache, command):
         ("sleep 1000 & echo $! >child; wait", CompilerError, "was still compiling after 0.5 s and has been stopped"),
     ],
 )
-def test_what_becomes_of_a_compiler_is_told_apart(tmp_path, does, error, words):
+def test_failures_of_a_compiler_are_distinguished(tmp_path, does, error, words):
     program = tmp_path / "c++"
     program.write_text(f"#!/bin/sh\ncd {shlex.quote(str(tmp_path))}\n{does}\n")
     program.chmod(0o755)
@@ -648,7 +648,7 @@ def test_what_becomes_of_a_compiler_is_told_apart(tmp_path, does, error, words):
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ziglang") is None, reason="the package ziglang is not installed")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++ to compare with")
-def test_clang_from_a_wheel_gives_the_same_bits_as_gcc(monkeypatch):
+def test_clang_from_a_wheel_is_bitwise_equal_to_gcc(monkeypatch):
     digests = {}
     for compiler in ("g++", f"{shlex.quote(sys.executable)} -m ziglang c++"):
         monkeypatch.setenv("CXX", compiler)

@@ -315,7 +315,7 @@ def math_cuda() -> Math:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", OF_FLOAT)
-def test_both_devices_give_the_same_bits(math: Math, math_cuda: Math, name: str) -> None:
+def test_both_devices_are_bitwise_equal(math: Math, math_cuda: Math, name: str) -> None:
     for x in arguments(name):
         assert_same_bits(math_cuda(name, *x), math(name, *x), *x)
     if name == "mod":

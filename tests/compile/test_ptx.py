@@ -176,7 +176,7 @@ def told(findings: list[Finding]) -> list[str]:
 # ---------------------------------------------------------------------- our kernels
 
 
-def test_every_device_text_is_in_one_of_these_texts():
+def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
     assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner"}
 
@@ -199,7 +199,7 @@ def test_games_compile_for_gpus_that_are_not_there_round_as_written_and_address_
 
 @pytest.mark.parametrize("architecture", EACH)
 @pytest.mark.parametrize("name", OF_NO_GAME)
-def test_texts_of_no_game_do_so_too(name, architecture):
+def test_programs_without_a_game_follow_the_rules_too(name, architecture):
     need(architecture)
     cubin = compile_cubin(plain_text(name), f"sm_{architecture}")
     assert all(b".text.kernel_" + kernel.name.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
@@ -387,7 +387,7 @@ def test_addresses_in_64_bits_are_let_pass(case):
         ("(i64)env * 10", "(i32)env * 10", "generated functions"),
     ],
 )
-def test_a_short_address_in_the_machine_is_seen(old, new, file):
+def test_a_32_bit_address_in_the_engine_is_found(old, new, file):
     game = Text("tag_gridworld")
     text = game.write()
     assert old in text

@@ -251,6 +251,6 @@ def test_streams_of_reset_step_and_sampler_differ(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_devices_draw_the_same_bits(kind):
+def test_both_devices_draw_bitwise_equally(kind):
     where = {"seed": 2**63 + 1, "env_index": np.arange(1 << 12)[:, None], "draw": np.arange(1 << 8), "size": 5}
     assert draws("cpu", kind, **where).tobytes() == draws("cuda", kind, **where).tobytes()

@@ -95,11 +95,11 @@ def test_every_rule_has_its_examples():
 
 
 @pytest.mark.parametrize("line", SOUND)
-def test_sound_text_is_let_through(line):
+def test_valid_source_passes(line):
     check_source_rules(text("float a = 1;", line), "Mine")
 
 
-def test_the_first_in_the_text_is_told_with_the_file_that_it_stands_in():
+def test_the_first_violation_is_reported_with_its_file():
     """Not the first of the rules; marks of included files count."""
     lines = ['#line 1 "near.cuh"', "int k;", "y = sinf(x);", '#line 2 "mine.cu"', "/*", "*/ atomicAdd(p, 1);"]
     with pytest.raises(SourceRuleError, match=r"near\.cuh:2: 'sinf'"):

@@ -462,7 +462,7 @@ def test_a_configuration_key_may_not_become_a_reserved_constant(name):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.int16, np.complex64, np.object_, "U3"])
-def test_a_field_has_one_of_the_known_types(dtype):
+def test_an_unsupported_field_dtype_is_refused(dtype):
     with pytest.raises(EnvDefinitionError, match="expected one of"):
         Field("x", np.dtype(dtype))
 

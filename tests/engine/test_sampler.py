@@ -124,7 +124,7 @@ def test_frequencies_follow_the_softmax(device, choosing, weights):
         assert statistic < CHI_SQUARE_QUANTILE[len(weights) - 1]
 
 
-def test_agents_heads_and_replicas_are_drawn_independently(device, choosing):
+def test_agents_heads_and_envs_are_drawn_independently(device, choosing):
     env = choosing(device, 2**16, MultiDiscrete([2, 2]))
     env.reset(seed=9)
     logits = torch.zeros(2**16, 3, 4, device=device)
@@ -327,7 +327,7 @@ def test_outputs_of_another_shape_or_type_are_refused(device, choosing, name, ch
         sampler.sample(logits, out=dataclasses.replace(right, **{name: change(getattr(right, name))}))
 
 
-def test_a_draw_depends_on_seed_episode_tick_and_nothing_else(device, choosing):
+def test_a_draw_depends_on_seed_episode_step_and_nothing_else(device, choosing):
     env = choosing(device, 300, Discrete(1000))
     sampler = Sampler(env)
     logits = torch.zeros(300, 3, 1000, device=device)
@@ -371,7 +371,7 @@ def test_a_draw_depends_on_seed_episode_tick_and_nothing_else(device, choosing):
     ids=str,
 )
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
-def test_a_step_with_its_draw_has_the_bits_of_a_draw_and_a_step(name, config, mode, device):
+def test_a_sampled_step_is_bitwise_equal_to_a_sample_and_a_step(name, config, mode, device):
     game = gpu_vecenv.configure(name, **{"max_steps": 5, **config})
     num_envs = 257 if game.num_agents < 200 else 9
     envs = [VecEnv(game, num_envs, where, autoreset_mode=mode) for where in (device, device, "cpu")]
@@ -396,7 +396,7 @@ def test_a_step_with_its_draw_has_the_bits_of_a_draw_and_a_step(name, config, mo
 
 
 @pytest.mark.parametrize("name", ["tag_gridworld", "cartpole"])
-def test_a_step_with_its_draw_writes_where_it_is_told_and_what_is_asked_for(name, device):
+def test_a_sampled_step_writes_into_the_given_tensors(name, device):
     env, twin = (VecEnv(gpu_vecenv.configure(name), 70, device) for _ in range(2))
     sampler, buffers = Sampler(env), env.step_buffers()
     for each in (env, twin):
@@ -467,7 +467,7 @@ def test_where_actions_are_looked_at_first_a_step_with_its_draw_does_so_too(devi
     assert not env.elapsed_steps.any()
 
 
-def test_a_draw_is_not_the_random_action_of_the_same_tick(device, choosing):
+def test_a_draw_is_not_the_random_action_of_the_same_step(device, choosing):
     env = choosing(device, 300, Discrete(1000))
     env.reset(seed=5)
     actions = Sampler(env).sample(torch.zeros(300, 3, 1000, device=device)).actions
@@ -485,7 +485,7 @@ def test_a_choice_is_the_one_of_the_samplers_stream(device, choosing):
         assert action == philox([2 << 29, agent, 1, 0], keys[replica])[head] >> 29
 
 
-def test_a_replica_draws_the_same_among_few_and_among_many(device, choosing):
+def test_a_env_draws_the_same_among_few_and_among_many(device, choosing):
     whole = choosing(device, 257)
     whole.reset(seed=7)
     logits = logits_of(whole, 2, 1.0)
@@ -554,7 +554,7 @@ def test_bundled_games_take_what_the_sampler_gives(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("greedy", [False, True])
-def test_both_devices_give_the_same_bits(choosing, greedy):
+def test_both_devices_are_bitwise_equal(choosing, greedy):
     samples = []
     for device in ("cpu", "cuda"):
         env = choosing(device, 5000)
@@ -750,7 +750,7 @@ def test_greedy_draws_are_the_means(device, choosing, squash):
     assert not (drawn.draws == sample.draws).any() and torch.equal(drawn.entropies, sample.entropies)
 
 
-def test_a_gaussian_draw_depends_on_seed_replica_agent_episode_and_tick(device, choosing):
+def test_a_gaussian_draw_depends_on_seed_env_agent_episode_and_step(device, choosing):
     env = choosing(device, 300, UNIT)
     sampler, parameters = Sampler(env), torch.zeros(300, 3, 4, device=device)
 
@@ -923,7 +923,7 @@ def test_box_games_take_what_the_sampler_gives(device, game, config, squash):
 @pytest.mark.parametrize("greedy", [False, True])
 @pytest.mark.parametrize("squash", ["clip", "tanh"])
 @pytest.mark.parametrize("box", BOXES)
-def test_both_devices_give_the_same_bits_for_boxes(choosing, box, squash, greedy):
+def test_both_devices_are_bitwise_equal_for_box_actions(choosing, box, squash, greedy):
     samples = []
     for device in ("cpu", "cuda"):
         env = choosing(device, 5000, BOXES[box])

@@ -169,14 +169,14 @@ def test_no_environment_of_any_seed_repeats_another(device):
     assert len(torch.cat(actions).unique(dim=0)) == 64 * 10
 
 
-def test_a_replica_depends_on_no_other(game, device):
+def test_a_env_depends_on_no_other(game, device):
     whole = trajectory(VecEnv(game, 1500, device), 40)
     for first, count in [(0, 1), (0, 2), (0, 31), (0, 33), (0, 1023), (700, 1), (1, 64), (1436, 64)]:
         part = trajectory(VecEnv(game, count, device, first_env_index=first), 40)
         assert [n for n in whole if not same(part[n], whole[n][:, first : first + count])] == [], (first, count)
 
 
-def test_actions_of_one_replica_move_no_other(game, device):
+def test_actions_of_one_env_move_no_other(game, device):
     env, twin = twins(game, device)
     changed = torch.arange(12, device=device) == 7
     for key in range(20, 50):
@@ -272,7 +272,7 @@ def test_the_time_limit_and_the_flags_follow_an_independent_clock(game, device):
 
 @pytest.mark.parametrize("seed", [None, 77])
 @pytest.mark.parametrize("kind", ["torch", "numpy"])
-def test_a_masked_reset_touches_no_other_replica(game, device, seed, kind):
+def test_a_masked_reset_touches_no_other_env(game, device, seed, kind):
     env, twin = twins(game, device, autoreset_mode="disabled", ticks=3)
     for one in (env, twin):  # a fault bit in every environment
         one.step(torch.full_like(random_actions(one), 99))
@@ -373,7 +373,7 @@ INVALID = {"int32": (-1, -(2**31), 2**31 - 1), "int64": (-1, 2**32, 2**32 + 1, -
 
 
 @pytest.mark.parametrize(("kind", "value"), [(kind, v) for kind in INVALID for v in (*INVALID[kind], "size")])
-def test_an_invalid_action_stops_its_replica_alone(game, device, kind, value):
+def test_an_invalid_action_stops_its_env_alone(game, device, kind, value):
     env, twin = twins(game, device)
     actions = random_actions(env, 50, getattr(torch, kind))
     bad = actions.clone()
@@ -434,7 +434,7 @@ def test_actions_of_inactive_agents_are_ignored(device):
     assert different(env, twin) == [] and ignored > 100 and not env.faults().any()
 
 
-def test_stepping_an_ended_replica_only_sets_a_bit(game, device):
+def test_stepping_an_ended_env_only_sets_a_bit(game, device):
     env, _ = twins(game, device, autoreset_mode="disabled", ticks=0)
     for key in range(game.max_steps + 3):
         ended, before = ~env.active.any(1), env.state_dict()
@@ -545,7 +545,7 @@ def test_what_is_written_to_the_state_is_seen_and_played(device):
     assert torch.equal(info["final_obs"][2, 0, :4], torch.zeros(4, device=device))
 
 
-def test_sampled_actions_are_valid_uniform_and_stable_within_a_tick(game, drift, device):
+def test_sampled_actions_are_valid_uniform_and_stable_within_a_step(game, drift, device):
     env, silent = VecEnv(game, 500, device), VecEnv(game, 500, device)
     env.reset(seed=1), silent.reset(seed=1)
     seen, sizes = [], game.layout.action.head_sizes
@@ -648,7 +648,7 @@ def test_an_episode_begins_with_one_saved_start_in_all_its_fields(device, mode):
     assert ((counts - expected).abs() < 6 * expected.sqrt()).all()  # six standard deviations; the draw is fixed
 
 
-def test_shared_fields_are_given_once_for_all_replicas(device):
+def test_shared_fields_are_given_once_for_all_envs(device):
     turns = np.linspace(-1, 1, 21, dtype=np.float32)
     env = VecEnv(CONTINUOUS, 5, device, arrays={"turn_level": turns, "acceleration_level": torch.zeros(21)})
     assert env.state["turn_level"].shape == (21,) and env.state["turn_level"].device == env.device
@@ -664,7 +664,7 @@ def test_shared_fields_are_given_once_for_all_replicas(device):
     assert not env.state["speed"].any()
 
 
-def test_a_saved_state_goes_on_bitwise_in_any_environment(game, device):
+def test_a_restored_state_continues_bitwise_equally_in_any_environment(game, device):
     env, _ = twins(game, device, ticks=4)
     saved = env.state_dict()
     copies = {name: tensor.clone() for name, tensor in saved.items()}
@@ -760,7 +760,7 @@ KINDS = (torch.bool, torch.uint8, torch.int32, torch.float32, torch.int64, torch
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_a_digest_sees_every_element_of_its_own_replica(kind, device):
+def test_a_digest_sees_every_element_of_its_own_env(kind, device):
     functions = FunctionManager(device)
 
     def words(tensor):

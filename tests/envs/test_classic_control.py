@@ -386,7 +386,7 @@ def test_a_step_from_any_state_agrees_with_gymnasium(name, config, keywords, att
 
 
 @pytest.mark.parametrize("name", TERMINATING)
-def test_one_flag_a_tick_and_the_termination_goes_first(name, device):
+def test_termination_takes_precedence_over_truncation(name, device):
     """At the last step: a state that ends and one that does not."""
     ending, lasting = {
         "cartpole": ([3, 0, 0, 0], [0, 0, 0, 0]),

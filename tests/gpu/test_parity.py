@@ -47,7 +47,7 @@ def host_digests():
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("run", range(len(LONG_RUNS)))
-def test_long_runs_have_the_same_bits(run, driver, host_digests):
+def test_long_runs_are_bitwise_equal(run, driver, host_digests):
     name, config, num_envs, steps = LONG_RUNS[run]
     game = gpu_vecenv.configure(name, **config)
     if run not in host_digests:
@@ -61,7 +61,7 @@ def test_long_runs_have_the_same_bits(run, driver, host_digests):
 @pytest.mark.parametrize("mode", ["same_step", "next_step", "disabled"])
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize(("name", "config"), VARIANTS)
-def test_variants_have_the_same_bits_in_every_mode(name, config, rows, mode):
+def test_variants_are_bitwise_equal_in_every_mode(name, config, rows, mode):
     game = gpu_vecenv.configure(name, **config)
     digests = [
         trajectory_digest(
@@ -76,7 +76,7 @@ def test_variants_have_the_same_bits_in_every_mode(name, config, rows, mode):
     ("name", "config"),
     [("tag_gridworld", {}), ("tag_continuous", FEW), ("acrobot", {}), ("simple_tag", {}), *VARIANTS[:1]],
 )
-def test_neither_num_envs_nor_team_nor_the_order_of_blocks_matters(name, config):
+def test_results_do_not_depend_on_num_envs_group_size_or_block_order(name, config):
     game = gpu_vecenv.configure(name, **config)
     whole = trajectory_digest(VecEnv(game, 4097, "cpu"), 3, 40).words
     for num_envs in (1, 2, 31, 32, 33, 1023, 4097):
@@ -94,7 +94,7 @@ def test_neither_num_envs_nor_team_nor_the_order_of_blocks_matters(name, config)
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("where", ["graph", "side stream"])
-def test_graphs_and_side_streams_have_the_same_bits(driver, where):
+def test_graphs_and_side_streams_are_bitwise_equal(driver, where):
     game = gpu_vecenv.configure("tag_continuous", **FEW)
     expected = trajectory_digest(VecEnv(game, 500, "cpu"), 4, 60)
     env = VecEnv(game, 500, "cuda", driver=driver)
@@ -131,7 +131,7 @@ def test_graphs_and_side_streams_have_the_same_bits(driver, where):
     assert torch.equal(digest.words.cpu(), expected.words)
 
 
-def test_sampler_has_the_same_bits():
+def test_sampler_is_bitwise_equal():
     for name, config in (("tag_gridworld", {}), ("tag_continuous", FEW)):
         samples = []
         for device in ("cpu", "cuda"):
@@ -147,7 +147,7 @@ def test_sampler_has_the_same_bits():
             assert all(torch.equal(a, b) for a, b in zip(host, there, strict=True))
 
 
-def test_a_start_pool_has_the_same_bits():
+def test_initial_states_are_bitwise_equal():
     game = gpu_vecenv.configure("tag_gridworld", max_steps=10)
     cells = torch.randint(0, 21, (37, 5, 2), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     digests = [

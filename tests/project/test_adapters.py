@@ -61,7 +61,7 @@ def test_other_errors_of_imports_pass():
         from torch import nothing  # noqa: F401
 
 
-def test_views_are_told_apart():
+def test_views_are_distinguished():
     rows = GymnasiumVectorEnv("pendulum", 2, "cpu")
     assert adapters.checked_vector_env(rows, "Some library", kinds=(Box,)) is rows
     wrapped = FlattenObservation(rows)
@@ -130,7 +130,7 @@ def test_what_is_named_instead_exists():
     assert {name for names in adapters.SUPPORTED_BY.values() for name in names} <= set(ADAPTERS)
 
 
-def test_roles_of_their_own_sizes_need_masks_or_a_library_that_knows_roles():
+def test_roles_of_different_sizes_need_masks_or_a_library_with_roles():
     adapters.checked_vector_env(GymnasiumVectorEnv(Crew, 2, "cpu"), "Some library", masks=True)
     adapters.checked_vector_env(GymnasiumVectorEnv(Script, 2, "cpu", num_others=2), "Some library")
     with pytest.raises(UnsupportedGameError, match=r"of their own; .*\{'lead': \(4,\), 'other': \(2,\)\}.*skrl"):

@@ -104,7 +104,7 @@ def scaled(rate: float) -> str:
     return f"{rate / 1e6:,.1f} M" if rate >= 1e5 else f"{rate / 1e3:,.0f} k"
 
 
-def test_the_figures_of_performance_are_those_measured() -> None:
+def test_documented_performance_is_what_was_measured() -> None:
     rows = set(re.findall(r"^\| (.*) \|$", (DOCS / "performance.md").read_text(encoding="utf-8"), re.MULTILINE))
     core, pycuda = metrics("h200-cuda_core.json"), metrics("h200-pycuda.json")
     told = set()

@@ -183,7 +183,7 @@ def predator_prey(device: str, num_envs: int, **config: Any) -> tuple[VecEnv, li
 @pytest.mark.parametrize(
     ("config", "happens"), [pytest.param(config, happens, id=name) for name, config, happens in PREDATOR_PREY]
 )
-def test_every_tick_of_predator_prey_has_the_bits_of_the_oracle(
+def test_every_step_of_predator_prey_is_bitwise_equal_to_the_oracle(
     config: dict[str, Any], happens: set[str], device: str
 ) -> None:
     env, oracles = predator_prey(device, 4, **config)

@@ -262,7 +262,7 @@ print(torch.cuda.is_initialized(), "pycuda" in sys.modules)
     assert run(script).stdout == "stepped [1, 1, 1]\nFalse False\n"
 
 
-def test_cuda_without_a_gpu_is_one_error_and_only_when_asked_for(run):
+def test_cuda_without_a_gpu_raises_only_if_requested(run):
     script = """
 import gpu_vecenv
 try:

@@ -57,7 +57,7 @@ def test_an_experiment_finds_what_is_planted(name, device):
     assert found and NOTHING not in found.values()
 
 
-def test_a_failure_is_told_and_ends_with_status_1(tmp_path):
+def test_a_failure_is_printed_and_exits_with_1(tmp_path):
     command = [
         sys.executable,
         str(TESTS / "reliability"),
@@ -80,7 +80,7 @@ def test_what_a_receipt_depends_on_is_there(name):
     assert [pattern for pattern in files if not list(TESTS.parent.glob(pattern))] == []
 
 
-def test_of_a_dieharder_test_that_goes_on_the_last_verdicts_count():
+def test_the_last_verdict_of_a_repeated_dieharder_test_counts():
     lines = [
         "   rng_name    |rands/second|   Seed   |",
         " diehard_parking_lot|   0|     12000|     100|0.00133868|   WEAK   ",

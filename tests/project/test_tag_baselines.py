@@ -217,7 +217,7 @@ def test_a_runner_that_sees_no_tagger_leaves_the_others(example: ModuleType, dev
     assert env.state["position"][0, 1, 0].item() < 11  # away from the other, though that is towards the tagger
 
 
-def test_an_agent_that_sees_nobody_changes_nothing_or_runs_on(example: ModuleType, device: str) -> None:
+def test_an_agent_without_neighbours_keeps_its_heading_or_speed(example: ModuleType, device: str) -> None:
     env, obs = square(device, [[5.0, 5.0], [15.0, 5.0]], [0.0, 0.0], num_taggers=1, num_runners=1)
     nobody = torch.zeros_like(obs)
     assert example.pursuit(env.game)(nobody[:, :1]).tolist() == [[[0, 0]]]
@@ -274,7 +274,7 @@ def test_other_games_have_no_script(example: ModuleType) -> None:
             script(configure("cartpole"))
 
 
-def test_play_counts_the_episodes_asked_for(example: ModuleType, device: str) -> None:
+def test_play_counts_the_requested_episodes(example: ModuleType, device: str) -> None:
     """7 episodes in rounds of at most 3 replicas: the third plays 3 and counts 1; a script starts each round anew."""
     game = configure("tag_continuous", num_taggers=2, num_runners=3, max_steps=20, tagger_step_reward=1.0)
     results = example.play(game, {"tagger": example.pursuit(game)}, 3, 5, device, 7)

@@ -37,7 +37,7 @@ def test_the_table_of_hyper_parameters_is_the_configuration() -> None:
     assert starred == set(RUN_WIDE_KEYS)
 
 
-def test_what_a2c_changes_is_told() -> None:
+def test_the_docs_list_what_a2c_changes() -> None:
     (told,) = re.findall(r"^\*\*A2C\.\*\*.*?\n\n", TEXT, re.MULTILINE | re.DOTALL)
     a2c, ppo = (dataclasses.asdict(config) for config in (PPOConfig.a2c(), PPOConfig()))
     assert {name for name in ppo if a2c[name] != ppo[name]} == {
@@ -52,7 +52,7 @@ def test_what_a2c_changes_is_told() -> None:
     assert f"each rollout of {a2c['num_steps']} steps" in told and f"`learning_rate` {a2c['learning_rate']}" in told
 
 
-def test_the_columns_of_the_figures_are_those_of_a_run(tmp_path: Path) -> None:
+def test_the_documented_metrics_are_those_of_a_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert main(["train", "tag_gridworld", *SMALL, "--digests", "--out", str(run)]) == 0
     with (run / "metrics.csv").open(newline="") as file:

@@ -25,7 +25,7 @@ def estimated(given, gamma, gae_lambda, device):
 
 @pytest.mark.parametrize(("gamma", "gae_lambda"), FACTORS)
 @pytest.mark.parametrize(("kinds", "horizon"), [(ALIVE, 8), ((*ALIVE, "both", "inactive"), 6)], ids=["alive", "all"])
-def test_every_pattern_of_a_few_ticks(kinds, horizon, gamma, gae_lambda, device):
+def test_every_pattern_of_a_few_steps(kinds, horizon, gamma, gae_lambda, device):
     given = patterned(kinds, horizon)
     assert given.rewards.shape == (horizon, len(kinds) ** horizon)
     expected, bounds = np.zeros((2, *given.rewards.shape))

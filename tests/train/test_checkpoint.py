@@ -358,7 +358,7 @@ def test_a_pickle_is_refused_unread(tmp_path):
     assert sprung.is_dir()  # the trap was live
 
 
-def test_a_checkpoint_is_told_by_its_content_not_by_its_name(tmp_path):
+def test_a_checkpoint_is_recognised_by_its_content(tmp_path):
     """A header of 640 bytes begins as a pickle does."""
     path = tmp_path / "policy.pt"
     save_checkpoint(path, {}, {"x": ""})

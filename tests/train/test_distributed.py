@@ -162,7 +162,7 @@ def alone(tmp_path_factory):
     return folder / "run"
 
 
-def test_two_processes_have_the_same_weights_and_different_replicas(alone):
+def test_two_processes_have_the_same_weights_and_different_envs(alone):
     for iteration in (ITERATIONS - 2, ITERATIONS - 1, ITERATIONS):
         one, other = tensors_of(alone, iteration)
         assert one.keys() == other.keys()
@@ -174,7 +174,7 @@ def test_two_processes_have_the_same_weights_and_different_replicas(alone):
     assert CheckpointFolder(alone / "checkpoints", world_size=2).newest() == ITERATIONS
 
 
-def test_the_first_process_alone_writes_figures(alone):
+def test_only_the_first_process_writes_metrics(alone):
     assert [int(row["iteration"]) for row in rows(alone)] == list(range(1, ITERATIONS + 1))
     assert [int(row["env_steps"]) for row in rows(alone)] == [32 * i for i in range(1, ITERATIONS + 1)]
     assert sum(float(row["episodes"]) for row in rows(alone)) > 4 * ITERATIONS * 4 / 8  # of both: 4 replicas had less
@@ -196,7 +196,7 @@ def test_one_process_does_not_take_up_the_run_of_two(alone, capsys):
     assert (alone / "metrics.csv").read_text() == before
 
 
-def test_one_step_is_by_the_average_of_the_gradients_of_disjoint_replicas(tmp_path):
+def test_one_step_is_by_the_average_of_the_gradients_of_disjoint_envs(tmp_path):
     code, _, errors = done(tmp_path, __file__, "step_once", tmp_path)
     assert code == 0, errors
     ranks = [load_file(tmp_path / f"{rank}.safetensors") for rank in (0, 1)]
@@ -221,7 +221,7 @@ def test_one_step_is_by_the_average_of_the_gradients_of_disjoint_replicas(tmp_pa
         assert (after - before).abs().max() > rate / 2 and ranks[1][f"after.{name}"].double().equal(after)
 
 
-def test_two_machines_train_like_two_processes_of_one(alone, tmp_path):
+def test_two_hosts_train_like_two_processes_of_one(alone, tmp_path):
     address, common = port(), [*TRAIN, "--out", tmp_path / "run"]
 
     def node(rank):
@@ -238,7 +238,7 @@ def test_two_machines_train_like_two_processes_of_one(alone, tmp_path):
 # Lost ranks and signals
 
 
-def test_a_rank_that_is_killed_ends_all_and_the_run_goes_on(alone, tmp_path):
+def test_a_killed_rank_ends_all_and_the_run_resumes(alone, tmp_path):
     run = tmp_path / "run"
     folder = CheckpointFolder(run / "checkpoints", world_size=2)
     # torchrun looks now and then, and ends the other rank: which shall have had the time to say its line.
@@ -302,13 +302,13 @@ def test_what_two_processes_cannot_do_gives_each_one_line(what, tmp_path):
     assert not (tmp_path / "run").exists() and not (tmp_path / "runs").exists()
 
 
-def test_a_world_deals_out_replicas_evenly_or_says_what_would_do():
+def test_environments_are_split_evenly_over_ranks_or_refused_with_a_remedy():
     assert (World().envs_per_process(7), World(1, 3).envs_per_process(9)) == (7, 3)
     with pytest.raises(ConfigError, match=r"num_envs is 8; expected a multiple of the 3 processes, 6 or 9"):
         World(0, 3).envs_per_process(8)
 
 
-def test_alone_nobody_is_asked():
+def test_a_single_process_needs_no_process_group():
     tensor = torch.tensor([1.0, 3.0])
     world = World.current()
     world.all_reduce_sum(tensor)

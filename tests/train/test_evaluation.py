@@ -30,14 +30,14 @@ def too_far(device, num_envs=8):
 
 
 @pytest.mark.parametrize("episodes", [1, 7, 8, 9, 37])
-def test_evaluation_counts_exactly_the_episodes_asked_for(episodes, device):
+def test_evaluation_counts_exactly_the_requested_episodes(episodes, device):
     """All episodes last 11 steps: any other mean would come of one counted twice or left out."""
     found = Trainer(too_far(device), SMALL).evaluate(episodes)
     assert (found["episodes"], found["episode_length"], found["terminated_fraction"]) == (episodes, 11.0, 0.0)
 
 
 @pytest.mark.parametrize("episodes", [1, 4, 5, 11, 30])
-def test_the_figures_are_those_of_the_episodes_that_the_game_announces(episodes, device):
+def test_metrics_are_those_of_the_completed_episodes(episodes, device):
     """Its first observation says how long an episode is, and how it ends; rewards follow from that."""
     env = gpu_vecenv.make(Script, 4, device, num_leads=2, num_others=3, leave=3, max_steps=40)
     found = evaluate(env, {"lead": None, "other": None}, episodes, seed=13)
@@ -178,7 +178,7 @@ def test_scripts_of_roles_with_fewer_numbers_give_only_those(device):
 
 
 @pytest.mark.parametrize("chance", [(), ("tagger",), ("runner",), ROLES])
-def test_chance_acts_for_some_roles_and_scripts_for_others(chance, device):
+def test_random_actions_for_some_roles_and_scripts_for_others(chance, device):
     """Row + 1 eleven times: a tagger walks into the wall once, at the last step; the runner never does."""
 
     def walk(obs):
@@ -211,7 +211,7 @@ def test_random_roles_act_at_random_and_the_others_by_the_policy(policies, devic
         assert (found["return_runner"] == pytest.approx(0.11, abs=1e-6)) == ("runner" not in random_roles)
 
 
-def test_chance_is_that_of_the_environment(device):
+def test_random_play_uses_the_random_actions_of_the_environment(device):
     env = leaving(device, 20)
     found = evaluate(env, dict.fromkeys(ROLES), 20, seed=8)
     twin = env.like(autoreset_mode="disabled")

@@ -66,7 +66,7 @@ def stream():
 
 
 @pytest.mark.gpu
-def test_replays_give_the_same_bits(stream):
+def test_graph_replays_are_bitwise_equal(stream):
     work = Work("cuda")
     repeated = GraphedCallable(work, "the work", GraphPool())
     repeated()
@@ -145,7 +145,7 @@ def trained(device, looks, graphs):
     return state, sorted(str(entry.message) for entry in caught), trainer, network
 
 
-def test_a_network_that_looks_at_values_trains_to_the_same_bits(device):
+def test_a_network_that_reads_values_on_the_host_trains_bitwise_equally(device):
     plain, no_warnings, *_ = trained(device, looks=False, graphs=False)
     found, said, trainer, network = trained(device, looks=True, graphs=True)
     assert network.seen and not no_warnings

@@ -39,7 +39,7 @@ def launched(given, gamma, gae_lambda, device):
 
 
 @pytest.mark.parametrize(("kinds", "horizon"), [(ALIVE, 6), ((*ALIVE, "both", "inactive"), 5)], ids=["alive", "all"])
-def test_estimates_of_every_pattern_of_a_few_ticks(kinds, horizon, device):
+def test_estimates_of_every_pattern_of_a_few_steps(kinds, horizon, device):
     """Each agent with factors of its own."""
     alone = patterned(kinds, horizon)
     given = type(alone)(*(np.repeat(x[:, :, None], len(FACTORS), axis=2) for x in alone))
@@ -236,7 +236,7 @@ def check(rows, config, within):
 
 @pytest.mark.parametrize("settings", CONFIGS)
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_and_figures_are_those_of_the_loss_in_float64(name, settings, device):
+def test_gradients_and_metrics_agree_with_the_loss_in_float64(name, settings, device):
     rows = rows_of(CASES[name], device, normalize_returns=settings == "plain")
     # Logarithms of size 10 at most are off by some 1e-6, and so are ratios of size 3, relatively, and with them terms
     # of size 10.
@@ -269,7 +269,7 @@ def test_choices_that_logits_exclude(name, device):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["two heads", "box, tanh"])
 @pytest.mark.parametrize("what", ["parameters", "values", "log_probs", "old values", "advantages", "returns"])
-def test_an_active_row_that_is_not_finite_is_told(what, name, value, device):
+def test_a_nonfinite_active_row_reaches_metrics_or_gradients(what, name, value, device):
     """In the metrics or gradients, either of which stops the learner, as in those of ``loss`` in torch."""
     rows = rows_of(CASES[name], device)
     row = int(rows.rollout.active[:-1].flatten()[rows.indices].nonzero()[7])
@@ -288,7 +288,7 @@ def test_an_active_row_that_is_not_finite_is_told(what, name, value, device):
     assert all(x[others].isfinite().all() for x in found[:2])
 
 
-def test_an_agent_without_a_distribution_is_told(device):
+def test_a_nan_distribution_gives_nan_gradients(device):
     """A draw of -1, of logits that are NaN."""
     rows = rows_of(CASES["one head"], device)
     row = int(rows.rollout.active[:-1].flatten()[rows.indices].nonzero()[0])

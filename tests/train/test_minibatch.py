@@ -222,7 +222,7 @@ def test_what_is_not_finite_stops(place, value, functions):
     assert limited(functions, numbers[:5], numbers[5])[1] == 1
 
 
-def test_a_kl_beyond_its_target_stops_and_nothing_goes_on_again(functions):
+def test_kl_above_target_skips_this_update_and_all_later_ones(functions):
     for target, skip_update, expected in ((None, 0, 0), (0.02, 0, 0), (0.005, 0, 1), (0.02, 1, 1), (0.0, 0, 1)):
         assert limited(functions, FINITE, 0.3, target_kl=target, skip_update=float(skip_update))[1] == expected
 

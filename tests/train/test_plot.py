@@ -39,14 +39,14 @@ def returning(folder, values, **metrics):
 # The table
 
 
-def test_figures_are_numbers_by_name(tmp_path):
+def test_metrics_are_numbers_by_name(tmp_path):
     rows = [row(1), row(2, return_agent=float("nan"))]
     found = read_metrics(written(tmp_path / "run", rows))
     assert found[0] == rows[0] and all(type(value) is float for value in found[0].values())
     assert found[1]["return_agent"] != found[1]["return_agent"]
 
 
-def test_words_are_left_out(tmp_path):
+def test_columns_of_strings_are_left_out(tmp_path):
     folder = written(tmp_path / "run", [row(1, weights="00e9"), row(2, weights="ab12")])
     assert read_metrics(folder) == [row(1), row(2)]
 
@@ -148,7 +148,7 @@ def test_the_default_is_each_roles_return_and_the_length_of_episodes(tmp_path):
     assert len(lines_of(tmp_path / "deep" / "curve.svg")) == 3
 
 
-def test_figures_that_are_asked_for(tmp_path):
+def test_selected_metrics_are_plotted(tmp_path):
     folder = returning(tmp_path / "run", [1, 2], entropy_agent=1.5, agent_steps_per_s=1e6)
     asked = ["entropy_agent", "agent_steps_per_s"]
     plot_runs([folder], tmp_path / "curve.svg", metrics=asked)

@@ -362,7 +362,7 @@ def with_fault(game, fault, device, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_constant_tells_of_truncation_taken_for_an_end(device, monkeypatch):
+def test_constant_fails_if_truncation_is_taken_for_termination(device, monkeypatch):
     monkeypatch.setitem(QUICK, "gamma", 0.9)
     errors, *_ = with_fault(Constant(), as_if_truncation_were_an_end, device, monkeypatch)
     # Five steps, at whose beginning a sum of 4.1 is to be had and at whose end 1, and all look the same; not 10.
@@ -370,13 +370,13 @@ def test_constant_tells_of_truncation_taken_for_an_end(device, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_two_step_tells_of_a_missing_discount(device, monkeypatch):
+def test_two_step_fails_without_discount(device, monkeypatch):
     errors, *_ = with_fault(TwoStep(), without_discount, device, monkeypatch)
     assert errors.min() > 1.5 * VALUES_WITHIN
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_delayed_tells_of_credit_that_does_not_travel(device, monkeypatch):
+def test_delayed_fails_without_credit_over_several_steps(device, monkeypatch):
     *_, trainer = with_fault(Delayed(), without_a_trace, device, monkeypatch)
     (policy,) = trainer.policies.values()
     with torch.no_grad():
@@ -385,12 +385,12 @@ def test_delayed_tells_of_credit_that_does_not_travel(device, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_choice_tells_of_a_policy_that_goes_downhill(device, monkeypatch):
+def test_choice_fails_if_the_policy_gradient_has_the_wrong_sign(device, monkeypatch):
     assert with_fault(Choice(), downhill, device, monkeypatch)[1].ne(0).all()
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_survivors_tell_of_rows_of_the_dead(device, monkeypatch):
+def test_survivors_fails_if_rows_of_ended_agents_count(device, monkeypatch):
     """Whoever has left sees what the last one sees at the start, and is paid nothing."""
 
     class WithTheDead(LossKernel):

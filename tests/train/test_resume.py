@@ -126,7 +126,7 @@ def until(running, there):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_ends_a_run_with_a_checkpoint_and_the_words_to_go_on(number, code, command, device, runs, tmp_path):
+def test_a_signal_saves_a_checkpoint_and_prints_how_to_resume(number, code, command, device, runs, tmp_path):
     with ended(process(tmp_path, "train", *LONG, "--device", device, "--out", tmp_path / "run")) as running:
         until(running, lambda: saved(tmp_path / "run") > 1)
         running.send_signal(number)
@@ -194,7 +194,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", CASES)
-def test_a_run_that_goes_on_is_the_run_that_was_never_interrupted(what, command, trained):
+def test_a_resumed_run_equals_an_uninterrupted_one(what, command, trained):
     game, options = CASES[what]
     alone = trained("alone", 8, *options, game=game)
     copy = interrupted(alone, 3)
@@ -218,7 +218,7 @@ def test_frozen_roles_stay_what_they_were_although_their_run_is_gone(command, tr
     assert not any(name.startswith("optimizer.tagger") for name in tensors)
 
 
-def test_a_finished_run_that_goes_on_is_only_evaluated(command, trained):
+def test_a_finished_run_that_is_resumed_is_only_evaluated(command, trained):
     alone = trained("alone", 3)
     again = interrupted(alone, 3)
     code, output, errors = command("train", "--resume", again)

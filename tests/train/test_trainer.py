@@ -258,7 +258,7 @@ def test_looking_again_gives_the_row_that_the_step_wrote(game, device):
 # Figures
 
 
-def test_the_figures_of_an_iteration_are_those_of_its_episodes(device):
+def test_metrics_of_an_iteration_are_those_of_its_episodes(device):
     trainer = Trainer(leaving(device, 5), SMALL, seed=2)
     returns, lengths = torch.zeros(5, 7, dtype=torch.float64, device=device), torch.zeros(5, device=device)
     seen = 0
@@ -284,7 +284,7 @@ def test_the_figures_of_an_iteration_are_those_of_its_episodes(device):
 
 
 @pytest.mark.parametrize("name", ["roles", "shared", "frozen"])
-def test_figures_have_the_names_of_policies_and_roles(name, device):
+def test_metrics_have_the_names_of_policies_and_roles(name, device):
     setup = SETUPS[name]
     trainer = setup.trainer(device)
     metrics = trainer.train_iteration()
@@ -308,7 +308,7 @@ def test_shares_of_time_are_parts_of_a_whole(device):
         assert metrics["update_time_fraction"] > 0 and metrics["agent_steps_per_s"] > 0
 
 
-def test_training_runs_all_iterations_and_tells_of_each(device):
+def test_training_calls_back_after_each_iteration(device):
     told = []
     config = changed(total_steps=8 * 6 * 3 + 1, learning_rate=0.4)
     trainer = Trainer(leaving(device), config, on_iteration=told.append)
@@ -331,7 +331,7 @@ def test_the_last_iteration_completes_the_total(total_steps, iterations, device)
 
 
 @pytest.mark.parametrize(("answer", "told"), [(True, 2), (False, 4), (None, 4)])
-def test_training_ends_when_it_is_told_to(answer, told, device):
+def test_training_ends_when_the_callback_returns_false(answer, told, device):
     trainer = Trainer(leaving(device), changed(total_steps=48 * 4))
     trainer.on_iteration = lambda metrics: answer if metrics["iteration"] == 2 else None
     assert trainer.train()["iteration"] == told == trainer.iteration
@@ -548,7 +548,7 @@ def test_a_network_of_the_users_own_is_trained_evaluated_and_saved(device, tmp_p
 # Repetition
 
 
-def test_the_same_seed_gives_the_same_bits_and_another_seed_others(setup, device):
+def test_equal_seeds_are_bitwise_equal_and_others_differ(setup, device):
     one, again, other = (setup.trainer(device, seed=seed) for seed in (11, 11, 12))
     start = bits(one)
     metrics, figures_again, others = (iterated(trainer, 4) for trainer in (one, again, other))
@@ -662,7 +662,7 @@ def test_closing_frees_environment_and_rollout_at_once(device):
 # Going on from a checkpoint
 
 
-def test_a_run_that_was_interrupted_goes_on_with_the_same_bits(setup, device, tmp_path):
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(setup, device, tmp_path):
     trainer = setup.trainer(device)
     iterated(trainer, 3)
     path, kept = trainer.save(tmp_path / "run" / "three"), bits(trainer)
@@ -931,7 +931,7 @@ def test_a_rollout_too_large_for_memory_is_refused_with_bytes_and_a_size_that_fi
 
 
 @pytest.mark.parametrize("num_envs", [10**9, 10**15])
-def test_so_many_replicas_are_refused_before_anything_is_allocated(num_envs, device):
+def test_too_many_envs_are_refused_before_anything_is_allocated(num_envs, device):
     with pytest.raises(CapacityError, match=rf"num_envs = {num_envs:,} .* at most num_envs = [\d,]+ fit"):
         leaving(device, num_envs)
 
@@ -945,7 +945,7 @@ def test_the_memory_estimate_covers_what_a_rollout_allocates(name, device):
     assert sum(tensor.nbytes for tensor in tensors) <= 64 * Rollout.bytes_per_env(env, 8)
 
 
-def test_the_automatic_size_is_what_was_asked_for_or_what_fits(device):
+def test_automatic_num_envs_is_the_default_or_what_fits(device):
     def make(num_envs):
         return leaving(device, num_envs)
 

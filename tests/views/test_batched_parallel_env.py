@@ -95,7 +95,7 @@ class Recorded(TorchDispatchMode):
 @pytest.mark.parametrize("group_by", GROUPS)
 @pytest.mark.parametrize("mode", MODES)
 @each(EVERY)
-def test_every_value_is_a_view_of_what_the_machine_wrote(game, config, mode, group_by, device):
+def test_every_value_is_a_view_of_the_step_buffers(game, config, mode, group_by, device):
     env = batched_parallel_env(game, 5, device, group_by=group_by, autoreset_mode=mode, **config)
     twin = gpu_vecenv.make(game, 5, device, autoreset_mode=mode, **config)
     where, layout = places(env.game, group_by), env.game.layout.observation
@@ -330,7 +330,7 @@ def test_actions_that_require_a_gradient_are_refused():
 # ---------------------------------------------------------------------- reset, spaces, arguments
 
 
-def test_a_mask_resets_some_replicas(device):
+def test_a_mask_resets_some_envs(device):
     env, twin = (batched_parallel_env("tag_continuous", 4, device, **TAG) for _ in range(2))
     for each_env in (env, twin):
         each_env.reset(seed=3)
@@ -419,7 +419,7 @@ def test_attributes_are_those_of_directmarlenv(device):
     assert repr(env).startswith("BatchedParallelEnv(TagContinuous(") and "group_by='agent'" in repr(env)
 
 
-def test_frames_are_drawn_of_every_replica():
+def test_frames_are_drawn_of_every_env():
     pytest.importorskip("pygame", reason="frames are drawn by pygame")
     env = batched_parallel_env("tag_gridworld", 3, "cpu", render_mode="rgb_array")
     env.reset(seed=1)

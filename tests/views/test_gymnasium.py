@@ -81,7 +81,7 @@ def test_make_vec_gives_a_vector_env_of_device_tensors(name, device):
     assert env.vec_env.faults().sum() == 0
 
 
-def test_other_words_and_modes_reach_the_machine():
+def test_other_options_and_modes_reach_the_engine():
     env = gymnasium.make_vec(
         "gpu_vecenv/TagGridworld-v0",
         num_envs=2,
@@ -137,7 +137,7 @@ def test_gymnasiums_checker_passes_on_every_single_env(name):
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_the_single_env_is_one_replica(name):
+def test_the_single_env_is_one_env(name):
     config = SMALL.get(name, {})
     env, twin = (
         gymnasium.make(IDS[name], **config),
@@ -263,7 +263,7 @@ def test_images_and_continuous_actions_pass_through(device):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", GAMES)
-def test_the_numpy_face_shows_the_same(name, mode, device):
+def test_the_numpy_view_is_equal(name, mode, device):
     torch_env, numpy_env = (
         vector(name, 7, device, autoreset_mode=mode, output=output) for output in ("torch", "numpy")
     )
@@ -356,7 +356,7 @@ def test_an_env_is_copied_by_its_arguments():
     assert single.game.max_steps == 3
 
 
-def test_reset_takes_masks_of_whole_replicas_and_nothing_else(device):
+def test_reset_masks_must_cover_whole_envs(device):
     env = vector("tag_gridworld", 3, device)
     options = {"reset_mask": np.ones(15, bool)}
     with pytest.raises(ResetNeededError):
@@ -545,7 +545,7 @@ def test_some_fail_on_cpu_tensors_too(name):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_they_work_on_the_numpy_face(name, device):
+def test_they_work_on_the_numpy_view(name, device):
     env = wrapped(name, device, "numpy")
     env.reset(seed=1)
     for _ in range(30):

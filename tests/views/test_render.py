@@ -327,7 +327,7 @@ def test_a_tagged_runner_is_faded():
     assert faded not in (WHITE, BLUE) and min(np.subtract(WHITE, faded)) > 0 and min(np.subtract(faded, BLUE)) > 0
 
 
-def test_a_tick_shows_where_an_agent_heads():
+def test_a_line_shows_the_heading_of_an_agent():
     frame, drawing = tag_continuous()
     ahead = 1.5 * 10 / 90  # between the disc's edge and the step's end
     steps = [(2 + ahead, 3), (8, 3 + ahead), (5 - ahead, 9)]
@@ -464,7 +464,7 @@ def test_a_frame_is_drawn_when_it_is_looked_at(seen):
     assert len(seen) == 3
 
 
-def test_draw_is_given_one_replicas_state(seen, device):
+def test_draw_gets_the_state_of_one_env(seen, device):
     env = begun(Watched, 3, device, random_start=True)
     env.step(env.sample_actions())
     Frames(env)[1]
@@ -491,7 +491,7 @@ def test_draw_is_given_shared_fields_whole():
     assert given["turn_level"].shape == (21,) and given["position"].shape == (110, 2)
 
 
-def test_draw_cannot_change_the_replica():
+def test_draw_cannot_change_the_state():
     class Meddling(TagGridworld):
         source = TagGridworld.source_path()
 
@@ -506,7 +506,7 @@ def test_draw_cannot_change_the_replica():
     assert all((env.state_dict()[name] == value).all() for name, value in before.items())
 
 
-def test_agents_of_a_replica_share_its_frame(seen):
+def test_agents_of_a_env_share_its_frame(seen):
     env = begun(Watched, 3, random_start=True)
     frames = Frames(env, copies=5)
     assert len(frames) == 15
@@ -580,7 +580,7 @@ def test_metadata_names_the_modes_and_the_speed():
     assert render_metadata(Undrawn()) == {"render_modes": [], "render_fps": 10}
 
 
-def test_an_unknown_render_mode_is_refused_with_the_known_ones():
+def test_an_unknown_render_mode_is_refused_with_the_valid_ones():
     assert checked_render_mode(TagGridworld(), None) is None
     assert checked_render_mode(TagGridworld(), "rgb_array") == "rgb_array"
     with pytest.raises(gymnasium.error.UnsupportedMode, match=r"'ansi'; TagGridworld has 'human', 'rgb_array'"):
@@ -694,7 +694,7 @@ def test_frames_that_fit_no_grid_are_refused(call, words):
 
 
 @pytest.mark.parametrize("scale", [0.25, 0.5, 2])
-def test_frames_are_drawn_as_large_as_asked_for(scale):
+def test_frames_have_the_requested_size(scale):
     env = begun("cartpole")
     env.state["x"][0] = 1.5
     (frame,) = Frames(env, scale=scale)

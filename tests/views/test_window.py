@@ -115,7 +115,7 @@ def test_a_window_shows_the_pictures_it_is_given(ticks):
     assert window.closed
 
 
-def test_a_window_that_its_user_closes_stays_closed_and_delays_nobody(ticks):
+def test_a_closed_window_stays_closed_and_does_not_block(ticks):
     window = Window("title", 25)
     window.show(noise(40, 60))
     click_close(window)
@@ -185,7 +185,7 @@ def test_every_game_has_a_window(name, ticks):
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("render_mode", [None, "rgb_array"])
-def test_what_nobody_looks_at_is_not_drawn(view, render_mode):
+def test_a_frame_that_is_not_shown_is_not_drawn(view, render_mode):
     env = VIEWS[view](Hidden, render_mode=render_mode)
     env.reset(seed=1)
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_what_nobody_looks_at_is_not_drawn(view, render_mode):
 @pytest.mark.parametrize(
     ("given", "replicas", "columns"), [(2, [2], 1), ([2, 0], [2, 0], 2), (range(3), [0, 1, 2], 2), (None, [0, 1, 2], 2)]
 )
-def test_chosen_replicas_are_shown_in_their_order(view, given, replicas, columns):
+def test_chosen_envs_are_shown_in_their_order(view, given, replicas, columns):
     env = VIEWS[view](Quick, render_mode="human", render_env_indices=given, random_start=True)
     env.reset(seed=8)
     check_runners(env, replicas, columns)
@@ -206,7 +206,7 @@ def test_chosen_replicas_are_shown_in_their_order(view, given, replicas, columns
     env.close()
 
 
-def test_many_replicas_are_shown_small():
+def test_many_envs_are_shown_small():
     env = gpu_vecenv.BatchedParallelEnv(Quick, 40, "cpu", render_mode="human", random_start=True)
     env.reset(seed=8)
     picture = shown(env._viewer.window)
@@ -227,13 +227,13 @@ def test_many_replicas_are_shown_small():
         (2.0, TypeError, ["2.0", "float"]),
     ],
 )
-def test_replicas_that_there_are_not_are_refused(given, error, words):
+def test_missing_envs_are_refused(given, error, words):
     with pytest.raises(error) as refusal:
         VIEWS["batched"](Quick, render_mode="human", render_env_indices=given)
     assert all(word in str(refusal.value) for word in words), refusal.value
 
 
-def test_the_first_sixteen_replicas_are_shown_where_none_are_chosen():
+def test_the_first_sixteen_envs_are_shown_where_none_are_chosen():
     assert checked_env_indices(5, None) == [0, 1, 2, 3, 4]
     assert checked_env_indices(1000, None) == list(range(16))
     assert checked_env_indices(1000, np.array([999, 3])) == [999, 3]

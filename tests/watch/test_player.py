@@ -214,7 +214,7 @@ def test_the_page_allows_its_own_script_and_style_only():
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)
-def test_no_text_of_a_film_becomes_part_of_the_page(hostile):
+def test_no_string_of_a_film_becomes_markup(hostile):
     drawings = [Drawing((0, 1, 0, 1), [])] * 3
     harmless = page([film(drawings, {"agent": 1}, ["name"], facts={"a": "b"})], "title")
     film_ = film(drawings, {hostile: 1}, [hostile], title=hostile, facts={hostile: hostile})

@@ -496,7 +496,7 @@ def test_every_control_has_a_name_and_a_focus_ring(show, hunt):
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 
-def test_hostile_texts_are_shown_and_not_executed(show):
+def test_hostile_strings_are_shown_and_not_executed(show):
     drawings = [Drawing((0, 9, 0, 9), [Circle(i, i, 1, RED, i) for i in range(2)])] * 3
     active = np.array([[1, 1], [1, 0], [1, 0]], bool)
     given = film(drawings, {HOSTILE: 2}, [HOSTILE, "__proto__"], title=HOSTILE, facts={HOSTILE: HOSTILE}, active=active)

@@ -896,7 +896,7 @@ SCRIPT = {"num_leads": 1, "num_others": 2, "leave": 2, "max_steps": 7}
 
 
 @every_mode
-def test_a_stack_never_mixes_episodes_of_the_machine(mode, device):
+def test_a_frame_stack_never_mixes_episodes(mode, device):
     """The game's observations tell who sees, when, and in which episode."""
     env = ours.FrameStackObservation(
         GymnasiumVectorEnv(Script, 30, device, autoreset_mode=mode, **SCRIPT), 3, padding_type="zero"
@@ -1345,7 +1345,7 @@ def test_the_mode_must_be_a_member_of_the_enumeration(wrapper):
         wrapper(toy)
 
 
-def test_spaces_that_contradict_each_other_are_told():
+def test_contradicting_spaces_are_reported():
     with pytest.warns(UserWarning, match="TransformObservation: observation_space is"):
         ours.TransformObservation(Toy(SAME), doubled, observation_space=Box(0, 1, (ROWS, 4)))
     with warnings.catch_warnings():
@@ -1388,7 +1388,7 @@ def without_waiting(env):
 @pytest.mark.gpu
 @every_mode
 @pytest.mark.parametrize("name", [*WRAPPERS, *(name for name in MORE if name != "sticky"), "tower"])
-def test_the_gpu_computes_the_same_and_nobody_waits_for_it(name, mode):
+def test_the_gpu_agrees_and_no_call_synchronises(name, mode):
     wrapper, arguments, toy = (WRAPPERS | MORE).get(name, (tower, {}, {}))
     env = wrapper(Toy(mode, "cuda", **toy), **arguments)
     found = list(without_waiting(env))
@@ -1403,7 +1403,7 @@ def test_the_gpu_computes_the_same_and_nobody_waits_for_it(name, mode):
 
 @pytest.mark.gpu
 @every_mode
-def test_nobody_waits_for_the_gpu_to_draw(mode):
+def test_no_draw_synchronises_with_the_gpu(mode):
     wrapper, arguments, toy = STICKY
     env = wrapper(Toy(mode, "cuda", **toy), **arguments)
     found = list(without_waiting(env))
@@ -1428,7 +1428,7 @@ def plain(results):
 
 
 @every_mode
-def test_episode_statistics_are_those_of_the_machine(mode, device):
+def test_episode_statistics_are_those_of_the_engine(mode, device):
     arguments = {"max_steps": 6, "num_taggers": 2, "grid": 4, "autoreset_mode": mode, "device": device}
     env = ours.RecordEpisodeStatistics(
         gymnasium.make_vec("gpu_vecenv/TagGridworld-v0", num_envs=50, **arguments), 10**4
