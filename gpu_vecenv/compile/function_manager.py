@@ -67,24 +67,23 @@ class FunctionManager:
         kernels: Sequence[KernelSignature],
         game: Env | None = None,
     ) -> Program:
-        """Compile kernels of your own: C++ source, or the path of a ``.cu`` file.
+        """Compile custom kernels: C++ source, or the path of a ``.cu`` file.
 
-        Each kernel takes one struct, ``args``, whose fields its signature lists. With
+        Each kernel takes one struct, ``args``, with the fields of its signature. For
         ``KernelSignature("scale", (Array("x", f32), Scalar("a", f32), Scalar("n", i64)))`` the source is
-        ``KERNEL(scale) { FOR_ITEMS (k, args.n) args.x[k] *= args.a; }``. What ``kernel.cuh`` defines precedes the
-        source.
+        ``KERNEL(scale) { FOR_ITEMS (k, args.n) args.x[k] *= args.a; }``. ``kernel.cuh`` is included already.
 
         Args:
-            source: The text, or its path.
-            name: What errors call it; by default the file's name.
-            kernels: Signatures of the kernels that will be launched.
-            game: Its constants and types, as ``gpu-vecenv show`` prints them, precede the text.
+            source: The source, or its path.
+            name: Its name in error messages; by default the file's name.
+            kernels: Signatures of the kernels in the source.
+            game: If given, its constants and types, as ``gpu-vecenv show`` prints them, precede the source.
 
         Raises:
-            KernelCompileError: With file, line and the compiler's words.
+            KernelCompileError: With file, line and the compiler's message.
         """
         if not isinstance(source, str | Path):
-            raise TypeError(f"compile: source is a {type(source).__name__}; expected the text, or a Path to it")
+            raise TypeError(f"compile: source is a {type(source).__name__}; expected the source, or a Path to it")
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
         folder = None if isinstance(source, str) else source.parent
         name = name or ("kernel.cu" if isinstance(source, str) else source.name)
@@ -100,17 +99,17 @@ class FunctionManager:
     def compile_game(
         self, layout: GameLayout, *, group_shape: GroupShape | None = None, build: BuildOptions = DEFAULT_BUILD
     ) -> Program:
-        """Compile a game with the engine around it.
+        """Compile a game together with the engine.
 
         Args:
             layout: The configured game, ``env.layout``.
             group_shape: Threads per environment and per block (CUDA); None chooses by the number of agents.
-            build: How the text around it is made.
+            build: Build options of the engine.
 
         Raises:
             DeviceUnavailableError: The game is written for CUDA only.
-            EnvDefinitionError: Its text cannot be read, or does not define what a game defines.
-            KernelCompileError: With file, line and the compiler's words.
+            EnvDefinitionError: Its source cannot be read, or lacks one of the functions of a game.
+            KernelCompileError: With file, line and the compiler's message.
         """
         if self.device.type == "cpu" and not layout.host:
             raise DeviceUnavailableError(
@@ -122,14 +121,14 @@ class FunctionManager:
             source = self.backend.device_constants(group_shape) + game_source(layout, build)
             return self._build(source, path.name, [*engine_kernels(layout, build), *layout.kernels])
         except KernelCompileError as error:
-            # An error in the file itself tells more than what is missing because of it.
+            # An error in the file itself may be the reason why a definition is missing, and says more.
             own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())
             missing = [] if own else missing_definitions(layout)
             if not missing:
                 raise
-            said = str(error).splitlines()[1].strip()
+            message = str(error).splitlines()[1].strip()
             raise EnvDefinitionError(
-                f"{layout.name}: {path} does not define {', nor '.join(missing)}; the compiler says: {said}"
+                f"{layout.name}: {path} does not define {', nor '.join(missing)}; the compiler says: {message}"
             ) from error
 
     def _build(self, text: str, name: str, kernels: Iterable[KernelSignature]) -> Program:
@@ -137,8 +136,8 @@ class FunctionManager:
         try:
             path = cached(key, self.backend.suffix, lambda target: self.backend.compile(text, target))
         except KernelCompileError as error:
-            said = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
-            shown = "\n  ".join(said[:SHOWN_DIAGNOSTICS])
+            lines = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
+            shown = "\n  ".join(lines[:SHOWN_DIAGNOSTICS])
             raise KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log) from None
         return Program(name, self.device, self.backend.load(path), kernels)
 
@@ -151,17 +150,16 @@ class Program:
         self.kernels = {kernel.name: kernel for kernel in kernels}
 
     def prepare(self, kernel: str, shape: LaunchShape, /, **arguments: object) -> Launch:
-        """A launch to be made again and again.
+        """A reusable launch, with arguments that stay the same for all calls.
 
         Args:
             kernel: Its name.
             shape: Items and threads.
-            arguments: What every launch takes alike, by name; tensors are kept alive. The call gives the others.
+            arguments: Arguments by name; tensors are kept alive. All others are given with each call.
 
         Raises:
-            TypeError: The kernel has no such argument, or it is declared with another dtype.
-            ValueError: A tensor lies on another device, is not contiguous or has another size; a number is out of
-                range.
+            TypeError: The kernel has no such argument, or the argument has another dtype.
+            ValueError: A tensor is on another device, is not contiguous or has another size; a number is out of range.
             AttributeError: There is no such kernel.
         """
         if kernel not in self.kernels:
@@ -187,9 +185,9 @@ class Launch:
     """One kernel with its arguments, callable.
 
     Attributes:
-        fields: The struct that the kernel takes. Code on the path of every step, which makes the tensors itself, writes
-            addresses and numbers into it by name, unchecked, and calls ``run``.
-        run: Launches with what ``fields`` holds, on torch's current stream.
+        fields: The kernel's argument struct. The step path, whose tensors have been checked already, sets addresses and
+            numbers in it by name, unchecked, and calls ``run``.
+        run: Launches with the values in ``fields``, on torch's current stream.
     """
 
     def __init__(
@@ -208,10 +206,10 @@ class Launch:
         self._kept_alive = [argument for argument in arguments.values() if isinstance(argument, torch.Tensor)]
 
     def __call__(self, **arguments: object) -> None:
-        """Run it, on torch's current stream.
+        """Launch the kernel on torch's current stream.
 
         Args:
-            arguments: Those that were not prepared, all of them.
+            arguments: All arguments that were not prepared.
 
         Raises:
             TypeError, ValueError: As ``Program.prepare``; TypeError also where one is missing or was prepared.
@@ -274,5 +272,5 @@ class Launch:
 
 
 def _names(array: Array) -> frozenset[str]:
-    """An array, and the scalars that its shape names."""
+    """The name of an array, and those of the scalars in its shape."""
     return frozenset([array.name, *(n for n in array.shape or () if isinstance(n, str))])

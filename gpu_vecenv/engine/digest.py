@@ -1,4 +1,4 @@
-"""Fingerprints of trajectories: equal on CPU and GPU when every bit of every output and of the declared state is."""
+"""Digests of trajectories: equal if all outputs and the declared state are bitwise equal, on any device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.field import boolean, i32, i64, u64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
-from gpu_vecenv.engine.vec_env import Info, VecEnv
+from gpu_vecenv.engine.vec_env import Info, Outputs, VecEnv
 from gpu_vecenv.files import cuda_folder
-
-Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  # of a step
 
 DIGEST_KERNEL = KernelSignature(
     "digest",
@@ -33,14 +31,14 @@ DIGEST_KERNEL = KernelSignature(
 
 
 def source_sha256(game: Env) -> str:
-    """SHA-256 of all text that decides the bits of a game and of its digests; the same on every device."""
+    """SHA-256 of all sources that a game's outputs and digests depend on; the same on every device."""
     return hashlib.sha256(
         (game_source(game.layout) + (cuda_folder() / "engine/digest.cu").read_text(encoding="utf-8")).encode()
     ).hexdigest()
 
 
 class Digest:
-    """64 bits per environment, fed tensor after tensor, on their device."""
+    """A digest of 64 bits per environment, updated on the device."""
 
     def __init__(self, functions: FunctionManager, num_envs: int) -> None:
         self.program = functions.compile(cuda_folder() / "engine/digest.cu", kernels=[DIGEST_KERNEL])
@@ -48,7 +46,7 @@ class Digest:
         self._launches: dict[tuple[torch.dtype, int], Launch] = {}
 
     def add(self, tensor: torch.Tensor) -> None:
-        """Feed a tensor (num_envs, …)."""
+        """Add a tensor (num_envs, …)."""
         num_envs, count = len(self.words), math.prod(tensor.shape[1:])
         if tensor.ndim == 0 or tensor.shape[0] != num_envs:
             raise ValueError(f"digest: got {tuple(tensor.shape)}; expected ({num_envs}, …), environments first")
@@ -68,34 +66,34 @@ class Digest:
         self._launches[key](data=tensor.contiguous())
 
     def add_outputs(self, *tensors: torch.Tensor) -> None:
-        """Feed inputs or outputs of a step; with agents_as_envs a row counts for its environment."""
+        """Add inputs or outputs of a step; with ``agents_as_envs`` each row is added to its environment."""
         for tensor in tensors:
             self.add(tensor.reshape(len(self.words), -1))
 
     def add_final_obs(self, final_obs: torch.Tensor, mask: torch.Tensor) -> None:
-        """Feed last observations and their mask; what is not meant counts as 0."""
+        """Add final observations and their mask; rows outside the mask count as 0."""
         rows = final_obs.reshape(mask.numel(), -1)
         self.add_outputs(mask, rows.masked_fill(~mask.reshape(-1, 1), 0))
 
     def add_reset(self, obs: torch.Tensor, info: Info) -> None:
-        """Feed what ``VecEnv.reset`` returns."""
+        """Add the outputs of ``VecEnv.reset``."""
         self.add_outputs(obs, *_masks(info))
 
     def add_step(self, actions: torch.Tensor, outputs: Outputs) -> None:
-        """Feed what ``VecEnv.step`` takes and returns."""
+        """Add the actions and outputs of ``VecEnv.step``."""
         *tensors, info = outputs
         self.add_outputs(actions, *tensors, *_masks(info))
         if "final_obs" in info:
             self.add_final_obs(info["final_obs"], info["_final_obs"])
 
     def add_state(self, env: VecEnv) -> None:
-        """Feed the state that the game declares; shared fields belong to no environment and are left out."""
+        """Add the state that the game declares, without shared fields, which have no environment axis."""
         for field in env.game.layout.fields:
             if not field.shared:
                 self.add(env.state[field.name])
 
     def hex(self) -> str:
-        """One digest of all environments, as 16 hexadecimal digits. Waits for the device."""
+        """The digest of all environments, 16 hexadecimal digits. Synchronises with the device."""
         words = self.words.cpu().numpy().astype(np.uint64)
         with np.errstate(over="ignore"):
             odd = np.uint64(2) * np.arange(len(words), dtype=np.uint64) + np.uint64(1)
@@ -107,10 +105,7 @@ def _masks(info: Info) -> list[torch.Tensor]:
 
 
 def trajectory_digest(env: VecEnv, seed: int, steps: int, state_every: int = 1) -> Digest:
-    """Reset, then step with random actions; every output and, every so many steps, the declared state is fed.
-
-    With agents_as_envs each row counts for its environment.
-    """
+    """The digest of a reset and ``steps`` random steps: all outputs, and the state every ``state_every`` steps."""
     digest = Digest(env.functions, env.num_envs)
     digest.add_reset(*env.reset(seed=seed))
     buffers = env.step_buffers()

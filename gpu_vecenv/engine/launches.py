@@ -1,4 +1,4 @@
-"""The kernels of one environment: launches prepared once on its tensors, their other arguments given call by call."""
+"""The engine's kernels on one environment's tensors: prepared once, launched with the arguments of each call."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Kernels:
     """The kernels of step.cuh on one environment's tensors: reset, step, observe, random_actions.
 
     Args:
-        functions: Of the device.
+        functions: The FunctionManager of the device.
         layout: The configured game.
-        data: Its tensors.
+        data: The environment's tensors.
         num_envs: Number of environments.
         group_shape: Threads per environment and per block; None on the host.
-        build: How the text is made.
-        mode: Autoreset mode, a number of step.cuh.
-        agents_as_envs: Whether agents are rows.
+        build: Build options of the engine.
+        mode: Autoreset mode, a value of the enum in step.cuh.
+        agents_as_envs: Whether each agent is a row.
         first_env_index: Index of the first environment in the random streams.
 
     Raises:
-        DeviceUnavailableError, EnvDefinitionError, KernelCompileError: As ``FunctionManager.compile_game`` has them.
+        DeviceUnavailableError, EnvDefinitionError, KernelCompileError: As ``FunctionManager.compile_game``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Kernels:
     ) -> None:
         self._functions, self._game_layout, self._num_envs, self._group_shape = functions, layout, num_envs, group_shape
         self.data, self.build = data, build
-        self._lock = threading.RLock()  # its own thread may come again: an interrupt may have kept it from letting go
+        self._lock = threading.RLock()  # reentrant: an interrupt may prevent the release, and its thread calls again
         self._step_settings = {"mode": mode, "agents_as_envs": agents_as_envs}
         self._state: dict[str, object] = {
             name: data.memory(name) for name, _ in layout.state_tensors(build.initial_fields)
@@ -82,26 +82,26 @@ class Kernels:
             fill(state_guard_bands(data))
 
     def _layout(self, program: Program) -> list[int]:
-        """Bytes of scratch per environment and per block, and whether a step that draws its actions is faster."""
+        """Bytes of scratch per environment, of shared memory per block, and whether a fused draw and step is faster."""
         layout = torch.zeros(3, dtype=torch.int64, device=self.data.device)
         program.launch("vecenv_layout", 1, out=layout)
         return layout.tolist()
 
     def _shape(self, shared_bytes: int) -> tuple[LaunchShape, int]:
-        """How the kernels are launched, and how many environments need scratch at once."""
+        """The launch shape, and the number of environments that need scratch memory at the same time."""
         if self._group_shape is not None:
             return LaunchShape(
                 self._num_envs, self._group_shape.threads_per_env, self._group_shape.threads_per_block, shared_bytes
             ), self._num_envs
         from gpu_vecenv.compile.backends.host import num_host_threads
 
-        # Single-agent environments are stepped several at a time by vector instructions, others one per thread.
+        # The host steps several single-agent environments at a time with SIMD instructions, others one by one.
         agents = self._game_layout.num_agents
         work = self._num_envs * agents if agents > 1 else self._num_envs // 4
         return LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work), num_host_threads()
 
     def reset(self, mask: torch.Tensor | None, seed: int | None, out: StepBuffers) -> None:
-        """New episodes where ``mask`` (num_envs,) is True or None; observations of all."""
+        """Start new episodes where ``mask`` (num_envs,) is True, or everywhere; write all observations."""
         self._run(
             self._reset,
             "reset",
@@ -115,14 +115,14 @@ class Kernels:
         )
 
     def step(self, actions: torch.Tensor, out: StepBuffers) -> None:
-        """One step."""
+        """Step all environments."""
         int64_actions = actions.dtype == torch.int64
         self._run(self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **_addresses(out))
 
     def fuses_sampling(self) -> bool:
-        """Whether a step that draws its actions pays, and is there.
+        """Whether a kernel that draws actions and steps is worth its use and compiled.
 
-        It is compiled now if it was not, which waits for the device; not while a graph is captured, which would break.
+        Compiles it at the first call, which synchronises with the device; not during graph capture, where that fails.
         """
         if not self._fused_sampling_pays_off:
             return False
@@ -138,23 +138,23 @@ class Kernels:
         return True
 
     def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
-        """One step with the actions that it draws; the arguments are those of ``engine_kernels.sample_arguments``."""
+        """Draw actions and step; ``sample_arguments`` are those of ``engine_kernels.sample_arguments``."""
         assert self._sampled_step is not None
         self._run(self._sampled_step, "step", out, **sample_arguments, **_addresses(out))
 
     def observe(self, out: StepBuffers) -> None:
-        """Observations of the state as it is."""
+        """Write the observations of the current state."""
         self._run(self._observe, "observe", out, obs=out.obs.data_ptr())
 
     def random_actions(self, actions: torch.Tensor) -> None:
-        """Valid actions of the coming step."""
+        """Write random valid actions for the next step."""
         self._run(self._random_actions, "sample_actions", None, actions=actions.data_ptr())
 
     def _run(self, launch: Launch, call: str, out: StepBuffers | None, **varying: int | None) -> None:
-        """Launch with these addresses and numbers, unchecked: the tensors were made or checked by the environment."""
+        """Launch with these addresses and numbers, unchecked: the environment has allocated or checked the tensors."""
         if not self._lock.acquire(blocking=False):
             raise ConcurrentUseError(
-                f"{call} while another thread is in a call of this environment; give each thread one of its own"
+                f"{call}: another thread is in a call of this environment; use one environment per thread"
             )
         try:
             if self.build.guards and out is not None:
@@ -170,5 +170,5 @@ class Kernels:
 
 
 def _addresses(out: StepBuffers) -> dict[str, int]:
-    """Output -> its address."""
+    """Name of an output -> its address."""
     return dict(zip(OUTPUTS, out.pointers, strict=True))

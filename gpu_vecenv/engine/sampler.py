@@ -1,4 +1,4 @@
-"""Sampler: actions with their log-probabilities and entropies from a network's outputs, and steps that draw them."""
+"""Sampler: draws actions with log-probabilities and entropies from a network's outputs, alone or fused with a step."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import cuda_folder
 
 Squash = Literal["clip", "tanh"]
-ALIGNMENT = 16  # bytes that the kernels read at once
+ALIGNMENT = 16  # bytes of one load in the kernels
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One draw: ``actions`` (num_envs, num_agents[, heads]), int32 or, of a Box, f32; the others f32.
+    """One draw for every agent; with ``agents_as_envs`` the first two axes are one of num_envs * num_agents.
 
-    ``log_probs`` and ``entropies`` are (num_envs, num_agents), with several heads sums over them. ``draws`` has the
-    shape of ``actions``: the Gaussian draws before squashing; None for discrete games. Where a sample is given to be
-    written, its ``entropies`` may be None: they are left out then.
-
-    Where the environment has agents as rows, one axis of num_envs * num_agents takes the place of the first two.
+    Attributes:
+        actions: (num_envs, num_agents[, heads]) int32; for a Box (num_envs, num_agents, n) f32.
+        log_probs: (num_envs, num_agents) f32, summed over the heads.
+        entropies: Likewise. In an ``out`` argument None leaves them out.
+        draws: The Gaussian draws before squashing, like ``actions``; None for discrete games.
     """
 
     actions: torch.Tensor
@@ -46,34 +46,32 @@ def sample_kernel(layout: GameLayout) -> KernelSignature:
 
 
 class Sampler:
-    """Draws actions for one environment: categorical ones, or for Box games Gaussian ones.
+    """Draws actions for one environment: categorical, or Gaussian for Box games.
 
-    A draw is a function of the parameters and of each environment's seed, episode and step: bit-identical on CPU and
-    GPU, eager or in a graph, and no generator state. Two draws in the same step are equal.
+    A draw is a function of the parameters and of each environment's seed, episode and step, without generator state:
+    bit-identical on CPU and GPU, eager or in a graph. Two draws in the same step are equal.
 
     Attributes:
-        num_parameters: Numbers per agent that ``sample`` takes: the sum of the head sizes, or 2n for a Box of n.
+        num_parameters: Size of the last axis of ``parameters``: the sum of the head sizes, or 2n for a Box of n.
         num_logits: The same for discrete games; 0 for Box games.
 
     Args:
         env: The environment.
-        squash: How a Gaussian draw becomes a number in [-1, 1], which is then stretched to the Box: "clip" or "tanh".
-            Box games only.
+        squash: Maps a Gaussian draw to [-1, 1], which is then scaled to the Box: "clip" or "tanh". Box games only.
 
     Raises:
-        ConfigError: ``squash`` is neither, or is "tanh" and the game's actions are discrete.
+        ConfigError: ``squash`` is neither, or "tanh" for a game with discrete actions.
     """
 
     def __init__(self, env: VecEnv, squash: Squash = "clip") -> None:
         if not isinstance(env, VecEnv):
-            raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv: that of a view is its vec_env")
+            raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv; pass a view's vec_env")
         action = env.game.layout.action
         if squash not in get_args(Squash):
             raise ConfigError(f"squash is {squash!r}; expected {' or '.join(map(repr, get_args(Squash)))}")
         if squash != "clip" and not action.continuous:
             raise ConfigError(
-                f"squash is {squash!r}, but {type(env.game).__name__} has discrete actions, which are not squashed; "
-                "leave squash out"
+                f"squash is {squash!r}, but {type(env.game).__name__} has discrete actions; leave squash out"
             )
         if env.build.guards:
             raise ConfigError("guards lie between the clocks that a sampler reads; use an environment without guards")
@@ -90,21 +88,21 @@ class Sampler:
     def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.
 
-        Discrete games: the parameters are logits, unnormalised, head after head. A role with smaller heads uses the
-        first logits of each. -inf, or 87 less than the largest, excludes a choice; NaN, or nothing but -inf, yields
-        action -1, which the environment refuses.
+        Discrete games: the parameters are unnormalised logits, head after head. A role with smaller heads uses the
+        first logits of each. A logit of -inf, or 87 below the largest, excludes its choice; NaN, or -inf for all
+        choices, gives action -1, which is invalid.
 
-        Box games: n means, then n log standard deviations. A draw is u = mean + exp(log_std) * normal, an action
-        mid + half * s(u), where mid and half are the Box's centre and half width and s clips to [-1, 1] or is tanh;
-        no action leaves the Box. Log-probabilities are log densities in units of the Box stretched to [-1, 1]: with
-        "clip" that of u, as the clipping is the environment's; with "tanh" that of tanh(u), log N(u) -
-        log(1 - tanh(u)^2) (Haarnoja et al., "Soft Actor-Critic", 2018, appendix C). Entropies are the Gaussian's,
-        before squashing. A parameter or draw that is not finite yields action NaN, which the environment refuses.
+        Box games: the parameters are n means, then n log standard deviations. A draw is
+        u = mean + exp(log_std) * normal, the action center + half_width * s(u) with those of the Box, where s clips
+        to [-1, 1] or is tanh, so that actions are always inside. Log-probabilities are log densities on [-1, 1]: of u
+        for "clip", since clipping counts as the environment's; of tanh(u) for "tanh", log N(u) - log(1 - tanh(u)^2)
+        (Haarnoja et al., "Soft Actor-Critic", 2018, appendix C). Entropies are those of the Gaussian before
+        squashing. A parameter or draw that is not finite gives action NaN, which is invalid.
 
         Args:
             parameters: (num_envs, num_agents, num_parameters) f32, contiguous.
-            greedy: Take the largest logit, the first of equals, or u = mean.
-            out: Where to write.
+            greedy: Take the first of the largest logits, or u = mean.
+            out: Buffers to write to; None allocates.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of ``parameters`` or ``out`` is wrong, or ``out`` lacks
@@ -123,25 +121,24 @@ class Sampler:
         sample: Sample | None = None,
         out: StepBuffers | None = None,
     ) -> tuple[Sample, Outputs]:
-        """Draw one action per agent and make a step with them: ``env.step(sampler.sample(parameters).actions)``.
+        """Draw one action per agent and step: bit-identical to ``env.step(sampler.sample(parameters).actions)``.
 
-        Bit-identical. On a GPU it is one launch if an environment's parameters fit in shared memory:
-        shared inputs are read once, and sampling overlaps stepping. Its kernel is compiled at the
-        first call; where that is captured in a CUDA graph, it draws and steps one after the other.
+        On a GPU this is one kernel if an environment's parameters fit in shared memory, and faster than two. That
+        kernel is compiled at the first call; if the first call is in a graph capture, the graph draws and steps with
+        two kernels.
 
         Args:
-            parameters: As ``sample`` takes them.
-            greedy: As ``sample`` takes it.
-            sample: Buffers for the sample.
-            out: Where to write the step's outputs.
+            parameters: As in ``sample``.
+            greedy: As in ``sample``.
+            sample: Buffers for the sample; None allocates.
+            out: Buffers for the step's outputs; None allocates.
 
         Returns:
             The sample, and what ``VecEnv.step`` returns.
 
         Raises:
             TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``sample`` and
-                ``VecEnv.step``. Where the environment looks at actions before they are taken (``validate="sync"``),
-                the draw has been made by then, and nothing else.
+                ``VecEnv.step``. After an InvalidActionError (``validate="sync"``) only ``sample`` has been written.
         """
         parameters, sample = self._prepare("step", parameters, sample, "sample")
         out = self.env.output(out)
@@ -154,7 +151,7 @@ class Sampler:
     def _prepare(
         self, method: str, parameters: torch.Tensor, out: Sample | None, name: str
     ) -> tuple[torch.Tensor, Sample]:
-        """The validated arguments, with new buffers for the sample where ``out``, called ``name``, is None."""
+        """The validated arguments; ``out``, the argument ``name`` of ``method``, is allocated if it is None."""
         self.env.check_ready(method)
         self._check_parameters(method, parameters)
         parameters = parameters.detach().contiguous()
@@ -176,7 +173,7 @@ class Sampler:
         self._launch.run()
 
     def _sample_arguments(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> dict[str, int | None]:
-        """Arguments of a kernel that draws: parameters, how to draw, and where to write; all have been checked."""
+        """Arguments of a kernel that draws, from checked tensors."""
         return {
             "parameters": parameters.data_ptr(),
             "greedy": greedy,

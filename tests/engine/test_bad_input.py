@@ -275,7 +275,7 @@ def test_initial_states_of_different_lengths_are_refused(device):
 
 
 def test_a_cuda_driver_is_refused_on_the_cpu():
-    with pytest.raises(ValueError, match=r"driver='pycuda' belongs to CUDA"):
+    with pytest.raises(ValueError, match=r"driver is 'pycuda', but the device is cpu"):
         make(4, "cpu", driver="pycuda")
 
 

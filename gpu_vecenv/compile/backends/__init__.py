@@ -1,4 +1,4 @@
-"""The only code that touches a compiler, a driver or a raw pointer: compile text to a binary, load it, launch it."""
+"""The only code that touches a compiler, a driver or a raw pointer: compile source to a binary, load it, launch it."""
 
 from __future__ import annotations
 
@@ -26,13 +26,10 @@ SCALARS: dict[np.dtype[Any], Any] = {
     np.dtype(np.uint8): ctypes.c_uint8,
     np.dtype(np.bool_): ctypes.c_bool,
 }
-GROUP_SIZES_WITHIN_WARP = (1, 2, 4, 8, 16, 32)  # they divide a warp, and several groups share a block
-GROUP_SIZES = (
-    *GROUP_SIZES_WITHIN_WARP,
-    *range(64, 1025, 32),
-)  # the others are made of whole warps, and each has its block
-BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)  # threads; a block holds a power of two of groups, as staging.cuh needs
-DEFAULT_BLOCK_SIZE = 128  # the one by default
+GROUP_SIZES_WITHIN_WARP = (1, 2, 4, 8, 16, 32)  # threads; several such groups share a block
+GROUP_SIZES = (*GROUP_SIZES_WITHIN_WARP, *range(64, 1025, 32))  # a group of several warps has a block of its own
+BLOCK_SIZES = (32, 64, 128, 256, 512, 1024)  # threads; staging.cuh needs a power of two of groups per block
+DEFAULT_BLOCK_SIZE = 128
 
 
 @dataclass(frozen=True)
@@ -41,11 +38,11 @@ class GroupShape:
 
     Args:
         threads_per_env: Threads that run one environment: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
-        threads_per_block: Threads of a block: a power of two from 32 to 1024, where a larger threads_per_env does not
-        fill a block of its own.
+        threads_per_block: Threads of a block: a power of two from 32 to 1024; equal to threads_per_env if that is
+            above 32.
 
     Raises:
-        ConfigError: One of them is none of these, or they do not go together.
+        ConfigError: A value is not supported, or the two do not fit together.
     """
 
     threads_per_env: int
@@ -66,7 +63,7 @@ class GroupShape:
 
     @classmethod
     def of(cls, threads_per_env: int, threads_per_block: int | None = None) -> GroupShape:
-        """With the block that such a threads_per_env has by default, if none is given."""
+        """A shape with the default block for ``threads_per_env`` if ``threads_per_block`` is None."""
         small = type(threads_per_env) is int and threads_per_env in GROUP_SIZES_WITHIN_WARP
         return cls(
             threads_per_env,
@@ -76,9 +73,9 @@ class GroupShape:
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How many items a kernel visits, and on a GPU with how many threads.
+    """The number of items that a kernel processes, and on a GPU its threads.
 
-    ``threads_per_item`` threads share one item; blocks have ``threads_per_block`` threads and ``shared_bytes`` of
+    ``threads_per_item`` threads process one item; blocks have ``threads_per_block`` threads and ``shared_bytes`` of
     dynamic shared memory.
     """
 
@@ -86,11 +83,11 @@ class LaunchShape:
     threads_per_item: int = 1
     threads_per_block: int = 256
     shared_bytes: int = 0
-    work: int | None = None  # items times their size: decides how many host threads are worth their start
+    work: int | None = None  # items times their size, from which the number of host threads follows; None: items
 
     @property
     def grid(self) -> int:
-        """Blocks that hold every item."""
+        """Number of blocks, at least 1."""
         return max(1, -(-self.items * self.threads_per_item // self.threads_per_block))
 
 
@@ -98,7 +95,7 @@ class Module(Protocol):
     """A loaded binary."""
 
     def launcher(self, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
-        """A function that launches one kernel with what ``arguments`` holds at the time of the call.
+        """A function that launches a kernel with the values in ``arguments`` at the time of each call.
 
         Raises:
             AttributeError: The binary has no such kernel.
@@ -106,38 +103,38 @@ class Module(Protocol):
 
 
 class Backend(Protocol):
-    """One way to turn device code into something that runs on one device."""
+    """Compiles device code for one device and loads the binaries."""
 
     device: torch.device
     suffix: str
 
     @property
     def fault(self) -> str | None:
-        """What broke the device for this process; None while it works."""
+        """The error after which the device is unusable in this process; None if there was none."""
 
     @property
     def identity(self) -> str:
-        """All that decides the binary beside the text: compiler, version, flags, architecture."""
+        """Everything except the source that the binary depends on: compiler, version, flags, architecture."""
 
     @property
     def processor_name(self) -> str | None:
-        """The name of the GPU, for which tunings are stored; None on the CPU."""
+        """The name of the GPU, part of the key of tuning results; None on the CPU."""
 
     def device_constants(self, shape: GroupShape) -> str:
-        """Definitions that depend on the device, before a game's text."""
+        """Definitions that depend on the device, to precede a game's source."""
 
     def default_threads_per_env(self, num_agents: int) -> int:
         """Default number of threads that run one environment."""
 
     def compile(self, text: str, target: Path) -> None:
-        """Write the binary of ``text`` to ``target``, or raise KernelCompileError or CompilerError."""
+        """Write the binary of the source ``text`` to ``target``, or raise KernelCompileError or CompilerError."""
 
     def load(self, path: Path) -> Module:
         """Load a compiled binary."""
 
 
 def structure(kernel: KernelSignature) -> ctypes.Structure:
-    """The arguments of a kernel, all 0; each is an attribute."""
+    """A kernel's argument struct, all zero; each argument is an attribute."""
     fields = [(a.name, POINTER if isinstance(a, Array) else SCALARS[a.dtype]) for a in kernel.arguments]
     arguments: ctypes.Structure = type(f"{kernel.name}_Arguments", (ctypes.Structure,), {"_fields_": fields})()
     offsets = {name: getattr(type(arguments), name).offset for name in kernel.offsets}
@@ -147,11 +144,11 @@ def structure(kernel: KernelSignature) -> ctypes.Structure:
 
 
 def parameter_spans(arguments: ctypes.Structure) -> list[tuple[int, int]]:
-    """Offset and bytes of each field. A CUDA kernel has a parameter for each, laid out like the struct."""
+    """Offset and size in bytes of each field. Each is a parameter of the CUDA kernel, at the same offset."""
     fields = [getattr(type(arguments), name) for name, *_ in type(arguments)._fields_]
     return [(field.offset, field.size) for field in fields]
 
 
 def symbol(kernel: str) -> str:
-    """The name of a kernel in a binary; kernel.cuh gives it."""
+    """The name of a kernel in a binary, defined by KERNEL in kernel.cuh."""
     return f"kernel_{kernel}"

@@ -1,4 +1,4 @@
-"""Compilers that are programs of their own: run, limited in time, with what becomes of them told apart."""
+"""Runs a compiler as a child process with a time limit, and turns its failures into errors."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from collections.abc import Sequence
 
 from gpu_vecenv.errors import CompilerError, KernelCompileError
 
-TIMEOUT_SECONDS = 900.0  # a game takes seconds; a text that takes longer never ends, as by recursive templates
-MAX_LOG_CHARACTERS = 1_000_000  # of a compiler's words; nobody reads more
-# A compiler's driver tells so, in an exit code of its own, that the system killed what it had started.
+TIMEOUT_SECONDS = 900.0  # a game takes seconds; recursive templates may never end
+MAX_LOG_CHARACTERS = 1_000_000
+# Printed by the compiler's driver when the system killed the process that compiles.
 KILLED = re.compile(r"\b[Kk]illed\b.*terminated program|unable to execute command: Killed")
 
 
 def run_compiler(command: Sequence[str], name: str, seconds: float = TIMEOUT_SECONDS) -> None:
-    """Run a compiler to its end.
+    """Run a compiler and wait for it.
 
     Args:
         command: Program and arguments.
-        name: What KernelCompileError calls it.
-        seconds: After these it is killed.
+        name: Its name in KernelCompileError.
+        seconds: Time limit, after which it is killed.
 
     Raises:
-        KernelCompileError: It refused the text; ``log`` has its words.
-        CompilerError: It could not be run, was killed, or took too long.
+        KernelCompileError: It rejected the source; ``log`` is its output.
+        CompilerError: It could not be run, was killed, or exceeded the time limit.
     """
     program = command[0]
     try:
-        # A group of its own: what does the work is started by the program.
+        # A process group of its own, since the program starts others, which must be killed with it.
         running = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -44,7 +44,7 @@ def run_compiler(command: Sequence[str], name: str, seconds: float = TIMEOUT_SEC
     except OSError as error:
         raise CompilerError(f"{program} could not be run: {error}") from error
     try:
-        _, said = running.communicate(timeout=seconds)
+        _, output = running.communicate(timeout=seconds)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.killpg(running.pid, signal.SIGKILL)
@@ -52,15 +52,15 @@ def run_compiler(command: Sequence[str], name: str, seconds: float = TIMEOUT_SEC
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
         raise CompilerError(
-            f"{program} was still compiling after {seconds:g} s and has been stopped; games take seconds: does the "
-            "text unroll a very long loop, or build a table while it is compiled?"
+            f"{program} was still compiling after {seconds:g} s and was stopped; games take seconds. Look for a very "
+            "long unrolled loop, or a table that is computed at compile time"
         ) from error
-    log = said[:MAX_LOG_CHARACTERS].strip()
+    log = output[:MAX_LOG_CHARACTERS].strip()
     if running.returncode < 0 or KILLED.search(log):
         by = signal.Signals(-running.returncode).name if running.returncode < 0 else "the system"
         raise CompilerError(
-            f"{program} was ended by {by} while it compiled; if nobody stopped it, memory was short. "
-            f"It said: {log or 'nothing'}"
+            f"{program} was ended by {by} while it compiled, usually because memory ran out. "
+            f"Its output: {log or 'none'}"
         )
     if running.returncode > 0:
         raise KernelCompileError(name, log)

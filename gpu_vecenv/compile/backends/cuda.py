@@ -1,4 +1,4 @@
-"""The CUDA backend: one compiler, and whichever driver works."""
+"""The CUDA backend: compiles cubins, and loads and launches them with PyCUDA or cuda.core."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 
 DRIVERS = {"pycuda": "PyCudaDriver", "cuda_core": "CudaCoreDriver"}  # in the order of preference
-# One thread per agent up to 256 agents, then one for eight. On an H200 1,000 agents are fastest with 256 threads,
-# 10,000 with as many as there can be.
+# One thread per agent up to 256 agents, then one for eight agents. On an H200 1,000 agents are fastest with 256
+# threads, 10,000 with the maximum of 1024.
 MIN_THREADS_BEFORE_SHARING, AGENTS_PER_THREAD, MAX_THREADS_PER_ENV = 256, 8, 1024
-_FAULTS: dict[torch.device, str] = {}  # a fault is the process's: every environment on that GPU has it
+_FAULTS: dict[torch.device, str] = {}  # after a fault the GPU is unusable for every environment of the process
 
 
 class CudaBackend:
@@ -34,7 +34,7 @@ class CudaBackend:
             raise ValueError(f"driver is {driver!r}; expected one of {', '.join(DRIVERS)}")
         self.device = device
         if self.fault is not None:
-            raise DeviceFaultError(f"nothing on {device} works any more in this process; restart it: {self.fault}")
+            raise DeviceFaultError(f"{device} is unusable in this process; restart it: {self.fault}")
         properties: Any = torch.cuda.get_device_properties(device)  # torch's stubs lack some of them
         self.architecture = f"sm_{properties.major}{properties.minor}"
         self.shared_limit = properties.shared_memory_per_block_optin
@@ -77,13 +77,13 @@ class CudaModule:
                 launch = self.driver.launcher(self.module, kernel, arguments, shape)
         except (AttributeError, DeviceFaultError):
             raise
-        except Exception as error:  # of the driver's own classes
+        except Exception as error:  # the two drivers have error classes of their own
             raise DeviceFaultError(
-                f"{kernel}: blocks of {shape.threads_per_block} threads with {shape.shared_bytes} bytes of shared "
-                f"memory are refused on {device}: {error}"
+                f"{kernel}: {device} refuses blocks of {shape.threads_per_block} threads with {shape.shared_bytes} "
+                f"bytes of shared memory: {error}"
             ) from error
 
-        def launch_there() -> None:
+        def launch_on_device() -> None:
             _bind_thread(device)
             try:
                 if torch.cuda.current_device() == device.index:
@@ -92,21 +92,21 @@ class CudaModule:
                     with torch.cuda.device(device):
                         launch()
             except Exception as error:
-                what = (
+                message = (
                     f"{kernel}: launch of {shape.grid} blocks of {shape.threads_per_block} threads with "
-                    f"{shape.shared_bytes} "
-                    f"bytes of shared memory on {device} failed: {error}"
+                    f"{shape.shared_bytes} bytes of shared memory on {device} failed: {error}"
                 )
-                if _broken(device):
-                    _FAULTS.setdefault(device, what)
-                    what += "; this, or a kernel before it, broke the device for this process: restart it"
-                raise DeviceFaultError(what) from error
+                if _is_unusable(device):
+                    _FAULTS.setdefault(device, message)
+                    message += "; the device is unusable in this process, because of this kernel or an earlier one: "
+                    message += "restart it"
+                raise DeviceFaultError(message) from error
 
-        return launch_there
+        return launch_on_device
 
 
-def _broken(device: torch.device) -> bool:
-    """Whether nothing works any more, not only the launch that failed."""
+def _is_unusable(device: torch.device) -> bool:
+    """Whether the context is lost, not only the launch that failed."""
     try:
         if torch.cuda.is_current_stream_capturing():  # waiting would break the capture
             return False
@@ -117,7 +117,7 @@ def _broken(device: torch.device) -> bool:
 
 
 def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: int | None = None) -> str:
-    """Definitions that depend on the GPU: group sizes, and bytes of shared memory that a block may have."""
+    """Definitions that depend on the GPU: group size, groups per block, and the limit of shared memory per block."""
     shape = GroupShape.of(threads_per_env, threads_per_block)
     return (
         f"constexpr int THREADS_PER_ENV = {shape.threads_per_env}, ENVS_PER_BLOCK = "
@@ -127,7 +127,7 @@ def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: i
 
 
 def default_threads_per_env(num_agents: int) -> int:
-    """The next power of two up to a warp; beyond, whole warps, at last one thread for several agents."""
+    """The next power of two up to 32; above, a multiple of 32, with several agents per thread from 257 agents on."""
     if num_agents <= 32:
         return 1 << (num_agents - 1).bit_length()
     threads = min(num_agents, max(MIN_THREADS_BEFORE_SHARING, -(-num_agents // AGENTS_PER_THREAD)), MAX_THREADS_PER_ENV)
@@ -136,10 +136,10 @@ def default_threads_per_env(num_agents: int) -> int:
 
 @cache
 def load_driver(name: str, device: torch.device) -> Any:
-    """A driver on a device, or DeviceUnavailableError with the reason."""
+    """The named driver on a device, or DeviceUnavailableError with the reason."""
     try:
         module = importlib.import_module(f"gpu_vecenv.compile.backends.{name}_driver")
-        with torch.cuda.device(device):  # the thread's own device is as it was afterwards
+        with torch.cuda.device(device):  # drivers change the current device
             return getattr(module, DRIVERS[name])(device)
     except Exception as error:
         raise DeviceUnavailableError(f"driver {name!r} does not work: {type(error).__name__}: {error}") from error
@@ -151,7 +151,7 @@ PROBE = 'extern "C" __global__ void kernel_probe(int* x) { x[0] = 42; }'
 
 @cache
 def probe(name: str, device: torch.device) -> str | None:
-    """None if the driver launches a kernel, else the reason why not."""
+    """None if the driver can launch a kernel, else the reason why it cannot."""
     try:
         driver = load_driver(name, device)
         properties = torch.cuda.get_device_properties(device)
@@ -167,14 +167,14 @@ def probe(name: str, device: torch.device) -> str | None:
 
 
 def first_working_driver(device: torch.device) -> str:
-    """PyCUDA if it launches, else cuda.core, else DeviceUnavailableError with both reasons."""
+    """PyCUDA if it can launch a kernel, else cuda.core, else DeviceUnavailableError with both reasons."""
     reasons = {}
     for name in DRIVERS:
         reasons[name] = probe(name, device)
         if reasons[name] is None:
             return name
     raise DeviceUnavailableError(
-        f"no CUDA driver launches on {device}: "
+        f"no CUDA driver package can launch a kernel on {device}: "
         + "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         + '. Install the extra that matches torch.version.cuda: pip install "gpu_vecenv[cuda13]" (or cuda12)'
     )
@@ -184,7 +184,7 @@ _bound = threading.local()
 
 
 def _bind_thread(device: torch.device) -> None:
-    # A thread that has not used CUDA yet has no current context; a first runtime call binds the primary one.
+    # A new thread has no current CUDA context; its first call of the runtime makes the primary one current.
     if not getattr(_bound, "done", False) and not torch.cuda.is_current_stream_capturing():
         with torch.cuda.device(device):
             torch.cuda.current_stream(device).query()

@@ -1,4 +1,4 @@
-"""CUDA text to cubin: NVRTC through cuda.bindings (Python wheels; no toolkit and no GPU needed), else nvcc."""
+"""Compiles CUDA source to a cubin: NVRTC through cuda.bindings (wheels; no toolkit, no GPU needed), else nvcc."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from gpu_vecenv.compile.source_rules import SYSTEM_HEADER
 from gpu_vecenv.compile.toolchain import find_nvcc
 from gpu_vecenv.errors import CompilerError, KernelCompileError
 
-# Fusion off: a product and a sum are rounded apart, as on the host. Division and square root are IEEE, denormals live.
+# No contraction to FMA, IEEE division and square root, denormals kept: the same rounding as on the host.
 FLAGS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-# Games with host = False may use CUDA's own headers. A text that includes none is compiled without looking for them.
-NO_HEADERS = (
-    '; CUDA\'s headers are in no wheel and no toolkit here: pip install "cuda-toolkit[cudart,cccl]==13.*" (or 12.*)'
-)
+# Games with host = False may include CUDA's own headers.
+NO_HEADERS = '; CUDA headers were not found: pip install "cuda-toolkit[cudart,cccl]==13.*" (or 12.*)'
 
 
 @cache
 def compiler() -> str:
-    """Which compiler is used, with its version: NVRTC if it loads, else nvcc.
+    """Name and version of the compiler: NVRTC if it loads, else nvcc.
 
     Raises:
-        CompilerError: Neither is there.
+        CompilerError: Neither is available.
     """
     try:
         nvrtc = _nvrtc()
         return "nvrtc {}.{}".format(*_call(nvrtc.nvrtcVersion()))
-    except Exception as error:  # the wheel may be absent, or its library may fail to load: both leave nvcc
+    except Exception as error:  # the wheel is missing, or its library does not load
         missing = error
     nvcc = find_nvcc()
     if nvcc is None:
@@ -46,7 +44,7 @@ def compile_cubin(text: str, architecture: str) -> bytes:
     """The cubin of ``text`` for an architecture such as "sm_90".
 
     Raises:
-        KernelCompileError: The text is wrong; ``log`` has the compiler's words.
+        KernelCompileError: The source does not compile; ``log`` is the compiler's output.
         CompilerError: No compiler is usable.
     """
     return _by_nvrtc(text, architecture) if compiler().startswith("nvrtc") else _by_nvcc(text, architecture)
@@ -54,10 +52,10 @@ def compile_cubin(text: str, architecture: str) -> bytes:
 
 @cache
 def header_folders() -> tuple[str, ...]:
-    """Where <cooperative_groups.h>, <cuda/std/…> and the like lie: in wheels, else in a toolkit; empty if nowhere."""
+    """Folders of <cooperative_groups.h>, <cuda/std/…> and the like, in wheels or a toolkit; empty if not found."""
     try:
         from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError:  # older bindings; nvcc, which has its own headers, does not ask
+    except ImportError:  # older versions of cuda.bindings
         return ()
     found = (find_nvidia_header_directory(library) for library in ("cudart", "cccl"))
     return tuple(folder for folder in found if folder is not None)
@@ -88,13 +86,13 @@ def _by_nvrtc(text: str, architecture: str) -> bytes:
             (size,) = _call(nvrtc.nvrtcGetProgramLogSize(program))
             log = b" " * size
             _call(nvrtc.nvrtcGetProgramLog(program, log))
-            words = f"{compiler()} for {architecture}"
+            name = f"{compiler()} for {architecture}"
             if SYSTEM_HEADER.search(text):
-                words += f"; headers are in {' and '.join(folders)}" if folders else NO_HEADERS
-            raise KernelCompileError(words, log.rstrip(b"\0 \n").decode(errors="replace"))
+                name += f"; headers are in {' and '.join(folders)}" if folders else NO_HEADERS
+            raise KernelCompileError(name, log.rstrip(b"\0 \n").decode(errors="replace"))
         (size,) = _call(nvrtc.nvrtcGetCUBINSize(program))
         cubin = bytes(size)
-        _call(nvrtc.nvrtcGetCUBIN(program, cubin))  # writes into the object it is given
+        _call(nvrtc.nvrtcGetCUBIN(program, cubin))  # writes into the bytes object
         return cubin
     finally:
         nvrtc.nvrtcDestroyProgram(program)

@@ -1,4 +1,4 @@
-"""The host: C++ compiler -> shared library -> ctypes; environments are split over threads, without the GIL."""
+"""The host backend: C++ compiler, shared library, ctypes; kernels run on several threads without the GIL."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from gpu_vecenv.compile.backends.compiler_process import run_compiler
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import CompilerError
 
-# Contraction off: a product and a sum are rounded apart, as on the GPU. No C++ library: kernels use none.
+# No contraction to FMA: the same rounding as on the GPU. No exceptions and run-time type information: kernels use none.
 FLAGS = (
     "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-exceptions -fno-rtti -fvisibility=hidden -fPIC -shared"
 ).split()
 if sys.platform == "linux":
-    FLAGS.append("-Wl,-z,defs")  # a missing function is an error of the build, not of the first call
+    FLAGS.append("-Wl,-z,defs")  # a missing function fails the build, not the first call
 NATIVE_FLAG = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
-WORK_PER_THREAD = 4096  # below this many agents a second thread costs more than it saves
+WORK_PER_THREAD = 4096  # with less work a second thread costs more than it saves
 
 
 class HostBackend:
-    """Compiles device code for this machine's processor.
+    """Compiles device code for the host's processor.
 
-    ``$GPU_VECENV_CXXFLAGS`` holds more flags for the compiler, after our own: for debug builds, those with sanitizers
-    above all. They are part of a binary's key in the cache. Like ``$CXX`` they can make the compiler run anything, so
-    they are for whoever starts the process, and must never come from a configuration or another file.
+    ``$GPU_VECENV_CXXFLAGS`` adds compiler flags, for debug builds such as those with sanitizers; they are part of the
+    key of a binary in the cache. Like ``$CXX`` they can run any command, so they are read from the environment of the
+    process only, never from a configuration or another file.
     """
 
     device = torch.device("cpu")
@@ -59,7 +59,7 @@ class HostBackend:
             more = shlex.split(os.environ.get("GPU_VECENV_CXXFLAGS", ""))
         except ValueError as error:
             raise CompilerError(f"$GPU_VECENV_CXXFLAGS is {os.environ['GPU_VECENV_CXXFLAGS']!r}: {error}") from error
-        # Kernels use no C++ library; zig would build its own first, which takes minutes.
+        # Kernels use no C++ library; zig would first build its own, which takes minutes.
         without_library = ["-nostdlib++"] if "ziglang" in command else []
         self.compiler_command = command
         self.command = [*command, *FLAGS, NATIVE_FLAG, *without_library, *more]
@@ -98,16 +98,16 @@ class HostModule:
         work = shape.items if shape.work is None else shape.work
         workers = max(1, min(_processors(), shape.items, work // WORK_PER_THREAD))
 
-        def launch(arguments: ctypes.Structure = arguments) -> None:  # kept as long as the function
+        def launch(kept_alive: ctypes.Structure = arguments) -> None:
             submit = _pool(os.getpid()).submit
             others: list[Future[None]] = []
-            try:  # also when interrupted: they write to memory that the caller may let go of
+            try:  # wait also when interrupted: the workers write to memory that the caller may free
                 try:
                     others.extend(submit(function, w, workers, address) for w in range(1, workers))
                     function(0, workers, address)
                 finally:
                     _wait(others)
-            finally:  # and when the wait was interrupted
+            finally:  # again, if the first wait was interrupted
                 _wait(others)
 
         return launch
@@ -119,13 +119,13 @@ def _wait(others: Sequence[Future[None]]) -> None:
 
 
 def num_host_threads() -> int:
-    """The most threads that one launch uses."""
+    """Maximum number of threads of one launch."""
     return _processors()
 
 
 @cache
 def _pool(pid: int) -> ThreadPoolExecutor:
-    # One pool a process: threads do not survive a fork.
+    # One pool per process: a forked process does not inherit threads.
     return ThreadPoolExecutor(max(1, _processors() - 1), thread_name_prefix="gpu_vecenv")
 
 
@@ -147,7 +147,7 @@ def _version(*command: str) -> str:
 
 @cache
 def _processor() -> str:
-    """What -march=native depends on."""
+    """Identifies the processor features that -march=native selects."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         features = next(line for line in lines if line.lower().startswith(("flags", "features")))

@@ -1,4 +1,4 @@
-"""Load and launch a cubin by PyCUDA, in the context that torch uses too (the device's primary one)."""
+"""Loads and launches cubins with PyCUDA in the device's primary context, which torch uses too."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _handles: list[weakref.ref[Any]] = []
 
 
 def _track_handles(*handles: Any) -> None:
-    # Without a callback for what is gone: an interrupt that comes within one is lost.
+    # Dead references are removed here: a KeyboardInterrupt during a weak reference's callback would be lost.
     _handles[:] = [reference for reference in _handles if reference() is not None]
     _handles.extend(map(weakref.ref, handles))
 
 
 def _leak_handles() -> None:
-    # In a forked process, where the GPU did not follow, PyCUDA's destructors abort: there nothing is ever let go of.
+    # CUDA does not work in a forked process, where PyCUDA's destructors would abort: the objects are never destroyed.
     for reference in _handles:
         if (handle := reference()) is not None:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_leak_handles)
 
 
 class _Module:
-    """A module, which PyCUDA unloads in its context only: where it is let go of, in whatever thread, it waits there."""
+    """A module. PyCUDA must unload it with its context current, so ``load`` does, after this object is destroyed."""
 
     def __init__(self, module: Any, dropped: list[Any]) -> None:
         self.module, self._dropped = module, dropped
@@ -49,9 +49,9 @@ class PyCudaDriver:
 
     def __init__(self, device: torch.device) -> None:
         cuda.init()
-        torch.zeros(1, device=device)  # torch makes the primary context, with its own flags
+        torch.zeros(1, device=device)  # torch must create the primary context, with its own flags
         self.device = device
-        self._dropped: list[Any] = []  # modules that nobody uses any more, until the next one is loaded
+        self._dropped: list[Any] = []  # unused modules, unloaded when the next one is loaded
         self.context = cuda.Device(device.index).retain_primary_context()
         with self._current():
             self.stream = cuda.Stream()
@@ -60,7 +60,7 @@ class PyCudaDriver:
 
     @contextmanager
     def _current(self) -> Iterator[None]:
-        # PyCUDA keeps its own stack of contexts and aborts the process if one is left on it at exit.
+        # PyCUDA aborts the process if its own stack of contexts is not empty at exit.
         self.context.push()
         try:
             yield
@@ -75,22 +75,23 @@ class PyCudaDriver:
         return _Module(module, self._dropped)
 
     def launcher(self, loaded: _Module, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
-        end = sum(parameter_spans(arguments)[-1])  # without the padding after the last field
+        end = sum(parameter_spans(arguments)[-1])  # excludes the padding after the last field
         with self._current():
             try:
                 function = loaded.module.get_function(symbol(kernel))
             except cuda.LogicError as error:
                 raise AttributeError(str(error)) from error
-            if shape.shared_bytes > 0:  # with static shared memory it may pass what needs no leave
+            # Always, since the limit without the attribute also counts the kernel's static shared memory.
+            if shape.shared_bytes > 0:
                 function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)
             function.prepare([f"{end}s"])
         grid, block, shared = (shape.grid, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
 
-        def launch(loaded: _Module = loaded) -> None:  # kept as long as the function
-            if current_stream(self.device) == 0:  # torch's default stream is PyCUDA's default stream too
+        def launch(kept_alive: _Module = loaded) -> None:
+            if current_stream(self.device) == 0:  # the default stream, which PyCUDA can use
                 function.prepared_async_call(grid, block, None, bytes(arguments)[:end], shared_size=shared)
                 return
-            # PyCUDA cannot adopt a foreign stream: fork one of its own off torch's and join it again.
+            # PyCUDA cannot use a stream of torch: fork its own stream from torch's and join it again.
             current = torch.cuda.current_stream(self.device)
             self.fork.wait_stream(current)
             function.prepared_async_call(grid, block, self.stream, bytes(arguments)[:end], shared_size=shared)

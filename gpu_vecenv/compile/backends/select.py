@@ -1,4 +1,4 @@
-"""The backend of a device, and the CUDA drivers that work."""
+"""Selects the backend of a device, and reports which CUDA driver packages work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def select(device: torch.device, driver: str | None = None) -> Backend:
     """The backend of a device; ``driver`` is "pycuda" or "cuda_core" (CUDA only), by default the first that works."""
     if device.type == "cpu":
         if driver is not None:
-            raise ValueError(f"driver={driver!r} belongs to CUDA devices; the device is {device}")
+            raise ValueError(f"driver is {driver!r}, but the device is {device}; expected None, or a CUDA device")
         from gpu_vecenv.compile.backends.host import HostBackend
 
         return HostBackend()
@@ -21,7 +21,7 @@ def select(device: torch.device, driver: str | None = None) -> Backend:
 
 
 def working_drivers() -> dict[str, str]:
-    """CUDA driver name -> "works", or the reason why it does not: each launches a kernel on the current GPU."""
+    """CUDA driver name -> "works", or the reason why it does not. Launches a kernel with each on the current GPU."""
     if not torch.cuda.is_available():
         return {}
     from gpu_vecenv.compile.backends.cuda import DRIVERS, probe
