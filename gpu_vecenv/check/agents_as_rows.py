@@ -194,6 +194,6 @@ class ParallelContext(CheckContext):
 
     def actions(self, salt: int, steps: int | None = None) -> list[RowActions]:
         """Per step, a valid random action for each possible agent."""
-        for place, space in enumerate(self.spaces):
-            space.seed(salt + place)
+        for index, space in enumerate(self.spaces):
+            space.seed(salt + index)
         return [[space.sample() for space in self.spaces] for _ in range(steps or self.steps)]

@@ -62,8 +62,8 @@ def outside(space: Space[Any], value: Tree) -> Iterator[tuple[str, str, int | No
         for key, inner in space.spaces.items():
             yield from ((f".{key}{text}", wanted, row) for text, wanted, row in outside(inner, value[key]))
     elif isinstance(space, Tuple) and isinstance(value, tuple) and len(value) == len(space.spaces):
-        for place, inner in enumerate(space.spaces):
-            yield from ((f".{place}{text}", wanted, row) for text, wanted, row in outside(inner, value[place]))
+        for index, inner in enumerate(space.spaces):
+            yield from ((f".{index}{text}", wanted, row) for text, wanted, row in outside(inner, value[index]))
     elif isinstance(space, Box | Discrete | MultiDiscrete | MultiBinary):
         array = host(value)
         if array.shape != space.shape or array.dtype != space.dtype:

@@ -59,13 +59,13 @@ def agents_come_and_go(context: ParallelContext) -> Findings:
             ended, before = set(), now
             if not now:
                 yield Finding("agents is empty after reset", "some of possible_agents", step=0)
-        for place, (name, given) in enumerate(zip(names, rows.outputs, strict=True)):
+        for index, (name, given) in enumerate(zip(names, rows.outputs, strict=True)):
             if not isinstance(given, Mapping):
                 yield Finding(f"{name} are a {type(given).__name__}", "a dictionary of agents", step=step)
                 return
             wrong = [agent for agent in before if agent not in given]
             # Infos may have other keys, such as "common", but none of an absent agent.
-            wrong += [key for key in given if key not in before and (place < len(names) - 1 or key in rows.names)]
+            wrong += [key for key in given if key not in before and (index < len(names) - 1 or key in rows.names)]
             if wrong:
                 got = f"{name} of {show(list(given))}"
                 yield Finding(got, f"the agents before the step, {before}", step=step)

@@ -122,8 +122,8 @@ def _copied(value: Any) -> Any:
         return host(value)
     if isinstance(value, np.ndarray) and value.dtype == object:
         array = np.empty(value.shape, object)
-        for place in np.ndindex(value.shape):
-            array[place] = _copied(value[place])
+        for index in np.ndindex(value.shape):
+            array[index] = _copied(value[index])
         return array
     if type(value) in (dict, list, tuple):
         return {k: _copied(v) for k, v in value.items()} if type(value) is dict else type(value)(map(_copied, value))
@@ -208,8 +208,8 @@ def _leaves(name: str, value: Tree, mask: Bools | None) -> Iterator[tuple[str, L
                 own = own if mask is None or mask.shape != own.shape else own & mask
             yield from _leaves(f"{name}.{key}", inner, mask if own is None else own)
     elif isinstance(value, tuple) and not masked:
-        for place, inner in enumerate(value):
-            yield from _leaves(f"{name}.{place}", inner, mask)
+        for index, inner in enumerate(value):
+            yield from _leaves(f"{name}.{index}", inner, mask)
     else:
         values = host(value)
         fits = mask is not None and values.ndim > 0 and mask.shape == values.shape[:1]

@@ -79,8 +79,8 @@ def streams_differ(context: CheckContext) -> Findings:
 def _repeated(context: CheckContext, compared: Callable[[tuple[int, int], tuple[int, int]], bool]) -> Findings:
     rows_per_env = context.session().rows_per_env
     pairs = list(context.trajectories.items())
-    for place, (key, trajectory) in enumerate(pairs):
-        for other, earlier in pairs[:place]:
+    for index, (key, trajectory) in enumerate(pairs):
+        for other, earlier in pairs[:index]:
             if trajectory == earlier and compared(key, other):
                 what = "(seed {}, env {}) repeats (seed {}, env {})".format(*key, *other)
                 yield Finding(what, "different trajectories", key[1] * rows_per_env)

@@ -169,8 +169,8 @@ def _orders(groups: Sequence[Sequence[int]], rows_per_env: int) -> list[list[int
         order = list(range(rows_per_env))
         for group in groups:
             others = [*group[1:], group[0]] if not turned else group[::-1]
-            for place, agent in zip(group, others, strict=True):
-                order[place] = agent
+            for agent_index, agent in zip(group, others, strict=True):
+                order[agent_index] = agent
         if order not in (list(range(rows_per_env)), *orders):
             orders.append(order)
     return orders

@@ -60,10 +60,10 @@ def check_source_rules(text: str, game: str, allows: Sequence[str] = ()) -> None
     Raises:
         SourceRuleError: Names file, line, the violation and the reason of the rule.
     """
-    for rule, words, file, line in _findings(text):
+    for rule, violation, file, line in _findings(text):
         if rule not in allows:
             raise SourceRuleError(
-                f"{game}: {file}:{line}: {words!r} breaks the rule {rule!r} of device code: {RULES[rule][1]}. "
+                f"{game}: {file}:{line}: {violation!r} breaks the rule {rule!r} of device code: {RULES[rule][1]}. "
                 f"To permit it, declare allows = ({rule!r},), or host = False for a game that runs on CUDA only"
             )
 
@@ -80,16 +80,16 @@ def _search(text: str) -> Iterator[tuple[str, str, str, int]]:
     found = sorted(
         (match.start(), rule, match[0]) for rule, (what, _) in RULES.items() for match in what.finditer(bare)
     )
-    for start, rule, words in found:
-        file, line = _place(marks, bare.count("\n", 0, start))
-        yield rule, words.strip(), file, line
+    for start, rule, violation in found:
+        file, line = _location(marks, bare.count("\n", 0, start))
+        yield rule, violation.strip(), file, line
 
 
 def _unmarked(lines: Sequence[str]) -> Iterator[str]:
     return ("" if LINE.match(line) else line for line in lines)
 
 
-def _place(lines: Sequence[str], index: int) -> tuple[str, int]:
+def _location(lines: Sequence[str], index: int) -> tuple[str, int]:
     """File and number of a line according to the #line directive before it."""
     for back in range(index, -1, -1):
         if mark := LINE.match(lines[back]):
