@@ -24,6 +24,7 @@ from skrl.multi_agents.torch.mappo import MAPPO
 from skrl.trainers.torch import SequentialTrainer
 from skrl.utils import set_seed
 from skrl.utils.runner.torch import Runner
+from support.bitwise import equal_bits
 
 import gpu_vecenv
 from gpu_vecenv import BatchedParallelEnv, EpisodeLog, Fault, GymnasiumVectorEnv
@@ -47,11 +48,6 @@ LEAVING = {"num_leads": 2, "num_others": 2, "leave": 3, "max_steps": 6}
 def one_thread_one_seed():
     torch.set_num_threads(1)
     set_seed(1)
-
-
-def same_bits(a, b) -> bool:
-    a, b = a.cpu().numpy(), b.cpu().numpy()
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def whole(env, actions):
@@ -96,16 +92,16 @@ def test_values_equal_the_engine_agent_by_agent(game, config, path, device):
     ends = 0
     for _ in range(30):
         for key in env.agents:
-            assert same_bits(obs[key], expected[key])
-            assert same_bits(env.state()[key], twin.state())
+            assert equal_bits(obs[key], expected[key])
+            assert equal_bits(env.state()[key], twin.state())
         actions = twin.sample_actions()
         obs, *outputs, infos = env.step(whole(env, actions))
         expected, *results, extras = twin.step(actions)
         for key in env.agents:
             assert all(
-                same_bits(ours[key], theirs[key][:, None]) for ours, theirs in zip(outputs, results, strict=True)
+                equal_bits(ours[key], theirs[key][:, None]) for ours, theirs in zip(outputs, results, strict=True)
             )
-            assert same_bits(infos["_final_obs"][key], extras["_final_obs"][key])
+            assert equal_bits(infos["_final_obs"][key], extras["_final_obs"][key])
             ends += int(infos["_final_obs"][key].sum())
     assert ends >= 4 * len(env.agents) * 2 and env.vec_env.faults().tolist() == [0] * 4
 
@@ -125,13 +121,15 @@ def test_values_equal_the_engine_row_by_row(game, config, device):
     assert env.observation_space == twin.single_observation_space and env.action_space == twin.single_action_space
     (obs, _), (expected, _) = env.reset(), twin.reset(seed=5)
     for _ in range(30):
-        assert same_bits(obs, expected.flatten(1)) and env.state() is None
+        assert equal_bits(obs, expected.flatten(1)) and env.state() is None
         actions = twin.sample_actions()
         obs, *outputs, infos = env.step(whole(env, actions))
         expected, *results, info = twin.step(actions)
-        assert all(same_bits(ours, theirs[:, None]) for ours, theirs in zip(outputs, results, strict=True))
+        assert all(equal_bits(ours, theirs[:, None]) for ours, theirs in zip(outputs, results, strict=True))
         ended = info["_final_obs"]
-        assert same_bits(infos["_final_obs"], ended) and same_bits(infos["final_obs"][ended], info["final_obs"][ended])
+        assert equal_bits(infos["_final_obs"], ended) and equal_bits(
+            infos["final_obs"][ended], info["final_obs"][ended]
+        )
     assert env.vec_env.faults().tolist() == [0] * 4
 
 
@@ -177,8 +175,8 @@ def test_earlier_outputs_stay_as_they_were(device):
         before = env.state()[env.agents[0]].clone()
         for value in rewards.values():
             value += 1
-        assert same_bits(env.state()[env.agents[0]], before)
-    assert all(same_bits(value, copied) for value, copied in kept)
+        assert equal_bits(env.state()[env.agents[0]], before)
+    assert all(equal_bits(value, copied) for value, copied in kept)
 
 
 @pytest.mark.gpu
@@ -219,13 +217,13 @@ def test_each_agent_has_episodes_of_its_own(device):
         for key, place in places.items():
             may_leave = torch.full_like(over, key.startswith("other"))
             gone, leaves = may_leave & (time > 3), may_leave & (time == 3) & ~over
-            assert same_bits(truncated[key][:, 0], over & ~gone & (truncates == 1))
-            assert same_bits(terminated[key][:, 0], leaves | (over & ~truncated[key][:, 0]))
-            assert same_bits(rewards[key][:, 0], torch.where(gone, 0, 10 * place + time))
+            assert equal_bits(truncated[key][:, 0], over & ~gone & (truncates == 1))
+            assert equal_bits(terminated[key][:, 0], leaves | (over & ~truncated[key][:, 0]))
+            assert equal_bits(rewards[key][:, 0], torch.where(gone, 0, 10 * place + time))
             said = actions[key][:, 0].float()
             last = torch.stack([torch.full_like(time, place), time, end, truncates, mark, said], 1)
             ended = terminated[key][:, 0] | truncated[key][:, 0]
-            assert same_bits(infos["_final_obs"][key], ended)
+            assert equal_bits(infos["_final_obs"][key], ended)
             assert torch.equal(infos["final_obs"][key][ended & ~gone], last[ended & ~gone])
             away = ~over & (gone | leaves)  # zeros until the replica ends
             assert (after[key][away] == 0).all() and (after[key][~away][:, 0] == place).all()
@@ -246,7 +244,9 @@ def test_the_seed_is_skrls(device):
             first, _ = env.reset()
             assert env.vec_env.seed == seed
             expected, _ = gpu_vecenv.make(game, 3, device).reset(seed=seed)
-            assert same_bits(torch.stack([*first.values()], 1) if game == "simple_spread" else first[:, None], expected)
+            assert equal_bits(
+                torch.stack([*first.values()], 1) if game == "simple_spread" else first[:, None], expected
+            )
 
 
 @pytest.mark.parametrize("game", ["simple_spread", "cartpole"])
@@ -280,7 +280,7 @@ def test_box_actions_are_clipped_for_the_game_alone(device):
             ours, theirs = env.step(whole(env, given)), twin.step(whole(twin, inside))
             assert torch.equal(given, outside)
             for a, b in zip(ours[:2], theirs[:2], strict=True):
-                assert all(map(same_bits, a.values(), b.values())) if isinstance(a, dict) else same_bits(a, b)
+                assert all(map(equal_bits, a.values(), b.values())) if isinstance(a, dict) else equal_bits(a, b)
         assert env.vec_env.faults().tolist() == [0] * 3
 
 
@@ -348,7 +348,7 @@ def test_wrapped_rows_are_taken(device):
     assert env.action_space.high == 1 and env.num_envs == 8 and env.device == twin.device
     env.reset(), twin.reset()
     ours, theirs = env.step(torch.full((8, 1), 9.0, device=device)), twin.step(torch.full((8, 1), 2.0, device=device))
-    assert all(same_bits(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
+    assert all(equal_bits(a, b) for a, b in zip(ours[:4], theirs[:4], strict=True))
     assert env.vec_env.faults().tolist() == [0] * 8
     env.close()
     assert env.vec_env.closed
@@ -438,8 +438,8 @@ def test_a_truncated_row_is_bootstrapped_from_its_last_observation(final, device
         expected = rewards[:, None] + 0.5 * weighted(follows) * truncations[:, None]
         torch.testing.assert_close(recorded[step], expected, rtol=1e-6, atol=0)  # float32 sums in another order
         count += int(truncations.sum())
-        assert same_bits(agent.memory.get_tensor_by_name("terminated")[step][:, 0], terminations)
-        assert same_bits(agent.memory.get_tensor_by_name("truncated")[step][:, 0], truncations)
+        assert equal_bits(agent.memory.get_tensor_by_name("terminated")[step][:, 0], terminations)
+        assert equal_bits(agent.memory.get_tensor_by_name("truncated")[step][:, 0], truncations)
     assert count > 32
 
 
@@ -459,7 +459,7 @@ def test_truncated_agents_are_bootstrapped_from_the_last_state(final, device):
             bootstrap = 0.5 * weighted(follows) * truncations[:, i, None]
             recorded = agent.memories[key].get_tensor_by_name("rewards")[step]
             torch.testing.assert_close(recorded, rewards[:, i, None] + bootstrap, rtol=1e-6, atol=0)
-            assert same_bits(agent.memories[key].get_tensor_by_name("terminated")[step][:, 0], terminations[:, i])
+            assert equal_bits(agent.memories[key].get_tensor_by_name("terminated")[step][:, 0], terminations[:, i])
             count += int(truncations[:, i].sum())
     assert count > 100
 
@@ -479,8 +479,8 @@ def test_states_of_agents_who_play_on_are_those_that_follow(device):
             infos["final_obs"][key][~ended[key]] = torch.nan
         agent.record_transition(next_observations=obs, next_states=env.state(), infos=infos)
         for key in env.agents:
-            assert same_bits(kept[-1]["next_states"][key][~ended[key]], state[~ended[key]])
-            assert same_bits(kept[-1]["next_observations"][key][~ended[key]], obs[key][~ended[key]])
+            assert equal_bits(kept[-1]["next_states"][key][~ended[key]], state[~ended[key]])
+            assert equal_bits(kept[-1]["next_observations"][key][~ended[key]], obs[key][~ended[key]])
             assert kept[-1]["next_states"][key].isfinite().all()
             # Where the replica ends, those that had left are zeros: the last two of four, six numbers each.
             over = ended["lead_0"]

@@ -25,6 +25,7 @@ from games.script import Script
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import VectorWrapper
 from pettingzoo.test import api_test, parallel_api_test
+from support.bitwise import equal_bits
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumVectorEnv
@@ -48,10 +49,6 @@ def one(game, **config):
     return parallel_env(game, "cpu", output="numpy", **config)
 
 
-def same_bits(a, b) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
 def rows_of_actions(view, generator) -> np.ndarray:
     space = view.single_action_space
     space.seed(int(generator.integers(2**31)))
@@ -68,19 +65,19 @@ def test_its_vector_env_is_the_gymnasium_view(game, config, copies):
     assert vector.observation_space == natives[0].single_observation_space
     assert vector.action_space == natives[0].single_action_space
     obs, _ = vector.reset(seed=SEED)
-    assert same_bits(obs, np.concatenate([env.reset(seed=SEED + k)[0] for k, env in enumerate(natives)]))
+    assert equal_bits(obs, np.concatenate([env.reset(seed=SEED + k)[0] for k, env in enumerate(natives)]))
     ends = 0
     for _ in range(60):
         actions = [rows_of_actions(env, generator) for env in natives]
         results = [env.step(part) for env, part in zip(natives, actions, strict=True)]
         obs, rewards, terminations, truncations, infos = vector.step(np.concatenate(actions))
         expected = [np.concatenate([result[k] for result in results]) for k in range(4)]
-        assert same_bits(obs, expected[0]) and same_bits(rewards, expected[1])
+        assert equal_bits(obs, expected[0]) and equal_bits(rewards, expected[1])
         assert np.array_equal(terminations, expected[2]) and np.array_equal(truncations, expected[3])
         ended = np.concatenate([result[4]["_final_obs"] for result in results])
         final = np.concatenate([result[4]["final_obs"] for result in results])
         assert ["terminal_observation" in info for info in infos] == ended.tolist()
-        assert all(same_bits(infos[row]["terminal_observation"], final[row]) for row in ended.nonzero()[0])
+        assert all(equal_bits(infos[row]["terminal_observation"], final[row]) for row in ended.nonzero()[0])
         ends += ended.any()
     assert ends
 
@@ -101,12 +98,12 @@ def test_black_death_gives_the_rows_of_the_gymnasium_view_until_the_last_step():
     generator, early = np.random.default_rng(2), 0
     for seed in range(4):
         obs, (expected, info) = vector.reset(seed=seed)[0], native.reset(seed=seed)
-        assert same_bits(obs, expected)
+        assert equal_bits(obs, expected)
         while info["active"].any():
             actions, live = rows_of_actions(native, generator), info["active"]
             obs, rewards, terminations, truncations, _ = vector.step(actions)
             expected, expected_rewards, *_, info = native.step(actions)
-            assert same_bits(obs, expected) and same_bits(rewards, expected_rewards)
+            assert equal_bits(obs, expected) and equal_bits(rewards, expected_rewards)
             assert not obs[~live].any() and not rewards[~live].any()
             assert not terminations.any() and not truncations.any()  # black death tells nobody's end by itself
             early += not live.all()
@@ -153,7 +150,7 @@ def test_a_wrapper_sees_the_observations_of_the_env(wrap, game, config, expected
         assert set(observations) == set(own)
         for agent, obs in own.items():
             given, wanted = np.asarray(observations[agent]), expected(agent, obs, history[agent])
-            assert same_bits(given, wanted)
+            assert equal_bits(given, wanted)
             assert env.observation_space(agent).contains(given)
         if not twin.agents:
             break
@@ -192,7 +189,7 @@ def test_padded_observations_are_the_rows_of_the_tensor():
     observations, _ = env.reset(seed=SEED)
     obs, _ = native.reset(seed=SEED)
     for agent, row in zip(env.possible_agents, obs[0].numpy(), strict=True):
-        assert same_bits(observations[agent], row)
+        assert equal_bits(observations[agent], row)
 
 
 CHANGERS = [
@@ -233,12 +230,12 @@ def test_make_joins_envs_as_its_users_do(game, config):
     obs, _ = vector.reset(seed=SEED)
     expected = [env.reset(seed=SEED + k)[0] for k, env in enumerate(natives)]
     for _ in range(60):
-        assert same_bits(obs, np.concatenate(expected))
+        assert equal_bits(obs, np.concatenate(expected))
         actions = [rows_of_actions(env, generator) for env in natives]
         obs, rewards, *_ = vector.step(np.concatenate(actions))
         results = [env.step(part) for env, part in zip(natives, actions, strict=True)]
         expected = [result[0] for result in results]
-        assert same_bits(rewards, np.concatenate([result[1] for result in results]))
+        assert equal_bits(rewards, np.concatenate([result[1] for result in results]))
 
 
 class Uneven(Script):
@@ -311,8 +308,8 @@ def test_seeds_of_stable_baselines3_repeat():
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     vector.seed(5)
     twin = ours.make("cartpole", 2)
-    assert same_bits(vector.reset(), twin.reset(seed=5)[0])
-    assert same_bits(vector.reset(), twin.reset()[0])  # a seed counts once
+    assert equal_bits(vector.reset(), twin.reset(seed=5)[0])
+    assert equal_bits(vector.reset(), twin.reset()[0])  # a seed counts once
 
 
 @pytest.mark.slow
@@ -412,7 +409,7 @@ def test_a_native_wrapper_gives_supersuits_rows(name, arguments, game, config, t
         actions = wild(actions) if name == "clip_actions_v0" else actions
         obs, rewards, terminations, truncations, info = env.step(torch.from_numpy(actions).to(device))
         expected, expected_rewards, *ended, infos = theirs.step(actions)
-        assert same_bits(rewards.cpu().numpy(), expected_rewards)
+        assert equal_bits(rewards.cpu().numpy(), expected_rewards)
         assert (terminations.tolist(), truncations.tolist()) == tuple(flags.astype(bool).tolist() for flags in ended)
         for row in np.flatnonzero(info["_final_obs"].cpu()):
             last = info["final_obs"][row].cpu().numpy()
@@ -432,7 +429,7 @@ def test_frames_of_images_without_channels_get_one(device):
     generator = np.random.default_rng(4)
     obs, stacked, expected = env.reset(seed=SEED)[0], first.reset(seed=SEED)[0], theirs.reset(seed=SEED)[0]
     for _ in range(30):
-        assert same_bits(obs.contiguous().cpu().numpy(), expected)
+        assert equal_bits(obs.contiguous().cpu().numpy(), expected)
         assert torch.equal(stacked.movedim(1, -1), obs)
         actions = rows_of_actions(inner, generator)
         expected = theirs.step(actions)[0]

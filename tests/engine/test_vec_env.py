@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from oracles.philox import ONES, philox
+from support.bitwise import equal_bits
 
 import gpu_vecenv
 from gpu_vecenv import Env, Fault, Field, FunctionManager, VecEnv
@@ -69,17 +70,11 @@ def drift(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Env:
     return Drift()
 
 
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether both are bitwise equal."""
-    a, b = a.cpu().contiguous(), b.cpu().contiguous()
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
-
-
 def different(a: VecEnv, b: VecEnv, rows=slice(None)) -> list[str]:
     """Names of the tensors that differ in these environments."""
     everywhere = {f"state_{field.name}" for field in a.game.state if field.shared}
     chosen = {name: slice(None) if name in everywhere else rows for name in a.data}
-    return [name for name in a.data if not same(a.data[name][chosen[name]], b.data[name][chosen[name]])]
+    return [name for name in a.data if not equal_bits(a.data[name][chosen[name]], b.data[name][chosen[name]])]
 
 
 def outputs_of(results) -> dict[str, torch.Tensor]:
@@ -94,7 +89,7 @@ def outputs_of(results) -> dict[str, torch.Tensor]:
 def trajectory(env: VecEnv, steps: int, seed: int | None = 3) -> dict[str, torch.Tensor]:
     """Every output and all state, (steps, num_envs, …)."""
     obs, info = env.reset(seed=seed)
-    assert same(info["active"], torch.ones_like(info["active"]))
+    assert equal_bits(info["active"], torch.ones_like(info["active"]))
     ticks = []
     for _ in range(steps):
         before = obs
@@ -137,7 +132,7 @@ def test_outputs_have_their_shapes_dtypes_device_and_space(game, mode, device):
         assert all(game.observation_space.contains(row) for row in obs.flatten(0, 1).cpu().numpy())
         assert obs.isfinite().all() and rewards.isfinite().all()
         assert not (terminations & truncations).any()
-        assert same(info["active"], env.active)
+        assert equal_bits(info["active"], env.active)
         assert set(info) == {"active"} | ({"final_obs", "_final_obs"} if mode == "same_step" else set())
         if mode == "same_step":
             assert info["final_obs"].shape == obs.shape and info["final_obs"].dtype == obs.dtype
@@ -153,7 +148,7 @@ def test_outputs_have_their_shapes_dtypes_device_and_space(game, mode, device):
 @pytest.mark.parametrize("mode", MODES)
 def test_an_equal_seed_gives_equal_bits_and_another_seed_gives_others(game, mode, device):
     runs = [trajectory(VecEnv(game, 40, device, autoreset_mode=mode), 60, seed) for seed in (3, 3, 4)]
-    assert [name for name in runs[0] if not same(runs[0][name], runs[1][name])] == []
+    assert [name for name in runs[0] if not equal_bits(runs[0][name], runs[1][name])] == []
     assert not torch.equal(runs[0]["obs"], runs[2]["obs"])
 
 
@@ -173,7 +168,7 @@ def test_a_env_depends_on_no_other(game, device):
     whole = trajectory(VecEnv(game, 1500, device), 40)
     for first, count in [(0, 1), (0, 2), (0, 31), (0, 33), (0, 1023), (700, 1), (1, 64), (1436, 64)]:
         part = trajectory(VecEnv(game, count, device, first_env_index=first), 40)
-        assert [n for n in whole if not same(part[n], whole[n][:, first : first + count])] == [], (first, count)
+        assert [n for n in whole if not equal_bits(part[n], whole[n][:, first : first + count])] == [], (first, count)
 
 
 def test_actions_of_one_env_move_no_other(game, device):
@@ -183,7 +178,7 @@ def test_actions_of_one_env_move_no_other(game, device):
         actions, others = random_actions(env, key), random_actions(env, 1000 + key)
         mask = changed.view(-1, *[1] * (actions.dim() - 1))
         a, b = outputs_of(env.step(actions)), outputs_of(twin.step(torch.where(mask, others, actions)))
-        assert [name for name in a if not same(a[name][~changed], b[name][~changed])] == []
+        assert [name for name in a if not equal_bits(a[name][~changed], b[name][~changed])] == []
         assert different(env, twin, ~changed) == []
     assert different(env, twin, changed) != []
 
@@ -193,15 +188,15 @@ def test_an_unseeded_reset_continues_the_streams_and_is_reproducible(game, devic
     first, _ = env.reset()
     assert 0 <= env.seed < 2**64
     twin.reset(seed=env.seed)
-    assert same(first, twin.observe())
+    assert equal_bits(first, twin.observe())
     starts = [first]
     for _ in range(3):
         env.step(env.sample_actions()), twin.step(twin.sample_actions())
         starts.append(env.reset()[0])
-        assert same(starts[-1], twin.reset()[0])
+        assert equal_bits(starts[-1], twin.reset()[0])
     assert len(torch.stack(starts).flatten(1).unique(dim=0)) == 4
-    assert not same(VecEnv(game, 9, device).reset()[0], first)  # unseeded environments differ
-    assert same(env.reset(seed=twin.seed)[0], first)
+    assert not equal_bits(VecEnv(game, 9, device).reset()[0], first)  # unseeded environments differ
+    assert equal_bits(env.reset(seed=twin.seed)[0], first)
 
 
 def test_every_episode_starts_anew(device):
@@ -263,7 +258,7 @@ def test_the_time_limit_and_the_flags_follow_an_independent_clock(game, device):
         ends, late = info["_final_obs"][:, 0], clock == game.max_steps
         assert torch.equal(truncations.any(1) & ~late, torch.zeros_like(late))
         assert torch.equal(ends & late, late)
-        assert same(info["_final_obs"], ends[:, None].expand(-1, game.num_agents))
+        assert equal_bits(info["_final_obs"], ends[:, None].expand(-1, game.num_agents))
         limits, terminated = limits + int(truncations.any(1).sum()), terminated + int((ends & ~late).sum())
         clock = torch.where(ends, 0, clock)
         assert torch.equal(clock, env.elapsed_steps)
@@ -280,8 +275,8 @@ def test_a_masked_reset_touches_no_other_env(game, device, seed, kind):
     mask = picked.numpy() if kind == "numpy" else picked.to(device)
     obs, info = env.reset(mask=mask, seed=seed)
     assert different(env, twin, ~picked) == []
-    assert same(obs, env.observe()) and same(obs[~picked], twin.observe()[~picked])
-    assert same(info["active"], env.active)
+    assert equal_bits(obs, env.observe()) and equal_bits(obs[~picked], twin.observe()[~picked])
+    assert equal_bits(info["active"], env.active)
     assert (
         env.elapsed_steps[picked].eq(0).all() and env.faults()[picked].eq(0).all() and env.faults()[~picked].ne(0).all()
     )
@@ -297,7 +292,7 @@ def test_a_masked_reset_touches_no_other_env(game, device, seed, kind):
 def test_an_all_false_mask_resets_nothing(game, device):
     env, twin = twins(game, device)
     obs, _ = env.reset(mask=torch.zeros(12, dtype=torch.bool, device=device), seed=1)
-    assert different(env, twin) == [] and same(obs, twin.observe())
+    assert different(env, twin) == [] and equal_bits(obs, twin.observe())
 
 
 def test_reset_writes_everything_that_an_episode_reads(game, device):
@@ -311,11 +306,11 @@ def test_reset_writes_everything_that_an_episode_reads(game, device):
     mask = torch.arange(8, device=device) == 3
     obs, _ = env.reset(mask=mask, seed=9)
     expected, _ = fresh.reset(seed=9)
-    assert same(obs[3], expected[3])
+    assert equal_bits(obs[3], expected[3])
     assert different(env, fresh, slice(3, 4)) == []
     for key in range(20):
         a, b = (outputs_of(one.step(random_actions(env, key))) for one in (env, fresh))
-        assert [name for name in a if not same(a[name][3], b[name][3])] == []
+        assert [name for name in a if not equal_bits(a[name][3], b[name][3])] == []
 
 
 def test_earlier_outputs_and_the_callers_inputs_never_change(game, device):
@@ -334,10 +329,10 @@ def test_earlier_outputs_and_the_callers_inputs_never_change(game, device):
         keep(actions, env.observe())
         *tensors, info = env.step(actions)
         keep(*tensors, *info.values())
-    assert all(same(tensor, copy) for tensor, copy in kept)
+    assert all(equal_bits(tensor, copy) for tensor, copy in kept)
     before = env.observe()
     tensors[0].fill_(7)  # outputs belong to the caller and hold no state
-    assert same(env.observe(), before)
+    assert equal_bits(env.observe(), before)
 
 
 def test_outputs_go_where_the_caller_wants_them(game, device):
@@ -360,11 +355,11 @@ def test_outputs_go_where_the_caller_wants_them(game, device):
     assert [t.data_ptr() for t in given] == [t.data_ptr() for t in places]
     assert buffers.obs.data_ptr() == storage[1].data_ptr()
     got, expected = outputs_of((*tensors, info)), outputs_of(twin.step(random_actions(twin)))
-    assert [name for name in expected if not same(expected[name], got[name])] == []
+    assert [name for name in expected if not equal_bits(expected[name], got[name])] == []
     assert storage[0].isnan().all() and storage[2].isnan().all()
     obs, info = env.reset(seed=2, out=buffers)
     assert (obs.data_ptr(), info["active"].data_ptr()) == (storage[1].data_ptr(), buffers.active.data_ptr())
-    assert env.observe(out=storage[2]).data_ptr() == storage[2].data_ptr() and same(storage[2], obs)
+    assert env.observe(out=storage[2]).data_ptr() == storage[2].data_ptr() and equal_bits(storage[2], obs)
     spans = sorted((t.data_ptr(), t.data_ptr() + t.nbytes) for t in buffers.tensors().values())
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
 
@@ -381,11 +376,11 @@ def test_an_invalid_action_stops_its_env_alone(game, device, kind, value):
     others, before, obs_before = torch.arange(12, device=device) != 7, env.state_dict(), env.observe()
     assert env.active[7, 1]
     a, b = outputs_of(env.step(bad)), outputs_of(twin.step(actions))
-    assert [name for name in a if not same(a[name][others], b[name][others])] == []
+    assert [name for name in a if not equal_bits(a[name][others], b[name][others])] == []
     assert different(env, twin, others) == []
     assert not a["rewards"][7].any() and not (a["terminations"] | a["truncations"] | a["_final_obs"])[7].any()
-    assert same(a["obs"][7], obs_before[7]) and same(a["active"][7], before["engine_active"][7])
-    changed = [n for n in before if len(before[n]) == 12 and not same(before[n][7], env.data[n][7])]
+    assert equal_bits(a["obs"][7], obs_before[7]) and equal_bits(a["active"][7], before["engine_active"][7])
+    changed = [n for n in before if len(before[n]) == 12 and not equal_bits(before[n][7], env.data[n][7])]
     assert changed == ["engine_fault"]
     faults = [0] * 7 + [int(Fault.INVALID_ACTION)] + [0] * 4
     assert env.faults().tolist() == faults
@@ -416,9 +411,9 @@ def test_continuous_actions_are_checked_against_their_box(drift, device, value, 
     _, rewards, _, _, _ = env.step(actions)
     moved = before + actions[:, 0]
     moved[1] = before[1] if fault else moved[1]
-    assert same(env.state["place"], moved)
+    assert equal_bits(env.state["place"], moved)
     assert env.faults().tolist() == [0, fault, 0]
-    assert same(rewards[:, 0], torch.where(env.faults().bool(), 0, moved[:, 0]))
+    assert equal_bits(rewards[:, 0], torch.where(env.faults().bool(), 0, moved[:, 0]))
 
 
 def test_actions_of_inactive_agents_are_ignored(device):
@@ -429,7 +424,7 @@ def test_actions_of_inactive_agents_are_ignored(device):
         ignored += int(idle.sum())
         a = outputs_of(env.step(torch.where(idle[..., None], 2**31 - 1 - key, actions)))
         b = outputs_of(twin.step(actions))
-        assert [name for name in a if not same(a[name], b[name])] == []
+        assert [name for name in a if not equal_bits(a[name], b[name])] == []
         assert not (a["rewards"][idle].any() or a["terminations"][idle].any() or a["truncations"][idle].any())
     assert different(env, twin) == [] and ignored > 100 and not env.faults().any()
 
@@ -440,8 +435,8 @@ def test_stepping_an_ended_env_only_sets_a_bit(game, device):
         ended, before = ~env.active.any(1), env.state_dict()
         obs, rewards, terminations, truncations, info = env.step(random_actions(env, key))
         assert not (rewards[ended].any() or terminations[ended].any() or truncations[ended].any())
-        assert not info["active"][ended].any() and same(obs, env.observe())
-        changed = [n for n in before if len(before[n]) == 12 and not same(before[n][ended], env.data[n][ended])]
+        assert not info["active"][ended].any() and equal_bits(obs, env.observe())
+        changed = [n for n in before if len(before[n]) == 12 and not equal_bits(before[n][ended], env.data[n][ended])]
         assert changed in ([], ["engine_fault"])
         assert torch.equal(env.faults() != 0, ended) and env.faults()[ended].eq(Fault.STEPPED_AFTER_END).all()
     assert ended.all()
@@ -463,7 +458,7 @@ def test_integer_width_and_memory_layout_of_actions_do_not_matter(game, device):
         assert not strided.is_contiguous() and not transposed.is_contiguous()
         kinds = [actions, actions.long(), strided, transposed.long()]
         first, *others = [outputs_of(env.step(a)) for env, a in zip(envs, kinds, strict=True)]
-        assert [name for other in others for name in other if not same(other[name], first[name])] == []
+        assert [name for other in others for name in other if not equal_bits(other[name], first[name])] == []
     assert [name for env in envs[1:] for name in different(envs[0], env)] == []
 
 
@@ -477,7 +472,7 @@ def test_synchronous_validation_raises_before_anything_happens(game, drift, devi
         env.step(bad)
     assert different(env, twin) == []
     a, b = (outputs_of(one.step(random_actions(one, 2))) for one in (env, twin))
-    assert [name for name in a if not same(a[name], b[name])] == []
+    assert [name for name in a if not equal_bits(a[name], b[name])] == []
     bad[9, 0] = 0
     env.active[4, 1] = False  # any action of an inactive agent is valid
     env.step(bad)
@@ -552,9 +547,9 @@ def test_sampled_actions_are_valid_uniform_and_stable_within_a_step(game, drift,
     for _ in range(20):
         actions = env.sample_actions()
         assert actions.dtype == torch.int32 and actions.shape == (500, game.num_agents, *game.layout.action.shape)
-        assert same(actions, env.sample_actions())
+        assert equal_bits(actions, env.sample_actions())
         a, b = outputs_of(env.step(actions)), outputs_of(silent.step(actions))
-        assert [name for name in a if not same(a[name], b[name])] == []  # sampling does not change the game's own draws
+        assert equal_bits(a, b)  # sampling does not change the game's own draws
         seen.append(actions.view(500, game.num_agents, len(sizes)))
     assert not env.faults().any()
     assert all(not torch.equal(a, b) for a, b in pairwise(seen))
@@ -602,11 +597,11 @@ def test_draws_are_those_of_the_documented_streams(drift, device):
     for episode in range(3):
         for step in range(4):
             assert env.data["engine_episode"].eq(episode).all() and env.elapsed_steps.eq(step).all()
-            assert same(env.state["place"], uniform(1 if step else 0, 7, step, episode))
+            assert equal_bits(env.state["place"], uniform(1 if step else 0, 7, step, episode))
             actions = env.sample_actions()[:, 0]
             # For bounds with few bits, float64 is exact, and a fused multiply-add rounds once.
             exact = low + uniform(3, 0, step, episode).double() * (high - low)
-            assert same(actions, exact.float())
+            assert equal_bits(actions, exact.float())
             env.step(actions[:, None])
 
 
@@ -619,7 +614,7 @@ def test_starts_on_the_grid_are_those_of_the_documented_streams(device):
         key = philox([replica, 0, 0, 0], [9, 0])[:2]
         block = philox([1 << 28 | axis, agent, 0, 0], key)
         cells[replica, agent, axis] = (block[0] + (block[1] << 32)) * (GRIDWORLD.grid + 1) >> 64
-    assert same(env.state["cell"], cells) and cells.max() == GRIDWORLD.grid
+    assert equal_bits(env.state["cell"], cells) and cells.max() == GRIDWORLD.grid
 
 
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
@@ -636,10 +631,10 @@ def test_an_episode_begins_with_one_saved_start_in_all_its_fields(device, mode):
     for _ in range(40):
         new = env.elapsed_steps == 0
         rows = (env.state["heading"][new][:, 0] * 16).round().long().cpu()
-        assert same(env.state["heading"][new], torch.as_tensor(starts["heading"])[rows])
-        assert same(env.state["position"][new], starts["position"][rows])
+        assert equal_bits(env.state["heading"][new], torch.as_tensor(starts["heading"])[rows])
+        assert equal_bits(env.state["position"][new], starts["position"][rows])
         assert not env.state["speed"][new].any() and env.state["in_game"][new].all()
-        assert same(obs, env.observe())
+        assert equal_bits(obs, env.observe())
         drawn.append(rows)
         obs, *_ = env.step(env.sample_actions())
     counts = torch.cat(drawn).bincount(minlength=count)
@@ -652,7 +647,7 @@ def test_shared_fields_are_given_once_for_all_envs(device):
     turns = np.linspace(-1, 1, 21, dtype=np.float32)
     env = VecEnv(CONTINUOUS, 5, device, arrays={"turn_level": turns, "acceleration_level": torch.zeros(21)})
     assert env.state["turn_level"].shape == (21,) and env.state["turn_level"].device == env.device
-    assert same(env.state["turn_level"], torch.tensor(turns))
+    assert equal_bits(env.state["turn_level"], torch.tensor(turns))
     env.reset(seed=1)
     before, actions = env.state["heading"].clone(), random_actions(env)
     env.step(actions)
@@ -672,9 +667,9 @@ def test_a_restored_state_continues_bitwise_equally_in_any_environment(game, dev
     for one in (env, env, VecEnv(game, 12, device)):  # the same again, restored, and a new one without a reset
         one.load_state_dict(saved)
         runs.append([outputs_of(one.step(one.sample_actions())) for _ in range(25)] + [{"obs": one.reset()[0]}])
-        assert all(same(saved[name], copies[name]) for name in copies)
+        assert all(equal_bits(saved[name], copies[name]) for name in copies)
     for step, first in enumerate(runs[0]):
-        assert [name for run in runs[1:] for name in first if not same(first[name], run[step][name])] == [], step
+        assert [name for run in runs[1:] for name in first if not equal_bits(first[name], run[step][name])] == [], step
 
 
 @pytest.mark.parametrize("thread_order", [1, 2])
@@ -703,7 +698,7 @@ def test_no_global_random_state_is_used_or_touched(game, device):
     assert states == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
     random.seed(2), np.random.seed(2), torch.manual_seed(2)
     second = trajectory(VecEnv(game, 3, device), 30)
-    assert [name for name in first if not same(first[name], second[name])] == []
+    assert [name for name in first if not equal_bits(first[name], second[name])] == []
 
 
 def test_close_frees_all_tensors(game, device):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from oracles import tag_continuous, tag_gridworld
+from support.bitwise import bits
 from support.kernels import signature
 
 import gpu_vecenv
@@ -47,12 +48,6 @@ CASES += [
 ]
 ORACLES = {"tag_gridworld": tag_gridworld, "tag_continuous": tag_continuous}
 CONFIGS = {"tag_gridworld": GRIDWORLDS, "tag_continuous": {**CONTINUOUS, **LARGE}}
-
-
-def bits(array: torch.Tensor | np.ndarray) -> np.ndarray:
-    """Bit patterns: other than values they tell -0 from 0, and one NaN equals itself."""
-    array = array.cpu().numpy() if isinstance(array, torch.Tensor) else np.ascontiguousarray(array)
-    return array.view({1: np.uint8, 4: np.int32}[array.itemsize])
 
 
 def poisoned(env: VecEnv) -> StepBuffers:

@@ -16,7 +16,7 @@ F32 = torch.tensor([0.0, 1.0, torch.nan])
 def test_bits_separate_signed_zeros_and_equate_a_nan_with_itself(kind):
     given, negative, payload = kind(F32), kind(F32 * torch.tensor([-1.0, 1.0, 1.0])), kind(F32.clone())
     payload.view(torch.int32 if isinstance(payload, torch.Tensor) else np.int32)[2] += 1
-    assert equal_bits(F32, torch.nn.Parameter(F32.clone()))
+    assert equal_bits(F32, torch.nn.Parameter(F32.clone())) and equal_bits(F32, F32.numpy())
     assert equal_bits(given, kind(F32)) and given[0] == negative[0]
     assert not equal_bits(given, negative) and not equal_bits(given, payload)
     assert bits(given).tolist() == [0, 0x3F800000, 0x7FC00000] and bits(given).shape == (3,)
@@ -37,7 +37,7 @@ def test_bits_keep_the_shape_and_share_no_memory(dtype):
         F32[:2],
         F32[None],
         F32.double(),
-        F32.numpy(),
+        F32.double().numpy(),
         F32.view(torch.int32),
         [F32],
         None,

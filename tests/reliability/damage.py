@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
+from support.bitwise import equal_bits
 
 import gpu_vecenv
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
@@ -94,7 +95,7 @@ class Damage(Experiment):
                 trainer.load(path)
             except (CheckpointCorruptError, ConfigError, FileNotFoundError):
                 self.check(refused, f"{what}: what was saved is refused by the trainer")
-                self.check(equal(bits(trainer), live), f"{what}: the trainer has changed, though it refused the file")
+                self.check(equal_bits(bits(trainer), live), f"{what}: a refused file changed the trainer")
             except Exception as error:
                 self.failures.append(f"{what}: the trainer raised {error!r}")
             else:
@@ -420,18 +421,8 @@ def live_state(live: Mapping[str, torch.Tensor], manifest: Mapping[str, Any]) ->
     return tensors, {**manifest, "iteration": int(live["iteration"])}
 
 
-def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return False
-    return bool(one.contiguous().view(-1).view(torch.uint8).equal(other.contiguous().view(-1).view(torch.uint8)))
-
-
-def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(equal_bits(one[name], other[name]) for name in one)
-
-
 def same(one: State, other: State) -> bool:
-    return equal(one[0], other[0]) and one[1] == other[1]
+    return equal_bits(one[0], other[0]) and one[1] == other[1]
 
 
 def most_memory() -> int:

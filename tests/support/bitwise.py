@@ -14,18 +14,21 @@ def bits(values: torch.Tensor | np.ndarray) -> np.ndarray:
     if isinstance(values, torch.Tensor):
         host = values.detach().cpu()
         return host.clone(memory_format=torch.contiguous_format).view(_INTEGERS[host.element_size()]).numpy()
-    return np.array(values, order="C").view(f"u{values.dtype.itemsize}")
+    size = values.dtype.itemsize
+    return np.array(values, order="C").view("u1" if size == 1 else f"i{size}")
 
 
 def equal_bits(one: Any, other: Any) -> bool:
     """Whether two tensors or arrays, or mappings or sequences of them, have equal dtypes, shapes and bits.
 
-    Tensors may lie on different devices. Anything else is compared with ``==``, of equal type.
+    Tensors may lie on different devices, and are compared with arrays too. Anything else is compared with ``==``, of
+    equal type.
     """
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(equal_bits(one[key], other[key]) for key in one)
-    if any(isinstance(one, kind) and isinstance(other, kind) for kind in (torch.Tensor, np.ndarray)):
-        return one.dtype == other.dtype and one.shape == other.shape and np.array_equal(bits(one), bits(other))
+    if isinstance(one, torch.Tensor | np.ndarray) and isinstance(other, torch.Tensor | np.ndarray):
+        same_dtype = str(one.dtype).removeprefix("torch.") == str(other.dtype).removeprefix("torch.")
+        return same_dtype and one.shape == other.shape and np.array_equal(bits(one), bits(other))
     if isinstance(one, Sequence) and not isinstance(one, str | bytes) and type(one) is type(other):
         return len(one) == len(other) and all(map(equal_bits, one, other))
     return type(one) is type(other) and bool(one == other)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from reliability.experiment import metrics_of
 from safetensors.torch import load_file, save_file
+from support.bitwise import equal_bits
 
 from gpu_vecenv import load_policy
 from gpu_vecenv.errors import CheckpointCorruptError, CheckpointVersionError, ConfigError
@@ -30,15 +31,6 @@ DTYPES = [
 
 def raw(tensor):
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
-
-
-def equal_bits(one, other):
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype
-        and one[name].shape == other[name].shape
-        and raw(one[name]).equal(raw(other[name]))
-        for name in one
-    )
 
 
 def random_bits(shape, dtype, seed=0):

@@ -18,6 +18,7 @@ import torch
 from games.crew import Crew
 from games.probes import Target
 from safetensors.torch import load_file, save_file
+from support.bitwise import equal_bits
 from torch import nn
 
 import gpu_vecenv
@@ -111,20 +112,6 @@ def bits(trainer):
 
 def weights(trainer, role):
     return {name: tensor.detach().clone() for name, tensor in trainer.policies[role].state_dict().items()}
-
-
-def equal_bits(one, other):
-    """Also where both are the same NaN."""
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype
-        and one[name].shape == other[name].shape
-        and as_bytes(one[name]).equal(as_bytes(other[name]))
-        for name in one
-    )
-
-
-def as_bytes(tensor):
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
 
 
 def iterated(trainer, iterations):
@@ -677,7 +664,7 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_one(setup, device, t
     assert iterated(resumed, 3) == metrics
     assert equal_bits(bits(resumed), bits(trainer))
     for name in ("obs", "draws", "log_probs", "values", "rewards", "advantages", "returns", "active"):
-        assert as_bytes(getattr(resumed.rollout, name)).equal(as_bytes(getattr(trainer.rollout, name)))
+        assert equal_bits(getattr(resumed.rollout, name), getattr(trainer.rollout, name))
 
 
 def test_a_trainer_goes_back_to_its_own_checkpoint(device, tmp_path):

@@ -11,6 +11,7 @@ from games.painter import Painter
 from games.scouts import Scouts
 from gymnasium.error import UnsupportedMode
 from gymnasium.spaces import Box, Discrete
+from support.bitwise import equal_bits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_vecenv
@@ -45,11 +46,6 @@ GROUPS, MODES = ("agent", "role"), ("same_step", "next_step", "disabled")
 def each(cases):
     names = [f"{game if isinstance(game, str) else game.name()}-{len(config)}" for game, config in cases]
     return pytest.mark.parametrize(("game", "config"), cases, ids=names)
-
-
-def same_bits(a, b) -> bool:
-    a, b = a.cpu().numpy(), b.cpu().numpy()
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def places(game, group_by) -> dict:
@@ -110,14 +106,14 @@ def test_every_value_is_a_view_of_the_step_buffers(game, config, mode, group_by,
             if "final_obs" in info:
                 assert is_view(extras["final_obs"][key], buffers.final_obs, agents, layout.own(role))
                 assert is_view(extras["_final_obs"][key], buffers.final_mask, agents)
-        assert all(same_bits(getattr(buffers, "final_mask" if name == "_final_obs" else name), tensor)
+        assert all(equal_bits(getattr(buffers, "final_mask" if name == "_final_obs" else name), tensor)
                    for name, tensor in info.items() if name != "final_obs")  # fmt: skip
 
     buffers = env.vec_env.step_buffers()
     obs, extras = env.reset(seed=6, out=buffers)
     expected, info = twin.reset(seed=6)
     check(buffers, obs, extras, info)
-    assert same_bits(buffers.obs, expected)
+    assert equal_bits(buffers.obs, expected)
     for step in range(30):
         actions = twin.sample_actions()
         buffers = env.vec_env.step_buffers()
@@ -125,17 +121,17 @@ def test_every_value_is_a_view_of_the_step_buffers(game, config, mode, group_by,
         obs, *outputs, extras = env.step(given, out=buffers)
         expected, *results, info = twin.step(actions)
         check(buffers, obs, extras, info)
-        assert same_bits(buffers.obs, expected)
+        assert equal_bits(buffers.obs, expected)
         if "final_obs" in info:
-            assert same_bits(buffers.final_obs[buffers.final_mask], info["final_obs"][info["_final_obs"]])
+            assert equal_bits(buffers.final_obs[buffers.final_mask], info["final_obs"][info["_final_obs"]])
         for values, tensor, name in zip(outputs, results, ("rewards", "terminations", "truncations"), strict=True):
             assert list(values) == list(where)
             assert all(is_view(values[key], getattr(buffers, name), agents) for key, (_, agents) in where.items())
-            assert same_bits(getattr(buffers, name), tensor)
+            assert equal_bits(getattr(buffers, name), tensor)
         if mode == "disabled" and (over := ~info["active"].any(1)).any():
             obs, extras = env.reset(options={"reset_mask": over})
             expected, info = twin.reset(mask=over)
-            assert all(same_bits(obs[key], expected[:, agents][(..., *layout.own(role))])
+            assert all(equal_bits(obs[key], expected[:, agents][(..., *layout.own(role))])
                        for key, (role, agents) in where.items())  # fmt: skip
     assert env.vec_env.faults().tolist() == twin.faults().tolist() == [0] * 5
 
@@ -151,7 +147,7 @@ def test_with_rows_values_are_views_of_the_rows(game, config, group_by, device):
     left_early = 0
     for step in range(30):
         for key, (role, agents) in where.items():
-            assert same_bits(obs[key], expected.unflatten(0, batch)[:, agents][(..., *layout.own(role))])
+            assert equal_bits(obs[key], expected.unflatten(0, batch)[:, agents][(..., *layout.own(role))])
         actions = twin.sample_actions()
         given = actions if step % 2 else own_actions(env.game, actions.unflatten(0, batch), group_by)
         buffers = env.vec_env.step_buffers()
@@ -160,13 +156,13 @@ def test_with_rows_values_are_views_of_the_rows(game, config, group_by, device):
         written = [buffers.rewards, buffers.terminations, buffers.truncations]
         for values, tensor, result in zip(outputs, written, results, strict=True):
             assert all(is_view(values[key], tensor.unflatten(0, batch), agents) for key, (_, agents) in where.items())
-            assert same_bits(tensor, result)
+            assert equal_bits(tensor, result)
         for key, (role, agents) in where.items():
             assert is_view(extras["final_obs"][key], buffers.final_obs.unflatten(0, batch), agents, layout.own(role))
-        assert same_bits(buffers.final_obs[buffers.final_mask], info["final_obs"][info["_final_obs"]])
+        assert equal_bits(buffers.final_obs[buffers.final_mask], info["final_obs"][info["_final_obs"]])
         over = info["_final_obs"].unflatten(0, batch)
         left_early += int((over.any(1) != over.all(1)).sum())
-        assert same_bits(env.state(), joint_obs(env.game, expected.unflatten(0, batch)))
+        assert equal_bits(env.state(), joint_obs(env.game, expected.unflatten(0, batch)))
     assert left_early or game not in (Crew, Scouts, "tag_continuous") or config.get("num_scouts") == 0
     assert env.vec_env.faults().tolist() == [0] * 5
 
@@ -212,7 +208,7 @@ def test_the_state_is_all_observations_one_after_the_other(game, config, group_b
     obs, _ = env.reset(seed=1)
     for _ in range(3):
         state = env.state()
-        assert same_bits(state, torch.cat([value.flatten(1) for value in obs.values()], 1))
+        assert equal_bits(state, torch.cat([value.flatten(1) for value in obs.values()], 1))
         assert all(env.state_space.contains(row) for row in state.cpu().numpy())
         if game == "tag_gridworld":
             assert state.untyped_storage().data_ptr() == next(iter(obs.values())).untyped_storage().data_ptr()
@@ -228,7 +224,7 @@ def test_earlier_outputs_stay_as_they_were(device):
     for step in range(8):
         dictionaries = env.step(env.sample_actions())[:4] if step else env.reset(seed=1)[:1]
         kept += [(value, value.clone()) for values in dictionaries for value in values.values()]
-    assert all(same_bits(value, copied) for value, copied in kept)
+    assert all(equal_bits(value, copied) for value, copied in kept)
 
 
 # ---------------------------------------------------------------------- what goes in
@@ -270,7 +266,7 @@ def test_actions_are_int32_or_int64_and_may_be_strided(kinds, device):
         assert not all(part.is_contiguous() for part in parts.values())
         given = {key: part.to(kinds[i % len(kinds)]) for i, (key, part) in enumerate(parts.items())}
         ours, theirs = env.step(dict(reversed(given.items()))), twin.step(whole)
-        assert all(same_bits(ours[k][key], theirs[k][key]) for k in range(4) for key in ours[k])
+        assert all(equal_bits(ours[k][key], theirs[k][key]) for k in range(4) for key in ours[k])
 
 
 @pytest.mark.parametrize("group_by", GROUPS)
@@ -280,7 +276,7 @@ def test_discrete_actions_may_have_a_last_axis_of_one(group_by, device):
         each_env.reset(seed=1)
     whole = env.sample_actions()
     ours = env.step({key: part[..., None] for key, part in own_actions(env.game, whole, group_by).items()})
-    assert all(same_bits(ours[0][key], value) for key, value in twin.step(whole)[0].items())
+    assert all(equal_bits(ours[0][key], value) for key, value in twin.step(whole)[0].items())
 
 
 def good(env) -> dict:
@@ -316,8 +312,8 @@ def test_bad_actions_are_refused_and_change_nothing(group_by, spoil, error, mess
     before, state = env.vec_env.state_dict(), env.state()
     with pytest.raises(error, match=message):
         env.step(spoil(good(env)))
-    assert all(same_bits(tensor, before[name]) for name, tensor in env.vec_env.state_dict().items())
-    assert env.state() is not state and same_bits(env.state(), state)
+    assert all(equal_bits(tensor, before[name]) for name, tensor in env.vec_env.state_dict().items())
+    assert env.state() is not state and equal_bits(env.state(), state)
 
 
 def test_actions_that_require_a_gradient_are_refused():
@@ -339,12 +335,12 @@ def test_a_mask_resets_some_envs(device):
     mask = torch.tensor([True, False, True, False], device=device)
     obs, _ = env.reset(seed=9, options={"reset_mask": mask})
     expected, _ = twin.vec_env.reset(seed=9, mask=mask)
-    assert all(same_bits(obs[key], expected[:, i]) for i, key in enumerate(env.agents))
+    assert all(equal_bits(obs[key], expected[:, i]) for i, key in enumerate(env.agents))
     assert env.episode_length_buf.tolist() == [0, 1, 0, 1]
-    assert same_bits(env.vec_env.state_dict()["state_position"][1::2], before["state_position"][1::2])
+    assert equal_bits(env.vec_env.state_dict()["state_position"][1::2], before["state_position"][1::2])
     obs, _ = env.reset(options={"reset_mask": np.array([False] * 4)})
     assert env.episode_length_buf.tolist() == [0, 1, 0, 1]
-    assert all(same_bits(obs[key], expected[:, i]) for i, key in enumerate(env.agents))
+    assert all(equal_bits(obs[key], expected[:, i]) for i, key in enumerate(env.agents))
 
 
 def test_bad_resets_are_refused_and_change_nothing():
@@ -365,7 +361,7 @@ def test_bad_resets_are_refused_and_change_nothing():
             env.reset(seed=seed)
     with pytest.raises(ValueError, match="expected StepBuffers"):
         env.reset(out=batched_parallel_env("tag_gridworld", 4, "cpu").vec_env.step_buffers())
-    assert all(same_bits(tensor, before[name]) for name, tensor in env.vec_env.state_dict().items())
+    assert all(equal_bits(tensor, before[name]) for name, tensor in env.vec_env.state_dict().items())
 
 
 def test_before_reset_and_after_close_nothing_works():
@@ -378,8 +374,8 @@ def test_before_reset_and_after_close_nothing_works():
     env.vec_env.load_state_dict(twin.vec_env.state_dict())
     with pytest.raises(ResetNeededError, match="state before reset"):
         env.state()
-    assert same_bits(env.step(good(env))[0]["runner_0"], twin.step(good(twin))[0]["runner_0"])
-    assert same_bits(env.state(), twin.state())
+    assert equal_bits(env.step(good(env))[0]["runner_0"], twin.step(good(twin))[0]["runner_0"])
+    assert equal_bits(env.state(), twin.state())
     env.close()
     env.close()
     for method, arguments in ((env.step, ({},)), (env.reset, ()), (env.state, ()), (env.sample_actions, ())):
@@ -450,4 +446,4 @@ def test_a_copy_is_made_with_the_same_arguments(copied, device):
     assert type(twin) is BatchedParallelEnv and twin.vec_env is not env.vec_env
     assert (twin.game, twin.group_by, twin.vec_env.autoreset_mode) == (env.game, "role", "next_step")
     for ours, theirs in ((env.reset(seed=5), twin.reset(seed=5)), (env.step(env.sample_actions()),) * 2):
-        assert all(same_bits(ours[0][key], theirs[0][key]) for key in ours[0])
+        assert all(equal_bits(ours[0][key], theirs[0][key]) for key in ours[0])

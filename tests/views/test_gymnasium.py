@@ -19,6 +19,7 @@ from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import vector as gymnasium_wrappers
+from support.bitwise import equal_bits
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
@@ -45,11 +46,6 @@ def vector(name: str, num_envs: int = 3, device: str = "cpu", **arguments) -> Gy
 
 def as_numpy(value):
     return value.cpu().numpy() if isinstance(value, torch.Tensor) else value
-
-
-def same_bits(a, b) -> bool:
-    a, b = as_numpy(a), as_numpy(b)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 # ---------------------------------------------------------------------- registration
@@ -150,7 +146,7 @@ def test_the_single_env_is_one_env(name):
     over = False
     while not over:
         assert env.observation_space.contains(obs)
-        assert same_bits(obs, expected[0, 0] if alone else expected[0])
+        assert equal_bits(obs, expected[0, 0] if alone else expected[0])
         action = env.action_space.sample()
         obs, reward, terminated, truncated, _ = env.step(action)
         actions = torch.as_tensor(np.asarray(action)).view(1, twin.num_agents, *twin.game.layout.action.shape)
@@ -195,7 +191,7 @@ def test_rows_are_agents_with_episodes_of_their_own(mode, device):
     active = torch.ones(40, 5, dtype=torch.bool, device=device)
     early, ends = 0, 0
     for _ in range(60):
-        assert same_bits(obs, expected.flatten(0, 1))
+        assert equal_bits(obs, expected.flatten(0, 1))
         actions = twin.sample_actions()
         assert torch.equal(env.sample_actions(), actions.flatten(0, 1))
         before, begins = active, ~active.any(1) & (mode == "next_step")
@@ -207,7 +203,7 @@ def test_rows_are_agents_with_episodes_of_their_own(mode, device):
         once_more = over[:, None] & ~before
         early += int(once_more.sum())
         ends += int(over.sum())
-        assert same_bits(rewards, twin_rewards.flatten())
+        assert equal_bits(rewards, twin_rewards.flatten())
         assert torch.equal(terminations.view(40, 5), ended | once_more)
         assert torch.equal(truncations.view(40, 5), cut)
         assert torch.equal(info["active"].view(40, 5), active)
@@ -216,9 +212,9 @@ def test_rows_are_agents_with_episodes_of_their_own(mode, device):
             mask = info["_final_obs"].view(40, 5)
             assert torch.equal(mask, gone | over[:, None])
             final, last = info["final_obs"].view(40, 5, -1), twin_info["final_obs"]
-            assert same_bits(final[over], last[over])
+            assert equal_bits(final[over], last[over])
             left = gone & ~over[:, None]
-            assert same_bits(final[left], expected[left])  # what it sees as it leaves
+            assert equal_bits(final[left], expected[left])  # what it sees as it leaves
         else:
             assert "final_obs" not in info
         if mode == "disabled" and over.any():
@@ -237,7 +233,7 @@ def test_roles_with_choices_of_their_own_have_rows_of_their_own():
     obs, info = env.reset(seed=1)
     assert (obs.reshape(4, 3, 4)[:, 0, 2:] == 0).all() and (obs.reshape(4, 3, 4)[:, 1:] != 0).all()
     for _ in range(30):
-        assert same_bits(info["action_mask"], env.action_masks())
+        assert equal_bits(info["action_mask"], env.action_masks())
         *_, info = env.step(as_numpy(env.sample_actions()))
     assert env.vec_env.faults().sum() == 0
     forbidden = np.zeros((12, 2), np.int64)
@@ -268,21 +264,21 @@ def test_the_numpy_view_is_equal(name, mode, device):
         vector(name, 7, device, autoreset_mode=mode, output=output) for output in ("torch", "numpy")
     )
     (obs, info), (array, array_info) = torch_env.reset(seed=9), numpy_env.reset(seed=9)
-    assert isinstance(array, np.ndarray) and same_bits(obs, array)
+    assert isinstance(array, np.ndarray) and equal_bits(obs, array)
     for _ in range(30):
         actions = torch_env.sample_actions()
         *outputs, info = torch_env.step(actions)
         *arrays, array_info = numpy_env.step(as_numpy(actions))
-        assert all(isinstance(a, np.ndarray) and same_bits(a, b) for a, b in zip(arrays, outputs, strict=True))
+        assert all(isinstance(a, np.ndarray) and equal_bits(a, b) for a, b in zip(arrays, outputs, strict=True))
         assert set(info) <= set(array_info)
         assert all(
             f"_{key}" in array_info for key in array_info if key[0] != "_"
         )  # Gymnasium's DictInfoToList needs it
-        assert same_bits(info["active"], array_info["active"])
+        assert equal_bits(info["active"], array_info["active"])
         if mode == "same_step":
             mask = array_info["_final_obs"]
-            assert same_bits(info["_final_obs"], mask)
-            assert same_bits(as_numpy(info["final_obs"])[mask], array_info["final_obs"][mask])
+            assert equal_bits(info["_final_obs"], mask)
+            assert equal_bits(as_numpy(info["final_obs"])[mask], array_info["final_obs"][mask])
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
@@ -305,7 +301,7 @@ def test_earlier_outputs_never_change(output, device):
         tensors = [*outputs, *(value for value in info.values() if hasattr(value, "shape"))]
         kept += tensors
         copies += [as_numpy(tensor).copy() for tensor in tensors]
-    assert all(same_bits(now, then) for now, then in zip(kept, copies, strict=True))
+    assert all(equal_bits(now, then) for now, then in zip(kept, copies, strict=True))
 
 
 def test_the_observation_is_the_memory_that_the_kernel_wrote(device):
@@ -351,7 +347,7 @@ def test_an_env_is_copied_by_its_arguments():
         assert (twin.autoreset_mode, twin.output) == (env.autoreset_mode, "numpy")
         with pytest.raises(ResetNeededError):
             twin.step(env.action_space.sample())
-        assert same_bits(twin.reset(seed=5)[0], env.reset(seed=5)[0])
+        assert equal_bits(twin.reset(seed=5)[0], env.reset(seed=5)[0])
     single = pickle.loads(pickle.dumps(GymnasiumEnv("pendulum", max_steps=3)))
     assert single.game.max_steps == 3
 

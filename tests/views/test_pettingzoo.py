@@ -18,6 +18,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from pettingzoo.test import api_test, max_cycles_test, parallel_api_test, parallel_seed_test, render_test, seed_test
 from pettingzoo.test.state_test import state_test
 from pettingzoo.utils.conversions import parallel_to_aec
+from support.bitwise import equal_bits
 
 import gpu_vecenv
 from gpu_vecenv.envs.registry import GAMES
@@ -60,11 +61,6 @@ def as_numpy(value):
     return value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
 
 
-def same_bits(a, b) -> bool:
-    a, b = as_numpy(a), as_numpy(b)
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
 def sample_mask(mask):
     """A mask as Gymnasium's spaces take it."""
     if mask is None or isinstance(mask, np.ndarray):
@@ -105,7 +101,7 @@ def equal(a, b) -> bool:
         return list(a) == list(b) and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, tuple | list):
         return len(a) == len(b) and all(map(equal, a, b))
-    return type(a) is type(b) and same_bits(a, b)
+    return type(a) is type(b) and equal_bits(a, b)
 
 
 def twin_actions(env, actions) -> torch.Tensor:
@@ -206,7 +202,7 @@ def test_outputs_equal_those_of_vec_env(game, config, output, device):
         assert list(observations) == list(infos) == keys
         for agent in keys:
             i = names.index(agent)
-            assert same_bits(observations[agent], obs[0, i][layout.own(roles[i])])
+            assert equal_bits(observations[agent], obs[0, i][layout.own(roles[i])])
             assert env.observation_space(agent).contains(as_numpy(observations[agent]))
         active = [name for name, on in zip(names, info["active"][0].tolist(), strict=True) if on]
         assert env.agents == active and env.num_agents == len(active)
@@ -243,7 +239,7 @@ def test_torch_observations_are_views_of_one_fresh_tensor(game, config, device):
         earlier += storages
         kept += [(view, view.clone()) for view in observations.values()]
         observations, *_, infos = env.step(samples(env, infos))
-    assert all(same_bits(view, copied) for view, copied in kept)
+    assert all(equal_bits(view, copied) for view, copied in kept)
 
 
 def test_numpy_observations_never_change_afterwards(device):
@@ -251,7 +247,7 @@ def test_numpy_observations_never_change_afterwards(device):
         (obs, obs.copy()) for step in rollout(parallel_env(Crew, device, output="numpy")) for obs in arrays_of(step)
     ]
     assert len(kept) > 50
-    assert all(same_bits(obs, copied) for obs, copied in kept)
+    assert all(equal_bits(obs, copied) for obs, copied in kept)
 
 
 def arrays_of(step) -> list[np.ndarray]:
@@ -265,7 +261,7 @@ def test_the_outputs_do_not_depend_on_torch_or_numpy(game, config):
     for ours, theirs in zip(tensors, arrays, strict=True):
         observed = 0 if len(ours) == 2 else 1
         assert list(ours[observed]) == list(theirs[observed])
-        assert all(same_bits(ours[observed][agent], theirs[observed][agent]) for agent in ours[observed])
+        assert all(equal_bits(ours[observed][agent], theirs[observed][agent]) for agent in ours[observed])
         assert ours[observed + 1 : -1] == theirs[observed + 1 : -1]
 
 
@@ -325,7 +321,7 @@ def test_the_state_is_all_observations_one_after_the_other(game, config, output,
         whole = np.concatenate([as_numpy(obs).ravel() for obs in observations.values()])
         state = env.state()
         assert isinstance(state, np.ndarray if output == "numpy" else torch.Tensor)
-        assert same_bits(state, whole)
+        assert equal_bits(state, whole)
         assert env.state_space.contains(as_numpy(state))
         if game == "tag_gridworld":
             assert np.shares_memory(as_numpy(state), as_numpy(observations["runner_0"])) or device == "cuda"
@@ -333,8 +329,8 @@ def test_the_state_is_all_observations_one_after_the_other(game, config, output,
         # Of those that ended before, the state goes on telling what the game says of them.
         observations = {agent: observations.get(agent, env_row(env, agent)) for agent in gone}
     low, high = env.state_space.low, env.state_space.high
-    assert same_bits(low, np.concatenate([env.observation_space(a).low.ravel() for a in env.possible_agents]))
-    assert same_bits(high, np.concatenate([env.observation_space(a).high.ravel() for a in env.possible_agents]))
+    assert equal_bits(low, np.concatenate([env.observation_space(a).low.ravel() for a in env.possible_agents]))
+    assert equal_bits(high, np.concatenate([env.observation_space(a).high.ravel() for a in env.possible_agents]))
 
 
 def env_row(env: ParallelEnv, agent: str):
