@@ -39,7 +39,7 @@ FLAGS = (
 @cache
 def library() -> str:
     """AddressSanitizer's own, which must be loaded first."""
-    command = HostBackend().version_of
+    command = HostBackend().compiler_command
     if "ziglang" in command:
         pytest.skip("zig brings no AddressSanitizer")
     for name in ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan.so"):
