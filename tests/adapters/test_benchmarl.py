@@ -2,8 +2,6 @@
 
 import importlib
 import pickle
-import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
-from support.processes import child_environment
+from support.adapter_contract import run_example
 from torchrl.envs import check_env_specs
 
 from gpu_vecenv import BatchedParallelEnv
@@ -195,10 +193,6 @@ def test_a_missing_library_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-W", "ignore", root / "examples" / "benchmarl_mappo.py"]
-    shown = subprocess.run(
-        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, check=True
-    ).stdout
-    numbers = re.search(r"^return of random actions (\S+), after \d+ s of training (\S+)$", shown, re.MULTILINE)
-    assert numbers and float(numbers[2]) > float(numbers[1]) + 3, shown
+    pattern = r"return of random actions (\S+), after \d+ s of training (\S+)\n"
+    at_random, trained = run_example("benchmarl_mappo.py", pattern, tmp_path)
+    assert trained > at_random + 3

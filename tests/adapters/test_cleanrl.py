@@ -13,7 +13,8 @@ import pytest
 import torch
 from games.painter import Painter
 from games.script import Script
-from gymnasium.vector import VectorWrapper
+from support.adapter_contract import Recorder, TerminatesAndTruncates
+from support.synchronisation import no_synchronisation
 
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.adapters import cleanrl
@@ -53,14 +54,6 @@ def output_of(release: Path, *command: object, check: bool = True) -> str:
     )
     assert not check or done.returncode == 0, done.stderr
     return done.stdout if check else done.stderr
-
-
-class Kept(VectorWrapper):
-    """Keeps what the environment gave, to compare with what comes out of the adapter."""
-
-    def step(self, actions):
-        self.actions, self.given = actions, super().step(actions)
-        return self.given
 
 
 @pytest.mark.parametrize(
@@ -112,33 +105,25 @@ def test_a_seed_counts_for_the_next_reset():
 
 
 def test_actions_are_clipped_to_the_box(device):
-    env = cleanrl.wrap(Kept(GymnasiumVectorEnv(Painter, 3, device)))
+    env = cleanrl.wrap(Recorder(GymnasiumVectorEnv(Painter, 3, device)))
     env.reset()
     env.step(torch.tensor([[-5.0, -5.0], [0.5, 2.0], [9.0, 9.0]], device=device))
     assert env.env.actions.tolist() == [[-1.0, 0.0], [0.5, 2.0], [1.0, 3.0]]
     assert not env.env.unwrapped.vec_env.faults().any()
 
 
-class Terminating(VectorWrapper):
-    """Whatever truncates, terminates too."""
-
-    def step(self, actions):
-        obs, rewards, terminations, truncations, info = super().step(actions)
-        return obs, rewards, terminations | truncations, truncations, info
-
-
 def test_what_terminates_is_no_time_out(device):
-    env = cleanrl.wrap(Terminating(GymnasiumVectorEnv("pendulum", 2, device, max_steps=1)))
+    env = cleanrl.wrap(TerminatesAndTruncates(GymnasiumVectorEnv("pendulum", 2, device)))
     env.reset()
     _, _, dones, extras = env.step(torch.zeros(2, 1, device=device))
     assert dones.tolist() == [1, 1] and extras["time_outs"].tolist() == [False, False]
 
 
 def test_nothing_is_copied(device):
-    env = cleanrl.wrap(Kept(GymnasiumVectorEnv("pendulum", 4, device)))
+    env = cleanrl.wrap(Recorder(GymnasiumVectorEnv("pendulum", 4, device)))
     env.reset()
     obs, rewards, _, infos = env.step(torch.zeros(4, 1, device=device))
-    given_obs, given_rewards, _, _, info = env.env.given
+    given_obs, given_rewards, _, _, info = env.env.outputs
     assert obs["obs"].data_ptr() == given_obs.data_ptr() and rewards.data_ptr() == given_rewards.data_ptr()
     assert infos["final_obs"].data_ptr() == info["final_obs"].data_ptr()
 
@@ -148,12 +133,9 @@ def test_no_step_waits_for_the_device():
     env = cleanrl.make("simple_spread", 64, "cuda", continuous_actions=True, max_steps=7)
     env.reset()
     actions = torch.randn(env.num_envs, *env.action_space.shape, device="cuda")
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_synchronisation():
         for _ in range(100):
             env.step(actions)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_what_the_script_does_not_know_is_refused():

@@ -1,7 +1,5 @@
 """rl_games: the adapter's contract, what rl_games' own PPO and players make of it, and learning."""
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import ClassVar
@@ -17,9 +15,10 @@ from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
 from gymnasium.spaces import Discrete, MultiDiscrete
-from gymnasium.vector import VectorWrapper
 from rl_games.common.algo_observer import DefaultAlgoObserver
 from rl_games.torch_runner import Runner
+from support.adapter_contract import Recorder, TerminatesAndTruncates, run_example
+from support.synchronisation import no_synchronisation
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import rl_games
@@ -27,7 +26,6 @@ from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 from gpu_vecenv.wrappers import ClipAction
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "rl_games_ppo.py"
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 ROLES = {"num_leads": 2, "num_others": 2, "leave": 2}
 MLP = {"units": [64, 64], "activation": "tanh", "initializer": {"name": "default"}}
@@ -267,25 +265,8 @@ def test_several_choices_are_a_tuple(tmp_path):
     assert agent.game_rewards.current_size > 0 and faults(agent.vec_env) == 0
 
 
-class Kept(VectorWrapper):
-    """Keeps what the environment below gave and was given."""
-
-    def step(self, actions):
-        self.given, self.gave = actions, self.env.step(actions)
-        return self.gave
-
-
-class Both(VectorWrapper):
-    """Every row terminates and is truncated at every step."""
-
-    def step(self, actions):
-        obs, rewards, terminations, _, info = self.env.step(actions)
-        ends = torch.ones_like(terminations)
-        return obs, rewards, ends, ends.clone(), info
-
-
 def test_what_terminates_is_not_bootstrapped():
-    env = rl_games.wrap(Both(GymnasiumVectorEnv("cartpole", 4, "cpu")))
+    env = rl_games.wrap(TerminatesAndTruncates(GymnasiumVectorEnv("cartpole", 4, "cpu")))
     env.reset()
     *_, dones, infos = env.step(env.gymnasium_env.sample_actions())
     assert dones.all() and not infos["time_outs"].any()
@@ -293,27 +274,24 @@ def test_what_terminates_is_not_bootstrapped():
 
 @pytest.mark.parametrize("game", ["cartpole", "simple_spread"])
 def test_nothing_is_copied(game, device):
-    kept = Kept(GymnasiumVectorEnv(game, 4, device))
+    kept = Recorder(GymnasiumVectorEnv(game, 4, device))
     env = rl_games.wrap(kept)
     env.reset()
     actions = kept.env.sample_actions().long()
     named, rewards, *_ = env.step(actions)
-    assert kept.given.data_ptr() == actions.data_ptr()
-    assert named["obs"].data_ptr() == named["states"].data_ptr() == kept.gave[0].data_ptr()
-    assert rewards is kept.gave[1]
+    assert kept.actions.data_ptr() == actions.data_ptr()
+    assert named["obs"].data_ptr() == named["states"].data_ptr() == kept.outputs[0].data_ptr()
+    assert rewards is kept.outputs[1]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("game", ["cartpole", "pendulum", "simple_spread"])
-def test_steps_do_not_wait_for_the_device(game):
+def test_no_step_waits_for_the_device(game):
     env = rl_games.make(game, 64, "cuda")
     env.reset()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         for _ in range(100):
             env.step(env.gymnasium_env.sample_actions())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def returns(env: rl_games.RLGamesVecEnv, act, steps: int) -> float:
@@ -354,7 +332,6 @@ def test_ppo_learns(tmp_path, env_config, kind, config, margin):
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    said = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
-    words = said.splitlines()[-1].replace(",", "").split()
-    at_random, trained = float(words[3]), float(words[9])
+    pattern = r"return at random (\d+), of the last 100 episodes (\d+)"
+    at_random, trained = run_example("rl_games_ppo.py", pattern, tmp_path)
     assert trained > 4 * at_random  # about 22 steps at random, about 200 after 51,200 steps

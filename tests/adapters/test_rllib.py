@@ -1,7 +1,6 @@
 """RLlib: what its env runners make of rows and of replicas, several processes, and learning with its own PPO."""
 
 import os
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.env.multi_agent_env_runner import MultiAgentEnvRunner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.utils.pre_checks.env import check_multiagent_environments
+from support.adapter_contract import run_example
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumVectorEnv
@@ -297,9 +297,6 @@ def test_a_missing_library_is_one_line():
 
 
 @pytest.mark.slow
-def test_the_example_learns():
-    script = TESTS.parent / "examples" / "rllib_ppo.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    before, after = map(float, re.findall(r"(-?\d+\.\d+) (?:at random|after)", result.stdout))
-    assert after > 1.3 * before
+def test_the_example_learns(tmp_path):
+    at_random, trained = run_example("rllib_ppo.py", r"of a row (\S+) at random, (\S+) after", tmp_path)
+    assert trained > 1.3 * at_random

@@ -1,8 +1,6 @@
 """rsl_rl: the adapter's contract, clocks that are set, what the logger gets, and learning with rsl_rl's own PPO."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +10,10 @@ pytest.importorskip("rsl_rl", reason="rsl-rl-lib is not installed")
 
 from games.painter import Painter
 from games.script import Script
-from gymnasium.vector import VectorWrapper
 from rsl_rl.env import VecEnv
 from rsl_rl.runners import OnPolicyRunner
+from support.adapter_contract import Recorder, TerminatesAndTruncates, run_example
+from support.synchronisation import no_synchronisation
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpu_vecenv import GymnasiumVectorEnv
@@ -37,14 +36,6 @@ def runner(env: VecEnv, num_steps: int, log_dir: Path | None = None, **algorithm
         "algorithm": {"class_name": "PPO", "gamma": 0.95, "entropy_coef": 0.0, **algorithm},
     }
     return OnPolicyRunner(env, config, log_dir=log_dir and str(log_dir), device=str(env.device))
-
-
-class Kept(VectorWrapper):
-    """Keeps what the environment gave, to compare with what comes out of the adapter."""
-
-    def step(self, actions):
-        self.actions, self.given = actions, super().step(actions)
-        return self.given
 
 
 @pytest.mark.parametrize(
@@ -95,31 +86,23 @@ def test_dones_and_time_outs_follow_the_script(config, device):
 
 def test_actions_are_clipped_to_the_box(device):
     env = rsl_rl.make(Painter, 3, device)
-    kept = rsl_rl.wrap(Kept(env.env))
+    kept = rsl_rl.wrap(Recorder(env.env))
     kept.step(torch.tensor([[-5.0, -5.0], [0.5, 2.0], [9.0, 9.0]], device=device))
     assert kept.env.actions.tolist() == [[-1.0, 0.0], [0.5, 2.0], [1.0, 3.0]]
     assert not kept.vec_env.faults().any()
 
 
-class Terminating(VectorWrapper):
-    """Whatever truncates, terminates too."""
-
-    def step(self, actions):
-        obs, rewards, terminations, truncations, info = super().step(actions)
-        return obs, rewards, terminations | truncations, truncations, info
-
-
 def test_what_terminates_is_no_time_out(device):
-    env = rsl_rl.wrap(Terminating(GymnasiumVectorEnv("pendulum", 2, device, max_steps=1)))
+    env = rsl_rl.wrap(TerminatesAndTruncates(GymnasiumVectorEnv("pendulum", 2, device)))
     env.reset()
     _, _, dones, extras = env.step(torch.zeros(2, 1, device=device))
     assert dones.tolist() == [1, 1] and extras["time_outs"].tolist() == [False, False]
 
 
 def test_nothing_is_copied(device):
-    env = rsl_rl.wrap(Kept(GymnasiumVectorEnv("pendulum", 4, device)))
+    env = rsl_rl.wrap(Recorder(GymnasiumVectorEnv("pendulum", 4, device)))
     obs, rewards, _, _ = env.step(torch.zeros(4, 1, device=device))
-    given_obs, given_rewards, *_ = env.env.given
+    given_obs, given_rewards, *_ = env.env.outputs
     assert obs["policy"].data_ptr() == given_obs.data_ptr() == env.get_observations()["policy"].data_ptr()
     assert rewards.data_ptr() == given_rewards.data_ptr()
 
@@ -128,12 +111,9 @@ def test_nothing_is_copied(device):
 def test_no_step_waits_for_the_device():
     env = rsl_rl.make("simple_spread", 64, "cuda", continuous_actions=True, max_steps=7)
     actions = torch.randn(env.num_envs, env.num_actions, device="cuda")
-    try:
-        torch.cuda.set_sync_debug_mode("error")
+    with no_synchronisation():
         for _ in range(100):
             env.step(actions)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_clocks_can_be_set(device):
@@ -286,9 +266,6 @@ def mean_return(env: rsl_rl.RslRlVecEnv, policy) -> float:
 
 
 @pytest.mark.slow
-def test_the_example_learns():
-    said = subprocess.run(
-        [sys.executable, ROOT / "examples" / "rsl_rl_ppo.py"], capture_output=True, text=True, check=True
-    ).stdout
-    at_random, trained = map(float, re.search(r"return at random (-\d+), trained (-\d+)", said).groups())
+def test_the_example_learns(tmp_path):
+    at_random, trained = run_example("rsl_rl_ppo.py", r"return at random (-\d+), trained (-\d+)", tmp_path)
     assert trained > at_random / 2  # costs: about -1200 at random, -160 when trained

@@ -1,9 +1,5 @@
 """skrl: the adapter's views and flags, its actions and log, and learning with skrl's own trainer."""
 
-import re
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +20,9 @@ from skrl.multi_agents.torch.mappo import MAPPO
 from skrl.trainers.torch import SequentialTrainer
 from skrl.utils import set_seed
 from skrl.utils.runner.torch import Runner
+from support.adapter_contract import run_example
 from support.bitwise import equal_bits
+from support.synchronisation import no_synchronisation
 
 import gpu_vecenv
 from gpu_vecenv import BatchedParallelEnv, EpisodeLog, Fault, GymnasiumVectorEnv
@@ -32,7 +30,6 @@ from gpu_vecenv.adapters import skrl
 from gpu_vecenv.errors import UnsupportedGameError
 from gpu_vecenv.wrappers import RescaleAction
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 SEVERAL = [
     ("tag_gridworld", {"grid": 4, "max_steps": 7, "random_start": True}),
@@ -186,15 +183,11 @@ def test_no_step_waits_for_the_device(game):
     learner = skrl.with_final_obs(SimpleNamespace(record_transition=lambda **transition: None))
     obs, _ = env.reset()
     env.step(whole(env, env.sample_actions()))
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         for _ in range(100):
             obs, _, _, _, infos = env.step(whole(env, env.sample_actions()))
             learner.record_transition(next_observations=obs, next_states=env.state(), infos=infos)
             infos["episode"].items()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert env.vec_env.faults().sum().item() == 0
 
 
@@ -581,7 +574,5 @@ def test_skrl_logs_returns_of_roles(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("example", "gain"), [("skrl_mappo.py", 2.5), ("skrl_ppo.py", 45)])
 def test_the_examples_learn(example, gain, tmp_path):
-    command = [sys.executable, str(EXAMPLES / example)]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    found = re.search(r"return at random (\S+), after \d+ s of training (\S+)", said)
-    assert found and float(found[2]) > float(found[1]) + gain, said
+    at_random, trained = run_example(example, r"return at random (\S+), after \d+ s of training (\S+)", tmp_path)
+    assert trained > at_random + gain

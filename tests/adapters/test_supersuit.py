@@ -25,7 +25,9 @@ from games.script import Script
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.vector import VectorWrapper
 from pettingzoo.test import api_test, parallel_api_test
+from support.adapter_contract import run_example
 from support.bitwise import equal_bits
+from support.synchronisation import no_synchronisation
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumVectorEnv
@@ -527,12 +529,9 @@ def test_no_step_synchronises_with_the_gpu(game):
         env = ours.resize_v1(ours.color_reduction_v0(GymnasiumVectorEnv(game, 50, "cuda"), "full"), 3, 3)
         env = ours.frame_stack_v1(env, 2)
     env.reset(seed=1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         for _ in range(100):
             obs = env.step(env.unwrapped.sample_actions())[0]
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert obs.is_cuda
 
 
@@ -562,9 +561,8 @@ def test_the_native_wrappers_do_without_supersuit():
 
 
 @pytest.mark.slow
-def test_the_example_trains_on_stacked_frames():
+def test_the_example_learns(tmp_path):
     pytest.importorskip("rsl_rl", reason="rsl-rl-lib is not installed")
-    ran = fresh("examples/supersuit_frames.py")
-    assert ran.returncode == 0, ran.stderr
-    found = re.search(r"return at random (-\d+), trained (-\d+) \(0 at most\), after \d+ s", ran.stdout)
-    assert int(found[2]) > int(found[1]) + 400  # about -1200 at random
+    pattern = r"return at random (-\d+), trained (-\d+) \(0 at most\), after \d+ s"
+    at_random, trained = run_example("supersuit_frames.py", pattern, tmp_path)
+    assert trained > at_random + 400  # about -1200 at random

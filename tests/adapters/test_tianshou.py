@@ -1,10 +1,6 @@
 """Tianshou: the adapter against Tianshou's own DummyVectorEnv, collectors, masks, and learning with Tianshou's PPO."""
 
-import re
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +13,7 @@ from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
 from gymnasium.spaces import Box
+from support.adapter_contract import run_example
 from tianshou.algorithm import DQN, PPO, SAC
 from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
@@ -36,7 +33,6 @@ from gpu_vecenv.adapters import tianshou
 from gpu_vecenv.errors import InvalidActionError, InvalidSeedError, ResetNeededError, UnsupportedGameError
 from gpu_vecenv.wrappers import FlattenObservation
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tianshou_ppo.py"
 LEAVING = {"num_leads": 1, "num_others": 2, "leave": 3, "max_steps": 6}
 CAUGHT = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 ADAM = AdamOptimizerFactory(lr=1e-3)
@@ -419,7 +415,5 @@ def test_ppo_learns_tag_continuous():
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    command = [sys.executable, str(EXAMPLE)]
-    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    at_random, trained = map(float, re.search(r"return at random (\d+), trained (\d+)", said).groups())
+    at_random, trained = run_example("tianshou_ppo.py", r"return at random (\d+), trained (\d+)", tmp_path)
     assert trained > 5 * at_random  # about 21 and 490

@@ -1,12 +1,9 @@
 """TorchRL: its checker, the groups, its partial resets and loss modules, and learning with its own MAPPO."""
 
 import importlib
-import re
-import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
-from pathlib import Path
 
 import cloudpickle
 import pytest
@@ -19,7 +16,8 @@ from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
 from gymnasium.spaces import Discrete
-from support.processes import child_environment
+from support.adapter_contract import run_example
+from support.synchronisation import no_synchronisation
 from tensordict.nn import TensorDictModule
 from torchrl.collectors import Collector
 from torchrl.data import Bounded, Categorical, MultiCategorical
@@ -243,16 +241,12 @@ def test_steps_and_resets_do_not_wait_for_the_device(game, config):
     """TorchRL's own reset() looks at flags; the part that is ours, _reset, does not."""
     env = torchrl.make(game, 64, "cuda", return_state=True, **config)
     current = env.reset()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         for _ in range(100):
             for role, own in split(env, env.env.sample_actions()).items():
                 current[role, "action"] = own
             ended = env.step(current)["next"]
             current = env._reset(ended.select("done").rename_key_("done", "_reset"))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert not env.env.vec_env.faults().any()
 
 
@@ -331,11 +325,7 @@ def test_a_missing_library_is_named(monkeypatch):
 
 @pytest.mark.slow
 def test_the_example_learns(tmp_path):
-    """TorchRL's collector, GAE and ClipPPOLoss as MAPPO, in a process of its own."""
-    root = Path(__file__).parents[2]
-    command = [sys.executable, "-W", "ignore", root / "examples" / "torchrl_mappo.py"]
-    shown = subprocess.run(
-        command, cwd=tmp_path, env=child_environment(), capture_output=True, text=True, check=True
-    ).stdout
-    numbers = re.fullmatch(r"return of random actions (\S+), after \d+ s of training (\S+)\n", shown)
-    assert numbers and float(numbers[2]) > float(numbers[1]) + 3, shown
+    """TorchRL's collector, GAE and ClipPPOLoss as MAPPO."""
+    pattern = r"return of random actions (\S+), after \d+ s of training (\S+)\n"
+    at_random, trained = run_example("torchrl_mappo.py", pattern, tmp_path)
+    assert trained > at_random + 3

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.synchronisation import no_synchronisation
 
 import gpu_vecenv
 from gpu_vecenv.engine.digest import Digest, trajectory_digest
@@ -160,12 +161,9 @@ def test_initial_states_are_bitwise_equal():
 def test_no_step_looks_at_values_from_the_host():
     env = gpu_vecenv.make("tag_gridworld", 1000, "cuda")
     env.reset(seed=1)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         for _ in range(20):
             env.step(env.sample_actions())
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_a_large_game_steps_within_two_gigabytes():

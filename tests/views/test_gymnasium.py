@@ -20,6 +20,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import vector as gymnasium_wrappers
 from support.bitwise import equal_bits
+from support.synchronisation import no_synchronisation
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
@@ -326,14 +327,10 @@ def test_no_step_waits_for_the_device(name):
     env = vector(name, 100, "cuda")
     env.reset(seed=1)
     actions = env.action_space.sample()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         for _ in range(20):
             env.step(env.sample_actions())
             env.step(actions)  # NumPy goes to the device by way of pinned memory
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 # ---------------------------------------------------------------------- life cycle and bad input

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers import vector as theirs
 from gymnasium.wrappers.utils import RunningMeanStd as TheirRunningMeanStd
+from support.synchronisation import no_synchronisation
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv import wrappers as ours
@@ -1378,11 +1379,8 @@ def without_waiting(env):
     """``ticks``, where all but the first reset raises if it waits for the GPU."""
     results = ticks(env)
     yield next(results)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_synchronisation():
         yield from results
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
