@@ -1,7 +1,6 @@
-"""The scripts of examples/tag_baselines.py: what they do in situations made by hand, and whom they catch."""
+"""The scripted policies of examples/tag_baselines.py: moves on the grid, and results against random play."""
 
 import importlib.util
-import math
 import re
 import sys
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from gpu_vecenv import VecEnv, configure
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tag_baselines.py"
 STAY, COLUMN_UP, COLUMN_DOWN, ROW_UP, ROW_DOWN = range(5)
-QUARTER = math.pi / 2
 
 
 @pytest.fixture(scope="module")
@@ -30,34 +28,11 @@ def example() -> Iterator[ModuleType]:
 
 
 def grid(device: str, cells: list[list[int]], **config: Any) -> tuple[VecEnv, torch.Tensor]:
-    """One replica with taggers and, last, the runner on these cells; and what they see."""
+    """One environment with taggers and, last, the runner on these cells; and its observations."""
     env = VecEnv(configure("tag_gridworld", num_taggers=len(cells) - 1, **config), 1, device)
     env.reset(seed=0)
     env.state["cell"][0] = torch.tensor(cells, device=env.device)
     return env, env.observe()
-
-
-def square(
-    device: str, position: list[list[float]], heading: list[float], **config: Any
-) -> tuple[VecEnv, torch.Tensor]:
-    """One replica with agents at rest at these positions; and what they see."""
-    env = VecEnv(configure("tag_continuous", **config), 1, device)
-    env.reset(seed=0)
-    env.state["position"][0] = torch.tensor(position, device=env.device)
-    env.state["heading"][0] = torch.tensor(heading, device=env.device)
-    return env, env.observe()
-
-
-def turned(angle: torch.Tensor) -> torch.Tensor:
-    """The same angle in [-pi, pi)."""
-    return (angle + math.pi) % (2 * math.pi) - math.pi
-
-
-def same_turn(a: torch.Tensor, b: torch.Tensor, within: float) -> bool:
-    return bool((turned(a - b).abs() <= within).all())
-
-
-# ---------------------------------------------------------------------- tag_gridworld
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -105,126 +80,6 @@ def test_the_runner_on_the_grid_gets_away_and_not_into_walls(
     assert actions.item() in move
     rewards = env.step(torch.cat([torch.zeros_like(actions), actions], 1))[1]
     assert rewards.min().item() > -1  # no wall
-
-
-def test_the_runner_on_the_grid_heeds_the_nearest_tagger_first(example: ModuleType, device: str) -> None:
-    # Away from the nearest, though that is towards the three others.
-    env, obs = grid(device, [[4, 4], [8, 8], [9, 9], [10, 10], [5, 5]], grid=10)
-    assert example.flee(env.game)(obs[:, 4:]).item() in {COLUMN_UP, ROW_UP}
-    # As far from the nearest either way: the row leads away from the others as well.
-    env, obs = grid(device, [[4, 5], [9, 5], [10, 5], [5, 5]], grid=10)
-    assert example.flee(env.game)(obs[:, 3:]).item() in {ROW_UP, ROW_DOWN}
-
-
-# ---------------------------------------------------------------------- tag_continuous
-
-
-@pytest.mark.slow
-def test_agents_find_their_heading_and_bounds_of_their_position(example: ModuleType, device: str) -> None:
-    env = VecEnv(configure("tag_continuous", num_taggers=4, num_runners=12, max_steps=40), 8, device)
-    game, where = env.game, env.game.layout.role_slices
-    scripts = {"tagger": example.pursuit(game), "runner": example.flee(game)}
-    obs, _ = env.reset(seed=4)
-    widths, sure, playing = [], 0, 0
-    for _ in range(100):  # episodes end and begin anew on the way
-        state, old = env.state, {name: tensor.clone() for name, tensor in env.state.items()}
-        time = env.elapsed_steps.clone()
-        actions = env.sample_actions()
-        for role, script in scripts.items():
-            actions[:, where[role]] = script(obs[:, where[role]])
-        for role, script in scripts.items():
-            own, there = script.own, old["in_game"][:, where[role]] & (time > 0)[:, None]
-            playing += there.count_nonzero().item()
-            there &= own.sure
-            sure += there.count_nonzero().item()
-            # 1e-3: float32 sums of 40 steps, and the observation's own rounding.
-            assert same_turn(own.heading[there], old["heading"][:, where[role]][there], 1e-3)
-            position = old["position"][:, where[role]][there]
-            assert bool((own.low >= 0).all() and (own.high <= game.side).all())
-            assert bool((own.low[there] <= position + 1e-3).all() and (position <= own.high[there] + 1e-3).all())
-            widths.append((own.high - own.low)[there].mean().item() if there.any() else math.nan)
-        obs = env.step(actions)[0]
-        for role, script in scripts.items():
-            own, there = script.own, state["in_game"][:, where[role]] & (env.elapsed_steps > 0)[:, None]
-            for name in ("speed", "acceleration"):
-                truth = state[name][:, where[role]][there]
-                torch.testing.assert_close(getattr(own, name)[there], truth, rtol=0, atol=1e-5, msg=name)
-    assert env.faults().count_nonzero().item() == 0
-    # Unsure is who was stopped by an edge at every step so far, or saw nobody who moves otherwise.
-    assert sure > 0.95 * playing > 500
-    assert min(width for width in widths if width == width) < game.side / 4
-
-
-@pytest.mark.parametrize("see", [1, 3, "all"])
-@pytest.mark.parametrize("quarter", range(4))
-@pytest.mark.parametrize("aside", [[4.0, 3.0], [-4.0, 3.0], [3.0, -5.0], [-2.0, -6.0]])
-def test_a_tagger_turns_to_the_runner(
-    example: ModuleType, aside: list[float], quarter: int, see: Any, device: str
-) -> None:
-    """The second step: at the first nobody has moved, so that no one can know where it heads."""
-    config = {"num_taggers": 1, "num_runners": 1, "num_neighbors": see, "tagging_distance": 0.001}
-    places = [[10.0, 10.0], [10.0 + aside[0], 10.0 + aside[1]]]
-    env, obs = square(device, places, [quarter * QUARTER, QUARTER], **config)
-    script = example.pursuit(env.game)
-    still = torch.zeros(1, 1, 2, dtype=torch.int32, device=env.device)
-    obs = env.step(torch.cat([script(obs[:, :1]), still], 1))[0]
-    position, heading = env.state["position"][0], env.state["heading"][0, 0].clone()
-    way = position[1] - position[0]
-    wanted = turned(torch.atan2(way[1], way[0]) - heading)
-    actions = script(obs[:, :1])
-    turn = env.state["turn_level"][actions[0, 0, 1].long()]
-    half = (env.game.max_turn - env.game.min_turn) / (env.game.turn_levels - 1) / 2
-    # What no turn reaches in one step is made by the largest to that side.
-    reachable = wanted.clamp(env.game.min_turn, env.game.max_turn)
-    assert (turn - reachable).abs().item() <= half + 1e-3
-    if wanted.abs().item() > half:
-        assert turn.sign().item() == wanted.sign().item()
-    assert env.state["acceleration_level"][actions[0, 0, 0].long()].item() == pytest.approx(0.1)  # far: faster
-
-
-def test_a_tagger_leaves_a_runner_to_the_tagger_that_is_nearer(example: ModuleType, device: str) -> None:
-    places = [[10.0, 10.0], [12.0, 10.0], [13.0, 10.0], [4.0, 10.0]]  # two taggers, two runners
-    env, obs = square(device, places, [QUARTER] * 4, num_taggers=2, num_runners=2)
-    script = example.pursuit(env.game)
-    for _ in range(4):
-        actions = torch.zeros(1, 4, 2, dtype=torch.int32, device=env.device)
-        actions[:, :2] = script(obs[:, :2])
-        obs = env.step(actions)[0]
-    x = env.state["position"][0, :, 0].tolist()
-    assert x[0] < 9.5 and x[1] > 12.0  # the nearest runner of both is the one at 13
-
-
-def test_a_runner_runs_away_and_slides_along_the_edge(example: ModuleType, device: str) -> None:
-    env, obs = square(device, [[13.0, 10.0], [15.0, 10.5]], [0.0, 0.0], num_taggers=1, num_runners=1)
-    script = example.flee(env.game)
-    for _ in range(30):
-        actions = torch.zeros(1, 2, 2, dtype=torch.int32, device=env.device)
-        actions[:, 1:] = script(obs[:, 1:])
-        obs = env.step(actions)[0]
-    x, y = env.state["position"][0, 1].tolist()
-    assert x > 19.9 and y > 19.9  # not where it met the edge, but in the corner, as far as it gets
-
-
-def test_a_runner_that_sees_no_tagger_leaves_the_others(example: ModuleType, device: str) -> None:
-    places = [[1.0, 10.0], [12.0, 10.0], [13.0, 10.0]]  # each runner sees the other alone
-    env, obs = square(device, places, [QUARTER] * 3, num_taggers=1, num_runners=2, num_neighbors=1)
-    script = example.flee(env.game)
-    for _ in range(6):
-        actions = torch.zeros(1, 3, 2, dtype=torch.int32, device=env.device)
-        actions[:, 1:] = script(obs[:, 1:])
-        actions[:, 2] = torch.tensor([env.game.acceleration_levels, 0])
-        obs = env.step(actions)[0]
-    assert env.state["position"][0, 1, 0].item() < 11  # away from the other, though that is towards the tagger
-
-
-def test_an_agent_without_neighbours_keeps_its_heading_or_speed(example: ModuleType, device: str) -> None:
-    env, obs = square(device, [[5.0, 5.0], [15.0, 5.0]], [0.0, 0.0], num_taggers=1, num_runners=1)
-    nobody = torch.zeros_like(obs)
-    assert example.pursuit(env.game)(nobody[:, :1]).tolist() == [[[0, 0]]]
-    assert example.flee(env.game)(nobody[:, 1:]).tolist() == [[[env.game.acceleration_levels, 0]]]
-
-
-# ---------------------------------------------------------------------- whole episodes
 
 
 def test_scripts_on_the_grid_beat_random_actions(example: ModuleType, device: str) -> None:
@@ -275,7 +130,7 @@ def test_other_games_have_no_script(example: ModuleType) -> None:
 
 
 def test_play_counts_the_requested_episodes(example: ModuleType, device: str) -> None:
-    """7 episodes in rounds of at most 3 replicas: the third plays 3 and counts 1; a script starts each round anew."""
+    """7 episodes in rounds of at most 3 environments: of the third only 1 counts; scripts restart with each round."""
     game = configure("tag_continuous", num_taggers=2, num_runners=3, max_steps=20, tagger_step_reward=1.0)
     results = example.play(game, {"tagger": example.pursuit(game)}, 3, 5, device, 7)
     assert results["episodes"] == 7
