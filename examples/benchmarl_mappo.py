@@ -1,4 +1,4 @@
-"""BenchMARL's MAPPO on 64 replicas of simple_spread."""
+"""BenchMARL's MAPPO on 64 environments of simple_spread."""
 
 import tempfile
 import time

@@ -50,7 +50,7 @@ def plot(visits: np.ndarray, path: Path) -> str:
     except ImportError:
         return "no plot: matplotlib is not installed"
     axes = (figure := Figure(layout="constrained")).subplots()
-    figure.colorbar(axes.imshow(visits, origin="lower"), label="steps, all replicas")
+    figure.colorbar(axes.imshow(visits, origin="lower"), label="steps, all environments")
     axes.set(title="where the runner was", xlabel="column", ylabel="row")
     figure.savefig(path)
     return f"plot: {path.resolve()}"
@@ -60,7 +60,7 @@ def main(num_envs: int = 500, steps: int = 200, device: str | None = None, out: 
     """Chase a runner over a grid and count where it was.
 
     Args:
-        num_envs: Replicas.
+        num_envs: Number of environments.
         steps: Ticks.
         device: cpu, cuda or cuda:1; by default cuda if usable, else cpu.
         out: Where the plot goes.
@@ -77,15 +77,15 @@ def main(num_envs: int = 500, steps: int = 200, device: str | None = None, out: 
     env.reset(seed=7)
     for _ in range(steps):
         actions = sampler.sample(chase(env.state["cell"])).actions
-        env.step(actions)  # replicas whose episode ends begin the next one at once
+        env.step(actions)  # environments whose episode ends begin the next one at once
         program.launch("count_visits", side * side, cell=env.state["cell"], visits=env.data["visits"], **sizes)
     chosen = env.elapsed_steps > 10
     env.reset(mask=chosen)  # and by hand those that one chooses
 
     ended = {name: tensor.sum().item() for name, tensor in env.episode_statistics().items()}
     share, length = ended["terminations"] / max(ended["episodes"], 1), ended["lengths"] / max(ended["episodes"], 1)
-    print(f"{num_envs} replicas x {steps} steps on {env.device}: {ended['episodes']} episodes of {length:.1f} steps")
-    print(f"runner caught in {share:.1%} of them; reset by hand: {chosen.count_nonzero().item()} replicas")
+    print(f"{num_envs} envs x {steps} steps on {env.device}: {ended['episodes']} episodes of {length:.1f} steps")
+    print(f"runner caught in {share:.1%} of them; reset by hand: {chosen.count_nonzero().item()} environments")
     visits = env.data.pull("visits")  # to the host, as NumPy
     print(f"runner positions counted: {visits.sum()}")
     print(plot(visits, out))

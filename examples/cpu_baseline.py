@@ -1,10 +1,10 @@
 """A simulation in NumPy on the CPU with the policy network on the GPU, the usual split, against both on the GPU.
 
-The first plays the classes of tests/oracles, so this runs in a checkout only; a replica after another on one core, as
+The first plays the classes of tests/oracles, so this runs in a checkout only; one env after another on one core, as
 in Gymnasium's SyncVectorEnv. Observations are copied to the device and actions back. Network, seeds and draws are the
-same in both, so the bits that they end with must be too. 2,000 replicas of 1,000 agents:
+same in both, so their final states must be bitwise equal. 2,000 environments of 1,000 agents:
 
-    python examples/cpu_baseline.py --replicas 2000 --cpu-replicas 2000 --num-taggers 999 --full-observation False
+    python examples/cpu_baseline.py --num-envs 2000 --cpu-envs 2000 --num-taggers 999 --full-observation False
 """
 
 import os
@@ -29,7 +29,7 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 SEED = 7
-State = dict[str, np.ndarray]  # field, time or obs -> (replicas, …)
+State = dict[str, np.ndarray]  # field, time or obs -> (num_envs, …)
 SINCOS = """
 #include "math.cuh"
 
@@ -45,8 +45,8 @@ class Options:
     """Measure env-steps a second, network included, of a simulation in NumPy and of one on the device."""
 
     game: Literal["tag_gridworld", "tag_continuous"] = "tag_gridworld"
-    replicas: int = 1000  # on the device
-    cpu_replicas: int = 20  # in NumPy, and of the run on the device that is compared with it
+    num_envs: int = 1000  # on the device
+    cpu_envs: int = 20  # in NumPy, and of the run on the device that is compared with it
     num_taggers: int | None = None  # by default the game's
     num_runners: int | None = None  # tag_continuous only, by default the game's; tag_gridworld has one
     full_observation: bool | None = None  # tag_gridworld only, by default the game's
@@ -74,7 +74,7 @@ class Stages:
 
 
 def oracle_class(game: Env) -> Callable[[], Any]:
-    """What makes one replica of the game in NumPy."""
+    """Returns a function that makes one environment of the game in NumPy."""
     if not (TESTS / "oracles").is_dir():
         sys.exit(f"the simulations in NumPy are in tests/oracles of a checkout; there is no {TESTS / 'oracles'}")
     sys.path.append(str(TESTS))
@@ -95,15 +95,15 @@ def oracle_class(game: Env) -> Callable[[], Any]:
     return lambda: TagContinuousOracle(**functions, **asdict(game))
 
 
-def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, steps: int) -> tuple[Stages, State]:
-    """Simulate in NumPy, a replica after another: the time it took, and the state that it ends with."""
+def on_cpu(game: Env, num_envs: int, network: nn.Module, device: torch.device, steps: int) -> tuple[Stages, State]:
+    """Simulate in NumPy, one environment after another: the time it took, and the state that it ends with."""
     make = oracle_class(game)
-    oracles = [make() for _ in range(replicas)]
+    oracles = [make() for _ in range(num_envs)]
     fields = [field.name for field in game.state if not field.shared]
     # Never stepped: starts and actions are drawn from its random streams. What the starts cost is not counted.
-    streams = VecEnv(game, replicas, device)
+    streams = VecEnv(game, num_envs, device)
     sampler, stages = Sampler(streams), Stages(device)
-    obs = torch.empty((replicas, game.num_agents, *game.layout.observation.shape), pin_memory=device.type == "cuda")
+    obs = torch.empty((num_envs, game.num_agents, *game.layout.observation.shape), pin_memory=device.type == "cuda")
 
     def begin(chosen: Iterable[int]) -> None:
         starts = {name: streams.state[name].cpu().numpy() for name in fields}
@@ -117,7 +117,7 @@ def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, s
             row[:] = oracle.observe()
 
     streams.reset(seed=SEED)
-    begin(range(replicas))
+    begin(range(num_envs))
     observe()
     sampler.sample(network(obs.to(device)))  # what loads or compiles at first use is not counted
     for _ in range(steps):
@@ -145,9 +145,9 @@ def on_cpu(game: Env, replicas: int, network: nn.Module, device: torch.device, s
     }
 
 
-def on_device(game: Env, replicas: int, network: nn.Module, device: torch.device, steps: int) -> tuple[Stages, State]:
+def on_device(game: Env, num_envs: int, network: nn.Module, device: torch.device, steps: int) -> tuple[Stages, State]:
     """The same on the device alone."""
-    env = VecEnv(game, replicas, device)  # a replica whose episode ends begins the next one in the same step
+    env = VecEnv(game, num_envs, device)  # an environment whose episode ends begins the next one in the same step
     sampler, stages, buffers = Sampler(env), Stages(device), env.step_buffers()
     env.reset(seed=SEED, out=buffers)
     env.step(sampler.sample(network(buffers.obs)).actions, out=buffers)  # not counted, as above
@@ -177,30 +177,30 @@ def main(options: Options) -> None:
     )
     network = nn.Sequential(*layers).to(device)
 
-    given = game, options.cpu_replicas, network, device, options.steps
+    given = game, options.cpu_envs, network, device, options.steps
     cpu, expected = on_cpu(*given)
     small, found = on_device(*given)
-    rows = [("NumPy on the CPU", options.cpu_replicas, cpu), ("all on the device", options.cpu_replicas, small)]
-    if options.replicas != options.cpu_replicas:
-        large, _ = on_device(game, options.replicas, network, device, options.steps)
-        rows.append(("all on the device", options.replicas, large))
+    rows = [("NumPy on the CPU", options.cpu_envs, cpu), ("all on the device", options.cpu_envs, small)]
+    if options.num_envs != options.cpu_envs:
+        large, _ = on_device(game, options.num_envs, network, device, options.steps)
+        rows.append(("all on the device", options.num_envs, large))
 
-    table = Table("", *(Column(name, justify="right") for name in "replicas env-steps/s agent-steps/s ratio".split()))
-    rates = [replicas * options.steps / sum(stages.seconds.values()) for _, replicas, stages in rows]
-    for (name, replicas, _), rate in zip(rows, rates, strict=True):
+    table = Table("", *(Column(name, justify="right") for name in "envs env-steps/s agent-steps/s ratio".split()))
+    rates = [num_envs * options.steps / sum(stages.seconds.values()) for _, num_envs, stages in rows]
+    for (name, num_envs, _), rate in zip(rows, rates, strict=True):
         numbers = f"{rate:,.0f}", f"{rate * game.num_agents:,.0f}", f"{rate / rates[0]:,.1f}"
-        table.add_row(name, f"{replicas:,}", *numbers)
+        table.add_row(name, f"{num_envs:,}", *numbers)
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU, where a copy costs nothing"
     print(f"{options.game}, {game.num_agents} agents, {options.steps} steps; the network is on {where}")
     Console().print(table)
     whole = sum(cpu.seconds.values())
     shares = ", ".join(f"{name} {seconds / whole:.1%}" for name, seconds in sorted(cpu.seconds.items(), reverse=True))
     print(f"time of the first, on one core of {os.cpu_count()}: {shares}")
-    print("the model is network and sampling; ratios are of env-steps/s, steps of one replica, whatever the replicas")
+    print("the model is network and sampling; ratios are of env-steps/s, steps of all environments")
     different = [name for name in expected if expected[name].tobytes() != found[name].tobytes()]
     if different:
-        sys.exit(f"after {options.steps} steps the two differ in {', '.join(different)}; expected the same bits")
-    print(f"after {options.steps} steps all {options.cpu_replicas} replicas have the same bits in both")
+        sys.exit(f"after {options.steps} steps the two differ in {', '.join(different)}; expected bitwise equal states")
+    print(f"after {options.steps} steps all {options.cpu_envs} environments are bitwise equal in both")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ struct Scratch {};
 
 HD float between(float low, float high, float u) { return low + u * (high - low); }
 
-// Every replica draws a mass of its own for every episode. It is a field of the state, not a constant of this text.
+// Every environment draws a mass of its own for every episode. It is a field of the state, not a constant of this text.
 HD void reset(State s, Io io) {
     ONCE {
         s.mass[0] = between(LOW_MASS, HIGH_MASS, io.rng.uniform(0, 0));

@@ -1,6 +1,6 @@
-"""Domain randomisation: each replica draws its own physics at each reset. What depends on it, and how to pin it.
+"""Domain randomisation: each environment draws its own physics at each reset. What depends on it, and how to pin it.
 
-Whatever varies from replica to replica is a field of the state that ``reset`` writes; the rules are in
+Whatever varies from environment to environment is a field of the state that ``reset`` writes; the rules are in
 domain_randomisation.cu. ``gpu-vecenv train domain_randomisation.py`` trains one policy for all masses.
 """
 
@@ -50,7 +50,7 @@ class Cart(Env):
 
 
 def episode(env: VecEnv) -> tuple[torch.Tensor, torch.Tensor]:
-    """Masses and returns, both (num_envs,) f32, of one episode in each replica.
+    """Masses and returns, both (num_envs,) f32, of one episode in each environment.
 
     The pushes are those of one rule for all masses: against where the cart will be in a second.
     """
@@ -68,11 +68,11 @@ def main(num_envs: int = 3000, device: str | None = None) -> None:
     """Play an episode with random masses, then with pinned ones.
 
     Args:
-        num_envs: Replicas.
+        num_envs: Number of environments.
         device: cpu, cuda or cuda:1; by default cuda if usable, else cpu.
     """
     mass, returns = episode(gpu_vecenv.make(Cart, num_envs, device, autoreset_mode="disabled"))
-    print(f"{num_envs} replicas, {mass.min():.2f} to {mass.max():.2f} kg, mean return {returns.mean():.2f}")
+    print(f"{num_envs} environments, {mass.min():.2f} to {mass.max():.2f} kg, mean return {returns.mean():.2f}")
     for name, part in zip(("lightest", "middle", "heaviest"), mass.argsort().tensor_split(3), strict=True):
         print(f"{name} third, {mass[part].mean():.2f} kg on average: {returns[part].mean():.2f}")
 

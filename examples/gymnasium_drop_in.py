@@ -1,7 +1,7 @@
-"""Code for Gymnasium's own CartPole on thousands of replicas: another id, and `output="numpy"`.
+"""Code for Gymnasium's own CartPole on thousands of environments: another id, and `output="numpy"`.
 
-The loop below knows nothing of us. It solves CartPole with a linear policy by the cross-entropy method: try many, keep
-the best, draw the next ones around them. Each replica tries a policy of its own.
+The loop below uses nothing of gpu_vecenv. It solves CartPole with a linear policy by the cross-entropy method: try
+many, keep the best, draw the next ones around them. Each environment tries a policy of its own.
 
     python examples/gymnasium_drop_in.py --id CartPole-v1 --num-envs 32   # the same on Gymnasium's own
 """
@@ -16,7 +16,7 @@ import gpu_vecenv  # noqa: F401  makes the ids known
 
 
 def returns_of(env: gymnasium.vector.VectorEnv, policies: np.ndarray, seed: int) -> np.ndarray:
-    """Returns (num_envs,) of the first episode of each replica, by policies (num_envs, 5): four weights and a bias."""
+    """Returns (num_envs,) of the first episode of each env, by policies (num_envs, 5): four weights and a bias."""
     obs, _ = env.reset(seed=seed)
     total, running = np.zeros(len(policies)), np.ones(len(policies), bool)
     while running.any():
@@ -32,7 +32,7 @@ def main(id: str = "gpu_vecenv/CartPole-v1", num_envs: int = 512, rounds: int = 
 
     Args:
         id: Of Gymnasium.
-        num_envs: Replicas, and policies tried at once.
+        num_envs: Number of environments, and of policies that are tried at once.
         rounds: Times that the best fifth are kept.
         device: cpu or cuda, for our ids; by default cuda if usable.
     """

@@ -1,6 +1,6 @@
 """tag_continuous, 5 taggers and 100 runners with a policy for each role, trained by PyTorch Lightning's Trainer.
 
-Everything in the folder ``out`` is Lightning's: ``metrics.csv``, and checkpoints that ``--resume`` goes on from.
+Everything in the folder ``out`` is Lightning's: ``metrics.csv``, and checkpoints for ``--resume``.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from gpu_vecenv.adapters import lightning
 class Options:
     """Train taggers and runners; evaluate who is trained against who acts at random."""
 
-    num_envs: int = 100  # replicas
+    num_envs: int = 100  # environments
     iterations: int = 200  # rollouts of num_steps steps, each with an update
     num_steps: int = 32  # steps
     max_steps: int = 500  # steps of an episode

@@ -1,6 +1,6 @@
 """A research loop on PettingZoo's ParallelEnv: each tagger learns by itself, from its own rewards, by Q-learning.
 
-Dictionaries of agents, nothing of ours but the line that makes the environment. What a tagger knows is on which side of
+Dictionaries of agents, only one line of gpu_vecenv: the one that makes the env. A tagger only observes on which side of
 it the runner is: nine situations, five moves, a table of 45 numbers each. The runner moves at random.
 """
 
@@ -41,13 +41,13 @@ def play(
 
 
 def main(episodes: int = 100, num_taggers: int = 2, grid: int = 10, device: str | None = "cpu") -> None:
-    """Learn, and compare with chance.
+    """Learn, and compare with random actions.
 
     Args:
         episodes: To learn from; a quarter as many are played before and after.
         num_taggers: Agents that learn.
         grid: Cells per side, minus one.
-        device: One replica is faster on the CPU.
+        device: One environment is faster on the CPU.
     """
     config = {"num_taggers": num_taggers, "grid": grid, "random_start": True, "full_observation": False}
     env = gpu_vecenv.parallel_env("tag_gridworld", device, output="numpy", **config)

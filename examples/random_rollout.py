@@ -17,7 +17,7 @@ def main(game: str = "tag_continuous", num_envs: int = 200, steps: int = 100, de
         _obs, _rewards, _terminations, _truncations, _info = env.step(env.sample_actions())
     faulted = env.faults().count_nonzero().item()
     rate = num_envs * steps / (time.perf_counter() - start)
-    print(f"{game}, {num_envs} replicas x {env.num_agents} agents on {env.device}, {faulted} of them faulted")
+    print(f"{game}, {num_envs} environments x {env.num_agents} agents on {env.device}, {faulted} of them faulted")
     print(f"{rate:,.0f} env-steps/s, {rate * env.num_agents:,.0f} agent-steps/s")
 
 

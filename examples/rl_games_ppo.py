@@ -1,4 +1,4 @@
-"""rl_games' PPO on 64 replicas of cartpole; what ``params`` holds may as well be a YAML file for rl_games' runner."""
+"""rl_games' PPO on 64 envs of cartpole; what ``params`` holds may as well be a YAML file for rl_games' runner."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""RLlib's PPO on 64 replicas of a small tag_gridworld: 3 agents each, 192 rows that share one policy."""
+"""RLlib's PPO on 64 environments of a small tag_gridworld: 3 agents each, 192 rows that share one policy."""
 
 import time
 
@@ -7,7 +7,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from gpu_vecenv.adapters import rllib
 
 config = rllib.shared_policy(PPOConfig(), "tag_gridworld", num_envs=64, grid=8, max_steps=50, num_taggers=2)
-config.env_runners(num_env_runners=0)  # in this process; with more, each has 64 replicas in a process of its own
+config.env_runners(num_env_runners=0)  # in this process; with more, each has 64 environments in a process of its own
 config.training(train_batch_size_per_learner=8192, minibatch_size=1024, num_epochs=6, lr=1e-3, lambda_=0.95)
 algo = config.debugging(seed=1).build_algo()
 

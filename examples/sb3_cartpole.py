@@ -1,4 +1,4 @@
-"""Stable-Baselines3's PPO on 64 replicas of cartpole."""
+"""Stable-Baselines3's PPO on 64 environments of cartpole."""
 
 import time
 

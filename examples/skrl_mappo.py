@@ -1,4 +1,4 @@
-"""skrl's MAPPO on 128 replicas of simple_spread: policies see what their agents see, critics see everything."""
+"""skrl's MAPPO on 128 environments of simple_spread: policies see what their agents see, critics see everything."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""skrl's PPO on 128 replicas of cartpole."""
+"""skrl's PPO on 128 environments of cartpole."""
 
 import time
 

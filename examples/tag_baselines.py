@@ -95,8 +95,8 @@ class StateEstimator:
 
     Speed and acceleration follow from its own actions. So does its heading, but for that of the start, one of four
     quarter turns: with the right one, the agents seen now come from where agents were seen a step ago. Of its position
-    it keeps bounds: they move as it does, the edge stops them as it stops the agent, and whoever is seen is inside the
-    square.
+    it keeps bounds: they move as it does, the edge stops them as it stops the agent, and every observed agent is inside
+    the square.
 
     It relies on its actions being played, and on the game's own starts. A step 0 in the observation begins anew.
     """
@@ -116,7 +116,7 @@ class StateEstimator:
         self.speed, self.acceleration, self.turned = torch.zeros(3, *n, device=obs.device)
         self.votes = torch.zeros(*n, 4, device=obs.device)  # for each quarter turn as the heading at the start
         self.low, self.high = torch.zeros(2, *n, 2, device=obs.device)  # bounds of the own position
-        self.before = torch.zeros(*n, seen, 2, device=obs.device)  # positions seen a step ago; inf: nobody
+        self.before = torch.zeros(*n, seen, 2, device=obs.device)  # positions seen a step ago; inf: none
 
     def update(self, obs: torch.Tensor) -> Perception:
         """Take in the next observation."""
@@ -241,7 +241,7 @@ class Flee:
         speed = own.speeds().amax(-1)[..., None, None]
         after = (here + speed * direction(own.headings())).clamp(0, own.game.side) - here  # (num_envs, n, turns, 2)
         distance = (after[..., :, None, :] - sight.position[..., None, :, :]).square().sum(-1)
-        turn = distance.where(feared[..., None, :], math.inf).amin(-1).argmax(-1)  # no turn, if nobody is there
+        turn = distance.where(feared[..., None, :], math.inf).amin(-1).argmax(-1)  # no turn if there is none
         return own.actions_of(own.acceleration_level.argmax().expand(turn.shape), turn)
 
 
@@ -300,7 +300,7 @@ def main(
     Args:
         game: Which of the two, as it is by default.
         episodes: Of each pairing.
-        num_envs: Replicas.
+        num_envs: Number of environments.
         device: cpu, cuda or cuda:1; by default cuda if usable, else cpu.
         seed: Of starts and random actions.
     """

@@ -1,4 +1,4 @@
-"""Tianshou's PPO on 64 replicas of cartpole."""
+"""Tianshou's PPO on 64 environments of cartpole."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""MAPPO from TorchRL's parts, on 64 replicas of simple_spread: agents share a policy, the critic sees all of them.
+"""MAPPO from TorchRL's parts, on 64 environments of simple_spread: agents share a policy, the critic sees all of them.
 
 TorchRL leaves networks, loss and loop to its users: that is why this takes more lines than the examples of others.
 """

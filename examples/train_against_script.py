@@ -24,7 +24,7 @@ class Scripted(torch.nn.Module):
         self.script = script
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits (num_envs, n, 5), of which one is far above the others; values (num_envs, n), which nobody uses."""
+        """Logits (num_envs, n, 5), of which one is far above the others; values (num_envs, n), which are not used."""
         choices = torch.arange(5, device=obs.device)
         return 100.0 * (self.script(obs)[..., None] == choices), torch.zeros_like(obs[..., 0])
 
@@ -41,8 +41,8 @@ def main(
 
     Args:
         role: Who learns.
-        total_steps: Env-steps, all replicas together.
-        num_envs: Replicas.
+        total_steps: Env-steps, all environments together.
+        num_envs: Number of environments.
         device: cpu or cuda; by default cuda if usable.
         seed: Of everything.
         episodes: Of each comparison.

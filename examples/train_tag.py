@@ -12,8 +12,8 @@ import gpu_vecenv
 class Options:
     """Train a policy for the taggers and one for the runner; evaluate the taggers against a runner acting at random."""
 
-    total_steps: int = 200_000  # env-steps, all replicas together
-    num_envs: int = 512  # replicas
+    total_steps: int = 200_000  # env-steps, all environments together
+    num_envs: int = 512  # environments
     episodes: int = 1000  # of each evaluation
     device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
     out: Path = Path("tag.safetensors")  # checkpoint, for gpu_vecenv.load_policy or to go on from

@@ -180,7 +180,7 @@ def wrong_choices(rng: random.Random, env: gpu_vecenv.VecEnv, good: torch.Tensor
     action, wrong = env.game.layout.action, good.clone()
     rows = wrong.view(-1, env.num_agents, action.heads)
     alive = env.active.nonzero().tolist() or [[0, 0]]
-    for replica, agent in rng.sample(alive, rng.randrange(1, len(alive) + 1)):
+    for environment, agent in rng.sample(alive, rng.randrange(1, len(alive) + 1)):
         role = next(r for r, where in env.game.layout.role_slices.items() if where.start <= agent < where.stop)
         head = rng.randrange(len(action.sizes[role]))
         if action.continuous:
@@ -189,7 +189,7 @@ def wrong_choices(rng: random.Random, env: gpu_vecenv.VecEnv, good: torch.Tensor
         else:
             size = action.sizes[role][head]
             bad = [-1, size, -(2**31), 2**31 - 1, size + rng.randrange(1000), -rng.randrange(1, 1000)]
-        rows[replica, agent, head] = rng.choice(bad)
+        rows[environment, agent, head] = rng.choice(bad)
     return wrong
 
 
@@ -745,7 +745,7 @@ class Training(Subject):
 
     def trainers(self, rng: random.Random) -> Bad:
         change, make = partial(dataclasses.replace, self.config), partial(gpu_vecenv.Trainer, self.env)
-        rows = 4 * 4  # steps x replicas x agents of either role
+        rows = 4 * 4  # steps x environments x agents of either role
         parts = rng.choice([n for n in range(3, 40) if rows % n])
         spec, network = gpu_vecenv.PolicySpec, torch.nn.Linear(2, 2)
         return rng.choice(

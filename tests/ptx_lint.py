@@ -3,7 +3,7 @@
 ``lint`` reads the PTX that NVRTC or nvcc gives and returns findings; ``-lineinfo`` among the compiler's flags lets them
 name the line of the source. Float rules look at single instructions. The rule about addresses follows values:
 
-* A value may be as large as the number of replicas if it comes from the number of a block or of blocks (``%ctaid``,
+* A value may be as large as the number of environments if it comes from the number of a block or of blocks (``%ctaid``,
   ``%nctaid``), or from a parameter of the kernel: a count, or a pointer.
 * It is cut to 32 bits by a 32-bit product or shift to the left with such a value in it, by a conversion to 32 bits in
   any of the forms that compilers give it, and by a float between. A 32-bit sum alone is none: compilers shorten a
@@ -12,8 +12,8 @@ name the line of the source. Float rules look at single instructions. The rule a
   word, which is how a random number below n is drawn.
 * If a value that was cut feeds an address of global memory (or of unknown memory), that is a finding.
 
-Numbers inside a replica (lanes, agents, products of them and of constants) depend on no block and are let pass: they
-are bounded by a replica's size. So are numbers that were read from memory, but for local and shared memory, where what
+Numbers inside an env (lanes, agents, products of them and of constants) depend on no block and are let pass: they
+are bounded by an env's size. So are numbers that were read from memory, but for local and shared memory, where what
 is read may be whatever was written there by the same kernel. The order of instructions does not matter to the rule: a
 register is whatever any instruction writes to it.
 """
@@ -43,7 +43,7 @@ MEMORY = {"ld", "ldu", "st", "atom", "red", "prefetch", "cp"}
 NO_RESULT = {"st", "red", "prefetch", "bra", "ret", "exit", "bar", "barrier", "trap", "membar", "fence", "nanosleep"}
 SMALL = {"setp", "set", "popc", "clz", "bfind", "vote", "activemask", "match", "testp", "isspacep"}
 
-INSIDE, LARGE, CUT = 0, 1, 2  # inside a replica; as large as the number of replicas; that, and cut to 32 bits
+INSIDE, LARGE, CUT = 0, 1, 2  # inside an environment; as large as the number of environments; that, and cut to 32 bits
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def _bounds(instruction: Instruction, inputs: list[str], levels: list[tuple[int,
 
 
 def _cuts(instruction: Instruction, inputs: list[str]) -> bool:
-    """Whether a value that may be as large as the number of replicas comes out of it in 32 bits, or rounded."""
+    """Whether a value that may be as large as the number of environments comes out of it in 32 bits, or rounded."""
     base, parts, numbers = instruction.base, instruction.parts, _constants(inputs)
     kind = parts[-1]
     if base == "cvt":

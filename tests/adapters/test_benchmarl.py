@@ -129,13 +129,13 @@ def test_experiments_run_on_valid_actions(game, config, algorithm, model, tmp_pa
     experiment, seen = run(benchmarl.task(game, **config), algorithm, model, tmp_path)
     assert experiment.total_frames == 160 and len(seen.batches) == 2 and len(seen.evaluations) == 2
     assert all(value.isfinite().all() for loss in experiment.losses.values() for value in loss.parameters())
-    # A replica that is given an invalid action is not stepped and has no reward, which in these games everybody gets.
+    # An env that is given an invalid action is not stepped and has no reward, which in these games everybody gets.
     always = {Script: "lead", Scouts: "pilot"}.get(game)
     assert always is None or all((batch["next", always, "reward"] != 0).all() for batch in seen.batches)
 
 
 def test_returns_are_those_of_the_episodes(tmp_path):
-    """What BenchMARL logs as return is the mean over groups and agents, of replicas that are done."""
+    """What BenchMARL logs as return is the mean over groups and agents, of environments that are done."""
     experiment, seen = run(benchmarl.task(Script, num_others=1), IppoConfig, MLP, tmp_path, max_n_iters=1)
     (batch,) = seen.batches
     ends = batch["next", "lead", "observation"][:, :, 0, 2][batch["next", "done"][..., 0]]

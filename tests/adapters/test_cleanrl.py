@@ -79,7 +79,7 @@ def test_steps_are_those_of_the_gymnasium_view(game, config, device):
         where = info["_final_obs"]
         assert torch.equal(infos["_final_obs"], where)
         assert torch.equal(infos["final_obs"][where], info["final_obs"][where])
-        if game is Script:  # a row that has left is no time-out, whatever ends its replica
+        if game is Script:  # a row that has left is no time-out, whatever ends its environment
             assert torch.equal(infos["time_outs"], truncations & (last[:, 3] > 0) & ~left)
             left = ~infos["active"]
         ends, time_outs = ends + int(dones.sum()), time_outs + int(infos["time_outs"].sum())
@@ -199,7 +199,7 @@ from gpu_vecenv.adapters import cleanrl
 done = cleanrl.run(*"{script} --env-id simple_spread --num-steps 8 --total-timesteps 3000 --num-envs {rows}".split(),
                    continuous_actions=True, max_steps=7)
 env = done["envs"].unwrapped
-print("rows", env.num_envs, "replicas", env.env.vec_env.num_envs, "seed", env.env.vec_env.seed, *done["obs"].shape)
+print("rows", env.num_envs, "environments", env.env.vec_env.num_envs, "seed", env.env.vec_env.seed, *done["obs"].shape)
 print("lengths", done["info"]["l"].max().item(), done["info"]["time_outs"].dtype)
 """
 
@@ -207,7 +207,7 @@ print("lengths", done["info"]["l"].max().item(), done["info"]["time_outs"].dtype
 @pytest.mark.slow
 def test_the_gpu_script_counts_rows(release):
     said = output_of(release, "-c", ROWS.format(script=GPU_SCRIPT, rows=12))
-    assert "rows 12 replicas 4 seed 1 8 12 18" in said
+    assert "rows 12 environments 4 seed 1 8 12 18" in said
     assert "lengths" in said and int(re.search(r"lengths (\d+) torch.bool", said)[1]) <= 7
     refused = output_of(release, "-c", ROWS.format(script=GPU_SCRIPT, rows=10), check=False)
     assert "--num-envs is 10; expected a multiple of simple_spread's 3 agents" in refused

@@ -48,7 +48,7 @@ def fitted(module, device, ckpt_path=None, **options):
 
 
 def state(module):
-    """Copies of weights, normalisers, Adams and replicas."""
+    """Copies of weights, normalisers, Adams and environments."""
     tensors = {**module.state_dict(), **module.inner.env.state_dict()}
     for name, learner in module.learners.items():
         tensors |= {f"{name}.{key}": tensor for key, tensor in learner.state().items()}

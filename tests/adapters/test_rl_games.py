@@ -74,7 +74,7 @@ def faults(env: rl_games.RLGamesVecEnv) -> int:
 
 @pytest.mark.parametrize("name", [*GAMES, "script"])
 def test_steps_are_those_of_the_gymnasium_view(name, device):
-    """Row by row, in rl_games' words; the state of a replica is its rows."""
+    """Row by row, in rl_games' words; the state of an environment is its rows."""
     config = TAG if name == "tag_continuous" else {"max_steps": 9}
     game = Script(**ROLES) if name == "script" else name
     env = rl_games.make(game, 6, device, seed=5, **({} if name == "script" else config))
@@ -120,7 +120,7 @@ def test_rollouts_of_rl_games_are_what_the_script_says(tmp_path, device, config,
     rewards = torch.where(gone, 0, 10 * (rows + 1) + next_tick).float().unsqueeze(-1)
     assert torch.equal(buffer["rewards"], rewards + agent.gamma * buffer["values"] * time_outs)
     assert time_outs.any() and not time_outs.all()
-    # The replica's first row is always there, and ends where its replica does; so do rows of zeros.
+    # The environment's first row is always there, and ends where its environment does; so do rows of zeros.
     over = ends.unflatten(1, (8, agents))[..., :1].expand(-1, -1, agents).flatten(1)
     dones = torch.cat([buffer["dones"][1:].bool(), agent.dones.unsqueeze(0)])
     assert torch.equal(dones, over | leaves)
@@ -182,7 +182,7 @@ def test_checkpoints_hold_the_random_streams(tmp_path):
     ],
 )
 def test_rl_games_players_play(tmp_path, capsys, game, kind, config, num_envs):
-    """One replica, whose actions they squeeze, and several, by way of both of rl_games' ways to make environments."""
+    """One env, whose actions they squeeze, and several, by way of both of rl_games' ways to make environments."""
     runner, observer = runner_of(tmp_path, {"game": game, "num_envs": num_envs}, kind, **minibatch(game), **config)
     runner.run({"train": True})
     observer.algo.save(str(tmp_path / "saved"))
@@ -191,8 +191,8 @@ def test_rl_games_players_play(tmp_path, capsys, game, kind, config, num_envs):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             runner.run({"train": False, "play": True, "checkpoint": str(tmp_path / "saved.pth")})
-        replicas = 8 if use_vecenv else num_envs
-        assert any("not loaded" in str(warning.message) for warning in caught) == (replicas != 8)
+        environments = 8 if use_vecenv else num_envs
+        assert any("not loaded" in str(warning.message) for warning in caught) == (environments != 8)
     assert capsys.readouterr().out.count("av reward:") == 2
 
 

@@ -1,4 +1,4 @@
-"""RLlib: what its env runners make of rows and of replicas, several processes, and learning with its own PPO."""
+"""RLlib: what its env runners make of rows and of environments, several processes, and learning with its own PPO."""
 
 import os
 import subprocess
@@ -61,7 +61,7 @@ def runner_of_roles(game, num_envs=2, seed=3, worker=0, **config):
 
 @pytest.mark.parametrize("name", GAMES)
 def test_steps_are_those_of_the_gymnasium_view(name, device):
-    """But for rows whose agents leave: seeing nothing, they wait for their replica's end."""
+    """But for rows whose agents leave: seeing nothing, they wait for their environment's end."""
     config = TAG if name == "tag_continuous" else {"max_steps": 9}
     env = rllib.make(name, 6, device, **config)
     twin = GymnasiumVectorEnv(name, 6, device, autoreset_mode="next_step", **config)
@@ -86,7 +86,7 @@ def test_steps_are_those_of_the_gymnasium_view(name, device):
 @pytest.mark.parametrize("continuous", [False, True])
 @pytest.mark.parametrize("others", [0, 2])
 def test_episodes_of_rows(others, continuous):
-    """Each is one agent's, from its replica's start to its end, as the observations themselves foretell it."""
+    """Each is one agent's, from its environment's start to its end, as the observations themselves foretell it."""
     runner = runner_of_rows(Script, 3, num_others=others, leave=3, continuous=continuous)
     assert runner.num_envs == 3 * (1 + others)
     episodes = [e for e in runner.sample(num_timesteps=60 * runner.num_envs, random_actions=True) if e.is_done]
@@ -109,7 +109,7 @@ def test_episodes_of_rows(others, continuous):
         early += leaves < ends
     assert 0 < truncated < len(episodes) > 20 and (early > 0) == (others > 0)
     marks = [episode.get_observations()[0][4] for episode in episodes]
-    assert len(set(marks)) * (1 + others) >= len(marks)  # nobody starts twice in one of a replica's episodes
+    assert len(set(marks)) * (1 + others) >= len(marks)  # nobody starts twice in one of an environment's episodes
 
 
 def test_episodes_of_roles():
@@ -260,7 +260,7 @@ def test_masks_are_refused():
     for setting in (rllib.shared_policy, rllib.policy_per_role):
         with pytest.raises(UnsupportedGameError, match="not support action masks"):
             setting(PPOConfig(), Crew, 2)
-        with pytest.raises(TypeError, match=r"expected an AlgorithmConfig, PPOConfig\(\) for instance"):
+        with pytest.raises(TypeError, match=r"expected an AlgorithmConfig, for example PPOConfig"):
             setting(PPOConfig, "cartpole", 2)
 
 

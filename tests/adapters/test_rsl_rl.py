@@ -65,7 +65,7 @@ def test_steps_are_those_of_the_gymnasium_view(game, config, device):
 
 @pytest.mark.parametrize("config", [{"max_steps": 8}, THREADS_PER_ENV])
 def test_dones_and_time_outs_follow_the_script(config, device):
-    """A row is done where its agent leaves, without time-out, and where its replica ends."""
+    """A row is done where its agent leaves, without time-out, and where its environment ends."""
     env = rsl_rl.make(Script, 64, device, continuous=True, **config)
     obs, _ = env.reset(seed=2)
     scripts = obs["policy"][:, 1:4].cpu()  # step, the step that ends it, whether that truncates
@@ -117,7 +117,7 @@ def test_no_step_waits_for_the_device():
 
 
 def test_clocks_can_be_set(device):
-    """Each replica then ends when its own clock says; its observations show the clock at once."""
+    """Each environment then ends when its own clock says; its observations show the clock at once."""
     env = rsl_rl.make("pendulum", 6, device, max_steps=10)
     assert env.episode_length_buf.dtype == torch.int64 and env.episode_length_buf.tolist() == [0] * 6
     env.episode_length_buf = torch.arange(6, device=device) + 4
@@ -126,7 +126,7 @@ def test_clocks_can_be_set(device):
     assert env.episode_length_buf.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_env_takes_the_clock_of_its_first_row(device):
+def test_an_env_takes_the_clock_of_its_first_row(device):
     env = rsl_rl.make(Script, 2, device, continuous=True, num_leads=2)
     env.episode_length_buf = torch.tensor([3, 9, 1, 8], device=device)
     assert env.episode_length_buf.tolist() == [3, 3, 1, 1]

@@ -151,7 +151,7 @@ def test_ppo_learns_cartpole():
 
 @pytest.mark.slow
 def test_ppo_learns_tag_gridworld():
-    """The runner's fifth of the rows learns as well: judged is the sum over a replica, whose taggers catch it."""
+    """The runner's fifth of the rows learns as well: judged is the sum over an environment, whose taggers catch it."""
     torch.set_num_threads(1)
     env = sb3.make("tag_gridworld", 64, "cpu", grid=8, max_steps=50, num_taggers=2)
     model = PPO("MlpPolicy", env, n_steps=32, batch_size=1024, n_epochs=4, learning_rate=1e-3, seed=1, device="cpu")

@@ -48,7 +48,7 @@ def one_thread_one_seed():
 
 
 def whole(env, actions):
-    """Actions of all agents of all replicas as skrl has them: a dictionary, or rows; Discrete ones (N, 1)."""
+    """Actions of all agents of all environments as skrl has them: a dictionary, or rows; Discrete ones (N, 1)."""
     if not isinstance(env, MultiAgentEnvWrapper):
         return actions.reshape(env.num_envs, -1)
     by_agent = actions.reshape(env.num_envs, len(env.possible_agents), -1).unbind(1)
@@ -218,7 +218,7 @@ def test_each_agent_has_episodes_of_its_own(device):
             ended = terminated[key][:, 0] | truncated[key][:, 0]
             assert equal_bits(infos["_final_obs"][key], ended)
             assert torch.equal(infos["final_obs"][key][ended & ~gone], last[ended & ~gone])
-            away = ~over & (gone | leaves)  # zeros until the replica ends
+            away = ~over & (gone | leaves)  # zeros until the environment ends
             assert (after[key][away] == 0).all() and (after[key][~away][:, 0] == place).all()
             assert (after[key][over][:, 1] == 0).all()  # begun anew
             seen["left"] += int(leaves.sum())
@@ -475,7 +475,7 @@ def test_states_of_agents_who_play_on_are_those_that_follow(device):
             assert equal_bits(kept[-1]["next_states"][key][~ended[key]], state[~ended[key]])
             assert equal_bits(kept[-1]["next_observations"][key][~ended[key]], obs[key][~ended[key]])
             assert kept[-1]["next_states"][key].isfinite().all()
-            # Where the replica ends, those that had left are zeros: the last two of four, six numbers each.
+            # Where the environment ends, those that had left are zeros: the last two of four, six numbers each.
             over = ended["lead_0"]
             assert key[:4] != "lead" or (kept[-1]["next_states"][key][over & gone, 12:] == 0).all()
         others += int((ended["other_0"] & ~ended["lead_0"]).sum())

@@ -1,9 +1,9 @@
-"""SuperSuit on the NumPy view of one replica, by hand and by the adapter, and the adapter's wrappers on the device.
+"""SuperSuit on the NumPy view of one environment, by hand and by the adapter, and the adapter's wrappers on the device.
 
 SuperSuit's wrappers work, and its vector of copies is our Gymnasium view: it is what the native wrappers are held to.
 
-SuperSuit seeds copy k with seed + k, where the Gymnasium view has one seed for all replicas. So the rows of a copy are
-those of a Gymnasium view of one replica with that seed, over any number of episodes.
+SuperSuit seeds copy k with seed + k, where the Gymnasium view has one seed for all envs. So the rows of a copy are
+those of a Gymnasium view of one environment with that seed, over any number of episodes.
 """
 
 import os
@@ -35,7 +35,7 @@ from gpu_vecenv.adapters import supersuit as ours
 from gpu_vecenv.errors import UnsupportedGameError
 from gpu_vecenv.views.pettingzoo_env import aec_env, parallel_env
 
-# Few agents, so that they leave early and replicas end often.
+# Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 GRID = {"grid": 4, "max_steps": 7, "random_start": True}
 TOGETHER = [

@@ -190,7 +190,7 @@ def test_rows_of_ended_agents_are_zero_until_their_env_ends():
         left = step == 3
         assert (terminated | truncated).tolist() == [step == 6, left or step == 6, left or step == 6]
         assert obs[0, 1] == step and bool(rewards[1]) == (step <= 3)
-        if step < 6:  # then it is shown how its replica ended
+        if step < 6:  # then it is shown how its environment ended
             assert obs[1].any() == (step <= 3)
         if left:
             np.testing.assert_array_equal(env.reset([1, 2])[0], np.zeros((2, 6)))
@@ -377,7 +377,7 @@ class Heads(torch.distributions.Distribution):
 
 @pytest.mark.slow
 def test_ppo_learns_tag_continuous():
-    """Runners that are tagged leave early. They learn as well: judged are the taggers, over one episode a replica."""
+    """Runners that are tagged leave early. They learn as well: judged are the taggers, over one episode an env."""
     config = {"num_taggers": 3, "num_runners": 2, "num_neighbors": 4, "side": 10.0, "max_steps": 30}
     config |= {"tagging_distance": 0.08, "runner_skill": 0.3, "acceleration_levels": 2, "turn_levels": 4}
     env, test_env = (tianshou.make("tag_continuous", num, "cpu", **config) for num in (64, 192))

@@ -112,7 +112,7 @@ def test_a_mask_resets_its_envs_only(device):
 
 
 def test_episodes_end_as_the_script_says(device):
-    """The last observations arrive, replicas end as a whole, and agents that left early stay done and terminated."""
+    """The last observations arrive, envs end as a whole, and agents that left early stay done and terminated."""
     env = TransformedEnv(torchrl.make(Script, 5, device, **LEAVE), RewardSum())
     env.set_seed(2)
     rollout = env.rollout(40, break_when_any_done=False).to("cpu")
@@ -157,8 +157,8 @@ def test_advantages_know_truncation_and_early_ends():
         torch.testing.assert_close(target, rollout["next", role, "reward"][..., 0] + 0.5 * ~over)
 
 
-def test_collectors_keep_a_envs_trajectory_together():
-    """An agent that leaves early ends no trajectory of its replica."""
+def test_collectors_keep_an_envs_trajectory_together():
+    """An agent that leaves early ends no trajectory of its environment."""
     env = torchrl.make(Script, 4, "cpu", **LEAVE)
     (batch,) = Collector(env, None, frames_per_batch=4 * 30, total_frames=4 * 30)
     ids, done = batch["collector", "traj_ids"], batch["next", "done"][..., 0]

@@ -304,7 +304,7 @@ REFUSED = {
     "an argument that an id does not take": ('check CartPole-v1 --config {"nonsuch":1}', "nonsuch"),
     "an option of ours for an id": ("check CartPole-v1 --num-envs 3", "--num-envs"),
     "too few steps to check": ("check tag_gridworld --steps 9", r"steps is 9; expected a value in \[10, inf\]"),
-    "too few replicas to check": ("check tag_gridworld --num-envs 1", r"num_envs is 1; expected a value in \[2"),
+    "too few environments to check": ("check tag_gridworld --num-envs 1", r"num_envs is 1; expected a value in \[2"),
     "an unknown device to check": ("check tag_gridworld --device tpu", "device is 'tpu'"),
     "a game's field to check": ("check tag_gridworld --grid 0", r"grid is 0; expected a value in \[1, 32767\]"),
     "unknown game to show": ("show tag_gridwrld", "no game is called 'tag_gridwrld'; nearest: tag_gridworld"),
@@ -333,10 +333,10 @@ REFUSED = {
         "show tag_continuous --min-turn 1 --max-turn 0",
         "min_turn = 1.0 exceeds max_turn = 0.0",
     ),
-    "no replicas": ("train tag_gridworld --num-envs 0", "num_envs is 0; expected an int >= 1"),
-    "fewer than no replicas": ("train tag_gridworld --num-envs -1", "num_envs is -1; expected an int >= 1"),
-    "replicas in words": ("train tag_gridworld --num-envs many", "--num-envs.*'many'"),
-    "too many replicas": (
+    "no environments": ("train tag_gridworld --num-envs 0", "num_envs is 0; expected an int >= 1"),
+    "fewer than no environments": ("train tag_gridworld --num-envs -1", "num_envs is -1; expected an int >= 1"),
+    "environments in words": ("train tag_gridworld --num-envs many", "--num-envs.*'many'"),
+    "too many environments": (
         "train tag_continuous --num-envs 2000000000 --device cpu",
         r"2,000,000,000 environments .* need [\d,]+ bytes .* [\d,]+ bytes are free .* at most num_envs = [\d,]+ fit",
     ),

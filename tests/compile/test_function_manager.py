@@ -331,7 +331,7 @@ def test_nothing_is_built_twice(device, cache):
     built = contents(cache)
     assert len(built) == 2
     assert doubled(FunctionManager(device)) == [2, 4, 6]
-    gpu_vecenv.make("tag_gridworld", 7, device).reset(seed=1)  # the number of replicas is no constant
+    gpu_vecenv.make("tag_gridworld", 7, device).reset(seed=1)  # the number of environments is no constant
     assert contents(cache) == built
     gpu_vecenv.make("tag_gridworld", 2, device, grid=19).reset(seed=1)
     assert len(contents(cache)) == 3

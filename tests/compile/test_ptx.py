@@ -305,9 +305,9 @@ ADDRESS_FAULTS = {
     "times a constant": ("float* x", "x[(int)blockIdx.x * 17 + (int)threadIdx.x] = 1;"),
     "shifted": ("float* x", "x[(blockIdx.x << 6) + threadIdx.x] = 1;"),
     "u32": ("float* x", "u32 e = blockIdx.x; x[e * 100u + threadIdx.x] = 1;"),
-    "replica in an int": ("float* x, i64 n", "FOR_ITEMS (k, n) { int e = (int)k; x[e * 5] = 1; }"),
-    "byte of a replica in an int": ("u8* x, i64 n", "FOR_ITEMS (k, n) { int e = (int)k; x[e * 5] = 1; }"),
-    "byte of a replica in a u32": ("u8* x, i64 n", "FOR_ITEMS (k, n) { u32 e = (u32)k; x[e * 5] = 1; }"),
+    "environment in an int": ("float* x, i64 n", "FOR_ITEMS (k, n) { int e = (int)k; x[e * 5] = 1; }"),
+    "byte of an environment in an int": ("u8* x, i64 n", "FOR_ITEMS (k, n) { int e = (int)k; x[e * 5] = 1; }"),
+    "byte of an environment in a u32": ("u8* x, i64 n", "FOR_ITEMS (k, n) { u32 e = (u32)k; x[e * 5] = 1; }"),
     "byte in an int": ("u8* x, i64 n", "FOR_ITEMS (k, n) x[(int)k] = 1;"),
     "element in an int": ("float* x, i64 n", "FOR_ITEMS (k, n) { int at = (int)(k * 5 + 2); x[at] = 1; }"),
     "element in a u32": ("float* x, i64 n", "FOR_ITEMS (k, n) { u32 at = (u32)(k * 5); x[at] = 1; }"),
@@ -352,7 +352,7 @@ ADDRESSES = {
     "thread number": ("float* x", "x[(i64)blockIdx.x * blockDim.x + threadIdx.x] = 1;"),
     "block": ("float* x", "x[blockIdx.x] = 1;"),
     "block and lane": ("float* x", "x[(i64)blockIdx.x * 4 + threadIdx.x / 32] = 1;"),
-    "lane inside a replica": (
+    "lane inside an environment": (
         "float* x, i64 n",
         "FOR_ITEMS (k, n) for (int i = 0; i < 9; ++i) x[k * 81 + (int)(threadIdx.x % 9) * 9 + i] = 1;",
     ),

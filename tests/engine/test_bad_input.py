@@ -36,7 +36,7 @@ CONTINUOUS = gpu_vecenv.configure("tag_continuous", num_taggers=2, num_runners=3
 
 @pytest.fixture(params=[GRIDWORLD, CONTINUOUS], ids=lambda game: game.name())
 def env(request, device) -> VecEnv:
-    """Six replicas, three steps into an episode."""
+    """Six environments, three steps into an episode."""
     env = VecEnv(request.param, 6, device)
     env.reset(seed=5)
     for _ in range(3):

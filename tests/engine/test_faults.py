@@ -40,17 +40,17 @@ GAMES = [
 ]
 
 
-def actions(env, replica=None, fault="none"):
+def actions(env, environment=None, fault="none"):
     """Actions without a fault, except in one environment."""
     chosen = torch.zeros(env.num_envs, 2, dtype=torch.int64)
-    if replica is not None:
-        chosen[replica, 1] = FAULTS.index(fault)
+    if environment is not None:
+        chosen[environment, 1] = FAULTS.index(fault)
     return chosen.to(env.device)
 
 
-def rows(env, replica):
+def rows(env, environment):
     """Mask of the other environments."""
-    return torch.arange(env.num_envs, device=env.device) != replica
+    return torch.arange(env.num_envs, device=env.device) != environment
 
 
 # ---------------------------------------------------------------------- end_on_nonfinite
@@ -77,7 +77,7 @@ def test_a_non_finite_number_ends_its_own_environment_only(fault, mode, device):
         elif step < 2:
             assert not terminations.any()
     after_end = Fault.STEPPED_AFTER_END if mode == "disabled" else Fault(0)
-    assert env.faults().tolist() == [Fault.NONFINITE | after_end if replica == 4 else 0 for replica in range(9)]
+    assert env.faults().tolist() == [Fault.NONFINITE | after_end if environment == 4 else 0 for environment in range(9)]
     with pytest.raises(InvalidActionError if after_end else NonFiniteError, match=r"1 of 9 .* first, 4: .*NONFINITE"):
         env.raise_for_faults()
     twin.raise_for_faults()
@@ -175,13 +175,13 @@ def test_guard_bands_follow_every_environment_of_every_tensor(device):
     buffers = env.step_buffers()
     env.step(env.sample_actions(), out=buffers)
     bands = {**dict(state_guard_bands(env.data)), **dict(output_guard_bands(buffers))}
-    assert bands.keys() == {*env.state_dict(), *buffers.tensors()}, "but for what all replicas share"
+    assert bands.keys() == {*env.state_dict(), *buffers.tensors()}, "but for what all environments share"
     for name, band in bands.items():
         tensor = env.data[name] if name in env.data else buffers.tensors()[name]
         assert band.view(torch.uint8).eq(GUARD_BYTE).all() and band.numel() > 0
-        for replica in range(3):
-            end = tensor[replica].data_ptr() + tensor[replica].numel() * tensor.element_size()
-            assert band[replica].data_ptr() == end, name
+        for environment in range(3):
+            end = tensor[environment].data_ptr() + tensor[environment].numel() * tensor.element_size()
+            assert band[environment].data_ptr() == end, name
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -118,7 +118,7 @@ def test_frequencies_follow_the_softmax(device, choosing, weights):
     actions = Sampler(env).sample(logits.to(device)).actions.cpu().numpy()
     assert actions.shape == (2**16, 4) and actions.dtype == np.int32
     probabilities = np.array(weights) / sum(weights)
-    for agents in (actions, actions[:, :1], actions[:2000]):  # all, one agent, few replicas
+    for agents in (actions, actions[:, :1], actions[:2000]):  # all, one agent, few environments
         counts, expected = np.bincount(agents.ravel(), minlength=len(weights)), probabilities * agents.size
         statistic = ((counts - expected) ** 2 / expected).sum()
         assert statistic < CHI_SQUARE_QUANTILE[len(weights) - 1]
@@ -232,7 +232,7 @@ def test_choices_too_unlikely_for_a_float_are_excluded_too(device, choosing):
         assert (sample.actions == 1).all() and (sample.log_probs == 0).all() and (sample.entropies == 0).all()
 
 
-# Keys of a replica whose first draw in step 0 of episode 0 is the smallest uniform number, 0, or the largest,
+# Keys of an environment whose first draw in step 0 of episode 0 is the smallest uniform number, 0, or the largest,
 # 1 - 2^-24; found by trying the first 2^26.
 SMALLEST_DRAW, LARGEST_DRAW = [1434075, 2691185, 7211575], [7459937, 22810931, 30942505]
 
@@ -481,11 +481,11 @@ def test_a_choice_is_the_one_of_the_samplers_stream(device, choosing):
     env.step(env.sample_actions())
     actions = Sampler(env).sample(torch.zeros(20, 3, 16, device=device)).actions.cpu().numpy()
     keys = env.data["engine_key"].cpu().numpy().view(np.uint32).tolist()
-    for (replica, agent, head), action in np.ndenumerate(actions):
-        assert action == philox([2 << 29, agent, 1, 0], keys[replica])[head] >> 29
+    for (environment, agent, head), action in np.ndenumerate(actions):
+        assert action == philox([2 << 29, agent, 1, 0], keys[environment])[head] >> 29
 
 
-def test_a_env_draws_the_same_among_few_and_among_many(device, choosing):
+def test_an_env_draws_the_same_among_few_and_among_many(device, choosing):
     whole = choosing(device, 257)
     whole.reset(seed=7)
     logits = logits_of(whole, 2, 1.0)
@@ -636,9 +636,9 @@ def test_draws_are_gaussian(device, choosing, mean, log_std):
     draws = sample.draws.cpu().double().numpy()
     assert draws.shape == (2**15, 3, 2) and sample.draws.dtype == sample.actions.dtype == torch.float32
     for head, (m, s) in enumerate(((mean, log_std), (2.0, -1.0))):
-        for agents in (draws[..., head], draws[:, 0, head], draws[:1000, 2, head]):  # all, one agent, few replicas
+        for agents in (draws[..., head], draws[:, 0, head], draws[:1000, 2, head]):  # all, one agent, few environments
             assert scipy.stats.kstest(agents.ravel(), scipy.stats.norm(m, math.exp(s)).cdf).pvalue > P_VALUE
-    # Agents, heads and neighbouring replicas: a correlation of n independent pairs is normal with variance 1 / n. The
+    # Agents, heads and neighbouring envs: a correlation of n independent pairs is normal with variance 1 / n. The
     # p-value is for each of the 15 pairs, and again for the squares, which would show a common size.
     columns = (draws - [mean, 2.0]).reshape(2**15, 6)
     for x in (columns, columns**2):
@@ -784,14 +784,14 @@ def test_a_gaussian_draw_is_the_one_of_the_samplers_stream(device, choosing):
     env.step(env.sample_actions())
     draws = Sampler(env).sample(torch.zeros(20, 3, 4, device=device)).draws.cpu().double().numpy()
     keys = env.data["engine_key"].cpu().numpy().view(np.uint32).tolist()
-    for (replica, agent, head), u in np.ndenumerate(draws):
-        words = philox([2 << 29 | 1 << 28 | head, agent, 1, 0], keys[replica])
+    for (environment, agent, head), u in np.ndenumerate(draws):
+        words = philox([2 << 29 | 1 << 28 | head, agent, 1, 0], keys[environment])
         radius = math.sqrt(-2 * math.log(((words[2] >> 8) + 1) / 2**24))
         # The angle is rounded twice and 2 pi once, 5 ulp of 1 in all; the others are an ulp or less each.
         assert abs(u - radius * math.cos(2 * math.pi * (words[3] >> 8) / 2**24)) <= 7 * EPSILON * radius
 
 
-# Keys of a replica whose first Gaussian draw in step 0 of episode 0 begins with the uniform number 0; found by trying.
+# Keys of an env whose first Gaussian draw in step 0 of episode 0 begins with the uniform number 0; found by trying.
 SMALLEST_RADIUS = [1868581, 4105490, 24881042]
 
 

@@ -164,7 +164,7 @@ def test_no_environment_of_any_seed_repeats_another(device):
     assert len(torch.cat(actions).unique(dim=0)) == 64 * 10
 
 
-def test_a_env_depends_on_no_other(game, device):
+def test_an_env_depends_on_no_other(game, device):
     whole = trajectory(VecEnv(game, 1500, device), 40)
     for first, count in [(0, 1), (0, 2), (0, 31), (0, 33), (0, 1023), (700, 1), (1, 64), (1436, 64)]:
         part = trajectory(VecEnv(game, count, device, first_env_index=first), 40)
@@ -215,11 +215,11 @@ def transitions(
     shape = (12, ticks, game.max_steps, game.num_agents, *game.layout.action.shape)
     table = torch.randint(5, shape, dtype=torch.int32, generator=torch.Generator().manual_seed(21)).to(device)
     obs, _ = env.reset(seed=8)
-    seen, replica = {}, torch.arange(12, device=device)
+    seen, environment = {}, torch.arange(12, device=device)
     for _ in range(ticks):
         episode, time = env.data["engine_episode"][:, 0].clone(), env.elapsed_steps.clone()
         begins = ~env.active.any(1)
-        actions = table[replica, episode, time % game.max_steps]
+        actions = table[environment, episode, time % game.max_steps]
         before = obs
         obs, rewards, terminations, truncations, info = env.step(actions)
         after, ends = obs, (terminations | truncations).any(1) & ~env.active.any(1)
@@ -610,10 +610,10 @@ def test_starts_on_the_grid_are_those_of_the_documented_streams(device):
     env = VecEnv(GRIDWORLD, 40, device)
     env.reset(seed=9)
     cells = torch.zeros(40, 3, 2, dtype=torch.int32)
-    for replica, agent, axis in np.ndindex(40, 3, 2):
-        key = philox([replica, 0, 0, 0], [9, 0])[:2]
+    for environment, agent, axis in np.ndindex(40, 3, 2):
+        key = philox([environment, 0, 0, 0], [9, 0])[:2]
         block = philox([1 << 28 | axis, agent, 0, 0], key)
-        cells[replica, agent, axis] = (block[0] + (block[1] << 32)) * (GRIDWORLD.grid + 1) >> 64
+        cells[environment, agent, axis] = (block[0] + (block[1] << 32)) * (GRIDWORLD.grid + 1) >> 64
     assert equal_bits(env.state["cell"], cells) and cells.max() == GRIDWORLD.grid
 
 

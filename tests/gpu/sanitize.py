@@ -137,7 +137,7 @@ def examine(tool: str, reference: Outcome, results: Path, sanitizer: str, python
         return "void: other bits than without the tool"
     receipts.write(
         tool,
-        what=f"compute-sanitizer's {tool} over every kernel: all games, four numbers of replicas, three autoreset "
+        what=f"compute-sanitizer's {tool} over every kernel: all games, four numbers of environments, three autoreset "
         "modes, masked resets, refused actions, agents as rows",
         command=f"python tests/gpu/sanitize.py RESULTS {tool}",
         metrics={

@@ -32,7 +32,7 @@ from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 Row = dict[str, Any]
 THOUSAND = {"num_taggers": 100, "num_runners": 900}
 MANY = {"num_taggers": 999, "full_observation": False}
-# Game, configuration, replicas, steps (sampling and step) of all replicas in a second, share of the copy bandwidth.
+# Game, configuration, envs, steps (sampling and step) of all environments in a second, share of the copy bandwidth.
 TICKS: tuple[tuple[str, dict[str, Any], int, float, float | None], ...] = (
     ("tag_continuous", {}, 100, 4e6, None),
     ("tag_continuous", {}, 2000, 25e6, None),
@@ -46,7 +46,7 @@ TICKS: tuple[tuple[str, dict[str, Any], int, float, float | None], ...] = (
     ("cartpole", {}, 100_000, 5e9, None),
     ("cartpole", {}, 1_000_000, 20e9, 0.5),
 )
-# Game, configuration, replicas, layers, steps, epochs, one policy for all roles, precision, agent-steps in a second.
+# Game, configuration, envs, layers, steps, epochs, one policy for all roles, precision, agent-steps in a second.
 TRAINING: tuple[tuple[str, int, tuple[int, int], int, int, bool, Precision, float], ...] = (
     ("tag_continuous", 2000, (64, 64), 25, 4, True, "tf32", 45e6),
     ("tag_continuous", 2000, (64, 64), 25, 1, True, "tf32", 90e6),

@@ -59,7 +59,7 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
 # than the lanes of a team.
 CROWD = ("tag_continuous", {"num_taggers": 6, "num_runners": 214})
 HUGE = ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45})
-TICKS, MAX_STEPS = 6, 4  # every replica passes an end
+TICKS, MAX_STEPS = 6, 4  # every environment passes an end
 # Of each kind of policy one: a learner's kernels are made for a game's agents and actions.
 LEARNT: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("tag_gridworld", {}),

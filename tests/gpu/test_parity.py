@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 
 DRIVERS = ("pycuda", "cuda_core")
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
-# game, configuration, replicas, steps: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size, 20 M of
+# game, configuration, envs, steps: 50 M agent-steps of tag_gridworld, 10 M of tag_continuous at each size, 20 M of
 # each of the others; shorter episodes where chance seldom ends one
 LONG_RUNS = [
     ("tag_gridworld", {}, 65_536, 153),

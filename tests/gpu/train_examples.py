@@ -1,4 +1,4 @@
-"""Examples of adapters whose tensors stay on the GPU, with thousands of replicas: what they reach and how fast.
+"""Examples of adapters whose tensors stay on the GPU, with thousands of environments: what they reach and how fast.
 
 usage: python tests/gpu/train_examples.py RESULTS.json [EXAMPLE…]
 

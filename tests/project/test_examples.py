@@ -76,9 +76,9 @@ def test_by_hand(device: str, tmp_path: Path) -> None:
     episodes, steps = numbers(r"(\d+) episodes of ([\d.]+) steps", said)
     assert episodes > 50 and 1 <= steps <= 60  # taggers that head for the runner catch it soon, and again
     assert numbers(r"caught in ([\d.]+)%", said)[0] > 90
-    (by_hand,) = numbers(r"reset by hand: (\d+) replicas", said)
+    (by_hand,) = numbers(r"reset by hand: (\d+) environments", said)
     assert 0 < by_hand < 50
-    # Own kernel, own tensor: every step of every replica is on the map once.
+    # Own kernel, own tensor: every step of every environment is on the map once.
     assert numbers(r"positions counted: (\d+)", said) == [50 * 60]
     try:
         import matplotlib  # noqa: F401
@@ -174,7 +174,7 @@ def test_predator_prey_trains_by_its_path(tmp_path: Path) -> None:
 
 
 def predator_prey(device: str, num_envs: int, **config: Any) -> tuple[VecEnv, list[PredatorPreyOracle]]:
-    """Replicas and their oracles, begun with the same seed."""
+    """Environments and their oracles, begun with the same seed."""
     game = load_game(EXAMPLES / "own_env" / "predator_prey.py")(**config)
     env = VecEnv(game, num_envs, device, autoreset_mode="disabled", first_env_index=5)
     return env, [PredatorPreyOracle(game, 2**40 + 11, 5 + e) for e in range(num_envs)]
@@ -250,9 +250,9 @@ def test_random_rollout(game: str, num_agents: int, device: str, tmp_path: Path)
     ],
 )
 def test_cpu_baseline(game: str, options: str, num_agents: int, device: str, tmp_path: Path) -> None:
-    sizes = ["--replicas", "30", "--cpu-replicas", "3", "--device", device]
+    sizes = ["--num-envs", "30", "--cpu-envs", "3", "--device", device]
     said = run(tmp_path, "cpu_baseline.py", "--game", game, *options.split(), *sizes)
-    assert "all 3 replicas have the same bits in both" in said
+    assert "all 3 environments are bitwise equal in both" in said
     cells = re.findall(r"│ +([\d,]+)" + r" │ +([\d,]+)" * 2 + r" │ +([\d.,]+) │", said)
     rows = [[float(cell.replace(",", "")) for cell in row] for row in cells]
     assert [row[0] for row in rows] == [3, 3, 30]
@@ -297,7 +297,7 @@ def test_multi_gpu(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for rank, shard in enumerate([[0, 3], [4, 7]]):
-        assert numbers(rf"process {rank} of 2: replicas (\d+) to (\d+)", done.stdout) == shard
+        assert numbers(rf"process {rank} of 2: environments (\d+) to (\d+)", done.stdout) == shard
     assert numbers(r"([\d,]+) env-steps by (\d+) processes; return_tagger [-\d.]+", done.stdout) == [1024, 2]
 
 

@@ -123,7 +123,7 @@ class Interrupts(Experiment):
             digests.append(digest.hex())
         self.check(digests[0] == digests[1], f"{what}: environment and twin differ afterwards: {digests}")
         faults = int(env.faults().count_nonzero())
-        self.check(faults == 0, f"{what}: {faults} replicas have fault bits")
+        self.check(faults == 0, f"{what}: {faults} environments have fault bits")
 
     def _compare_trainers(self, what: str, trainer: Trainer, twin: Trainer) -> None:
         tensors, manifest = trainer.state()

@@ -78,7 +78,7 @@ class Large(Experiment):
             for start, twin in zip(starts, alone, strict=True):
                 for name, tensor in twin.items():
                     there = whole[name][start : start + WINDOW]
-                    self.check(there.equal(tensor), f"{part}, {what}: {name} from replica {start} on differs")
+                    self.check(there.equal(tensor), f"{part}, {what}: {name} from environment {start} on differs")
 
         def compare_all(what: str, outputs: dict[str, torch.Tensor], alone: list[dict[str, torch.Tensor]]) -> None:
             self.disturb(what, env, guarded)
@@ -131,7 +131,7 @@ class Large(Experiment):
             alone = Digest(functions, WINDOW)
             alone.add(tensor[start : start + WINDOW].reshape(WINDOW, -1).clone())
             same = whole.words[start : start + WINDOW].equal(alone.words)
-            self.check(same, f"{part}: digests from replica {start} on differ")
+            self.check(same, f"{part}: digests from environment {start} on differ")
 
     def disturb(self, what: str, env: VecEnv, guarded: torch.Tensor) -> None:
         """Called before each comparison."""
@@ -181,15 +181,15 @@ class Large(Experiment):
             try:
                 gpu_vecenv.make("cartpole", num_envs, self.device)
             except CapacityError as error:
-                self.check("bytes" in str(error) and f"{num_envs:,}" in str(error), f"{num_envs} replicas: {error}")
+                self.check("bytes" in str(error) and f"{num_envs:,}" in str(error), f"{num_envs} environments: {error}")
             else:
-                self.failures.append(f"{num_envs} replicas are not refused")
+                self.failures.append(f"{num_envs} environments are not refused")
             grown = live_memory() - before
-            self.check(grown < REFUSAL_LIMIT, f"{num_envs} replicas: {grown} bytes more in memory after the refusal")
+            self.check(grown < REFUSAL_LIMIT, f"{num_envs} envs: {grown} bytes more in memory after the refusal")
         return {"refused_sizes": len(REFUSED)}
 
     def plant(self) -> Metrics:
-        kinds = {"one wrong number in the last replica": WrongNumber, "one number written outside": Outside}
+        kinds = {"one wrong number in the last environment": WrongNumber, "one number written outside": Outside}
         return {fault: said(kind(count=10**6, device=self.device)) for fault, kind in kinds.items()}
 
 

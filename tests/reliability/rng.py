@@ -44,13 +44,13 @@ KERNEL(known_answers) {
 KERNEL(blocks) {
     auto [layout, seed, first, out, n] = args;
     FOR_ITEMS (k, n) {
-        u64 b = (u64)(first + k), replica = 0;
+        u64 b = (u64)(first + k), environment = 0;
         u32 draw = 0, item = 0, episode = 0;
         if (layout == 0) {
             draw = (u32)(b & 0xfffffff);
             item = (u32)(b >> 28);
-        } else if (layout == 1) {  // 4096 replicas, then the next draw
-            replica = b & 4095;
+        } else if (layout == 1) {  // 4096 environments, then the next draw
+            environment = b & 4095;
             draw = (u32)(b >> 12);
         } else if (layout == 2) {  // 16 blocks of each seed
             seed += b >> 4;
@@ -60,14 +60,14 @@ KERNEL(blocks) {
             item = (u32)(b >> 32);
         }
         u32 key[2];
-        env_key(seed, replica, key);
+        env_key(seed, environment, key);
         Rng rng = {key[0], key[1], STEP_STREAM, episode, 1};
         Philox4 block = rng.block(item, draw);
         for (int i = 0; i < 4; ++i) out[4 * k + i] = block.word[i];
     }
 }
 
-// The first four words of the k-th of many streams: 64 seeds and 4 streams, and replicas.
+// The first four words of the k-th of many streams: 64 seeds and 4 streams, and environments.
 KERNEL(beginnings) {
     auto [seed, out, n] = args;
     FOR_ITEMS (k, n) {
@@ -97,7 +97,7 @@ KERNELS = [
     signature("beginnings", "u64 seed, u64* out, i64 n"),
     signature("below", "u64 seed, i64 first, u32 size, i32* out, i64 n"),
 ]
-LAYOUTS = {"one stream": 0, "transposed across replicas": 1, "neighbouring seeds": 2, "first draws of episodes": 3}
+LAYOUTS = {"one stream": 0, "transposed across environments": 1, "neighbouring seeds": 2, "first draws of episodes": 3}
 BOUNDS = (2, 3, 6, 7, 10, 1000)
 CHUNK = 1 << 22  # blocks, drawn at a time
 LEAST_P = 1e-7  # a fair generator falls below in one of some 10^5 runs of all tests together
@@ -239,7 +239,7 @@ class Rng(Experiment):
         return verdicts
 
     def plant(self) -> Metrics:
-        kinds = {"seed + replica as the key": Added, "a bit that is always 0": StuckBit, "a short period": Short}
+        kinds = {"seed + environment as the key": Added, "a bit that is always 0": StuckBit, "a short period": Short}
         planted = {fault: kind(count=10**6, dieharder="no", device=self.device) for fault, kind in kinds.items()}
         return {fault: said(experiment) for fault, experiment in planted.items()}
 

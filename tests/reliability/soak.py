@@ -52,7 +52,7 @@ class Soak(Experiment):
         episodes = int(env.episode_statistics()["episodes"].sum())
         metrics = {
             "game": self.game,
-            "replicas": self.num_envs,
+            "environments": self.num_envs,
             "steps": steps,
             "agent_steps": steps * self.num_envs * env.num_agents,
             "episodes": episodes,
@@ -69,7 +69,7 @@ class Soak(Experiment):
     def _look(self, env: VecEnv, step: int) -> None:
         sums = env.episode_statistics()
         faults = int(env.faults().count_nonzero())
-        self.check(faults == 0, f"step {step}: {faults} replicas have fault bits")
+        self.check(faults == 0, f"step {step}: {faults} environments have fault bits")
         # Without an idle step between episodes each step is one of the running or of a completed episode.
         clocks = sums["lengths"] + env.elapsed_steps
         self.check(bool((clocks == step).all()), f"step {step}: clocks are {clocks.min()} to {clocks.max()}")

@@ -85,9 +85,9 @@ GAME = {"num_leads": LEADS, "num_others": 3, "leave": LEAVE, "max_steps": 6}
 AGENTS = LEADS + 3
 
 
-def actions_at(replica, episode, time, agent):
+def actions_at(environment, episode, time, agent):
     """Any function of these four: then episodes are the same in all modes."""
-    return (replica + 3 * episode + time * time + agent * (1 + time)) % 4
+    return (environment + 3 * episode + time * time + agent * (1 + time)) % 4
 
 
 def value_of(obs):
@@ -100,14 +100,14 @@ def played(mode, device):
     """NUM_STEPS steps: the arguments of ``advantages``, and the observations, (step, environment, agent, 6)."""
     env = gpu_vecenv.make(Script, NUM_ENVS, device, autoreset_mode=mode, **GAME)
     obs, info = env.reset(seed=7)
-    episode, replica, agent = np.full((NUM_ENVS, 1), -1), np.arange(NUM_ENVS)[:, None], np.arange(AGENTS)
+    episode, environment, agent = np.full((NUM_ENVS, 1), -1), np.arange(NUM_ENVS)[:, None], np.arange(AGENTS)
     rows, observations, last = [], [], None
     for _ in range(NUM_STEPS):
         before, active = obs.cpu().numpy(), info["active"]
         observations.append(before)
         time = before[:, :1, 1].astype(int)
         episode = episode + (time == 0)
-        actions = torch.tensor(actions_at(replica, episode, time, agent), device=env.device)
+        actions = torch.tensor(actions_at(environment, episode, time, agent), device=env.device)
         obs, *outcome, info = env.step(actions)
         led_to = obs
         if mode == "same_step":
@@ -127,7 +127,7 @@ def played(mode, device):
 class Episode(NamedTuple):
     """One agent's part of one episode, as the script has it."""
 
-    key: tuple[int, int, int]  # replica, episode, agent
+    key: tuple[int, int, int]  # environment, episode, agent
     steps: slice  # of the trajectory
     rows: list[np.ndarray]  # rewards, values, next values; float64
     kind: str
@@ -138,14 +138,14 @@ def episodes_by_script(observations):
 
     Flags, activity and later observations of the trajectory are not looked at.
     """
-    for replica in range(NUM_ENVS):
-        starts = np.flatnonzero(observations[:, replica, 0, 1] == 0)
+    for environment in range(NUM_ENVS):
+        starts = np.flatnonzero(observations[:, environment, 0, 1] == 0)
         for (episode, start), agent in itertools.product(enumerate(starts), range(AGENTS)):
-            _, _, ends, truncates, mark, _ = observations[start, replica, agent]
+            _, _, ends, truncates, mark, _ = observations[start, environment, agent]
             leaves = agent >= LEADS and ends > LEAVE
             length = LEAVE if leaves else int(ends)
             steps = min(length, NUM_STEPS - start)
-            said = [0, *(actions_at(replica, episode, time, agent) for time in range(steps))]
+            said = [0, *(actions_at(environment, episode, time, agent) for time in range(steps))]
             seen = [[agent + 1, time, ends, truncates, mark, said[time]] for time in range(steps + 1)]
             values = value_of(np.array(seen)).astype(np.float64)
             kind = "leaves" if leaves else "truncates" if truncates else "terminates"
@@ -156,7 +156,7 @@ def episodes_by_script(observations):
                 next_values[-1] = 0
             rewards = 10.0 * (agent + 1) + np.arange(1, steps + 1)
             yield Episode(
-                (replica, episode, agent), slice(start, start + steps), [rewards, values[:-1], next_values], kind
+                (environment, episode, agent), slice(start, start + steps), [rewards, values[:-1], next_values], kind
             )
 
 
@@ -168,14 +168,14 @@ def test_real_episodes_in_every_autoreset_mode(gamma, gae_lambda, device):
         found = estimated(given, gamma, gae_lambda, device)
         expected, bounds = np.zeros((2, NUM_STEPS, NUM_ENVS, AGENTS))
         of_mode, kinds = {}, []
-        for (replica, episode, agent), steps, rows, kind in episodes_by_script(observations):
-            at = steps, replica, agent
+        for (environment, episode, agent), steps, rows, kind in episodes_by_script(observations):
+            at = steps, environment, agent
             expected[at], bounds[at] = of_deltas(*rows, gamma, gae_lambda)
             kinds.append(kind)
             if kind != "unfinished":
-                of_mode[replica, episode, agent] = found[at].tolist()
+                of_mode[environment, episode, agent] = found[at].tolist()
         wrong = np.argwhere(np.abs(found - expected) > bounds)  # the bound is 0 at steps of no episode
-        assert len(wrong) == 0, f"{mode}: step, replica, agent {wrong[0]}"
+        assert len(wrong) == 0, f"{mode}: step, environment, agent {wrong[0]}"
         assert all(kinds.count(kind) > 5 for kind in ("leaves", "truncates", "terminates", "unfinished"))
         assert (given.active.sum((1, 2)) < NUM_ENVS * AGENTS).any()
         finished[mode] = of_mode

@@ -170,14 +170,14 @@ def test_two_processes_have_the_same_weights_and_different_envs(alone):
             if not name.startswith("env."):
                 assert tensor.equal(other[name]), name
         assert any(not tensor.equal(other[name]) for name, tensor in one.items() if name.startswith("env."))
-    assert any("mean" in name for name in one if name.startswith("policy."))  # statistics are of all replicas
+    assert any("mean" in name for name in one if name.startswith("policy."))  # statistics are of all environments
     assert CheckpointFolder(alone / "checkpoints", world_size=2).newest() == ITERATIONS
 
 
 def test_only_the_first_process_writes_metrics(alone):
     assert [int(row["iteration"]) for row in rows(alone)] == list(range(1, ITERATIONS + 1))
     assert [int(row["env_steps"]) for row in rows(alone)] == [32 * i for i in range(1, ITERATIONS + 1)]
-    assert sum(float(row["episodes"]) for row in rows(alone)) > 4 * ITERATIONS * 4 / 8  # of both: 4 replicas had less
+    assert sum(float(row["episodes"]) for row in rows(alone)) > 4 * ITERATIONS * 4 / 8  # of both: 4 envs had less
     assert len(list((alone / "tensorboard").iterdir())) == 1
     left = {"checkpoints", "evaluation.json", "learning_curve.png", "metrics.csv", "settings.json", "tensorboard"}
     assert {path.name for path in alone.iterdir()} == left
@@ -287,7 +287,7 @@ def test_a_rank_that_fails_before_the_others_hear_of_it_ends_all(tmp_path):
 
 
 REFUSED = {
-    "replicas that cannot be dealt out": (["--num-envs", "7", "--out", "run"], "num_envs is 7; .* 2 processes, 6 or 8"),
+    "envs that cannot be dealt out": (["--num-envs", "7", "--out", "run"], "num_envs is 7; .* 2 processes, 6 or 8"),
     "no folder": ([], "several processes need one run folder: give --out"),
 }
 

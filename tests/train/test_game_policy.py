@@ -81,7 +81,7 @@ def played(trainer):
 
 
 def likeliest(trainer, obs, mask):
-    """Greedy actions (steps, replicas, agents[, heads]) of the trainer's own policies, by definition, one by one."""
+    """Greedy actions (steps, envs, agents[, heads]) of the trainer's own policies, by definition, one by one."""
     game = trainer.env.game
     kind = torch.float32 if game.layout.action.continuous else torch.int32
     actions = torch.zeros((*obs.shape[:2], game.num_agents, *game.layout.action.shape), dtype=kind, device=obs.device)

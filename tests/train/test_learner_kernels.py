@@ -28,9 +28,9 @@ from gpu_vecenv.train.rollout_storage import Rollout
 
 
 def launched(given, gamma, gae_lambda, device):
-    """Estimates and returns of arguments (steps, replicas, agents); the factors are tensors (agents,)."""
-    _, replicas, agents = given.rewards.shape
-    env = gpu_vecenv.make(Script, replicas, device, num_leads=agents)
+    """Estimates and returns of arguments (steps, environments, agents); the factors are tensors (agents,)."""
+    _, environments, agents = given.rewards.shape
+    env = gpu_vecenv.make(Script, environments, device, num_leads=agents)
     tensors = [torch.tensor(x, device=device) for x in given]
     out = torch.full_like(tensors[0], torch.nan), torch.full_like(tensors[0], torch.nan)
     launch = advantage_launch(env, *tensors, gamma.to(device), gae_lambda.to(device), out=out)

@@ -185,10 +185,10 @@ def test_a_view_is_a_roles_part_of_each_tensor(kind, arguments, roles, agents, s
     own = view.obs(obs)
     assert own.shape == (2, view.num_agents, *shape)
     corner = tuple(n - 1 for n in shape)
-    for replica in range(2):
+    for environment in range(2):
         for k, agent in enumerate(range(*agents)):
-            assert own[(replica, k, *corner)] == obs[(replica, agent, *corner)]
-            assert own[replica, k].flatten()[0] == obs[replica, agent].flatten()[0]
+            assert own[(environment, k, *corner)] == obs[(environment, agent, *corner)]
+            assert own[environment, k].flatten()[0] == obs[environment, agent].flatten()[0]
 
 
 @dataclass(frozen=True, kw_only=True)

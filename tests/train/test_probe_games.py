@@ -37,7 +37,7 @@ def begun(probe, num_envs, device, **arguments):
 
 
 def steps(env, *actions):
-    """What each step gives, for actions (replica, agent[, head]): obs, rewards, terminations, truncations, active."""
+    """What each step gives, for actions (env, agent[, head]): obs, rewards, terminations, truncations, active."""
     kind = torch.float32 if env.game.layout.action.continuous else torch.int32
     for chosen in actions:
         obs, rewards, terminations, truncations, info = env.step(torch.tensor(chosen, dtype=kind, device=env.device))
@@ -170,7 +170,7 @@ def configured():
 
 
 def played(game, device, choose, num_envs=400):
-    """One episode of each replica: (values called right, discounted returns to go), of active agents only."""
+    """One episode of each environment: (values called right, discounted returns to go), of active agents only."""
     env, obs, info = begun(game, num_envs, device)
     rows, mask = [], info.get("action_mask")
     while bool(info["active"].any()):

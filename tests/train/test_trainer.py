@@ -43,7 +43,7 @@ TIMES = {
     "env_time_fraction",
     "update_time_fraction",
 }
-POISONED = 1  # a seed by which one replica is ill, and not in the first minibatches
+POISONED = 1  # a seed by which one environment is ill, and not in the first minibatches
 FROZEN = {"tagger": PolicySpec(), "runner": PolicySpec(train=False)}
 
 
@@ -255,11 +255,11 @@ def test_metrics_of_an_iteration_are_those_of_its_episodes(device):
         for t in range(SMALL.num_steps):
             returns += data.rewards[t] * data.active[t]
             lengths += data.active[t].any(1)
-            for replica in (data.active[t].any(1) & ~data.active[t + 1].any(1)).nonzero().flatten():
-                terminated = float(not data.truncations[t][replica].any())  # by its last step
-                split = returns[replica, :3].mean().item(), returns[replica, 3:].mean().item()
-                ended.append((lengths[replica].item(), terminated, *split))
-                returns[replica] = lengths[replica] = 0
+            for environment in (data.active[t].any(1) & ~data.active[t + 1].any(1)).nonzero().flatten():
+                terminated = float(not data.truncations[t][environment].any())  # by its last step
+                split = returns[environment, :3].mean().item(), returns[environment, 3:].mean().item()
+                ended.append((lengths[environment].item(), terminated, *split))
+                returns[environment] = lengths[environment] = 0
         seen += len(ended)
         names = ("episode_length", "terminated_fraction", "return_tagger", "return_runner")
         assert metrics["episodes"] == len(ended) and metrics["iteration"] == iteration + 1
@@ -715,7 +715,7 @@ OTHERS = {
         {},
         r"game_config\.side is 4.0, this trainer's 3.0",
     ),
-    "other replicas": (SETUPS["roles"], {"num_envs": 7}, "num_envs is 7, this trainer's 6"),
+    "other environments": (SETUPS["roles"], {"num_envs": 7}, "num_envs is 7, this trainer's 6"),
     "another seed": (SETUPS["roles"], {"seed": 6}, "seed is 6, this trainer's 5"),
     "a wider network": (Setup("tag_continuous", LEAVING, changed(hidden_sizes=(17,))), {}, r"hidden_sizes is \[17\]"),
     "a normaliser": (Setup("tag_continuous", LEAVING, changed(normalize_obs=True)), {}, "normalize_obs is True"),
@@ -821,7 +821,7 @@ HD void observe(State s, Io io) {
 
 @pytest.fixture(scope="module")
 def poison(tmp_path_factory):
-    """A game that pays or shows NaN after some healthy steps, in one replica of so many."""
+    """A game that pays or shows NaN after some healthy steps, in one environment of so many."""
     folder, paths = tmp_path_factory.mktemp("poison"), list(sys.path)
     (folder / "poison.py").write_text(POISON)
     (folder / "poison.cu").write_text(POISON_TEXT)
@@ -859,7 +859,7 @@ def test_nan_of_a_game_stops_training_and_spoils_nothing(normalised, of_rewards,
 
 
 def test_after_a_gradient_that_is_not_finite_no_step_is_taken(poison, device):
-    """Few replicas are ill: minibatches before the first of their rows teach, those after it no more."""
+    """Few environments are ill: minibatches before the first of their rows teach, those after it no more."""
     config = changed(num_epochs=1, num_minibatches=32, normalize_advantages=False)
     trainer = Setup(poison(healthy=4, one_in=32), config=config).trainer(device, 32, seed=POISONED)
     ill = trainer.env.state["ill"].flatten().bool()
@@ -867,7 +867,7 @@ def test_after_a_gradient_that_is_not_finite_no_step_is_taken(poison, device):
     with pytest.raises(NonFiniteError):
         trainer.train_iteration()
     (learner,) = trainer.learners.values()
-    order = learner.order.view(32, -1) % 32  # with one agent, indices count replicas within steps
+    order = learner.order.view(32, -1) % 32  # with one agent, indices count environments within steps
     first = int(ill[order].any(1).int().argmax())
     state = learner.state()
     assert first > 1 and state["0.step"].item() == first
@@ -964,7 +964,7 @@ def test_training_raises_the_share_of_caught_runners(device):
     assert trained["return_runner"] < at_random["return_runner"]
 
 
-# What lies beside the replicas, and what was broken off
+# What lies beside the environments, and what was broken off
 
 
 def test_shared_fields_that_were_changed_come_back_and_are_played(device, tmp_path):

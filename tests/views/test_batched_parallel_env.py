@@ -1,4 +1,4 @@
-"""Dictionaries of replicas: they are VecEnv's tensors, looked at agent by agent or role by role."""
+"""Dictionaries of environments: they are VecEnv's tensors, looked at agent by agent or role by role."""
 
 import copy
 import pickle
@@ -28,7 +28,7 @@ from gpu_vecenv.views.agents import joint_obs
 from gpu_vecenv.views.batched_env import BatchedParallelEnv, batched_parallel_env
 
 MULTI = [name for name, game in GAMES.items() if game().num_agents > 1]
-# Few agents, so that they leave early and replicas end often.
+# Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 SMALL = {"tag_continuous": TAG, "tag_gridworld": {"grid": 4, "max_steps": 7, "random_start": True}}
 CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__dataclass_fields__]

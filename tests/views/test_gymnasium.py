@@ -36,7 +36,7 @@ from gpu_vecenv.errors import (
 
 MODES = ["same_step", "next_step", "disabled"]
 IDS = {name: gymnasium_id(game) for name, game in GAMES.items()}
-# Few agents, so that they leave early and replicas end often.
+# Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 SMALL = {"tag_continuous": TAG, "tag_gridworld": {"grid": 4, "max_steps": 7}}
 
@@ -200,7 +200,7 @@ def test_rows_are_agents_with_episodes_of_their_own(mode, device):
         expected, twin_rewards, ended, cut, twin_info = twin.step(actions)
         active = twin_info["active"]
         gone = ended | cut
-        over = gone.any(1) & ~(before & ~gone).any(1)  # the last agents of a replica have ended
+        over = gone.any(1) & ~(before & ~gone).any(1)  # the last agents of an environment have ended
         once_more = over[:, None] & ~before
         early += int(once_more.sum())
         ends += int(over.sum())

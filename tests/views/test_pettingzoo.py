@@ -1,4 +1,4 @@
-"""The PettingZoo views of one replica: PettingZoo's own tests, and equality with VecEnv, whatever roles a game has."""
+"""The PettingZoo views of one env: PettingZoo's own tests, and equality with VecEnv, whatever roles a game has."""
 
 import copy
 import pickle
@@ -38,7 +38,7 @@ from gpu_vecenv.views.frames import render_metadata
 from gpu_vecenv.views.pettingzoo_env import ParallelEnv, aec_env, parallel_env
 
 MULTI = [name for name, game in GAMES.items() if game().num_agents > 1]
-# Few agents, so that they leave early and replicas end often.
+# Few agents, so that they leave early and environments end often.
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 SMALL = {"tag_continuous": TAG, "tag_gridworld": {"grid": 4, "max_steps": 7, "random_start": True}}
 CONTINUOUS = [name for name in MULTI if "continuous_actions" in GAMES[name].__dataclass_fields__]
@@ -183,7 +183,7 @@ class TestPettingZoosTests:
         render_test(lambda render_mode: module.env(render_mode=None if render_mode == "human" else render_mode))
 
 
-# ---------------------------------------------------------------------- one replica of VecEnv
+# ---------------------------------------------------------------------- one environment of VecEnv
 
 
 @pytest.mark.parametrize("output", OUTPUTS)

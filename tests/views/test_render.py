@@ -83,7 +83,7 @@ def begun(game, num_envs=1, device="cpu", **arguments):
 
 
 def picture(game, **state):
-    """The frame, and its drawing, of a game's replica with these values; the other fields are 0."""
+    """The frame, and its drawing, of a game's environment with these values; the other fields are 0."""
     game = gpu_vecenv.configure(game)
     fields = {field.name: np.zeros(field.shape, field.dtype) for field in game.layout.fields}
     given = {name: np.array(value, fields[name].dtype) for name, value in state.items()}
@@ -506,7 +506,7 @@ def test_draw_cannot_change_the_state():
     assert all((env.state_dict()[name] == value).all() for name, value in before.items())
 
 
-def test_agents_of_a_env_share_its_frame(seen):
+def test_agents_of_an_env_share_its_frame(seen):
     env = begun(Watched, 3, random_start=True)
     frames = Frames(env, copies=5)
     assert len(frames) == 15
@@ -792,10 +792,10 @@ def test_a_film_without_its_library_says_what_to_install(imageio, monkeypatch, t
         write_video([plain(RED)], tmp_path / "a.mp4", 10)
 
 
-def cell_middle(env, replica, agent):
-    """Where the middle of an agent's cell is in its replica's frame, (x, y) in pixels."""
-    left, _, _, top = (drawing := env_drawing(env, replica)).bounds
-    column, row = env.state["cell"][replica, agent].tolist()
+def cell_middle(env, environment, agent):
+    """Where the middle of an agent's cell is in its environment's frame, (x, y) in pixels."""
+    left, _, _, top = (drawing := env_drawing(env, environment)).bounds
+    column, row = env.state["cell"][environment, agent].tolist()
     return np.array([column + 0.5 - left, top - row - 0.5]) * drawing.scale
 
 
@@ -842,6 +842,6 @@ def test_gymnasium_films_vector_environments(imageio, tmp_path, first_only, mode
     frames, says = film(imageio, path)
     assert says["fps"] == 15 and frames.shape == ((4, 500, 500, 3) if first_only else (4, 1000, 1000, 3))
     for frame, at in zip(frames, joints, strict=True):
-        for replica, (x, y) in enumerate(at[:1] if first_only else at):
-            row, column = int(y) + replica // 2 * 500, int(x) + replica % 2 * 500
+        for environment, (x, y) in enumerate(at[:1] if first_only else at):
+            row, column = int(y) + environment // 2 * 500, int(x) + environment % 2 * 500
             assert frame[row, column].max() < 70, "a joint is black, and stands on coloured links"

@@ -1,4 +1,4 @@
-"""Windows: what ``render_mode="human"`` shows, of which replicas, at what speed, and what a closed window does."""
+"""Windows: what ``render_mode="human"`` shows, of which environments, at what speed, and what a closed window does."""
 
 import copy
 
@@ -88,17 +88,17 @@ def step(env):
     return env.step(actions)
 
 
-def check_runners(env, replicas, columns):
-    """Each tile shows its replica's runner where the state has it."""
+def check_runners(env, environments, columns):
+    """Each tile shows its environment's runner where the state has it."""
     picture = shown(env._viewer.window)
-    rows = -(-len(replicas) // columns)
+    rows = -(-len(environments) // columns)
     height, width = (picture.shape[0] + 4) // rows, (picture.shape[1] + 4) // columns  # of a tile and the line below
-    for i, replica in enumerate(replicas):
-        left, right, bottom, top = env_drawing(env.vec_env, replica).bounds
-        column, row = env.vec_env.state["cell"][replica, RUNNER].tolist()
+    for i, environment in enumerate(environments):
+        left, right, bottom, top = env_drawing(env.vec_env, environment).bounds
+        column, row = env.vec_env.state["cell"][environment, RUNNER].tolist()
         x = (column + 0.5 - left) / (right - left) * (width - 4) + i % columns * width
         y = (top - row - 0.5) / (top - bottom) * (height - 4) + i // columns * height
-        assert tuple(picture[int(y), int(x)]) == BLUE, f"replica {replica}"
+        assert tuple(picture[int(y), int(x)]) == BLUE, f"environment {environment}"
 
 
 # A window alone
@@ -162,11 +162,11 @@ def test_without_pygames_windows_the_message_says_what_to_install(monkeypatch):
 def test_each_reset_and_step_is_shown(view, ticks):
     env = VIEWS[view](Quick, render_mode="human", random_start=True)
     assert {"human", "rgb_array"} == set(env.metadata["render_modes"]) and env.render_mode == "human"
-    replicas = list(range(env.vec_env.num_envs))
+    environments = list(range(env.vec_env.num_envs))
     for tick in range(4):
         env.reset(seed=3) if tick in (0, 2) else step(env)
         assert len(ticks) == tick + 1 and ticks[-1] == env.metadata["render_fps"] == 1000
-        check_runners(env, replicas, 1 if len(replicas) == 1 else 2)
+        check_runners(env, environments, 1 if len(environments) == 1 else 2)
         assert env.render() is None and len(ticks) == tick + 1
     window = env._viewer.window
     env.close()
@@ -195,13 +195,13 @@ def test_a_frame_that_is_not_shown_is_not_drawn(view, render_mode):
 
 @pytest.mark.parametrize("view", ["vector", "batched"])
 @pytest.mark.parametrize(
-    ("given", "replicas", "columns"), [(2, [2], 1), ([2, 0], [2, 0], 2), (range(3), [0, 1, 2], 2), (None, [0, 1, 2], 2)]
+    ("given", "envs", "columns"), [(2, [2], 1), ([2, 0], [2, 0], 2), (range(3), [0, 1, 2], 2), (None, [0, 1, 2], 2)]
 )
-def test_chosen_envs_are_shown_in_their_order(view, given, replicas, columns):
+def test_chosen_envs_are_shown_in_their_order(view, given, environments, columns):
     env = VIEWS[view](Quick, render_mode="human", render_env_indices=given, random_start=True)
     env.reset(seed=8)
-    check_runners(env, replicas, columns)
-    if len(replicas) == 1:
+    check_runners(env, environments, columns)
+    if len(environments) == 1:
         assert shown(env._viewer.window).shape == (600, 600, 3)
     env.close()
 

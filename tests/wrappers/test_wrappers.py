@@ -49,7 +49,7 @@ FLOAT32_QUOTIENT = 2e-7
 class Toy(VectorEnv):
     """Rows whose episodes last 2 to 5 steps, and end in turn by termination and by truncation; all on one device.
 
-    What is unspecified is poison: NaN, or 255. With ``partners`` two neighbours are agents of one replica: the odd one
+    What is unspecified is poison: NaN, or 255. With ``partners`` two neighbours are agents of one env: the odd one
     leaves first, is a row of zeros until the even one ends, and then ends again, as ``info["active"]`` tells.
     """
 
@@ -102,7 +102,7 @@ class Toy(VectorEnv):
         here, pair = self.here(), self.row // 2 * 2 if self.partners else self.row
         done = (self.clock >= 2 + (pair + self.episode) % 4) & ~waiting
         terminates = (pair + self.episode) % 2 == 0
-        # Who leaves early terminates there, and once more when the replica ends.
+        # Who leaves early terminates there, and once more when the environment ends.
         terminations = (done & (terminates | ~here)) | (before & ~here & ~waiting)
         truncations = done & ~terminates & here
         rewards = (
