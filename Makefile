@@ -75,8 +75,8 @@ gpu: $(VENV)/dev.stamp ## the tests that need an NVIDIA GPU; without one this fa
 mutants: $(VENV)/dev.stamp ## plant bugs in kernels and trainer: the tests must find each
 	$(BIN)/python tests/mutation_gate.py $(ARGS)
 
-reliability: $(VENV)/dev.stamp ## kills, damaged files, races, leaks, random numbers: minutes each
-	for experiment in saves damage resume cache leaks soak rng large interrupts; do $(BIN)/python tests/reliability $$experiment $(ARGS) || exit 1; done
+reliability: $(VENV)/dev.stamp ## kills, damaged files, races, leaks, random numbers, wrong calls: minutes each
+	for experiment in saves damage resume cache leaks soak rng large interrupts calls injections; do $(BIN)/python tests/reliability $$experiment $(ARGS) || exit 1; done
 
 release-check: ledger ## the ledger, and that the receipts of GPU runs exist and belong to these sources
 	$(BIN)/python tests/receipts.py --strict

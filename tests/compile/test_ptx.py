@@ -9,8 +9,8 @@ import pytest
 from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
-from ptx_lint import PARAMETER, Finding, instructions, lint
 from support.kernels import signature, unpack
+from support.ptx_lint import PARAMETER, Finding, instructions, lint
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends import parameter_spans, structure

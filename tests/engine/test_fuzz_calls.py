@@ -1,4 +1,4 @@
-"""Wrong calls and injections at random, a few of each; and that whoever looks for failures finds them."""
+"""Wrong calls and injections at random, a few of each; and that both fuzzers report failures."""
 
 import dataclasses
 import os
@@ -6,13 +6,12 @@ import random
 import subprocess
 from pathlib import Path
 
-import fuzz_calls
 import gymnasium
-import injections
 import pytest
 import torch
-from fuzz_calls import Bad, Pair, complaint
-from injections import HostileInt, HostileStr, Injector, Named, stripped, watching
+from reliability import calls, injections
+from reliability.calls import Bad, Pair, problem_of
+from reliability.injections import HostileInt, HostileStr, Injector, Named, stripped, watching
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends.host import HostBackend
@@ -26,7 +25,7 @@ from gpu_vecenv.errors import CompilerError, ConfigError, EnvDefinitionError, Un
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_wrong_calls_are_refused_and_change_nothing(seed, device):
-    failures, counts = fuzz_calls.fuzz_calls(device, 250, seed)
+    failures, counts = calls.fuzz_calls(device, 250, seed)
     assert failures == []
     assert len(counts) > 12
 
@@ -36,7 +35,7 @@ def test_wrong_calls_are_refused_and_change_nothing(seed, device):
 def test_injected_strings_are_refused_or_passed_on_unchanged(seed):
     failures, counts = injections.fuzz_injections(700, seed, compiled_every=10)
     assert failures == []
-    assert counts["given to a compiler"] > 3 and counts["as_file, accepted"] > 50 < counts["as_name, refused"]
+    assert counts["compiled"] > 3 and counts["as_file, accepted"] > 50 < counts["as_name, refused"]
 
 
 # ---------------------------------------------------------------------- the fuzzer itself
@@ -46,22 +45,22 @@ def test_a_call_that_is_not_refused_as_expected_is_a_failure():
     def wrong() -> None:
         raise ConfigError("grid is 5")
 
-    assert complaint(Bad("", wrong, ValueError, ["grid is 5"])) == ""
-    assert "not <class 'KeyError'>" in complaint(Bad("", wrong, KeyError))
-    assert "lacks ['expected']" in complaint(Bad("", wrong, ConfigError, ["grid", "expected"]))
-    assert "was not refused" in complaint(Bad("", lambda: 3, ConfigError))
+    assert problem_of(Bad("", wrong, ValueError, ["grid is 5"])) == ""
+    assert "not <class 'KeyError'>" in problem_of(Bad("", wrong, KeyError))
+    assert "lacks ['expected']" in problem_of(Bad("", wrong, ConfigError, ["grid", "expected"]))
+    assert "was not refused" in problem_of(Bad("", lambda: 3, ConfigError))
 
 
 def test_a_refused_call_that_changes_state_is_a_failure(monkeypatch, device):
-    monkeypatch.setattr(fuzz_calls, "subjects", lambda device, folder: [Spoiled(device)])
-    failures, _ = fuzz_calls.fuzz_calls(device, 3, 0)
+    monkeypatch.setattr(calls, "subjects", lambda device, folder: [Spoiled(device)])
+    failures, _ = calls.fuzz_calls(device, 3, 0)
     assert [failure.split(": ")[-1] for failure in failures] == [
-        "something has changed", "the next steps of the environment and its twin differ", "something has changed",
+        "something has changed", "the next steps of the object and its twin differ", "something has changed",
     ]  # fmt: skip
 
 
 class Spoiled(Pair):
-    """Its refusals change something: at first the state, then what no fingerprint shows."""
+    """Its refused calls change something: first the state, then what the fingerprint does not cover."""
 
     def __init__(self, device: str) -> None:
         super().__init__("spoiled", lambda: gpu_vecenv.VecEnv(gpu_vecenv.configure("tag_gridworld"), 3, device))
@@ -76,7 +75,7 @@ class Spoiled(Pair):
 
         return Bad("call", call, ConfigError)
 
-    def tick(self, env: gpu_vecenv.VecEnv) -> bytes:
+    def step_once(self, env: gpu_vecenv.VecEnv) -> bytes:
         return b"odd" if env is self.env else b"even"
 
 
@@ -85,7 +84,7 @@ def test_commands_and_files_of_an_injection_are_detected(tmp_path):
         subprocess.run(["true"], check=True)
         (tmp_path / "file").write_text("")
         compile(f"'{injections.MARK}'", "x", "eval")
-        HostBackend()  # asks a compiler for its version, which is none of it
+        HostBackend()  # queries the compiler's version, which is not recorded
     assert [event.split()[0] for event in events] == ["subprocess.Popen", "open", "compile"]
     (tmp_path / "other").write_text("")
     assert len(events) == 3
@@ -192,7 +191,7 @@ def test_a_game_file_of_any_name_compiles_and_steps(name, device, tmp_path):
     "command", ["c++; touch {canary}", "c++ `touch {canary}`", "$(touch {canary})", "c++ | tee {canary}"]
 )
 def test_cxx_is_not_run_by_a_shell(command, monkeypatch, tmp_path):
-    """$CXX is the user's own word: what it names is started, but no shell reads it."""
+    """The program in $CXX is started, but not by a shell."""
     canary = tmp_path / "canary"
     monkeypatch.setenv("CXX", command.format(canary=canary))
     monkeypatch.setenv("GPU_VECENV_CACHE", str(tmp_path / "kernels"))
@@ -202,15 +201,15 @@ def test_cxx_is_not_run_by_a_shell(command, monkeypatch, tmp_path):
 
 
 def test_a_number_in_a_configuration_reaches_the_compiler_as_a_number(tmp_path):
-    """What the recorder is given for an honest game: the whole command line, and nothing on its standard input."""
+    """The recording compiler gets the whole command line of a harmless game, with an absolute path of the source."""
     recorder, records = tmp_path / "c++", tmp_path / "records"
     records.mkdir()
     recorder.write_text(injections.RECORDER.format(records=records))
     recorder.chmod(0o755)
     injector = Injector(tmp_path)
-    honest = stripped(game_source(Named(level=0.25).layout))
-    assert injections.compiler_complaint(Named(level=0.25), recorder, records, honest) == ""
-    assert "read another text" in injections.compiler_complaint(Named(level=0.5), recorder, records, injector.honest)
+    harmless = stripped(game_source(Named(level=0.25).layout))
+    assert injections.compiler_problem(Named(level=0.25), recorder, records, harmless) == ""
+    assert "read other source" in injections.compiler_problem(Named(level=0.5), recorder, records, injector.harmless)
     (record,) = records.iterdir()
     arguments = (record / "arguments").read_bytes().decode().split("\0")
     assert "-shared" in arguments and arguments[-2].endswith("kernel.cpp") and Path(arguments[-2]).is_absolute()

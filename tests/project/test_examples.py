@@ -13,7 +13,7 @@ import pytest
 import torch
 from oracles.predator_prey import PredatorPreyOracle
 from support.processes import child_environment
-from warm_process import run_python
+from support.warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv import StepBuffers, VecEnv

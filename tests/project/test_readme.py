@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from games.crew import Crew
 from support.processes import child_environment
-from warm_process import run_python
+from support.warm_process import run_python
 
 import gpu_vecenv
 from gpu_vecenv.cli.main import COMMANDS

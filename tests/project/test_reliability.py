@@ -1,6 +1,6 @@
-"""The experiments of tests/reliability, small: they find nothing wrong, and they do find what is planted.
+"""Short runs of the experiments of tests/reliability: without failures, and with planted faults, which they find.
 
-Those that fork, kill or look at their own process run as a command of their own, as anyone would start them.
+Those that fork, kill or measure their own process run as commands.
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 from reliability.experiment import ENGINE, NAMES, NOTHING, TESTS, environment, kind_of, metrics_of
 from reliability.rng import clear_verdicts
 
-# What grows with the number of repetitions, so that a command line that is not obeyed is noticed.
+# Arguments, and metrics that depend on them: an ignored argument fails the test.
 COMMANDS = {
     "saves": (["--count", 1], {"what": "folder"}),
     "cache": (["--count", 1, "--processes", 6], {"rounds": 1, "compiled_healthy": 1, "compiled_damaged": 1}),
@@ -30,7 +30,8 @@ def threads():
 
 
 def test_every_experiment_has_a_small_form():
-    assert {*COMMANDS, *COUNTS, "resume"} == set(NAMES)  # that of resume is in test_resume.py
+    # Those of the last three are in test_resume.py and test_fuzz_calls.py.
+    assert {*COMMANDS, *COUNTS, "resume", "calls", "injections"} == set(NAMES)
 
 
 @pytest.mark.exhaustive

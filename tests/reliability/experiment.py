@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Union
 import tyro
 
 TESTS = Path(__file__).resolve().parents[1]
-NAMES = ("saves", "damage", "resume", "cache", "leaks", "soak", "rng", "large", "interrupts")
+NAMES = ("saves", "damage", "resume", "cache", "leaks", "soak", "rng", "large", "interrupts", "calls", "injections")
 NOTHING = "nothing"
 # Sources, other than device code, on which every step depends.
 ENGINE = [

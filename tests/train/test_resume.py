@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kill_and_resume import DEADLINE, differences, ended, kill_and_resume, names, process, same_bits, saved, table
+from reliability.resume import DEADLINE, differences, ended, kill_and_resume, names, process, same_bits, saved, table
 
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.train.checkpoint import load_checkpoint

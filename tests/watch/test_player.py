@@ -9,7 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
-from films import chase, film
+from support.films import chase, film
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, GREEN, RED, Circle, Drawing, Line, Polygon, discs
 from gpu_vecenv.errors import EnvDefinitionError

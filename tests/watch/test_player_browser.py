@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from films import chase, film, played
+from support.films import chase, film, played
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, GOLD, GREEN, RED, Circle, Drawing, Line, Polygon, discs
 from gpu_vecenv.watch.player import SUBPIXELS, page

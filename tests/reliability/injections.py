@@ -1,8 +1,8 @@
-"""Code injection through names, configuration keys and values; used by fuzz_calls.py.
+"""Code injection through names, configuration keys and values.
 
 An injection must be refused, or be passed on as plain data: the device code equals that for a harmless value. Meanwhile
-nothing is compiled, imported, started or written, according to Python's audit hooks. Some accepted ones are passed to a
-compiler that only records its arguments.
+nothing is compiled, imported, started or written, according to Python's audit hooks. Some accepted ones are compiled
+with a compiler that only records its arguments.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from gpu_vecenv.errors import (
     UnknownModuleError,
 )
 from gpu_vecenv.views import pettingzoo_env
+from reliability.experiment import Experiment, Metrics
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 
@@ -79,7 +80,7 @@ class HostileStr(str):
 
 
 class HostileInt(int):
-    """A float whose repr is C++ code."""
+    """An int whose str and repr are C++ code."""
 
     def __str__(self) -> str:
         return f"0;\nint {MARK} = 0"
@@ -91,7 +92,7 @@ class HostileInt(int):
 
 
 class HostileFloat(float):
-    """The same."""
+    """A float whose str and repr are C++ code."""
 
     __str__ = __repr__ = HostileInt.__str__
 
@@ -102,14 +103,14 @@ class HostileFloat(float):
 class HostileNumpy(np.float64):
     """A NumPy scalar whose item() is hostile."""
 
-    def item(self, *place: Any) -> Any:
+    def item(self, *index: Any) -> Any:
         return HostileFloat(1.0)
 
     __str__ = __repr__ = HostileInt.__str__
 
 
 class HostileWord(str, enum.Enum):
-    """A str enum, whose str is the name of its member."""
+    """A str enum whose str and repr are C++ code."""
 
     ALL = "all"
     CLIP = "clip"
@@ -118,7 +119,7 @@ class HostileWord(str, enum.Enum):
 
 
 class HostileNumber(enum.IntEnum):
-    """The same of a number."""
+    """An int enum whose str and repr are C++ code."""
 
     FIVE = 5
     ONE = 1
@@ -150,7 +151,7 @@ class Pretender:
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Env):
-    """A game with strings in its configuration, which device code does not get."""
+    """A game with strings in its configuration, which are not part of the device code."""
 
     label: str = "plain"
     file: Path = Path("plain")
@@ -174,21 +175,21 @@ HD void observe(State s, Io io) { FOR_AGENTS (i) io.obs[i][0] = s.place[0]; }
 """
 
 _watched: list[str] | None = None
-RUNS_SOMETHING = (
+PROCESS_EVENTS = (
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "import", "ctypes.dlopen",
     "pickle.find_class", "marshal.loads", "socket.connect",
 )  # fmt: skip
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Records compilations, imports, processes and opened files by Python's audit hooks."""
+    """Audit hook that records compilations, imports, processes and files opened for writing."""
     if _watched is None:
         return
     if event == "subprocess.Popen" and list(arguments[1][1:]) == ["--version"] and MARK not in repr(arguments):
-        return  # is there a compiler?
+        return  # queries the compiler's version
     if event == "ctypes.dlopen" and Path(str(arguments[0])).parent == cache_folder():
-        return  # of an honest game
-    if event in RUNS_SOMETHING or (event == "compile" and MARK in repr(arguments[0])):
+        return  # a compiled harmless game
+    if event in PROCESS_EVENTS or (event == "compile" and MARK in repr(arguments[0])):
         _watched.append(f"{event} {arguments!r:.200}")
     if event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+"):
         _watched.append(f"{event} {arguments!r:.200}")
@@ -199,7 +200,7 @@ sys.addaudithook(_watch)
 
 @contextlib.contextmanager
 def watching() -> Iterator[list[str]]:
-    """The events during a block that run or write something."""
+    """The recorded events of a block."""
     global _watched
     _watched = events = []
     try:
@@ -217,7 +218,7 @@ def injection(rng: random.Random, canary: Path) -> str:
 
 
 def hostile(rng: random.Random, text: str) -> Any:
-    """A hostile value, or one with a hostile repr."""
+    """An injection as a value of some type, or a value whose repr is one."""
     values = [
         text,
         HostileStr("all"),
@@ -242,11 +243,11 @@ class Refused:
 
 @dataclass
 class Harmless:
-    """A call that may raise these errors, or returns a game or device code, which must equal the harmless one's."""
+    """A call that may raise these errors, or returns a game or device code: it must equal ``harmless``."""
 
     call: Callable[[], Env | str]
     errors: Errors
-    honest: str
+    harmless: str
 
 
 Attempt = Refused | Harmless
@@ -255,11 +256,13 @@ Attempt = Refused | Harmless
 def stripped(text: str) -> str:
     """Device code without the comment on its configuration and the names in #line directives."""
     lines = [re.sub(r'^(#line \d+ )"([^"\\]|\\.)*"$', r"\1", line) for line in text.split("\n")]
-    return "\n".join("//" if line.startswith("// Generated from") and no_way_out(line) else line for line in lines)
+    return "\n".join(
+        "//" if line.startswith("// Generated from") and ends_with_its_line(line) else line for line in lines
+    )
 
 
-def no_way_out(remark: str) -> bool:
-    """Whether a // comment neither continues on the next line nor ends before the line does."""
+def ends_with_its_line(remark: str) -> bool:
+    """Whether a // comment ends exactly where its line ends."""
     return not re.search(r"[\r\v\f]|(\\|\?\?/)\s*$", remark)
 
 
@@ -276,7 +279,7 @@ class Injector:
         self.rules = folder / "named.cu"
         self.rules.write_text(RULES)
         Named.source = self.rules
-        self.honest = stripped(game_source(Named().layout))
+        self.harmless = stripped(game_source(Named().layout))
         games = [GAMES[name]() for name in ("tag_gridworld", "tag_continuous", "pendulum")]
         self.bundled = {game.name(): stripped(game_source(game.layout)) for game in games}
         self.all = stripped(game_source(gpu_vecenv.configure("tag_continuous", num_neighbors="all").layout))
@@ -334,16 +337,16 @@ class Injector:
                 value = rng.choice([value, Path(text.replace("\0", ""))])
             if key == "labels":
                 value = rng.choice([value, (text,), [HostileStr(text)], (text, HostileWord.ALL)])
-            return Harmless(lambda: Named(**{key: value}), ConfigError, self.honest)
+            return Harmless(lambda: Named(**{key: value}), ConfigError, self.harmless)
         name = rng.choice(sorted(self.bundled))
         key = rng.choice([field.name for field in dataclasses.fields(GAMES[name])])
         if rng.randrange(5) == 0:
             return Refused(lambda: gpu_vecenv.PPOConfig(squash=value, activation=text), ConfigError)
-        honest = self.all if isinstance(value, str) and str.__str__(value) == "all" else self.bundled[name]
-        return Harmless(lambda: gpu_vecenv.configure(name, **{key: value}), ConfigError, honest)
+        harmless = self.all if isinstance(value, str) and str.__str__(value) == "all" else self.bundled[name]
+        return Harmless(lambda: gpu_vecenv.configure(name, **{key: value}), ConfigError, harmless)
 
     def as_declaration(self, rng: random.Random, text: str) -> Attempt:
-        text += ";"  # some injections are innocent identifiers
+        text += ";"  # else some are valid identifiers
         word: Any = rng.choice([text, HostileStr("place"), HostileStr(text), HostileWord.ALL, f"place{text}"])
         number = rng.choice([HostileInt(1), HostileFloat(1.0), HostileNumpy(1.0), HostileNumber.ONE, text, Pretender()])
         wrong = (EnvDefinitionError, ConfigError)
@@ -369,7 +372,7 @@ class Injector:
         known = set(inspect.signature(gpu_vecenv.VecEnv).parameters) - {"game", "num_envs", "arrays", "initial_states"}
         key = rng.choice(sorted(known))
         if isinstance(value, int) or (key in ("autoreset_mode", "validate") and isinstance(value, Pretender)):
-            value = HostileStr("1")  # a plain number is made of those, a plain mode of these
+            value = HostileStr("1")  # the others are converted to a plain number or mode
         wrong = (TypeError, ValueError, DeviceUnavailableError)
         return Refused(lambda: gpu_vecenv.VecEnv(Named(), 2, **{"device": "cpu", key: value}), wrong)
 
@@ -388,13 +391,13 @@ class Injector:
         )
 
     def as_file(self, rng: random.Random, text: str) -> Attempt:
-        """File names appear in #line directives, so that messages contain them."""
+        """Names of files, which appear in #line directives."""
         name = re.sub(r"[/\0\ud800]", "", text)[:60] + ".cu"
         if rng.randrange(2):
             return Harmless(lambda: inline_includes("int x;", name, None), (), self.kernel)
         path = self.folder / name
         path.write_text(RULES)
-        return Harmless(lambda: game_with(source=path)(), (), self.honest)
+        return Harmless(lambda: game_with(source=path)(), (), self.harmless)
 
 
 RECORDER = """#!/bin/sh
@@ -402,13 +405,13 @@ case "$*" in *--version*) echo recorder 1; exit 0;; esac
 folder=$(mktemp -d {records}/XXXXXX)
 for argument; do printf '%s\\0' "$argument" >> "$folder/arguments"; source=$argument; done
 cat -- "$source" > "$folder/source"
-echo "kernel.cu:1: error: this compiler only writes down" >&2
+echo "kernel.cu:1: error: this compiler only records" >&2
 exit 1
 """
 
 
 def fuzz_injections(count: int, seed: int, compiled_every: int = 40) -> tuple[list[str], collections.Counter[str]]:
-    """Failures, and numbers of refused and of accepted attempts by kind."""
+    """Try injections: the failures, and the numbers of refused and accepted ones by kind."""
     failures: list[str] = []
     counts: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
@@ -429,12 +432,12 @@ def fuzz_injections(count: int, seed: int, compiled_every: int = 40) -> tuple[li
                 wrong = f"meanwhile: {events[0]}"
             counts[f"{kind}, {'accepted' if game is not None else 'refused'}"] += 1
             if not wrong and isinstance(attempt, Harmless) and game is not None:
-                wrong = text_complaint(game, attempt.honest)
+                wrong = source_problem(game, attempt.harmless)
                 if not wrong and isinstance(game, Env) and rng.randrange(compiled_every) == 0:
-                    counts["given to a compiler"] += 1
-                    wrong = compiler_complaint(game, recorder, records, attempt.honest)
+                    counts["compiled"] += 1
+                    wrong = compiler_problem(game, recorder, records, attempt.harmless)
             if injector.canary.exists():
-                wrong = "a shell has run it"
+                wrong = "a shell executed it"
                 injector.canary.unlink()
             if wrong:
                 failures.append(f"injection {number}, {kind}: {wrong}")
@@ -453,18 +456,18 @@ def tried(attempt: Attempt) -> tuple[str, Any]:
     return (f"was not refused, it gave {type(result).__name__}", None) if isinstance(attempt, Refused) else ("", result)
 
 
-def text_complaint(given: Env | str, honest: str) -> str:
+def source_problem(given: Env | str, harmless: str) -> str:
     text = stripped(given if isinstance(given, str) else game_source(given.layout))
-    if text == honest:
+    if text == harmless:
         return ""
     return next(
-        f"the device code is another: {line!r:.200}, not {other!r:.100}"
-        for line, other in zip([*text.split("\n"), None], [*honest.split("\n"), None], strict=False)
+        f"the device code differs: {line!r:.200}, not {other!r:.100}"
+        for line, other in zip([*text.split("\n"), None], [*harmless.split("\n"), None], strict=False)
         if line != other
     )
 
 
-def compiler_complaint(game: Env, recorder: Path, records: Path, honest: str) -> str:
+def compiler_problem(game: Env, recorder: Path, records: Path, harmless: str) -> str:
     """Compile with a compiler that only records its arguments, and check them."""
     for old in records.iterdir():
         shutil.rmtree(old)
@@ -472,7 +475,7 @@ def compiler_complaint(game: Env, recorder: Path, records: Path, honest: str) ->
     try:
         with watching() as events:
             FunctionManager("cpu").compile_game(game.layout)
-        return "the recorder cannot have compiled it"
+        return "it was compiled without the recording compiler"
     except (KernelCompileError, EnvDefinitionError):
         pass
     except CompilerError as error:
@@ -489,6 +492,19 @@ def compiler_complaint(game: Env, recorder: Path, records: Path, honest: str) ->
     if any(MARK in argument for argument in arguments):
         return f"in the command line: {arguments}"
     if arguments[-3] != "-o" or cache_folder() not in Path(arguments[-2]).parents:
-        return f"the compiler writes to another place: {arguments[-3:]}"
+        return f"the compiler writes outside the cache: {arguments[-3:]}"
     source = (record / "source").read_text(encoding="utf-8")
-    return "" if stripped(source) == honest else f"the compiler read another text: {source[:200]!r}"
+    return "" if stripped(source) == harmless else f"the compiler read other source: {source[:200]!r}"
+
+
+@dataclass(kw_only=True)
+class Injections(Experiment):
+    """Names, keys and values that look like code: each is refused or stays plain data."""
+
+    count: int = 20_000
+    """Injections."""
+
+    def measure(self) -> Metrics:
+        failures, counts = fuzz_injections(self.count, self.seed)
+        self.failures += failures
+        return {"injections": dict(sorted(counts.items()))}
