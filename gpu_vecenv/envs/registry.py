@@ -58,11 +58,11 @@ def register(game: type[Env], name: str | None = None) -> None:
         raise EnvDefinitionError(f"register: game is {game!r}; expected a subclass of gpu_vecenv.Env")
     name = game.name() if name is None else name
     if type(name) is not str or not FIELD_NAME.fullmatch(name):
-        raise EnvDefinitionError(f"register: {name!r} is no identifier [a-z][a-z0-9_]*")
+        raise EnvDefinitionError(f"register: name is {name!r}; expected an identifier of a-z, 0-9 and _ that begins with a letter")
     if not ENV_ID.fullmatch(gymnasium_id(game, name)):
         raise EnvDefinitionError(
             f"register: {gymnasium_id(game, name)!r}, of the title {game.title!r} and the version {game.version!r}, is "
-            "no id; expected gpu_vecenv/<letters, digits, _>-v<number>"
+            "not an id; expected gpu_vecenv/<letters, digits, _>-v<number>"
         )
     if GAMES.get(name, game) is not game:
         raise EnvDefinitionError(f"register: {name!r} is already {GAMES[name].__qualname__}; choose another name")
@@ -112,7 +112,7 @@ def find_game(name: str) -> type[Env]:
     if name not in GAMES:
         raise UnknownGameError(
             f"no game is called {name[:128]!r}; {nearest(name, GAMES)}. "
-            "A name imports nothing: register your own games with gpu_vecenv.register(MyGame)"
+            "Names are not import paths: register your own games with gpu_vecenv.register(MyGame)"
         )
     return GAMES[name]
 

@@ -294,7 +294,7 @@ BAD_FILES = {
         BARE.replace("Lonely", "Cartpole"),
         "register: 'cartpole' is already Cartpole",
     ),
-    "a class whose name is no identifier": (BARE.replace("Lonely", "Größe"), "'größe' is no identifier"),
+    "a class whose name is no identifier": (BARE.replace("Lonely", "Größe"), "name is 'größe'; expected an identifier"),
 }
 
 

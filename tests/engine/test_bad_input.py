@@ -295,10 +295,10 @@ def test_a_game_for_cuda_only_is_refused_on_the_cpu(monkeypatch):
     [
         (int, None, ["<class 'int'>", "gpu_vecenv.Env"]),
         (GRIDWORLD, None, ["TagGridworld(", "gpu_vecenv.Env"]),
-        (type(GRIDWORLD), "tag-gridworld", ["'tag-gridworld'", "[a-z]"]),
-        (type(GRIDWORLD), "Tag", ["'Tag'", "[a-z]"]),
-        (type(GRIDWORLD), 7, ["7 is no identifier", "[a-z]"]),
-        (type(GRIDWORLD), b"tag", ["b'tag' is no identifier", "[a-z]"]),
+        (type(GRIDWORLD), "tag-gridworld", ["'tag-gridworld'", "identifier"]),
+        (type(GRIDWORLD), "Tag", ["'Tag'", "identifier"]),
+        (type(GRIDWORLD), 7, ["name is 7", "identifier"]),
+        (type(GRIDWORLD), b"tag", ["name is b'tag'", "identifier"]),
         (type(GRIDWORLD), "tag_continuous", ["'tag_continuous'", "already TagContinuous"]),
     ],
 )

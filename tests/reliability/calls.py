@@ -588,7 +588,7 @@ class Making(Pair):
                 word = typo(rng, name)
                 if word in GAMES:
                     word += "?"
-                words = [repr(word), "gpu_vecenv.register", "imports nothing"]
+                words = [repr(word), "gpu_vecenv.register", "not import paths"]
                 return Bad("name", lambda: any_kind(word), rng.choice([UnknownGameError, ValueError]), words)
             case 1:
                 wrong = rng.choice([None, 7, b"cartpole", ["cartpole"], object(), 2.5, int, {"game": 1}])

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import filelock  # noqa: F401  the cache imports it at the first compilation
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Discrete
@@ -275,6 +276,8 @@ class Injector:
     """Generator of attempts; ``folder`` is for game files."""
 
     def __init__(self, folder: Path) -> None:
+        gpu_vecenv.make("cartpole", 1, "cpu")  # imports what the package and Python import when it is first needed
+        "".encode("ascii")
         self.folder, self.canary = folder, folder / "canary"
         self.rules = folder / "named.cu"
         self.rules.write_text(RULES)
