@@ -122,7 +122,7 @@ class KernelSignature:
     In C++ the kernel is ``KERNEL(name) { … }``, whose body reads ``args.<argument>``.
 
     Raises:
-        ValueError: There are no arguments, a name is no identifier or comes twice, or a shape names no integer scalar.
+        ValueError: There are no arguments, a name is not an identifier or comes twice, or a shape names no integer scalar.
     """
 
     name: str

@@ -153,7 +153,7 @@ def resolve_constants(game: str, named: Mapping[str, Any]) -> dict[str, int | fl
     """The constants of the device code, their names in capitals.
 
     Raises:
-        EnvDefinitionError: A name is reserved or no identifier, or a value does not fit in 32 bits.
+        EnvDefinitionError: A name is reserved or not an identifier, or a value does not fit in 32 bits.
     """
     constants = {str.upper(name): value for name, value in named.items()}
     for name, value in constants.items():

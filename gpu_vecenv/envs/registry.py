@@ -58,7 +58,9 @@ def register(game: type[Env], name: str | None = None) -> None:
         raise EnvDefinitionError(f"register: game is {game!r}; expected a subclass of gpu_vecenv.Env")
     name = game.name() if name is None else name
     if type(name) is not str or not FIELD_NAME.fullmatch(name):
-        raise EnvDefinitionError(f"register: name is {name!r}; expected an identifier of a-z, 0-9 and _ that begins with a letter")
+        raise EnvDefinitionError(
+            f"register: name is {name!r}; expected an identifier of a-z, 0-9 and _, with a letter first"
+        )
     if not ENV_ID.fullmatch(gymnasium_id(game, name)):
         raise EnvDefinitionError(
             f"register: {gymnasium_id(game, name)!r}, of the title {game.title!r} and the version {game.version!r}, is "
