@@ -122,7 +122,8 @@ class KernelSignature:
     In C++ the kernel is ``KERNEL(name) { … }``, whose body reads ``args.<argument>``.
 
     Raises:
-        ValueError: There are no arguments, a name is not an identifier or comes twice, or a shape names no integer scalar.
+        ValueError: There are no arguments, a name is not an identifier or comes twice, or a shape names something other
+            than an integer scalar.
     """
 
     name: str
