@@ -195,7 +195,8 @@ def test_a_frame_that_is_not_shown_is_not_drawn(view, render_mode):
 
 @pytest.mark.parametrize("view", ["vector", "batched"])
 @pytest.mark.parametrize(
-    ("given", "envs", "columns"), [(2, [2], 1), ([2, 0], [2, 0], 2), (range(3), [0, 1, 2], 2), (None, [0, 1, 2], 2)]
+    ("given", "environments", "columns"),
+    [(2, [2], 1), ([2, 0], [2, 0], 2), (range(3), [0, 1, 2], 2), (None, [0, 1, 2], 2)],
 )
 def test_chosen_envs_are_shown_in_their_order(view, given, environments, columns):
     env = VIEWS[view](Quick, render_mode="human", render_env_indices=given, random_start=True)
