@@ -8,45 +8,20 @@ autoreset mode is fixed to "same_step".
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import checked_vector_env, requires_extra, split_config
+from gpu_vecenv.errors import ConfigError
 
 with requires_extra("sb3"):
     from stable_baselines3.common.monitor import Monitor
     from stable_baselines3.common.vec_env import VecEnv
 
 FRAMES = 16  # environments that get_images returns at most; SB3 tiles all of them
-
-
-class Infos(Sequence[dict[str, Any]]):
-    """One dict per row, created lazily: SB3 reads only those of done rows.
-
-    Args:
-        num_rows: Number of rows.
-        make: Creates all non-empty dicts at once, row -> dict.
-    """
-
-    def __init__(self, num_rows: int, make: Callable[[], dict[int, dict[str, Any]]] = dict) -> None:
-        self._num_rows, self._make = num_rows, make
-        self._made: dict[int, dict[str, Any]] | None = None
-
-    def __len__(self) -> int:
-        return self._num_rows
-
-    def __getitem__(self, row: Any) -> Any:
-        if isinstance(row, slice):
-            return [self[index] for index in range(self._num_rows)[row]]
-        if self._made is None:
-            self._made = self._make()
-        return self._made.setdefault(range(self._num_rows)[row], {})
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return map(self.__getitem__, range(self._num_rows))
 
 
 class SB3VecEnv(VecEnv):
@@ -73,11 +48,23 @@ class SB3VecEnv(VecEnv):
         self._active, self._start = np.ones(self.num_envs, bool), time.time()
 
     def reset(self) -> Any:
-        """Start new episodes, with the seed set by ``seed``; returns observations (rows, …)."""
-        if any(self._options):
-            raise ValueError(f"reset: options are {self._options[0]}; expected none")
-        obs, _ = self.env.reset(seed=self._seeds[0])
-        self.reset_infos = Infos(self.num_envs)  # type: ignore[assignment]
+        """Start new episodes with the seed set by ``seed`` and the options set by ``set_options``, which count once.
+
+        Returns:
+            Observations, (rows, …).
+
+        Raises:
+            ValueError, ConfigError: The rows have different options, or the environment does not take them; they are
+                forgotten all the same, nothing else has changed.
+        """
+        options, *others = self._options
+        self._reset_options()
+        if any(other != options for other in others):
+            raise ValueError("reset: options differ among the rows; expected the same for all, one dict")
+        if "reset_mask" in options:
+            raise ConfigError("reset: options have 'reset_mask', but Stable-Baselines3 resets all rows; leave it out")
+        obs, _ = self.env.reset(seed=self._seeds[0], options=options or None)
+        self.reset_infos = self._empty_infos()
         self._reset_seeds()
         self._clear_statistics()
         return obs
@@ -91,28 +78,29 @@ class SB3VecEnv(VecEnv):
         obs, rewards, terminations, truncations, info = self.env.step(self._actions)
         dones = terminations | truncations
         active, returns, lengths = self._active, self._returns + rewards, self._lengths + 1
-        self._active, final_obs, seconds = info["active"], info["final_obs"], round(time.time() - self._start, 6)
+        self._active, seconds = info["active"], round(time.time() - self._start, 6)
         self._returns, self._lengths = np.where(dones, 0, returns), np.where(dones, 0, lengths)
+        infos, rows = self._empty_infos(), np.flatnonzero(dones)
+        arrays = (truncations & ~terminations, active, returns, lengths)
+        columns = [rows.tolist(), info["final_obs"][rows], *(array[rows].tolist() for array in arrays)]
+        for row, final, truncated, was_active, total, length in zip(*columns, strict=True):
+            infos[row] = {"terminal_observation": final, "TimeLimit.truncated": truncated}
+            if was_active:
+                infos[row]["episode"] = {"r": total, "l": length, "t": seconds}
+        return obs, rewards, dones, infos
 
-        def make_infos() -> dict[int, dict[str, Any]]:
-            rows, infos = np.flatnonzero(dones), {}
-            arrays = (truncations & ~terminations, active, returns, lengths)
-            columns = [rows.tolist(), final_obs[rows], *(array[rows].tolist() for array in arrays)]
-            for row, final, truncated, was_active, total, length in zip(*columns, strict=True):
-                infos[row] = {"terminal_observation": final, "TimeLimit.truncated": truncated}
-                if was_active:
-                    infos[row]["episode"] = {"r": total, "l": length, "t": seconds}
-            return infos
-
-        return obs, rewards, dones, Infos(self.num_envs, make_infos)
+    def _empty_infos(self) -> list[dict[str, Any]]:
+        return [{} for _ in range(self.num_envs)]  # not shared: wrappers write into them
 
     def close(self) -> None:
         """Free all memory."""
         self.env.close()
 
-    def action_masks(self) -> Any:
-        """Valid choices, (rows, num_logits) bool, for MaskablePPO of sb3-contrib."""
-        return self.env.action_masks()
+    @property
+    def action_masks(self) -> Callable[[], Any]:
+        """Method, only of games that mask actions: valid choices, (rows, num_logits) bool, for MaskablePPO."""
+        method: Callable[[], Any] = self.env.action_masks
+        return method
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """The environment's attribute, the same for every row."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -70,6 +70,13 @@ def action_mask_slices(game: Env) -> dict[str, list[slice]]:
     return {
         role: [slice(at, at + n) for at, n in zip(first, sizes, strict=False)] for role, sizes in action.sizes.items()
     }
+
+
+def only_with_masks(game: Env, method: Callable[[], Any]) -> Callable[[], Any]:
+    """``method``, which returns action masks. AttributeError if the game has none."""
+    if not game.layout.masks_actions:
+        raise AttributeError(f"{type(game).__name__} has no action masks: masks_actions is False")
+    return method
 
 
 def sample_mask(mask: Any, slices: Iterable[slice], space: Space[Any]) -> Any:

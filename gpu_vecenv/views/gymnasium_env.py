@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.envs.registry import Game, with_max_steps
 from gpu_vecenv.errors import ConfigError, ResetNeededError
+from gpu_vecenv.views.agents import action_mask_slices, only_with_masks
 from gpu_vecenv.views.frames import Frames, Viewer, checked_render_mode, render_metadata, viewer_of
 from gpu_vecenv.views.host_copy import HostCopy, HostMasks
 
@@ -167,10 +168,15 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             self._viewer.draw()
         return outputs[0], outputs[1], outputs[2], outputs[3], self._with_masks(named)
 
-    def action_masks(self) -> Any:
-        """Valid choices of the next step, (num_envs, num_logits) bool, as in ``info["action_mask"]``."""
-        if not self.game.layout.masks_actions:
-            raise AttributeError(f"{type(self.game).__name__} has no action masks: masks_actions is False")
+    @property
+    def action_masks(self) -> Callable[[], Any]:
+        """Method: valid choices of the next step, (num_envs, num_logits) bool, as in ``info["action_mask"]``.
+
+        It exists only if the game masks actions: clients look for it to find out.
+        """
+        return only_with_masks(self.game, self._action_masks)
+
+    def _action_masks(self) -> Any:
         mask = self.vec_env.action_mask.flatten(0, 1).clone()
         return mask if self._host is None else mask.cpu().numpy()
 
@@ -316,6 +322,23 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
             truncated,
             info,
         )
+
+    @property
+    def action_masks(self) -> Callable[[], np.ndarray[Any, Any]]:
+        """Method: valid choices of the next step, bool, as sb3-contrib's MaskablePPO takes them.
+
+        (number of choices,): those of all agents, and of each agent's heads, concatenated, as many as
+        ``action_space`` has. It exists only if the game masks actions: clients look for it to find out.
+        """
+        return only_with_masks(self.game, self._action_masks)
+
+    def _action_masks(self) -> np.ndarray[Any, Any]:
+        slices, heads = action_mask_slices(self.game), self.game.layout.action.heads
+        parts: list[np.ndarray[Any, Any]] = []
+        for mask, role in zip(self.vec_env.action_mask[0].cpu().numpy(), self.game.layout.agent_roles, strict=True):
+            parts += [mask[choices] for choices in slices[role]]
+            parts += [np.ones(1, bool)] * (heads - len(slices[role]))  # action_space: one choice for a missing head
+        return np.concatenate(parts)
 
     def render(self) -> np.ndarray[Any, Any] | None:
         """With "rgb_array" a frame, (height, width, 3) uint8, else None."""

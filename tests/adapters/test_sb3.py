@@ -1,5 +1,8 @@
 """Stable-Baselines3: the adapter's contract, its infos, and learning with SB3's own PPO."""
 
+import copy
+import pickle
+
 import cloudpickle
 import numpy as np
 import pytest
@@ -9,17 +12,25 @@ pytest.importorskip("stable_baselines3", reason="stable-baselines3 is not instal
 
 from games.crew import Crew
 from games.painter import Painter
+from games.scouts import Scouts
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.env_checker import check_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecCheckNan, VecEnvWrapper, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    VecCheckNan,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.adapters import sb3
 from gpu_vecenv.envs.registry import GAMES
-from gpu_vecenv.errors import InvalidActionError
+from gpu_vecenv.errors import ConfigError, InvalidActionError
 
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 
@@ -62,12 +73,21 @@ def test_steps_are_those_of_the_gymnasium_view(name, device):
     assert episodes >= 6 * 4
 
 
-def test_infos_are_a_sequence_of_dictionaries_of_their_own():
-    infos = sb3.Infos(4, lambda: {2: {"a": 1}})
-    assert len(infos) == 4 and infos[2] == {"a": 1} == infos[-2]
-    infos[0]["b"] = 2  # wrappers write into them
-    assert list(infos) == [{"b": 2}, {}, {"a": 1}, {}] == infos[:]
-    assert infos[1] is not infos[3]
+def test_infos_are_a_list_of_dictionaries_of_their_own():
+    env = sb3.make("cartpole", 4, "cpu", max_steps=2)
+    env.reset()
+    assert type(env.reset_infos) is list and env.reset_infos == [{}] * 4
+    _, _, _, running = env.step(np.ones(4, np.int64))
+    assert type(running) is list and running == [{}] * 4 and len({id(info) for info in running}) == 4
+    _, _, dones, infos = env.step(np.ones(4, np.int64))
+    assert type(infos) is list and dones.all()
+    assert infos + running == [*infos, *running] and infos[1:3] == [infos[1], infos[2]]
+    copied, deep, pickled = infos.copy(), copy.deepcopy(infos), pickle.loads(pickle.dumps(infos))
+    for twin in (copied, deep, pickled):
+        assert type(twin) is list and [info["episode"] for info in twin] == [info["episode"] for info in infos]
+    infos[0]["note"], infos[1] = "kept", {"mine": 1}  # wrappers write into them
+    assert copied[0] is infos[0] and copied[1] is not infos[1] == {"mine": 1} and "note" not in deep[0]
+    assert np.array(infos).shape == (4,)  # reads the list's memory, not its methods
     with pytest.raises(IndexError):
         infos[4]
 
@@ -88,9 +108,21 @@ def test_seeds_repeat_and_attributes_are_found():
         env.set_attr("note", "other", 1)
     assert [t.tolist() for t in env.env_method("sample_actions", indices=[0])] == [env.env.sample_actions().tolist()]
     assert env.env_is_wrapped(Monitor) == [True] * 3 and env.env_is_wrapped(VecMonitor) == [False] * 3
-    env.set_options({"low": 1})
-    with pytest.raises(ValueError, match="expected none"):
-        env.reset()
+
+
+def test_options_count_for_one_reset_also_if_it_refuses_them():
+    env, twin = sb3.make("cartpole", 3, "cpu"), sb3.make("cartpole", 3, "cpu")
+    for wrong, error in (
+        ({"nothing": 1}, ConfigError),
+        ({"reset_mask": np.ones(3, bool)}, ConfigError),
+        ([{}, {"low": 1}, {}], ValueError),
+    ):
+        env.seed(5)
+        env.set_options(wrong)
+        with pytest.raises(error, match="options"):
+            env.reset()
+        twin.seed(5)
+        np.testing.assert_array_equal(env.reset(), twin.reset())  # the seed was not used up
 
 
 def test_masks_reach_those_who_ask():
@@ -99,8 +131,21 @@ def test_masks_reach_those_who_ask():
     masks = np.stack(env.env_method("action_masks"))
     np.testing.assert_array_equal(masks, env.action_masks())
     assert masks.shape == (15, 8)
+    assert VecMonitor(env).has_attr("action_masks")  # how sb3-contrib finds out whether there are masks
     with pytest.raises(AttributeError, match="has no action masks"):
         sb3.make("cartpole", 5, "cpu").env_method("action_masks")
+    assert not VecMonitor(sb3.make("cartpole", 5, "cpu")).has_attr("action_masks")
+    assert not hasattr(sb3.make("cartpole", 5, "cpu"), "action_masks")
+
+
+@pytest.mark.parametrize("num_scouts", [0, 2])
+def test_sb3s_own_vec_env_finds_the_masks_of_single_envs(num_scouts):
+    env = DummyVecEnv([lambda: GymnasiumEnv(Scouts, num_scouts=num_scouts)] * 2)
+    env.reset()
+    assert env.has_attr("action_masks")
+    masks = np.stack(env.env_method("action_masks"))
+    assert masks.dtype == bool and masks.shape == (2, int(np.sum(getattr(env.action_space, "nvec", 4))))
+    assert not DummyVecEnv([lambda: GymnasiumEnv("cartpole")]).has_attr("action_masks")
 
 
 def test_only_the_right_views_are_wrapped():

@@ -244,6 +244,30 @@ def test_roles_with_choices_of_their_own_have_rows_of_their_own():
         env.step(forbidden)
 
 
+def test_one_environment_has_the_masks_of_its_action_space():
+    env = GymnasiumEnv(Crew)
+    _, info = env.reset(seed=1)
+    assert env.action_space.nvec.tolist() == [[5, 1], [2, 3], [2, 3]]
+    for _ in range(5):
+        driver, *helpers = info["action_mask"]
+        expected = [*driver[:5], True, *(choice for mask in helpers for choice in [*mask[:2], *mask[5:8]])]
+        masks = env.action_masks()
+        assert masks.dtype == bool and masks.tolist() == [bool(choice) for choice in expected]
+        heads = np.split(masks, np.cumsum(env.action_space.nvec.ravel())[:-1])
+        _, _, ended, truncated, info = env.step(np.array([head.argmax() for head in heads]).reshape(3, 2))
+        if ended or truncated:
+            _, info = env.reset()
+
+
+def test_only_games_with_masks_have_the_method():
+    for env in (GymnasiumVectorEnv("cartpole", 2, "cpu"), GymnasiumEnv("cartpole"), GymnasiumEnv("tag_gridworld")):
+        assert not hasattr(env, "action_masks")
+        with pytest.raises(AttributeError, match="has no action masks: masks_actions is False"):
+            env.action_masks()
+    for env in (GymnasiumVectorEnv(Crew, 2, "cpu"), GymnasiumEnv(Crew)):
+        assert hasattr(env, "action_masks")
+
+
 def test_images_and_continuous_actions_pass_through(device):
     env = GymnasiumVectorEnv(Painter, 4, device)
     assert env.single_observation_space == Box(0, 255, (4, 5, 3), np.uint8)
