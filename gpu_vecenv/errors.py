@@ -109,11 +109,14 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """End of an "unknown name" message: up to three similar names, else all."""
+def nearest(name: str, known: Iterable[str], list_all: bool = False) -> str:
+    """End of an "unknown name" message: up to three similar names, and all if there are none or ``list_all``."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known) or 'none'}"
+    everything = f"known: {', '.join(known) or 'none'}"
+    if not near:
+        return everything
+    return f"nearest: {', '.join(near)}" + (f"; {everything}" if list_all else "")
 
 
 class AgentKeyError(KeyError):

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import types
 import typing
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +14,14 @@ import numpy as np
 from gpu_vecenv.errors import ConfigError
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+
+@dataclass(frozen=True)
+class FixedArgument:
+    """An argument of a reference environment that has one value here, see ``Env.reference_arguments``."""
+
+    value: Any
+    reason: str  # why it has no other
 
 
 def param(default: Any, *, low: float | None = None, high: float | None = None) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Space
 
-from gpu_vecenv.declare.config import check_fields, fits_device, param
+from gpu_vecenv.declare.config import FixedArgument, check_fields, fits_device, param
 from gpu_vecenv.declare.drawing import Drawing
 from gpu_vecenv.declare.field import FIELD_NAME, Field, boolean, f32, f64, i32, i64, u8, u32
 from gpu_vecenv.declare.kernels import KernelSignature
@@ -33,7 +33,7 @@ from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
 
 # Also what a declaration needs besides Env, so that one import line is enough.
-__all__ = ["Env", "Field", "boolean", "f32", "f64", "i32", "i64", "param", "u8", "u32"]
+__all__ = ["Env", "Field", "FixedArgument", "boolean", "f32", "f64", "i32", "i64", "param", "u8", "u32"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,11 @@ class Env:
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the allowed choices
     title: ClassVar[str] = ""  # the name in Gymnasium's ids, gpu_vecenv/<title>-v<version>; empty: the class name
     render_fps: ClassVar[int] = 30  # steps per second in a film of the game
+    # Arguments of the environments that this game stands in for, by their names there -> the field with the value, or
+    # the only value that they can have. ``configure`` accepts them beside the fields.
+    reference_arguments: ClassVar[Mapping[str, str | FixedArgument]] = types.MappingProxyType(
+        {"max_cycles": "max_steps", "max_episode_steps": "max_steps"}  # PettingZoo's, Gymnasium's
+    )
     version: ClassVar[int] = 0  # increased when the rules change: results of two versions are not comparable
 
     @property
@@ -217,7 +222,13 @@ class Env:
                 f"{game}: allows is {self.allows!r}; "
                 f"expected a tuple of names from {', '.join(map(repr, SOURCE_RULES))}"
             )
-        if "obs_staging_bytes" in {field.name for field in dataclasses.fields(self)}:
+        keys = {field.name for field in dataclasses.fields(self)}
+        for name, target in own.get("reference_arguments", {}).items():
+            if isinstance(target, str) and target not in keys and name not in Env.reference_arguments:
+                raise EnvDefinitionError(
+                    f"{game}: reference_arguments[{name!r}] is {target!r}, which is not a field; fields: {sorted(keys)}"
+                )
+        if "obs_staging_bytes" in keys:
             raise EnvDefinitionError(
                 f"{game}: obs_staging_bytes is a key of the configuration; expected an attribute of the class, "
                 "obs_staging_bytes = … without a type: give the key another name"

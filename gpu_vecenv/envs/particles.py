@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gymnasium.spaces import Box, Discrete
 
-from gpu_vecenv.declare.env import Env, param
+from gpu_vecenv.declare.env import Env, FixedArgument, param
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,13 @@ class Particles(Env):
             "hidden_sizes": (128, 128),
             "normalize_returns": True,
             "shared_trunk": False,
+        }
+    )
+    reference_arguments = MappingProxyType(
+        {
+            **Env.reference_arguments,
+            "dynamic_rescaling": FixedArgument(True, "agents and landmarks are drawn to the scale of the picture"),
+            "benchmark_data": FixedArgument(False, "infos hold no benchmark data"),
         }
     )
     version: ClassVar[int] = 3

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import gymnasium
 import pettingzoo
 
-from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.env import Env, FixedArgument
 from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.envs.acrobot import Acrobot
 from gpu_vecenv.envs.cartpole import Cartpole
@@ -193,39 +194,62 @@ def _module_of(path: Path) -> ModuleType:
 def configure(game: Game, /, **config: Any) -> Env:
     """A configured game: from a registered name, an Env class, or an Env with ``config`` replaced.
 
+    ``config`` has names of fields or of ``Env.reference_arguments``: ``configure("simple_spread", N=3)`` is
+    ``configure("simple_spread", num_agents=3)``.
+
     Raises:
         UnknownGameError: No game has this name.
-        ConfigError: A key is unknown, or a value has the wrong type or range.
+        ConfigError: A key is unknown, two names of one field have different values, or a value has the wrong type or
+            range.
     """
     kind = type(game) if isinstance(game, Env) else game
     if not (isinstance(kind, type) and issubclass(kind, Env)):
         kind = find_game(kind)
-    keys = [field.name for field in dataclasses.fields(kind)]
-    for key in config:
-        if key == "seed" and key not in keys:
-            raise ConfigError(f"seed is {config[key]!r}, which is not a configuration key: pass it to reset(seed=…)")
-        if key not in keys:
-            raise ConfigError(
-                f"{kind.name()} has no configuration key {key!r} (= {config[key]!r}); {nearest(key, keys)}"
-            )
+    config = _by_field(kind, config)
     if isinstance(game, Env):
         return dataclasses.replace(game, **config) if config else game  # a game is immutable
     return kind(**config)
 
 
-def with_max_steps(config: dict[str, Any], alias: str, limit: int | None) -> dict[str, Any]:
-    """``config`` with ``max_steps`` from ``limit``, an argument that another library names ``alias``.
+def configuration_names(game: Env) -> dict[str, Any]:
+    """Name -> value of every argument that ``configure`` takes for this game."""
+    return {
+        name: getattr(game, target) if isinstance(target, str) else target.value
+        for name, target in _targets(type(game)).items()
+    }
 
-    Raises:
-        ConfigError: Both are given and differ.
-    """
-    if limit is None:
-        return config
-    if config.get("max_steps", limit) != limit:
-        raise ConfigError(
-            f"{alias} is {limit} and max_steps is {config['max_steps']}; expected one of them, or equal values"
-        )
-    return {**config, "max_steps": limit}
+
+def _targets(game: type[Env]) -> dict[str, str | FixedArgument]:
+    """Name of an argument -> its field, or its only value."""
+    fields = {field.name: field.name for field in dataclasses.fields(game)}
+    names = {name: to for name, to in game.reference_arguments.items() if not isinstance(to, str) or to in fields}
+    return {**names, **fields}
+
+
+def _by_field(game: type[Env], config: Mapping[str, Any]) -> dict[str, Any]:
+    """Field -> value, with ``reference_arguments`` replaced by their fields; or ConfigError."""
+    targets = _targets(game)
+    given: dict[str, str] = {}  # field -> the name it was given by
+    for key, value in config.items():
+        target = targets.get(key)
+        if target is None:
+            if key == "seed":
+                raise ConfigError(f"seed is {value!r}, which is not a configuration key: pass it to reset(seed=…)")
+            raise ConfigError(
+                f"{game.name()} has no configuration key {key!r} (= {value!r}); {nearest(key, targets, True)}"
+            )
+        if isinstance(target, FixedArgument):
+            if value != target.value:
+                raise ConfigError(
+                    f"{game.name()}: {key} is {value!r}; expected {target.value!r}, the only value supported: "
+                    f"{target.reason}"
+                )
+        elif (first := given.setdefault(target, key)) != key and config[first] != value:
+            raise ConfigError(
+                f"{game.name()}: {first} is {config[first]!r} and {key} is {value!r}, two names of one value; expected "
+                "one of them, or equal values"
+            )
+    return {field: config[name] for field, name in given.items()}
 
 
 for _name, _game in GAMES.items():

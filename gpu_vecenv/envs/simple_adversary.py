@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ class SimpleAdversary(Particles):
         Field("landmark", f32, ("num_landmarks", 2)),
         Field("goal", i32),  # index of the goal landmark
     )
+
+    reference_arguments = MappingProxyType({**Particles.reference_arguments, "N": "num_good"})
 
     @property
     def roles(self) -> Mapping[str, int]:

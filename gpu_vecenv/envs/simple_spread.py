@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ class SimpleSpread(Particles):
         Field("curriculum_stage", i32, shared=True),  # 0 or 1; used only with curriculum
     )
     termination_label = "every landmark was covered"
+
+    reference_arguments = MappingProxyType({**Particles.reference_arguments, "N": "num_agents"})
 
     @property
     def roles(self) -> Mapping[str, int]:

@@ -13,7 +13,7 @@ from gpu_vecenv.engine.arguments import ActionValidator, construct, reset_mask
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import AutoresetMode
-from gpu_vecenv.envs.registry import Game, with_max_steps
+from gpu_vecenv.envs.registry import Game
 from gpu_vecenv.errors import ResetNeededError
 from gpu_vecenv.views.agents import (
     action_mask_slices,
@@ -85,9 +85,10 @@ class BatchedParallelEnv:
         self._arguments |= {"render_env_indices": render_env_indices, "max_cycles": max_cycles, **arguments}
         if group_by not in ("agent", "role"):
             raise ValueError(f'group_by is {group_by!r}; expected "agent" or "role"')
-        config = with_max_steps(arguments, "max_cycles", max_cycles)
+        if max_cycles is not None:
+            arguments = {"max_cycles": max_cycles, **arguments}
         self.vec_env = make(
-            game, num_envs, device, autoreset_mode=autoreset_mode, agents_as_envs=agents_as_envs, **config
+            game, num_envs, device, autoreset_mode=autoreset_mode, agents_as_envs=agents_as_envs, **arguments
         )
         self.game, self.device, self.num_envs = self.vec_env.game, self.vec_env.device, self.vec_env.num_envs
         self.group_by = group_by

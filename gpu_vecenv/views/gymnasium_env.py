@@ -18,7 +18,7 @@ from gpu_vecenv.declare.spaces import with_zero
 from gpu_vecenv.engine.arguments import ActionValidator, construct, reset_mask, validate_mask, validate_seed
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
-from gpu_vecenv.envs.registry import Game, with_max_steps
+from gpu_vecenv.envs.registry import Game
 from gpu_vecenv.errors import ConfigError, ResetNeededError
 from gpu_vecenv.views.agents import action_mask_slices, only_with_masks
 from gpu_vecenv.views.frames import Frames, Viewer, checked_render_mode, render_metadata, viewer_of
@@ -75,9 +75,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         if output not in ("torch", "numpy"):
             raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
         self.output = output
-        config = with_max_steps(arguments, "max_episode_steps", max_episode_steps)
+        if max_episode_steps is not None:
+            arguments = {"max_episode_steps": max_episode_steps, **arguments}
         self._viewer: Viewer | None = None
-        self.vec_env = make(game, num_envs, device, autoreset_mode=mode, agents_as_envs=True, **config)
+        self.vec_env = make(game, num_envs, device, autoreset_mode=mode, agents_as_envs=True, **arguments)
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode, render_env_indices)

@@ -1,8 +1,8 @@
 """PettingZoo views of one environment, ParallelEnv and AECEnv, and a PettingZoo-style module for each game.
 
 ``from gpu_vecenv.views.pettingzoo_env import tag_continuous_v0`` provides
-``tag_continuous_v0.parallel_env(max_cycles=100)``, ``.env()`` (AEC) and ``.raw_env()`` (AEC without action checks);
-likewise for every registered game.
+``tag_continuous_v0.parallel_env(max_cycles=100)``, ``.env()`` (AEC) and ``.raw_env()`` (AEC without checks), which
+return arrays and run on the CPU unless ``output`` and ``device`` say otherwise; likewise for every registered game.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 import pettingzoo
 import torch
 from gymnasium.spaces import Box, Space
-from pettingzoo.utils.conversions import parallel_to_aec
-from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, OrderEnforcingWrapper
+from gymnasium.utils import seeding
+from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, ClipOutOfBoundsWrapper, OrderEnforcingWrapper
 
 from gpu_vecenv.engine.arguments import ActionValidator, construct, validate_seed
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
-from gpu_vecenv.envs.registry import GAMES, Game, with_max_steps
-from gpu_vecenv.errors import InvalidActionError, PettingZooResetNeededError, UnknownModuleError, nearest
+from gpu_vecenv.envs.registry import GAMES, Game, configuration_names
+from gpu_vecenv.errors import AgentKeyError, InvalidActionError, PettingZooResetNeededError, UnknownModuleError, nearest
 from gpu_vecenv.views.agents import (
     action_mask_slices,
     agent_space,
@@ -55,9 +55,9 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         output: "torch": observations are tensors on the device, views of the step buffers. "numpy": arrays, views of
             one copy. A step synchronises with the device once in both cases.
         render_mode: "rgb_array" (``render`` returns a frame), "human" (a window shows every reset and step) or None.
-        max_cycles: PettingZoo's name for ``max_steps``. Assigning the attribute later, as PettingZoo's test does, has
-            no effect: the limit is compiled.
-        **arguments: For ``gpu_vecenv.make``.
+        max_cycles: PettingZoo's name for ``max_steps``.
+        **arguments: For ``gpu_vecenv.make``; the game's configuration by its own names or those of
+            ``Env.reference_arguments``, which are attributes of the environment too: ``env.local_ratio``, ``env.N``.
 
     Raises:
         TypeError, ValueError, ConfigError: As ``gpu_vecenv.make``.
@@ -81,8 +81,9 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             raise TypeError(
                 "num_envs is given, but a ParallelEnv is one environment; for more use batched_parallel_env"
             )
-        config = with_max_steps(arguments, "max_cycles", max_cycles)
-        self.vec_env = make(game, 1, device, autoreset_mode="disabled", agents_as_envs=False, **config)
+        if max_cycles is not None:
+            arguments = {"max_cycles": max_cycles, **arguments}
+        self.vec_env = make(game, 1, device, autoreset_mode="disabled", agents_as_envs=False, **arguments)
         self.game, self.device = self.vec_env.game, self.vec_env.device
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode)
@@ -100,6 +101,35 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self.output, self._numpy = output, output == "numpy"
         self._host: HostCopy | HostCopyWithoutObs = HostCopy(layout) if self._numpy else HostCopyWithoutObs(layout)
         self._live: dict[str, int] | None = None  # live agent -> its index; None before reset
+        self._seed: int | None = None
+        self._np_random: np.random.Generator | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Values of the game's configuration, by the names that ``make`` takes."""
+        if (game := self.__dict__.get("game")) is not None and name in (names := configuration_names(game)):
+            return names[name]
+        return self.__getattribute__(name)  # raises the AttributeError that led here
+
+    @property
+    def max_cycles(self) -> int | None:
+        """The game's ``max_steps``; None if it has none. Assigning it has no effect: the limit is compiled."""
+        return getattr(self.game, "max_steps", None)
+
+    @max_cycles.setter
+    def max_cycles(self, limit: int | None) -> None:
+        """PettingZoo's test of parallel environments assigns it."""
+
+    @property
+    def steps(self) -> int:
+        """Steps since the last reset; reading it synchronises with the device."""
+        return int(self.vec_env.elapsed_steps[0])
+
+    @property
+    def np_random(self) -> np.random.Generator:
+        """A generator for wrappers that draw, seeded by ``reset(seed)``. The game itself does not draw from it."""
+        if self._np_random is None:
+            self._np_random = seeding.np_random(self._seed)[0]
+        return self._np_random
 
     @property
     def agents(self) -> list[str]:  # type: ignore[override]
@@ -145,6 +175,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         seed = None if seed is None else validate_seed(seed)
         buffers = self._host.step_buffers()
         self.vec_env.reset(seed=seed, out=buffers)
+        if seed is not None:
+            self._seed, self._np_random = seed, None
         observations, infos, _ = self._outputs(buffers, self._agent_index)
         if self._viewer is not None:
             self._viewer.draw()
@@ -288,25 +320,131 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
 parallel_env = ParallelEnv  # PettingZoo's name for the constructor
 
 
+class AECEnv(pettingzoo.AECEnv[str, Any, Any]):
+    """One environment as PettingZoo's AECEnv, without checks of actions and order, which ``aec_env`` adds.
+
+    Agents act in turn, and the step runs after the last of them. Public attributes of the ParallelEnv, such as
+    ``max_cycles`` and ``vec_env``, are attributes here too.
+
+    Args:
+        env: The environment that steps, with ``output="numpy"``.
+    """
+
+    def __init__(self, env: ParallelEnv) -> None:
+        self.parallel_env = env
+        self.metadata, self.render_mode, self.possible_agents = env.metadata, env.render_mode, env.possible_agents
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _SET_BY_RESET:
+            raise PettingZooResetNeededError(f"{name} before reset: call reset() first")
+        if name.startswith("_") or name == "parallel_env":
+            raise AttributeError(f"AECEnv has no attribute {name!r}")
+        return getattr(self.parallel_env, name)
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """As that of ``ParallelEnv``."""
+        return self.parallel_env.observation_space(agent)
+
+    def action_space(self, agent: str) -> Space[Any]:
+        """As that of ``ParallelEnv``."""
+        return self.parallel_env.action_space(agent)
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Start a new episode; arguments and errors as those of ``ParallelEnv.reset``."""
+        self._observations, self.infos = self.parallel_env.reset(seed, options)
+        self.agents = self.parallel_env.agents
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
+        self._begin_round()
+
+    def step(self, action: Any) -> None:
+        """Take the action of ``agent_selection``: None if it has ended. The last of the live agents steps the game.
+
+        Raises:
+            ValueError: An agent that has ended acts.
+            TypeError, ValueError, InvalidActionError: An agent's action is not in its space; raised at the step of the
+                last agent, and nothing has changed.
+            PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
+        """
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        self._actions[agent] = action
+        if len(self._actions) < len(self._order):
+            if len(self._actions) == 1:
+                self._clear_rewards()
+            self.agent_selection = self._order[len(self._actions)]
+            return
+        outputs = self.parallel_env.step(self._actions)
+        self._observations, self.rewards, self.terminations, self.truncations, self.infos = outputs
+        self._cumulative_rewards = dict(self.rewards)
+        live = self.parallel_env.agents
+        self.agents = [*live, *(agent for agent in self._order if agent not in live)]
+        self._begin_round()
+        self._deads_step_first()
+
+    def _begin_round(self) -> None:
+        """The live agents act next, in agent order."""
+        self._actions: dict[str, Any] = {}
+        if live := self.parallel_env.agents:
+            self._order, self.agent_selection = live, live[0]
+
+    def observe(self, agent: str) -> Any:
+        """The agent's last observation, an array.
+
+        Raises:
+            PettingZooResetNeededError: Before ``reset``.
+            AgentKeyError: There is no such agent, or it has ended.
+        """
+        if agent not in self._observations:
+            raise AgentKeyError(f"observe: no observation of {agent!r}; {nearest(str(agent), self._observations)}")
+        return self._observations[agent]
+
+    def state(self) -> Any:
+        """As that of ``ParallelEnv``."""
+        return self.parallel_env.state()
+
+    def render(self) -> np.ndarray[Any, Any] | None:
+        """As that of ``ParallelEnv``."""
+        return self.parallel_env.render()
+
+    def close(self) -> None:
+        """As that of ``ParallelEnv``."""
+        self.parallel_env.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return construct, (type(self), {"env": self.parallel_env})
+
+
+_SET_BY_RESET = frozenset("agents agent_selection rewards terminations truncations infos _observations".split())
+
+
 def aec_env(
     game: Game, device: str | torch.device | None = "cpu", **arguments: Any
 ) -> pettingzoo.AECEnv[str, Any, Any]:
-    """One environment as PettingZoo's AECEnv: agents act in turn, and the step runs after the last of them.
+    """``AECEnv`` in PettingZoo's wrappers, as mpe2 has them, which check the order of calls and every action.
 
-    PettingZoo's own conversion of ``ParallelEnv`` with ``output="numpy"``; every action is checked against its space.
+    A Discrete action outside its space raises AssertionError; a Box action is clipped to its space, with a warning of
+    PettingZoo's logger, and NaN raises AssertionError.
 
     Args:
         game: A registered name, an Env class or an Env.
         device: By default the CPU, which is sufficient for one environment.
-        **arguments: For ``ParallelEnv``.
+        **arguments: For ``ParallelEnv``, without ``output``.
     """
-    return OrderEnforcingWrapper(AssertOutOfBoundsWrapper(_raw_env(game, device, **arguments)))
+    env = _raw_env(game, device, **arguments)
+    clips = env.game.layout.action.continuous
+    return OrderEnforcingWrapper(ClipOutOfBoundsWrapper(env) if clips else AssertOutOfBoundsWrapper(env))
 
 
-def _raw_env(
-    game: Game, device: str | torch.device | None = "cpu", **arguments: Any
-) -> pettingzoo.AECEnv[str, Any, Any]:
-    return parallel_to_aec(ParallelEnv(game, device, output="numpy", **arguments))
+def _raw_env(game: Game, device: str | torch.device | None = "cpu", **arguments: Any) -> AECEnv:
+    return AECEnv(ParallelEnv(game, device, output="numpy", **arguments))
+
+
+def _array_env(game: Game, device: str | torch.device | None = "cpu", **arguments: Any) -> ParallelEnv:
+    return ParallelEnv(game, device, **{"output": "numpy", **arguments})
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -330,6 +468,6 @@ def _module(name: str) -> ModuleType:
     title = name.rpartition("_v")[0]
     module = ModuleType(f"{__name__}.{name}", f"The game {title}, version {name.rpartition('_v')[2]}, for PettingZoo.")
     vars(module).update(
-        parallel_env=partial(ParallelEnv, title), env=partial(aec_env, title), raw_env=partial(_raw_env, title)
+        parallel_env=partial(_array_env, title), env=partial(aec_env, title), raw_env=partial(_raw_env, title)
     )
     return module

@@ -16,7 +16,7 @@ import torch
 import gpu_vecenv
 from gpu_vecenv import StepBuffers, VecEnv
 from gpu_vecenv.engine.digest import trajectory_digest
-from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.envs.registry import GAMES, configuration_names
 
 pytest.importorskip("mpe2", reason="mpe2, the oracle, is not installed")
 stats = pytest.importorskip("scipy.stats", reason="scipy, for tests of distributions, is not installed")
@@ -224,10 +224,16 @@ def unclear_order(game, world, rows):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_parameters_and_defaults_are_those_of_mpe2(name):
-    not_of_the_game = {"self", "render_mode", "dynamic_rescaling", "benchmark_data"}  # they draw and report
+    not_of_the_game = {"self", "render_mode"}  # all views have it
     theirs = inspect.signature(module(name).raw_env.__init__).parameters
-    ours = {field.name: field.default for field in fields(GAMES[name])}
-    assert their_config(name, ours) == {key: p.default for key, p in theirs.items() if key not in not_of_the_game}
+    theirs = {key: p.default for key, p in theirs.items() if key not in not_of_the_game}
+    ours = configuration_names(GAMES[name]())
+    assert {key: ours[key] for key in theirs} == theirs
+    drawn_or_reported = {"dynamic_rescaling", "benchmark_data"}
+    assert (
+        set(their_config(name, {field.name: field.default for field in fields(GAMES[name])}))
+        == {*theirs} - drawn_or_reported
+    )
     assert module(name).raw_env().metadata["name"] == f"{name}_v{GAMES[name].version}"
 
 

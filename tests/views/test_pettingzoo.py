@@ -17,7 +17,9 @@ from gymnasium.error import UnsupportedMode
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from pettingzoo.test import api_test, max_cycles_test, parallel_api_test, parallel_seed_test, render_test, seed_test
 from pettingzoo.test.state_test import state_test
-from pettingzoo.utils.conversions import parallel_to_aec
+from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec, turn_based_aec_to_parallel
+from pettingzoo.utils.env_logger import EnvLogger
+from pettingzoo.utils.wrappers import MultiEpisodeEnv, MultiEpisodeParallelEnv, TerminateIllegalWrapper
 from support.bitwise import equal_bits
 
 import gpu_vecenv
@@ -161,6 +163,16 @@ class TestPettingZoosTests:
     @each(EVERY)
     def test_api_of_the_plain_conversion(self, game, config):
         api_test(parallel_to_aec(parallel_env(game, "cpu", output="numpy", **config)), 30)
+
+    @pytest.mark.parametrize("name", MULTI)
+    def test_conversions(self, name):
+        module = getattr(pettingzoo_env, f"{name}_v{GAMES[name].version}")
+        config = SMALL.get(name, {})
+        for make in (module.env, module.raw_env):
+            parallel_api_test(aec_to_parallel(make(**config)), 30)
+            parallel_seed_test(lambda make=make: aec_to_parallel(make(**config)), 30)
+            api_test(parallel_to_aec(aec_to_parallel(make(**config))), 30)
+        parallel_api_test(turn_based_aec_to_parallel(module.env(**config)), 30)
 
     @each(EVERY)
     def test_seed(self, game, config):
@@ -557,7 +569,67 @@ def test_max_cycles_is_another_word_for_max_steps():
         parallel_env("tag_gridworld", "cpu", max_cycles=3, max_steps=4)
     env = parallel_env("tag_gridworld", "cpu")
     env.max_cycles = 2  # PettingZoo's test of the API does it
-    assert env.game.max_steps == 100
+    assert env.game.max_steps == env.max_cycles == 100
+
+
+@pytest.mark.parametrize("kind", ["parallel_env", "env", "raw_env"])
+def test_a_module_takes_the_arguments_of_its_reference_and_has_its_attributes(kind):
+    """Those that mpe2's environments have, and what PettingZoo's and SuperSuit's wrappers read of them."""
+    make = getattr(pettingzoo_env.simple_spread_v3, kind)
+    env = make(N=4, max_cycles=7, local_ratio=0.25, continuous_actions=True, dynamic_rescaling=True)
+    game = gpu_vecenv.configure("simple_spread", num_agents=4, max_steps=7, local_ratio=0.25, continuous_actions=True)
+    for each_env in (env, env.unwrapped):
+        assert each_env.game == game
+        names = (each_env.N, each_env.max_cycles, each_env.local_ratio, each_env.continuous_actions)
+        assert names == (4, 7, 0.25, True)
+        assert each_env.max_num_agents == 4 and each_env.possible_agents == [f"agent_{i}" for i in range(4)]
+        assert each_env.render_mode is None and each_env.metadata["name"] == str(each_env) == "simple_spread_v3"
+        assert each_env.state_space.shape == (4 * env.observation_space("agent_0").shape[0],)
+        assert each_env.action_spaces["agent_0"] == each_env.action_space("agent_0") == Box(0, 1, (5,))
+        assert list(each_env.observation_spaces) == each_env.possible_agents
+        assert not hasattr(each_env, "agents")
+        with pytest.raises(AttributeError, match="num_knights"):
+            _ = each_env.num_knights
+    with pytest.raises(ConfigError, match="N is 4 and num_agents is 3"):
+        make(N=4, num_agents=3)
+    assert make().max_cycles == 25 and make().action_space("agent_0") == Discrete(5)
+
+
+@pytest.mark.parametrize("kind", ["parallel_env", "env", "raw_env"])
+def test_steps_count_from_the_reset(kind):
+    env = getattr(pettingzoo_env.simple_spread_v3, kind)(max_cycles=3)
+    assert env.steps == 0
+    for _ in range(2):
+        env.reset(seed=1)
+        for count in range(1, 4):
+            if kind == "parallel_env":
+                env.step(dict.fromkeys(env.agents, 0))
+            else:
+                for _ in env.agents[:]:
+                    assert env.steps == count - 1
+                    env.step(0)
+            assert env.steps == env.unwrapped.steps == count
+
+
+def test_the_generator_of_wrappers_follows_the_seed():
+    env = parallel_env("simple_spread", "cpu")
+    draws = []
+    for seed in (3, None, 4, 3):
+        env.reset(seed=seed)
+        draws.append(env.np_random.random())
+    assert draws[0] == draws[3] and len(set(draws)) == 3
+    assert env.np_random is env.np_random
+    unseeded = [aec_env("simple_spread").unwrapped.np_random.random() for _ in range(2)]
+    assert unseeded[0] != unseeded[1]
+
+
+def test_modules_return_arrays_on_the_cpu_unless_others_are_wanted(device):
+    module = pettingzoo_env.simple_spread_v3
+    env = module.parallel_env()
+    assert (env.output, env.device.type) == ("numpy", "cpu")
+    assert isinstance(env.reset(seed=1)[0]["agent_0"], np.ndarray)
+    env = module.parallel_env(device=device, output="torch")
+    assert env.reset(seed=1)[0]["agent_0"].device.type == device
 
 
 def test_other_wrong_arguments_are_refused():
@@ -645,6 +717,104 @@ def test_the_wrapped_aec_env_refuses_an_action_when_it_is_given():
 
 
 # ---------------------------------------------------------------------- names: registry and modules
+
+
+def test_before_reset_an_aec_env_has_no_agents():
+    raw = pettingzoo_env.tag_gridworld_v0.raw_env()
+    for use in (lambda: raw.step(0), lambda: raw.observe("tagger_0"), raw.state, raw.last, lambda: raw.agents):
+        with pytest.raises(PettingZooResetNeededError, match="before reset"):
+            use()
+    for name in ("agents", "agent_selection", "rewards", "terminations", "truncations", "infos", "_anything"):
+        assert not hasattr(raw, name)
+    raw.reset(seed=1)
+    assert raw.agent_selection == raw.agents[0] == "tagger_0"
+    with pytest.raises(AgentKeyError, match="no observation of 'tagger_9'; nearest: tagger_"):
+        raw.observe("tagger_9")
+
+
+def test_an_agent_that_has_ended_only_acts_with_none():
+    env = aec_env("tag_gridworld", max_cycles=1)
+    env.reset(seed=1)
+    for agent in env.agents:
+        assert env.agent_selection == agent
+        env.step(0)
+    assert all(env.truncations.values()) and env.num_agents == 5
+    with pytest.raises(ValueError, match="None"):
+        env.unwrapped.step(0)
+    left = env.num_agents
+    while env.agents:
+        env.step(None)
+        left -= 1
+        assert env.num_agents == left
+
+
+def test_pettingzoos_wrappers_that_change_the_episode_work():
+    """They write to ``env.unwrapped``, which must be the AEC environment itself."""
+    env = TerminateIllegalWrapper(aec_env(Scouts).unwrapped, illegal_reward=-1)
+    illegal = 0
+    for seed in range(20):
+        env.reset(seed=seed)
+        forbidden = np.flatnonzero(env.last()[-1]["action_mask"] == 0)
+        if not len(forbidden):
+            continue
+        env.step(int(forbidden[0]))
+        assert env.rewards["scout_0"] == -1 and all(env.terminations.values())
+        while env.agents:
+            env.step(None)
+        illegal += 1
+    assert illegal
+    counts = []
+    for env in (MultiEpisodeEnv(aec_env("simple_spread", max_cycles=5), 3), aec_env("simple_spread", max_cycles=5)):
+        env.reset(seed=1)
+        counts.append(0)
+        for agent in env.agent_iter():
+            *_, terminated, truncated, _ = env.last()
+            env.step(None if terminated or truncated else env.action_space(agent).sample())
+            counts[-1] += 1
+    assert counts == [3 * 18, 18]
+    env = MultiEpisodeParallelEnv(pettingzoo_env.simple_spread_v3.parallel_env(max_cycles=5), 3)
+    env.reset(seed=1)
+    for _ in range(15):
+        assert env.agents
+        *_, truncations, _ = env.step(dict.fromkeys(env.agents, 1))
+    assert all(truncations.values()) and not env.agents
+
+
+@pytest.fixture
+def logged(monkeypatch):
+    """Messages of PettingZoo's logger."""
+    messages = []
+    monkeypatch.setattr(EnvLogger, "_generic_warning", staticmethod(messages.append))
+    return messages
+
+
+def test_an_aec_env_clips_box_actions_with_pettingzoos_warning(logged):
+    config = {"continuous_actions": True, "N": 2}
+    env, twin = aec_env("simple_spread", **config), parallel_env("simple_spread", "cpu", output="numpy", **config)
+    env.reset(seed=1)
+    twin.reset(seed=1)
+    given = np.array([0, 2, -1, 0.5, 7], np.float32)
+    for _ in range(2):
+        env.step(given)
+    space = env.action_space("agent_0")
+    assert logged == 2 * [
+        f"[WARNING]: Received an action {given} that was outside action space {space}. Environment is clipping to space"
+    ]
+    observations, rewards, *_ = twin.step(dict.fromkeys(twin.agents, np.clip(given, 0, 1)))
+    assert env.rewards == rewards and all(equal_bits(env.observe(agent), observations[agent]) for agent in env.agents)
+    with pytest.raises(AssertionError, match="nan"):
+        env.step(given * np.nan)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_a_copy_of_an_aec_env_is_made_with_the_same_arguments(copied):
+    env = aec_env("simple_spread", N=2).unwrapped
+    env.reset(seed=1)
+    twin = copied(env)
+    assert twin is not env and twin.vec_env is not env.vec_env and twin.game == env.game
+    assert not hasattr(twin, "agents")
+    twin.reset(seed=1)
+    assert equal_bits(twin.observe("agent_0"), env.observe("agent_0"))
 
 
 @pytest.mark.skipif(not hasattr(pettingzoo, "register"), reason="PettingZoo has a registry since 1.27")
