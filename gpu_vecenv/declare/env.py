@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,6 +70,9 @@ class Env:
     reference_arguments: ClassVar[Mapping[str, str | FixedArgument]] = types.MappingProxyType(
         {"max_cycles": "max_steps", "max_episode_steps": "max_steps"}  # PettingZoo's, Gymnasium's
     )
+    # Methods of those environments, by their names there: functions of the state (field -> live array) and the method's
+    # own arguments. PettingZoo's views have them.
+    reference_methods: ClassVar[Mapping[str, Callable[..., Any]]] = types.MappingProxyType({})
     version: ClassVar[int] = 0  # increased when the rules change: results of two versions are not comparable
 
     @property

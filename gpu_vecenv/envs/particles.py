@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv.declare.env import Env, FixedArgument, param
+
+
+def curriculum_methods(stages: int) -> Mapping[str, Callable[..., None]]:
+    """mpe2's methods that change ``curriculum_stage``, a shared field in [0, stages - 1]."""
+
+    def set_curriculum_stage(state: Mapping[str, Any], stage: int) -> None:
+        """Set the stage; one outside the range becomes the nearest one."""
+        state["curriculum_stage"].fill_(max(0, min(stage, stages - 1)))
+
+    def advance_curriculum(state: Mapping[str, Any]) -> None:
+        """Set the next stage; the last one stays."""
+        set_curriculum_stage(state, int(state["curriculum_stage"]) + 1)
+
+    return MappingProxyType({"set_curriculum_stage": set_curriculum_stage, "advance_curriculum": advance_curriculum})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, Drawing, discs, square_bounds
 from gpu_vecenv.declare.env import Field, f32, i32, param
-from gpu_vecenv.envs.particles import Particles
+from gpu_vecenv.envs.particles import Particles, curriculum_methods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +32,7 @@ class SimpleSpread(Particles):
     termination_label = "every landmark was covered"
 
     reference_arguments = MappingProxyType({**Particles.reference_arguments, "N": "num_agents"})
+    reference_methods = curriculum_methods(2)
 
     @property
     def roles(self) -> Mapping[str, int]:

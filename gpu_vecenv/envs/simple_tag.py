@@ -10,7 +10,7 @@ import numpy as np
 
 from gpu_vecenv.declare.drawing import GREEN, GREY, RED, Drawing, discs, square_bounds
 from gpu_vecenv.declare.env import Field, f32, i32, param
-from gpu_vecenv.envs.particles import Particles
+from gpu_vecenv.envs.particles import Particles, curriculum_methods
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class SimpleTag(Particles):
         Field("curriculum_stage", i32, shared=True),  # 0, 1 or 2; used only with curriculum
     )
     termination_label = "every good agent was caught"
+    reference_methods = curriculum_methods(3)
 
     @property
     def roles(self) -> Mapping[str, int]:

@@ -57,7 +57,10 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         render_mode: "rgb_array" (``render`` returns a frame), "human" (a window shows every reset and step) or None.
         max_cycles: PettingZoo's name for ``max_steps``.
         **arguments: For ``gpu_vecenv.make``; the game's configuration by its own names or those of
-            ``Env.reference_arguments``, which are attributes of the environment too: ``env.local_ratio``, ``env.N``.
+            ``Env.reference_arguments``.
+
+    Names of the configuration are attributes too, ``env.local_ratio``, ``env.N``; so are shared state fields of one
+    number, ``env.curriculum_stage``, and ``Env.reference_methods``, ``env.advance_curriculum()``.
 
     Raises:
         TypeError, ValueError, ConfigError: As ``gpu_vecenv.make``.
@@ -105,9 +108,14 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self._np_random: np.random.Generator | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Values of the game's configuration, by the names that ``make`` takes."""
-        if (game := self.__dict__.get("game")) is not None and name in (names := configuration_names(game)):
-            return names[name]
+        """The game's configuration by the names that ``make`` takes, its shared fields of one number, its methods."""
+        if (game := self.__dict__.get("game")) is not None:
+            if name in (names := configuration_names(game)):
+                return names[name]
+            if any(field.name == name and field.shared and not field.shape for field in game.layout.fields):
+                return self.vec_env.state[name].item()
+            if name in game.reference_methods:
+                return partial(game.reference_methods[name], self.vec_env.state)
         return self.__getattribute__(name)  # raises the AttributeError that led here
 
     @property
@@ -364,7 +372,7 @@ class AECEnv(pettingzoo.AECEnv[str, Any, Any]):
         Raises:
             ValueError: An agent that has ended acts.
             TypeError, ValueError, InvalidActionError: An agent's action is not in its space; raised at the step of the
-                last agent, and nothing has changed.
+                last agent. The game has not changed, and all agents act again, from the first.
             PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """
         agent = self.agent_selection
@@ -377,7 +385,11 @@ class AECEnv(pettingzoo.AECEnv[str, Any, Any]):
                 self._clear_rewards()
             self.agent_selection = self._order[len(self._actions)]
             return
-        outputs = self.parallel_env.step(self._actions)
+        try:
+            outputs = self.parallel_env.step(self._actions)
+        except Exception:
+            self._begin_round()
+            raise
         self._observations, self.rewards, self.terminations, self.truncations, self.infos = outputs
         self._cumulative_rewards = dict(self.rewards)
         live = self.parallel_env.agents

@@ -611,6 +611,24 @@ def test_steps_count_from_the_reset(kind):
             assert env.steps == env.unwrapped.steps == count
 
 
+@pytest.mark.parametrize("kind", ["parallel_env", "env", "raw_env"])
+@pytest.mark.parametrize(("name", "last"), [("simple_spread_v3", 1), ("simple_tag_v3", 2)])
+def test_the_curriculum_has_mpe2s_methods(kind, name, last, device):
+    env = getattr(getattr(pettingzoo_env, name), kind)(curriculum=True, device=device)
+    env.reset(seed=1)
+    stages = []
+    for change in (lambda base: None, *[lambda base: base.advance_curriculum()] * 3):
+        change(env.unwrapped)
+        stages.append((env.curriculum_stage, env.unwrapped.vec_env.state["curriculum_stage"].item()))
+    assert stages == [(stage, stage) for stage in (0, 1, last, last)]
+    for stage, expected in ((-3, 0), (1, 1), (9, last)):
+        env.unwrapped.set_curriculum_stage(stage)
+        env.reset()
+        assert env.unwrapped.curriculum_stage == expected and type(env.curriculum_stage) is int
+    with pytest.raises(AttributeError, match="advance_curriculum"):
+        parallel_env("simple_adversary", "cpu").advance_curriculum()
+
+
 def test_the_generator_of_wrappers_follows_the_seed():
     env = parallel_env("simple_spread", "cpu")
     draws = []
@@ -713,6 +731,10 @@ def test_the_wrapped_aec_env_refuses_an_action_when_it_is_given():
     raw.step(5)
     with pytest.raises(InvalidActionError, match="tagger_0"):
         raw.step(0)
+    assert raw.agent_selection == "tagger_0" and raw.steps == 0, "all act again"
+    for _ in range(2):
+        raw.step(0)
+    assert raw.steps == 1
     assert env.unwrapped.vec_env.device == torch.device("cpu")
 
 
