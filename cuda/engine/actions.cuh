@@ -5,8 +5,8 @@
 
 // Bits of an environment's fault word; class Fault of gpu_vecenv/engine/vec_env.py has the same values.
 enum Fault : i32 {
-    INVALID_ACTION = 1,     // a discrete action, or a continuous one, outside its space
-    NONFINITE_ACTION = 2,   // NaN or infinite
+    INVALID_ACTION = 1,     // a discrete action that does not exist or is masked
+    NONFINITE_ACTION = 2,   // NaN; infinite, where the engine does not clip it
     STEPPED_AFTER_END = 4,  // without autoreset: the episode had ended
     NONFINITE = 8,          // with end_on_nonfinite: state, rewards or observations became NaN or infinite
 };
@@ -20,8 +20,7 @@ HD int check_actions(EngineState m, const Io& io) {
             i64 k = (i64)i * ACTION_HEADS + head;
 #if BOX_ACTIONS
             float a = ((const float*)io.actions)[k];
-            nonfinite |= !math::is_finite(a);
-            outside |= math::is_finite(a) && !(a >= ACTION_LOW[head] && a <= ACTION_HIGH[head]);
+            nonfinite |= CLIP_ACTIONS ? math::is_nan(a) : !math::is_finite(a);
 #else
             i64 a = io.int64_actions ? ((const i64*)io.actions)[k] : ((const i32*)io.actions)[k];
             int n = action_size(i, head);

@@ -131,10 +131,14 @@ struct Io {
     const void* actions;  // [NUM_AGENTS][ACTION_HEADS], read through action()
     bool int64_actions;   // else 32-bit
 
-    // Agent i's action, or its element `head`. Valid for active agents only.
+    // Agent i's action, or its element `head`; with CLIP_ACTIONS clipped to its bounds. Valid for active agents only.
     HD Action action(int i, int head = 0) const {
         i64 k = (i64)i * ACTION_HEADS + head;
-        return int64_actions ? (Action)((const LongAction*)actions)[k] : ((const Action*)actions)[k];
+        Action a = int64_actions ? (Action)((const LongAction*)actions)[k] : ((const Action*)actions)[k];
+#if BOX_ACTIONS
+        if (CLIP_ACTIONS) a = math::clamp(a, ACTION_LOW[head], ACTION_HIGH[head]);
+#endif
+        return a;
     }
 };
 

@@ -238,6 +238,7 @@ class EnvRange {
         for (int k = 0; k < n; ++k) out.rewards[first + k] = batch.reward[k];
         for (int k = 0; k < n; ++k) {
             out.terminations[first + k] = out.truncations[first + k] = out.final_mask[first + k] = false;
+            out.fault[first + k] = false;
             out.active[first + k] = true;
         }
         for (int k = 0; k < SIMD_ENVS; ++k) {

@@ -10,7 +10,7 @@ constexpr i64 OUTPUT_ROWS = NUM_AGENTS + GUARD_ROWS;
 struct StepOutputs {
     Observation* obs;
     float* rewards;
-    bool *terminations, *truncations, *active, *final_mask, *action_mask;
+    bool *terminations, *truncations, *active, *final_mask, *fault, *action_mask;
     Observation* final_obs;
 };
 

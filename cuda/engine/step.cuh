@@ -52,6 +52,7 @@ struct StepContext {
     bool resets;               // an episode begins in this step
     bool episode_ended;        // the last active agents ended in this step
     bool nonfinite;            // with END_ON_NONFINITE: the episode ended for that reason
+    bool faulted;              // the step has a fault: see enum Fault
     bool all_have_final_obs;   // final_obs gets the rows of all agents
     bool some_have_final_obs;  // final_obs gets only the rows that final_mask names
 };
@@ -97,12 +98,29 @@ HD int find_fault(StepContext& c) {
     return fault;
 }
 
+// Without a valid action the game cannot step: its state stays as it is, and the episode ends as truncated with reward
+// NaN, so that no learner takes it for an ordinary transition. After the episode's end there is no transition at all.
+HD void truncate_on_fault(StepContext& c, int fault) {
+    ONCE {
+        c.engine.fault[0] |= fault;
+    }
+    c.faulted = true;
+    if (fault == STEPPED_AFTER_END) return;
+    FOR_AGENTS (i) {
+        c.io.rewards[i] = c.engine.active[i] ? math::from_bits(math::NAN_BITS) : 0;
+        c.io.truncations[i] = c.engine.active[i];
+        c.engine.active[i] = false;
+    }
+    c.episode_ended = true;
+    group_sync();
+}
+
 HD void step_game(StepContext& c, const host_simd::EnvRange& range) {
     ++c.io.elapsed_steps;
     if (!range.has_stepped(c.env, c.io)) step(c.state, c.io);
     group_sync();
     if constexpr (END_ON_NONFINITE) {
-        c.nonfinite = ended_on_nonfinite(c.engine, c.state, c.io, c.obs);
+        c.nonfinite = c.faulted = ended_on_nonfinite(c.engine, c.state, c.io, c.obs);
         group_sync();
     }
 }
@@ -129,7 +147,7 @@ HD void load_statistics(StepContext& c, staging::EpisodeStatistics& statistics) 
     ONCE {
         c.engine.elapsed_steps[0] = c.io.elapsed_steps;
     }
-    if (c.episode_ended) statistics.load(c.engine, c.io.elapsed_steps, !truncated);
+    if (c.episode_ended && !c.faulted) statistics.load(c.engine, c.io.elapsed_steps, !truncated);
 }
 
 // With agents_as_envs every row ends at its environment's reset, also the rows of agents that ended earlier.
@@ -137,6 +155,10 @@ HD void terminate_rows(StepContext& c) {
     if (c.episode_ended && c.agents_as_envs) {
         FOR_AGENTS (i) c.io.terminations[i] |= !c.io.truncations[i];
     }
+}
+
+HD void write_fault(const StepContext& c, bool* fault) {
+    FOR_AGENTS (i) fault[c.row + i] = c.faulted;
 }
 
 HD void write_final_mask(StepContext& c, bool* final_mask) {
@@ -227,20 +249,19 @@ HD void step_env(i64 env, EngineState engine, State state, InitialStates initial
     prepare_io(c, out);
     int fault = find_fault(c);
     if (fault) {
-        ONCE {
-            c.engine.fault[0] |= fault;
-        }
+        truncate_on_fault(c, fault);
     } else if (!c.resets) {
         step_game(c, range);
         update_agents(c);
         load_statistics(c, statistics);
-        terminate_rows(c);
     }
+    terminate_rows(c);
+    write_fault(c, out.fault);
     write_final_mask(c, out.final_mask);
     observe_and_reset(c, out.final_obs, initial_states);
     copy_final_rows(c, out);
     zero_rows_and_write_active(c, out);
-    if (c.episode_ended) statistics.store(c.engine);
+    if (c.episode_ended && !c.faulted) statistics.store(c.engine);
     store(c, staged, engine, state, out);
 }
 
@@ -259,7 +280,7 @@ KERNEL(vecenv_layout) {
 ENV_KERNEL(vecenv_step) {
     const stepping::ActionSource source = stepping::action_source_of(args);
     const StepOutputs out = {args.obs,    args.rewards,    args.terminations, args.truncations,
-                             args.active, args.final_mask, args.action_mask,  args.final_obs};
+                             args.active, args.final_mask, args.fault,       args.action_mask, args.final_obs};
     host_simd::EnvRange range = {engine_state_of(args, 0), state_of(args, 0), source, out};
     FOR_REMAINING_ENVS (env, args.num_envs, range) {
         stepping::step_env(env, engine_state_of(args, env), state_of(args, env), initial_states_of(args), source, out,

@@ -14,8 +14,8 @@ HD void reset(State s, Io io) {
 
 HD void step(State s, Io io) {
     ONCE {
-        float action = io.action(0);
-        float v = s.velocity[0] + (action * POWER - GRAVITY * math::cos(3 * s.position[0]));
+        float action = io.action(0), force = math::clamp(action, ACTION_LOW[0], ACTION_HIGH[0]);
+        float v = s.velocity[0] + (force * POWER - GRAVITY * math::cos(3 * s.position[0]));
         v = math::clamp(v, -MAX_SPEED, MAX_SPEED);
         float x = math::clamp(s.position[0] + v, MIN_POSITION, MAX_POSITION);
         if (x == MIN_POSITION && v < 0) v = 0;  // the wall

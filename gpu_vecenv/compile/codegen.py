@@ -45,7 +45,11 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
         f"typedef {'float' if action.continuous else 'i64'} LongAction;",
     ]
     if action.continuous:
-        lines += [_table("ACTION_LOW", action.low), _table("ACTION_HIGH", action.high)]
+        lines += [
+            f"constexpr bool CLIP_ACTIONS = {str(layout.clips_actions).lower()};",
+            _table("ACTION_LOW", action.low),
+            _table("ACTION_HIGH", action.high),
+        ]
     lines += _action_sizes(layout) + _observed(layout)
     largest = 0 if action.continuous else max(action.head_sizes)
     lines += [

@@ -70,6 +70,7 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
             Array("truncations", boolean),
             Array("active", boolean),
             Array("final_mask", boolean),
+            Array("fault", boolean),
             Array("action_mask", boolean, optional=True),
             Array("final_obs", obs, optional=True),
             *end,

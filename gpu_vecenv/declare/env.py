@@ -63,6 +63,8 @@ class Env:
         {}
     )  # num_envs and PPOConfig values that train this game well
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the allowed choices
+    # The device code reads Box actions clipped to their bounds. False: it reads them as they were given, if finite.
+    clip_actions: ClassVar[bool] = True
     title: ClassVar[str] = ""  # the name in Gymnasium's ids, gpu_vecenv/<title>-v<version>; empty: the class name
     render_fps: ClassVar[int] = 30  # steps per second in a film of the game
     # Arguments of the environments that this game stands in for, by their names there -> the field with the value, or
@@ -182,6 +184,7 @@ class Env:
             observation=observation,
             action=action,
             masks_actions=self.masks_actions,
+            clips_actions=self.clip_actions,
             fields=fields,
             engine_fields=resolve_engine_fields(num_agents, action.num_logits if self.masks_actions else 0),
             constants=resolve_constants(game, named),

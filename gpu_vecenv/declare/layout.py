@@ -22,9 +22,8 @@ CONSTANT_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,127}")  # longer than a field's or
 # Names that a constant, such as a configuration key in capitals, may not have: the device code defines them itself.
 RESERVED_CONSTANTS = frozenset(
     "HD TABLE KERNEL UNROLL THREADS_PER_ENV ENVS_PER_BLOCK SHARED_LIMIT ONCE SCRATCH SCRATCH_IN_SHARED "
-    "FOR_ITEMS FOR_RANGE "
-    "FOR_AGENTS FOR_OBS FOR_ENVS ENV_KERNEL DEBUG_THREAD_ORDER ACTION_HEADS "
-    "ACTION_LOW ACTION_HIGH BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
+    "FOR_ITEMS FOR_RANGE FOR_AGENTS FOR_OBS FOR_ENVS ENV_KERNEL DEBUG_THREAD_ORDER ACTION_HEADS ACTION_LOW ACTION_HIGH "
+    "CLIP_ACTIONS BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
     "NONFINITE_ACTION NONFINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
     "RANDOM_ACTION_STREAM END_ON_NONFINITE GUARD_ROWS OUTPUT_ROWS ALLOW_STAGING OBS_STAGING_BYTES SAMPLED "
     "PARAMETERS_PER_AGENT".split()
@@ -68,6 +67,7 @@ class GameLayout:
         observation: Layout of the observation tensor.
         action: Layout of the action tensor.
         masks_actions: Whether the game writes action masks.
+        clips_actions: Whether the engine clips Box actions to their bounds.
         fields: The declared state.
         engine_fields: State that the engine keeps for each environment beside the declared one.
         constants: Name -> value of every compile-time constant of the device code.
@@ -86,6 +86,7 @@ class GameLayout:
     observation: ObservationLayout
     action: ActionLayout
     masks_actions: bool
+    clips_actions: bool
     fields: tuple[FieldLayout, ...]
     engine_fields: tuple[FieldLayout, ...]
     constants: Mapping[str, int | float | bool]

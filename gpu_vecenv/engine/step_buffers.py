@@ -46,6 +46,7 @@ class StepBuffersLayout:
             "truncations": (rows, torch.bool),
             "active": (rows, torch.bool),
             "final_mask": (rows, torch.bool),
+            "fault": (rows, torch.bool),
         }
         if self.num_choices:
             specs["action_mask"] = ((*rows, self.num_choices), torch.bool)
@@ -84,7 +85,8 @@ class StepBuffers(NamedTuple):
 
     ``obs`` is (num_envs, num_agents, *obs_shape), the others (num_envs, num_agents); one axis of num_envs * num_agents
     with ``agents_as_envs``. ``final_mask`` marks the rows of ``final_obs`` that this step wrote; ``final_obs`` is None
-    unless the environment resets in the same step. ``action_mask`` (…, num_logits) is None unless the game declares it.
+    unless the environment resets in the same step. ``fault`` marks the rows of environments that had a fault in this
+    step, see ``VecEnv.faults``. ``action_mask`` (…, num_logits) is None unless the game declares it.
     """
 
     layout: StepBuffersLayout
@@ -95,6 +97,7 @@ class StepBuffers(NamedTuple):
     truncations: torch.Tensor
     active: torch.Tensor
     final_mask: torch.Tensor
+    fault: torch.Tensor
     action_mask: torch.Tensor | None = None
     final_obs: torch.Tensor | None = None
 
@@ -155,7 +158,7 @@ class StepBuffers(NamedTuple):
 class StepBuffersPool:
     """Unused step buffers for one environment; small ones are allocated several at a time.
 
-    Creating a tensor costs at least a microsecond on the host, and step buffers have up to eight; chunks of one tensor,
+    Creating a tensor costs at least a microsecond on the host, and step buffers have up to nine; chunks of one tensor,
     created in one call, cost a fraction of that. A tensor keeps the memory of its neighbours alive, POOL_BYTES at most.
     """
 

@@ -14,8 +14,8 @@ from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.engine_kernels import GUARD_ROWS, BuildOptions
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import (
-    ActionValidator,
     construct,
     initial_state_arrays,
     shared_field_arrays,
@@ -47,8 +47,10 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  #
 class Fault(IntFlag):
     """Bits of an environment's fault word (actions.cuh), kept until the next call of ``reset`` for it.
 
-    After the first three, the step left the environment unchanged: reward 0, flags False. With ``end_on_nonfinite``,
-    the last ended its episode: reward 0, terminated, observations 0.
+    After an action that is invalid or NaN the game's state is unchanged and its episode ends: truncated, reward NaN.
+    A step after the end of an episode (``autoreset_mode="disabled"``) changes nothing: reward 0, flags False. With
+    ``end_on_nonfinite``, a state, reward or observation that is not finite ends the episode: terminated, reward and
+    observations 0. Such episodes are not in the episode statistics.
     """
 
     INVALID_ACTION = 1
@@ -68,8 +70,9 @@ class VecEnv:
             observation is in ``info["final_obs"]``), "next_step" (by the next step, whose actions are ignored) or
             "disabled" (by ``reset(mask=…)`` only).
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
-        validate: "async": invalid actions set the environment's fault word, see ``faults()``. "sync": ``step``
-            validates the actions first and raises InvalidActionError, which synchronises with the device.
+        validate: "async": after an invalid action the environment is truncated with reward NaN, ``info["fault"]`` and
+            a bit of its fault word, see ``faults()``. "sync": ``step`` validates the actions first and raises
+            InvalidActionError, which synchronises with the device.
         end_on_nonfinite: Check state, rewards and observations in each step: an environment in which one is NaN or
             infinite ends its episode, with a fault bit in ``faults()``; the next episode starts from finite numbers.
         arrays: Values of shared state fields.
@@ -457,6 +460,7 @@ class VecEnv:
 
 def _outputs(buffers: StepBuffers) -> Outputs:
     info = _info(buffers)
+    info["fault"] = buffers.fault
     if buffers.final_obs is not None:
         info |= {"final_obs": buffers.final_obs, "_final_obs": buffers.final_mask}
     return buffers.obs, buffers.rewards, buffers.terminations, buffers.truncations, info

@@ -14,7 +14,7 @@ from gpu_vecenv.envs.mountain_car_base import MountainCarBase
 
 @dataclass(frozen=True, kw_only=True)
 class ContinuousMountainCar(MountainCarBase):
-    """The action is the motor's force in [-1, 1]. Rules and defaults of Gymnasium's MountainCarContinuous-v0."""
+    """The action is the motor's force, clipped to [-1, 1]. Rules and defaults: Gymnasium's MountainCarContinuous-v0."""
 
     goal_position: float = param(0.45, low=-1e6, high=1e6)  # of the flag, at or beyond which the episode ends
     power: float = param(0.0015, low=0, high=1e6)  # per step^2, of the motor at action 1
@@ -22,6 +22,7 @@ class ContinuousMountainCar(MountainCarBase):
     action_cost: float = param(0.1, low=-1e6, high=1e6)  # times the square of the action, subtracted at every step
     max_steps: int = param(999, low=1)  # steps until the episode is truncated
 
+    clip_actions = False  # as in Gymnasium, the force is clipped, but the cost is that of the action as given
     title = "MountainCarContinuous"
     preset = MappingProxyType(
         {

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from gymnasium.spaces import Discrete, Space
 from torch.nn.functional import pad
 
-from gpu_vecenv.engine.arguments import ActionValidator, construct, reset_mask
+from gpu_vecenv.engine.actions import ActionValidator
+from gpu_vecenv.engine.arguments import construct, reset_mask
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import AutoresetMode
@@ -174,31 +176,33 @@ class BatchedParallelEnv:
         return self._own(self._obs), self._extras(info)
 
     def step(
-        self, actions: Mapping[str, torch.Tensor] | torch.Tensor, out: StepBuffers | None = None
+        self, actions: Mapping[str, Any] | torch.Tensor, out: StepBuffers | None = None
     ) -> tuple[Tensors, Tensors, Tensors, Tensors, Extras]:
         """Step all environments.
 
         Args:
-            actions: For every agent (num_envs, *shape of its space), or for every role (num_envs, agents, *shape), on
-                the device, int32 or int64, or float32; a Discrete action may have a last axis of length 1, as in
-                DirectMARLEnv. One copy concatenates them. Or, without a copy, the action tensor of ``VecEnv``:
-                (num_envs, num_agents[, heads]), with ``agents_as_envs`` (num_envs * num_agents[, heads]).
+            actions: For every agent (num_envs, *shape of its space), or for every role (num_envs, agents, *shape), of
+                any numeric dtype, see ``ActionValidator.cast``, preferably tensors on the device; a Discrete action may
+                have a last axis of length 1, as in DirectMARLEnv. One copy concatenates them. Or, without a copy, the
+                action tensor of ``VecEnv``: (num_envs, num_agents[, heads]), with ``agents_as_envs`` (num_envs * num_agents[, heads]).
             out: Buffers to write to (``vec_env.step_buffers()``); None allocates.
 
         Returns:
             Observations, rewards (float32), terminated, time_out (bool) and extras, whose values are dictionaries of
-            the same keys: "active" (next action counts); in "same_step" mode "final_obs" and "_final_obs" (its valid
-            rows); if the game has one, "action_mask", a (…, choices) bool tensor, or for a MultiDiscrete action a tuple
-            with one for each head.
+            the same keys: "active" (next action counts); "fault", see ``VecEnv.faults``; in "same_step" mode
+            "final_obs" and "_final_obs" (its valid rows); if the game has one, "action_mask", a (…, choices) bool
+            tensor, or for a MultiDiscrete action a tuple with one for each head.
 
         Raises:
             AgentKeyError: A key is missing or unknown; nothing has changed.
             TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``VecEnv.step``.
         """
-        if not isinstance(actions, torch.Tensor):
+        if isinstance(actions, Mapping):
             self.vec_env.check_ready("step")
             actions = self._joined(actions)
             actions = actions.flatten(0, 1) if self.vec_env.agents_as_envs else actions
+        else:
+            actions = self._on_device(actions)
         self._obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
         if self._viewer is not None:
             self._viewer.draw()
@@ -260,7 +264,7 @@ class BatchedParallelEnv:
         return {key: role_obs(self.game, role, padded[key]) for key, role in self._roles.items()}
 
     def _extras(self, info: Mapping[str, torch.Tensor]) -> Extras:
-        extras: Extras = {"active": self._split(info["active"])}
+        extras: Extras = {name: self._split(info[name]) for name in ("active", "fault") if name in info}
         if "final_obs" in info:
             extras |= {"final_obs": self._own(info["final_obs"]), "_final_obs": self._split(info["_final_obs"])}
         if "action_mask" in info:
@@ -271,6 +275,11 @@ class BatchedParallelEnv:
             }
         return extras
 
+    def _on_device(self, actions: Any, shape: tuple[int, ...] | None = None, name: str = "actions") -> torch.Tensor:
+        """Actions cast to the engine's dtypes; those on the host are copied to the device."""
+        actions = self._check.cast(actions, shape, name)
+        return actions if isinstance(actions, torch.Tensor) else torch.from_numpy(actions).to(self.device)
+
     def _joined(self, actions: Any) -> torch.Tensor:
         check_keys(actions, self._roles, self._roles)
         columns = [self._columns(key, role, actions[key]) for key, role in self._roles.items()]
@@ -278,22 +287,14 @@ class BatchedParallelEnv:
 
     def _columns(self, key: str, role: str, actions: Any) -> torch.Tensor:
         """Actions of the agents of one key, (num_envs, agents of the key[, heads]), padded to the heads of the game."""
-        if not isinstance(actions, torch.Tensor):
-            raise TypeError(f"step: {key}'s actions are a {type(actions).__name__}; expected a tensor on {self.device}")
-        kinds, space, layout = self._check.kinds, self.action_spaces[key], self.game.layout.action
-        if actions.dtype not in kinds:
-            raise TypeError(
-                f"step: {key}'s actions have dtype {actions.dtype}; expected {' or '.join(map(str, kinds))}"
-            )
-        if actions.device != self.device:
-            raise ValueError(f"step: {key}'s actions are on {actions.device}; expected {self.device}")
+        space, layout = self.action_spaces[key], self.game.layout.action
         agents = self._counts[role] if self.group_by == "role" else 1
         shape = (*((self.num_envs, agents) if self.group_by == "role" else (self.num_envs,)), *(space.shape or ()))
-        if actions.shape != shape and not (isinstance(space, Discrete) and actions.shape == (*shape, 1)):
-            raise ValueError(
-                f"step: {key}'s actions have shape {tuple(actions.shape)}; expected {shape}; nothing is broadcast"
-            )
-        columns = actions.reshape(self.num_envs, agents, *([-1] if layout.shape else []))
+        if isinstance(space, Discrete) and np.shape(actions) == (*shape, 1):
+            shape = (*shape, 1)
+        columns = self._on_device(actions, shape, f"{key}'s actions").reshape(
+            self.num_envs, agents, *([-1] if layout.shape else [])
+        )
         missing = layout.heads - len(layout.sizes[role])
         return pad(columns, (0, missing)) if missing else columns
 

@@ -15,7 +15,8 @@ from gymnasium.vector.utils import batch_space
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.spaces import with_zero
-from gpu_vecenv.engine.arguments import ActionValidator, construct, reset_mask, validate_mask, validate_seed
+from gpu_vecenv.engine.actions import ActionValidator
+from gpu_vecenv.engine.arguments import construct, reset_mask, validate_mask, validate_seed
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.envs.registry import Game
@@ -137,7 +138,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """Step all environments.
 
         Args:
-            actions: (num_envs[, heads]), torch int32, int64 or float32 on the device, or NumPy of these dtypes.
+            actions: (num_envs[, heads]): a tensor on the device, a NumPy array, a list or anything with
+                ``__dlpack__``, of any numeric dtype; see ``ActionValidator.cast``. Continuous actions outside their
+                bounds are clipped as in the game's reference.
             out: Buffers to write to (``vec_env.step_buffers()``), with ``output="torch"`` only; None allocates.
 
         Returns:
@@ -151,16 +154,17 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             InvalidActionError: Validation on the host finds a value outside the space; nothing has changed.
             ResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """
-        if isinstance(actions, np.ndarray):
-            actions = self._from_numpy(actions)
         if self._host is None:
+            actions = self._check.cast(actions)
+            if isinstance(actions, np.ndarray):
+                actions = self._check.tensor(actions)
             obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
             if self._viewer is not None:
                 self._viewer.draw()
             return obs, rewards, terminations, truncations, self._with_masks(info)
         if out is not None:
             raise ValueError('step: out is given, but output is "numpy"; expected None')
-        *_, written = self.vec_env.step(actions, self._host.step_buffers())
+        *_, written = self.vec_env.step(self._validated(actions), self._host.step_buffers())
         arrays = self._host.arrays()
         self._host_masks = HostMasks(self.vec_env, arrays)
         named = {name: arrays["final_mask" if name == "_final_obs" else name] for name in written}
@@ -206,15 +210,13 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.game!r}, num_envs={self.vec_env.num_envs}, device={str(self.device)!r})"
 
-    def _from_numpy(self, actions: np.ndarray[Any, Any]) -> torch.Tensor:
+    def _validated(self, actions: Any) -> torch.Tensor:
+        """The actions on the device, after a check of their values on the host."""
+        self.vec_env.check_ready("step")
         array = self._check.array(actions)
-        if self._host is not None:
-            self.vec_env.check_ready("step")
-            if self.game.layout.masks_actions or not self._check.is_surely_valid(array):
-                self._host_masks = HostMasks.current(self.vec_env, self._host_masks)
-                self._check.values(
-                    torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask
-                )
+        if self.game.layout.masks_actions or not self._check.is_surely_valid(array):
+            self._host_masks = HostMasks.current(self.vec_env, self._host_masks)
+            self._check.values(torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask)
         return self._check.tensor(array)
 
     def _with_masks(self, info: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,11 +19,12 @@ from gymnasium.spaces import Box, Space
 from gymnasium.utils import seeding
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, ClipOutOfBoundsWrapper, OrderEnforcingWrapper
 
-from gpu_vecenv.engine.arguments import ActionValidator, construct, validate_seed
+from gpu_vecenv.engine.actions import ActionValidator
+from gpu_vecenv.engine.arguments import construct, validate_seed
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.envs.registry import GAMES, Game, configuration_names
-from gpu_vecenv.errors import AgentKeyError, InvalidActionError, PettingZooResetNeededError, UnknownModuleError, nearest
+from gpu_vecenv.errors import AgentKeyError, PettingZooResetNeededError, UnknownModuleError, nearest
 from gpu_vecenv.views.agents import (
     action_mask_slices,
     agent_space,
@@ -196,8 +197,9 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         """One step. Without live agents, ``step({})`` does nothing and returns five empty dictionaries.
 
         Args:
-            actions: One for each live agent, of its action space: an int, or an int32, int64 or float32 array or
-                tensor, on the host or on the device.
+            actions: One for each live agent, of its action space: a number, a list, an array or a tensor, on the host
+                or on the device, of any numeric dtype; see ``ActionValidator.cast``. Continuous actions outside their
+                bounds are clipped as in the game's reference.
 
         Returns:
             Observations, rewards, terminations, truncations and infos of the agents that were live before the step.
@@ -293,24 +295,10 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         return observations, infos, arrays
 
     def _checked(self, agent: str, action: Any) -> torch.Tensor | np.ndarray[Any, Any]:
-        """An agent's action after checks of dtype, shape and device: a tensor if it is on the device, else an array."""
-        given = action if isinstance(action, torch.Tensor) else np.asarray(action)
-        names, space = self._check.names, self.action_spaces[agent]
-        if str(given.dtype).removeprefix("torch.") not in names:
-            if type(action) is int:
-                raise InvalidActionError(f"step: {agent}'s action is {action}; expected a member of {space}")
-            raise TypeError(f"step: {agent}'s action has dtype {given.dtype}; expected {' or '.join(names)}")
-        if given.shape != space.shape:
-            raise ValueError(f"step: {agent}'s action has shape {tuple(given.shape)}; expected {space.shape}")
-        if not isinstance(given, torch.Tensor):
-            return given
-        if given.requires_grad:
-            raise TypeError(
-                f"step: {agent}'s action requires a gradient, but steps are not differentiable; use .detach()"
-            )
-        if given.device not in (self.device, torch.device("cpu")):
-            raise ValueError(f"step: {agent}'s action is on {given.device}; expected {self.device} or cpu")
-        return given if given.device.type != "cpu" else given.numpy()
+        """An agent's action, cast: a tensor if it is on a GPU, else an array."""
+        on_device = isinstance(action, torch.Tensor) and action.device.type != "cpu"
+        cast = self._check.cast if on_device else self._check.array
+        return cast(action, self.action_spaces[agent].shape, f"{agent}'s action")
 
     def _joined(self, actions: Mapping[str, torch.Tensor | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """The action array of all agents; actions on the device are copied to the host at once."""

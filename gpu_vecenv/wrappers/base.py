@@ -164,7 +164,7 @@ class EpisodeWrapper(TensorWrapper):
     """Base of the wrappers that depend on which rows had a transition.
 
     ``_active`` (num_envs,) bool marks the rows whose next action counts: ``info["active"]`` if the environment has it,
-    else derived from the flags.
+    else derived from the flags. Rows with ``info["fault"]`` had no transition.
     """
 
     def __init__(self, env: TensorEnv) -> None:
@@ -202,7 +202,8 @@ class EpisodeWrapper(TensorWrapper):
         else:
             after = ~done & (before | (self._mode is AutoresetMode.NEXT_STEP))
         self._active = self._active_after(info, after)
-        return self._on_step(before, obs, rewards, terminations, truncations, info)
+        had_transition = before & ~info["fault"] if isinstance(info.get("fault"), Tensor) else before
+        return self._on_step(had_transition, obs, rewards, terminations, truncations, info)
 
     def _on_reset(self, rows: Tensor, obs: Tensor) -> Tensor:
         """New episodes start in ``rows`` (num_envs,) bool; returns the observations that ``reset`` returns."""

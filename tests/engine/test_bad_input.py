@@ -122,7 +122,7 @@ def test_too_many_environments_are_refused_with_the_number_that_fits(num_envs, d
     with pytest.raises(CapacityError) as raised:
         make(num_envs, device)
     message = str(raised.value)
-    each = VecEnv(gpu_vecenv.configure("tag_gridworld"), 1000, device).bytes_per_env()
+    each = VecEnv(gpu_vecenv.configure("tag_gridworld"), 1024, device).bytes_per_env()
     assert f"num_envs = {num_envs:,}" in message and "bytes are free on" in message
     assert f"{each * num_envs:,} bytes ({each:,} each)" in message
     fits = int(message.rsplit("num_envs = ", 1)[1].split()[0].replace(",", ""))

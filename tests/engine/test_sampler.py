@@ -272,9 +272,9 @@ def test_logits_that_are_no_distribution_give_an_action_that_the_environment_ref
     others = [0, 2]
     assert (sample.actions[:, others] >= 0).all()
     assert not sample.log_probs[:, others].isnan().any() and not sample.entropies[:, others].isnan().any()
-    env.step(sample.actions)
+    _, rewards, *_ = env.step(sample.actions)
     assert env.faults().tolist() == [Fault.INVALID_ACTION * wrong for wrong in bad]
-    assert env.elapsed_steps.tolist() == [int(not wrong) for wrong in bad]
+    assert rewards.isnan().all(1).tolist() == bad
 
 
 def test_one_bad_head_spoils_the_sums_but_not_the_other_heads(device, choosing):

@@ -1,0 +1,228 @@
+"""Actions: casts to the dtypes of the engine, and validation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpu_vecenv.declare.layout import GameLayout
+from gpu_vecenv.errors import InvalidActionError
+
+UNBOUNDED = 2**62  # size of a head that a role does not have: any value is valid
+Array = np.ndarray[Any, Any]
+
+
+class ActionValidator:
+    """Casts and validates actions for one environment.
+
+    Args:
+        layout: The configured game.
+        batch: Leading axes of the actions, (num_envs, num_agents) or (num_envs * num_agents,).
+        device: The device of the actions.
+    """
+
+    def __init__(self, layout: GameLayout, batch: tuple[int, ...], device: torch.device) -> None:
+        self.layout, self.device = layout, device
+        self.shape = (*batch, *layout.action.shape)
+        self._continuous = layout.action.continuous
+        self._tables: dict[tuple[str, torch.device], torch.Tensor] = {}
+        self.kinds = (torch.float32,) if self._continuous else (torch.int32, torch.int64)
+        self._numpy_kinds = [np.dtype(str(kind).removeprefix("torch.")) for kind in self.kinds]
+
+    def __call__(self, actions: Any) -> torch.Tensor:
+        """The action tensor, contiguous and otherwise as it is; or TypeError, ValueError: no value is cast."""
+        if not isinstance(actions, torch.Tensor):
+            raise TypeError(f"step: actions are a {type(actions).__name__}; expected a torch tensor on {self.device}")
+        if actions.dtype not in self.kinds:
+            raise TypeError(
+                f"step: actions have dtype {actions.dtype}; expected {' or '.join(map(str, self.kinds))}"
+                + ("" if self._continuous else " (use actions.long())")
+            )
+        self._check_shape(actions.shape, self.shape, "actions")
+        self._check_tensor(actions, "actions")
+        if not actions.is_contiguous() or actions.is_neg():
+            return actions.resolve_neg().contiguous()  # the memory of a lazy negation holds the values before it
+        return actions
+
+    def cast(self, actions: Any, shape: tuple[int, ...] | None = None, name: str = "actions") -> torch.Tensor | Array:
+        """Actions of any numeric type as int32, int64 or float32, contiguous, of ``shape``.
+
+        Tensors, and objects with ``__dlpack__`` such as JAX arrays, stay on their device, and no value is read on the
+        host: for a discrete action a number that is no integer becomes -1, which is invalid. All else (Python numbers,
+        lists, NumPy arrays of any strides and byte order) becomes a NumPy array; such a number raises then.
+
+        Args:
+            actions: The actions.
+            shape: Shape expected; None is that of the action tensor.
+            name: What messages call them.
+
+        Raises:
+            TypeError: They are not numbers, bool included, or require a gradient.
+            ValueError: They have another shape or device.
+            InvalidActionError: A value on the host is no integer, or has more than 64 bits.
+        """
+        shape = self.shape if shape is None else shape
+        tensor = _as_tensor(actions)
+        return self._cast_array(actions, shape, name) if tensor is None else self._cast_tensor(tensor, shape, name)
+
+    def array(self, actions: Any, shape: tuple[int, ...] | None = None, name: str = "actions") -> Array:
+        """``cast`` to a NumPy array in any case; tensors may be on the CPU too."""
+        shape = self.shape if shape is None else shape
+        tensor = _as_tensor(actions)
+        if tensor is None:
+            return self._cast_array(actions, shape, name)
+        self._check_tensor(tensor, name, host_too=True)
+        tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor  # which NumPy lacks
+        return self._cast_array(tensor.resolve_conj().resolve_neg().cpu().numpy(), shape, name)
+
+    def tensor(self, array: Array) -> torch.Tensor:
+        """A copy on the device in the shape of the action tensor; on a GPU through pinned memory, asynchronously."""
+        if self.device.type == "cpu":
+            return torch.tensor(array, device="cpu").view(self.shape)
+        staged = torch.empty(
+            self.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True, device="cpu"
+        )
+        staged.numpy()[...] = array.reshape(self.shape)
+        return staged.to(self.device, non_blocking=True)
+
+    def is_surely_valid(self, array: Array) -> bool:
+        """Whether every value is valid for every role; action masks are not checked.
+
+        One or two passes over host memory; if True, ``values``, which checks agent by agent, is not needed.
+        """
+        action = self.layout.action
+        if action.continuous:
+            return not (np.isnan(array) if self.layout.clips_actions else ~np.isfinite(array)).any()
+        columns = array.reshape(-1, action.heads).T
+        least = (min(sizes) for sizes in zip(*self._sizes, strict=True))
+        # As unsigned integers, negative values are too large.
+        return all(
+            bool((column.view(f"u{column.itemsize}") < size).all()) for column, size in zip(columns, least, strict=True)
+        )
+
+    def values(self, actions: torch.Tensor, active: torch.Tensor, action_mask: torch.Tensor | None) -> None:
+        """Validate the values; synchronises with their device. Raises InvalidActionError.
+
+        ``active`` is (num_envs, num_agents) bool; actions of inactive agents are not checked. ``action_mask`` is
+        (num_envs, num_agents, num_logits) bool, the allowed choices. All on one device.
+        """
+        layout, action = self.layout, self.layout.action
+        rows = actions.view(-1, layout.num_agents, action.heads)
+        if action.continuous:
+            expected = "a number" if layout.clips_actions else "a finite number"
+            wrong = rows.isnan() if layout.clips_actions else ~rows.isfinite()
+        else:
+            sizes = self._table("sizes", self._sizes, actions.device)
+            expected = f"0 to size - 1, sizes {dict(action.sizes)}"
+            wrong = (rows < 0) & (sizes < UNBOUNDED) | (rows >= sizes)
+            if action_mask is not None:
+                first = self._table("first", [*accumulate(action.head_sizes[:-1], initial=0)], actions.device)
+                largest = self._table("largest", [size - 1 for size in action.head_sizes], actions.device)
+                mask = action_mask.view(-1, layout.num_agents, action.num_logits)
+                expected += ", and allowed by info['action_mask']"
+                wrong |= ~mask.gather(-1, first + torch.minimum(rows.clamp(min=0), largest)) & (sizes < UNBOUNDED)
+        wrong &= active.view(-1, layout.num_agents, 1)
+        if not bool(wrong.any()):
+            return
+        indices = wrong.nonzero()
+        env_index, agent, head = indices[0].tolist()
+        raise InvalidActionError(
+            f"step: {len(indices)} invalid action values; the first: environment {env_index}, agent "
+            f"{layout.agent_names[agent]}, number {head}: {rows[env_index, agent, head].item()}; "
+            f"expected {expected}"
+        )
+
+    def _check_tensor(self, actions: torch.Tensor, name: str, host_too: bool = False) -> None:
+        if actions.device != self.device and not (host_too and actions.device.type == "cpu"):
+            raise ValueError(f"step: {name} {_are(name)} on {actions.device}; expected {self.device}")
+        if actions.layout != torch.strided:
+            raise ValueError(f"step: {name} {_are(name)} {actions.layout}; expected a dense tensor")
+        if actions.requires_grad:
+            raise TypeError(f"step: {name} with requires_grad, but step is not differentiable; use .detach()")
+
+    def _check_shape(self, actual: Sequence[int], shape: tuple[int, ...], name: str) -> None:
+        if tuple(actual) != shape:
+            raise ValueError(f"step: {name} {_have(name)} shape {tuple(actual)}; expected {shape} (no broadcasting)")
+
+    def _dtype_error(self, dtype: Any, name: str) -> TypeError:
+        expected = "numbers" if self._continuous else "integers"
+        return TypeError(f"step: {name} {_have(name)} dtype {dtype}; expected {expected}")
+
+    def _cast_tensor(self, actions: torch.Tensor, shape: tuple[int, ...], name: str) -> torch.Tensor:
+        dtype = actions.dtype
+        if dtype is torch.bool or dtype.is_complex or actions.is_quantized:
+            raise self._dtype_error(dtype, name)
+        self._check_shape(actions.shape, shape, name)
+        self._check_tensor(actions, name)
+        if dtype not in self.kinds:
+            if self._continuous:
+                actions = actions.to(torch.float32)
+            elif dtype.is_floating_point:
+                whole = actions.to(torch.float64)  # holds every value of the other dtypes
+                actions = torch.where((whole == whole.trunc()) & (whole.abs() < 2**31), whole, -1).to(torch.int64)
+            else:
+                actions = actions.to(torch.int64)
+        return actions.resolve_neg().contiguous()
+
+    def _cast_array(self, actions: Any, shape: tuple[int, ...], name: str) -> Array:
+        try:
+            array = np.asarray(actions)
+        except (ValueError, OverflowError) as error:  # lists of unequal lengths
+            raise ValueError(f"step: {name}: {error}; expected shape {shape}") from error
+        dtype = array.dtype
+        if dtype not in self._numpy_kinds:
+            if dtype.kind == "O" and all(isinstance(value, int) for value in array.flat):
+                raise InvalidActionError(f"step: {name}: {actions!r:.128} does not fit in 64 bits")
+            if dtype.kind not in "iuf":
+                raise self._dtype_error(dtype, name)
+            self._check_shape(array.shape, shape, name)
+            return self._cast_values(array, name)
+        self._check_shape(array.shape, shape, name)
+        return np.ascontiguousarray(array) if array.ndim else array
+
+    def _cast_values(self, array: Array, name: str) -> Array:
+        if self._continuous:
+            with np.errstate(over="ignore"):  # infinite: clipped, or invalid
+                return array.astype(np.float32)
+        if array.dtype.kind == "f":
+            kept = (array == np.trunc(array)) & (np.abs(array) < 2**31)
+        else:
+            kept = array < 2**63 if array.dtype.kind == "u" else np.True_
+        if not np.all(kept):
+            value = array[~kept].flat[0]
+            raise InvalidActionError(f"step: {name}: {value!r} is no choice of a discrete action; expected an integer")
+        return array.astype(np.int64)
+
+    @cached_property
+    def _sizes(self) -> tuple[tuple[int, ...], ...]:
+        action = self.layout.action
+        sizes = [action.sizes[role] for role in self.layout.agent_roles]
+        return tuple((*s, *[UNBOUNDED] * (action.heads - len(s))) for s in sizes)
+
+    def _table(self, name: str, values: Sequence[Any], device: torch.device) -> torch.Tensor:
+        if (name, device) not in self._tables:
+            self._tables[name, device] = torch.tensor(values, device=device)
+        return self._tables[name, device]
+
+
+def _as_tensor(actions: Any) -> torch.Tensor | None:
+    """A tensor, or an array of another library as a view of its memory; None of what NumPy takes."""
+    if isinstance(actions, torch.Tensor):
+        return actions
+    if isinstance(actions, np.ndarray | np.generic) or not hasattr(actions, "__dlpack__"):
+        return None
+    tensor: torch.Tensor = torch.utils.dlpack.from_dlpack(actions)
+    return tensor
+
+
+def _are(name: str) -> str:
+    return "are" if name.endswith("s") else "is"
+
+
+def _have(name: str) -> str:
+    return "have" if name.endswith("s") else "has"
