@@ -4,8 +4,8 @@ TorchRL resets by mask: the autoreset mode is fixed to "disabled". Observations,
 buffers; one copy concatenates actions, another the action masks of MultiDiscrete spaces. The adapter does not
 synchronise with the device; TorchRL does once per step, to check for done environments.
 
-Actions outside the space are not clipped: they set a fault, see ``env.env.vec_env.faults()``. If the game masks
-actions, random actions follow the action spec, whose mask is updated; with transforms add TorchRL's ActionMask for each
+A discrete action that does not exist, or NaN, truncates its environment with reward NaN, see
+``env.env.vec_env.faults()``; Box actions are clipped. If the game masks actions, random actions follow the action spec, whose mask is updated; with transforms add TorchRL's ActionMask for each
 group.
 """
 

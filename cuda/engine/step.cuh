@@ -52,7 +52,7 @@ struct StepContext {
     bool resets;               // an episode begins in this step
     bool episode_ended;        // the last active agents ended in this step
     bool nonfinite;            // with END_ON_NONFINITE: the episode ended for that reason
-    bool faulted;              // the step has a fault: see enum Fault
+    bool faulted;              // there was no step: an invalid action, or the episode had ended before
     bool all_have_final_obs;   // final_obs gets the rows of all agents
     bool some_have_final_obs;  // final_obs gets only the rows that final_mask names
 };
@@ -120,7 +120,7 @@ HD void step_game(StepContext& c, const host_simd::EnvRange& range) {
     if (!range.has_stepped(c.env, c.io)) step(c.state, c.io);
     group_sync();
     if constexpr (END_ON_NONFINITE) {
-        c.nonfinite = c.faulted = ended_on_nonfinite(c.engine, c.state, c.io, c.obs);
+        c.nonfinite = ended_on_nonfinite(c.engine, c.state, c.io, c.obs);
         group_sync();
     }
 }

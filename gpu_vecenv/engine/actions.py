@@ -50,7 +50,7 @@ class ActionValidator:
         return actions
 
     def cast(self, actions: Any, shape: tuple[int, ...] | None = None, name: str = "actions") -> torch.Tensor | Array:
-        """Actions of any numeric type as int32, int64 or float32, contiguous, of ``shape``.
+        """Actions of any numeric type as int32, int64 or float32, of ``shape``.
 
         Tensors, and objects with ``__dlpack__`` such as JAX arrays, stay on their device, and no value is read on the
         host: for a discrete action a number that is no integer becomes -1, which is invalid. All else (Python numbers,
@@ -167,7 +167,7 @@ class ActionValidator:
                 actions = torch.where((whole == whole.trunc()) & (whole.abs() < 2**31), whole, -1).to(torch.int64)
             else:
                 actions = actions.to(torch.int64)
-        return actions.resolve_neg().contiguous()
+        return actions.resolve_neg() if actions.is_neg() else actions
 
     def _cast_array(self, actions: Any, shape: tuple[int, ...], name: str) -> Array:
         try:
@@ -183,7 +183,7 @@ class ActionValidator:
             self._check_shape(array.shape, shape, name)
             return self._cast_values(array, name)
         self._check_shape(array.shape, shape, name)
-        return np.ascontiguousarray(array) if array.ndim else array
+        return array if array.flags.c_contiguous else array.copy()  # torch takes no negative strides
 
     def _cast_values(self, array: Array, name: str) -> Array:
         if self._continuous:
@@ -195,7 +195,9 @@ class ActionValidator:
             kept = array < 2**63 if array.dtype.kind == "u" else np.True_
         if not np.all(kept):
             value = array[~kept].flat[0]
-            raise InvalidActionError(f"step: {name}: {value!r} is no choice of a discrete action; expected an integer")
+            raise InvalidActionError(
+                f"step: {name}: {value} is no choice of a discrete action; expected an integer from 0"
+            )
         return array.astype(np.int64)
 
     @cached_property

@@ -85,8 +85,8 @@ class StepBuffers(NamedTuple):
 
     ``obs`` is (num_envs, num_agents, *obs_shape), the others (num_envs, num_agents); one axis of num_envs * num_agents
     with ``agents_as_envs``. ``final_mask`` marks the rows of ``final_obs`` that this step wrote; ``final_obs`` is None
-    unless the environment resets in the same step. ``fault`` marks the rows of environments that had a fault in this
-    step, see ``VecEnv.faults``. ``action_mask`` (…, num_logits) is None unless the game declares it.
+    unless the environment resets in the same step. ``fault`` marks the rows of environments without a step, because
+    of an invalid action or after their end. ``action_mask`` (…, num_logits) is None unless the game declares it.
     """
 
     layout: StepBuffersLayout

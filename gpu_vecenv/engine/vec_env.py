@@ -47,10 +47,10 @@ Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  #
 class Fault(IntFlag):
     """Bits of an environment's fault word (actions.cuh), kept until the next call of ``reset`` for it.
 
-    After an action that is invalid or NaN the game's state is unchanged and its episode ends: truncated, reward NaN.
-    A step after the end of an episode (``autoreset_mode="disabled"``) changes nothing: reward 0, flags False. With
-    ``end_on_nonfinite``, a state, reward or observation that is not finite ends the episode: terminated, reward and
-    observations 0. Such episodes are not in the episode statistics.
+    After an action that is invalid or NaN the game's state is unchanged and its episode ends: truncated, reward NaN,
+    not counted in the episode statistics. A step after the end of an episode (``autoreset_mode="disabled"``) changes
+    nothing: reward 0, flags False. ``info["fault"]`` marks both. With ``end_on_nonfinite``, a state, reward or
+    observation that is not finite ends the episode: terminated, reward and observations 0.
     """
 
     INVALID_ACTION = 1

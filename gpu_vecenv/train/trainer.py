@@ -315,17 +315,16 @@ class Trainer:
         self.world.all_reduce_sum(values)
         metrics = dict(zip([*names, *sums], values.tolist(), strict=True))
         self.env.clear_episode_statistics()
+        faults = metrics.pop("faults")
         losses = {name: metrics[name] for name in names if name.startswith(LOSS_METRICS)}
+        reasons, advice = [], "try a smaller learning_rate or max_grad_norm"
         if not all(abs(value) < float("inf") for value in losses.values()):
-            raise NonFiniteError(
-                f"iteration {self.iteration + 1}: losses {losses} are not finite; "
-                "try a smaller learning_rate or max_grad_norm"
-            )
-        if faults := metrics.pop("faults"):
-            raise NonFiniteError(
-                f"iteration {self.iteration + 1}: {faults:.0f} environments received invalid actions and were not "
-                "stepped; a network returned NaN, or an action mask forbids every choice"
-            )
+            reasons.append(f"losses {losses} are not finite")
+        if faults:
+            reasons.append(f"{faults:.0f} environments received invalid actions and were truncated")
+            advice = f"a network returned NaN ({advice}), or an action mask forbids every choice"
+        if reasons:
+            raise NonFiniteError(f"iteration {self.iteration + 1}: {' and '.join(reasons)}; {advice}")
         if not self.env.build.end_on_nonfinite:
             del metrics["nonfinite_envs"]
         episodes = max(metrics["episodes"], 1)

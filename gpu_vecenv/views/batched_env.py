@@ -184,7 +184,8 @@ class BatchedParallelEnv:
             actions: For every agent (num_envs, *shape of its space), or for every role (num_envs, agents, *shape), of
                 any numeric dtype, see ``ActionValidator.cast``, preferably tensors on the device; a Discrete action may
                 have a last axis of length 1, as in DirectMARLEnv. One copy concatenates them. Or, without a copy, the
-                action tensor of ``VecEnv``: (num_envs, num_agents[, heads]), with ``agents_as_envs`` (num_envs * num_agents[, heads]).
+                action tensor of ``VecEnv``: (num_envs, num_agents[, heads]), with ``agents_as_envs``
+                (num_envs * num_agents[, heads]).
             out: Buffers to write to (``vec_env.step_buffers()``); None allocates.
 
         Returns:
@@ -197,12 +198,12 @@ class BatchedParallelEnv:
             AgentKeyError: A key is missing or unknown; nothing has changed.
             TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``VecEnv.step``.
         """
-        if isinstance(actions, Mapping):
+        if hasattr(actions, "__dlpack__"):
+            actions = self._on_device(actions)
+        else:
             self.vec_env.check_ready("step")
             actions = self._joined(actions)
             actions = actions.flatten(0, 1) if self.vec_env.agents_as_envs else actions
-        else:
-            actions = self._on_device(actions)
         self._obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
         if self._viewer is not None:
             self._viewer.draw()

@@ -415,7 +415,7 @@ def test_an_invalid_action_truncates_its_env_alone(game, device, mode, kind, val
         (-np.inf, 0.0),
         (0.5000001, 0.5),
         (0.6, 0.5),
-        (-1e-45, 0.0),
+        (-0.25, 0.0),
         (0.5, 0.5),
         (-0.0, -0.0),
     ],

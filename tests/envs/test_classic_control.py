@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import ks_2samp
+from support.actions import beyond_bounds
 
 import gpu_vecenv
 from gpu_vecenv import VecEnv
@@ -174,7 +175,7 @@ def pendulum_terms(game, ours: Steps, oracle) -> list[np.ndarray]:
     angle, v = np.abs(ours.before.T.astype(np.float64))
     angle = angle + 2 * np.pi * (angle > np.pi)  # the turns taken off
     weight, lever = 3 * game.gravity / (2 * game.length), 3 / (game.mass * game.length**2)
-    next_v = v + game.dt * (weight * (1 + angle) + lever * np.abs(ours.actions[:, 0]))
+    next_v = v + game.dt * (weight * (1 + angle) + lever * np.abs(ours.actions[:, 0]).clip(max=game.max_torque))
     return [angle + game.dt * next_v, next_v]
 
 
@@ -244,7 +245,8 @@ def obs_and_reward_terms(game: Env, ours: Steps, terms: np.ndarray) -> tuple[np.
         return np.stack([*angles, *terms.T[2:]], 1), 0 * one
     if game.name() == "pendulum":
         angle, v = np.abs(ours.before.T.astype(np.float64))
-        costs = np.pi * angle + 0.1 * v**2 + 0.001 * ours.actions[:, 0].astype(np.float64) ** 2
+        torque = ours.actions[:, 0].astype(np.float64).clip(-game.max_torque, game.max_torque)
+        costs = np.pi * angle + 0.1 * v**2 + 0.001 * torque**2
         return np.stack([1 + terms[:, 0], 1 + terms[:, 0], terms[:, 1]], 1), costs
     if game.name() == "continuous_mountain_car":
         costs = game.action_cost * ours.actions[:, 0].astype(np.float64) ** 2
@@ -332,7 +334,7 @@ def test_a_thousand_episodes_step_like_gymnasiums(name, device):
     random = torch.arange(1000, device=device) % 8 == 0
     parts = []
     while first.any():
-        drawn = env.sample_actions()
+        drawn = beyond_bounds(env.sample_actions())
         actions = torch.where(random.view(-1, *[1] * (drawn.ndim - 1)), drawn, POLICIES[name](obs))
         step = stepped(env, actions)
         parts.append([column[first].cpu().numpy() for column in step])
@@ -375,7 +377,7 @@ def test_a_step_from_any_state_agrees_with_gymnasium(name, config, keywords, att
     env.reset(seed=5)
     write_state(env, anywhere(env.game, random, 4000))
     env.elapsed_steps.copy_(torch.from_numpy(random.integers(env.game.max_steps - 3, env.game.max_steps, 4000)))
-    ours = Steps(*(column.cpu().numpy() for column in stepped(env, env.sample_actions())))
+    ours = Steps(*(column.cpu().numpy() for column in stepped(env, beyond_bounds(env.sample_actions()))))
     theirs = assert_same(env.game, oracle_of(name, keywords, attributes), ours)
     assert {True, False} == set(theirs.truncations.tolist())
     if name in TERMINATING:

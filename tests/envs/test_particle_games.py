@@ -12,6 +12,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from support.actions import beyond_bounds
 
 import gpu_vecenv
 from gpu_vecenv import StepBuffers, VecEnv
@@ -142,7 +143,8 @@ def play(name, config, stage, episodes, device):
     for time in range(env.game.max_steps):
         if time % 5 == 0:
             arrange(env, time)
-        step = {"active": env.active.any(1), "elapsed_steps": env.elapsed_steps, "actions": env.sample_actions()}
+        step = {"active": env.active.any(1), "elapsed_steps": env.elapsed_steps}
+        step |= {"actions": beyond_bounds(env.sample_actions())}
         step |= {f"{field} before": tensor for field, tensor in env.state.items() if tensor.ndim}
         step = {what: tensor.clone() for what, tensor in step.items()}
         step["obs"], step["rewards"], step["terminations"], step["truncations"], info = env.step(

@@ -74,7 +74,7 @@ def test_make_vec_gives_a_vector_env_of_device_tensors(name, device):
         obs, rewards, terminations, truncations, info = env.step(env.sample_actions())
         for tensor, dtype in ((rewards, torch.float32), (terminations, torch.bool), (truncations, torch.bool)):
             assert (tensor.shape, tensor.dtype, tensor.device.type) == ((env.num_envs,), dtype, device)
-        assert {key.removeprefix("_") for key in info} == {"active", "final_obs", "final_info"}
+        assert {key.removeprefix("_") for key in info} == {"active", "fault", "final_obs", "final_info"}
     assert env.vec_env.faults().sum() == 0
 
 
@@ -170,7 +170,7 @@ def test_the_single_env_refuses_what_its_space_does_not_hold():
     for action in (2, -1, 2**40):
         with pytest.raises(InvalidActionError):
             env.step(action)
-    for action in (True, 0.0, "left", None, [0, 1], np.zeros(2, np.int64), np.bool_(True)):
+    for action in (True, 0.5, "left", None, [0, 1], np.zeros(2, np.int64), np.bool_(True)):
         with pytest.raises((TypeError, ValueError)):
             env.step(action)
     assert all(torch.equal(before[key], value) for key, value in env.vec_env.state_dict().items())
@@ -415,12 +415,11 @@ def test_a_bad_numpy_action_is_refused_and_changes_nothing(device):
     with pytest.raises(InvalidActionError, match=r"environment 1, agent tagger_2.*5; expected 0 to size - 1"):
         env.step(bad)
     for actions in (
-        good.astype(float),
+        good + 0.5,
         good.astype(bool),
         good[:14],
         good.reshape(3, 5),
         good.astype(object),
-        [0] * 15,
     ):
         with pytest.raises((TypeError, ValueError)):
             env.step(actions)
@@ -489,7 +488,7 @@ def test_an_id_belongs_to_one_game():
 def test_an_action_beyond_64_bits_is_refused(action):
     env = GymnasiumEnv("cartpole")
     env.reset(seed=1)
-    with pytest.raises(InvalidActionError, match="does not fit in 64 bits"):
+    with pytest.raises(InvalidActionError, match=r"does not fit in 64 bits|9223372036854775808 is no choice"):
         env.step(action)
 
 

@@ -3,6 +3,7 @@
 import copy
 import time
 import warnings
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -1481,3 +1482,30 @@ def test_a_graph_cannot_hold_what_is_remembered(wrapper):
     with pytest.raises(RuntimeError, match="cannot be captured"), torch.cuda.graph(torch.cuda.CUDAGraph()):
         env.step(actions)
     env.step(actions)
+
+
+def test_a_step_with_a_fault_is_in_no_statistics():
+    """The reward of an invalid action is NaN: it must neither be counted nor spoil what is."""
+    make = partial(GymnasiumVectorEnv, "pendulum", 4, "cpu", max_steps=6)
+    env, twin = (ours.NormalizeReward(ours.RecordEpisodeStatistics(make())) for _ in range(2))
+    assert isinstance(env.env, ours.RecordEpisodeStatistics)
+    env.reset(seed=1)
+    twin.reset(seed=1)
+    for step in range(5):
+        actions = torch.zeros(4, 1)
+        twin.step(actions)
+        actions[2] = torch.nan if step == 3 else 0
+        _, rewards, _, truncations, info = env.step(actions)
+        assert (
+            rewards.isnan().tolist()
+            == info["fault"].tolist()
+            == truncations.tolist()
+            == [False, False, step == 3, False]
+        )
+        assert not info["_episode"].any()
+    assert env.env.episode_count == 0 and env.env.episode_returns.isfinite().all()
+    assert env.env.episode_lengths.tolist() == [5, 5, 1, 5]
+    assert env.return_rms.std(1e-8).isfinite() and env.accumulated_reward.isfinite().all()
+    assert torch.equal(env.accumulated_reward[[0, 1, 3]], twin.accumulated_reward[[0, 1, 3]])
+    env.step(torch.zeros(4, 1))
+    assert env.env.episode_count == 3
