@@ -5,8 +5,8 @@ buffers; one copy concatenates actions, another the action masks of MultiDiscret
 synchronise with the device; TorchRL does once per step, to check for done environments.
 
 A discrete action that does not exist, or NaN, truncates its environment with reward NaN, see
-``env.env.vec_env.faults()``; Box actions are clipped. If the game masks actions, random actions follow the action spec, whose mask is updated; with transforms add TorchRL's ActionMask for each
-group.
+``env.env.vec_env.faults()``; Box actions are clipped. If the game masks actions, random actions follow the action spec,
+whose mask is updated; with transforms add TorchRL's ActionMask for each group.
 """
 
 from __future__ import annotations
