@@ -279,8 +279,8 @@ KERNEL(vecenv_layout) {
 
 ENV_KERNEL(vecenv_step) {
     const stepping::ActionSource source = stepping::action_source_of(args);
-    const StepOutputs out = {args.obs,    args.rewards,    args.terminations, args.truncations,
-                             args.active, args.final_mask, args.fault,       args.action_mask, args.final_obs};
+    const StepOutputs out = {args.obs,        args.rewards, args.terminations, args.truncations, args.active,
+                             args.final_mask, args.fault,   args.action_mask,  args.final_obs};
     host_simd::EnvRange range = {engine_state_of(args, 0), state_of(args, 0), source, out};
     FOR_REMAINING_ENVS (env, args.num_envs, range) {
         stepping::step_env(env, engine_state_of(args, env), state_of(args, env), initial_states_of(args), source, out,
