@@ -7,8 +7,15 @@ BIN = $(VENV)/bin
 INSTALL = $(BIN)/python gpu_vecenv/cli/install.py
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' gpu_vecenv/_version.py)
 CORES = $(shell $(PYTHON) -c 'import os; print(os.cpu_count() or 1)')
-CLIENTS_APART = benchmarl rllib
-CLIENTS = $(filter-out $(CLIENTS_APART),$(patsubst tests/adapters/test_%.py,%,$(wildcard tests/adapters/test_*.py)))
+# RL libraries that need a Python environment of their own, an extra each; all others of tests/clients share one.
+ALONE = benchmarl rllib agilerl sample-factory xuance
+CLIENTS_APART = $(ALONE) clients
+tests_of = $(if $(filter $1,$(ALONE)),$(wildcard tests/*/test_$(subst -,_,$1).py),$(SHARED))
+SHARED = tests/adapters/test_pufferlib.py $(filter-out $(foreach client,$(ALONE),$(call tests_of,$(client))),$(wildcard tests/clients/test_*.py))
+# Installed without their dependencies, which exclude the torch or the Gymnasium of this project; the extra has the others.
+FORCED_clients = 'pufferlib-core>=3.0.23'
+FORCED_sample-factory = 'sample-factory>=2.1.1'
+CLIENTS = $(filter-out $(ALONE) pufferlib,$(patsubst tests/adapters/test_%.py,%,$(wildcard tests/adapters/test_*.py)))
 
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL = -n auto --dist worksteal
@@ -19,7 +26,7 @@ EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
 
 .DEFAULT_GOAL = help
 .PHONY: help train quick check lint types test-changed test test-slow test-all test-exhaustive test-clients nightly gpu \
-	mutants reliability ledger release-check bench docs dist clean
+	mutants reliability ledger release-check bench docs dist clean $(CLIENTS_APART:%=test-client-%)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -59,8 +66,10 @@ test-all: test test-slow ## all tests that this environment and computer can run
 test-exhaustive: $(VENV)/dev.stamp ## every case of what the other tests try in part: architectures, sanitizers, notebooks
 	$(PYTEST) $(PARALLEL) -m "exhaustive and not gpu" $(ARGS)
 
-test-clients: $(CLIENTS_APART:%=$(VENV)-%/stamp) ## the tests of RL libraries that need an environment of their own
-	for client in $(CLIENTS_APART); do OMP_NUM_THREADS=1 $(VENV)-$$client/bin/python -m pytest $(ARGS) tests/adapters/test_$$client.py || [ $$? = 5 ] || exit 1; done
+test-clients: $(CLIENTS_APART:%=test-client-%) ## the tests of RL libraries that need environments of their own
+
+$(CLIENTS_APART:%=test-client-%): test-client-%: $(VENV)-%/stamp
+	for file in $(call tests_of,$*); do OMP_NUM_THREADS=1 $(VENV)-$*/bin/python -m pytest $(ARGS) $$file || [ $$? = 5 ] || exit 1; done
 
 nightly: mutants test-exhaustive test-clients reliability ledger ## all of what takes hours: see these targets
 
@@ -117,9 +126,13 @@ $(VENV)/dist.stamp: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet 'build>=1.2' 'check-wheel-contents>=0.6' 'twine>=6.1'
 	@touch $@
 
+$(VENV)-%/stamp: EXTRAS_APART = render,test
+# XuanCe demands an older moviepy.
+$(VENV)-xuance/stamp: EXTRAS_APART = test
 $(VENV)-%/stamp: pyproject.toml
 	$(MAKE) VENV=$(VENV)-$* $(VENV)-$*/bin/python
-	$(VENV)-$*/bin/python gpu_vecenv/cli/install.py --extras render,test,$*
+	$(VENV)-$*/bin/python gpu_vecenv/cli/install.py --extras $(EXTRAS_APART),$*
+	$(if $(FORCED_$*),$(VENV)-$*/bin/python -m pip install --quiet --no-deps $(FORCED_$*))
 	@touch $@
 
 $(BIN)/python:

@@ -21,9 +21,9 @@ from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 SUPPORTED_BY = {
     "roles with actions of their own": ("torchrl", "benchmarl", "skrl", "rllib"),
     "action masks": ("sb3", "torchrl", "benchmarl", "rl_games", "tianshou"),
-    "Box": ("sb3", "torchrl", "benchmarl", "skrl", "rsl_rl", "rl_games", "tianshou", "rllib", "cleanrl"),
-    "Discrete": ("sb3", "torchrl", "benchmarl", "skrl", "rl_games", "tianshou", "rllib"),
-    "MultiDiscrete": ("sb3", "torchrl", "skrl", "rl_games", "tianshou", "rllib"),
+    "Box": ("sb3", "torchrl", "benchmarl", "skrl", "rsl_rl", "rl_games", "tianshou", "rllib", "cleanrl", "pufferlib"),
+    "Discrete": ("sb3", "torchrl", "benchmarl", "skrl", "rl_games", "tianshou", "rllib", "pufferlib"),
+    "MultiDiscrete": ("sb3", "torchrl", "skrl", "rl_games", "tianshou", "rllib", "pufferlib"),
 }
 
 

@@ -28,8 +28,8 @@ myst_heading_anchors = 4
 
 # The libraries of the adapters need not be installed.
 autodoc_mock_imports = [
-    "benchmarl", "lightning", "ray", "rl_games", "rsl_rl", "skrl", "stable_baselines3", "supersuit", "tensordict",
-    "tianshou", "torchrl",
+    "benchmarl", "lightning", "pufferlib", "ray", "rl_games", "rsl_rl", "skrl", "stable_baselines3", "supersuit",
+    "tensordict", "tianshou", "torchrl",
 ]  # fmt: skip
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True

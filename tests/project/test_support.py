@@ -72,6 +72,7 @@ SELECTIONS = {
     "examples/README.md": [["tests/project"]],
     "adapters/sb3.py": [["tests/adapters/test_sb3.py"]],
     "tests/adapters/test_sb3.py": [["tests/adapters/test_sb3.py"]],
+    "tests/clients/test_sbx.py": [["tests/project"]],
     # What concerns every package.
     "gpu_vecenv/errors.py": [CORE],
     "pyproject.toml": [CORE],

@@ -43,6 +43,8 @@ def tests_of(path: str, root: Path) -> str | None:
         found = f"tests/adapters/test_{Path(path).stem}.py"
     elif top == "tests" and rest[0] == "adapters":
         found = path
+    elif top == "tests" and rest[0] == "clients":  # they run in environments of their own: make test-clients
+        found = "tests/project"
     elif top in ("gpu_vecenv", "tests") and len(rest) > 1:
         found = f"tests/{rest[0]}"
     elif top == "cuda":

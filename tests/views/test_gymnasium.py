@@ -20,6 +20,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers import vector as gymnasium_wrappers
 from support.bitwise import equal_bits
+from support.processes import run_child
 from support.synchronisation import no_synchronisation
 
 import gpu_vecenv
@@ -110,6 +111,25 @@ def test_ids_are_refused_with_near_names():
         gymnasium.make_vec("gpu_vecenv/TagGridword-v0", num_envs=2)
     with pytest.raises(gymnasium.error.VersionNotFound):
         gymnasium.make_vec("gpu_vecenv/TagGridworld-v9", num_envs=2)
+
+
+WITHOUT_IMPORT = """
+import gymnasium, sys
+assert "gpu_vecenv" not in sys.modules
+for num_envs in (1, 5):
+    envs = gymnasium.make_vec("gpu_vecenv:gpu_vecenv/CartPole-v1", num_envs=num_envs, device="cpu")
+    assert type(envs).__name__ == "GymnasiumVectorEnv" and envs.num_envs == num_envs, envs
+    assert envs.reset(seed=1)[0].shape == (num_envs, 4) and envs.spec.id == "gpu_vecenv/CartPole-v1", envs.spec
+spread = gymnasium.make_vec("gpu_vecenv:gpu_vecenv/SimpleSpread-v3", num_envs=5, device="cpu")
+assert (spread.num_envs, spread.vec_env.num_envs) == (15, 5), spread
+env = gymnasium.make("gpu_vecenv:gpu_vecenv/CartPole-v1")
+assert type(env.unwrapped).__name__ == "GymnasiumEnv" and env.reset(seed=1)[0].shape == (4,), env
+"""
+
+
+def test_the_package_as_prefix_of_an_id_imports_it(tmp_path):
+    done = run_child("-c", WITHOUT_IMPORT, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_gymnasium_vectorises_the_single_env_too():
