@@ -76,11 +76,12 @@ class GamePufferEnv(PufferEnv):
         """One step.
 
         Args:
-            actions: (rows[, heads]), int32 or int64, float32 for a Box, in NumPy; or such tensors on the device.
+            actions: (rows[, heads]), as ``GymnasiumVectorEnv.step`` takes them.
 
         Returns:
             ``observations``, ``rewards``, ``terminals`` and ``truncations``, which the next step overwrites, and infos:
-            [{"episode_return": list, "episode_length": list}] of the agents whose episode ended, or [].
+            [{"episode_return": list, "episode_length": list}] of the agents whose episode ended, or []. Episodes that a
+            fault ended, whose last reward is NaN, are left out.
 
         Raises:
             TypeError, ValueError: Actions have a wrong dtype or shape; nothing has changed.
@@ -101,7 +102,7 @@ class GamePufferEnv(PufferEnv):
         self._lengths += 1
         infos = []
         if self.terminals.any():
-            ended = self.terminals & self._acted
+            ended = self.terminals & self._acted & ~np.isnan(self._returns)
             if ended.any():
                 lists = {"episode_return": self._returns[ended], "episode_length": self._lengths[ended]}
                 infos = [{name: values.tolist() for name, values in lists.items()}]

@@ -182,6 +182,17 @@ def test_a_refused_call_changes_nothing():
         np.testing.assert_array_equal(mine, wanted)
 
 
+def test_episodes_that_a_fault_ended_are_not_logged():
+    env = adapter.make("cartpole", 3, "cpu", max_steps=2)
+    env.reset(seed=1)
+    env.step(np.ones(3, np.int64))
+    _, rewards, terminals, truncations, infos = env.step(np.array([1, 9, 1]))
+    assert np.isnan(rewards).tolist() == [False, True, False] and terminals.all() and truncations.all()
+    assert infos == [{"episode_return": [2.0, 2.0], "episode_length": [2, 2]}]
+    env.step(np.ones(3, np.int64))
+    assert env.step(np.ones(3, np.int64))[-1] == [{"episode_return": [2.0] * 3, "episode_length": [2] * 3}]
+
+
 def test_only_the_right_views_are_wrapped():
     for wrong in ({"output": "numpy"}, {"autoreset_mode": "next_step"}):
         with pytest.raises(ValueError, match='expected output="torch" and "same_step"'):
