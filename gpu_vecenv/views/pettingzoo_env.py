@@ -17,8 +17,10 @@ import pettingzoo
 import torch
 from gymnasium.spaces import Box, Space
 from gymnasium.utils import seeding
+from pettingzoo.utils.env_logger import EnvLogger
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, ClipOutOfBoundsWrapper, OrderEnforcingWrapper
 
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import construct, validate_seed
 from gpu_vecenv.engine.make import make
@@ -103,6 +105,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         layout = self.vec_env.buffers_layout
         self._check = ActionValidator(self.game.layout, layout.batch, self.device)
         self.output, self._numpy = output, output == "numpy"
+        self._warns_of_clipping = self._numpy and _clips(self.game)
         self._host: HostCopy | HostCopyWithoutObs = HostCopy(layout) if self._numpy else HostCopyWithoutObs(layout)
         self._live: dict[str, int] | None = None  # live agent -> its index; None before reset
         self._seed: int | None = None
@@ -199,7 +202,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         Args:
             actions: One for each live agent, of its action space: a number, a list, an array or a tensor, on the host
                 or on the device, of any numeric dtype; see ``ActionValidator.cast``. Continuous actions outside their
-                bounds are clipped as in the game's reference.
+                bounds are clipped as in the game's reference; with ``output="numpy"`` PettingZoo's logger warns of it.
 
         Returns:
             Observations, rewards, terminations, truncations and infos of the agents that were live before the step.
@@ -218,6 +221,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             return {}, {}, {}, {}, {}
         array = self._joined({agent: self._checked(agent, actions[agent]) for agent in live})
         self._check.values(torch.from_numpy(array), torch.from_numpy(self._active), self._mask)
+        if self._warns_of_clipping:
+            self._warn_of_clipping(actions, array[0], live)
         buffers = self._host.step_buffers()
         self.vec_env.step(self._check.tensor(array), buffers)
         observations, infos, arrays = self._outputs(buffers, live)
@@ -299,6 +304,16 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         on_device = isinstance(action, torch.Tensor) and action.device.type != "cpu"
         cast = self._check.cast if on_device else self._check.array
         return cast(action, self.action_spaces[agent].shape, f"{agent}'s action")
+
+    def _warn_of_clipping(
+        self, actions: Mapping[str, Any], array: np.ndarray[Any, Any], live: Mapping[str, int]
+    ) -> None:
+        """The warning of PettingZoo's ClipOutOfBoundsWrapper for each live agent whose action will be clipped."""
+        action = self.game.layout.action
+        outside = np.any((array < action.low) | (array > action.high), axis=1).tolist()
+        for agent, i in live.items():
+            if outside[i]:
+                EnvLogger.warn_action_out_of_bound(actions[agent], self.action_spaces[agent], "clipping to space")
 
     def _joined(self, actions: Mapping[str, torch.Tensor | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """The action array of all agents; actions on the device are copied to the host at once."""
@@ -421,13 +436,18 @@ class AECEnv(pettingzoo.AECEnv[str, Any, Any]):
 _SET_BY_RESET = frozenset("agents agent_selection rewards terminations truncations infos _observations".split())
 
 
+def _clips(game: Env) -> bool:
+    """Whether the engine clips actions of the game to their bounds."""
+    return game.layout.action.continuous and game.layout.clips_actions
+
+
 def aec_env(
     game: Game, device: str | torch.device | None = "cpu", **arguments: Any
 ) -> pettingzoo.AECEnv[str, Any, Any]:
     """``AECEnv`` in PettingZoo's wrappers, as mpe2 has them, which check the order of calls and every action.
 
-    A Discrete action outside its space raises AssertionError; a Box action is clipped to its space, with a warning of
-    PettingZoo's logger, and NaN raises AssertionError.
+    A discrete action outside its space raises AssertionError; a Box action is clipped to its space, with a warning of
+    PettingZoo's logger, and NaN raises AssertionError. Games with ``clip_actions = False`` take Box actions as given.
 
     Args:
         game: A registered name, an Env class or an Env.
@@ -435,8 +455,9 @@ def aec_env(
         **arguments: For ``ParallelEnv``, without ``output``.
     """
     env = _raw_env(game, device, **arguments)
-    clips = env.game.layout.action.continuous
-    return OrderEnforcingWrapper(ClipOutOfBoundsWrapper(env) if clips else AssertOutOfBoundsWrapper(env))
+    if not env.game.layout.action.continuous:
+        return OrderEnforcingWrapper(AssertOutOfBoundsWrapper(env))
+    return OrderEnforcingWrapper(ClipOutOfBoundsWrapper(env) if _clips(env.game) else env)
 
 
 def _raw_env(game: Game, device: str | torch.device | None = "cpu", **arguments: Any) -> AECEnv:

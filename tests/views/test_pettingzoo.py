@@ -830,6 +830,50 @@ def test_an_aec_env_clips_box_actions_with_pettingzoos_warning(logged):
         env.step(given * np.nan)
 
 
+GIVEN = {"agent_0": np.float32([0, 2, -1, 0.5, 7]), "agent_1": np.float32([0, 1, 0.5, 0.5, 1])}
+
+
+def test_array_views_clip_box_actions_with_the_warning_of_mpe2(logged):
+    mpe2 = pytest.importorskip("mpe2.simple_spread_v3")
+    config = {"continuous_actions": True, "N": 2}
+    module = pettingzoo_env.simple_spread_v3
+    messages = []
+    for env in (mpe2.parallel_env(**config), module.parallel_env(**config)):
+        env.reset(seed=1)
+        for action in (np.inf, -0.25, 0.25, 1.0):
+            env.step({**GIVEN, "agent_1": np.full(5, action, np.float32)})
+        messages.append(logged[:])
+        logged.clear()
+    assert messages[0] == messages[1] and len(messages[0]) == 4 + 2
+    assert messages[0][0].endswith("Environment is clipping to space") and str(GIVEN["agent_0"]) in messages[0][0]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_clipped_actions_are_those_at_the_bounds(output, logged, device):
+    config = {"continuous_actions": True, "N": 2, "output": output}
+    env, twin = (parallel_env("simple_spread", device, **config) for _ in range(2))
+    env.reset(seed=1)
+    twin.reset(seed=1)
+    results = env.step(GIVEN)
+    assert len(logged) == (output == "numpy"), "tensors are clipped without a warning"
+    assert equal(results, twin.step({agent: np.clip(action, 0, 1) for agent, action in GIVEN.items()}))
+    before = digest(env)
+    logged.clear()
+    with pytest.raises(InvalidActionError, match="agent_1, number 0: nan"):
+        env.step({**GIVEN, "agent_1": np.full(5, np.nan, np.float32)})
+    assert digest(env) == before and not logged
+
+
+def test_a_game_that_reads_box_actions_as_given_has_no_wrapper_that_changes_or_refuses_them(logged):
+    env = aec_env("continuous_mountain_car")
+    assert not env.game.clip_actions
+    env.reset(seed=1)
+    env.step(np.float32([-9]))
+    parallel = parallel_env("continuous_mountain_car", "cpu", output="numpy")
+    parallel.reset(seed=1)
+    assert parallel.step({"agent_0": np.float32([-9])})[1] == env.rewards and not logged
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
 def test_a_copy_of_an_aec_env_is_made_with_the_same_arguments(copied):
     env = aec_env("simple_spread", N=2).unwrapped
