@@ -101,7 +101,7 @@ def parameters(kind: type[Env]) -> str:
         ["parameter", "default", "values", "meaning"],
         [
             [f"`{f.name}`", default(f.default), values(f, hints[f.name]), meaning(beside[f.name])]
-            for f in dataclasses.fields(kind)
+            for f in kind.own_fields()
         ],
     )
 
@@ -300,7 +300,7 @@ What holds in all games stands in [the games](../games.md){also}.
 ## Parameters
 
 Keywords of `gpu_vecenv.make`, of Gymnasium's `make_vec` and of `parallel_env`; options of the command line, as
-`--{dataclasses.fields(kind)[0].name.replace("_", "-")}`.
+`--{kind.own_fields()[0].name.replace("_", "-")}`.
 
 {parameters(kind)}
 ## State

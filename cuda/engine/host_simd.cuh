@@ -195,6 +195,7 @@ class EnvRange {
             io.actions = action;
             io.obs = row;
             needs_scalar = 0;
+            randomized::use(state_of(own, s));
             step(state_of(own, s), io);
             observe(state_of(own, s), io);
             each_field(batch.state, own, s, [&](auto& simd, auto& own, auto*) { scatter(own, simd, k); });

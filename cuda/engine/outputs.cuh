@@ -2,6 +2,7 @@
 // Output rows of one environment, and the check for non-finite values.
 #pragma once
 #include "actions.cuh"
+#include "randomized.cuh"
 
 // Rows per environment in the tensors that a step writes: one per agent, and the guard rows of debug builds.
 constexpr i64 OUTPUT_ROWS = NUM_AGENTS + GUARD_ROWS;
@@ -94,6 +95,7 @@ HD bool ended_on_nonfinite(EngineState m, State s, Io io, Observation* obs_rows)
     }
     io.rng = rng_at(m, RESET_STREAM, m.episode[0] + 1, 0);
     io.elapsed_steps = 0;
+    randomized::begin(s, rng_at(m, RANDOMIZED_STREAM, m.episode[0] + 1, 0));
     reset(s, io);
     group_sync();
     return true;

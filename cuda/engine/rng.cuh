@@ -21,7 +21,7 @@ HD Philox4 philox(Philox4 counter, u32 key0, u32 key1) {
 }
 
 // Streams never share a draw. The top bits of the first counter word hold them.
-enum Stream : u32 { RESET_STREAM, STEP_STREAM, SAMPLER_STREAM, RANDOM_ACTION_STREAM };
+enum Stream : u32 { RESET_STREAM, STEP_STREAM, SAMPLER_STREAM, RANDOM_ACTION_STREAM, RANDOMIZED_STREAM };
 
 // The key of one environment, which all its draws use: other indices and other seeds have other streams.
 HD void env_key(u64 seed, u64 env_index, u32 key[2]) {

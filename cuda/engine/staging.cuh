@@ -4,7 +4,7 @@
 // registers for a single agent and in shared memory otherwise. The step works in device memory where the copy does not
 // fit, in games for CUDA only (their code may need addresses in device memory) and in debug builds with guard bands.
 #pragma once
-#include "game_api.cuh"
+#include "randomized.cuh"
 
 namespace staging {
 
@@ -16,7 +16,8 @@ constexpr bool IN_REGISTERS = FITS && NUM_AGENTS == 1 && THREADS_PER_ENV == 1 &&
 
 #if defined(__CUDACC__)
 
-constexpr u64 SHARED_BUDGET = SHARED_LIMIT - 1024;  // the rest is for __shared__ variables, as of group_reduce_min()
+// The rest is for __shared__ variables: of group_reduce_min(), and randomised parameters.
+constexpr u64 SHARED_BUDGET = SHARED_LIMIT - 1024 - sizeof(float) * ENVS_PER_BLOCK * randomized::NUM_PARAMETERS;
 // Stride between the copies of two groups, such that the groups of a warp access different banks at the same time.
 HD constexpr u64 stride_of(u64 bytes) {
     constexpr u64 ROW = 128, OWN = THREADS_PER_ENV < 4 ? 16 : 4 * THREADS_PER_ENV;

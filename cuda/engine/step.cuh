@@ -23,18 +23,21 @@ HD void begin_episode(EngineState m, State s, Io io, InitialStates initial_state
     }
     io.elapsed_steps = 0;
     io.rng = rng_at(m, RESET_STREAM, episode, 0);
+    randomized::begin(s, rng_at(m, RANDOMIZED_STREAM, episode, 0));
     group_sync();
     reset(s, io);
     group_sync();
     if (initial_states.num_initial_states > 0) {
         copy_initial_state(s, initial_states, io.rng.below(0xffffffffu, 0, (u32)initial_states.num_initial_states));
         group_sync();
+        randomized::use(s);
     }
 }
 
 // Outside a step.
 HD void observe_env(EngineState m, State s, Io io, i32 agents_as_envs, Observation* obs) {
     io.elapsed_steps = m.elapsed_steps[0];
+    randomized::use(s);
     observe_rows(m, s, io, obs);
     zero_inactive_rows(m, agents_as_envs, m.active, obs);
 }
@@ -245,6 +248,7 @@ HD void step_env(i64 env, EngineState engine, State state, InitialStates initial
     staging::EpisodeStatistics statistics;
 
     load(c, staged, source);
+    randomized::use(c.state);
     source.draw(c.engine, env, (Action*)c.io.actions);
     prepare_io(c, out);
     int fault = find_fault(c);

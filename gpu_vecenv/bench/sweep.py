@@ -46,7 +46,7 @@ def with_agents(game: Env, num_agents: int) -> Env:
         sum(game.layout.roles[role] for role in fields),
         sorted(fields, key=lambda role: game.layout.roles[role]),
     )
-    sizes: dict[str, int] = {}
+    sizes: dict[str, Any] = {}
     for number, role in enumerate(growing, 1):  # the largest is last and absorbs the rounding
         count = max(1, round(left * game.layout.roles[role] / total))
         sizes[fields[role]] = count if number < len(growing) else left - sum(sizes.values())
@@ -61,7 +61,8 @@ def _sizes(game: Env) -> dict[str, str]:
         if type(value) is not int:
             continue
         try:
-            more = dataclasses.replace(game, **{field.name: value + 1}).roles
+            grown_by_one: dict[str, Any] = {field.name: value + 1}
+            more = dataclasses.replace(game, **grown_by_one).roles
         except ConfigError:  # out of its range: not a number of agents
             continue
         grown = {

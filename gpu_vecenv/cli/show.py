@@ -10,6 +10,8 @@ import tyro
 
 from gpu_vecenv.cli.options import Command, GameName, GameT, NoGame, named_game, with_parameter
 from gpu_vecenv.compile.codegen import generate_header
+from gpu_vecenv.compile.randomized_source import parameter_functions
+from gpu_vecenv.declare.layout import GameLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,4 +28,5 @@ class Show(Command, Generic[GameT]):
 
     def __call__(self) -> None:
         """Print the header."""
-        print(generate_header(self.game.layout), end="")  # type: ignore[attr-defined]
+        layout: GameLayout = self.game.layout  # type: ignore[attr-defined]
+        print(generate_header(layout) + (parameter_functions(layout) if layout.randomized else ""), end="")

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
-
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, GUARD_ROWS, BuildOptions, engine_kernels
+from gpu_vecenv.compile.randomized_source import float_literal, parameter_functions, with_varying_constants
 from gpu_vecenv.compile.source_rules import check_source_rules
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.kernels import arguments_source
@@ -44,6 +43,8 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
         f"typedef {'float' if action.continuous else 'i32'} Action;",
         f"typedef {'float' if action.continuous else 'i64'} LongAction;",
     ]
+    if layout.randomized:
+        lines.append("#define RANDOMIZED")
     if action.continuous:
         lines += [
             f"constexpr bool CLIP_ACTIONS = {str(layout.clips_actions).lower()};",
@@ -144,6 +145,15 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
     return "\n".join(lines) + "\n"
 
 
+def _engine_headers(text: str, name: str, folder: Path, seen: set[str]) -> str:
+    """The engine's headers that a game's source includes, for the source before it."""
+    included = set(seen)
+    inline_includes(text, name, folder, included)
+    engine = cuda_folder().resolve() / "engine"
+    headers = sorted(Path(key).name for key in included - seen if Path(key).parent == engine)
+    return inline_includes("".join(f'#include "{header}"\n' for header in headers), "generated header", None, seen)
+
+
 def declared_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> str:
     """kernel.cuh and the generated header; ``seen`` collects the included files."""
     macros = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
@@ -161,9 +171,15 @@ def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
     if build.thread_order:
         declared = f"#define DEBUG_THREAD_ORDER {build.thread_order}\n{declared}"
     before = inline_includes('#include "game_api.cuh"', "generated header", None, seen)
+    if layout.randomized:
+        before += inline_includes('#include "randomized.cuh"', "generated header", None, seen)
+        before += _engine_headers(source, path.name, path.parent, seen)
     game = inline_includes(source, path.name, path.parent, seen)
     if layout.host:
         check_source_rules(game, layout.name, layout.allows)
+    if layout.randomized:
+        before += parameter_functions(layout)
+        game = with_varying_constants(layout, game)
     staging = inline_includes('#include "staging.cuh"', "generated functions", None, seen)
     engine = inline_includes('#include "step.cuh"', "generated functions", None, seen)
     return (
@@ -198,16 +214,11 @@ def _constant(name: str, value: int | float | bool) -> str:
         return f"constexpr bool {name} = {str(value).lower()};"
     if isinstance(value, int):
         return f"constexpr int {name} = {value};"
-    return f"constexpr float {name} = {_float(value)};"
-
-
-def _float(value: float) -> str:
-    text = f"{np.float32(value):.9g}"  # nine digits represent a float32 exactly
-    return text + ("f" if "." in text or "e" in text else ".0f")
+    return f"constexpr float {name} = {float_literal(value)};"
 
 
 def _table(name: str, values: Iterable[float]) -> str:
-    return f"TABLE float {name}[] = {{{', '.join(map(_float, values))}}};"
+    return f"TABLE float {name}[] = {{{', '.join(map(float_literal, values))}}};"
 
 
 def _action_sizes(layout: GameLayout) -> list[str]:

@@ -38,7 +38,7 @@ TENSOR_DTYPES: dict[np.dtype[Any], tuple[torch.dtype, ...]] = {
     np.dtype(np.uint8): (torch.uint8,),
     np.dtype(np.bool_): (torch.bool,),
 }
-DIAGNOSTIC = re.compile(r"error|undefined|unresolved", re.IGNORECASE)
+DIAGNOSTIC = re.compile(r"error|undefined|unresolved|in expansion of macro", re.IGNORECASE)
 SHOWN_DIAGNOSTICS = 3
 OWN_ERROR = re.compile(r"[^:(]+(:\d+(:\d+)?:|\(\d+\):) (fatal |catastrophic )?error")  # file.cu:3:8: or file.cu(3):
 
@@ -125,6 +125,13 @@ class FunctionManager:
             own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())
             missing = [] if own else missing_definitions(layout)
             if not missing:
+                if layout.randomized:
+                    names = ", ".join(parameter.name for parameter in layout.randomized)
+                    message = (
+                        f"{error}\n  Randomised are {names}: neither they nor what follows from them can stand where "
+                        "C++ requires a constant (an array's size, a template's argument, if constexpr)"
+                    )
+                    raise KernelCompileError(message, error.log) from error
                 raise
             message = str(error).splitlines()[1].strip()
             raise EnvDefinitionError(

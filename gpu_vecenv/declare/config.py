@@ -32,14 +32,19 @@ def param(default: Any, *, low: float | None = None, high: float | None = None) 
 def check_fields(config: Any) -> None:
     """Check a dataclass's values against their declared types and ranges; NumPy scalars become Python's.
 
+    A field whose metadata has ``convert``, a function of its key and value, gets what that returns.
+
     Raises:
         ConfigError: Names the key, the value and what was expected.
     """
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
+        key, value = f"{type(config).__name__}.{field.name}", getattr(config, field.name)
+        if convert := field.metadata.get("convert"):
+            object.__setattr__(config, field.name, convert(key, value))
+            continue
         hint = object if isinstance(hints[field.name], typing.TypeVar) else hints[field.name]
-        value = _checked(f"{type(config).__name__}.{field.name}", field, hint, getattr(config, field.name))
-        object.__setattr__(config, field.name, value)
+        object.__setattr__(config, field.name, _checked(key, field, hint, value))
 
 
 def fits_device(value: int | float) -> bool:

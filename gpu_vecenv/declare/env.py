@@ -27,6 +27,7 @@ from gpu_vecenv.declare.layout import (
     resolve_engine_fields,
     slices_of_roles,
 )
+from gpu_vecenv.declare.randomize import Range, checked_ranges, randomizable, resolve_randomized, with_values
 from gpu_vecenv.declare.source_rules import SOURCE_RULES
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout, unbounded
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
@@ -44,10 +45,18 @@ class Env:
     and ``action_space``. Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and ``observe``. What
     the declaration resolves to (sizes in numbers, layouts of tensors, constants) is ``layout``.
 
+    ``randomize``, a field of every game, takes a mapping, parameter -> (low, high), and holds it as a tuple of (name,
+    low, high), sorted by name. Each environment draws these parameters anew at each reset, uniformly in [low, high), as
+    float32; if low equals high, that is the value. They are then fields of the state, (num_envs,) float32, beside the
+    declared ones. A game's floats can be randomised, as far as ``randomizable`` names them.
+
     Raises:
         ConfigError: A configuration value has the wrong type or lies outside its range.
         EnvDefinitionError: The declaration itself is inconsistent.
     """
+
+    # Parameters that each environment draws anew at each reset, uniformly in [low, high).
+    randomize: tuple[Range, ...] = dataclasses.field(default=(), repr=False, metadata={"convert": checked_ranges})
 
     state: ClassVar[tuple[Field, ...]] = ()
     derived: ClassVar[tuple[str, ...]] = ()  # further attributes that become constants of the device code
@@ -171,9 +180,13 @@ class Env:
         for role, where in role_slices.items():
             named |= {f"first_{role}": where.start, f"end_{role}": where.stop}
             named[f"obs_size_{role}"] = math.prod(observation.shapes[role])
+        constants = resolve_constants(game, named)
+        randomized, derived = resolve_randomized(self)
+        varying = {name.upper() for name in (*(parameter.name for parameter in randomized), *derived)}
+        ranges = {name: (low, high) for name, low, high in self.randomize}
         return GameLayout(
             name=game,
-            config=repr(self),
+            config=f"{self!r} with randomize={ranges}" if ranges else repr(self),
             source_path=self.source_path(),
             host=self.host,
             kernels=tuple(self.kernels),
@@ -185,9 +198,11 @@ class Env:
             action=action,
             masks_actions=self.masks_actions,
             clips_actions=self.clip_actions,
-            fields=fields,
+            fields=(*fields, *(FieldLayout(parameter.name, f32, ()) for parameter in randomized)),
             engine_fields=resolve_engine_fields(num_agents, action.num_logits if self.masks_actions else 0),
-            constants=resolve_constants(game, named),
+            constants={name: value for name, value in constants.items() if name not in varying},
+            randomized=randomized,
+            derived=derived,
             obs_staging_bytes=self.obs_staging_bytes,
         )
 
@@ -199,6 +214,26 @@ class Env:
     def num_agents(self) -> int:
         """Agents of one environment, all roles."""
         return sum(self.roles.values())
+
+    @property
+    def randomizable(self) -> tuple[str, ...]:
+        """Names that ``randomize`` may have: floats that decide no space, size, role or shared field."""
+        return randomizable(self)
+
+    def with_drawn_values(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Env:
+        """The declaration of one environment: its randomised parameters have their values there.
+
+        Args:
+            state: As for ``draw``.
+        """
+        if not self.randomize:
+            return self
+        return with_values(self, {name: float(state[name]) for name, _, _ in self.randomize})
+
+    @classmethod
+    def own_fields(cls) -> tuple[dataclasses.Field[Any], ...]:
+        """The configuration that the game itself declares: all of its dataclass's fields but ``randomize``."""
+        return tuple(field for field in dataclasses.fields(cls) if field.name != "randomize")
 
     @classmethod
     def name(cls) -> str:
@@ -223,6 +258,8 @@ class Env:
             raise EnvDefinitionError(
                 f"{game} declares configuration values: write @dataclass(frozen=True, kw_only=True) above it"
             )
+        if self.__dataclass_fields__["randomize"] is not Env.__dataclass_fields__["randomize"]:
+            raise EnvDefinitionError(f"{game}: randomize is the name of a field of every game; rename the value")
         if not isinstance(self.allows, tuple | list) or not set(self.allows) <= set(SOURCE_RULES):
             raise EnvDefinitionError(
                 f"{game}: allows is {self.allows!r}; "

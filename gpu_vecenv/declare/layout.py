@@ -15,6 +15,7 @@ import numpy as np
 from gpu_vecenv.declare.config import fits_device
 from gpu_vecenv.declare.field import boolean, f32, i32, i64
 from gpu_vecenv.declare.kernels import KernelSignature
+from gpu_vecenv.declare.randomize import RandomizedParameter
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout
 from gpu_vecenv.errors import EnvDefinitionError
 
@@ -26,7 +27,7 @@ RESERVED_CONSTANTS = frozenset(
     "CLIP_ACTIONS BOX_ACTIONS NUM_LOGITS LARGEST_HEAD NEXT_STEP SAME_STEP DISABLED INVALID_ACTION "
     "NONFINITE_ACTION NONFINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
     "RANDOM_ACTION_STREAM END_ON_NONFINITE GUARD_ROWS OUTPUT_ROWS ALLOW_STAGING OBS_STAGING_BYTES SAMPLED "
-    "PARAMETERS_PER_AGENT".split()
+    "PARAMETERS_PER_AGENT RANDOMIZED RANDOMIZED_PARAMETER RANDOMIZED_STREAM".split()
 )
 
 
@@ -68,9 +69,11 @@ class GameLayout:
         action: Layout of the action tensor.
         masks_actions: Whether the game writes action masks.
         clips_actions: Whether the engine clips Box actions to their bounds.
-        fields: The declared state.
+        fields: The declared state, and the values of randomised parameters.
         engine_fields: State that the engine keeps for each environment beside the declared one.
         constants: Name -> value of every compile-time constant of the device code.
+        randomized: Parameters that differ between environments, each with a field of its name.
+        derived: Name of a derived constant that follows from them -> its C++ expression in double.
         obs_staging_bytes: Bytes of observations that a block collects in shared memory.
     """
 
@@ -90,6 +93,8 @@ class GameLayout:
     fields: tuple[FieldLayout, ...]
     engine_fields: tuple[FieldLayout, ...]
     constants: Mapping[str, int | float | bool]
+    randomized: tuple[RandomizedParameter, ...]
+    derived: Mapping[str, str]
     obs_staging_bytes: int
 
     @property

@@ -21,6 +21,7 @@ def make(
     validate: Any = "async",
     arrays: Any = None,
     initial_states: Any = None,
+    randomize: Any = None,
     first_env_index: int = 0,
     end_on_nonfinite: bool = False,
     **config: Any,
@@ -28,7 +29,7 @@ def make(
     """``num_envs`` environments of a game: ``make("tag_continuous", num_envs=2000, num_taggers=10)``.
 
     ``game`` is a registered name, an Env class or an Env; ``config`` is the game's own configuration; the other
-    arguments are those of ``VecEnv``.
+    arguments are those of ``VecEnv``. ``randomize={"gravity": (8, 12)}`` makes parameters differ between environments.
 
     Raises:
         UnknownGameError, ConfigError: The name or the configuration is wrong.
@@ -43,6 +44,7 @@ def make(
         validate=validate,
         arrays=arrays,
         initial_states=initial_states,
+        randomize=randomize,
         first_env_index=first_env_index,
         end_on_nonfinite=end_on_nonfinite,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.engine_kernels import GUARD_ROWS, BuildOptions
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.randomize import checked_ranges
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import (
     construct,
@@ -82,6 +84,9 @@ class VecEnv:
             once more.
         initial_states: Saved states: field name -> (number of states, *field shape). After the game's own reset, each
             new episode takes one of them at random, the same for all of these fields.
+        randomize: Parameter -> (low, high): replaces ``game.randomize``. Each environment draws the parameter anew at
+            each reset, uniformly in [low, high); ``state[parameter]``, (num_envs,) float32, holds the values, and what
+            is written there counts from the next step until the environment's next reset.
         first_env_index: Index of the first environment in the random streams; shards of one run have different ones.
         threads_per_env: Threads that run one environment on a GPU: 1, 2, 4, 8, 16 or a multiple of 32 up to 1024.
             Affects speed only. None: the result of ``gpu_vecenv.engine.tuning.tune`` for this game, size and GPU, else
@@ -112,6 +117,7 @@ class VecEnv:
         validate: Literal["async", "sync"] = "async",
         arrays: Mapping[str, ArrayLike] | None = None,
         initial_states: Mapping[str, ArrayLike] | None = None,
+        randomize: Mapping[str, tuple[float, float]] | None = None,
         first_env_index: int = 0,
         threads_per_env: int | None = None,
         threads_per_block: int | None = None,
@@ -122,6 +128,8 @@ class VecEnv:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if not isinstance(game, Env):
             raise TypeError(f"game is {game!r:.128}; expected a configured Env: make() takes names and classes too")
+        if randomize is not None:
+            game = dataclasses.replace(game, randomize=checked_ranges("randomize", randomize))
         self.game, self.layout = game, game.layout
         self.num_envs = validate_int("num_envs", num_envs, 1)
         self.first_env_index = validate_int("first_env_index", first_env_index, 0, 2**63 - 1)
@@ -206,7 +214,10 @@ class VecEnv:
 
     @property
     def state(self) -> dict[str, torch.Tensor]:
-        """Field name -> live, writable tensor (num_envs, *shape); shared fields without the environment axis."""
+        """Field name -> live, writable tensor (num_envs, *shape); shared fields without the environment axis.
+
+        Randomised parameters are fields too, (num_envs,) float32.
+        """
         return {field.name: self.data[f"state_{field.name}"] for field in self.layout.fields}
 
     @property

@@ -210,7 +210,8 @@ def env_drawing(vec_env: VecEnv, env_index: int) -> Drawing:
         EnvDefinitionError: ``draw`` returns no Drawing, or one that cannot be drawn.
     """
     vec_env.check_ready("render")
-    drawing = vec_env.game.draw(state_on_host(vec_env, env_index))
+    state = state_on_host(vec_env, env_index)
+    drawing = vec_env.game.with_drawn_values(state).draw(state)
     if not isinstance(drawing, Drawing):
         raise EnvDefinitionError(f"{type(vec_env.game).__name__}.draw returned {drawing!r}; expected a Drawing")
     return drawing

@@ -158,7 +158,10 @@ def film(
     }
     return Film(
         title=title or f"{replay.game}, seed {replay.seed}, environment {replay.env_index}",
-        drawings=[playback.game.draw(playback.state_at(step)) for step in range(replay.num_steps + 1)],
+        drawings=[
+            playback.game.with_drawn_values(state).draw(state)
+            for state in map(playback.state_at, range(replay.num_steps + 1))
+        ],
         agents=playback.game.layout.agent_names,
         roles={role: count for role, count in playback.game.layout.roles.items() if count},
         rewards=playback.rewards,

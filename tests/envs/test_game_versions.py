@@ -8,7 +8,6 @@ declaration and run
 which rewrites the table. It refuses where rules have changed and the version has not.
 """
 
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -48,7 +47,7 @@ def rules(game: type[Env], device: str = "cpu") -> dict[str, Any]:
         actions[::2] = held
         digest.add_step(actions, env.step(actions, out=buffers))
     ended = {name: total.sum().item() for name, total in env.episode_statistics().items()}
-    defaults = {field.name: field.default for field in dataclasses.fields(game)}
+    defaults = {field.name: field.default for field in game.own_fields()}
     counted = {"episodes": ended["episodes"], "terminated": ended["terminations"], "digest": digest.hex()}
     env.close()
     return {"version": game.version, "defaults": defaults, **counted}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import enum
 import inspect
 import os
@@ -342,7 +341,7 @@ class Injector:
                 value = rng.choice([value, (text,), [HostileStr(text)], (text, HostileWord.ALL)])
             return Harmless(lambda: Named(**{key: value}), ConfigError, self.harmless)
         name = rng.choice(sorted(self.bundled))
-        key = rng.choice([field.name for field in dataclasses.fields(GAMES[name])])
+        key = rng.choice([field.name for field in GAMES[name].own_fields()])
         if rng.randrange(5) == 0:
             return Refused(lambda: gpu_vecenv.PPOConfig(squash=value, activation=text), ConfigError)
         harmless = self.all if isinstance(value, str) and str.__str__(value) == "all" else self.bundled[name]
