@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,8 +81,9 @@ def oracle_class(game: Env) -> Callable[[], Any]:
     from oracles.tag_continuous import TagContinuousOracle
     from oracles.tag_gridworld import TagGridworldOracle
 
+    config = {field.name: getattr(game, field.name) for field in game.own_fields()}
     if game.name() == "tag_gridworld":
-        return lambda: TagGridworldOracle(**asdict(game))
+        return lambda: TagGridworldOracle(**config)
     program = FunctionManager("cpu").compile(SINCOS, kernels=[SINCOS_KERNEL])
 
     def sincos(x: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:  # NumPy's differ in the last bit
@@ -92,7 +93,7 @@ def oracle_class(game: Env) -> Callable[[], Any]:
         return sine, cosine
 
     functions = {"sin": lambda x: sincos(x)[0].numpy(), "cos": lambda x: sincos(x)[1].numpy()}
-    return lambda: TagContinuousOracle(**functions, **asdict(game))
+    return lambda: TagContinuousOracle(**functions, **config)
 
 
 def on_cpu(game: Env, num_envs: int, network: nn.Module, device: torch.device, steps: int) -> tuple[Stages, State]:

@@ -55,7 +55,7 @@ class Env:
         EnvDefinitionError: The declaration itself is inconsistent.
     """
 
-    # Parameters that each environment draws anew at each reset, uniformly in [low, high).
+    # Parameters that each environment draws anew at each reset: name, low, high, name, low, high, …
     randomize: tuple[Range, ...] = dataclasses.field(default=(), repr=False, metadata={"convert": checked_ranges})
 
     state: ClassVar[tuple[Field, ...]] = ()
