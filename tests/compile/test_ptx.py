@@ -9,6 +9,7 @@ import pytest
 from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
+from games.weights import Weights
 from support.kernels import signature, unpack
 from support.ptx_lint import PARAMETER, Finding, instructions, lint
 
@@ -103,6 +104,13 @@ TEXTS = [
     ),
     Text(Scouts),
     Text(Painter),
+    Text("cartpole", (("randomize", (("gravity", 8.0, 12.0), ("half_length", 0.4, 0.6))),)),
+    Text(
+        "tag_continuous",
+        (*FEW.items(), ("randomize", (("side", 1.0, 2.0),))),
+        BuildOptions(sampled=True, end_on_nonfinite=True),
+    ),
+    Text(Weights, (("randomize", (("lever", 0.5, 1.0), ("mass", 1.0, 2.0))),), BuildOptions(initial_fields=("mass",))),
 ]
 
 

@@ -5,14 +5,15 @@ import dataclasses
 import json
 import math
 import pickle
+import re
 from dataclasses import dataclass
-from functools import cached_property
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from games.weights import Weights
 from oracles.philox import ONES, philox
 from support.bitwise import bits, equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
@@ -22,7 +23,7 @@ from gpu_vecenv import VecEnv
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.compile.codegen import game_source, generate_header
 from gpu_vecenv.compile.randomized_source import with_varying_constants
-from gpu_vecenv.declare.env import Env, Field, f32, param
+from gpu_vecenv.declare.env import Env, f32
 from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import MODES
@@ -203,6 +204,14 @@ def test_games_that_are_not_randomised_have_constants_and_their_own_source():
         assert game_source(dataclasses.replace(game, randomize={}).layout) == source
 
 
+def test_the_documentation_lists_what_can_be_randomised():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "randomization.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (`.*`) \|$", text, re.MULTILINE)
+    assert {name: tuple(re.findall(r"`(\w+)`", names)) for name, names in rows} == {
+        name: GAMES[name]().randomizable for name in RANDOMIZABLE
+    }
+
+
 def gymnasium_step(state: dict[str, np.ndarray], action: np.ndarray) -> dict[str, np.ndarray]:
     """Gymnasium's CartPole-v1 in float64, its constants one per environment."""
     gravity, length = state["gravity"], state["half_length"]
@@ -357,111 +366,7 @@ def test_thread_groups_are_bitwise_equal_to_one_thread(name, threads_per_env, mo
 # ---------------------------------------------------------------------- a game of one's own
 
 
-@dataclass(frozen=True, kw_only=True)
-class Weights(Env):
-    """It observes its parameters and what follows from them, in Python and in C++."""
-
-    k: float = 3.0  # as a macro, it would be part of many a header
-    mass: float = param(2.0, low=0.0)
-    lever: float = 0.7
-    size: float = 2.0
-    bound: float = 1.0
-    slope: float = 1.0
-    limit: float = 1.0
-    branch: float = 1.0
-    power: float = 1.0
-    double: float = 1.0
-    place: float = 1.0
-    num_steps: int = 5
-    text: str = "x"
-
-    state = (
-        Field("place", f32),
-        Field("levels", f32, ("num_levels",), shared=True),
-        Field("cells", f32, ("num_cells",)),
-    )
-    derived = ("total", "root", "cached", "sign", "squared")
-    action_space = Discrete(2)
-
-    @property
-    def num_cells(self):
-        return int(self.size)
-
-    @property
-    def num_levels(self):
-        return 3
-
-    @property
-    def observation_space(self):
-        return Box(-self.bound, np.inf, (12,), np.float32)
-
-    @property
-    def total(self):
-        return 2 * self.mass + self.lever / 3 - 1
-
-    @property
-    def root(self):
-        return -np.sqrt(np.float64(2) * self.mass * self.lever + abs(self.lever - 5))
-
-    @cached_property
-    def cached(self):
-        return 1 / (3 - +self.mass)
-
-    @property
-    def sign(self):
-        return 1.0 if self.branch > 0 else -1.0
-
-    @property
-    def squared(self):
-        return self.power**2
-
-    def arrays(self):
-        return {"levels": np.linspace(0, self.slope, 3, dtype=np.float32)}
-
-    def validate(self):
-        if self.mass > 10 * self.lever:
-            raise ConfigError(f"mass = {self.mass} exceeds ten times lever = {self.lever}")
-
-
-WEIGHTS = """#include "game_api.cuh"
-#include "cell_grid.cuh"  // its templates have a parameter K
-struct Scratch {};
-#if NUM_STEPS_IS_UNKNOWN
-#error a directive is kept
-#endif
-#define TWICE(x) ((x) * 2)  // MASS in a comment
-constexpr float PI = 3.25f,  // several in one line
-    HEAVY = MASS * 2, THIRD = HEAVY / 3.0f;
-namespace inner {
-static const float LIGHT = MASS / 2;
-}
-HD float with_default(float x = LEVER) { return x; }
-HD float local() {
-    static constexpr float NEAR = LEVER + 1, FAR = 2;
-    constexpr float pair[2] = {NEAR, FAR};
-    return pair[0] * pair[1];
-}
-struct Limits { float upper = K; };
-HD void reset(State s, Io io) {
-    ONCE {
-        s.place[0] = MASS;
-        for (int j = 0; j < NUM_CELLS; ++j) s.cells[j] = 0;
-    }
-}
-HD void step(State s, Io io) {
-    ONCE {
-        s.place[0] += LEVER;
-        io.truncations[0] = io.elapsed_steps >= NUM_STEPS;
-    }
-}
-HD void observe(State s, Io io) {
-    ONCE {
-        float numbers[12] = {K, MASS, LEVER, TOTAL, ROOT, CACHED, TWICE(HEAVY), THIRD + PI, inner::LIGHT,
-                             with_default(), local(), Limits().upper};
-        for (int j = 0; j < 12; ++j) io.obs[0][j] = numbers[j];
-    }
-}
-"""
+WEIGHTS = Weights.source_path().read_text()
 
 
 @pytest.fixture
@@ -602,7 +507,7 @@ def test_a_table_of_a_randomised_parameter_is_refused(line, told, weights):
     text = f"struct Scratch {{}};\nconstexpr float HEAVIER = MASS + 1; {line}"
     with pytest.raises(ConfigError) as raised:
         VecEnv(weights("struct Scratch {};", text)(), 3, "cpu", randomize={"mass": (1, 2)})
-    assert told.replace(":5:", ":4:") in str(raised.value) and "compute it in a function" in str(raised.value)
+    assert told in str(raised.value) and "compute it in a function" in str(raised.value)
 
 
 def test_where_a_constant_is_required_the_compiler_s_message_says_why_there_is_none(weights):
