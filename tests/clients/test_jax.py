@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 import torch
 from support.documented import documented
 
@@ -22,22 +23,34 @@ def test_observations_are_shared_and_unchanged(device):
     assert jnp.from_dlpack(rewards).dtype == jnp.float32 and jnp.from_dlpack(terminations).dtype == jnp.bool_
 
 
-def test_trajectories_are_those_of_torch(device):
-    env, twin = (gpu_vecenv.make("cartpole", 32, device, max_steps=30) for _ in range(2))
+@pytest.mark.parametrize("view", [False, True])
+def test_trajectories_are_those_of_torch(device, view):
+    """Of the view with JAX's arrays as they are, of VecEnv with tensors on their memory."""
+    twin = gpu_vecenv.make("cartpole", 32, device, agents_as_envs=True, max_steps=30)
+    env = (
+        gpu_vecenv.GymnasiumVectorEnv(twin.game, 32, device)
+        if view
+        else gpu_vecenv.make(twin.game, 32, device, agents_as_envs=True)
+    )
     (obs, _), (expected, _) = env.reset(seed=3), twin.reset(seed=3)
     policy = jax.jit(lambda obs: (obs[..., 2] > 0).astype(jnp.int32))
     ends = 0
     for _ in range(60):
-        actions = torch.from_dlpack(policy(jnp.from_dlpack(obs)))
-        assert actions.dtype == torch.int32
-        obs, rewards, terminations, truncations, _ = env.step(actions)
+        actions = policy(jnp.from_dlpack(obs))
+        assert actions.dtype == jnp.int32
+        obs, rewards, terminations, truncations, _ = env.step(actions if view else torch.from_dlpack(actions))
         expected, *others, _ = twin.step((expected[..., 2] > 0).int())
         assert torch.equal(obs, expected)
         assert all(map(torch.equal, (rewards, terminations, truncations), others))
         ends += int((terminations | truncations).sum())
-    assert ends > 32 and not env.faults().any()
+    assert ends > 32 and not (env.vec_env if view else env).faults().any()
 
 
 def test_the_documented_lines_run():
     made = documented("JAX")
-    assert made["obs"].shape == (256, 1, 4) and not made["env"].faults().any()
+    assert torch.equal(made["view"].vec_env.observe().reshape(256, 1, 4), made["obs"]) and made["obs"].shape == (
+        256,
+        1,
+        4,
+    )
+    assert not made["env"].faults().any()

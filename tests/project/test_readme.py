@@ -29,7 +29,16 @@ FILE_NAME = re.compile(r"\A(?:#|//) (\w+\.\w+)$", re.MULTILINE)  # a first line 
 INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"\w[\w.-]*(/[\w.-]+)*(/|\.(py|cu|cuh|md|toml|yml|cff))")
-NOT_HERE = {"cartpole.yml", "walk.py", "walk.cu", "my_game.py", "my_game.cu", "test_my_game.py"}  # made by the reader
+NOT_HERE = {
+    "cartpole.yml",
+    "src/main.py",
+    "tuples_of_agents.py",
+    "walk.py",
+    "walk.cu",
+    "my_game.py",
+    "my_game.cu",
+    "test_my_game.py",
+}  # made by the reader
 SMALL = ["--total-steps", "64", "--num-steps", "4", "--num-envs", "4", "--episodes", "4", "--device", "cpu"]
 ENVIRONMENT = child_environment()
 

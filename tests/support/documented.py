@@ -9,11 +9,16 @@ SECTION = re.compile(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL
 BLOCK = re.compile(r"^```python client\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def documented(client: str) -> dict[str, Any]:
-    """Run the Python blocks of a client's section one after the other; the variables that they set."""
+def code_of(client: str) -> str:
+    """The Python blocks of a client's section."""
     sections = dict(SECTION.findall(PAGE.read_text(encoding="utf-8")))
-    blocks, variables = BLOCK.findall(sections[client]), {"__name__": "documented"}
+    blocks = BLOCK.findall(sections[client])
     assert blocks, f"{PAGE.name} has no Python for {client}"
-    for block in blocks:
-        exec(compile(block, f"{PAGE.name}: {client}", "exec"), variables)  # our own documentation
+    return "\n\n".join(blocks)
+
+
+def documented(client: str) -> dict[str, Any]:
+    """Run the Python blocks of a client's section; the variables that they set."""
+    variables: dict[str, Any] = {"__name__": "documented"}
+    exec(compile(code_of(client), f"{PAGE.name}: {client}", "exec"), variables)  # our own documentation
     return variables
