@@ -306,7 +306,10 @@ ENV_KERNEL(vecenv_reset) {
             ONCE {
                 m.fault[0] = 0;
                 if (args.reseed) {
-                    env_key(args.seed, args.first_env_index + env, (u32*)m.key);
+                    if (args.seeds)
+                        env_key(args.seeds[env], 0, (u32*)m.key);  // as of an environment that is made alone
+                    else
+                        env_key(args.seed, args.first_env_index + env, (u32*)m.key);
                     m.episode[0] = -1;
                 }
             }

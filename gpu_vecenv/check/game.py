@@ -12,9 +12,9 @@ import torch
 from gpu_vecenv.check import WIDTH, ConformanceError, Report, check_parallel_env, check_vector_env
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.arguments import validate_int
+from gpu_vecenv.engine.arguments import MODES, validate_int
 from gpu_vecenv.engine.digest import trajectory_digest
-from gpu_vecenv.engine.vec_env import MODES, VecEnv
+from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import EnvContractError
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 from gpu_vecenv.views.pettingzoo_env import ParallelEnv

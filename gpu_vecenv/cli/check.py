@@ -27,7 +27,7 @@ from gpu_vecenv.cli.options import (
     with_parameter,
 )
 from gpu_vecenv.declare.config import check_fields, param
-from gpu_vecenv.engine.vec_env import MODES
+from gpu_vecenv.engine.arguments import MODES
 from gpu_vecenv.envs.registry import GAME_FILE
 from gpu_vecenv.errors import ConfigError
 

@@ -85,6 +85,7 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
             Array("mask", boolean, const=True, optional=True),
             Scalar("reseed", boolean),
             Scalar("seed", u64),
+            Array("seeds", u64, const=True, optional=True),
             Scalar("first_env_index", u64),
             agents_as_envs,
             Array("obs", obs),

@@ -75,6 +75,11 @@ class Env:
     # The device code reads Box actions clipped to their bounds. False: it reads them as they were given, if finite.
     clip_actions: ClassVar[bool] = True
     title: ClassVar[str] = ""  # the name in Gymnasium's ids, gpu_vecenv/<title>-v<version>; empty: the class name
+    reset_options: ClassVar[tuple[str, ...]] = ()  # options of Gymnasium's reset, arguments of initial_ranges
+    # Of the reference in Gymnasium. With a time limit of Gymnasium's, max_steps is that of its TimeLimit wrapper, and
+    # an environment of gymnasium.make has no other.
+    gymnasium_time_limit: ClassVar[bool] = False
+    reward_threshold: ClassVar[float | None] = None  # mean return at which the task counts as solved
     render_fps: ClassVar[int] = 30  # steps per second in a film of the game
     # Arguments of the environments that this game stands in for, by their names there -> the field with the value, or
     # the only value that they can have. ``configure`` accepts them beside the fields.
@@ -122,6 +127,18 @@ class Env:
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """Values of shared fields that the configuration determines; ``make(arrays=…)`` takes the others."""
+        return {}
+
+    def initial_ranges(self, options: Mapping[str, float]) -> Mapping[str, tuple[float, float]]:
+        """Hook: the ranges that ``reset`` draws the initial state from, uniformly, with these ``reset_options``.
+
+        Args:
+            options: Values of some of ``reset_options``; the others have the configuration's.
+
+        Returns:
+            Name of a float32 state field -> (low, high). A view's ``reset(options=…)`` moves what the device code
+            has drawn from the configuration's own ranges.
+        """
         return {}
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:

@@ -13,6 +13,7 @@ import torch
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.errors import InvalidActionError
 
+UNSIGNED = {4: np.uint32, 8: np.uint64}  # bytes of an integer -> type
 UNBOUNDED = 2**62  # size of a head that a role does not have: any value is valid
 Array = np.ndarray[Any, Any]
 
@@ -81,9 +82,12 @@ class ActionValidator:
         return self._cast_array(tensor.resolve_conj().resolve_neg().cpu().numpy(), shape, name)
 
     def tensor(self, array: Array) -> torch.Tensor:
-        """A copy on the device in the shape of the action tensor; on a GPU through pinned memory, asynchronously."""
+        """The actions on the device in the shape of the action tensor.
+
+        On a GPU a copy through pinned memory, asynchronously; on the CPU a view, valid while the array is not written.
+        """
         if self.device.type == "cpu":
-            return torch.tensor(array, device="cpu").view(self.shape)
+            return torch.from_numpy(array if array.flags.writeable else array.copy()).view(self.shape)
         staged = torch.empty(
             self.shape, dtype=torch.from_numpy(np.empty(0, array.dtype)).dtype, pin_memory=True, device="cpu"
         )
@@ -98,12 +102,20 @@ class ActionValidator:
         action = self.layout.action
         if action.continuous:
             return not (np.isnan(array) if self.layout.clips_actions else ~np.isfinite(array)).any()
+        if array.size == 1:
+            return bool(0 <= array.item() < self._least[0])
         columns = array.reshape(-1, action.heads).T
-        least = (min(sizes) for sizes in zip(*self._sizes, strict=True))
         # As unsigned integers, negative values are too large.
         return all(
-            bool((column.view(f"u{column.itemsize}") < size).all()) for column, size in zip(columns, least, strict=True)
+            bool((column.view(UNSIGNED[column.itemsize]) < size).all())
+            for column, size in zip(columns, self._least, strict=True)
         )
+
+    def host_values(self, array: Array, active: Array, action_mask: Array | None) -> None:
+        """``values`` of arrays."""
+        if action_mask is not None or not self.is_surely_valid(array):
+            mask = None if action_mask is None else torch.from_numpy(action_mask)
+            self.values(torch.from_numpy(array.copy()), torch.from_numpy(active), mask)
 
     def values(self, actions: torch.Tensor, active: torch.Tensor, action_mask: torch.Tensor | None) -> None:
         """Validate the values; synchronises with their device. Raises InvalidActionError.
@@ -205,6 +217,11 @@ class ActionValidator:
         action = self.layout.action
         sizes = [action.sizes[role] for role in self.layout.agent_roles]
         return tuple((*s, *[UNBOUNDED] * (action.heads - len(s))) for s in sizes)
+
+    @cached_property
+    def _least(self) -> tuple[int, ...]:
+        """Choices of each head that every role has."""
+        return tuple(min(sizes) for sizes in zip(*self._sizes, strict=True))
 
     def _table(self, name: str, values: Sequence[Any], device: torch.device) -> torch.Tensor:
         if (name, device) not in self._tables:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import gymnasium.vector
 import numpy as np
 import torch
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike
-from gpu_vecenv.errors import ConfigError, InvalidSeedError, nearest
+from gpu_vecenv.errors import ConfigError, InvalidSeedError
+
+AutoresetMode = Literal["same_step", "next_step", "disabled"]
+MODES: dict[AutoresetMode, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # step.cuh, enum AutoresetMode
 
 
 def validate_int(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -36,6 +40,29 @@ def validate_seed(seed: Any) -> int:
     if not 0 <= seed < 2**64:
         raise InvalidSeedError(f"reset: seed is {seed}; expected an int in [0, 2**64 - 1]")
     return int(seed)
+
+
+def validate_seeds(seed: Any, num_envs: int) -> int | tuple[int, ...]:
+    """One seed for all environments, or one for each; or InvalidSeedError."""
+    if not isinstance(seed, Sequence | np.ndarray) or isinstance(seed, str | bytes):
+        return validate_seed(seed)
+    if len(seed) != num_envs or np.ndim(seed) != 1:
+        raise InvalidSeedError(
+            f"reset: seed has shape {np.shape(seed)}; expected one int, or one for each of the {num_envs} environments"
+        )
+    return tuple(map(validate_seed, seed))
+
+
+def validate_autoreset_mode(mode: Any) -> AutoresetMode:
+    """The autoreset mode by name: of a member of Gymnasium's AutoresetMode, its value or its name; or ValueError."""
+    for known in MODES:
+        if isinstance(mode, gymnasium.vector.AutoresetMode | str) and mode in (
+            known,
+            gymnasium.vector.AutoresetMode[known.upper()],
+            gymnasium.vector.AutoresetMode[known.upper()].value,
+        ):
+            return known
+    raise ValueError(f"autoreset_mode is {mode!r}; expected one of {', '.join(map(repr, MODES))}")
 
 
 def _validate_array(game: str, what: str, field: FieldLayout, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
@@ -100,19 +127,3 @@ def validate_mask(mask: Any, num_envs: int, device: torch.device) -> torch.Tenso
     if isinstance(mask, torch.Tensor) and mask.device != device:
         raise ValueError(f"reset: mask is on {mask.device}; expected {device}")
     return torch.as_tensor(mask).to(device).contiguous()
-
-
-def reset_mask(options: Any) -> Any:
-    """The only option of ``reset``, ``{"reset_mask": mask}``; None without it.
-
-    Raises:
-        TypeError, ConfigError: ``options`` is no dictionary, or has another key.
-    """
-    if options is None:
-        return None
-    if not isinstance(options, Mapping):
-        raise TypeError(f"reset: options is a {type(options).__name__}; expected a dict")
-    unknown = sorted(set(options) - {"reset_mask"}, key=str)
-    if unknown:
-        raise ConfigError(f"reset: options has {unknown}; {nearest(str(unknown[0]), ['reset_mask'])}")
-    return options.get("reset_mask")

@@ -57,12 +57,13 @@ class DataManager(Mapping[str, torch.Tensor]):
             raise ValueError(
                 f"allocate({name!r}): dtype is {dtype}; expected one of {', '.join(map(str, TORCH_TYPES))}"
             )
-        if guard_items:
-            size = math.prod(shape[1:])
-            self._memory[name] = torch.zeros((shape[0], size + guard_items), dtype=kind, device=self.device)
-            self._tensors[name] = self._memory[name][:, :size].view(shape)
-        else:
-            self._tensors[name] = torch.zeros(shape, dtype=kind, device=self.device)
+        with torch.inference_mode(False):  # a tensor of the caller's inference mode could not be written outside of it
+            if guard_items:
+                size = math.prod(shape[1:])
+                self._memory[name] = torch.zeros((shape[0], size + guard_items), dtype=kind, device=self.device)
+                self._tensors[name] = self._memory[name][:, :size].view(shape)
+            else:
+                self._tensors[name] = torch.zeros(shape, dtype=kind, device=self.device)
         return self._tensors[name]
 
     def memory(self, name: str) -> torch.Tensor:

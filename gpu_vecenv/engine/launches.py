@@ -19,6 +19,7 @@ from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.errors import ConcurrentUseError
 
 OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' arguments
+OBS, ACTIVE, ACTION_MASK = (OUTPUTS.index(name) for name in ("obs", "active", "action_mask"))
 
 
 class Kernels:
@@ -100,18 +101,22 @@ class Kernels:
         work = self._num_envs * agents if agents > 1 else self._num_envs // 4
         return LaunchShape(self._num_envs, shared_bytes=shared_bytes, work=work), num_host_threads()
 
-    def reset(self, mask: torch.Tensor | None, seed: int | None, out: StepBuffers) -> None:
-        """Start new episodes where ``mask`` (num_envs,) is True, or everywhere; write all observations."""
+    def reset(self, mask: torch.Tensor | None, seed: int | None, seeds: torch.Tensor | None, out: StepBuffers) -> None:
+        """Start new episodes where ``mask`` (num_envs,) is True, or everywhere; write all observations.
+
+        ``seed`` is that of all environments, ``seeds`` (num_envs,) int64, the bits of unsigned numbers, one for each.
+        """
         self._run(
             self._reset,
             "reset",
             out,
             mask=None if mask is None else mask.data_ptr(),
-            reseed=seed is not None,
+            reseed=seed is not None or seeds is not None,
             seed=seed or 0,
-            obs=out.obs.data_ptr(),
-            active=out.active.data_ptr(),
-            action_mask=None if out.action_mask is None else out.action_mask.data_ptr(),
+            seeds=None if seeds is None else seeds.data_ptr(),
+            obs=out.pointers[OBS],
+            active=out.pointers[ACTIVE],
+            action_mask=out.pointers[ACTION_MASK] or None,
         )
 
     def step(self, actions: torch.Tensor, out: StepBuffers) -> None:
@@ -144,7 +149,7 @@ class Kernels:
 
     def observe(self, out: StepBuffers) -> None:
         """Write the observations of the current state."""
-        self._run(self._observe, "observe", out, obs=out.obs.data_ptr())
+        self._run(self._observe, "observe", out, obs=out.pointers[OBS])
 
     def random_actions(self, actions: torch.Tensor) -> None:
         """Write random valid actions for the next step."""

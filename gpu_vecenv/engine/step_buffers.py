@@ -111,6 +111,31 @@ class StepBuffers(NamedTuple):
         return StepBuffers._of(layout, named)
 
     @staticmethod
+    def allocate_several(layout: StepBuffersLayout) -> tuple[list[StepBuffers], dict[str, torch.Tensor]]:
+        """Step buffers that share a few allocations, and these: name of a tensor -> (number of buffers, *its shape).
+
+        As many as POOL_SIZE and POOL_BYTES permit, at least one.
+        """
+        many = max(1, min(POOL_SIZE, POOL_BYTES[layout.device.type] // max(1, layout.nbytes)))
+        chunks: dict[str, Sequence[Any]] = {}
+        starts: dict[str, Sequence[int]] = {}
+        allocations: dict[str, torch.Tensor] = {}
+        # inference_mode of the first caller must not affect later ones, which may need gradients of what they compute
+        # from these tensors. Unsafe chunks, which do not overlap, are unrelated to autograd: writing into one does not
+        # invalidate another that a graph has saved.
+        with torch.inference_mode(False):
+            for name, (shape, dtype) in layout.specs.items():
+                whole = torch.empty((many * shape[0], *shape[1:]), dtype=dtype, device=layout.device)
+                chunks[name] = whole.unsafe_chunk(many)
+                allocations[name] = whole.view(many, *shape)
+                size, first = math.prod(shape) * dtype.itemsize, whole.data_ptr()
+                starts[name] = range(first, first + many * size, size)
+        fields = StepBuffers._fields[2:]
+        pointers = zip(*(starts.get(name, [0] * many) for name in fields), strict=True)
+        tensors = (chunks.get(name, [None] * many) for name in fields)
+        return [StepBuffers(layout, *parts) for parts in zip(pointers, *tensors, strict=True)], allocations
+
+    @staticmethod
     def around(layout: StepBuffersLayout, given: dict[str, torch.Tensor]) -> StepBuffers:
         """Step buffers of the caller's tensors; those not given are allocated.
 
@@ -164,7 +189,6 @@ class StepBuffersPool:
 
     def __init__(self, layout: StepBuffersLayout) -> None:
         self._layout = layout
-        self._many = max(1, min(POOL_SIZE, POOL_BYTES[layout.device.type] // max(1, layout.nbytes)))
         # By stream: memory is reused in the order of its stream.
         self._pools: dict[int, list[StepBuffers]] = {}
 
@@ -179,26 +203,8 @@ class StepBuffersPool:
             stream = current_stream(self._layout.device)
         pool = self._pools.get(stream)
         if not pool:
-            pool = self._pools[stream] = self._new()
+            pool = self._pools[stream] = StepBuffers.allocate_several(self._layout)[0]
         return pool.pop()
-
-    def _new(self) -> list[StepBuffers]:
-        layout, many = self._layout, self._many
-        chunks: dict[str, Sequence[Any]] = {}
-        starts: dict[str, Sequence[int]] = {}
-        # inference_mode of the first caller must not affect later ones, which may need gradients of what they compute
-        # from these tensors. Unsafe chunks, which do not overlap, are unrelated to autograd: writing into one does not
-        # invalidate another that a graph has saved.
-        with torch.inference_mode(False):
-            for name, (shape, dtype) in layout.specs.items():
-                whole = torch.empty((many * shape[0], *shape[1:]), dtype=dtype, device=layout.device)
-                chunks[name] = whole.unsafe_chunk(many)
-                size, first = math.prod(shape) * dtype.itemsize, whole.data_ptr()
-                starts[name] = range(first, first + many * size, size)
-        fields = StepBuffers._fields[2:]
-        pointers = zip(*(starts.get(name, [0] * many) for name in fields), strict=True)
-        tensors = (chunks.get(name, [None] * many) for name in fields)
-        return [StepBuffers(layout, *parts) for parts in zip(pointers, *tensors, strict=True)]
 
 
 def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntFlag
 from typing import Any, Literal
 
+import gymnasium.vector
+import numpy as np
 import torch
 
 from gpu_vecenv.compile.device import free_bytes
@@ -18,12 +20,15 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.randomize import checked_ranges
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import (
+    MODES,
+    AutoresetMode,
     construct,
     initial_state_arrays,
     shared_field_arrays,
+    validate_autoreset_mode,
     validate_int,
     validate_mask,
-    validate_seed,
+    validate_seeds,
 )
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager
 from gpu_vecenv.engine.launches import Kernels
@@ -40,8 +45,6 @@ from gpu_vecenv.errors import (
     ResetNeededError,
 )
 
-AutoresetMode = Literal["same_step", "next_step", "disabled"]
-MODES: dict[str, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # step.cuh, enum AutoresetMode
 Info = dict[str, torch.Tensor]
 Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, Info]  # of a step
 
@@ -70,7 +73,7 @@ class VecEnv:
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         autoreset_mode: When an environment whose agents have all ended is reset: "same_step" (in that step; its last
             observation is in ``info["final_obs"]``), "next_step" (by the next step, whose actions are ignored) or
-            "disabled" (by ``reset(mask=…)`` only).
+            "disabled" (by ``reset(mask=…)`` only); or a member of Gymnasium's AutoresetMode, or its value.
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
         validate: "async": after an invalid action the environment is truncated with reward NaN, ``info["fault"]`` and
             a bit of its fault word, see ``faults()``. "sync": ``step`` validates the actions first and raises
@@ -111,7 +114,7 @@ class VecEnv:
         num_envs: int,
         device: str | torch.device | None = None,
         *,
-        autoreset_mode: AutoresetMode = "same_step",
+        autoreset_mode: AutoresetMode | gymnasium.vector.AutoresetMode = "same_step",
         agents_as_envs: bool = False,
         driver: str | None = None,
         validate: Literal["async", "sync"] = "async",
@@ -133,8 +136,6 @@ class VecEnv:
         self.game, self.layout = game, game.layout
         self.num_envs = validate_int("num_envs", num_envs, 1)
         self.first_env_index = validate_int("first_env_index", first_env_index, 0, 2**63 - 1)
-        if not isinstance(autoreset_mode, str) or autoreset_mode not in MODES:
-            raise ValueError(f"autoreset_mode is {autoreset_mode!r}; expected one of {', '.join(map(repr, MODES))}")
         if not isinstance(validate, str) or validate not in ("async", "sync"):
             raise ValueError(f'validate is {validate!r}; expected "async" or "sync"')
         for name, flag in (
@@ -147,7 +148,7 @@ class VecEnv:
         if agents_as_envs and guards:
             raise ConfigError("guards=True needs outputs with an axis of environments; use agents_as_envs=False")
         thread_order = validate_int("thread_order", thread_order, 0, 2)
-        self.autoreset_mode, self.validate = autoreset_mode, validate
+        self.autoreset_mode, self.validate = validate_autoreset_mode(autoreset_mode), validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
         # None on the host.
@@ -162,7 +163,7 @@ class VecEnv:
             (self.num_envs * self.layout.num_agents,) if agents_as_envs else (self.num_envs, self.layout.num_agents),
             self.layout.observation.shape,
             TORCH_TYPES[self.layout.observation.dtype],
-            autoreset_mode == "same_step",
+            self.autoreset_mode == "same_step",
             self.layout.num_choices,
             self.device,
             GUARD_ROWS if guards else 0,
@@ -183,12 +184,12 @@ class VecEnv:
             self.num_envs,
             group_shape=self.group_shape,
             build=self.build,
-            mode=MODES[autoreset_mode],
+            mode=MODES[self.autoreset_mode],
             agents_as_envs=agents_as_envs,
             first_env_index=self.first_env_index,
         )
         self.program = self._kernels.program
-        self.seed: int | None = None  # of the last seeded reset
+        self.seed: int | tuple[int, ...] | None = None  # of the last seeded reset
         self._begun = False
         # Number of calls of load_state_dict and clear_episode_statistics: caches of derived values compare them.
         self.loads = self.clears = 0
@@ -256,13 +257,19 @@ class VecEnv:
         )
 
     def reset(
-        self, *, seed: int | None = None, mask: ArrayLike | None = None, out: StepBuffers | None = None
+        self,
+        *,
+        seed: int | Sequence[int] | None = None,
+        mask: ArrayLike | None = None,
+        out: StepBuffers | None = None,
     ) -> tuple[torch.Tensor, Info]:
         """Start new episodes in all environments, or in those where ``mask`` is True.
 
         Args:
-            seed: 0 … 2**64 - 1. Restarts the random streams of the environments that are reset. Without a seed the
-                streams continue; the first reset then draws one, which is ``env.seed``.
+            seed: 0 … 2**64 - 1. Restarts the random streams of the environments that are reset, each with a stream of
+                its own. Or a sequence of num_envs seeds: environment e is then bitwise equal to one that is made alone
+                and reset with the e-th. Without a seed the streams continue; the first reset then draws one, which is
+                ``env.seed``.
             mask: (num_envs,) bool, torch or NumPy.
             out: Buffers to write to; None allocates.
 
@@ -280,10 +287,13 @@ class VecEnv:
             raise ResetNeededError("reset(mask=…) before the first reset: call reset() without a mask first")
         if seed is None and not self._begun:
             seed = secrets.randbits(63)
-        if seed is not None:
-            seed = validate_seed(seed)
-        self._kernels.reset(begins, seed, out)
-        self.seed = self.seed if seed is None else seed
+        checked = None if seed is None else validate_seeds(seed, self.num_envs)
+        if isinstance(checked, tuple):
+            bits = np.array(checked, np.uint64).view(np.int64)  # torch has few operations on uint64
+            self._kernels.reset(begins, None, torch.from_numpy(bits).to(self.device), out)
+        else:
+            self._kernels.reset(begins, checked, None, out)
+        self.seed = self.seed if checked is None else checked
         self._begun = True
         return out.obs, _info(out)
 

@@ -48,6 +48,9 @@ class Acrobot(Env):
     termination_label = "the tip swung above the goal"
     render_fps = 15
     title = "Acrobot"
+    reset_options = ("low", "high")
+    gymnasium_time_limit = True
+    reward_threshold = -100.0
     preset = MappingProxyType(
         {
             "num_envs": 64,
@@ -71,6 +74,10 @@ class Acrobot(Env):
     def nips(self) -> bool:
         """Whether the equations are the paper's."""
         return self.book_or_nips == "nips"
+
+    def initial_ranges(self, options: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        bounds = options.get("low", self.reset_low), options.get("high", self.reset_high)
+        return dict.fromkeys(("theta", "theta_dot"), bounds)
 
     @property
     def observation_space(self) -> Box:

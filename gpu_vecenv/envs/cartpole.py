@@ -43,6 +43,9 @@ class Cartpole(Env):
     termination_label = "the pole fell or the cart left the track"
     render_fps = 50
     title = "CartPole"
+    reset_options = ("low", "high")
+    gymnasium_time_limit = True
+    reward_threshold = 475.0
     preset = MappingProxyType(
         {
             "num_envs": 64,
@@ -60,6 +63,10 @@ class Cartpole(Env):
     def validate(self) -> None:
         if self.reset_low > self.reset_high:
             raise ConfigError(f"Cartpole.reset_low = {self.reset_low} exceeds reset_high = {self.reset_high}")
+
+    def initial_ranges(self, options: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        bounds = options.get("low", self.reset_low), options.get("high", self.reset_high)
+        return dict.fromkeys(("x", "x_dot", "theta", "theta_dot"), bounds)
 
     @property
     def observation_space(self) -> Box:

@@ -24,6 +24,7 @@ class ContinuousMountainCar(MountainCarBase):
 
     clip_actions = False  # as in Gymnasium, the force is clipped, but the cost is that of the action as given
     title = "MountainCarContinuous"
+    reward_threshold = 90.0
     preset = MappingProxyType(
         {
             "num_envs": 512,

@@ -19,6 +19,7 @@ class MountainCar(MountainCarBase):
     max_steps: int = param(200, low=1)  # steps until the episode is truncated
 
     title = "MountainCar"
+    reward_threshold = -110.0
     preset = MappingProxyType(
         {
             "num_envs": 512,

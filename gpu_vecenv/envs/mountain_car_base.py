@@ -33,6 +33,8 @@ class MountainCarBase(Env):
         Field("velocity", f32),  # per step, in [-max_speed, max_speed]
     )
     termination_label: ClassVar[str] = "the car reached the flag"
+    reset_options: ClassVar[tuple[str, ...]] = ("low", "high")
+    gymnasium_time_limit: ClassVar[bool] = True
 
     def validate(self) -> None:
         for low, high in (("min_position", "max_position"), ("reset_low", "reset_high")):
@@ -40,6 +42,9 @@ class MountainCarBase(Env):
                 raise ConfigError(
                     f"{type(self).__name__}.{low} = {getattr(self, low)} exceeds {high} = {getattr(self, high)}"
                 )
+
+    def initial_ranges(self, options: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        return {"position": (options.get("low", self.reset_low), options.get("high", self.reset_high))}
 
     @property
     def observation_space(self) -> Box:

@@ -37,6 +37,8 @@ class Pendulum(Env):
     )
     render_fps = 20
     title = "Pendulum"
+    reset_options = ("x_init", "y_init")  # Gymnasium's names of reset_theta and reset_theta_dot
+    gymnasium_time_limit = True
     preset = MappingProxyType(
         {
             "num_envs": 64,
@@ -52,6 +54,10 @@ class Pendulum(Env):
         }
     )
     version = 1
+
+    def initial_ranges(self, options: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        theta, theta_dot = options.get("x_init", self.reset_theta), options.get("y_init", self.reset_theta_dot)
+        return {"theta": (-theta, theta), "theta_dot": (-theta_dot, theta_dot)}
 
     @property
     def observation_space(self) -> Box:

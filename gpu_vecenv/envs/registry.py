@@ -87,12 +87,21 @@ def gymnasium_id(game: type[Env], name: str | None = None) -> str:
     return f"gpu_vecenv/{title}-v{game.version}"
 
 
+def _time_limit(game: type[Env]) -> int | None:
+    """Default steps of an episode, if Gymnasium's TimeLimit ends it."""
+    limits = [field.default for field in dataclasses.fields(game) if field.name == "max_steps"]
+    return limits[0] if game.gymnasium_time_limit and limits and isinstance(limits[0], int) else None
+
+
 def _register_ids(game: type[Env], name: str) -> None:
     """Register the ids of Gymnasium and PettingZoo; the entry points get the game by name."""
     if (title := gymnasium_id(game, name)) not in gymnasium.registry:
+        limit = _time_limit(game)
         gymnasium.register(
             title,
-            entry_point="gpu_vecenv.views.gymnasium_env:GymnasiumEnv",
+            entry_point=f"gpu_vecenv.views.gymnasium_env:{'UnlimitedGymnasiumEnv' if limit else 'GymnasiumEnv'}",
+            max_episode_steps=limit,
+            reward_threshold=game.reward_threshold,
             vector_entry_point="gpu_vecenv.views.gymnasium_env:GymnasiumVectorEnv",
             kwargs={"game": name},
         )

@@ -11,10 +11,9 @@ from gymnasium.spaces import Discrete, Space
 from torch.nn.functional import pad
 
 from gpu_vecenv.engine.actions import ActionValidator
-from gpu_vecenv.engine.arguments import construct, reset_mask
+from gpu_vecenv.engine.arguments import AutoresetMode, construct, validate_mask
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
-from gpu_vecenv.engine.vec_env import AutoresetMode
 from gpu_vecenv.envs.registry import Game
 from gpu_vecenv.errors import ResetNeededError
 from gpu_vecenv.views.agents import (
@@ -30,6 +29,7 @@ from gpu_vecenv.views.agents import (
     versioned_name,
 )
 from gpu_vecenv.views.frames import Frames, checked_render_mode, render_metadata, viewer_of
+from gpu_vecenv.views.reset_options import move_initial_state, parse_reset_options
 
 Tensors = dict[str, torch.Tensor]
 Extras = dict[str, dict[str, Any]]
@@ -155,13 +155,17 @@ class BatchedParallelEnv:
         return agent_space(self.action_spaces, agent)
 
     def reset(
-        self, seed: int | None = None, options: Mapping[str, Any] | None = None, out: StepBuffers | None = None
+        self,
+        seed: int | Sequence[int] | None = None,
+        options: Mapping[str, Any] | None = None,
+        out: StepBuffers | None = None,
     ) -> tuple[Tensors, Extras]:
         """Start new episodes.
 
         Args:
-            seed: In [0, 2**64 - 1]; see ``VecEnv.reset``.
-            options: ``{"reset_mask": mask}`` resets some environments, (num_envs,) bool.
+            seed: In [0, 2**64 - 1], one or one for each environment; see ``VecEnv.reset``.
+            options: ``{"reset_mask": mask}`` resets some environments, (num_envs,) bool. Further options are those of
+                the game in Gymnasium, see ``GymnasiumVectorEnv.reset``.
             out: Buffers to write to (``vec_env.step_buffers()``); None allocates.
 
         Returns:
@@ -170,7 +174,10 @@ class BatchedParallelEnv:
         Raises:
             InvalidSeedError, ConfigError, TypeError, ValueError: An argument is wrong; nothing has changed.
         """
-        self._obs, info = self.vec_env.reset(seed=seed, mask=reset_mask(options), out=out)
+        parsed = parse_reset_options(self.vec_env, options)
+        mask = None if parsed.mask is None else validate_mask(parsed.mask, self.num_envs, self.device)
+        self._obs, info = self.vec_env.reset(seed=seed, mask=mask, out=out)
+        move_initial_state(self.vec_env, parsed, mask, self._obs)
         if self._viewer is not None:
             self._viewer.draw()
         return self._own(self._obs), self._extras(info)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, overload
 
 import gymnasium.error
 import numpy as np
+import torch
 
 from gpu_vecenv.declare.drawing import BLACK, Circle, Drawing, Line, Polygon
 from gpu_vecenv.declare.env import Env
@@ -61,8 +62,8 @@ def checked_render_mode(game: Env, mode: str | None) -> str | None:
 class Frames(Sequence[Image]):
     """Frames of all environments, each drawn on access: (height, width, 3) uint8, fresh memory.
 
-    A frame shows the state at the time of access, not of construction. In "same_step" mode an environment that has just
-    ended is shown after its reset, in the other modes at its end.
+    A frame shows the state at the time of construction, which copies it on the device. In "same_step" mode an
+    environment that has just ended is shown after its reset, in the other modes at its end.
 
     An access copies the state of one environment to the host and synchronises with the device.
 
@@ -74,7 +75,7 @@ class Frames(Sequence[Image]):
     Raises:
         ConfigError: ``scale`` is not a positive number.
         IndexError: There is no such frame.
-        ResetNeededError, ClosedEnvError: On access, before the first reset or after ``close``.
+        ResetNeededError, ClosedEnvError: Before the first reset, after ``close``.
         EnvDefinitionError: On access, the game's ``draw`` returns no Drawing, or one that cannot be drawn.
         gymnasium.error.DependencyNotInstalled: On access, pygame is missing.
     """
@@ -82,10 +83,12 @@ class Frames(Sequence[Image]):
     def __init__(self, vec_env: VecEnv, copies: int = 1, scale: float = 1.0) -> None:
         if not scale > 0 or not math.isfinite(scale):
             raise ConfigError(f"scale is {scale}; expected a number above 0")
-        self.vec_env, self.copies, self.scale = vec_env, copies, scale
+        vec_env.check_ready("render")
+        self.game, self.num_envs, self.copies, self.scale = vec_env.game, vec_env.num_envs, copies, scale
+        self._state = {name: tensor.clone() for name, tensor in drawn_state(vec_env).items()}
 
     def __len__(self) -> int:
-        return self.vec_env.num_envs * self.copies
+        return self.num_envs * self.copies
 
     @overload
     def __getitem__(self, index: int) -> Image: ...
@@ -101,7 +104,8 @@ class Frames(Sequence[Image]):
         return self._frame(indices)
 
     def _frame(self, index: int) -> Image:
-        return rasterise(scaled(env_drawing(self.vec_env, index // self.copies), self.scale))
+        state = state_of_env(self.game, self._state, index // self.copies)
+        return rasterise(scaled(drawing_of(self.game, state), self.scale))
 
 
 class Viewer:
@@ -210,20 +214,32 @@ def env_drawing(vec_env: VecEnv, env_index: int) -> Drawing:
         EnvDefinitionError: ``draw`` returns no Drawing, or one that cannot be drawn.
     """
     vec_env.check_ready("render")
-    state = state_on_host(vec_env, env_index)
-    drawing = vec_env.game.with_drawn_values(state).draw(state)
+    return drawing_of(vec_env.game, state_on_host(vec_env, env_index))
+
+
+def drawing_of(game: Env, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
+    """The drawing of a state; EnvDefinitionError if ``draw`` returns something else."""
+    drawing = game.with_drawn_values(state).draw(state)
     if not isinstance(drawing, Drawing):
-        raise EnvDefinitionError(f"{type(vec_env.game).__name__}.draw returned {drawing!r}; expected a Drawing")
+        raise EnvDefinitionError(f"{type(game).__name__}.draw returned {drawing!r}; expected a Drawing")
     return drawing
 
 
-def state_on_host(vec_env: VecEnv, env_index: int) -> dict[str, np.ndarray[Any, Any]]:
+def drawn_state(vec_env: VecEnv) -> dict[str, torch.Tensor]:
+    """All that ``Env.draw`` gets, of all environments; live tensors."""
+    return {"elapsed_steps": vec_env.elapsed_steps, "active": vec_env.active, **vec_env.state}
+
+
+def state_of_env(game: Env, state: Mapping[str, torch.Tensor], env_index: int) -> dict[str, np.ndarray[Any, Any]]:
     """The ``state`` argument of ``Env.draw`` for one environment, copied to the host."""
-    tensors = {"elapsed_steps": vec_env.elapsed_steps[env_index], "active": vec_env.active[env_index]}
-    for field in vec_env.game.layout.fields:
-        tensor = vec_env.state[field.name]
-        tensors[field.name] = tensor if field.shared else tensor[env_index]
-    return {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
+    shared = {field.name for field in game.layout.fields if field.shared}
+    own = {name: tensor if name in shared else tensor[env_index] for name, tensor in state.items()}
+    return {name: tensor.cpu().numpy().copy() for name, tensor in own.items()}
+
+
+def state_on_host(vec_env: VecEnv, env_index: int) -> dict[str, np.ndarray[Any, Any]]:
+    """The ``state`` argument of ``Env.draw`` for one environment now, copied to the host."""
+    return state_of_env(vec_env.game, drawn_state(vec_env), env_index)
 
 
 def scaled(drawing: Drawing, scale: float) -> Drawing:

@@ -16,14 +16,15 @@ from gymnasium.vector.utils import batch_space
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.spaces import with_zero
 from gpu_vecenv.engine.actions import ActionValidator
-from gpu_vecenv.engine.arguments import construct, reset_mask, validate_mask, validate_seed
+from gpu_vecenv.engine.arguments import construct, validate_autoreset_mode, validate_mask, validate_seed, validate_seeds
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.envs.registry import Game
 from gpu_vecenv.errors import ConfigError, ResetNeededError
 from gpu_vecenv.views.agents import action_mask_slices, only_with_masks
 from gpu_vecenv.views.frames import Frames, Viewer, checked_render_mode, render_metadata, viewer_of
-from gpu_vecenv.views.host_copy import HostCopy, HostMasks
+from gpu_vecenv.views.host_copy import HostCopy, HostMasks, fill_final_obs
+from gpu_vecenv.views.reset_options import move_initial_state, parse_reset_options
 
 Output = Literal["torch", "numpy"]
 Step = tuple[Any, Any, Any, Any, dict[str, Any]]
@@ -45,7 +46,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         output: "torch": tensors on the device; no step synchronises. "numpy": arrays; one copy and one synchronisation
             per step.
-        autoreset_mode: A member of Gymnasium's AutoresetMode, or "same_step" (default), "next_step", "disabled".
+        autoreset_mode: A member of Gymnasium's AutoresetMode, its value, or "same_step" (default), "next_step",
+            "disabled".
         render_mode: "rgb_array" (``render`` returns frames), "human" (a window shows every reset and step) or None.
         render_env_indices: Environments that the window shows, one or several; None: the first ones, at most 16.
         max_episode_steps: Gymnasium's name for ``max_steps``.
@@ -72,7 +74,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._arguments: dict[str, Any] = {"game": game, "num_envs": num_envs, "device": device, "output": output}
         self._arguments |= {"autoreset_mode": autoreset_mode, "render_mode": render_mode, **arguments}
         self._arguments |= {"max_episode_steps": max_episode_steps, "render_env_indices": render_env_indices}
-        mode = autoreset_mode.name.lower() if isinstance(autoreset_mode, AutoresetMode) else autoreset_mode
+        mode = validate_autoreset_mode(autoreset_mode)
         if output not in ("torch", "numpy"):
             raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
         self.output = output
@@ -108,23 +110,29 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """The space of all rows' actions, with the choices of each row's role."""
         return _batched_action_space(self.game, self.vec_env.num_envs)
 
-    def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
         """Start new episodes.
 
         Args:
-            seed: One int in [0, 2**64 - 1] for all rows; see ``VecEnv.reset``.
+            seed: One int in [0, 2**64 - 1] for all rows, or one for each of the ``vec_env.num_envs`` environments; see
+                ``VecEnv.reset``.
             options: ``{"reset_mask": mask}`` resets some environments: (num_envs,) bool, torch or NumPy, equal for all
-                rows of an environment.
+                rows of an environment. Further options are those of the game in Gymnasium, ``game.reset_options``, such
+                as ``{"low": -0.1, "high": 0.1}``: ranges of the initial state, for this reset only.
 
         Raises:
             InvalidSeedError, ConfigError, TypeError, ValueError: An argument is wrong; nothing has changed.
         """
         if seed is not None:
-            seed = validate_seed(seed)
-        mask = self._env_mask(reset_mask(options))
+            seed = validate_seeds(seed, self.vec_env.num_envs)
+        parsed = parse_reset_options(self.vec_env, options)
+        mask = None if parsed.mask is None else self._env_mask(validate_mask(parsed.mask, self.num_envs, self.device))
         buffers = None if self._host is None else self._host.step_buffers()
         obs, info = self.vec_env.reset(seed=seed, mask=mask, out=buffers)
-        super().reset(seed=seed)
+        move_initial_state(self.vec_env, parsed, mask, obs)
+        super().reset(seed=seed if isinstance(seed, int) else None)
         if self._host is not None:
             arrays = self._host.arrays()
             self._host_masks = HostMasks(self.vec_env, arrays)
@@ -147,7 +155,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             Observations, rewards (float32), terminations, truncations and info: "active" (rows whose next action
             counts), "action_mask" if the game has one, in "same_step" mode "final_obs" and "final_info" with their
             masks "_final_obs" and "_final_info"; with ``output="numpy"`` every key has a mask. Rows of "final_obs"
-            outside its mask are unspecified.
+            outside its mask hold the observation.
 
         Raises:
             TypeError, ValueError: Actions or ``out`` have a wrong type, dtype, shape or device; nothing has changed.
@@ -159,6 +167,9 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             if isinstance(actions, np.ndarray):
                 actions = self._check.tensor(actions)
             obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
+            if "final_obs" in info:
+                mask = info["_final_obs"].view(-1, *[1] * (obs.ndim - 1))
+                torch.where(mask, info["final_obs"], obs, out=info["final_obs"])
             if self._viewer is not None:
                 self._viewer.draw()
             return obs, rewards, terminations, truncations, self._with_masks(info)
@@ -166,6 +177,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError('step: out is given, but output is "numpy"; expected None')
         *_, written = self.vec_env.step(self._validated(actions), self._host.step_buffers())
         arrays = self._host.arrays()
+        fill_final_obs(arrays)
         self._host_masks = HostMasks(self.vec_env, arrays)
         named = {name: arrays["final_mask" if name == "_final_obs" else name] for name in written}
         outputs = [arrays[name] for name in ("obs", "rewards", "terminations", "truncations")]
@@ -214,9 +226,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         """The actions on the device, after a check of their values on the host."""
         self.vec_env.check_ready("step")
         array = self._check.array(actions)
-        if self.game.layout.masks_actions or not self._check.is_surely_valid(array):
-            self._host_masks = HostMasks.current(self.vec_env, self._host_masks)
-            self._check.values(torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask)
+        self._host_masks = HostMasks.current(self.vec_env, self._host_masks)
+        self._check.host_values(array, self._host_masks.active, self._host_masks.action_mask)
         return self._check.tensor(array)
 
     def _with_masks(self, info: Mapping[str, Any]) -> dict[str, Any]:
@@ -227,11 +238,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             masked |= {"final_info": {}, "_final_info": info["_final_obs"]}
         return masked
 
-    def _env_mask(self, mask: Any) -> Any:
+    def _env_mask(self, mask: torch.Tensor) -> torch.Tensor:
         """The mask of environments (vec_env.num_envs,); a host read if an environment has several rows."""
-        if mask is None or self.num_agents == 1:
+        if self.num_agents == 1:
             return mask
-        mask = validate_mask(mask, self.num_envs, self.device)
         rows = mask.reshape(self.vec_env.num_envs, self.num_agents)
         if bool((rows.any(1) != rows.all(1)).any()):
             raise ValueError(
@@ -271,9 +281,8 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         space = self.game.layout.observation.widest
         self.observation_space = space if alone else batch_space(space, self.game.layout.num_agents)
         self.action_space = self.game.layout.action.widest if alone else _batched_action_space(self.game, 1)
-        self._shape = (
-            self.game.layout.action.shape if alone else (self.game.layout.num_agents, *self.game.layout.action.shape)
-        )
+        self._agent_axis = () if alone else (self.game.layout.num_agents,)
+        self._shape = (*self._agent_axis, *self.game.layout.action.shape)
         self._check = ActionValidator(self.game.layout, self.vec_env.buffers_layout.batch, self.vec_env.device)
         self._host = HostCopy(self.vec_env.buffers_layout)
         self._host_masks: HostMasks | None = None
@@ -281,16 +290,19 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray[Any, Any], dict[str, Any]]:
-        """Start a new episode; ``options`` must be empty.
+        """Start a new episode.
+
+        Args:
+            seed: In [0, 2**64 - 1].
+            options: Those of the game in Gymnasium, ``game.reset_options``: ranges of the initial state.
 
         Raises:
-            InvalidSeedError, ConfigError: An argument is wrong; nothing has changed.
+            InvalidSeedError, ConfigError, TypeError: An argument is wrong; nothing has changed.
         """
-        if options is not None and not isinstance(options, Mapping):
-            raise TypeError(f"reset: options is a {type(options).__name__}; expected a dict")
-        if options:
-            raise ConfigError(f"reset: options has keys {sorted(options, key=str)}; expected none")
-        self.vec_env.reset(seed=None if seed is None else validate_seed(seed), out=self._host.step_buffers())
+        parsed = parse_reset_options(self.vec_env, options, masks=False)
+        seed = None if seed is None else validate_seed(seed)
+        obs, _ = self.vec_env.reset(seed=seed, out=self._host.step_buffers())
+        move_initial_state(self.vec_env, parsed, None, obs)
         super().reset(seed=seed)
         arrays = self._host.arrays()
         info = self._info(arrays)
@@ -310,7 +322,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         if not self._host_masks.active.any():
             raise ResetNeededError("step after the end of an episode: call reset() first")
         array = self._check.array(action, self._shape)
-        self._check.values(torch.tensor(array, device="cpu"), self._host_masks.active, self._host_masks.action_mask)
+        self._check.host_values(array, self._host_masks.active, self._host_masks.action_mask)
         self.vec_env.step(self._check.tensor(array), self._host.step_buffers())
         arrays = self._host.arrays()
         info = self._info(arrays)
@@ -320,7 +332,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
             self._viewer.draw()
         return (
             self._entry(arrays["obs"]),
-            float(arrays["rewards"].sum(dtype=np.float64)),
+            float(arrays["rewards"].sum(dtype=np.float64) if self._agent_axis else arrays["rewards"][0, 0]),
             ended and not truncated,
             truncated,
             info,
@@ -358,13 +370,31 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
 
     def _entry(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The entry of the environment; without the agent axis if there is one agent."""
-        entry: np.ndarray[Any, Any] = array[0, 0] if self.game.layout.num_agents == 1 else array[0]
+        entry: np.ndarray[Any, Any] = array[0] if self._agent_axis else array[0, 0]
         return entry
 
     def _info(self, arrays: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
         self._host_masks = HostMasks(self.vec_env, arrays)
-        info = {"active": arrays["active"][0]} if self.game.layout.num_agents > 1 else {}
-        return info | {name: self._entry(arrays[name]) for name in ("action_mask",) if name in arrays}
+        info = {"active": arrays["active"][0]} if self._agent_axis else {}
+        if "action_mask" in arrays:
+            info["action_mask"] = self._entry(arrays["action_mask"])
+        return info
+
+
+class UnlimitedGymnasiumEnv(GymnasiumEnv):
+    """A GymnasiumEnv without the game's own time limit: ``gymnasium.make`` limits its episodes by ``TimeLimit``.
+
+    The entry point of games that declare ``gymnasium_time_limit``.
+    """
+
+    def __init__(self, game: Game, device: str | torch.device = "cpu", **arguments: Any) -> None:
+        if "max_steps" in arguments:
+            raise ConfigError(
+                f"max_steps is {arguments['max_steps']!r}, but Gymnasium's TimeLimit ends the episodes here; use "
+                "gymnasium.make(…, max_episode_steps=…)"
+            )
+        super().__init__(game, device, **arguments, max_steps=2**31 - 1)
+        del self._arguments["max_steps"]
 
 
 def _batched_action_space(game: Env, num_envs: int) -> Space[Any]:

@@ -18,9 +18,9 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 class HostCopy:
     """Step outputs on the host: ``step(actions, out=copy.step_buffers())``, then ``copy.arrays()``.
 
-    On the CPU the arrays view the memory that the kernel wrote. On a GPU the kernel writes into one device buffer,
-    which is copied to fresh pinned memory. It writes ``final_obs`` directly into pinned memory, because only the few
-    rows that ended are written. Pinned memory is reused after the arrays that view it are freed, so earlier outputs
+    On the CPU the arrays view the memory that the kernel wrote, allocated for several steps at a time. On a GPU the
+    kernel writes into one device buffer, which is copied to fresh pinned memory. It writes ``final_obs`` directly into
+    pinned memory, because only the few rows that ended are written. Pinned memory is reused after the arrays that view it are freed, so earlier outputs
     never change.
     """
 
@@ -31,6 +31,7 @@ class HostCopy:
             (name, torch.empty(0, dtype=dtype, device="cpu").numpy().dtype, shape, first * dtype.itemsize)
             for name, dtype, shape, _, first in layout.views
         ]
+        self._unused: list[tuple[StepBuffers, Arrays]] = []  # on the CPU
         if self._pinned:
             self._buffer = torch.empty(layout.nbytes, dtype=torch.uint8, device=layout.device)
             self._on_device = StepBuffers.allocate(layout, self._buffer)
@@ -38,12 +39,15 @@ class HostCopy:
 
     def step_buffers(self) -> StepBuffers:
         """Buffers for the next step."""
-        if self._pinned and self._unread:  # an interrupted call: the kernel may still be writing into the last block
+        if not self._pinned:
+            if not self._unused:
+                self._unused = _host_buffers(self._layout)
+            buffers, self._arrays = self._unused.pop()
+            return buffers
+        if self._unread:  # an interrupted call: the kernel may still be writing into the last block
             torch.cuda.current_stream(self._layout.device).synchronize()
         self._unread = True
-        self._host = torch.empty(self._layout.nbytes, dtype=torch.uint8, pin_memory=self._pinned, device="cpu")
-        if not self._pinned:
-            return StepBuffers.allocate(self._layout, self._host)
+        self._host = torch.empty(self._layout.nbytes, dtype=torch.uint8, pin_memory=True, device="cpu")
         if self._final_obs is None:
             return self._on_device
         _, dtype, shape, strides, first = self._final_obs
@@ -53,12 +57,28 @@ class HostCopy:
 
     def arrays(self) -> Arrays:
         """Name -> array of the outputs written to the last ``step_buffers``; synchronises with the device."""
-        if self._pinned:
-            self._host[: self._copied].copy_(self._buffer[: self._copied], non_blocking=True)
-            torch.cuda.current_stream(self._layout.device).synchronize()
+        if not self._pinned:
+            return self._arrays
+        self._host[: self._copied].copy_(self._buffer[: self._copied], non_blocking=True)
+        torch.cuda.current_stream(self._layout.device).synchronize()
         self._unread = False
         memory = self._host.numpy()
         return {name: np.ndarray(shape, dtype, memory, start) for name, dtype, shape, start in self._views}
+
+
+def _host_buffers(layout: StepBuffersLayout) -> list[tuple[StepBuffers, Arrays]]:
+    buffers, allocations = StepBuffers.allocate_several(layout)
+    names = list(allocations)
+    columns = (allocations[name].numpy() for name in names)
+    return [(entry, dict(zip(names, arrays, strict=True))) for entry, *arrays in zip(buffers, *columns, strict=True)]
+
+
+def fill_final_obs(arrays: Arrays) -> None:
+    """Give rows of "final_obs" without a final observation, which no step writes, the observation."""
+    if "final_obs" in arrays:
+        mask = arrays["final_mask"]
+        written = mask.reshape(*mask.shape, *[1] * (arrays["obs"].ndim - mask.ndim))
+        np.copyto(arrays["final_obs"], arrays["obs"], where=~written)
 
 
 class HostCopyWithoutObs:
@@ -91,8 +111,8 @@ class HostMasks:
 
     def __init__(self, env: VecEnv, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.loads = env.loads
-        self.active = torch.tensor(arrays["active"], device="cpu")
-        self.action_mask = torch.tensor(arrays["action_mask"], device="cpu") if "action_mask" in arrays else None
+        self.active = arrays["active"].copy()
+        self.action_mask = arrays["action_mask"].copy() if "action_mask" in arrays else None
 
     @staticmethod
     def current(env: VecEnv, cached: HostMasks | None) -> HostMasks:
