@@ -20,8 +20,8 @@ class HostCopy:
 
     On the CPU the arrays view the memory that the kernel wrote, allocated for several steps at a time. On a GPU the
     kernel writes into one device buffer, which is copied to fresh pinned memory. It writes ``final_obs`` directly into
-    pinned memory, because only the few rows that ended are written. Pinned memory is reused after the arrays that view it are freed, so earlier outputs
-    never change.
+    pinned memory, because only the few rows that ended are written. Pinned memory is reused after the arrays that view
+    it are freed, so earlier outputs never change.
     """
 
     def __init__(self, layout: StepBuffersLayout) -> None:

@@ -146,6 +146,38 @@ def test_outputs_have_their_shapes_dtypes_device_and_space(game, mode, device):
     }
 
 
+def test_an_environment_with_a_seed_of_its_own_equals_one_made_alone(game, device):
+    seeds = [5, 2**64 - 1, 0, 5]
+    env = VecEnv(game, 4, device, first_env_index=9)
+    alone = [VecEnv(game, 1, device) for _ in seeds]
+    obs, _ = env.reset(seed=np.array(seeds, np.uint64))
+    begun = [one.reset(seed=seed)[0] for one, seed in zip(alone, seeds, strict=True)]
+    assert env.seed == tuple(seeds) and equal_bits(obs, torch.cat(begun))
+    for _ in range(20):  # across autoresets
+        actions = env.sample_actions()
+        ours = outputs_of(env.step(actions))
+        theirs = [outputs_of(one.step(actions[e : e + 1])) for e, one in enumerate(alone)]
+        assert all(equal_bits(ours[name], torch.cat([each[name] for each in theirs])) for name in ours)
+    before = env.state_dict()
+    env.reset(seed=[1, 2, 3, 4], mask=torch.tensor([True, False, False, False], device=device))
+    assert equal_bits(env.data["engine_key"][1:], before["engine_key"][1:])
+    assert not equal_bits(env.data["engine_key"][0], before["engine_key"][0])
+
+
+def test_an_environment_made_in_inference_mode_works_outside(game, device):
+    with torch.inference_mode():
+        env = VecEnv(game, 3, device)
+        env.reset(seed=1)
+    twin = VecEnv(game, 3, device)
+    twin.reset(seed=1)
+    for each in (env, twin):
+        each.elapsed_steps.fill_(1)
+        each.clear_episode_statistics()
+        each.step(each.sample_actions())
+        each.load_state_dict(each.state_dict())
+    assert different(env, twin) == []
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_an_equal_seed_gives_equal_bits_and_another_seed_gives_others(game, mode, device):
     runs = [trajectory(VecEnv(game, 40, device, autoreset_mode=mode), 60, seed) for seed in (3, 3, 4)]

@@ -1,6 +1,7 @@
 """The classic control games against Gymnasium's own, which step the same float32 state in float64, step by step."""
 
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -299,6 +300,31 @@ def test_spaces_and_time_limits_are_gymnasiums(name, config, keywords, attribute
 
 
 @pytest.mark.parametrize("name", IDS)
+def test_the_spec_is_gymnasiums(name):
+    ours, theirs = gymnasium.spec(f"gpu_vecenv/{IDS[name]}"), gymnasium.spec(IDS[name])
+    assert (ours.max_episode_steps, ours.reward_threshold) == (theirs.max_episode_steps, theirs.reward_threshold)
+
+
+@pytest.mark.parametrize("limit", [None, 3, 1000])
+def test_the_time_limit_of_gymnasium_make_is_the_only_one(limit):
+    """A pendulum never terminates: its episode has exactly as many steps as the wrapper allows."""
+    env = gymnasium.make("gpu_vecenv/Pendulum-v1", **({} if limit is None else {"max_episode_steps": limit}))
+    env.reset(seed=1)
+    for _ in range(2):
+        flags = [env.step(np.zeros(1, np.float32))[2:4] for _ in range(limit or 200)]
+        assert flags == [(False, False)] * ((limit or 200) - 1) + [(False, True)]
+        env.reset()
+    copy = pickle.loads(pickle.dumps(env.unwrapped))
+    assert copy.game.max_steps == env.unwrapped.game.max_steps
+
+
+@pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])
+def test_max_steps_beside_gymnasiums_time_limit_is_refused(make):
+    with pytest.raises(ConfigError, match="max_episode_steps"):
+        make("gpu_vecenv/CartPole-v1", max_steps=7)
+
+
+@pytest.mark.parametrize("name", IDS)
 def test_a_title_and_a_version_make_gymnasiums_id(name):
     game = gpu_vecenv.configure(name)
     assert f"{game.title}-v{game.version}" == IDS[name]
@@ -445,14 +471,18 @@ STARTS = [
     ("continuous_mountain_car", {"reset_low": -0.3, "reset_high": 0.1}, WIDE),
     ("acrobot", {"reset_low": -0.3, "reset_high": 0.1}, WIDE),
     ("pendulum", {"reset_theta": 0.5, "reset_theta_dot": 2.0}, {"x_init": 0.5, "y_init": 2.0}),
+    *((name, {}, WIDE) for name in TERMINATING),  # these options are also ours
+    ("cartpole", {}, {"low": -0.3}),
+    ("pendulum", {}, {"x_init": 0.5, "y_init": 2.0}),
 ]
 
 
 @pytest.mark.parametrize(("name", "config", "options"), STARTS)
 def test_starts_are_distributed_like_gymnasiums(name, config, options, device):
-    env = gpu_vecenv.make(name, 4000, device, **config)
-    env.reset(seed=21)
-    ours = state_of(env).cpu().numpy()
+    view = gpu_vecenv.GymnasiumVectorEnv(name, 4000, device, **config)
+    obs, _ = view.reset(seed=21, options=None if config else options)
+    ours = state_of(view.vec_env).cpu().numpy()
+    assert torch.equal(obs, view.vec_env.observe())
     oracle = oracle_of(name, {}, {})
     theirs = []
     for _ in range(4000):

@@ -123,7 +123,7 @@ for num_envs in (1, 5):
 spread = gymnasium.make_vec("gpu_vecenv:gpu_vecenv/SimpleSpread-v3", num_envs=5, device="cpu")
 assert (spread.num_envs, spread.vec_env.num_envs) == (15, 5), spread
 env = gymnasium.make("gpu_vecenv:gpu_vecenv/CartPole-v1")
-assert type(env.unwrapped).__name__ == "GymnasiumEnv" and env.reset(seed=1)[0].shape == (4,), env
+assert env.spec.max_episode_steps == 500 and env.reset(seed=1)[0].shape == (4,), env
 """
 
 
@@ -157,7 +157,7 @@ def test_gymnasiums_checker_passes_on_every_single_env(name):
 def test_the_single_env_is_one_env(name):
     config = SMALL.get(name, {})
     env, twin = (
-        gymnasium.make(IDS[name], **config),
+        GymnasiumEnv(name, **config),
         gpu_vecenv.make(name, 1, "cpu", autoreset_mode="disabled", **config),
     )
     alone = twin.num_agents == 1
@@ -176,15 +176,18 @@ def test_the_single_env_is_one_env(name):
         assert reward == float(rewards.double().sum()) and isinstance(reward, float)
         assert (terminated, truncated) == (over and not truncations.any(), over and bool(truncations.any()))
     with pytest.raises(ResetNeededError, match="after the end of an episode"):
-        env.unwrapped.step(action)
+        env.step(action)
 
 
 def test_the_single_env_refuses_what_its_space_does_not_hold():
     env = GymnasiumEnv("cartpole")
     with pytest.raises(ResetNeededError):
         env.step(0)
+    for options in ({"low": 1}, {"low": "a"}, {"high": np.nan}, {"lo": 0}, {"reset_mask": [True]}):
+        with pytest.raises(ConfigError, match="reset: options"):
+            env.reset(options=options)
     with pytest.raises(ConfigError, match="expected none"):
-        env.reset(options={"low": 0})
+        GymnasiumEnv("tag_gridworld").reset(options={"low": 0})
     env.reset(seed=1)
     before = env.vec_env.state_dict()
     for action in (2, -1, 2**40):
@@ -334,6 +337,55 @@ def test_sampled_numpy_actions_are_accepted(name, output, device):
     for _ in range(10):
         env.step(env.action_space.sample())
     assert env.vec_env.faults().sum() == 0
+
+
+@pytest.mark.parametrize("output", ["torch", "numpy"])
+@pytest.mark.parametrize("name", ["cartpole", "tag_continuous"])
+def test_rows_without_a_final_observation_hold_the_observation(name, output, device):
+    """Never memory that no step has written; the rows that ended are those of the VecEnv."""
+    config = {**SMALL.get(name, {}), "max_steps": 9}
+    env = GymnasiumVectorEnv(name, 5, device, output=output, **config)
+    twin = gpu_vecenv.make(name, 5, device, agents_as_envs=True, **config)
+    env.reset(seed=2)
+    twin.reset(seed=2)
+    ended = 0
+    for _ in range(40):
+        actions = twin.sample_actions()
+        obs, *_, info = env.step(as_numpy(actions) if output == "numpy" else actions)
+        *_, expected = twin.step(actions)
+        mask, final = as_numpy(info["_final_obs"]), as_numpy(info["final_obs"])
+        assert equal_bits(final[~mask], as_numpy(obs)[~mask])
+        assert equal_bits(final[mask], as_numpy(expected["final_obs"])[mask])
+        ended += mask.sum()
+    assert ended
+
+
+def test_seeds_are_one_for_each_environment(device):
+    seeds = [3, 2**64 - 1, 7]
+    env = vector("cartpole", 3, device)
+    obs, _ = env.reset(seed=seeds)
+    alone = [vector("cartpole", 1, device) for _ in seeds]
+    assert equal_bits(obs, torch.cat([one.reset(seed=seed)[0] for one, seed in zip(alone, seeds, strict=True)]))
+    with pytest.raises(InvalidSeedError, match=r"shape \(15,\); expected one int, or one for each of the 3"):
+        vector("tag_gridworld", 3, device).reset(seed=range(15))
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_gymnasiums_autoreset_modes_are_taken_by_member_and_value(mode):
+    for given in (mode, mode.value, mode.name.lower()):
+        env = vector("cartpole", autoreset_mode=given)
+        assert env.autoreset_mode is env.metadata["autoreset_mode"] is mode
+
+
+def test_reset_options_move_the_masked_environments_for_one_reset(device):
+    env = vector("cartpole", 4, device, max_episode_steps=3)
+    before, _ = env.reset(seed=1)
+    mask = torch.tensor([True, False, True, False], device=device)
+    obs, _ = env.reset(options={"low": 0.1, "high": 0.15, "reset_mask": mask})
+    assert (obs[mask] >= 0.1).all() and (obs[mask] <= 0.15).all() and equal_bits(obs[~mask], before[~mask])
+    for _ in range(3):
+        obs, *_ = env.step(env.sample_actions())
+    assert (obs.abs() <= 0.05).all()  # the next episodes begin in the game's own range
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
