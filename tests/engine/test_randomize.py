@@ -288,6 +288,15 @@ def test_initial_states_name_parameters_too(device):
     np.testing.assert_allclose(obs[:, 0, 3].cpu().numpy(), expected["theta_dot"], rtol=2e-6, atol=2e-6)
 
 
+def test_an_autoreset_observes_with_the_initial_states_values(device):
+    env = VecEnv(Weights(), 40, device, randomize={"mass": (1, 2)}, initial_states={"mass": np.float32([5, 6])})
+    obs, _ = env.reset(seed=1)
+    for _ in range(7):  # two episodes
+        assert set(env.state["mass"].tolist()) == {5, 6}
+        assert equal_bits(obs[:, 0, 1], env.state["mass"]) and equal_bits(obs[:, 0, 6], 4 * env.state["mass"])
+        obs = env.step(env.sample_actions())[0]
+
+
 def test_a_state_dict_continues_bit_for_bit(device):
     env, other = cartpole(32, device, max_steps=20), cartpole(32, device, max_steps=20)
     trajectory(env)
@@ -317,14 +326,17 @@ def test_the_configuration_passes_through_json():
     assert game == gpu_vecenv.configure("cartpole", randomize=dict(reversed(RANGES.items())))
 
 
-def test_a_nonfinite_value_ends_the_episode_and_is_drawn_anew(device):
-    env = cartpole(6, device, end_on_nonfinite=True)
-    env.reset(seed=1)
+@pytest.mark.parametrize("mode", MODES)
+def test_a_nonfinite_value_ends_the_episode_and_is_drawn_anew(mode, device):
+    env, other = (cartpole(6, device, end_on_nonfinite=True, autoreset_mode=mode) for _ in range(2))
+    for each in (env, other):
+        each.reset(seed=1)
     env.state["gravity"][2] = math.nan
     _, _, terminations, _, _ = env.step(env.sample_actions())
     assert terminations[:, 0].nonzero().flatten().tolist() == [2]
-    assert env.state["gravity"].isfinite().all() and 8 <= env.state["gravity"][2] < 12
     assert env.faults().nonzero().flatten().tolist() == [2]
+    other.reset(mask=torch.arange(6, device=device) == 2)  # its next episode
+    assert equal_bits(env.state["gravity"], other.state["gravity"])
 
 
 # ---------------------------------------------------------------------- devices and launch shapes
@@ -386,7 +398,7 @@ def expected_weights(k: np.ndarray, mass: np.ndarray, lever: np.ndarray) -> np.n
     """The observations, (n, 12) float32: what Python declares in float64, the rest in float32."""
     wide, arm = mass.astype(np.float64), lever.astype(np.float64)
     heavy = mass * np.float32(2)
-    columns = [k, mass, lever, 2 * wide + arm / 3 - 1, -np.sqrt(np.float64(2) * wide * arm + np.abs(arm - 5))]
+    columns = [k, mass, lever, wide * arm / 3 - 1, -np.sqrt(np.float64(2) * wide * arm + np.abs(arm - 5))]
     columns += [1 / (3 - wide), heavy * np.float32(2), heavy / np.float32(3) + np.float32(3.25), mass / np.float32(2)]
     columns += [lever, (lever + np.float32(1)) * np.float32(2), k]
     return np.stack([column.astype(np.float32) for column in columns], 1)

@@ -50,7 +50,7 @@ class Weights(Env):
 
     @property
     def total(self):
-        return 2 * self.mass + self.lever / 3 - 1
+        return self.mass * self.lever / 3 - 1
 
     @property
     def root(self):
