@@ -274,6 +274,26 @@ def test_the_same_seed_trains_the_same_policy_in_another_process(command, tmp_pa
     assert all(weights[name].equal(again[name]) for name in weights)
 
 
+@pytest.mark.slow
+def test_randomised_parameters_are_options_that_a_run_keeps(command, tmp_path):
+    ranges = "--randomize gravity 8 12 half_length 0.3 0.9".split()
+    config = {"randomize": {"gravity": (8, 12), "half_length": (0.3, 0.9)}}
+    code, output, _ = command("show", "cartpole", *ranges)
+    assert code == 0 and output.startswith(generate_header(configure("cartpole", **config).layout))
+    assert "#define GRAVITY randomized::value_gravity()" in output.splitlines()
+    one = ["train", "cartpole", *ranges, *TINY, "--episodes", "2"]
+    assert command(*one, "--total-steps", "32", "--out", "whole")[0] == 0
+    assert command(*one, "--total-steps", "16", "--out", "run")[0] == 0
+    assert command("train", "--resume", "run", "--total-steps", "32")[0] == 0
+    (tensors, manifest), (whole, _) = newest(tmp_path / "run"), newest(tmp_path / "whole")
+    assert configure("cartpole", **manifest["game_config"]) == configure("cartpole", **config)
+    drawn = [name for name in tensors if name.endswith(("state_gravity", "state_half_length"))]
+    assert len(drawn) == 2 and all(tensors[name].equal(whole[name]) for name in drawn)
+    assert command("evaluate", "run", "--episodes", "3")[0] == 0
+    assert command("replay", "record", "run", "--episodes", "2", "--out", "replays")[0] == 0
+    assert command("replay", "html", "replays")[0] == 0 and "randomize" in (tmp_path / "replays.html").read_text()
+
+
 REFUSED = {
     "unknown command": ("trian tag_gridworld", "unknown command 'trian'; nearest: train"),
     "nothing like a command": (
