@@ -66,12 +66,6 @@ class NanAccepted(Lenient):
         return np.nan_to_num(actions, posinf=9, neginf=-9) if isinstance(actions, np.ndarray) else actions
 
 
-@planted("K14", continuous=True)
-class ClippedInSilence(Lenient):
-    def prepared(self, actions):
-        return np.clip(actions, -1, 1) if getattr(actions, "dtype", None) == np.float32 else actions
-
-
 @planted("K14")
 class OneActionForAllAccepted(Lenient):
     def prepared(self, actions):
