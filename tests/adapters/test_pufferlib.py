@@ -1,5 +1,7 @@
 """PufferLib: the adapter's contract, PufferLib's own vectorisation around it, and its learner."""
 
+import signal
+
 import numpy as np
 import pytest
 import torch
@@ -141,9 +143,11 @@ def test_pufferlib_s_vectors_hand_it_their_own_arrays(backend):
         assert all(
             np.shares_memory(getattr(env, name), getattr(vector, name)) for env in vector.envs for name in ARRAYS
         )
+    signal.alarm(120)  # PufferLib waits for ever for a process that has died
     try:
         found = trajectory(vector)
     finally:
+        signal.alarm(0)
         vector.close()
     alone = [adapter.make(Script, 3, "cpu", seed=9, **LEAVE) for _ in range(2)]
     for i, env in enumerate(alone):

@@ -67,7 +67,9 @@ def test_rollouts_are_what_the_script_says(algorithm, policy):
     np.testing.assert_array_equal(stored["starts"][1:], ends[:-1])
     exact = ~(ends & (truncates == 1))  # SB3 adds the bootstrapped value to the reward of a truncated step
     assert exact.any() and not exact.all()
-    np.testing.assert_array_equal(stored["rewards"][exact], (10 * number + steps + 1)[exact])
+    rewards = 10 * number + steps + 1
+    np.testing.assert_array_equal(stored["rewards"][exact], rewards[exact])
+    assert (stored["rewards"] != rewards)[~exact].all()
     np.testing.assert_array_equal(said[1:][~ends[:-1]], stored["actions"].reshape(16, 16)[:-1][~ends[:-1]])
     assert len(model.ep_info_buffer) == ends.sum()
     assert sorted(info["l"] for info in model.ep_info_buffer) == sorted(last[ends].astype(int))
