@@ -172,6 +172,7 @@ INTERFACES: dict[str, tuple[Games, Prepare]] = {
     "rl_games": (DISCRETE, _rows),
     "tianshou": (DISCRETE, _tianshou),
     "rllib": (DISCRETE, _numpy_view),
+    "pufferlib": (DISCRETE, _numpy_view),
     "cleanrl": (CONTINUOUS, _rows),
     "supersuit": (FEW, _numpy_view),
 }
