@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpu_vecenv.declare.randomize import with_values
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, nearest
 
@@ -82,6 +83,12 @@ def _number(name: str, value: Any) -> float:
 
 def _checked_ranges(vec_env: VecEnv, bounds: Mapping[str, float]) -> Ranges:
     game, own = vec_env.game, vec_env.game.initial_ranges({})
+    unknown_values = dict.fromkeys((name for name, _, _ in game.randomize), math.nan)
+    if repr(with_values(game, unknown_values).initial_ranges({})) != repr(own):
+        raise ConfigError(
+            f"reset: options {dict(bounds)} move the initial state, but its own range is randomised: "
+            f"{', '.join(unknown_values)}"
+        )
     ranges = {field: bound for field, bound in game.initial_ranges(bounds).items() if bound != own[field]}
     for field, (low, high) in ranges.items():
         if low > high:

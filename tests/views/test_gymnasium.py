@@ -186,6 +186,8 @@ def test_the_single_env_refuses_what_its_space_does_not_hold():
     for options in ({"low": 1}, {"low": "a"}, {"high": np.nan}, {"lo": 0}, {"reset_mask": [True]}):
         with pytest.raises(ConfigError, match="reset: options"):
             env.reset(options=options)
+    with pytest.raises(ConfigError, match="its own range is randomised: reset_low"):
+        GymnasiumEnv("cartpole", randomize={"reset_low": (-0.1, 0)}).reset(options={"low": 0})
     with pytest.raises(ConfigError, match="expected none"):
         GymnasiumEnv("tag_gridworld").reset(options={"low": 0})
     env.reset(seed=1)
