@@ -5,8 +5,6 @@ import numpy as np
 import pytest
 from support.documented import documented
 
-import gpu_vecenv
-
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
@@ -36,13 +34,12 @@ def test_episodes_play_again_from_their_seeds():
 def test_the_environment_is_recovered_with_its_configuration():
     import minari
 
-    env = minari.DataCollector(gymnasium.make("gpu_vecenv/CartPole-v1", max_steps=5, theta_threshold=3.0))
+    env = minari.DataCollector(gymnasium.make("gpu_vecenv/CartPole-v1", max_episode_steps=5, theta_threshold=3.0))
     env.reset(seed=1)
     while not any(env.step(env.action_space.sample())[2:4]):
         pass
     dataset = env.create_dataset("gpu_vecenv/short-v0")
     (episode,) = dataset.iterate_episodes()
     assert len(episode.actions) == 5 and episode.truncations[-1] and not episode.terminations.any()
-    assert dataset.recover_environment().unwrapped.game == gpu_vecenv.configure(
-        "cartpole", max_steps=5, theta_threshold=3.0
-    )
+    recovered = dataset.recover_environment()
+    assert recovered.spec.max_episode_steps == 5 and recovered.unwrapped.game.theta_threshold == 3.0

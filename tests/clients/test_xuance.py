@@ -84,7 +84,9 @@ def test_parallel_environments_are_what_they_give_alone(tmp_path):
 
 
 def test_policies_change_and_stay_finite(tmp_path):
+    own = {"env_name": "Classic Control", "horizon_size": 32}
     for config, game, options in (
+        ("ppo/classic_control/CartPole-v1.yaml", "gpu_vecenv:gpu_vecenv/CartPole-v1", own),
         ("ppo/classic_control/CartPole-v1.yaml", "cartpole", {"horizon_size": 32}),
         ("mappo/mpe/simple_spread_v3.yaml", "simple_spread", {**AGENTS, "buffer_size": 200}),
     ):
