@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from gymnasium.vector import VectorEnv
 
@@ -51,21 +50,6 @@ def split_config(game: Any, config: Mapping[str, Any], **fixed: Any) -> tuple[En
     own = {field.name for field in dataclasses.fields(configure(game))}
     rest = {name: value for name, value in config.items() if name not in own}
     return configure(game, **{name: config[name] for name in config if name in own}), {**rest, **fixed}
-
-
-class ActionClip:
-    """Clips actions to a Box, on the device; returns actions of other spaces unchanged."""
-
-    def __init__(self, space: Space[Any], device: torch.device) -> None:
-        bounds = (space.low, space.high) if isinstance(space, Box) else ()
-        self._bounds = [torch.tensor(bound, device=device) for bound in bounds]
-
-    def __call__(self, actions: torch.Tensor) -> torch.Tensor:
-        """Clip actions (…, n) float32. TypeError if the space is a Box and they have another type."""
-        if self._bounds and not (isinstance(actions, torch.Tensor) and actions.is_floating_point()):
-            kind = getattr(actions, "dtype", type(actions).__name__)
-            raise TypeError(f"step: actions are {kind}; expected a tensor of torch.float32")
-        return actions.clamp(*self._bounds) if self._bounds else actions
 
 
 def unsupported(library: str, feature: str, found: Any, *also: str) -> UnsupportedGameError:

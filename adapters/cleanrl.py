@@ -24,7 +24,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import VectorEnv
 
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv, configure
-from gpu_vecenv.adapters import ActionClip, checked_vector_env, requires_extra
+from gpu_vecenv.adapters import checked_vector_env, requires_extra
 from gpu_vecenv.errors import ConfigError
 
 
@@ -71,9 +71,8 @@ class IsaacGymEnv(GymEnv):
     """Implements the part of ``isaacgymenvs.make``'s environment that the script uses.
 
     Row ``e * num_agents + a`` is agent ``a`` of environment ``e``; ``num_envs`` counts rows; the spaces are those of
-    one row. The script's Gaussian policy is unbounded and Isaac Gym's environments clip, so actions are clipped to the
-    Box, on the device. The script treats time-outs as terminations. When an agent leaves early, its row is zeros until
-    the environment ends.
+    one row. The script's Gaussian policy is unbounded; like Isaac Gym's environments ours clip. The script treats time-
+    outs as terminations. When an agent leaves early, its row is zeros until the environment ends.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.
@@ -83,7 +82,6 @@ class IsaacGymEnv(GymEnv):
     def __init__(self, env: GymnasiumVectorEnv) -> None:
         super().__init__(checked_vector_env(env, "CleanRL's GPU script", kinds=(Box,)))
         self.num_envs, self.device = env.num_envs, env.unwrapped.device
-        self._clip = ActionClip(env.single_action_space, self.device)
 
     def reset(self, seed: int | None = None) -> dict[str, torch.Tensor]:
         """Begin new episodes: {"obs": (rows, *shape)}."""
@@ -96,7 +94,7 @@ class IsaacGymEnv(GymEnv):
             {"obs": (rows, *shape)}, rewards (rows,) float32, dones (rows,) int64, which the script subtracts from 1,
             and infos: "time_outs" (rows,) bool, and the entries of the Gymnasium view such as "final_obs".
         """
-        obs, rewards, terminations, truncations, info = self.env.step(self._clip(actions))
+        obs, rewards, terminations, truncations, info = self.env.step(actions)
         infos = {**info, "time_outs": truncations & ~terminations}
         return {"obs": obs}, rewards, (terminations | truncations).long(), infos
 

@@ -19,7 +19,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple, flatten_space
 from gymnasium.vector.utils import batch_space
 
 from gpu_vecenv import GymnasiumVectorEnv
-from gpu_vecenv.adapters import ActionClip, checked_vector_env, requires_extra
+from gpu_vecenv.adapters import checked_vector_env, requires_extra
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 
 with requires_extra("rl-games"):
@@ -33,9 +33,6 @@ class RLGamesVecEnv(IVecEnv):
     "states", for ``central_value_config``, are the concatenated rows of an environment, padding included. rl_games
     trains a central value on the rewards of the first agents and uses it for all: correct if agents share their reward.
 
-    Box actions are clipped to their bounds: with ``clip_actions: True`` rl_games scales from [-1, 1] to the bounds,
-    where rounding may exceed them; with False it expects the environment to clip.
-
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.
         UnsupportedGameError: Roles have different action sizes; or action heads of different sizes are masked.
@@ -47,7 +44,6 @@ class RLGamesVecEnv(IVecEnv):
         self._seed: int | None = None
         space = env.single_action_space
         self._shape = (env.num_envs, *(space.shape or ()))
-        self._clip = ActionClip(space, self.gymnasium_env.device)
         if isinstance(space, Box) and not space.is_bounded("both"):
             raise ValueError(f"env has actions {space}, to which rl_games cannot scale; expected finite bounds")
         sizes = space.nvec.tolist() if isinstance(space, MultiDiscrete) else []
@@ -71,8 +67,8 @@ class RLGamesVecEnv(IVecEnv):
 
     def step(self, actions: torch.Tensor) -> tuple[Any, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
         """One step: observations, rewards (rows,) float32, dones (rows,) bool, {"time_outs": (rows,) bool}."""
-        actions = self._clip(actions.reshape(self._shape))  # rl_games' players squeeze actions
-        obs, rewards, terminations, truncations, _ = self.env.step(actions)
+        # rl_games' players squeeze actions
+        obs, rewards, terminations, truncations, _ = self.env.step(actions.reshape(self._shape))
         return self._named(obs), rewards, terminations | truncations, {"time_outs": truncations & ~terminations}
 
     def get_env_info(self) -> dict[str, Any]:
@@ -138,7 +134,7 @@ class RLGamesVecEnv(IVecEnv):
 
 def make(game: Any, num_envs: int, device: Any = None, *, seed: int | None = None, **config: Any) -> RLGamesVecEnv:
     """``num_envs`` environments of a game; ``config`` as for ``GymnasiumVectorEnv``, ``seed`` for ``reset``."""
-    env = wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
+    env = wrap(GymnasiumVectorEnv(game, num_envs, device, **{"fill_final_obs": False, **config}))
     env.seed(seed)
     return env
 

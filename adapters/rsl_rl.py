@@ -4,8 +4,8 @@ Observations, rewards and flags are the step buffers; nothing is copied and no s
 (rsl_rl itself does, for ``check_for_nan`` and its logger). Its VecEnv resets within ``step`` and reads time-outs from
 the extras: the autoreset mode is fixed to "same_step".
 
-rsl_rl's Gaussian policies are unbounded and its environments clip, so actions are clipped to the Box, on the device.
-Its PPO bootstraps a time-out with the value of the observation before the step and does not use ``final_obs``.
+rsl_rl's Gaussian policies are unbounded; ours clip, as its environments do. Its PPO bootstraps a time-out with the
+value of the observation before the step and does not use ``final_obs``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from gymnasium.spaces import Box
 
 from gpu_vecenv import EpisodeLog, GymnasiumVectorEnv
-from gpu_vecenv.adapters import ActionClip, checked_vector_env, requires_extra
+from gpu_vecenv.adapters import checked_vector_env, requires_extra
 from gpu_vecenv.errors import UnsupportedGameError
 
 with requires_extra("rsl-rl"):
@@ -45,7 +45,6 @@ class RslRlVecEnv(VecEnv):
         self.num_envs, self.device, self.cfg = env.num_envs, self.vec_env.device, self.vec_env.game
         box: Any = env.single_action_space
         self.num_actions = box.shape[0]
-        self._clip = ActionClip(box, self.device)
         self._episodes, self._num_steps = EpisodeLog(self.vec_env), 0
         self.reset()
 
@@ -106,7 +105,7 @@ class RslRlVecEnv(VecEnv):
             eighth step "log", means over the episodes completed since the last one (or the previous means if there are
             none, NaN before the first): return of each role, length in steps, fraction terminated.
         """
-        self._obs, rewards, terminations, truncations, _ = self.env.step(self._clip(actions))
+        self._obs, rewards, terminations, truncations, _ = self.env.step(actions)
         extras: dict[str, Any] = {"time_outs": truncations & ~terminations}
         self._num_steps += 1
         if self._num_steps % LOG_EVERY == 0:
@@ -120,7 +119,7 @@ class RslRlVecEnv(VecEnv):
 
 def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> RslRlVecEnv:
     """``num_envs`` environments of a game; ``config`` as for ``gpu_vecenv.GymnasiumVectorEnv``."""
-    return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, **{"fill_final_obs": False, **config}))
 
 
 def wrap(env: GymnasiumVectorEnv) -> RslRlVecEnv:

@@ -26,10 +26,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from gpu_vecenv import BatchedParallelEnv, EpisodeLog, GymnasiumVectorEnv
-from gpu_vecenv.adapters import ActionClip, check_actions, checked_vector_env, requires_extra, split_config
+from gpu_vecenv.adapters import check_actions, checked_vector_env, requires_extra, split_config
 
 with requires_extra("skrl"):
     from skrl.envs.wrappers.torch import MultiAgentEnvWrapper, Wrapper, wrap_env
@@ -47,11 +47,10 @@ class LazyMeans:
 
 
 class MultiAgentEnv:
-    """A BatchedParallelEnv with clipped Box actions and an episode log; other attributes are forwarded."""
+    """A BatchedParallelEnv with an episode log; other attributes are forwarded."""
 
-    def __init__(self, env: Any, action_space: Space[Any]) -> None:
+    def __init__(self, env: Any) -> None:
         self.env, self._episode = env, LazyMeans(EpisodeLog(env.unwrapped.vec_env))
-        self._clip = ActionClip(action_space, self.device)  # a Box is the same for all roles
 
     @property
     def unwrapped(self) -> MultiAgentEnv:
@@ -65,7 +64,7 @@ class MultiAgentEnv:
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         """As ``BatchedParallelEnv.step``, with "episode" in extras."""
-        *outputs, extras = self.env.step({agent: self._clip(action) for agent, action in actions.items()})
+        *outputs, extras = self.env.step(actions)
         return *outputs, {**extras, "episode": self._episode}
 
 
@@ -73,7 +72,7 @@ class SingleAgentEnv(MultiAgentEnv):
     """The same for a GymnasiumVectorEnv, with observations under "policy"."""
 
     def __init__(self, env: GymnasiumVectorEnv) -> None:
-        super().__init__(env, env.single_action_space)
+        super().__init__(env)
         self.single_observation_space = {"policy": env.single_observation_space}
         self.single_action_space = env.single_action_space
 
@@ -84,8 +83,8 @@ class SingleAgentEnv(MultiAgentEnv):
 
     def step(self, actions: Any) -> tuple[Any, ...]:
         """As ``GymnasiumVectorEnv.step``; Discrete actions have a last axis of length 1."""
-        actions = actions.squeeze(-1) if isinstance(self.single_action_space, Discrete) else self._clip(actions)
-        obs, *outputs, info = self.env.step(actions)
+        discrete = isinstance(self.single_action_space, Discrete)
+        obs, *outputs, info = self.env.step(actions.squeeze(-1) if discrete else actions)
         return {"policy": obs}, *outputs, {**info, "episode": self._episode}
 
 
@@ -126,7 +125,7 @@ def make(game: Any, num_envs: int, device: Any = None, **config: Any) -> Wrapper
     if game.layout.num_agents > 1:
         return wrap(BatchedParallelEnv(game, num_envs, device, **config))
     del config["agents_as_envs"]  # always True in this view
-    return wrap(GymnasiumVectorEnv(game, num_envs, device, **config))
+    return wrap(GymnasiumVectorEnv(game, num_envs, device, **{"fill_final_obs": False, **config}))
 
 
 def wrap(env: BatchedParallelEnv | GymnasiumVectorEnv) -> Wrapper | MultiAgentEnvWrapper:
@@ -139,4 +138,4 @@ def wrap(env: BatchedParallelEnv | GymnasiumVectorEnv) -> Wrapper | MultiAgentEn
         raise ValueError(f"env has {found}; expected {expected}")
     space = next(iter(env.action_spaces.values()))
     check_actions("skrl", space, (Discrete, MultiDiscrete, Box), env.game.layout.masks_actions)
-    return wrap_env(MultiAgentEnv(env, space), "isaaclab-multi-agent", verbose=False)
+    return wrap_env(MultiAgentEnv(env), "isaaclab-multi-agent", verbose=False)

@@ -30,8 +30,8 @@ class TianshouVectorEnv(BaseVectorEnv):
     until the end of the environment count as an episode of such an agent.
 
     In games that mask actions, observations are a Batch of "obs" and "mask", (rows, num_logits) bool; in done rows
-    "mask" is that of the next episode. ``collect(random=True)`` ignores masks. Box actions that exceed a bound by the
-    rounding of Tianshou's scaling are clipped. Infos are empty, because Tianshou converts them row by row.
+    "mask" is that of the next episode. ``collect(random=True)`` ignores masks. Infos are empty, because Tianshou
+    converts them row by row.
 
     Raises:
         TypeError, ValueError, UnsupportedGameError: As ``checked_vector_env``; wrappers, which would see steps of
@@ -100,9 +100,10 @@ class TianshouVectorEnv(BaseVectorEnv):
         setattr(self.env, key, value)
 
     def seed(self, seed: Any = None) -> Any:
-        """Start new episodes in all rows from one seed (not a list); returns it for each row."""
+        """Start new episodes in all rows from one seed, or one for each environment; returns that of each row."""
         self.reset(seed=seed)
-        return [[seed]] * self.env_num
+        seeds = np.broadcast_to(np.array(seed, object), self.env.vec_env.num_envs)
+        return [[own] for own in seeds for _ in range(self.env.num_agents)]
 
     def render(self, **kwargs: Any) -> Any:
         """One frame per row, drawn on access; None for each without a ``render_mode``."""
@@ -130,13 +131,12 @@ class TianshouVectorEnv(BaseVectorEnv):
         """Actions of all rows; valid ones for the omitted rows."""
         space = self.env.single_action_space
         kind, shape = np.float32 if isinstance(space, Box) else np.int64, (len(rows), *(space.shape or ()))
-        given = np.asarray(action).astype(kind, casting="same_kind")
+        given = np.asarray(action)
         if given.shape != shape:
             raise ValueError(f"step: actions have shape {given.shape}; expected {shape}, nothing is broadcast")
-        if isinstance(space, Box):
-            near, slack = np.clip(given, space.low, space.high), 1e-6 * np.maximum(abs(space.low), abs(space.high))
-            given = np.where(abs(given - near) <= slack, near, given)
-        actions = given.copy() if len(rows) == self.env_num else self.env.sample_actions().cpu().numpy().astype(kind)
+        if len(rows) == self.env_num:
+            return given[np.argsort(rows)]
+        actions = self.env.sample_actions().cpu().numpy().astype(np.result_type(given, kind))
         actions[rows] = given
         return actions
 

@@ -51,6 +51,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         render_mode: "rgb_array" (``render`` returns frames), "human" (a window shows every reset and step) or None.
         render_env_indices: Environments that the window shows, one or several; None: the first ones, at most 16.
         max_episode_steps: Gymnasium's name for ``max_steps``.
+        fill_final_obs: Give rows of ``info["final_obs"]`` that did not end the observation, which reads and writes all
+            observations once more in each step. False leaves them unspecified: use the mask ``info["_final_obs"]``.
         **arguments: For ``gpu_vecenv.make``: the game's configuration, and driver, validate, arrays, initial_states,
             first_env_index, end_on_nonfinite.
 
@@ -69,11 +71,13 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         render_mode: str | None = None,
         render_env_indices: int | Sequence[int] | None = None,
         max_episode_steps: int | None = None,
+        fill_final_obs: bool = True,
         **arguments: Any,
     ) -> None:
         self._arguments: dict[str, Any] = {"game": game, "num_envs": num_envs, "device": device, "output": output}
         self._arguments |= {"autoreset_mode": autoreset_mode, "render_mode": render_mode, **arguments}
         self._arguments |= {"max_episode_steps": max_episode_steps, "render_env_indices": render_env_indices}
+        self._arguments["fill_final_obs"] = self._fills_final_obs = fill_final_obs
         mode = validate_autoreset_mode(autoreset_mode)
         if output not in ("torch", "numpy"):
             raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
@@ -155,7 +159,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             Observations, rewards (float32), terminations, truncations and info: "active" (rows whose next action
             counts), "action_mask" if the game has one, in "same_step" mode "final_obs" and "final_info" with their
             masks "_final_obs" and "_final_info"; with ``output="numpy"`` every key has a mask. Rows of "final_obs"
-            outside its mask hold the observation.
+            outside its mask hold the observation; with ``fill_final_obs=False`` they are unspecified.
 
         Raises:
             TypeError, ValueError: Actions or ``out`` have a wrong type, dtype, shape or device; nothing has changed.
@@ -167,7 +171,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             if isinstance(actions, np.ndarray):
                 actions = self._check.tensor(actions)
             obs, rewards, terminations, truncations, info = self.vec_env.step(actions, out)
-            if "final_obs" in info:
+            if self._fills_final_obs and "final_obs" in info:
                 mask = info["_final_obs"].view(-1, *[1] * (obs.ndim - 1))
                 torch.where(mask, info["final_obs"], obs, out=info["final_obs"])
             if self._viewer is not None:
@@ -177,7 +181,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             raise ValueError('step: out is given, but output is "numpy"; expected None')
         *_, written = self.vec_env.step(self._validated(actions), self._host.step_buffers())
         arrays = self._host.arrays()
-        fill_final_obs(arrays)
+        if self._fills_final_obs:
+            fill_final_obs(arrays)
         self._host_masks = HostMasks(self.vec_env, arrays)
         named = {name: arrays["final_mask" if name == "_final_obs" else name] for name in written}
         outputs = [arrays[name] for name in ("obs", "rewards", "terminations", "truncations")]

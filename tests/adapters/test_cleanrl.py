@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from games.painter import Painter
 from games.script import Script
 from support.adapter_contract import Recorder, TerminatesAndTruncates
 from support.synchronisation import no_synchronisation
@@ -102,14 +101,6 @@ def test_a_seed_counts_for_the_next_reset():
         env.seed(seed)
         starts.append([env.reset()["obs"].tolist(), env.reset()["obs"].tolist()])
     assert starts[0] == starts[2] != starts[1] and starts[0][0] != starts[0][1]
-
-
-def test_actions_are_clipped_to_the_box(device):
-    env = cleanrl.wrap(Recorder(GymnasiumVectorEnv(Painter, 3, device)))
-    env.reset()
-    env.step(torch.tensor([[-5.0, -5.0], [0.5, 2.0], [9.0, 9.0]], device=device))
-    assert env.env.actions.tolist() == [[-1.0, 0.0], [0.5, 2.0], [1.0, 3.0]]
-    assert not env.env.unwrapped.vec_env.faults().any()
 
 
 def test_what_terminates_is_no_time_out(device):

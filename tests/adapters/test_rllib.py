@@ -273,7 +273,7 @@ def test_only_the_right_views_are_wrapped():
     env = rllib.make("pendulum", 2, "cpu")
     env.reset()
     with pytest.raises(InvalidActionError):
-        env.step(np.full((2, 1), 2.5, np.float32))
+        env.step(np.full((2, 1), np.nan, np.float32))
 
 
 def test_counts_of_rows_that_do_not_fit_are_refused():

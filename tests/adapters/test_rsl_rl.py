@@ -84,14 +84,6 @@ def test_dones_and_time_outs_follow_the_script(config, device):
     assert ends > 3 * env.num_envs
 
 
-def test_actions_are_clipped_to_the_box(device):
-    env = rsl_rl.make(Painter, 3, device)
-    kept = rsl_rl.wrap(Recorder(env.env))
-    kept.step(torch.tensor([[-5.0, -5.0], [0.5, 2.0], [9.0, 9.0]], device=device))
-    assert kept.env.actions.tolist() == [[-1.0, 0.0], [0.5, 2.0], [1.0, 3.0]]
-    assert not kept.vec_env.faults().any()
-
-
 def test_what_terminates_is_no_time_out(device):
     env = rsl_rl.wrap(TerminatesAndTruncates(GymnasiumVectorEnv("pendulum", 2, device)))
     env.reset()

@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from games.crew import Crew
 from games.script import Script
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
@@ -108,16 +106,6 @@ def test_what_an_adapter_sets_is_not_taken():
         adapters.split_config("cartpole", {"output": "torch"}, output="numpy")
     with pytest.raises(ConfigError, match=r"seed is 3, .*pass it to reset\(seed=…\)"):
         gpu_vecenv.make("cartpole", 2, "cpu", seed=3)
-
-
-def test_only_floats_are_clipped():
-    clip = adapters.ActionClip(Box(-1, 2, (2,)), torch.device("cpu"))
-    assert clip(torch.tensor([[-3.0, 5.0], [0.5, 1.5]])).tolist() == [[-1, 2], [0.5, 1.5]]
-    for wrong in (torch.zeros(2, 2, dtype=torch.int64), np.zeros((2, 2), np.float32)):
-        with pytest.raises(TypeError, match=r"step: actions are .*; expected a tensor of torch\.float32"):
-            clip(wrong)
-    choices = torch.tensor([1, 2])
-    assert adapters.ActionClip(Discrete(3), torch.device("cpu"))(choices) is choices
 
 
 def test_wrappers_are_refused_where_they_cannot_be():

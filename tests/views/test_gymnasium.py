@@ -583,13 +583,15 @@ CHECKED = [
 @pytest.mark.parametrize(("name", "mode"), CHECKED)
 def test_every_game_passes_the_checks(name, mode, device):
     config = {"max_steps": 20, **SMALL.get(name, {})}
+    limit = config.pop("max_steps")
     if name == "tag_gridworld":
         config["random_start"] = True  # else nothing in it is random
 
     def make(num_envs):
-        return vector(name, num_envs, device, autoreset_mode=mode, validate="sync", **config)
+        arguments = {"autoreset_mode": mode, "validate": "sync", "max_steps": limit, **config}
+        return GymnasiumVectorEnv(name, num_envs, device, **arguments)
 
-    report = gpu_vecenv.check_vector_env(make, steps=60, max_steps=config["max_steps"])
+    report = gpu_vecenv.check_vector_env(make, steps=60, max_steps=limit)
     report.raise_for_failures()
     assert {f"K{k:02}" for k in range(1, 19)} <= set(report.passed)
 
