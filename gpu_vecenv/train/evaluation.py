@@ -10,13 +10,14 @@ import torch
 
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
-from gpu_vecenv.errors import ConfigError, NonFiniteError
+from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.policy import Policy
 
 # The actor of a role: a policy, a function from the role's observations (num_envs, count, *shape) to actions of its
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
 RolePolicy: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
+MAX_STEPS = 1_000_000  # of an episode, of games without max_steps
 STEPS_PER_SYNC = 16  # steps between the host's checks whether all episodes have ended
 
 
@@ -105,9 +106,21 @@ def steps_until_all_done(env: VecEnv) -> Iterator[None]:
     """Yield once per step until all episodes have ended, and up to 15 times more: the host checks every 16 steps.
 
     Raises:
-        NonFiniteError: An environment received an invalid action and was not stepped.
+        NonFiniteError: An environment received an invalid action.
+        EnvContractError: An episode goes on after the game's ``max_steps``, or after MAX_STEPS if it has none.
     """
-    while bool(env.active.any()):
+    limit = getattr(env.game, "max_steps", None)
+    limit = limit if type(limit) is int else MAX_STEPS
+    for steps in itertools.count(STEPS_PER_SYNC, STEPS_PER_SYNC):
+        running = env.active.any(1)
+        if not bool(running.any()):
+            return
+        if steps - STEPS_PER_SYNC >= limit:
+            raise EnvContractError(
+                f"{env.layout.name}: {int(running.sum())} of {env.num_envs} episodes go on after {limit:,} steps, the "
+                f"first in environment {int(running.nonzero()[0])}; expected step() to set io.terminations or "
+                "io.truncations of every agent, for example io.truncations[i] = io.elapsed_steps >= MAX_STEPS"
+            )
         yield from itertools.repeat(None, STEPS_PER_SYNC)
         _check_actions(env)
 
@@ -140,6 +153,7 @@ def evaluate(
     Raises:
         ConfigError: A role has no actor, or ``episodes`` is not a positive int.
         NonFiniteError: A network returned NaN, or a mask forbids every choice.
+        EnvContractError: An episode does not end.
     """
     if type(episodes) is not int or episodes < 1:
         raise ConfigError(f"episodes is {episodes!r}; expected an int >= 1")

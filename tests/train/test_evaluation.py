@@ -1,5 +1,8 @@
 """Evaluation: whole episodes, exactly as many as asked for, played by policies, scripts or chance."""
 
+from dataclasses import dataclass
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -7,14 +10,18 @@ from games.crew import Crew
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
+from gymnasium.spaces import Discrete
 from support.bitwise import equal_bits
 from support.training import SMALL, leaving, policy_of
 from torch import nn
 
 import gpu_vecenv
-from gpu_vecenv.errors import ConfigError, NonFiniteError
+from gpu_vecenv import Env, Field
+from gpu_vecenv.declare.env import i32
+from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.trainer import Trainer
+from gpu_vecenv.watch.recording import record
 
 # Taggers in the middle of 21 x 21 cells, the runner in the corner: in 11 steps nobody can be caught by walking.
 TOO_FAR = {"max_steps": 11}
@@ -394,6 +401,41 @@ def test_an_evaluation_ends_when_a_policy_gives_nan_or_excludes_every_choice(val
     with pytest.raises(NonFiniteError, match="returned NaN, a mask forbids every choice"):
         evaluate(env, role_policies, 8)
     assert env.seed is None
+
+
+ENDLESS = """#include "game_api.cuh"
+struct Scratch {};
+HD void reset(State s, Io io) { ONCE s.clock[0] = 0; }
+HD void step(State s, Io io) {
+    ONCE {
+        s.clock[0] += 1;
+        io.terminations[0] = s.clock[0] == 5 && io.action(0) == 1;
+    }
+}
+HD void observe(State s, Io io) { ONCE io.obs[0][0] = (float)s.clock[0]; }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endless(Env):
+    """Its author has forgotten to truncate."""
+
+    max_steps: int = 20
+    state = (Field("clock", i32),)
+    obs_dim = 1
+    action_space = Discrete(2)
+
+
+def test_an_episode_that_does_not_end_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "endless.cu").write_text(ENDLESS)
+    monkeypatch.setattr(Endless, "source", tmp_path / "endless.cu", raising=False)
+    env = gpu_vecenv.make(Endless, 4, "cpu")
+    ends = {"agent": lambda obs: torch.ones(obs.shape[:2], dtype=torch.int64)}
+    assert evaluate(env, ends, 4)["episode_length"] == 5
+    third_goes_on = {"agent": lambda obs: torch.tensor([[1], [1], [0], [1]])}
+    for play in (evaluate, partial(record, episodes=4)):
+        with pytest.raises(EnvContractError, match=r"1 of 4 episodes go on after 20 steps, .* environment 2; expected"):
+            play(env, third_goes_on)
 
 
 def test_an_evaluation_ends_when_a_script_gives_what_no_action_is(device):
