@@ -325,8 +325,8 @@ class VecEnv:
 
     def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> Outputs | None:
         """For ``Sampler.step``: a step that draws its own actions; None if they must be drawn before ``step``."""
-        separate = self.validate == "sync" or type(self).step is not VecEnv.step  # a subclass overrides step
-        if separate or not self._kernels.fuses_sampling():
+        overridden = type(self).step is not VecEnv.step or "step" in vars(self)
+        if overridden or self.validate == "sync" or not self._kernels.fuses_sampling():
             return None
         self._kernels.step_sampled(sample_arguments, out)
         return _outputs(out)

@@ -212,17 +212,21 @@ def test_a_game_may_use_the_names_of_the_sampler(make_emulated, tmp_path, monkey
     assert found[0].equal(found[1]) and found[0].ge(2).all()
 
 
-def test_an_overridden_step_is_called(monkeypatch):
+@pytest.mark.parametrize("on_the_instance", [False, True])
+def test_an_overridden_step_is_called(monkeypatch, on_the_instance):
     steps = []
 
     class Counting(VecEnv):
         def step(self, actions, out=None):
             steps.append(actions)
-            return super().step(actions, out)
+            return VecEnv.step(self, actions, out)
 
     monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
-    for kind in (VecEnv, Counting):
+    for overridden in (False, True):
+        kind = Counting if overridden and not on_the_instance else VecEnv
         env = kind(gpu_vecenv.configure("cartpole"), 5, "cpu")
+        if overridden and on_the_instance:
+            env.step = Counting.step.__get__(env)
         env.reset(seed=1)
         sample, _ = Sampler(env).step(torch.zeros(5, 1, 2))
     assert len(steps) == 1 and steps[0] is sample.actions
