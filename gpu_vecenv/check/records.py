@@ -95,9 +95,13 @@ class Record:
         return sorted(n for n in self.leaves if any(n == p or n.startswith(f"{p}.") for p in prefixes))
 
     def bits(self, names: Sequence[str], chosen: slice) -> bytes:
-        """The bytes of some rows of some outputs."""
-        leaves = [self.leaves[name] for name in names]
-        return b"".join(leaf.bits(self.rows)[chosen].tobytes() for leaf in leaves if self.by_row(leaf))
+        """The bytes of some rows of some outputs.
+
+        An output that is masked in all these rows is left out: whether it is there at all depends on other rows.
+        """
+        leaves = [leaf for leaf in map(self.leaves.__getitem__, names) if self.by_row(leaf)]
+        shown = [leaf for leaf in leaves if leaf.mask is None or leaf.mask[chosen].any()]
+        return b"".join(leaf.bits(self.rows)[chosen].tobytes() for leaf in shown)
 
     def row(self, name: str, row: int) -> list[bytes]:
         """One row of an output as canonical bytes per leaf, independent of how dicts and arrays nest."""

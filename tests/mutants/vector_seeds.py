@@ -54,6 +54,12 @@ class SeedReachesTheFirstReplicaOnly(Ring):
         return np.where(np.arange(self.num_rings) == 0, super().env_keys(seed), super().env_keys(1))
 
 
+@planted("K02", mode=DISABLED)
+class SeedMissesTheLastEnvironmentDisabled(Ring):
+    def env_keys(self, seed):
+        return np.where(np.arange(self.num_rings) == self.num_rings - 1, super().env_keys(1), super().env_keys(seed))
+
+
 @planted("K02")
 class SeedCutTo32Bits(Ring):
     def env_keys(self, seed):
@@ -78,6 +84,16 @@ class LastReplicaLikeTheFirst(Ring):
 class SeedPlusReplica(Ring):
     def env_keys(self, seed):
         return mixed(np.arange(self.num_rings, dtype=np.uint64) + np.uint64(seed & U64))
+
+
+@planted("K04", mode=NEXT)
+class SeedPlusEnvironmentNextStep(SeedPlusReplica):
+    pass
+
+
+@planted("K04", mode=DISABLED)
+class SeedPlusEnvironmentDisabled(SeedPlusReplica):
+    pass
 
 
 @planted("K04")
