@@ -324,6 +324,12 @@ class Trainer:
             reasons.append(f"{faults:.0f} environments received invalid actions and were truncated")
             advice = f"a network returned NaN ({advice}), or an action mask forbids every choice"
         if reasons:
+            if not bool(self.rollout.obs.isfinite().all()):
+                advice = "the game's observations are not finite"
+            elif not faults and not bool(self.rollout.rewards.isfinite().all()):  # after a fault they are NaN
+                advice = "the game's rewards are not finite"
+            if advice.startswith("the game's"):
+                advice += ": mend its step() or observe(), or make the environments with end_on_nonfinite=True"
             raise NonFiniteError(f"iteration {self.iteration + 1}: {' and '.join(reasons)}; {advice}")
         if not self.env.build.end_on_nonfinite:
             del metrics["nonfinite_envs"]
