@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from json import dumps
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
 
 from gpu_vecenv.cli.options import DeviceOptions, Run, load_run_policy
 from gpu_vecenv.declare.config import check_fields, param
@@ -15,11 +17,12 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.run import evaluation_table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate(DeviceOptions):
-    """Play episodes with the policies of a run and print the mean returns as JSON."""
+    """Play episodes with the policies of a run and print the mean returns."""
 
     run: Run  # folder of the run, or one of its checkpoints
     episodes: int = param(1000, low=1)  # number of episodes
@@ -28,7 +31,8 @@ class Evaluate(DeviceOptions):
     opponents: tuple[str, ...] = ()  # other policies for some roles: tagger=random or tagger=runs/other
     num_envs: int = param(1000, low=1)  # environments
     seed: int = 1  # of the random streams
-    out: Path | None = None  # file that also receives the JSON
+    json: bool = False  # print JSON instead of a table
+    out: Path | None = None  # file that receives the JSON
     game: str | None = None  # file that declares the game, unless it is a bundled one
 
     def __post_init__(self) -> None:
@@ -48,10 +52,12 @@ class Evaluate(DeviceOptions):
             role_policies[role] = other
         env = VecEnv(loaded.game, min(self.num_envs, self.episodes), loaded.device, driver=self.driver)
         results = evaluate(env, role_policies, self.episodes, greedy=self.greedy, seed=self.seed)
-        text = json.dumps(
-            {"game": loaded.game.name(), "run": str(self.run), "greedy": self.greedy, **results}, indent=1
-        )
-        print(text)
+        text = dumps({"game": loaded.game.name(), "run": str(self.run), "greedy": self.greedy, **results}, indent=1)
+        if self.json:
+            print(text)
+        else:
+            note = "; ".join(["most likely actions"] * self.greedy + list(self.opponents))
+            Console().print(evaluation_table(loaded.game, {str(self.run): results}, note))
         if self.out is not None:
             self.out.write_text(text + "\n")
 

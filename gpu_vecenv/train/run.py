@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.logger import RunLog
@@ -190,7 +191,7 @@ def _stop_signal() -> Iterator[Callable[[], int]]:
 def _write_results(trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, console: Console) -> None:
     results = evaluations(trainer, episodes)
     (folder / EVALUATION_FILE).write_text(json.dumps(results, indent=1) + "\n")
-    console.print(evaluation_table(trainer, results))
+    console.print(evaluation_table(trainer.env.game, results, "other roles act randomly"))
     drawn = plot_runs([folder], folder / CURVE_FILE)
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
     for label, value in (
@@ -215,10 +216,11 @@ def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
     return {name: trainer.evaluate(episodes, random_roles=random) for name, random in pairings.items()}
 
 
-def evaluation_table(trainer: Trainer, results: Mapping[str, Mapping[str, float]]) -> Table:
-    """The results of ``evaluations`` as a table."""
-    game, episodes = trainer.env.game, next(iter(results.values()))["episodes"]
-    table = Table(title=f"{game.name()}: {episodes:.0f} episodes each; other roles act randomly")
+def evaluation_table(game: Env, results: Mapping[str, Mapping[str, float]], note: str = "") -> Table:
+    """Results of ``evaluate`` as a table, a row each; ``note`` follows the number of episodes in its title."""
+    episodes = next(iter(results.values()))["episodes"]
+    title = f"{game.name()}: {episodes:,.0f} episodes{' each' if len(results) > 1 else ''}{note and f'; {note}'}"
+    table = Table(title=escape(title))
     table.add_column("policies", no_wrap=True)
     for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.layout.roles)):
         table.add_column(heading, justify="right")

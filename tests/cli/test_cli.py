@@ -750,7 +750,7 @@ def test_a_role_without_agents_is_no_hindrance(own, command, tmp_path):
     code, _, errors = command("train", "acorn.py", *SHORT, "--num-sprinters", "0", "--max-steps", "9", "--out", "run")
     assert (code, errors) == (0, [])
     assert list(newest(tmp_path / "run")[1]["policies"]) == ["walker"]
-    code, output, errors = command("evaluate", "run", "--episodes", "3", "--device", "cpu")
+    code, output, errors = command("evaluate", "run", "--json", "--episodes", "3", "--device", "cpu")
     assert (code, errors) == (0, []) and json.loads(output)["episodes"] == 3
 
 
@@ -773,7 +773,7 @@ def test_one_policy_may_be_shared_by_all_roles(command, tmp_path):
     assert "entropy_tagger+runner" in read_log(tmp_path / "run")[0]
     results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert list(results) == ["all random", "tagger trained", "runner trained", "all trained"]
-    code, output, errors = command("evaluate", "run", "--episodes", "3", "--device", "cpu")
+    code, output, errors = command("evaluate", "run", "--json", "--episodes", "3", "--device", "cpu")
     assert (code, errors) == (0, []) and {"return_tagger", "return_runner"} < set(json.loads(output))
 
 
@@ -904,7 +904,7 @@ def played(run, episodes, num_envs, players=None, *, greedy=False, seed=1, best=
 
 
 def test_evaluate_prints_json(trained, command):
-    code, output, errors = command("evaluate", str(trained), "--device", "cpu", "--episodes", "20")
+    code, output, errors = command("evaluate", str(trained), "--json", "--device", "cpu", "--episodes", "20")
     assert (code, errors) == (0, [])
     said = json.loads(output)
     wanted = {"game": "tag_gridworld", "run": str(trained), "greedy": False, **played(trained, 20, 20)}
@@ -913,9 +913,24 @@ def test_evaluate_prints_json(trained, command):
     assert set(said) == {"game", "run", "greedy"} | metrics
 
 
+def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    options = ["--greedy", "--device", "cpu", "--episodes", "20", "--opponents", "runner=random"]
+    code, output, errors = command("evaluate", str(trained), *options)
+    assert (code, errors) == (0, [])
+    metrics = played(trained, 20, 20, {"runner": None}, greedy=True)
+    words = [
+        "tag_gridworld: 20 episodes; most likely actions; runner=random",
+        "the runner was caught",
+        "return, tagger",
+    ]
+    words += [f"{metrics['terminated_fraction']:.1%}", f"{metrics['return_tagger']:.2f}", trained.name]
+    assert [word for word in words if word not in output] == []
+
+
 def test_evaluate_takes_one_checkpoint(trained, command):
     file = min((trained / "checkpoints").glob("iteration-*"))
-    code, output, errors = command("evaluate", str(file), "--device", "cpu", "--episodes", "20")
+    code, output, errors = command("evaluate", str(file), "--json", "--device", "cpu", "--episodes", "20")
     assert (code, errors) == (0, [])
     metrics = played(file, 20, 20)
     assert json.loads(output).items() >= metrics.items()
@@ -924,13 +939,13 @@ def test_evaluate_takes_one_checkpoint(trained, command):
 @pytest.mark.parametrize(("episodes", "num_envs"), [(1, 1000), (7, 3), (40, 40)])
 def test_evaluate_plays_so_many_episodes(episodes, num_envs, trained, command):
     options = ["--episodes", str(episodes), "--num-envs", str(num_envs), "--seed", "6"]
-    code, output, _ = command("evaluate", str(trained), "--device", "cpu", *options)
+    code, output, _ = command("evaluate", str(trained), "--json", "--device", "cpu", *options)
     assert code == 0 and json.loads(output)["episodes"] == episodes
     assert json.loads(output).items() >= played(trained, episodes, min(num_envs, episodes), seed=6).items()
 
 
 def test_evaluate_greedy(trained, command):
-    options = ["evaluate", str(trained), "--device", "cpu", "--episodes", "30"]
+    options = ["evaluate", str(trained), "--json", "--device", "cpu", "--episodes", "30"]
     drawn, greedy = (json.loads(command(*options, *more)[1]) for more in ([], ["--greedy"]))
     assert greedy.pop("greedy") and not drawn.pop("greedy")
     assert greedy != drawn
@@ -941,7 +956,7 @@ def test_evaluate_best_checkpoint(trained, command, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(trained, run)
     shutil.copy(min((run / "checkpoints").glob("iteration-*")), run / "checkpoints" / "best.safetensors")
-    options = ["evaluate", "run", "--device", "cpu", "--episodes", "30"]
+    options = ["evaluate", "run", "--json", "--device", "cpu", "--episodes", "30"]
     last, best = (json.loads(command(*options, *more)[1]) for more in ([], ["--best"]))
     assert last != best
     assert best.items() >= played(run, 30, 30, best=True).items()
@@ -951,7 +966,7 @@ def test_evaluate_best_checkpoint(trained, command, tmp_path):
 
 def test_others_may_play_a_role(trained, command, tmp_path):
     assert command(*GRID, *SHORT, "--seed", "8", "--out", "other")[0] == 0
-    options = ["evaluate", str(trained), "--device", "cpu", "--episodes", "30"]
+    options = ["evaluate", str(trained), "--json", "--device", "cpu", "--episodes", "30"]
     other = load_policy(tmp_path / "other", device="cpu")
     for given, players in (
         (["runner=random"], {"runner": None}),
@@ -980,7 +995,7 @@ def test_opponents_that_there_are_not(given, message, trained, command, tmp_path
 
 
 def test_evaluate_writes_what_it_prints(trained, command, tmp_path):
-    options = ["--device", "cpu", "--episodes", "3", "--out", "result.json"]
+    options = ["--json", "--device", "cpu", "--episodes", "3", "--out", "result.json"]
     code, output, errors = command("evaluate", str(trained), *options)
     assert (code, errors) == (0, [])
     assert (tmp_path / "result.json").read_text() == output
@@ -989,7 +1004,7 @@ def test_evaluate_writes_what_it_prints(trained, command, tmp_path):
 @pytest.mark.slow
 def test_evaluate_finds_a_game_of_ones_own_in_its_file(own, command, tmp_path):
     assert command("train", "acorn.py", *SHORT, "--max-steps", "9", "--out", "run")[0] == 0
-    options = ["evaluate", "run", "--episodes", "3", "--device", "cpu"]
+    options = ["evaluate", "run", "--json", "--episodes", "3", "--device", "cpu"]
     done = in_a_process(*options, "--game", "acorn.py", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["game"] == "acorn"

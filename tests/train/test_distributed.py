@@ -184,7 +184,7 @@ def test_only_the_first_process_writes_metrics(alone):
 
 
 def test_a_run_of_two_processes_is_evaluated_by_one(alone, capsys):
-    assert main(["evaluate", str(alone), "--episodes", "4", "--device", "cpu"]) == 0
+    assert main(["evaluate", str(alone), "--json", "--episodes", "4", "--device", "cpu"]) == 0
     assert '"episodes": 4' in capsys.readouterr().out
 
 
