@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import shutil
+import time
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,14 +20,19 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.plots import METRICS_FILE
 
+LINE_SECONDS = 30.0  # between two lines where the console is no terminal
+
 
 class RunLog:
-    """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard if installed, and to the terminal.
+    """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard if installed, and to the console.
+
+    A terminal shows a progress bar. Elsewhere, for example in a file, a line is printed after the first iteration, with
+    an estimate of the time left, then every LINE_SECONDS.
 
     Args:
         folder: The run folder.
         num_iterations: Iterations of the whole run.
-        console: The terminal.
+        console: Where progress is shown.
         done: Iterations before a resume; later rows of an interrupted run are removed.
         wandb: Weights & Biases project to log to.
 
@@ -49,7 +56,9 @@ class RunLog:
             TextColumn("{task.fields[metrics]}", table_column=Column(ratio=1)),
         )
         self._shown = "no finished episodes yet"
-        self._progress = Progress(*columns, console=console)
+        self._console, self._num_iterations, self._done = console, num_iterations, done
+        self._start, self._next_line = time.monotonic(), 0.0
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
         self._task = self._progress.add_task("training", total=num_iterations, completed=done, metrics="")
 
     def __enter__(self) -> RunLog:
@@ -87,6 +96,20 @@ class RunLog:
             self._shown = f"return: {returns}  episode: {numbers['episode_length']:.0f} steps"
         text = f"{numbers['agent_steps_per_s'] / 1e3:,.0f}k agent-steps/s  {self._shown}"
         self._progress.update(self._task, completed=numbers["iteration"], metrics=text)
+        if not self._console.is_terminal:
+            self._print_line(int(numbers["iteration"]), text)
+
+    def _print_line(self, iteration: int, text: str) -> None:
+        now = time.monotonic()
+        if now < self._next_line and iteration < self._num_iterations:
+            return
+        self._next_line = now + LINE_SECONDS
+        left = (now - self._start) / (iteration - self._done) * (self._num_iterations - iteration)
+        self._console.print(
+            f"iteration {iteration} of {self._num_iterations}, about {timedelta(seconds=round(left))} left  {text}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _keep_rows(path: Path, done: int) -> tuple[list[str], int]:
