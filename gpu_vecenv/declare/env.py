@@ -33,6 +33,8 @@ from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout, unbounded
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
 
+MAX_AGENTS = 2**20  # of one environment
+
 # Also what a declaration needs besides Env, so that one import line is enough.
 __all__ = ["Env", "Field", "FixedArgument", "boolean", "f32", "f64", "i32", "i64", "param", "u8", "u32"]
 
@@ -312,6 +314,11 @@ class Env:
                 raise EnvDefinitionError(f"{game}: role {role!r} has {count!r} agents; expected an int >= 0")
         if sum(roles.values()) < 1:
             raise ConfigError(f"{game}: roles {dict(roles)} have no agents; expected at least 1")
+        if sum(roles.values()) > MAX_AGENTS:
+            raise ConfigError(
+                f"{game}: roles {dict(roles)} have {sum(roles.values()):,} agents; expected at most {MAX_AGENTS:,} in "
+                "one environment, because each has a name and a role on the host"
+            )
         if self.num_agents != sum(roles.values()):
             raise EnvDefinitionError(
                 f"{game}: num_agents is {self.num_agents!r}, but roles {dict(roles)} have "

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
-from gpu_vecenv.errors import EnvDefinitionError
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 
 OBS_TYPES = (np.dtype(np.float32), np.dtype(np.uint8))
+MAX_OBS_SIZE = 2**24  # items: the bounds of a space are arrays of this size on the host
 PerRole = Space[Any] | Mapping[str, Space[Any]]
 
 
@@ -129,6 +130,7 @@ class ActionLayout:
 
         Raises:
             EnvDefinitionError: They are of unsupported kinds, or do not fit in one tensor.
+            ConfigError: The heads have 2^31 choices or more in all.
         """
         spaces = _by_role(game, roles, "action", given)
         for role, space in spaces.items():
@@ -153,7 +155,13 @@ class ActionLayout:
         }
         simple = all(isinstance(space, Discrete) for space in spaces.values())
         shape = () if simple else (max(map(len, sizes.values())),)
-        return ActionLayout(False, shape, sizes, spaces)
+        layout = ActionLayout(False, shape, sizes, spaces)
+        if layout.num_logits >= 2**31:
+            raise ConfigError(
+                f"{game}: action spaces {spaces} have {layout.num_logits:,} choices; "
+                "expected fewer than 2^31 in all, because an action is a 32-bit int"
+            )
+        return layout
 
 
 def with_zero(space: Box) -> Box:
@@ -164,10 +172,14 @@ def with_zero(space: Box) -> Box:
 
 
 def unbounded(game: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Box:
-    """The space of all float32 or uint8 arrays of this shape, or EnvDefinitionError."""
+    """The space of all float32 or uint8 arrays of this shape, or EnvDefinitionError, ConfigError."""
     if np.dtype(dtype) not in OBS_TYPES:
         raise EnvDefinitionError(f"{game}: obs_dtype is {dtype}; expected float32 or uint8")
     _check_shape(game, shape)
+    if math.prod(shape) > MAX_OBS_SIZE:
+        raise ConfigError(
+            f"{game}: an observation of shape {shape} has {math.prod(shape):,} items; expected at most {MAX_OBS_SIZE:,}"
+        )
     if np.dtype(dtype) == np.uint8:
         return Box(0, 255, shape, np.uint8)
     return Box(-np.inf, np.inf, shape, np.float32)

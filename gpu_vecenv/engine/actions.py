@@ -35,17 +35,22 @@ class ActionValidator:
         self.kinds = (torch.float32,) if self._continuous else (torch.int32, torch.int64)
         self._numpy_kinds = [np.dtype(str(kind).removeprefix("torch.")) for kind in self.kinds]
 
-    def __call__(self, actions: Any) -> torch.Tensor:
-        """The action tensor, contiguous and otherwise as it is; or TypeError, ValueError: no value is cast."""
+    def __call__(self, actions: Any, shape: tuple[int, ...] | None = None, name: str = "actions") -> torch.Tensor:
+        """The action tensor, contiguous and otherwise as it is; or TypeError, ValueError: no value is cast.
+
+        ``shape`` is the shape expected, None for that of the action tensor; ``name`` is what messages call it.
+        """
         if not isinstance(actions, torch.Tensor):
-            raise TypeError(f"step: actions are a {type(actions).__name__}; expected a torch tensor on {self.device}")
+            raise TypeError(
+                f"step: {name} {_are(name)} a {type(actions).__name__}; expected a torch tensor on {self.device}"
+            )
         if actions.dtype not in self.kinds:
             raise TypeError(
-                f"step: actions have dtype {actions.dtype}; expected {' or '.join(map(str, self.kinds))}"
+                f"step: {name} {_have(name)} dtype {actions.dtype}; expected {' or '.join(map(str, self.kinds))}"
                 + ("" if self._continuous else " (use actions.long())")
             )
-        self._check_shape(actions.shape, self.shape, "actions")
-        self._check_tensor(actions, "actions")
+        self._check_shape(actions.shape, self.shape if shape is None else shape, name)
+        self._check_tensor(actions, name)
         if not actions.is_contiguous() or actions.is_neg():
             return actions.resolve_neg().contiguous()  # the memory of a lazy negation holds the values before it
         return actions

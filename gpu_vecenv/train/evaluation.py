@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 
+from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
@@ -33,14 +34,26 @@ class RolePolicies:
         greedy: Policies take the most likely action instead of sampling.
 
     Raises:
+        TypeError: ``role_policies`` is no mapping, or an actor is none of the three.
         ConfigError: A role has no actor, a policy does not match its role, or policies differ in ``squash``.
     """
 
     def __init__(self, env: VecEnv, role_policies: Mapping[str, RolePolicy], greedy: bool = False) -> None:
         game = env.game
         roles = list(game.layout.present_roles)
+        if not isinstance(role_policies, Mapping):
+            raise TypeError(
+                f"role_policies is a {type(role_policies).__name__}; expected a mapping, role name -> a Policy, a "
+                f"function of observations, or None for random actions; roles: {roles}"
+            )
         if not set(roles) <= set(role_policies) <= set(game.layout.roles):
             raise ConfigError(f"role_policies are for {sorted(role_policies)}; expected {roles}")
+        for role, actor in role_policies.items():
+            if actor is not None and not callable(actor):
+                raise TypeError(
+                    f"the actor of {role!r} is a {type(actor).__name__}; expected a Policy, a function of observations "
+                    "that returns actions, or None for random actions"
+                )
         self.env, self.role_policies, self.greedy = env, dict(role_policies), greedy
         self._policies = {role: actor for role, actor in role_policies.items() if isinstance(actor, Policy)}
         for role, policy in self._policies.items():
@@ -59,6 +72,7 @@ class RolePolicies:
         self._sampler = Sampler(env, squash=squashes.pop())
         shape = (env.num_envs, game.layout.num_agents, self._sampler.num_parameters)
         self._parameters = torch.zeros(shape, device=env.device)
+        self._validator = ActionValidator(game.layout, shape[:2], env.device)
 
     @torch.no_grad()
     def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -67,6 +81,10 @@ class RolePolicies:
         Args:
             obs: (num_envs, num_agents, *shape), observations of the last ``reset`` or ``step``.
             action_mask: Its ``info["action_mask"]``, for games with masks.
+
+        Raises:
+            TypeError, ValueError: A function returned something else than an action tensor of its role,
+                (num_envs, count) int32 or int64; with several heads or a Box (num_envs, count, n), of a Box float32.
         """
         game, parameters = self.env.game, self._parameters
         for role, policy in self._policies.items():
@@ -83,7 +101,12 @@ class RolePolicies:
                 role_obs = obs[(slice(None), agents, *game.layout.observation.own(role))]
                 heads = len(game.layout.action.sizes[role])
                 role_actions = actions[:, agents, :heads] if game.layout.action.shape else actions[:, agents]
-                role_actions.copy_(actor(role_obs))
+                given = self._validator(
+                    actor(role_obs), tuple(role_actions.shape), f"the function of {role!r}: actions"
+                )
+                if given.dtype is torch.int64:  # a value that the int32 of the tensor cannot hold is no choice
+                    given = torch.where((given >= 0) & (given < 2**31), given, -1)
+                role_actions.copy_(given)
         return actions
 
 
@@ -152,7 +175,10 @@ def evaluate(
 
     Raises:
         ConfigError: A role has no actor, or ``episodes`` is not a positive int.
-        NonFiniteError: A network returned NaN, or a mask forbids every choice.
+        TypeError, ValueError: An actor is none of these, or a function returned a tensor of another dtype, shape or
+            device than its role's actions: (num_envs, count) int32 or int64; with several heads or a Box
+            (num_envs, count, n), of a Box float32.
+        NonFiniteError: A network returned NaN, a mask forbids every choice, or a function returned an invalid action.
         EnvContractError: An episode does not end.
     """
     if type(episodes) is not int or episodes < 1:

@@ -46,7 +46,8 @@ def record(
     Raises:
         ConfigError: The episodes depend on something that a replay does not store, or do not end; or as for
         ``evaluate``.
-        NonFiniteError: A policy outputs NaN or excludes every choice.
+        TypeError, ValueError: As for ``evaluate``.
+        NonFiniteError: A policy outputs NaN or excludes every choice, or a function returned an invalid action.
         ReplayMismatchError: The game depends on more than its configuration, seed and actions.
     """
     if not isinstance(env, VecEnv):

@@ -10,10 +10,10 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import gpu_vecenv
 from gpu_vecenv import PPOConfig, Sampler, Trainer, VecEnv
-from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout
+from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout, unbounded
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import Fault
-from gpu_vecenv.errors import EnvDefinitionError, InvalidActionError
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError, InvalidActionError
 from gpu_vecenv.train.distributions import log_probs_and_entropies, masked
 from gpu_vecenv.train.networks import ActorCritic
 
@@ -69,6 +69,25 @@ def test_the_widest_action_space_contains_every_role():
     assert ActionLayout.of("Game", ["a", "b"], {"a": Discrete(2), "b": Discrete(4)}).widest == Discrete(4)
     box = Box(-1.0, 1.0, (2,), np.float32)
     assert ActionLayout.of("Game", ["a"], box).widest == box
+
+
+@pytest.mark.parametrize(
+    "space", [Discrete(2**31), Discrete(2**40), MultiDiscrete([2, 2**31]), MultiDiscrete([2**30, 2**30])]
+)
+def test_more_choices_than_an_action_can_count_are_refused(space):
+    with pytest.raises(ConfigError, match=r"Game: action spaces .* choices; expected fewer than 2\^31"):
+        ActionLayout.of("Game", ["a"], space)
+
+
+def test_the_most_choices_that_an_action_can_count_are_taken():
+    assert ActionLayout.of("Game", ["a"], Discrete(2**31 - 1)).sizes == {"a": (2**31 - 1,)}
+
+
+@pytest.mark.parametrize("shape", [(2**31,), (2**24 + 1,), (2**20, 2**20), (2**62,)])
+def test_an_observation_is_refused_before_the_bounds_of_its_space_are_built(shape):
+    """Bounds of these sizes take from seconds to more memory than there is."""
+    with pytest.raises(ConfigError, match="items; expected at most 16,777,216"):
+        unbounded("Game", shape, np.dtype(np.float32))
 
 
 def test_masks_of_continuous_actions_are_refused():

@@ -174,7 +174,11 @@ def test_without_a_gpu_cuda_is_refused_and_the_cpu_offered():
         ("tag_continuous", "num_neighbors", 0, ["TagContinuous.num_neighbors is 0", "[1, inf]"]),
         ("tag_continuous", "max_turn", 7.0, ["TagContinuous.max_turn is 7.0", "6.283"]),
         ("tag_continuous", "min_acceleration", 0.2, ["min_acceleration = 0.2", "max_acceleration = 0.1"]),
-        ("tag_continuous", "num_runners", 2**31 - 1, ["num_agents", "2^31"]),
+        ("tag_continuous", "num_runners", 2**31 - 1, ["2,147,483,657 agents", "at most 1,048,576"]),
+        ("tag_gridworld", "num_taggers", 10**8, ["100,000,001 agents", "at most 1,048,576"]),
+        ("tag_gridworld", "num_taggers", 10**6, ["num_agents", "2^31"]),
+        ("simple_spread", "num_agent_neighbors", 10**8, ["400,000,010 items", "at most 16,777,216"]),
+        ("tag_continuous", "turn_levels", 2**31 - 1, ["choices", "fewer than 2^31"]),
     ],
 )
 def test_a_wrong_configuration_is_refused_with_key_value_and_what_is_expected(name, key, value, words):

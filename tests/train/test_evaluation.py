@@ -19,7 +19,7 @@ import gpu_vecenv
 from gpu_vecenv import Env, Field
 from gpu_vecenv.declare.env import i32
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
-from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.evaluation import RolePolicies, evaluate
 from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.watch.recording import record
 
@@ -436,6 +436,68 @@ def test_an_episode_that_does_not_end_is_an_error(tmp_path, monkeypatch):
     for play in (evaluate, partial(record, episodes=4)):
         with pytest.raises(EnvContractError, match=r"1 of 4 episodes go on after 20 steps, .* environment 2; expected"):
             play(env, third_goes_on)
+
+
+@pytest.mark.parametrize(
+    ("returned", "error", "words"),
+    [
+        (lambda obs: 0.9, TypeError, ["the function of 'lead': actions are a float", "expected a torch tensor"]),
+        (lambda obs: obs[..., 0] + 0.9, TypeError, ["'lead'", "dtype torch.float32", "torch.int32 or torch.int64"]),
+        (lambda obs: obs[..., 0] > 0, TypeError, ["'lead'", "dtype torch.bool", "torch.int32 or torch.int64"]),
+        (lambda obs: obs[:1, :, 0].long(), ValueError, ["'lead'", "shape (1, 1)", "expected (4, 1)"]),
+        (lambda obs: obs[..., :1].long(), ValueError, ["'lead'", "shape (4, 1, 1)", "expected (4, 1)"]),
+        (lambda obs: obs[..., 0].long().to("meta"), ValueError, ["'lead'", "are on meta"]),
+    ],
+)
+@pytest.mark.parametrize("play", [evaluate, record])
+def test_what_a_function_returns_is_checked_like_any_action(play, returned, error, words, device):
+    """Before, a number was broadcast and a fraction cut off, so that a wrong function had a plausible return."""
+    env = gpu_vecenv.make(Script, 4, device, num_leads=1, num_others=1)
+    with pytest.raises(error) as raised:
+        play(env, {"lead": returned, "other": None}, episodes=4)
+    assert [word for word in words if word not in str(raised.value)] == [], str(raised.value)
+
+
+def test_what_a_function_of_several_heads_returns_has_the_heads_of_its_role(device):
+    """A role with fewer heads than the widest returns its own alone."""
+    env = gpu_vecenv.make(Crew, 4, device)
+    sizes = env.game.layout.action.sizes
+    assert len({len(own) for own in sizes.values()}) > 1
+
+    def zeros(heads):
+        return lambda obs: torch.zeros((*obs.shape[:2], heads), dtype=torch.int64, device=obs.device)
+
+    role_policies = {role: zeros(len(own)) for role, own in sizes.items()}
+    act = RolePolicies(env, role_policies)
+    obs, _ = env.reset(seed=1)
+    assert act(obs).shape == env.sample_actions().shape
+    for role, own in sizes.items():
+        wider = role_policies | {role: zeros(5)}
+        count = env.game.layout.roles[role]
+        with pytest.raises(ValueError, match=rf"'{role}'.*\(4, {count}, 5\); expected \(4, {count}, {len(own)}\)"):
+            RolePolicies(env, wider)(obs)
+
+
+@pytest.mark.parametrize("value", [2**32, -(2**32), 2**31, 2**63 - 1])
+def test_an_int64_that_no_int32_holds_is_no_choice(value, device):
+    """2^32 is 0 in 32 bits, which would be valid."""
+    env = gpu_vecenv.make(Script, 4, device)
+    with pytest.raises(NonFiniteError):
+        evaluate(env, {"lead": lambda obs: torch.full(obs.shape[:2], value, device=obs.device), "other": None}, 4)
+
+
+@pytest.mark.parametrize(
+    ("role_policies", "words"),
+    [
+        ({"lead": 3, "other": None}, ["the actor of 'lead' is a int", "a Policy, a function"]),
+        ([None, None], ["role_policies is a list", "['lead']"]),
+        (None, ["role_policies is a NoneType"]),
+    ],
+)
+def test_actors_of_another_kind_are_refused(role_policies, words, device):
+    with pytest.raises(TypeError) as raised:
+        evaluate(gpu_vecenv.make(Script, 4, device), role_policies, 4)
+    assert [word for word in words if word not in str(raised.value)] == [], str(raised.value)
 
 
 def test_an_evaluation_ends_when_a_script_gives_what_no_action_is(device):
