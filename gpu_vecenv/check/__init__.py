@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_FINDINGS = 20  # per check: a violation often recurs in every step
 MAX_SHOWN = 5  # of these in the table; Report.failures has all
+PREFLIGHT = Check("K00", "the interface can be checked", CheckContext.preflight)  # before all others
 WIDTH = 120  # columns of a report as text
 
 
@@ -42,7 +43,7 @@ class Failure:
     """One violation of the interface.
 
     Args:
-        check: "K01" … "K26".
+        check: "K01" … "K26"; "K00" is what all of them rely on.
         title: Title of the check.
         got: What the environment did.
         expected: What was expected.
@@ -71,7 +72,7 @@ class Report:
         passed: Checks without failures.
         failures: All failures, up to 20 per check.
         skipped: Check -> why it does not apply.
-        notes: Check -> parts of it that could not be checked.
+        notes: Check -> parts of it that could not be checked, and what was accepted or left out.
     """
 
     name: str
@@ -92,7 +93,7 @@ class Report:
         failed = sorted({failure.check for failure in self.failures})
         counts = f"{len(self.passed)} passed, {len(failed)} failed, {len(self.skipped)} skipped"
         table = Table("check", "title", "result", title=f"{self.name}: {counts}", title_justify="left", expand=False)
-        for name in sorted({*self.passed, *failed, *self.skipped}):
+        for name in sorted({*self.passed, *failed, *self.skipped, *self.notes}):
             lines = [("skipped: " + self.skipped[name], "dim")] if name in self.skipped else []
             own = [_line(failure) for failure in self.failures if failure.check == name]
             lines += [(line, "red") for line in own[:MAX_SHOWN]]
@@ -100,7 +101,7 @@ class Report:
             lines = lines or [("passed", "green")]
             lines += [(f"note: {note}", "dim") for note in self.notes.get(name, [])]
             text = Text("\n").join(Text(line, style) for line, style in lines)
-            table.add_row(name, CHECKS[name].title, text)
+            table.add_row(name, CHECKS.get(name, PREFLIGHT).title, text)
         return table
 
     def __str__(self) -> str:
@@ -134,6 +135,10 @@ def check_vector_env(
     An environment may have n rows, one for each agent: then ``num_envs`` is n times the argument of ``make``, and the
     rows of an environment are adjacent. A row may end before its environment: its rewards are then 0 and its flags
     False, until it is flagged again when the environment ends.
+
+    First the interface itself: spaces must be batched, infos dictionaries, and the autoreset mode known. Otherwise the
+    report is this one failure, "K00", and nothing else is run. Infos that differ between two identical runs, such as
+    wall-clock times, are named in a note of "K00" and not compared.
 
     K01 to K18 need only ``make``. The others are skipped unless their argument below is given; the report says which.
 
@@ -239,8 +244,11 @@ def _mode(mode: Any) -> AutoresetMode:
 
 def _report(context: CheckContext, checks: Iterable[Check], agents: Sequence[Any] | None = None) -> Report:
     report = Report(context.name)
-    for check in checks:
-        _run(check, context, report)
+    _run(PREFLIGHT, context, report)
+    if not report.failures:
+        report.passed.remove(PREFLIGHT.id)  # listed only if it fails or has a note
+        for check in checks:
+            _run(check, context, report)
     if agents is not None:
         report.failures = [
             f if f.row is None else replace(f, env_index=None, agent=agents[f.row]) for f in report.failures

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from pettingzoo import ParallelEnv
 
-from gpu_vecenv.check.context import CheckContext, Make
+from gpu_vecenv.check.context import CheckContext, Findings, Make
 from gpu_vecenv.check.records import Array, Bools, Record, Tree, host
 from gpu_vecenv.check.session import REFUSALS, RowActions, Session, apply_action_mask
 
@@ -129,7 +129,7 @@ class AgentSession(Session):
             raw["state"] = self.env.env.state()
         self._masks = dict(self._found_masks(raw))
         raw["given"] = dict(zip(OUTPUTS[1:4], self.env.outputs[1:4], strict=False)) if "rewards" in raw else {}
-        return Record(raw, self.rows)
+        return Record(raw, self.rows, self.left_out)
 
     def _found_masks(self, raw: Mapping[str, Any]) -> Iterator[tuple[Any, Bools]]:
         for row, name in enumerate(self.env.names):
@@ -185,6 +185,10 @@ class ParallelContext(CheckContext):
     def make_unmanaged(self, num_envs: int, make: Make | None = None) -> Session:
         """Make an environment that the caller closes."""
         return AgentSession((make or self.make)(num_envs), self.has_state)
+
+    def obstacles(self) -> Findings:
+        """None: K10 and K11 examine the dictionaries and spaces of each agent."""
+        return iter(())
 
     @cached_property
     def starts(self) -> set[bytes]:

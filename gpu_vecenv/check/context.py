@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
+from gymnasium.spaces import Dict, Space, Tuple
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import iterate
+from gymnasium.vector.utils import batch_space, iterate
 
-from gpu_vecenv.check.records import Bools, Finding, Record, difference
+from gpu_vecenv.check.records import Bools, Finding, Record, difference, differing_infos
 from gpu_vecenv.check.session import REFUSALS, RowActions, Session
 
 Make = Callable[[int], Any]  # number of environments -> VectorEnv
 Findings = Iterator[Finding]
+LONGEST = 5000  # steps that are run in search of infos that vary
 Rule = Callable[["CheckContext"], Findings]
 
 
@@ -73,6 +75,13 @@ def mixed_actions(base: RowActions, other: RowActions, rows: Sequence[int]) -> R
     return [other[row] if row in rows else action for row, action in enumerate(base)]
 
 
+def _layout(space: Any) -> Any:
+    """The nesting and the shapes of a space."""
+    if isinstance(space, Dict):
+        return {key: _layout(inner) for key, inner in space.spaces.items()}
+    return tuple(map(_layout, space.spaces)) if isinstance(space, Tuple) else space.shape
+
+
 class CheckContext:
     """Makes environments and actions for a check, and closes the environments afterwards."""
 
@@ -86,13 +95,14 @@ class CheckContext:
         self.notes: list[str] = []
         self._open = ExitStack()
         self.device: torch.device | None = None
+        self.left_out: frozenset[str] = frozenset()
         with self._open:
             self._inspect()
 
     def _inspect(self) -> None:
         session = self.session(self.LARGE_NUM_ENVS)
         self.rows_per_env, self.name = session.rows_per_env, str(session.env)
-        self.action_space = deepcopy(session.env.action_space)
+        self.action_space: Space[Any] = deepcopy(getattr(session.env, "action_space", Space()))
         self.max_steps = self.max_steps or getattr(session.env.spec, "max_episode_steps", None)
         session.reset(self.seeds[0])
         self.device = session.device
@@ -105,6 +115,7 @@ class CheckContext:
             make: Used instead of the ``make`` under test.
         """
         session = self.make_unmanaged(self.SMALL_NUM_ENVS if num_envs is None else num_envs, make)
+        session.left_out = self.left_out
         self._open.callback(session.env.close)
         return session
 
@@ -120,6 +131,53 @@ class CheckContext:
                 "equally many rows for each environment"
             )
         return Session(env, num_envs, self.device)
+
+    def preflight(self) -> Findings:
+        """The first obstacle to all other checks; without one, ``left_out`` and its note."""
+        obstacle = next(self.obstacles(), None)
+        if obstacle is not None:
+            yield obstacle
+            return
+        with suppress(Exception):  # an error of the environment: the checks report it
+            self._find_varying_infos()
+        if self.left_out:
+            names = ", ".join(sorted(name.removeprefix("info.") for name in self.left_out))
+            self.notes.append(f"not compared, since they differ between two identical runs: infos {names}")
+
+    def obstacles(self) -> Findings:
+        """What makes all other checks meaningless: spaces that are no batch, infos that are no dictionary, no mode."""
+        session = self.session()
+        env, rows = session.env, session.rows
+        if session.mode is None:
+            declared = env.metadata.get("autoreset_mode")
+            yield Finding(f"metadata['autoreset_mode'] is {declared!r}", "a gymnasium.vector.AutoresetMode")
+        for name in ("observation_space", "action_space"):
+            space, single = (getattr(env, key, None) for key in (name, f"single_{name}"))
+            if not isinstance(space, Space) or not isinstance(single, Space):
+                yield Finding(f"{name} is {space}, single_{name} is {single}", "two spaces of Gymnasium")
+            elif _layout(space) != _layout(batched := batch_space(single, rows)):
+                yield Finding(f"{name} is {space}", f"single_{name} batched for {rows} rows: {batched}")
+        session.reset(self.seeds[0])
+        for name, outputs in (
+            ("reset", env.reset(seed=self.seeds[0])),
+            ("step", env.step(session.batch(self.actions(self.seeds[0], 1)[0]))),
+        ):
+            if not isinstance(outputs[-1], Mapping):
+                yield Finding(f"info of {name} is a {type(outputs[-1]).__name__}", "a dictionary")
+
+    def _find_varying_infos(self) -> None:
+        """Find infos that differ between two identical runs, such as wall-clock times.
+
+        Once another output differs the search ends: infos may differ as a consequence.
+        """
+        steps = max(self.steps, min((self.max_steps or 0) + 1, LONGEST))
+        actions, sessions = self.actions(self.seeds[0], steps), [self.session(self.LARGE_NUM_ENVS) for _ in range(2)]
+        for step in (None, *actions):
+            one, other = (s.reset(self.seeds[0]) if step is None else s.step(step) for s in sessions)
+            found = differing_infos(one, other)
+            if found is None:
+                break
+            self.left_out |= found
 
     def close(self) -> None:
         """Close all environments that ``session`` made."""

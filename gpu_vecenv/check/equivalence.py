@@ -160,6 +160,6 @@ def same_in_a_graph(context: CheckContext) -> Findings:
         for (_, part), (_, new) in zip(parts_of(static_actions), parts_of(session.batch(step)), strict=True):
             part.copy_(new)
         graph.replay()
-        got.append(Record(dict(zip(OUTPUTS, outputs, strict=True)), session.rows))
+        got.append(Record(dict(zip(OUTPUTS, outputs, strict=True)), session.rows, session.left_out))
         session.track(got[-1])
     yield from differing("a replayed graph", got, expected)

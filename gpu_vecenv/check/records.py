@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
+DEFINED = {"final_obs", "action_mask"}  # infos that are part of the interface, at any depth
 MAX_CHARACTERS = 100  # of a value in a message
 Tree = Any  # an array, or dicts and tuples of trees
 
@@ -61,11 +62,18 @@ class Leaf(NamedTuple):
 
 
 class Record:
-    """The outputs of one reset or step: copies (``leaves``, by dotted name) and the objects returned (``raw``)."""
+    """The outputs of one reset or step: copies (``leaves``, by dotted name) and the objects returned (``raw``).
 
-    def __init__(self, raw: Mapping[str, Tree], rows: int):
-        self.raw, self.rows = dict(raw), rows
-        self.leaves: dict[str, Leaf] = dict(leaf for name, value in raw.items() for leaf in _leaves(name, value, None))
+    Args:
+        raw: Name -> output.
+        rows: Rows of the vector environment.
+        left_out: Names of leaves that are not compared.
+    """
+
+    def __init__(self, raw: Mapping[str, Tree], rows: int, left_out: Collection[str] = ()):
+        self.raw, self.rows, self.left_out = dict(raw), rows, left_out
+        leaves = (leaf for name, value in raw.items() for leaf in _leaves(name, value, None))
+        self.leaves: dict[str, Leaf] = {name: leaf for name, leaf in leaves if name not in left_out}
         self._added: list[tuple[Record, str, Bools]] = []
 
     def add(self, other: Record, prefix: str, rows: Bools) -> None:
@@ -77,7 +85,7 @@ class Record:
 
     def copied_again(self) -> Record:
         """The same from the outputs as they are by now."""
-        record = Record(self.raw, self.rows)
+        record = Record(self.raw, self.rows, self.left_out)
         for other, prefix, rows in self._added:
             record.add(other.copied_again(), prefix, rows)
         return record
@@ -178,6 +186,14 @@ def difference(
             if finding is not None:
                 return finding
     return None
+
+
+def differing_infos(got: Record, expected: Record) -> set[str] | None:
+    """Names of infos that differ, but for those that interfaces define; None if another output differs."""
+    names = sorted({*got.leaves, *expected.leaves})
+    differing = {name for name in names if _leaf_difference(name, 0, got, expected, None) is not None}
+    infos = {name for name in differing if name.startswith("info.") and not DEFINED.intersection(name.split("."))}
+    return infos if infos == differing else None
 
 
 def _leaf_difference(name: str, step: int, new: Record, old: Record, chosen: Bools | None) -> Finding | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -20,7 +20,8 @@ RowActions = Sequence[Tree]  # one action for each row
 OUTPUTS = ("obs", "rewards", "terminations", "truncations", "info")
 SEEN = (*OUTPUTS[:4], "after_reset.obs")  # what an agent sees, in every mode
 # Accepted as refusals: builtin errors for wrong arguments, Gymnasium's errors, and the assertions of its spaces.
-REFUSALS = (TypeError, ValueError, gymnasium.error.Error, AssertionError)
+# RuntimeError is what torch raises for shapes and dtypes.
+REFUSALS = (TypeError, ValueError, RuntimeError, gymnasium.error.Error, AssertionError)
 
 
 class EpisodeTracker:
@@ -62,6 +63,7 @@ class Session:
         self.rows_per_env = self.rows // num_envs
         self.tracker = EpisodeTracker(self.mode, num_envs, self.rows_per_env)
         self.allowed: Bools | None = None  # info["action_mask"] of each row, if there is one
+        self.left_out: Collection[str] = ()  # infos that are not compared
 
     @property
     def under_test(self) -> Any:
@@ -110,7 +112,7 @@ class Session:
     def raw_step(self, batch: Tree) -> Record:
         """One step with batched actions."""
         outputs = self.env.step(batch)
-        record = Record(dict(zip(OUTPUTS, outputs, strict=True)), self.rows)
+        record = Record(dict(zip(OUTPUTS, outputs, strict=True)), self.rows, self.left_out)
         self.track(record)
         return record
 
@@ -149,7 +151,7 @@ class Session:
     def _reset(self, rows: Bools | None, seed: int | None = None) -> Record:
         obs, info = self.env.reset(seed=seed, options=None if rows is None else {"reset_mask": rows.copy()})
         self.device = device_of(obs)
-        record = Record({"obs": obs, "info": info}, self.rows)
+        record = Record({"obs": obs, "info": info}, self.rows, self.left_out)
         self._update_action_mask(record, rows)
         return record
 

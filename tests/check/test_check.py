@@ -1,6 +1,7 @@
 """The conformance checkers: each planted bug is found by its check, and correct environments pass."""
 
 import io
+import secrets
 
 import gymnasium
 import numpy as np
@@ -8,11 +9,12 @@ import pettingzoo
 import pytest
 import torch
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.error import InvalidAction
 from mutants import ring, vector_envs
 from mutants.parallel_envs import PLANTED_PARALLEL
 from mutants.parallel_envs import examined as examined_parallel
 from mutants.parallel_ring import MaskedParallelRing, ParallelRing, StatefulParallelRing
-from mutants.ring import DISABLED, LATE, LIMIT, MODES, NEXT, SAME, STEPS, PermutableRing, Ring, StatefulRing
+from mutants.ring import CELLS, DISABLED, LATE, LIMIT, MODES, NEXT, SAME, STEPS, PermutableRing, Ring, StatefulRing
 from mutants.vector_envs import PLANTED
 from mutants.vector_graph import Counter
 from rich.console import Console
@@ -92,7 +94,7 @@ def test_there_are_twenty_six_checks_with_a_title_and_a_docstring():
 
 def test_every_check_has_planted_bugs():
     found = [check for check, _, _ in PLANTED.values()]
-    assert set(found) == set(ALL) and len(found) >= 128
+    assert set(found) == {"K00", *ALL} and len(found) >= 128
     assert all(found.count(name) >= 2 for name in ALL)
     found = [check for check, _, _ in PLANTED_PARALLEL.values()]
     assert set(found) == set(ALL) - ONE and len(found) >= 47
@@ -103,7 +105,9 @@ def test_every_check_has_planted_bugs():
 )
 def test_a_planted_bug_is_found_by_its_check(bug):
     name, kind, arguments = PLANTED[bug]
-    report = vector_envs.examined(kind, [name], steps=STEPS_OF.get(name, STEPS), **arguments)
+    checks = None if name == "K00" else [name]  # K00 stops all others
+    report = vector_envs.examined(kind, checks, steps=STEPS_OF.get(name, STEPS), **arguments)
+    assert name != "K00" or len(report.failures) == 1, str(report)
     assert [failure for failure in report.failures if failure.check == name], str(report)
     assert not report.passed
 
@@ -310,6 +314,86 @@ def test_a_state_attribute_instead_of_a_method_fails_k11():
     assert [failure.got for failure in report.failures] == ["state(): TypeError: 'dict' object is not callable"]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_times_in_infos_are_left_out_of_comparisons(mode):
+    class Timed(StatefulRing):
+        """Episode statistics as Gymnasium's RecordEpisodeStatistics gives them; "t" is a wall-clock time."""
+
+        def step(self, actions):
+            *outputs, info = super().step(actions)
+            ends = outputs[2] | outputs[3]
+            times = np.array([float(secrets.randbits(40)) for _ in ends])
+            episode = {"t": times, "_t": ends, "l": self.time.repeat(self.agents), "_l": ends}
+            return *outputs, info | ({"episode": episode, "_episode": ends} if ends.any() else {})
+
+    report = check(Timed, steps=40, mode=mode)
+    assert report.failures == [], str(report)
+    assert report.notes == {"K00": ["not compared, since they differ between two identical runs: infos episode.t"]}
+    assert "infos episode.t" in " ".join(str(report).split())
+
+
+def test_final_observations_that_vary_are_compared():
+    class Varying(Ring):
+        def final(self, ends):
+            info = super().final(ends)
+            if info:
+                info["final_obs"][:, 3] = secrets.randbelow(CELLS)
+            return info
+
+    report = check(Varying, ["K01"], steps=40)
+    assert "info.final_obs" in report.failures[0].got and not report.notes
+
+
+def test_what_varies_after_other_outputs_vary_is_compared():
+    class Varying(Ring):
+        def observe(self):
+            rows = super().observe()
+            rows[:, 3] = secrets.randbits(20) / 2**20
+            return rows
+
+        def step(self, actions):
+            *outputs, info = super().step(actions)
+            return *outputs, info | {"seen": outputs[0][:, 3] * 1}
+
+    assert not check(Varying, ["K01"]).notes
+
+
+def test_a_true_seed_and_an_unknown_option_are_noted():
+    class Lenient(Ring):
+        def validate_seed(self, seed):
+            return super().validate_seed(1 if seed is True else seed)
+
+        def validate_mask(self, options):
+            return super().validate_mask({key: mask for key, mask in (options or {}).items() if key == "reset_mask"})
+
+    report = check(Lenient, ["K16"])
+    assert report.passed == ["K16"]
+    assert report.notes == {"K16": ["reset with seed=True: accepted", "reset with an unknown option: accepted"]}
+
+
+def test_a_true_seed_that_is_refused_after_the_reset_fails():
+    class Late(Ring):
+        def validate_seed(self, seed):
+            if seed is True:
+                self.time += 1
+            return super().validate_seed(seed)
+
+    (failure,) = check(Late, ["K16"]).failures
+    assert failure.got.startswith("after the refusal of seed=True")
+
+
+def test_torchs_runtime_error_is_a_refusal():
+    class Torch(Ring):
+        def checked_moves(self, actions):
+            try:
+                return super().checked_moves(actions)
+            except (TypeError, ValueError, InvalidAction) as error:
+                raise RuntimeError(str(error)) from error
+
+    report = check(Torch, ["K14"], output="torch")
+    assert report.passed == ["K14"], str(report)
+
+
 # ---------------------------------------------------------------------- the report
 
 
@@ -483,13 +567,14 @@ def test_pettingzoos_aec_conversion_is_left_inconsistent_by_a_refused_action():
     simple_spread = pytest.importorskip("mpe2.simple_spread_v3")
     checks = ["K01", "K10", "K11", "K12", "K13", "K14", "K15", "K16"]
     report = check_parallel_env(lambda: simple_spread.parallel_env(max_cycles=9), checks=checks, steps=10, max_steps=9)
-    assert {failure.check for failure in report.failures} == {"K14", "K15", "K16"}
+    assert {failure.check for failure in report.failures} == {"K14", "K15"}
+    assert report.notes["K16"] == ["reset with seed=True: accepted"]
     refused = [failure.got for failure in report.failures if failure.check == "K14"]
     assert any(
         "after the refusal of None for agent_2: AssertionError: expected agent agent_0" in got for got in refused
     )
     assert "step with an action of an unknown agent: accepted" in refused
-    assert report.passed == checks[:5]
+    assert report.passed == [*checks[:5], "K16"]
 
 
 def test_our_own_parallel_view_passes(device):

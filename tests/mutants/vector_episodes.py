@@ -73,7 +73,7 @@ class NextStepDeclaredDisabled(Ring):
         self.metadata = {"autoreset_mode": DISABLED}
 
 
-@planted("K10")
+@planted("K00")
 class NoModeDeclared(Ring):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

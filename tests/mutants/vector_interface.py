@@ -1,4 +1,4 @@
-"""Refusals, global state and leaks: bugs for K14 to K18."""
+"""The interface itself, refusals, global state and leaks: bugs for K00 and K14 to K18."""
 
 import os
 import random
@@ -7,8 +7,36 @@ import threading
 import numpy as np
 import torch
 from gymnasium.error import ClosedEnvironmentError, InvalidAction
+from gymnasium.vector.utils import batch_space
 
 from mutants.ring import Ring, planted
+
+
+@planted("K00")
+class ActionSpaceOfOneRow(Ring):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.action_space = self.single_action_space
+
+
+@planted("K00", agents=2)
+class ObservationsOfEnvironmentsNotRows(Ring):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.observation_space = batch_space(self.single_observation_space, self.num_rings)
+
+
+@planted("K00")
+class InfoIsAListAfterAStep(Ring):
+    def step(self, actions):
+        *outputs, info = super().step(actions)
+        return *outputs, [info]
+
+
+@planted("K00")
+class ResetReturnsNoInfo(Ring):
+    def reset(self, **arguments):
+        return super().reset(**arguments)[0], None
 
 
 class Lenient(Ring):
@@ -145,12 +173,6 @@ class NegativeSeedAccepted(Ring):
 class SeedRounded(Ring):
     def validate_seed(self, seed):
         return super().validate_seed(int(seed) if type(seed) is float and seed == seed else seed)
-
-
-@planted("K16")
-class UnknownOptionAccepted(Ring):
-    def validate_mask(self, options):
-        return super().validate_mask({key: value for key, value in (options or {}).items() if key == "reset_mask"})
 
 
 @planted("K16")
