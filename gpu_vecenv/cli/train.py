@@ -33,17 +33,15 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import find_game
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
-from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
-from gpu_vecenv.train.run import RunConfig, best_metric_name, run
+from gpu_vecenv.train.run import SETTINGS, RunConfig, best_metric_name, run
 from gpu_vecenv.train.trainer import RUN_WIDE_KEYS, PolicySpec, Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
 RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
-SETTINGS = "settings.json"  # in the run folder: what is neither the game's nor the policies'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +97,8 @@ class Train(DeviceOptions, Generic[GameT]):
             trainer = Trainer(env, self.ppo, seed=self.seed, policies=self._policy_specs(game), graphs=self.graphs)
             best_metric_name(trainer, self.run)  # raises for a wrong name before anything is written
             folder = self.out or _new_folder(game.name())
-            if world.rank == 0:
-                self._write_settings(folder, game)
-            return run(trainer, folder, self.run)
+            settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
+            return run(trainer, folder, self.run, settings={**settings, "run": dataclasses.asdict(self.run)})
 
     def _env(self, game: Env, device_name: str | None, world: World) -> VecEnv:
         """The environments of this process."""
@@ -155,13 +152,6 @@ class Train(DeviceOptions, Generic[GameT]):
             )
         config = dataclasses.replace(config, **{key: getattr(self.ppo, key) for key in RUN_WIDE_KEYS})
         return PolicySpec(config=config, weights=loaded[role].state_dict(), train=False)
-
-    def _write_settings(self, folder: Path, game: Env) -> None:
-        if CheckpointFolder(folder / CHECKPOINTS).begun():  # run() raises for a folder with a run
-            return
-        settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
-        text = json.dumps({**settings, "run": dataclasses.asdict(self.run)}, indent=1)
-        replace_file(folder / SETTINGS, text.encode())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import shutil
 import time
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.plots import METRICS_FILE
 
 LINE_SECONDS = 30.0  # between two lines where the console is no terminal
+
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
 
 class RunLog:
@@ -45,8 +48,9 @@ class RunLog:
     ) -> None:
         self._wandb = _wandb(wandb, folder, done)  # first: raises if wandb is missing
         folder.mkdir(parents=True, exist_ok=True)
-        names, steps = _keep_rows(folder / METRICS_FILE, done)
-        self._file = (folder / METRICS_FILE).open("a", newline="")
+        names, steps, content = _kept_rows(folder / METRICS_FILE, done)
+        replace_file(folder / METRICS_FILE, content)  # a new file, also in the place of a symbolic link
+        self._file = os.fdopen(os.open(folder / METRICS_FILE, os.O_WRONLY | os.O_APPEND | NO_FOLLOW), "a", newline="")
         self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
         self._events = _tensorboard(folder / "tensorboard", steps)
         columns = (
@@ -112,24 +116,21 @@ class RunLog:
         )
 
 
-def _keep_rows(path: Path, done: int) -> tuple[list[str], int]:
-    """Truncate the table to the first ``done`` iterations; return its columns, if any, and its env-steps."""
+def _kept_rows(path: Path, done: int) -> tuple[list[str], int, bytes]:
+    """The first ``done`` iterations of the table: its columns, if any, its env-steps, and its content."""
     if not done or not path.exists():
-        path.unlink(missing_ok=True)
-        return [], 0
+        return [], 0, b""
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         rows = [row for row in reader if None not in row.values() and int(row["iteration"]) <= done]
         names = list(reader.fieldnames or ())
     if not names:
-        path.unlink()
-        return [], 0
+        return [], 0, b""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, names)
     writer.writeheader()
     writer.writerows(rows)
-    replace_file(path, text.getvalue().encode())
-    return names, int(rows[-1]["env_steps"]) if rows else 0
+    return names, int(rows[-1]["env_steps"]) if rows else 0, text.getvalue().encode()
 
 
 def _tensorboard(folder: Path, steps: int) -> Any:
@@ -137,6 +138,8 @@ def _tensorboard(folder: Path, steps: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
+    if folder.is_symlink():
+        folder.unlink()
     if not steps:
         shutil.rmtree(folder, ignore_errors=True)
     return SummaryWriter(str(folder), purge_step=steps + 1 if steps else None)
@@ -153,5 +156,5 @@ def _wandb(project: str | None, folder: Path, done: int) -> Any:
     id_file = folder / "wandb_id"
     run_id = id_file.read_text().strip() if done and id_file.is_file() else None
     run = wandb.init(project=project, name=folder.name, dir=str(folder), id=run_id, resume="allow")
-    id_file.write_text(run.id + "\n")
+    replace_file(id_file, f"{run.id}\n".encode())
     return run

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.files import put_file
 
 METRICS_FILE = "metrics.csv"
 TEXT_COLUMNS = ("weights",)  # columns that are not numeric
@@ -134,8 +135,7 @@ def plot_runs(
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     handles = [canvas.axes[0].plot([], [], label=group.label, **group.style)[0] for group in groups]
     canvas.legend(handles=handles, loc="outside lower center", ncols=across, frameon=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    canvas.savefig(out)
+    put_file(out, lambda draft: canvas.savefig(draft, format=out.suffix[1:].lower()))
     return True
 
 

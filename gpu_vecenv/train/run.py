@@ -23,12 +23,16 @@ from rich.table import Table
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
+from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.logger import RunLog
 from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
 from gpu_vecenv.train.trainer import Trainer
 
 CURVE_FILE, EVALUATION_FILE = "learning_curve.png", "evaluation.json"
+SETTINGS = "settings.json"  # what the command line was given that is neither the game's nor the policies'
+LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file itself stays and means nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,27 +60,43 @@ class Progress:
     episodes: float = 0.0  # since the last checkpoint
 
 
-def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resume: bool = False) -> int:
+def run(
+    trainer: Trainer,
+    folder: Path,
+    config: RunConfig | None = None,
+    *,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> int:
     """Train to the end, evaluate, and write learning curve, metrics, checkpoints and evaluation to ``folder``.
 
     Under torchrun every process calls it; rank 0 writes all files but the checkpoints of other ranks. SIGTERM and
-    SIGINT stop it after the current iteration, with a checkpoint.
+    SIGINT stop it after the current iteration, with a checkpoint. One process at a time trains in a folder.
 
     Args:
         trainer: A new trainer; with ``resume`` the newest checkpoint of the folder is loaded into it.
         folder: The run folder; it must not have a run unless ``resume``.
         config: Output options.
         resume: Continue the run in ``folder``.
+        settings: Written to ``settings.json`` at the start of a new run.
 
     Returns:
         0, or 128 plus the number of the signal that stopped it.
 
     Raises:
-        ConfigError: The folder already has a run, or ``best_metric`` is not one of the run's metrics.
+        ConfigError: The folder already has a run, another process trains in it, or ``best_metric`` is not one of the
+            run's metrics.
         CheckpointCorruptError: No checkpoint to resume from is usable.
         FileNotFoundError: There is no checkpoint to resume from.
     """
-    config, world, console = config or RunConfig(), trainer.world, Console(quiet=trainer.world.rank > 0)
+    config, folder = config or RunConfig(), Path(folder)
+    best_metric_name(trainer, config)  # raises before anything is written
+    with _locked(folder, trainer.world, create=not resume):
+        return _run(trainer, folder, config, resume, settings)
+
+
+def _run(trainer: Trainer, folder: Path, config: RunConfig, resume: bool, settings: Mapping[str, Any] | None) -> int:
+    world, console = trainer.world, Console(quiet=trainer.world.rank > 0)
     checkpoints = CheckpointFolder(folder / CHECKPOINTS, keep=config.keep, rank=world.rank, world_size=world.size)
     best_metric = best_metric_name(trainer, config)
     progress = Progress()
@@ -86,6 +106,8 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
         progress = Progress(**manifest.get("progress", {}))
     elif checkpoints.begun():
         raise ConfigError(f"{folder} already has a run; use another folder, or resume it: --resume {folder}")
+    elif settings is not None and world.rank == 0:
+        replace_file(folder / SETTINGS, json.dumps(settings, indent=1).encode())
     world.barrier()
     checkpoints.clean()
     env = trainer.env
@@ -134,6 +156,27 @@ def run(trainer: Trainer, folder: Path, config: RunConfig | None = None, *, resu
     if world.rank == 0:
         _write_results(trainer, folder, path, config.episodes, console)
     return 0
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, world: World, create: bool) -> Iterator[None]:
+    """Hold the lock of a run folder, which the system releases when the process ends; rank 0 does it for all."""
+    from filelock import FileLock, Timeout  # importing it writes to the temporary folder
+
+    with contextlib.ExitStack() as held:
+        refused = False
+        if world.rank == 0 and (create or folder.is_dir()):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                held.enter_context(FileLock(folder / LOCK_FILE, timeout=0))
+            except Timeout:
+                refused = True
+        if world.all_agree(refused, False)[0]:
+            raise ConfigError(
+                f"another process trains in {folder}: it holds {folder / LOCK_FILE}; wait until it has ended, stop it "
+                "with SIGTERM, or use another folder"
+            )
+        yield
 
 
 def weights_digest(trainer: Trainer) -> str:
@@ -190,7 +233,7 @@ def _stop_signal() -> Iterator[Callable[[], int]]:
 
 def _write_results(trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, console: Console) -> None:
     results = evaluations(trainer, episodes)
-    (folder / EVALUATION_FILE).write_text(json.dumps(results, indent=1) + "\n")
+    replace_file(folder / EVALUATION_FILE, (json.dumps(results, indent=1) + "\n").encode())
     console.print(evaluation_table(trainer.env.game, results, "other roles act randomly"))
     drawn = plot_runs([folder], folder / CURVE_FILE)
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'

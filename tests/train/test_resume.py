@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,12 +15,18 @@ import pytest
 import torch
 from reliability.resume import DEADLINE, differences, ended, kill_and_resume, names, process, same_bits, saved, table
 
+import gpu_vecenv
 from gpu_vecenv.cli.main import main
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.plots import METRICS_FILE
+from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.run import RunConfig, run
+from gpu_vecenv.train.trainer import Trainer
 
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8".split()
 STEPS = 16  # of an iteration with these options
+SHORT = PPOConfig(total_steps=STEPS, num_steps=4, num_minibatches=2, num_epochs=1, hidden_sizes=(8,))
 KEPT = "--checkpoint-seconds 0 --keep 100 --digests --episodes 4".split()
 GRID = "tag_gridworld --max-steps 5".split()
 # Nothing depends on the end of the run.
@@ -397,6 +405,86 @@ def test_a_folder_that_holds_a_run_is_refused_and_stays(command, trained):
     line = refusal(command("train", *GRID, *TINY, "--out", run))
     assert "already has a run" in line and line.endswith(f"resume it: --resume {run}")
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+HOLDER = """
+import sys, filelock
+with filelock.FileLock(sys.argv[1]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_folder_has_one_process_at_a_time_and_is_free_after_a_kill(begun, command, trained, tmp_path):
+    run = interrupted(trained("run", 2), 1) if begun else tmp_path / "run"
+    run.mkdir(exist_ok=True)
+    start = ("--resume", run) if begun else (*GRID, *TINY, "--total-steps", STEPS, "--episodes", 4, "--out", run)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, run / ".lock"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        before = content(run)
+        line = refusal(command("train", *start))
+        assert f"another process trains in {run}" in line and "wait until it has ended" in line
+        assert content(run) == before
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert command("train", *start)[0] == 0
+
+
+def test_a_running_run_refuses_a_second_one_in_its_folder(tmp_path):
+    """And frees the folder when it returns, in the same process."""
+    env, refused = gpu_vecenv.make("tag_gridworld", 4, "cpu", max_steps=5), []
+    second = Trainer(env, SHORT)
+
+    class Refusing(Trainer):
+        def train_iteration(self):
+            for resume in (False, True):
+                with pytest.raises(ConfigError, match="another process trains in"):
+                    run(second, tmp_path, RunConfig(episodes=4), resume=resume)
+                refused.append(resume)
+            return super().train_iteration()
+
+    assert run(Refusing(env, SHORT), tmp_path, RunConfig(episodes=4)) == 0
+    assert refused == [False, True]
+    assert run(second, tmp_path, RunConfig(episodes=4), resume=True) == 0
+
+
+def test_no_symbolic_link_in_a_run_folder_is_followed(command, tmp_path):
+    """Each file is written beside its place and renamed."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.mkdir()
+    for name in ("metrics.csv", "evaluation.json", "learning_curve.png", "settings.json"):
+        (other / name).write_text("of somebody else")
+        (run / name).symlink_to(other / name)
+    (run / "tensorboard").symlink_to(other, target_is_directory=True)
+    before = content(other)
+    assert command("train", *GRID, *TINY, "--total-steps", STEPS, "--episodes", 4, "--out", run)[0] == 0
+    assert content(other) == before
+    assert [path for path in run.rglob("*") if path.is_symlink()] == []
+    (other / "metrics.csv").write_bytes((run / "metrics.csv").read_bytes())
+    (run / "metrics.csv").unlink()
+    (run / "metrics.csv").symlink_to(other / "metrics.csv")
+    before = content(other)
+    assert command("train", "--resume", run, "--total-steps", 3 * STEPS)[0] == 0
+    assert content(other) == before and len(table(run)) == 3
+
+
+def test_a_lock_that_is_a_symbolic_link_is_not_written(command, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    run.mkdir()
+    other.write_text("of somebody else")
+    (run / ".lock").symlink_to(other)
+    assert ".lock" in refusal(command("train", *GRID, *TINY, "--total-steps", STEPS, "--out", run))
+    assert other.read_text() == "of somebody else"
 
 
 @pytest.mark.parametrize("draft", [True, False])

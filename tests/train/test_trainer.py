@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import gc
+import json
 import pickle
 import random
 import re
@@ -1022,3 +1023,19 @@ def test_policies_that_share_only_a_part_are_refused(device):
     trunk = nn.Linear(env.game.layout.obs_size, 4)
     with pytest.raises(ConfigError, match="share weights; expected separate networks"):
         Trainer(env, SMALL, policies={"tagger": Sharing(trunk), "runner": Sharing(trunk)})
+
+
+def test_a_checkpoint_of_other_types_is_of_a_different_run(device, tmp_path):
+    """0 equals False in Python, and 1 equals 1.0."""
+    trainer = Trainer(leaving(device, 4), SMALL)
+    tensors, manifest = trainer.state()
+    manifest = json.loads(json.dumps(manifest))
+    trainer.load_state(tensors, manifest, "the same")
+    assert type(manifest["config"]["normalize_advantages"]) is bool and type(manifest["seed"]) is int
+    for changed in (
+        {"config": manifest["config"] | {"normalize_advantages": int(manifest["config"]["normalize_advantages"])}},
+        {"seed": float(manifest["seed"])},
+        {"trained": manifest["trained"][:-1]},
+    ):
+        with pytest.raises(ConfigError, match=f"is of a different run: its {next(iter(changed))}"):
+            trainer.load_state(tensors, manifest | changed, "another")
