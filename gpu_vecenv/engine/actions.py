@@ -193,8 +193,8 @@ class ActionValidator:
             raise ValueError(f"step: {name}: {error}; expected shape {shape}") from error
         dtype = array.dtype
         if dtype not in self._numpy_kinds:
-            if dtype.kind == "O" and all(isinstance(value, int) for value in array.flat):
-                raise InvalidActionError(f"step: {name}: {actions!r:.128} does not fit in 64 bits")
+            if array is not actions and any(type(value) is int and value.bit_length() > 63 for value in array.flat):
+                raise InvalidActionError(f"step: {name}: {actions!r:.128} does not fit in 64 bits; expected an action")
             if dtype.kind not in "iuf":
                 raise self._dtype_error(dtype, name)
             self._check_shape(array.shape, shape, name)

@@ -79,7 +79,7 @@ def no_seed(rng: random.Random) -> Any:
 
 def bad_seed(rng: random.Random, call: Callable[..., object]) -> Bad:
     seed, error = no_seed(rng), rng.choice([InvalidSeedError, gymnasium.error.Error, ValueError])
-    return Bad("seed", lambda: call(seed=seed), error, ["seed is", "expected an int in [0, 2**64 - 1]"])
+    return Bad("seed", lambda: call(seed=seed), error, ["reset: seed ", "expected "])
 
 
 def other_shape(rng: random.Random, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -131,15 +131,29 @@ def bad_tensor(
             return wrong, TypeError, [type(wrong).__name__, "expected"]
 
 
-def bad_array(rng: random.Random, good: np.ndarray, names: Sequence[str]) -> tuple[Any, Errors, list[str]]:
-    """A wrong variant of a NumPy array; the error, and words of its message."""
+def bad_array(rng: random.Random, good: np.ndarray) -> tuple[Any, Errors, list[str]]:
+    """A wrong variant of an array of actions, which views cast; the error, and words of its message."""
     if rng.randrange(2):
         shape = other_shape(rng, good.shape)
         return np.zeros(shape, good.dtype), ValueError, [str(shape), "expected"]
-    every = "float64 float32 float16 bool int8 uint64 int32 complex64 object U3".split()
-    kinds = [kind for kind in every if kind not in names]
-    wrong = good.astype(rng.choice(kinds))
+    if good.dtype.kind != "f" and rng.randrange(2):
+        return good + rng.choice([0.5, math.nan, 1e30]), InvalidActionError, ["no choice", "expected an integer"]
+    wrong = good.astype(rng.choice(["bool", "complex64", "object", "U3"]))
     return wrong, TypeError, ["dtype", "expected"]
+
+
+def bad_actions(rng: random.Random, good: torch.Tensor) -> tuple[Any, Errors, list[str]]:
+    """A wrong variant of a tensor of actions, which views cast; the error, and words of its message."""
+    match rng.randrange(5):
+        case 0:
+            return good.to(rng.choice([torch.bool, torch.complex64])), TypeError, ["dtype", "expected"]
+        case 1 | 2:
+            shape = other_shape(rng, tuple(good.shape))
+            return torch.zeros(shape, dtype=good.dtype, device=good.device), ValueError, [str(shape), "expected"]
+        case 3:
+            return elsewhere(good), ValueError, [str(elsewhere(good).device), "expected"]
+        case _:
+            return rng.choice(NOTHING), (TypeError, ValueError), ["expected"]
 
 
 def bad_mask(rng: random.Random, n: int, device: torch.device) -> tuple[Any, Errors, list[str]]:
@@ -163,8 +177,7 @@ def wrong_choices(rng: random.Random, env: gpu_vecenv.VecEnv, good: torch.Tensor
         role = next(r for r, where in env.game.layout.role_slices.items() if where.start <= agent < where.stop)
         head = rng.randrange(len(action.sizes[role]))
         if action.continuous:
-            low, high = action.low[head], action.high[head]
-            bad = [math.nan, math.inf, -math.inf, high + 1 + 9 * rng.random(), low - 1 - 9 * rng.random(), 3e38]
+            bad = [math.nan] if env.game.layout.clips_actions else [math.nan, math.inf, -math.inf]
         else:
             size = action.sizes[role][head]
             bad = [-1, size, -(2**31), 2**31 - 1, size + rng.randrange(1000), -rng.randrange(1, 1000)]
@@ -279,7 +292,7 @@ class VecEnvPair(Pair):
                 return Bad("values", lambda: env.step(wrong), (InvalidActionError,), words)
             case 3 if env.game.layout.action.continuous:
                 wrong = actions.clone().requires_grad_()
-                return Bad("gradient", lambda: env.step(wrong), TypeError, ["gradient", "detach"])
+                return Bad("gradient", lambda: env.step(wrong), TypeError, ["requires_grad", "detach"])
             case 4:
                 out = rng.choice(self.others)
                 call = rng.choice([lambda: env.step(actions, out=out), lambda: env.reset(out=out, seed=3)])
@@ -360,16 +373,12 @@ class Rows(Pair):
 
     def bad(self, rng: random.Random) -> Bad:
         env, actions = self.env, self.env.sample_actions()
-        box = env.game.layout.action.continuous
         match rng.randrange(8):
             case 0:
-                wrong, error, words = bad_tensor(rng, actions, [torch.float32] if box else [torch.int32, torch.int64])
-                if not isinstance(wrong, torch.Tensor) and wrong is not None:
-                    words = ["expected"]
+                wrong, error, words = bad_actions(rng, actions)
                 return Bad("step", lambda: env.step(wrong), error, ["step: actions", *words])
             case 1 | 2:
-                names = ["float32"] if box else ["int32", "int64"]
-                wrong, error, words = bad_array(rng, actions.cpu().numpy(), names)
+                wrong, error, words = bad_array(rng, actions.cpu().numpy())
                 return Bad("step of an array", lambda: env.step(wrong), error, ["step: actions", *words])
             case 3 | 4 if env.output == "numpy" and bool(env.vec_env.active.any()):
                 wrong = wrong_choices(rng, env.vec_env, actions).cpu().numpy()
@@ -422,10 +431,9 @@ class Single(Pair):
 
     def bad(self, rng: random.Random) -> Bad:
         env, action = self.env, self.action(self.env)
-        names = ["float32"] if env.game.layout.action.continuous else ["int32", "int64"]
         match rng.randrange(7):
             case 0 | 1:
-                wrong, error, words = bad_array(rng, action, names)
+                wrong, error, words = bad_array(rng, action)
                 return Bad("step", lambda: env.step(wrong), error, ["step: actions", *words])
             case 2:
                 actions = torch.from_numpy(np.atleast_1d(action)).view(env._check.shape)
@@ -441,7 +449,7 @@ class Single(Pair):
                 return Bad("after the end", lambda: over.step(self.action(over)), ResetNeededError, ["call reset()"])
             case 5:
                 options = {rng.choice(["seed", "reset_mask", typo(rng, "low")]): 1}
-                return Bad("options", lambda: env.reset(options=options), ConfigError, ["options", "expected none"])
+                return Bad("options", lambda: env.reset(options=options), ConfigError, ["reset: options has"])
             case _:
                 return bad_seed(rng, env.reset)
 
@@ -499,15 +507,14 @@ class Agents(Pair):
                 return Bad("dead", lambda: env.step({**actions, dead[0]: good}), AgentKeyError, words)
             case 3:
                 wrong = rng.choice([None, [good], 7, "up", (good,), np.zeros(3)])
-                return Bad("no dictionary", lambda: env.step(wrong), TypeError, ["actions are a", "dict"])
+                words = ["step: actions", "expected"]
+                return Bad("no dictionary", lambda: env.step(wrong), (TypeError, ValueError), words)
             case 4 | 5 if self.single:
                 array = np.asarray(good.cpu()) if isinstance(good, torch.Tensor) else good
-                names = ["float32"] if env.game.layout.action.continuous else ["int32", "int64"]
-                wrong, error, _ = bad_array(rng, np.asarray(array), names)
+                wrong, error, _ = bad_array(rng, np.asarray(array))
                 return Bad("action", lambda: env.step({**actions, agent: wrong}), error, words)
             case 4 | 5:
-                kinds = [torch.float32] if env.game.layout.action.continuous else [torch.int32, torch.int64]
-                wrong, error, _ = bad_tensor(rng, good, kinds, arrays=True)
+                wrong, error, _ = bad_actions(rng, good)
                 if (
                     isinstance(wrong, torch.Tensor)
                     and wrong.shape == (*good.shape, 1)
@@ -517,7 +524,7 @@ class Agents(Pair):
                 return Bad("actions", lambda: env.step({**actions, agent: wrong}), error, words)
             case 6 if self.single:
                 space = env.action_space(agent)
-                values = [math.nan, math.inf, 1e30] if env.game.layout.action.continuous else [-1, 2**31 - 1, -(2**31)]
+                values = [math.nan] if env.game.layout.action.continuous else [-1, 2**31 - 1, -(2**31)]
                 kind = np.float32 if env.game.layout.action.continuous else np.int32
                 wrong = np.full(space.shape, rng.choice(values), kind)
                 words = ["invalid action values", agent]
