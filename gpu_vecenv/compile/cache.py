@@ -12,14 +12,17 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import platformdirs
+
+from gpu_vecenv.errors import CompilerError
 
 if TYPE_CHECKING:
     from filelock import FileLock
 
 DIGEST_BYTES = 32
+MAX_ATTEMPTS = 3  # to open a file before it is damaged
 MIN_FREE_BYTES = 1 << 20  # a folder with less free space is not used; a binary has some ten thousand bytes
 
 
@@ -30,8 +33,36 @@ def cached(key_text: str, suffix: str, build: Callable[[Path], None]) -> Path:
     processes see a whole file or none. Its last 32 bytes are the SHA-256 of the rest. They also reveal a file that a
     power failure left incomplete, so that nothing has to flush the folder. Processes that want the same entry wait for
     the one that builds it; if that build fails, each of them builds it itself and gets the error.
+
+    Where the cache folder cannot hold the entry, it is in a temporary folder, with a warning.
     """
-    path = cache_dir() / (hashlib.sha256(key_text.encode()).hexdigest() + suffix)
+    try:
+        return _cached(cache_dir(), key_text, suffix, build)
+    except OSError as error:  # full, a path that is too long, a file of another user
+        if cache_dir() == temporary_dir():
+            raise
+        _warn(error)
+        return _cached(temporary_dir(), key_text, suffix, build)
+
+
+def open_cached(key_text: str, suffix: str, build: Callable[[Path], None]) -> BinaryIO:
+    """The file of ``cached``, open and checked through that descriptor: another file in its place is not read.
+
+    Raises:
+        CompilerError: Others damage the file as soon as it is built.
+    """
+    for _ in range(MAX_ATTEMPTS):
+        path = cached(key_text, suffix, build)
+        with contextlib.ExitStack() as opened, contextlib.suppress(FileNotFoundError):
+            file = opened.enter_context(path.open("rb"))
+            if _is_whole(file.read()):
+                opened.pop_all()
+                return file
+    raise CompilerError(f"{path} is damaged each time it has been built; give $GPU_VECENV_CACHE another folder")
+
+
+def _cached(folder: Path, key_text: str, suffix: str, build: Callable[[Path], None]) -> Path:
+    path = folder / (hashlib.sha256(key_text.encode()).hexdigest() + suffix)
     if _is_intact(path):
         return path
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # it may have been deleted since the process started
@@ -105,10 +136,24 @@ def cache_dir() -> Path:
             file.flush()
         return path
     except (OSError, RuntimeError) as error:
-        warnings.warn(f"compiled kernels are kept for this process only: {error}", stacklevel=2)
-        path = Path(tempfile.mkdtemp(prefix="gpu_vecenv-"))
-        atexit.register(shutil.rmtree, path, ignore_errors=True)
-        return path
+        _warn(error)
+        return temporary_dir()
+
+
+@cache
+def temporary_dir() -> Path:
+    """A folder that is removed when the process ends."""
+    path = Path(tempfile.mkdtemp(prefix="gpu_vecenv-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path
+
+
+def _warn(error: Exception) -> None:
+    warnings.warn(
+        f"compiled kernels are kept for this process only: {error}; to keep them, set $GPU_VECENV_CACHE to a folder of "
+        "your own with free space",
+        stacklevel=3,
+    )
 
 
 def _is_intact(path: Path) -> bool:
@@ -116,4 +161,8 @@ def _is_intact(path: Path) -> bool:
         content = path.read_bytes()
     except OSError:
         return False
+    return _is_whole(content)
+
+
+def _is_whole(content: bytes) -> bool:
     return len(content) > DIGEST_BYTES and hashlib.sha256(content[:-DIGEST_BYTES]).digest() == content[-DIGEST_BYTES:]

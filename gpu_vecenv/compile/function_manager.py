@@ -14,7 +14,7 @@ import torch
 from gpu_vecenv._version import __version__
 from gpu_vecenv.compile.backends import Backend, GroupShape, LaunchShape, Module, structure
 from gpu_vecenv.compile.backends.select import select
-from gpu_vecenv.compile.cache import cached
+from gpu_vecenv.compile.cache import open_cached
 from gpu_vecenv.compile.codegen import (
     declared_source,
     game_source,
@@ -141,12 +141,13 @@ class FunctionManager:
     def _build(self, text: str, name: str, kernels: Iterable[KernelSignature]) -> Program:
         key = "\n".join([__version__, self.backend.identity, text])
         try:
-            path = cached(key, self.backend.suffix, lambda target: self.backend.compile(text, target))
+            file = open_cached(key, self.backend.suffix, lambda target: self.backend.compile(text, target))
         except KernelCompileError as error:
             lines = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
             shown = "\n  ".join(lines[:SHOWN_DIAGNOSTICS])
             raise KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log) from None
-        return Program(name, self.device, self.backend.load(path), kernels)
+        with file:
+            return Program(name, self.device, self.backend.load(file), kernels)
 
 
 class Program:

@@ -26,7 +26,7 @@ import gpu_vecenv
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.backends.compiler_process import run_compiler
 from gpu_vecenv.compile.backends.host import HostBackend
-from gpu_vecenv.compile.cache import DIGEST_BYTES, MIN_FREE_BYTES, cache_dir, cached
+from gpu_vecenv.compile.cache import DIGEST_BYTES, MIN_FREE_BYTES, cache_dir, cached, open_cached, temporary_dir
 from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.compile.toolchain import find_host_compiler
@@ -423,6 +423,82 @@ def test_without_a_home_kernels_are_kept_for_the_process(cache, monkeypatch, tmp
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
     assert len(contents(cache_dir())) == 1
     assert cache_dir().stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("name", ["$LIB", "$ORIGIN", "${PLATFORM}", "a b;'%s", "-l\u00e4\U0001f600"])
+def test_no_letters_of_the_caches_path_have_a_meaning(cache, monkeypatch, name):
+    """The dynamic linker expands $LIB, $ORIGIN and $PLATFORM in the name of a library."""
+    monkeypatch.setenv("GPU_VECENV_CACHE", str(cache / name))
+    assert doubled(FunctionManager("cpu")) == [2, 4, 6]
+    assert len(contents(cache / name)) == 1
+
+
+def test_what_is_loaded_is_the_file_that_was_checked(cache):
+    backend = HostBackend()
+    answers = []
+    for answer in (41, 42):
+        text = f'extern "C" __attribute__((visibility("default"))) int answer() {{ return {answer}; }}'
+        with open_cached(text, ".so", lambda draft, text=text: backend.compile(text, draft)) as file:
+            draft = cache / "draft"
+            draft.write_bytes(b"of somebody else")
+            draft.replace(file.name)
+            descriptor = file.fileno()
+            answers.append((descriptor, backend.load(file).library["answer"]()))
+    # The second file has the descriptor of the first, which the dynamic linker must not take for the same library.
+    assert answers == [(descriptor, 41), (descriptor, 42)]
+
+
+@pytest.mark.parametrize("build_error", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_cache_that_becomes_full_is_left_for_a_temporary_folder(cache, build_error):
+    def build(draft: Path) -> None:
+        if draft.is_relative_to(cache):
+            raise OSError(build_error, os.strerror(build_error))
+        draft.write_bytes(b"built")
+
+    with pytest.warns(
+        UserWarning, match=r"for this process only: .*; to keep them, set \$GPU_VECENV_CACHE to a folder"
+    ):
+        path = cached("one", ".so", build)
+    assert path.parent == temporary_dir() and contents(cache) == {}
+
+
+def test_an_entry_that_cannot_be_replaced_is_built_in_a_temporary_folder(cache):
+    path = cached("one", ".so", lambda draft: draft.write_text("whole"))
+    path.unlink()
+    path.mkdir()  # stands for a file of another user in a folder with the sticky bit
+    with pytest.warns(UserWarning, match="to keep them, set"):
+        assert cached("one", ".so", lambda draft: draft.write_text("whole")).parent == temporary_dir()
+
+
+def test_a_cache_whose_path_is_too_long_is_left_for_a_temporary_folder(cache, monkeypatch):
+    longest = os.pathconf("/", "PC_PATH_MAX")
+    folder = cache
+    while len(str(folder)) < longest - 300:
+        folder = folder / ("x" * 200)
+    folder = folder / ("y" * (longest - 50 - len(str(folder)) - 1))
+    monkeypatch.setenv("GPU_VECENV_CACHE", str(folder))
+    with pytest.warns(UserWarning, match=r"File name too long.*to keep them, set"):
+        assert doubled(FunctionManager("cpu")) == [2, 4, 6]
+
+
+NOEXEC = """
+mount -t tmpfs -o noexec,mode=0700 tmpfs "$GPU_VECENV_CACHE" || exit 77
+exec "$0" -W always -c "$1"
+"""
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+def test_a_cache_without_execution_loads_a_copy(cache):
+    """On such a file system dlopen fails with "failed to map segment"."""
+    cache.mkdir(mode=0o700)
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{DOUBLE}\nprint(doubled())"
+    command = ["unshare", "-rm", "sh", "-c", NOEXEC, sys.executable, script]
+    variables = child_environment() | {"GPU_VECENV_CACHE": str(cache)}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip("this user cannot mount")
+    assert done.stdout == "[2.0, 4.0, 6.0]\n", done.stderr
+    assert "(noexec): a copy in" in done.stderr and "set $GPU_VECENV_CACHE to a folder" in done.stderr
 
 
 def killed_builder(key: str) -> None:

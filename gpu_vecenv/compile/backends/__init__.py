@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import torch
@@ -129,8 +129,8 @@ class Backend(Protocol):
     def compile(self, text: str, target: Path) -> None:
         """Write the binary of the source ``text`` to ``target``, or raise KernelCompileError or CompilerError."""
 
-    def load(self, path: Path) -> Module:
-        """Load a compiled binary."""
+    def load(self, file: BinaryIO) -> Module:
+        """Load a compiled binary, open for reading."""
 
 
 def structure(kernel: KernelSignature) -> ctypes.Structure:

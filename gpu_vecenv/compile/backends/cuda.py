@@ -7,7 +7,7 @@ import importlib
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -59,9 +59,10 @@ class CudaBackend:
     def compile(self, text: str, target: Path) -> None:
         target.write_bytes(compile_cubin(text, self.architecture))
 
-    def load(self, path: Path) -> CudaModule:
+    def load(self, file: BinaryIO) -> CudaModule:
+        file.seek(0)
         with torch.cuda.device(self.device):
-            return CudaModule(self.driver, self.driver.load(path.read_bytes()))
+            return CudaModule(self.driver, self.driver.load(file.read()))
 
 
 class CudaModule:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 
@@ -29,6 +33,9 @@ FLAGS = (
 if sys.platform == "linux":
     FLAGS.append("-Wl,-z,defs")  # a missing function fails the build, not the first call
 NATIVE_FLAG = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
+FILE_DESCRIPTORS = Path("/proc/self/fd")  # Linux
+NO_EXECUTION = getattr(os, "ST_NOEXEC", 0)
+_loads = itertools.count(1)
 WORK_PER_THREAD = 4096  # with less work a second thread costs more than it saves
 
 
@@ -80,8 +87,21 @@ class HostBackend:
             source.write_text(text, encoding="utf-8")
             run_compiler([*self.command, "-o", str(target), str(source)], " ".join(self.command))
 
-    def load(self, path: Path) -> HostModule:
-        return HostModule(ctypes.CDLL(str(path)))
+    def load(self, file: BinaryIO) -> HostModule:
+        if not FILE_DESCRIPTORS.is_dir():
+            return HostModule(ctypes.CDLL(file.name))
+        if not os.fstatvfs(file.fileno()).f_flag & NO_EXECUTION:
+            return HostModule(_library(file))
+        warnings.warn(
+            f"{file.name} is on a file system without execution (noexec): a copy in {tempfile.gettempdir()} is loaded "
+            "instead; set $GPU_VECENV_CACHE to a folder from which libraries may be loaded",
+            stacklevel=2,
+        )
+        with tempfile.NamedTemporaryFile(suffix=self.suffix) as copy:
+            file.seek(0)
+            shutil.copyfileobj(file, copy)
+            copy.flush()
+            return HostModule(_library(copy))
 
 
 class HostModule:
@@ -111,6 +131,16 @@ class HostModule:
                 _wait(others)
 
         return launch
+
+
+def _library(file: Any) -> ctypes.CDLL:
+    """Load an open file by its descriptor: the file of that descriptor, and no letters of its path have a meaning.
+
+    The dynamic linker takes a name that it has seen for the same library, while descriptors are used again: the number
+    of the load is written into the path as separators, "/" for 0 and "/." for 1.
+    """
+    number = "".join("/." if bit == "1" else "/" for bit in f"{next(_loads):b}")
+    return ctypes.CDLL(f"{FILE_DESCRIPTORS}{number}/{file.fileno()}")
 
 
 def _wait(others: Sequence[Future[None]]) -> None:
