@@ -128,7 +128,7 @@ def check_vector_env(
 ) -> Report:
     """Check that a vector environment implements its interface: seeding, independence, episodes, values, errors.
 
-    The checks make vector environments of 4 and of 7 environments, step them with random valid actions and compare
+    The checks make vector environments of 1, 4, 7 and 33 environments, step them with random valid actions and compare
     their outputs bitwise: NumPy or torch, CPU or CUDA, in any autoreset mode. Actions that ``info["action_mask"]``
     forbids are replaced by allowed ones.
 

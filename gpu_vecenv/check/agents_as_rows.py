@@ -120,7 +120,7 @@ class AgentSession(Session):
         """Restore ``tracking_state()``."""
         self.tracker, (self._masks, self.env.acting) = deepcopy(saved[0]), deepcopy(saved[1])
 
-    def _reset(self, rows: Bools | None, seed: int | None = None) -> Record:
+    def _reset(self, rows: Bools | None, seed: Any = None) -> Record:
         obs, info = self.env.reset(seed=seed)
         return self._record({"obs": obs, "info": info})
 
@@ -163,7 +163,7 @@ def as_vector_env(make: Callable[[], Any]) -> Make:
 class ParallelContext(CheckContext):
     """Makes ParallelEnvs, and actions for their agents."""
 
-    SMALL_NUM_ENVS = LARGE_NUM_ENVS = 1
+    SMALL_NUM_ENVS = LARGE_NUM_ENVS = MANY_NUM_ENVS = 1
     refusals = (*REFUSALS, KeyError, AttributeError)  # PettingZoo's, for missing agents and calls out of order
     masked = has_state = False
     state_error = ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -86,6 +85,7 @@ class CheckContext:
     """Makes environments and actions for a check, and closes the environments afterwards."""
 
     SMALL_NUM_ENVS, LARGE_NUM_ENVS = 4, 7  # 7: a prime, so that no block or vector width divides it
+    MANY_NUM_ENVS = 33  # one more than a warp
     refusals: tuple[type[Exception], ...] = REFUSALS
     masked = True  # whether reset takes the option reset_mask
 
@@ -102,7 +102,8 @@ class CheckContext:
     def _inspect(self) -> None:
         session = self.session(self.LARGE_NUM_ENVS)
         self.rows_per_env, self.name = session.rows_per_env, str(session.env)
-        self.action_space: Space[Any] = deepcopy(getattr(session.env, "action_space", Space()))
+        single: Space[Any] = getattr(session.env, "single_action_space", Space())
+        self.action_space = batch_space(single, self.MANY_NUM_ENVS * self.rows_per_env)
         self.max_steps = self.max_steps or getattr(session.env.spec, "max_episode_steps", None)
         session.reset(self.seeds[0])
         self.device = session.device
@@ -184,7 +185,7 @@ class CheckContext:
         self._open.close()
 
     def actions(self, salt: int, steps: int | None = None) -> list[RowActions]:
-        """Per step, a valid random action for each row of ``LARGE_NUM_ENVS`` environments."""
+        """Per step, a valid random action for each row of ``MANY_NUM_ENVS`` environments."""
         self.action_space.seed(salt)
         samples = (self.action_space.sample() for _ in range(steps or self.steps))
         return [list(iterate(self.action_space, sample)) for sample in samples]

@@ -35,9 +35,10 @@ def episode_contract(context: CheckContext) -> Findings:
     """Ends, limits, final observations and resets agree with the autoreset mode and ``max_steps``.
 
     If an environment has several rows, one for each agent, a row may end early: then its rewards are 0 and its flags
-    False, and it is flagged again when its environment ends.
+    False, and it is flagged again when its environment ends. There are many environments, so that in some of them
+    termination and truncation coincide.
     """
-    session, limit, seed = context.session(), context.max_steps, context.seeds[1]
+    session, limit, seed = context.session(context.MANY_NUM_ENVS), context.max_steps, context.seeds[1]
     steps = max(context.steps, min(2 * limit + 3, LONGEST)) if limit else context.steps
     actions = context.actions(seed, steps)
     step_records: list[StepRecord] = []
@@ -114,7 +115,7 @@ def _last_observations(context: CheckContext, session: Session, step_records: Se
         AutoresetMode.DISABLED: ("obs", "after_reset.obs"),
     }[mode or AutoresetMode.NEXT_STEP]
     ends, same = np.zeros((2, session.rows), np.int64)
-    cut = stale = moving = ordinary = 0
+    cut = stale = moving = ordinary = both = both_same = 0
     for step_record in step_records:
         leaf = step_record.record.leaves.get("info.final_obs")
         finished = session.repeat_over_rows(step_record.finished)
@@ -137,7 +138,11 @@ def _last_observations(context: CheckContext, session: Session, step_records: Se
         for row in np.flatnonzero(ended_now).tolist():
             last = last_record.row(final, row)
             ends[row] += 1
-            same[row] += last == step_record.record.row(starts, row)
+            unchanged = last == step_record.record.row(starts, row)
+            same[row] += unchanged
+            if last_record.values("terminations")[row] and last_record.values("truncations")[row]:
+                both += 1
+                both_same += unchanged
             if mode is AutoresetMode.SAME_STEP and step_record.record.values("truncations")[row]:
                 cut += 1
                 stale += last == step_record.previous.row("obs", row)
@@ -150,6 +155,9 @@ def _last_observations(context: CheckContext, session: Session, step_records: Se
     for row in np.flatnonzero((ends >= SOME) & (same == ends)).tolist():
         got = f"at all {ends[row]} ends the last observation equals the first one of the next episode"
         yield Finding(got, "the observation after the last step", row)
+    if both >= SOME and both_same == both:
+        got = f"at all {both} ends by termination and truncation the last observation equals the next first one"
+        yield Finding(got, "the observation after the last step")
     # A terminating step may leave the observation as it was; a truncated one is a step like any other.
     if cut >= SOME and stale == cut:
         yield Finding(
@@ -165,7 +173,7 @@ def _ignored_actions(
     expected: Sequence[Record],
     seed: int,
 ) -> Findings:
-    session, others = context.session(), context.actions(seed + 500, len(actions))
+    session, others = context.session(context.MANY_NUM_ENVS), context.actions(seed + 500, len(actions))
     ignored = [np.flatnonzero(session.repeat_over_rows(step_record.resetting)).tolist() for step_record in step_records]
     mixed = [mixed_actions(one, two, rows) for one, two, rows in zip(actions, others, ignored, strict=True)]
     yield from differing("other actions in steps that reset", session.run(mixed, seed), expected)

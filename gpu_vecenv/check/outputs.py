@@ -14,15 +14,25 @@ from gpu_vecenv.check.context import CheckContext, Findings, check, differing
 from gpu_vecenv.check.records import Finding, Record, Tree, host, show
 from gpu_vecenv.check.session import OUTPUTS, REFUSALS, Session
 
+FEW = 15  # steps with other numbers of environments
+
 
 @check("K11", "outputs are in their spaces")
 def outputs_in_space(context: CheckContext) -> Findings:
-    """Type, dtype, shape and range of all outputs are as declared, finite, and constant over steps."""
-    session = context.session()
+    """Type, dtype, shape and range of all outputs are as declared, finite, and constant over steps.
+
+    For any number of environments: a single one and many are run for a few steps.
+    """
+    yield from _outputs_in_space(context, context.session(), context.steps)
+    for num_envs in (1, context.MANY_NUM_ENVS):
+        yield from _outputs_in_space(context, context.session(num_envs), FEW)
+
+
+def _outputs_in_space(context: CheckContext, session: Session, steps: int) -> Findings:
     first = session.reset(context.seeds[0])
     yield from _obs_findings(session, first, 0)
     kinds = {f"obs{name}": kind_of(part) for name, part in parts_of(first.raw["obs"])}
-    for step, actions in enumerate(context.actions(context.seeds[0]), 1):
+    for step, actions in enumerate(context.actions(context.seeds[0], steps), 1):
         record = Record(dict(zip(OUTPUTS, session.env.step(session.batch(actions)), strict=True)), session.rows)
         yield from _obs_findings(session, record, step)
         parts = {f"{name}{inner}": part for name in OUTPUTS[:4] for inner, part in parts_of(record.raw[name])}

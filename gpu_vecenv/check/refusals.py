@@ -11,10 +11,11 @@ import numpy as np
 from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
 
 from gpu_vecenv.check.context import CheckContext, Findings, check, differing
-from gpu_vecenv.check.records import Finding, Record, host
+from gpu_vecenv.check.records import Array, Finding, Record, host
 from gpu_vecenv.check.session import RowActions, Session
 
 REFUSED = "TypeError, ValueError, RuntimeError or an error of Gymnasium"
+OTHER_LAYOUTS = 10  # steps with actions in another memory layout
 ACCEPTED = ": accepted"
 BAD_SEEDS = (-1, 1.5, float("nan"), "7", True)
 # True is an int, and Gymnasium's reset leaves options to the environment: taking these breaks no rule of the interface.
@@ -25,10 +26,58 @@ TOLERATED = ("seed=True", "an unknown option")
 def bad_actions(context: CheckContext) -> Findings:
     """A bad action raises one of ``REFUSALS``, and changes nothing.
 
-    What an environment does with numbers outside a Box is its own rule: many clip them.
+    What an environment does with numbers outside a Box is its own rule: many clip them. Actions of another integer type
+    or memory layout are refused, or mean the same.
     """
     actions = context.actions(context.seeds[1], 4)
     yield from refused_actions(context, actions, _bad_actions(context, actions[0]))
+    yield from _other_layouts(context)
+
+
+def _other_layouts(context: CheckContext) -> Findings:
+    """Steps with the same numbers in another integer type or memory layout, unless that is refused."""
+    seed = context.seeds[1]
+    actions = context.actions(seed, OTHER_LAYOUTS)
+    session = context.session()
+    if not isinstance(session.env.action_space, Box | MultiDiscrete | MultiBinary):
+        return
+    expected = session.run(actions, seed)
+    for name, prepared in LAYOUTS.items():
+        session = context.session()
+        got = [session.reset(seed)]
+        for step in actions:
+            batch = session.batch(step)
+            try:
+                got.append(session.raw_step(prepared(session, host(batch))))
+            except context.refusals:
+                got.append(session.raw_step(batch))
+        yield from differing(f"with actions {name}", got, expected)
+
+
+def _other_integers(session: Session, array: Array) -> Any:
+    """int32, or int64 if that is the declared type; floats stay floats."""
+    if array.dtype.kind == "f":
+        return session.send(array)
+    return session.send(array.astype(np.int64 if array.dtype == np.int32 else np.int32))
+
+
+def _strided(session: Session, array: Array) -> Any:
+    """Every second row of an array whose other rows are other actions."""
+    return session.send(np.stack([array, array[::-1]], 1).reshape(-1, *array.shape[1:]))[::2]
+
+
+def _reordered(session: Session, array: Array) -> Any:
+    """The first axis is the fastest in memory; NumPy's one-dimensional arrays run backwards."""
+    if array.ndim > 1:
+        return session.send(np.ascontiguousarray(array.swapaxes(0, -1))).swapaxes(0, -1)
+    return session.send(array) if session.device is not None else array[::-1].copy()[::-1]
+
+
+LAYOUTS: dict[str, Callable[[Session, Array], Any]] = {
+    "of another integer type": _other_integers,
+    "that are strided": _strided,
+    "in another order in memory": _reordered,
+}
 
 
 def refused_actions(context: CheckContext, actions: Sequence[RowActions], bad: Iterable[tuple[str, Any]]) -> Findings:
@@ -90,7 +139,7 @@ def _bad_actions(context: CheckContext, actions: RowActions) -> Iterator[tuple[s
         yield "dtype object", np.full(array.shape, None, object)
     elif array.dtype.kind == "f":
         yield "requires_grad", good.clone().requires_grad_()
-    for where in (0, session.rows - 1):
+    for where in dict.fromkeys((0, session.rows // 2, session.rows - 1)):
         values = bad_values(space, array, where)
         for name, value in values.items():
             bad = array.copy()

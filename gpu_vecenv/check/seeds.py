@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -19,8 +21,11 @@ VARIED = 8  # with this many distinct starts among 16, at least 3 of 6 must be d
 
 @check("K01", "same seed and actions, same trajectory")
 def same_seed(context: CheckContext) -> Findings:
-    """Two instances are bitwise equal, also while a third one runs; so is one instance that is seeded again."""
-    for seed in context.seeds[:2]:
+    """Two instances are bitwise equal, also while a third one runs; so is one instance that is seeded again.
+
+    An integer of NumPy is refused as a seed, or gives the trajectory of the same int.
+    """
+    for seed in dict.fromkeys((*context.seeds[:2], 0)):
         actions = context.actions(seed)
         first, twin, other = context.session(), context.session(), context.session()
         expected = first.run(actions, seed)
@@ -31,28 +36,40 @@ def same_seed(context: CheckContext) -> Findings:
             got.append(twin.step(step))
         yield from differing(f"a second instance, seed {seed}", got, expected)
         yield from differing(f"the same instance, seed {seed} given again", first.run(actions, seed), expected)
+    seed = context.seeds[0] % 2**63
+    actions = context.actions(seed)
+    session = context.session()
+    try:
+        record = session.reset(np.int64(seed))
+    except context.refusals:
+        return
+    expected = context.session().run(actions, seed)
+    yield from differing(f"seed np.int64({seed})", [record, *map(session.step, actions)], expected)
 
 
 @check("K02", "different seeds, different trajectories")
 def other_seed(context: CheckContext) -> Findings:
-    """With equal actions an environment's trajectories differ between seeds, adjacent or 2**32 apart."""
+    """With equal actions an environment's trajectories differ between seeds, adjacent or 2**32 apart.
+
+    0 and 1 are compared, and neighbours that are the same number in single precision.
+    """
     context.require_randomness()
     first, session = context.seeds[0], context.session()
-    far = first + 2**32
     actions = context.same_actions_everywhere(context.actions(first), session)
     trajectories = dict(context.trajectories)
-    try:
-        records = session.run(actions, far)
-    except REFUSALS:
-        context.notes.append(f"seed {far} is refused and was not compared")
-    else:
-        trajectories |= {
-            (far, env_index): session.trajectory(records, env_index) for env_index in range(session.num_envs)
-        }
-    for env_index in range(session.num_envs):
-        seeds = sorted(seed for seed, own in trajectories if own == env_index)
+    groups = [*context.seeds, first + 2**32], [0, 1], [2**24, 2**24 + 1]
+    for seed in sorted({seed for group in groups for seed in group} - set(context.seeds)):
+        try:
+            records = session.run(actions, seed)
+        except REFUSALS:
+            context.notes.append(f"seed {seed} is refused and was not compared")
+        else:
+            trajectories |= {(seed, own): session.trajectory(records, own) for own in range(session.num_envs)}
+    for env_index, group in product(range(session.num_envs), groups):
         seen: dict[bytes, int] = {}
-        for seed in seeds:
+        for seed in group:
+            if (seed, env_index) not in trajectories:
+                continue
             earlier = seen.setdefault(trajectories[seed, env_index], seed)
             if earlier != seed:
                 yield Finding(
@@ -88,13 +105,15 @@ def _repeated(context: CheckContext, compared: Callable[[tuple[int, int], tuple[
 
 @check("K05", "trajectories do not depend on num_envs")
 def prefix(context: CheckContext) -> Findings:
-    """Environments of a small vector environment are bitwise equal to the first ones of a larger one."""
+    """Environments of a vector environment are bitwise equal to the first ones of a larger one."""
     for seed in context.seeds[:2]:
         actions = context.actions(seed)
-        small, large = context.session(), context.session(context.LARGE_NUM_ENVS)
-        what = f"{large.num_envs} environments, not {small.num_envs}, seed {seed}"
-        every = np.ones(small.rows, np.bool_)
-        yield from differing(what, large.run(actions, seed), small.run(actions, seed), every)
+        expected = context.session().run(actions, seed)
+        for num_envs in (1, context.LARGE_NUM_ENVS, context.MANY_NUM_ENVS):
+            session = context.session(num_envs)
+            what = f"{num_envs} environments, not {context.SMALL_NUM_ENVS}, seed {seed}"
+            every = np.ones(min(session.rows, expected[0].rows), np.bool_)
+            yield from differing(what, session.run(actions, seed), expected, every)
 
 
 @check("K06", "environments are independent of each other")
@@ -215,3 +234,9 @@ def masked_reset(context: CheckContext) -> Findings:
         if given is not None:
             fresh = context.session().run(after, given)
             yield from differing(f"an environment in the mask, {what}", [record, *got], fresh, chosen)
+        session = context.session()
+        session.run(before, seed)
+        with suppress(*REFUSALS):
+            session.reset(given, np.zeros_like(mask))
+        what = "after a reset with a mask that is False everywhere" + (f", seed {given}" if given is not None else "")
+        yield from differing(what, list(map(session.step, after)), expected)

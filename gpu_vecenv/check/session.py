@@ -78,7 +78,7 @@ class Session:
         """(num_envs,) values -> (rows,) values."""
         return np.repeat(values, self.rows_per_env)
 
-    def reset(self, seed: int | None = None, mask: Bools | None = None) -> Record:
+    def reset(self, seed: Any = None, mask: Bools | None = None) -> Record:
         """Reset all environments, or those where ``mask`` (num_envs,) is True."""
         rows = None if mask is None else self.repeat_over_rows(mask)
         record = self._reset(rows, seed)
@@ -148,7 +148,7 @@ class Session:
             digest.update(record.bits(record.named(*SEEN), self.rows_of(env_index)))
         return digest.digest()
 
-    def _reset(self, rows: Bools | None, seed: int | None = None) -> Record:
+    def _reset(self, rows: Bools | None, seed: Any = None) -> Record:
         obs, info = self.env.reset(seed=seed, options=None if rows is None else {"reset_mask": rows.copy()})
         self.device = device_of(obs)
         record = Record({"obs": obs, "info": info}, self.rows, self.left_out)

@@ -29,7 +29,7 @@ from gpu_vecenv.errors import ConfigError
 ALL = [f"K{number:02}" for number in range(1, 27)]
 ALONE = ALL[:18]  # checks that need only ``make``
 GRAPH, STATE, PERMUTABLE, SEVERAL = {"K22"}, {"K21", "K25"}, {"K24"}, {"K24", "K26"}  # skipped without a graph, …
-STEPS_OF = dict.fromkeys(("K01", "K11"), LATE + 30)  # some of their planted bugs occur late
+STEPS_OF = dict.fromkeys(("K01", "K10", "K11"), LATE + 30)  # some of their planted bugs occur late or rarely
 SEEDS = [0, 1, 2, 3, 1000, 2**31 - 1, 2**32, 2**63, *range(40, 52)]
 CLEAN = {  # class, arguments, seed, checks that are skipped
     "same step, torch, two agents, continuous": (
@@ -60,6 +60,20 @@ CLEAN = {  # class, arguments, seed, checks that are skipped
     "forbidden actions": (ring.MaskedRing, {"mode": SAME}, 31, GRAPH | STATE | SEVERAL),
     "nested observations": (ring.NestedRing, {"mode": SAME, "agents": 2}, 32, GRAPH | STATE | PERMUTABLE),
     "garbage where the mask is False": (ring.GarbageWhereTheMaskIsFalse, {}, 33, GRAPH | STATE | SEVERAL),
+    "termination and truncation together": (ring.BothFlagsRing, {}, 35, GRAPH | STATE | SEVERAL),
+    "termination and truncation together, next step": (
+        ring.BothFlagsRing,
+        {"mode": NEXT},
+        36,
+        GRAPH | STATE | SEVERAL,
+    ),
+    "termination and truncation together, disabled": (
+        ring.BothFlagsRing,
+        {"mode": DISABLED},
+        37,
+        GRAPH | STATE | SEVERAL,
+    ),
+    "NumPy's seeds, other integers": (ring.AnyIntegerRing, {}, 38, GRAPH | STATE | SEVERAL),
     "leaving rows bring final_obs": (
         ring.LeavingRowsBringFinalObservations,
         {"mode": SAME, "agents": 2},
@@ -198,6 +212,8 @@ def test_without_max_steps_only_the_limit_is_not_checked():
     assert check(PLANTED["LimitOneTooLate"][1], ["K10"], max_steps=None).passed == ["K10"]
     assert check(PLANTED["ClockNotReset"][1], ["K10"], max_steps=None).passed == ["K10"]
     assert check(PLANTED["FinalMaskShifted"][1], ["K10"], max_steps=None).failures
+    (failure,) = check(PLANTED["BothFlagsDoNotEnd"][1], ["K10"], max_steps=None).failures
+    assert "ends by termination and truncation the last observation equals" in failure.got
 
 
 def test_max_steps_comes_from_the_spec():
@@ -264,9 +280,8 @@ def test_without_ends_checks_are_skipped_or_noted():
             return 10**9
 
         def move(self, goes, moves):
-            self.goal = (self.cell.max(1) + 5) % ring.CELLS
             super().move(goes, moves)
-            self.goal = (self.cell.max(1) + 5) % ring.CELLS
+            self.goal = np.array([next(cell for cell in range(CELLS) if cell not in row) for row in self.cell])
 
     report = vector_envs.examined(Endless, ["K20", "K26"], steps=20, max_steps=None, agents=2)
     assert "no row ended before its environment in 20 steps" in report.skipped["K26"]

@@ -273,6 +273,29 @@ class GarbageWhereTheMaskIsFalse(Ring):
         return {"final_obs": np.where(mask[:, None], self.observe(), garbage), "_final_obs": mask}
 
 
+class BothFlagsRing(Ring):
+    """A ring that terminates in the step of its limit is truncated as well."""
+
+    def move(self, goes, moves):
+        super().move(goes, moves)
+        self.timed_out = np.repeat(self.time >= self.limit(), self.agents)
+
+    def flags(self, rewards, terminations, truncations):
+        rewards, terminations, truncations = super().flags(rewards, terminations, truncations)
+        return rewards, terminations, truncations | (terminations & self.timed_out)
+
+
+class AnyIntegerRing(Ring):
+    """Takes NumPy's integers as seeds, and actions of any integer type."""
+
+    def validate_seed(self, seed):
+        return super().validate_seed(int(seed) if isinstance(seed, np.integer) else seed)
+
+    def checked_moves(self, actions):
+        whole = isinstance(actions, np.ndarray) and actions.dtype == np.int32
+        return super().checked_moves(actions.astype(np.int64) if whole else actions)
+
+
 class LeavingRowsBringFinalObservations(Ring):
     """A row that ends before its ring also has its last observation in final_obs."""
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mutants.ring import CELLS, DISABLED, LIMIT, NEXT, SAME, Ring, planted
+from mutants.ring import CELLS, DISABLED, LIMIT, NEXT, SAME, BothFlagsRing, Ring, planted
 
 
 @planted("K10")
@@ -115,6 +115,12 @@ class FinalObservationInNextStepMode(Ring):
 class LimitOneTooEarly(Ring):
     def limit(self):
         return LIMIT - 1
+
+
+@planted("K10")
+class BothFlagsDoNotEnd(BothFlagsRing):
+    def environments_to_reset(self, chosen):
+        return chosen & ~((self.cell == self.goal[:, None]).any(1) & self.timed_out)
 
 
 @planted("K10")

@@ -75,6 +75,37 @@ class OnlyTheFirstRowChecked(Lenient):
 
 
 @planted("K14")
+class MiddleRowNotChecked(Lenient):
+    def prepared(self, actions):
+        if isinstance(actions, np.ndarray) and actions.dtype == np.int64 and actions.shape == (self.num_envs,):
+            actions = actions.copy()
+            actions[1:-1] %= 3
+        return actions
+
+
+@planted("K14")
+class Int32ReadAsInt64(Lenient):
+    def prepared(self, actions):
+        if isinstance(actions, np.ndarray) and actions.dtype == np.int32 and actions.shape == (self.num_envs,):
+            return np.frombuffer(actions.tobytes() * 2, np.int64)[: self.num_envs] % 3
+        return actions
+
+
+@planted("K14", output="torch")
+class StridesIgnored(Lenient):
+    def prepared(self, actions):
+        if isinstance(actions, torch.Tensor) and not actions.is_contiguous():
+            return torch.as_strided(actions, actions.shape, torch.empty(actions.shape).stride())
+        return actions
+
+
+@planted("K14", continuous=True)
+class ReadInTheOrderOfMemory(Lenient):
+    def prepared(self, actions):
+        return actions.ravel("K").reshape(actions.shape) if isinstance(actions, np.ndarray) else actions
+
+
+@planted("K14")
 class FloatsAccepted(Lenient):
     def prepared(self, actions):
         if getattr(actions, "dtype", None) == np.float32 and np.isfinite(actions).all():

@@ -8,6 +8,12 @@ from mutants.ring import CELLS, LATE, Ring, planted
 
 
 @planted("K11")
+class ObservationOfOneEnvironmentIsSqueezed(Ring):
+    def observe(self):
+        return super().observe().squeeze()
+
+
+@planted("K11")
 class ObservationLeavesItsSpaceLate(Ring):
     def observe(self):
         rows = super().observe()

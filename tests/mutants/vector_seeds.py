@@ -42,6 +42,30 @@ class SeededResetKeepsTheDraws(Ring):
         self.keys = np.where(chosen, self.env_keys(seed), self.keys)
 
 
+@planted("K01")
+class NumpySeedIgnored(Ring):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None if isinstance(seed, np.integer) else seed, options=options)
+
+
+@planted("K01")
+class SeedZeroIsNoSeed(Ring):
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=None if type(seed) is int and seed == 0 else seed, options=options)
+
+
+@planted("K02")
+class SeedZeroIsSeedOne(Ring):
+    def env_keys(self, seed):
+        return super().env_keys(seed or 1)
+
+
+@planted("K02")
+class SeedInSinglePrecision(Ring):
+    def env_keys(self, seed):
+        return super().env_keys(int(np.float32(seed)) if seed < 2**32 else seed)
+
+
 @planted("K02")
 class SeedIgnored(Ring):
     def env_keys(self, seed):
@@ -114,6 +138,20 @@ class OneStreamSharedByAll(Ring):
         counter = self.draws[0] + np.cumsum(chosen).astype(np.uint64)
         self.draws += np.uint64(chosen.sum())
         return mixed(self.keys[0] + mixed(counter))
+
+
+@planted("K05")
+class OneEnvironmentHasItsOwnKey(Ring):
+    def env_keys(self, seed):
+        return super().env_keys(seed) + np.uint64(self.num_rings == 1)
+
+
+@planted("K05")
+class TheSecondWarpWritesTheFirstKeys(Ring):
+    def env_keys(self, seed):
+        keys = super().env_keys(seed)
+        keys[: max(0, self.num_rings - 32)] = keys[32:]
+        return keys
 
 
 @planted("K06")
@@ -207,6 +245,13 @@ class MaskedResetReturnsItsOwnRowsOnly(Ring):
         obs, info = super().reset(seed=seed, options=options)
         obs[np.repeat(~self.validate_mask(options), self.agents)] = 0
         return obs, info
+
+
+@planted("K09")
+class EmptyMaskResetsAll(Ring):
+    def validate_mask(self, options):
+        chosen = super().validate_mask(options)
+        return chosen | ~chosen.any()
 
 
 @planted("K09")
