@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -25,7 +25,17 @@ class FixedArgument:
 
 
 def param(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
-    """A configuration value in the closed range [low, high]."""
+    """A configuration value in the closed range [low, high].
+
+    Raises:
+        TypeError: A bound is no number.
+        EnvDefinitionError: The range is empty.
+    """
+    for name, bound in (("low", low), ("high", high)):
+        if bound is not None and (not isinstance(bound, int | float | np.number) or isinstance(bound, bool)):
+            raise TypeError(f"param: {name} is {bound!r} ({type(bound).__name__}); expected a number or None")
+    if not (-math.inf if low is None else low) <= (math.inf if high is None else high):
+        raise EnvDefinitionError(f"param: the range [{low}, {high}] is empty; expected low <= high")
     return dataclasses.field(default=default, metadata={"low": low, "high": high})
 
 

@@ -138,6 +138,10 @@ class ActionLayout:
                 raise EnvDefinitionError(
                     f"{game}: action space of {role!r} is {space}; expected Discrete, MultiDiscrete or Box"
                 )
+            if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
+                raise EnvDefinitionError(
+                    f"{game}: action space of {role!r} is a MultiDiscrete of shape {space.shape}; expected (heads,)"
+                )
             if np.any(getattr(space, "start", 0)):
                 raise EnvDefinitionError(f"{game}: action space {space} of {role!r} must start at 0")
         if any(isinstance(space, Box) for space in spaces.values()):

@@ -171,8 +171,8 @@ class VecEnv:
         self._buffers_pool = StepBuffersPool(self.buffers_layout)
         self._action_check = ActionValidator(self.layout, self.buffers_layout.batch, self.device)
         shared, initial_states = (
-            shared_field_arrays(game, arrays or {}),
-            initial_state_arrays(self.layout, initial_states or {}),
+            shared_field_arrays(game, {} if arrays is None else arrays),
+            initial_state_arrays(self.layout, {} if initial_states is None else initial_states),
         )
         self._check_capacity()
         self.build = BuildOptions(tuple(initial_states), end_on_nonfinite, guards, thread_order)

@@ -12,9 +12,14 @@ class EpisodeLog:
 
     Args:
         vec_env: The environment, whose ``episode_statistics`` are read.
+
+    Raises:
+        TypeError: ``vec_env`` is no VecEnv.
     """
 
     def __init__(self, vec_env: VecEnv) -> None:
+        if not isinstance(vec_env, VecEnv):
+            raise TypeError(f"vec_env is a {type(vec_env).__name__}; expected a VecEnv (of a view: view.vec_env)")
         self._vec_env = vec_env
         roles = {role: count for role, count in vec_env.game.layout.roles.items() if count}
         self._counts = list(roles.values())

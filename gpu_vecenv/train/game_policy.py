@@ -39,6 +39,7 @@ class GamePolicy(nn.Module):
         configs: Hyperparameters under the same keys.
 
     Raises:
+        TypeError: ``game`` is no Env, ``policies`` no mapping, or a policy no Policy.
         ConfigError: A role has no policy or several, or a policy's roles differ from its key.
     """
 
@@ -46,6 +47,9 @@ class GamePolicy(nn.Module):
         self, game: Env, policies: Mapping[str, Policy], configs: Mapping[str, PPOConfig] | None = None
     ) -> None:
         super().__init__()
+        for name, value, kind in (("game", game, Env), ("policies", policies, Mapping), ("configs", configs, Mapping)):
+            if not isinstance(value, kind) and not (name == "configs" and value is None):
+                raise TypeError(f"{name} is a {type(value).__name__}; expected a {kind.__name__}")
         known = list(game.layout.present_roles)
         if sorted(role for name in policies for role in name.split("+")) != sorted(known):
             raise ConfigError(f"policies are for {list(policies)}; expected each of the roles {known} once")

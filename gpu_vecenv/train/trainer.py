@@ -58,12 +58,25 @@ class PolicySpec:
         config: Hyperparameters of this policy; None uses the trainer's.
         weights: Initial weights: the ``state_dict`` of a ``Policy``, such as one that ``load_policy(…)`` returned.
         train: False freezes the policy: it acts, but is not trained.
+
+    Raises:
+        TypeError: A value has another type.
     """
 
     network: nn.Module | None = None
     config: PPOConfig | None = None
     weights: Mapping[str, torch.Tensor] | None = None
     train: bool = True
+
+    def __post_init__(self) -> None:
+        expected = {"network": nn.Module, "config": PPOConfig, "weights": Mapping, "train": bool}
+        for name, kind in expected.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (value is not None or kind is bool):
+                alternative = "" if kind is bool else " or None"
+                raise TypeError(
+                    f"PolicySpec.{name} is a {type(value).__name__}; expected a {kind.__name__}{alternative}"
+                )
 
 
 class Trainer:
@@ -150,13 +163,13 @@ class Trainer:
 
     def _specs(self, env: VecEnv, given: Mapping[str, PolicySpec | nn.Module] | None) -> dict[str, PolicySpec]:
         known = list(env.game.layout.present_roles)
+        if wrong := [spec for spec in (given or {}).values() if not isinstance(spec, PolicySpec | nn.Module)]:
+            raise TypeError(f"policies hold a {type(wrong[0]).__name__}; expected a PolicySpec or a torch module")
         specs = {
             name: spec if isinstance(spec, PolicySpec) else PolicySpec(network=spec)
             for name, spec in ({role: PolicySpec() for role in known} if given is None else given).items()
         }
         networks = [spec.network for spec in specs.values() if spec.network is not None]
-        if wrong := [network for network in networks if not isinstance(network, nn.Module)]:
-            raise TypeError(f"policies hold a {type(wrong[0]).__name__}; expected a PolicySpec or a torch module")
         parts = [id(part) for network in networks for part in {network, *network.parameters()}]
         if len(set(parts)) < len(parts):
             raise ConfigError(

@@ -83,6 +83,8 @@ class Frames(Sequence[Image]):
     def __init__(self, vec_env: VecEnv, copies: int = 1, scale: float = 1.0) -> None:
         if not scale > 0 or not math.isfinite(scale):
             raise ConfigError(f"scale is {scale}; expected a number above 0")
+        if not isinstance(vec_env, VecEnv):
+            raise TypeError(f"vec_env is a {type(vec_env).__name__}; expected a VecEnv (of a view: view.vec_env)")
         vec_env.check_ready("render")
         self.game, self.num_envs, self.copies, self.scale = vec_env.game, vec_env.num_envs, copies, scale
         self._state = {name: tensor.clone() for name, tensor in drawn_state(vec_env).items()}
