@@ -203,7 +203,7 @@ def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, com
     for name in (*files, "checkpoints/iteration-00000009.safetensors"):
         assert f"here/run/{name}" in output
     assert re.search(r"^to watch it +gpu-vecenv replay record here/run$", output, re.MULTILINE)
-    assert set(os.listdir(folder)) == {*files, "settings.json", "checkpoints", "tensorboard"}
+    assert set(os.listdir(folder)) == {*files, "settings.json", "checkpoints", "tensorboard", ".lock"}
     assert sorted(os.listdir(folder / "checkpoints")) == ["best.safetensors", "iteration-00000009.safetensors"]
 
     rows = read_log(folder)

@@ -179,7 +179,15 @@ def test_only_the_first_process_writes_metrics(alone):
     assert [int(row["env_steps"]) for row in rows(alone)] == [32 * i for i in range(1, ITERATIONS + 1)]
     assert sum(float(row["episodes"]) for row in rows(alone)) > 4 * ITERATIONS * 4 / 8  # of both: 4 envs had less
     assert len(list((alone / "tensorboard").iterdir())) == 1
-    left = {"checkpoints", "evaluation.json", "learning_curve.png", "metrics.csv", "settings.json", "tensorboard"}
+    left = {
+        ".lock",
+        "checkpoints",
+        "evaluation.json",
+        "learning_curve.png",
+        "metrics.csv",
+        "settings.json",
+        "tensorboard",
+    }
     assert {path.name for path in alone.iterdir()} == left
 
 
