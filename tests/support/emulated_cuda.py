@@ -7,6 +7,7 @@ barriers, shared memory, launch shapes. It finds no races within a warp and noth
 import ctypes
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, symbol
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
@@ -44,8 +45,8 @@ class EmulatedCudaBackend(HostBackend):
         text = re.sub(r"asm volatile\(.*?\)\);", "", text)
         super().compile(PRELUDE + text, target)
 
-    def load(self, path: Path) -> "EmulatedCudaModule":
-        return EmulatedCudaModule(ctypes.CDLL(str(path)))
+    def load(self, file: BinaryIO) -> "EmulatedCudaModule":
+        return EmulatedCudaModule(super().load(file).library)
 
 
 class EmulatedCudaModule:
