@@ -187,7 +187,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
         return
     if event == "subprocess.Popen" and list(arguments[1][1:]) == ["--version"] and MARK not in repr(arguments):
         return  # queries the compiler's version
-    if event == "ctypes.dlopen" and Path(str(arguments[0])).parent == cache_folder():
+    if event == "ctypes.dlopen" and Path(str(arguments[0])).resolve().parent == cache_folder().resolve():
         return  # a compiled harmless game
     if event in PROCESS_EVENTS or (event == "compile" and MARK in repr(arguments[0])):
         _watched.append(f"{event} {arguments!r:.200}")
