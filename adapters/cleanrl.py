@@ -71,8 +71,8 @@ class IsaacGymEnv(GymEnv):
     """Implements the part of ``isaacgymenvs.make``'s environment that the script uses.
 
     Row ``e * num_agents + a`` is agent ``a`` of environment ``e``; ``num_envs`` counts rows; the spaces are those of
-    one row. The script's Gaussian policy is unbounded; like Isaac Gym's environments ours clip. The script treats time-
-    outs as terminations. When an agent leaves early, its row is zeros until the environment ends.
+    one row. The script's Gaussian policy is unbounded; like Isaac Gym's environments, ours clip its actions. The script
+    treats time-outs as terminations. When an agent leaves early, its row is zeros until the environment ends.
 
     Raises:
         TypeError, ValueError: ``env`` is another env, or not in "same_step" mode with ``output="torch"``.
