@@ -62,6 +62,15 @@ def fits_device(value: int | float) -> bool:
     return abs(value) <= FLOAT32_MAX if isinstance(value, float) else -(2**31) <= value < 2**31
 
 
+def finite_float(value: Any) -> float | None:
+    """The value as a float; None if it is no finite number."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
 def _checked(key: str, field: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     """The value as a plain Python one of the declared type, or ConfigError."""
     if typing.get_origin(hint) is tuple:

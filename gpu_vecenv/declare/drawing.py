@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gpu_vecenv.declare.config import finite_float
 from gpu_vecenv.errors import EnvDefinitionError
 
 Colour = tuple[int, int, int]  # red, green, blue, 0 … 255
@@ -162,11 +162,8 @@ def blend(colour: Colour, other: Colour, share: float) -> Colour:
 
 
 def _number(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
+    number = finite_float(value)
+    if number is None:
         raise EnvDefinitionError(f"{name} is {value!r}; expected a finite number: is the environment's state finite?")
     return number
 

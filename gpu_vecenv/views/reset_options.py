@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpu_vecenv.declare.config import finite_float
 from gpu_vecenv.declare.randomize import with_values
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, nearest
@@ -72,11 +73,8 @@ def move_initial_state(vec_env: VecEnv, options: ResetOptions, mask: torch.Tenso
 
 
 def _number(name: str, value: Any) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
+    number = finite_float(value)
+    if number is None:
         raise ConfigError(f"reset: options[{name!r}] is {value!r}; expected a finite number")
     return number
 
