@@ -231,7 +231,7 @@ class EnvRange {
             elapsed_steps = stays_active[k] ? batch.elapsed_steps[k] : elapsed_steps;
         }
         for (int k = 0; k < n; ++k) {
-            float sum = m.returns[first + k];
+            double sum = m.returns[first + k];
             m.returns[first + k] = stays_active[k] ? sum + batch.reward[k] : sum;
         }
         for (int k = 0; k < n; ++k)

@@ -158,7 +158,7 @@ struct ThreadItems {
 // Statistics of ended episodes: loaded where an episode ends and stored at the end of the step, so that the step hides
 // the latency of memory that was last used an episode ago.
 struct EpisodeStatistics {
-    ThreadItems<float, NUM_AGENTS> totals, returns;
+    ThreadItems<double, NUM_AGENTS> totals, returns;
     i64 lengths, episodes, terminations;
     int length;
     bool terminated;

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv.declare.config import fits_device
-from gpu_vecenv.declare.field import boolean, f32, i32, i64
+from gpu_vecenv.declare.field import boolean, f64, i32, i64
 from gpu_vecenv.declare.kernels import KernelSignature
 from gpu_vecenv.declare.randomize import RandomizedParameter
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout
@@ -146,8 +146,8 @@ def resolve_engine_fields(num_agents: int, num_choices: int) -> tuple[FieldLayou
         FieldLayout("elapsed_steps", i32, (1,)),  # steps since reset
         FieldLayout("active", boolean, (num_agents,)),  # agents whose next action counts
         FieldLayout("fault", i32, (1,)),  # fault bits since the last call of reset()
-        FieldLayout("returns", f32, (num_agents,)),  # sum of rewards of the running episode
-        FieldLayout("completed_returns", f32, (num_agents,)),  # sums over episodes that have ended
+        FieldLayout("returns", f64, (num_agents,)),  # sum of rewards of the running episode; float32 would drift
+        FieldLayout("completed_returns", f64, (num_agents,)),  # sums over episodes that have ended
         FieldLayout("completed_lengths", i64, (1,)),
         FieldLayout("completed_episodes", i64, (1,)),
         FieldLayout("completed_terminations", i64, (1,)),  # of those, the ones whose last step truncated no agent

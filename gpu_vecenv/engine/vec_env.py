@@ -374,7 +374,7 @@ class VecEnv:
     def episode_statistics(self) -> dict[str, torch.Tensor]:
         """Sums over the episodes completed since ``clear_episode_statistics``, live tensors on the device.
 
-        ``returns`` (num_envs, num_agents) f32, ``lengths``, ``episodes`` and ``terminations`` (num_envs,) int64:
+        ``returns`` (num_envs, num_agents) float64, ``lengths``, ``episodes`` and ``terminations`` (num_envs,) int64:
         the last counts episodes whose last step truncated no agent.
         """
         return {

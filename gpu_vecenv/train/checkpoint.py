@@ -19,7 +19,7 @@ from safetensors.torch import save as to_bytes
 from gpu_vecenv.errors import CheckpointCorruptError, CheckpointVersionError, ConfigError
 from gpu_vecenv.files import put_file, replace_file
 
-FORMAT = "3"
+FORMAT = "4"
 CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run folder
 BEST = "best.safetensors"
 _MANIFEST_LIMIT = 25_000_000  # bytes; safetensors refuses headers of 100 MB, which contain it quoted

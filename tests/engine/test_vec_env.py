@@ -548,11 +548,11 @@ def test_synchronous_validation_accepts_any_memory_layout(device):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_episode_statistics_equal_a_recount(game, mode, device):
-    """Returns are exact: float32 sums of the rewards in the order of the steps."""
+    """Returns are float64 sums of the float32 rewards, in the order of the steps."""
     env = VecEnv(game, 12, device, autoreset_mode=mode)
     env.reset(seed=4)
     for _ in range(2):
-        running, returns = np.zeros((2, 12, game.num_agents), np.float32)
+        running, returns = np.zeros((2, 12, game.num_agents))
         length, lengths, episodes, terminated = np.zeros((4, 12), np.int64)
         for _ in range(80):
             playing = env.active.any(1).cpu().numpy()
@@ -576,6 +576,18 @@ def test_episode_statistics_equal_a_recount(game, mode, device):
         env.reset()
         env.clear_episode_statistics()
         assert not any(tensor.any() for tensor in env.episode_statistics().values())
+
+
+def test_a_reward_counts_in_a_large_return_and_a_return_in_a_large_sum(drift, device):
+    """In float32, 0.1 added to 2**30 is lost."""
+    env = VecEnv(drift, 33, device)
+    env.reset(seed=1)
+    env.data["engine_returns"].fill_(2.0**30)
+    env.episode_statistics()["returns"].fill_(2.0**33)
+    env.state["place"][:, 1] = 3  # beyond the end
+    rewards = env.step(env.sample_actions())[1].double()
+    assert rewards.abs().gt(0.01).any()
+    assert equal_bits(env.episode_statistics()["returns"], 2.0**33 + (2.0**30 + rewards))
 
 
 def test_what_is_written_to_the_state_is_seen_and_played(device):

@@ -221,7 +221,7 @@ def test_rewards_and_flags_of_tag_continuous_add_up(config, all_caught, device):
     env.reset(seed=19, out=buffers)
     left = torch.zeros(500, dtype=torch.int64, device=device)  # runners gone in this episode
     ends = torch.zeros_like(left)
-    returns = torch.zeros((500, 110), device=device)
+    returns = torch.zeros((500, 110), dtype=torch.float64, device=device)
     completed = torch.zeros_like(returns)
     imbalance = {}
     for _ in range(300):
@@ -235,7 +235,7 @@ def test_rewards_and_flags_of_tag_continuous_add_up(config, all_caught, device):
         over = left == 100
         survivors = torch.where(late, 100 - left, 0)
         in_game = env.state["in_game"]
-        returns = torch.where(begins[:, None], 0, returns + rewards)  # float32, reward after reward as they came
+        returns = torch.where(begins[:, None], 0, returns + rewards)
         completed = torch.where(ended[:, None], completed + returns, completed)
         ends += ended
         differences = {
