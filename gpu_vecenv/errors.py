@@ -109,6 +109,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def counted(number: float, noun: str) -> str:
+    """A number of things in English: 1 step, 1,000 steps."""
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
+
+
 def nearest(name: str, known: Iterable[str], list_all: bool = False) -> str:
     """End of an "unknown name" message: up to three similar names, and all if there are none or ``list_all``."""
     known = sorted(known)

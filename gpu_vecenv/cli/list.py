@@ -12,11 +12,6 @@ from gpu_vecenv.cli.options import Command
 from gpu_vecenv.envs.registry import GAMES
 
 
-def plural(role: str) -> str:
-    """English plural of a role's name: runners, adversaries."""
-    return f"{role[:-1]}ies" if role.endswith("y") else f"{role}s"
-
-
 @dataclass(frozen=True)
 class List(Command):
     """List the games, with their roles and one line each."""
@@ -25,6 +20,6 @@ class List(Command):
         """Print the table."""
         table = Table("game", "roles", "description")
         for name, game in sorted(GAMES.items()):
-            roles = ", ".join(f"{count} {role if count == 1 else plural(role)}" for role, count in game().roles.items())
+            roles = ", ".join(f"{role}: {count}" for role, count in game().roles.items())
             table.add_row(*map(escape, (name, roles, (game.__doc__ or "").strip().splitlines()[0])))
         Console().print(table)

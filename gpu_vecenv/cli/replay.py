@@ -32,7 +32,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES
-from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, printable
+from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted, printable
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.watch.player import page
@@ -88,7 +88,7 @@ class RecordOptions(DeviceOptions):
         for path, recording in files.items():
             replace_file(path, contents[path])
             size = len(contents[path])
-            print(f"wrote {path}: {recording.num_steps} steps, {_returns(recording)}, {size:,} bytes")
+            print(f"wrote {path}: {counted(recording.num_steps, 'step')}, return {_returns(recording)}, {size:,} bytes")
         print(f"to watch: {PROGRAM} replay html {shlex.quote(str(self.out))}")
 
 
@@ -157,7 +157,7 @@ class Play(PlayOptions):
 
     def __call__(self) -> int:
         """Print the comparison."""
-        table = Table(*(Column(name, overflow="fold") for name in ("file", "game", "steps", "return of all agents")))
+        table = Table(*(Column(name, overflow="fold") for name in ("file", "game", "steps", "return")))
         table.add_column("digest", no_wrap=True)
         table.add_column("result")
         mismatches = []
@@ -195,7 +195,7 @@ class Html(PlayOptions):
         games = ", ".join(dict.fromkeys(recording.game for recording in recordings.values()))
         content = page(films, self.title or f"Replays of {games}").encode()
         replace_file(self.out, content)
-        print(f"wrote {self.out}: {len(films)} episodes, {len(content):,} bytes; open it in a browser")
+        print(f"wrote {self.out}: {counted(len(films), 'episode')}, {len(content):,} bytes; open it in a browser")
 
 
 @dataclass(frozen=True, kw_only=True)

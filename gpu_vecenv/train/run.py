@@ -22,7 +22,7 @@ from rich.table import Table
 
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, counted
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World
@@ -112,9 +112,10 @@ def _run(trainer: Trainer, folder: Path, config: RunConfig, resume: bool, settin
     checkpoints.clean()
     env = trainer.env
     console.print(
-        f"{escape(repr(env.game))}\n{env.num_envs * world.size} environments x {env.num_agents} agents on {env.device}"
+        f"{escape(repr(env.game))}\n{counted(env.num_envs * world.size, 'environment')} x "
+        f"{counted(env.num_agents, 'agent')} on {env.device}"
         f"{f' and {world.size - 1} more' * (world.size > 1)}, iterations {trainer.iteration} to "
-        f"{trainer.num_iterations} of {trainer.config.num_steps} steps, run folder {escape(str(folder))}",
+        f"{trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}, run folder {escape(str(folder))}",
         highlight=False,
     )
 
@@ -262,7 +263,7 @@ def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
 def evaluation_table(game: Env, results: Mapping[str, Mapping[str, float]], note: str = "") -> Table:
     """Results of ``evaluate`` as a table, a row each; ``note`` follows the number of episodes in its title."""
     episodes = next(iter(results.values()))["episodes"]
-    title = f"{game.name()}: {episodes:,.0f} episodes{' each' if len(results) > 1 else ''}{note and f'; {note}'}"
+    title = f"{game.name()}: {counted(episodes, 'episode')}{' each' if len(results) > 1 else ''}{note and f'; {note}'}"
     table = Table(title=escape(title))
     table.add_column("policies", no_wrap=True)
     for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.layout.roles)):

@@ -152,7 +152,7 @@ def film(
         "configuration": ", ".join(f"{name} {value}" for name, value in changed.items()) or "defaults",
         "seed": f"{replay.seed}, environment {replay.env_index}",
         "steps": f"{replay.num_steps}",
-        **{f"return of {role}": format_return(replay.returns[role]) for role in playback.game.layout.roles},
+        **{f"return, {role}": format_return(replay.returns[role]) for role in playback.game.layout.roles},
         "digest": replay.digest,
         "recorded with": f"gpu_vecenv {replay.made_with}",
     }
@@ -174,5 +174,5 @@ def film(
 
 
 def format_return(value: float | None) -> str:
-    """A role's return, rounded to 6 digits."""
+    """The mean return of a role's agents, rounded to 6 digits."""
     return "not finite" if value is None else f"{value:.6g}"

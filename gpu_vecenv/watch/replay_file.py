@@ -25,7 +25,7 @@ from gpu_vecenv.declare.field import C_TYPES, FIELD_NAME, boolean
 from gpu_vecenv.errors import ReplayFormatError
 from gpu_vecenv.files import replace_file
 
-MAGIC, FORMAT = b"gpu_vecenv replay ", 2
+MAGIC, FORMAT = b"gpu_vecenv replay ", 3
 SHA_BYTES = 32
 HEADER_LIMIT, PAYLOAD_LIMIT = 1 << 16, 1 << 28  # bytes of the header, and of the arrays before compression
 FILE_LIMIT = PAYLOAD_LIMIT + (1 << 20)
@@ -55,7 +55,7 @@ class Replay:
         end_on_nonfinite: Argument of ``VecEnv``.
         step_digests: (T + 1,) uint32, the lower half of the digest after the reset and after each step.
         digest: 16 hexadecimal digits, of all actions, outputs and states.
-        returns: Role -> sum of its agents' returns, None where that is not finite.
+        returns: Role -> mean return of its agents, None where that is not finite.
         sources: SHA-256 of the device code of the game and of the digest.
         made_with: Version of gpu_vecenv.
 

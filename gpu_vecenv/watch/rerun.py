@@ -120,6 +120,9 @@ def registered_name(kind: type[Env]) -> str:
 
 
 def role_returns(game: Env, returns: Array) -> dict[str, float | None]:
-    """Role -> sum of its agents' returns; None if one is not finite."""
+    """Role -> mean return of its agents, as ``evaluate`` gives it; None if one is not finite, 0 without agents."""
     by_role = {role: returns[agents] for role, agents in game.layout.role_slices.items()}
-    return {role: math.fsum(values.tolist()) if np.isfinite(values).all() else None for role, values in by_role.items()}
+    return {
+        role: math.fsum(values.tolist()) / max(len(values), 1) if np.isfinite(values).all() else None
+        for role, values in by_role.items()
+    }

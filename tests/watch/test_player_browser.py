@@ -309,7 +309,7 @@ def test_a_followed_agent_is_centred(show):
         player(tab, f"seek({step})")
         assert colour(tab, 0.5, 0.5) == BLUE and colour(tab, 0.5, 0.7) == (255, 255, 255)
         assert ("not active" in text(tab, ".badge")) == (step >= 4)
-    assert text(tab, ".badge") == f"right_0 · cumulative reward {written(rewards[:9, 1].sum())} · not active"
+    assert text(tab, ".badge") == f"right_0 · return so far {written(rewards[:9, 1].sum())} · not active"
     assert text(tab, ".legend >> nth=0").split()[-2:] == ["right_0", written(rewards[:9, 1].sum())]
     player(tab, "seek(10)")
     assert colour(tab, 0.5, 0.5) == (255, 255, 255)
@@ -380,7 +380,7 @@ def test_plots_show_rewards_and_active_agents_at_the_step(show, hunt):
     assert legends[1] == ["tagger", str(counts[0]), "runner", str(counts[1])] and counts[1] < 8
     captions = tab.locator(".plot figcaption").all_inner_texts()
     assert captions == [
-        "Cumulative reward mean per agent of each role, since step 0",
+        "Return mean of each role's agents, from step 0 on",
         "Active agents per role",
     ]
 
@@ -420,7 +420,7 @@ def test_a_game_of_one_agent_has_no_controls_for_agents(show):
     tab = show(played("cartpole", "cpu", 30, title="CartPole"))
     hidden = ["#follow", "#trails", ".badge"]
     assert [tab.locator(name).is_visible() for name in hidden] == [False] * 3
-    assert tab.locator(".plot").count() == 1 and text(tab, ".plot figcaption") == "Cumulative reward since step 0"
+    assert tab.locator(".plot").count() == 1 and text(tab, ".plot figcaption") == "Return from step 0 on"
     for key in "ft":
         tab.keyboard.press(key)
     assert player(tab, "followed") is None and player(tab, "trails") is False

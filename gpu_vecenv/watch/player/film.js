@@ -205,7 +205,7 @@ class Film {
     return this.active[agent * (this.numSteps + 1) + this.frame(step)] === 1;
   }
 
-  // Cumulative rewards, mean over these agents: numSteps + 1 values.
+  // Returns up to each step, mean of these agents: numSteps + 1 values. The last is that of `evaluate`.
   returns(first, end) {
     const sums = new Float64Array(this.numSteps + 1);
     for (let step = 0; step < this.numSteps; step++) {

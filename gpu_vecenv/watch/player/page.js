@@ -75,8 +75,8 @@ class Player {
       });
     this.cards = this.films.map((film) => {
       const stage = new Stage(film, this.viewState, (name) => this.follow(name));
-      const mean = film.agents.length > 1 ? "mean per agent of each role, " : "";
-      const plots = [plot(film, "returns", { title: "Cumulative reward", note: `${mean}since step 0`, whole: false })];
+      const mean = film.agents.length > 1 ? "mean of each role's agents, " : "";
+      const plots = [plot(film, "returns", { title: "Return", note: `${mean}from step 0 on`, whole: false })];
       if (film.agents.length > 1) {
         plots.push(plot(film, "counts", { title: "Active agents", note: "per role", whole: true }));
       }
@@ -208,14 +208,14 @@ class Player {
     this.#showEvents();
   }
 
-  // Text of the badge: the followed agent and its cumulative reward.
+  // Text of the badge: the followed agent and its return so far.
   #about(film) {
     const agent = film.agentIndex.get(this.viewState.followed);
     if (agent === undefined) return "";
     const frame = film.frame(this.viewState.step);
     const active = film.isActive(agent, frame);
     const sum = formatNumber(film.returns(agent, agent + 1)[frame]);
-    return `${film.agents[agent]} · cumulative reward ${sum}${active ? "" : " · not active"}`;
+    return `${film.agents[agent]} · return so far ${sum}${active ? "" : " · not active"}`;
   }
 
   #showEvents() {
