@@ -129,6 +129,22 @@ def test_a_loaded_policy_acts_as_the_trained_one(case, runs, device):
     assert loaded(obs[2, 1], None if mask is None else mask[2, 1]).shape == found.shape[2:]
 
 
+@pytest.mark.parametrize("case", ["other sizes and heads, masks", "images, masks"])
+def test_an_exported_policy_acts_alike_for_any_number_of_environments(case, runs, device, tmp_path):
+    trainer, folder = runs(case, device)
+    loaded = load_policy(folder, device=device)
+    obs, mask = played(trainer)
+    any_number = {0: torch.export.Dim("num_envs")}
+    shapes = {"obs": any_number, "action_mask": None if mask is None else any_number, "greedy": None}
+    few = (obs[0], None if mask is None else mask[0])
+    with torch.no_grad():
+        program = torch.export.export(loaded, few, {"greedy": True}, dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "policy.pt2")
+    again = torch.export.load(tmp_path / "policy.pt2").module()
+    many = (obs.flatten(0, 1), None if mask is None else mask.flatten(0, 1))
+    assert torch.equal(again(*many, greedy=True), loaded(*many, greedy=True))
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_loaded_policy_is_the_trained_one_bit_by_bit(case, runs, device):
     trainer, folder = runs(case, device)
