@@ -96,9 +96,14 @@ class PPOModule(LightningModule):
         self._mid_epoch = False
         self.trainer.should_stop |= self.inner.iteration >= self.inner.num_iterations
 
+    def _env_state(self) -> dict[str, torch.Tensor]:
+        """What a process has of its own: its environments and the learners' sums of their rewards."""
+        sums = {f"reward_sums.{name}": learner.reward_sums for name, learner in self.learners.items()}
+        return {**self.inner.env.state_dict(), **sums}
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of the environments, each tensor (processes, …), and the iteration."""
-        state, alone = self.inner.env.state_dict(), self.inner.world.size == 1
+        """Add the state of environments and reward sums, each tensor (processes, …), and the iteration."""
+        state, alone = self._env_state(), self.inner.world.size == 1
         envs = {name: x[None] if alone else self.all_gather(x) for name, x in state.items()}
         checkpoint["gpu_vecenv"] = {"envs": envs, "iteration": self.inner.iteration, "mid_epoch": self._mid_epoch}
 
@@ -111,7 +116,11 @@ class PPOModule(LightningModule):
         if found["mid_epoch"] or processes != inner.world.size:
             when = f"{'during' if found['mid_epoch'] else 'at the end of'} an epoch, by {processes} processes"
             raise ConfigError(f"the checkpoint was saved {when}; expected at the end of one, by {inner.world.size}")
-        inner.env.load_state_dict({name: x[inner.world.rank] for name, x in found["envs"].items()})
+        own = {name: x[inner.world.rank] for name, x in found["envs"].items()}
+        sums = {name: own.pop(f"reward_sums.{name}") for name in self.learners}
+        inner.env.load_state_dict(own)  # raises if the sizes differ
+        for name, learner in self.learners.items():
+            learner.reward_sums.copy_(sums[name])
         inner.iteration = found["iteration"]
         inner.rollout.refresh_last_step()
 

@@ -67,7 +67,9 @@ class GraphedCallable:
         collecting = gc.isenabled()
         gc.disable()  # destructors of modules or streams would call the driver, which invalidates the capture
         try:
-            with torch.cuda.graph(graph, pool=graph_pool.handle, stream=torch.cuda.current_stream()):
+            stream = torch.cuda.current_stream()
+            # "thread_local": other threads may train, allocate and synchronise meanwhile.
+            with torch.cuda.graph(graph, graph_pool.handle, stream, capture_error_mode="thread_local"):
                 self.call()
         except torch.OutOfMemoryError:
             raise

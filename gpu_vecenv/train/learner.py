@@ -121,9 +121,10 @@ class Learner:
             metric_sums=self.metric_sums,
         )
         self.explained_variance = torch.zeros((), device=device)
+        self.reward_sums = torch.zeros_like(rollout.rewards[0, :, agents])  # discounted, of each agent's episode so far
         sources: tuple[tuple[Normalizer | None, Callable[[int], torch.Tensor]], ...] = (
             (policy.obs_normalizer, lambda t: policy.view.obs(rollout.obs[t]).flatten(0, 1)),
-            (policy.return_normalizer, lambda t: rollout.returns[t][:, agents].flatten()),
+            (policy.return_normalizer, self._discounted_reward_sums),
         )
         self.normalizer_updates = [
             (normalizer, rows, torch.zeros(1 + 2 * normalizer.mean.numel(), dtype=torch.float64, device=device))
@@ -188,6 +189,19 @@ class Learner:
             for t, mask in enumerate(active.flatten(1)):
                 moments += normalizer.moments(rows(t), mask)
 
+    def _discounted_reward_sums(self, t: int) -> torch.Tensor:
+        """Add step t's rewards to the sums; return the sums up to and including it, (E * A,).
+
+        They are the statistic of ``gymnasium.wrappers.NormalizeReward``: a function of rewards alone. Statistics of
+        ``rollout.returns``, which contain the critic's values, would feed its errors back into the unit of its output.
+        """
+        data, agents = self.rollout, self.policy.view.agents
+        active, rewards = data.active[t][:, agents], data.rewards[t][:, agents]
+        sums = torch.where(active, rewards + self.config.gamma * self.reward_sums, self.reward_sums)
+        ended = data.terminations[t][:, agents] | data.truncations[t][:, agents]
+        self.reward_sums.copy_(torch.where(ended | ~sums.isfinite(), 0, sums))
+        return sums.flatten()
+
     def shuffle(self) -> None:
         """A new order of the samples: a function of seed, epoch and sample index alone, the same on every device."""
         if self.config.num_minibatches > 1:
@@ -238,7 +252,8 @@ class Learner:
             moments.zero_()
 
     def discard_statistics(self) -> None:
-        """Drop the moments of a rollout whose iteration was interrupted."""
+        """Drop the moments and reward sums of a rollout whose iteration was interrupted."""
+        self.reward_sums.zero_()
         for _, _, moments in self.normalizer_updates:
             moments.zero_()
 
@@ -247,9 +262,10 @@ class Learner:
         return torch.cat([self.metric_sums / self.num_updates, self.explained_variance[None]])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's live tensors by name."""
+        """The optimizer's live tensors by name, and the reward sums."""
         states = (self.optimizer.state[p] for p in self.parameters)
-        return {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in sorted(state.items())}
+        tensors = {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in sorted(state.items())}
+        return tensors | {"reward_sums": self.reward_sums}
 
 
 @contextmanager

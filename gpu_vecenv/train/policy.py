@@ -133,8 +133,8 @@ class Policy(nn.Module):
         roles: The roles that use this policy.
         network: A module with the ``forward`` of ``ActorCritic``.
         normalize_obs: Keep running statistics of observations, and normalise the network's input with them.
-        normalize_returns: Keep running statistics of returns; the network predicts values in units of their standard
-            deviation.
+        normalize_returns: Keep running statistics of discounted sums of rewards; the network predicts values as
+            deviations from their mean, in units of their standard deviation.
         squash: How Gaussian samples are mapped to the Box.
         bfloat16: Run the network in mixed precision.
         device: Device of weights and statistics.
@@ -179,7 +179,7 @@ class Policy(nn.Module):
 
     @property
     def value_scale(self) -> torch.Tensor | float:
-        """Unit of the value loss: the standard deviation of returns, or 1."""
+        """Unit of the value loss: the standard deviation of discounted sums of rewards, or 1."""
         return 1.0 if self.return_normalizer is None else self.return_normalizer.std
 
     def log_probs_and_entropies(

@@ -48,7 +48,7 @@ class PPOConfig:
     target_kl: float | None = param(None, low=0)  # skip an iteration's remaining updates once approx_kl exceeds it
     max_grad_norm: float = param(0.5, low=0)  # gradients are scaled down to this norm
     normalize_obs: bool = False  # by running mean and variance
-    normalize_returns: bool = False  # the critic predicts returns divided by their running standard deviation
+    normalize_returns: bool = False  # the critic predicts in units of the deviation of discounted sums of rewards
     hidden_sizes: tuple[int, ...] = param((64, 64), low=1)  # units of the hidden layers of the default network
     activation: Activation = "tanh"  # of the hidden layers
     shared_trunk: bool = True  # actor and critic share the hidden layers

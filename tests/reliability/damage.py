@@ -24,7 +24,7 @@ from support.bitwise import equal_bits
 
 import gpu_vecenv
 from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
-from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
+from gpu_vecenv.train.checkpoint import FORMAT, load_checkpoint, save_checkpoint
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 from reliability.experiment import Experiment, Metrics, said
@@ -276,7 +276,7 @@ def tensors_changed(file: File) -> bool:
     else:  # one name twice, or the metadata twice: which of both counts is up to the reader
         text = json.dumps(header)
         twice = file.rng.choice((name, "__metadata__"))
-        instead = json.dumps(file.rng.choice((header[other], {}, {"format": "2"}, None)))
+        instead = json.dumps(file.rng.choice((header[other], {}, {"format": FORMAT}, None)))
         first = file.rng.random() < 0.5
         pair = f'"{twice}": {instead}'
         return file.write(f"{{{pair}, {text[1:]}" if first else f"{text[:-1]}, {pair}}}", data)
@@ -286,14 +286,14 @@ def tensors_changed(file: File) -> bool:
 def strange_json(file: File) -> bool:
     """A header that is no JSON, or hardly."""
     header, data = file.parts()
-    text = json.dumps(header)
+    text, own_format = json.dumps(header), f'"format": "{FORMAT}"'
     return file.write(
         file.rng.choice(
             (
                 "", "{}", "null", "[]", "0", "{", text + "}", text[:-1], text.replace('"', "'"), "\ufeff" + text,
                 text.encode("utf-16"), b"\xff\xfe" + text.encode(), "[" * 100_000, '{"a":' * 100_000, text + "\0",
                 text.replace("[", "[NaN,", 1), text.replace(":", ":1e999,", 1), " " * 10_000 + text, text + text,
-                text.replace('"format": "2"', '"format": "1"'), text.replace('"format": "2"', '"format": 2'),
+                text.replace(own_format, '"format": "1"'), text.replace(own_format, f'"format": {FORMAT}'),
                 text.replace('"__metadata__"', '"__meta__"'), text.replace("sha256", "sha255", 1),
             )
         ),
@@ -369,7 +369,7 @@ def foreign(file: File) -> bool:
             archive.writestr("data.pkl", bytes(10**6))
         raw = buffer.getvalue()
     elif way == 4:
-        raw = save(file.saved[0], file.rng.choice((None, {}, {"format": "pt"}, {"format": "2"}, {"format": "1"})))
+        raw = save(file.saved[0], file.rng.choice((None, {}, {"format": "pt"}, {"format": FORMAT}, {"format": "1"})))
     elif way == 5:
         raw = file.rng.randbytes(file.rng.randrange(2000))
     elif way == 6:

@@ -57,6 +57,8 @@ def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), see
     for tensor in (data.obs, data.values, data.rewards, data.advantages, data.returns):
         tensor.copy_(torch.randn(tensor.shape, generator=random))
     data.active.copy_(torch.rand(data.active.shape, generator=random) < 0.7)
+    for flags in (data.terminations, data.truncations):
+        flags.copy_(torch.rand(flags.shape, generator=random) < 0.1)
     if data.action_mask is not None:
         allowed = torch.rand(data.action_mask.shape, generator=random) < 0.6
         allowed[..., [0, 5]] = True  # the first choice of each head
@@ -628,27 +630,67 @@ def test_explained_variance_is_that_of_the_active_rows(device):
     assert updated(learner)["explained_variance"] == pytest.approx(expected, abs=1e-5)
 
 
+def sums_of_rewards(data, agents, gamma, sums):
+    """Discounted sums (T, E, A) of each agent's rewards since its episode began, after ``sums`` before; float64."""
+    found, sums = np.zeros((NUM_STEPS, *sums.shape)), sums.copy()
+    rewards, active, *ends = (
+        x[:NUM_STEPS, :, agents].cpu().numpy() for x in (data.rewards, data.active, data.terminations, data.truncations)
+    )
+    for index in np.ndindex(found.shape):
+        row = index[1:]
+        if active[index]:
+            sums[row] = found[index] = rewards[index] + gamma * sums[row]
+        if ends[0][index] or ends[1][index]:
+            sums[row] = 0
+    return found, sums
+
+
 def test_statistics_move_at_the_end_of_an_update_and_count_active_rows_of_own_agents(device):
-    learner = begun(device, changed(SMALL, normalize_obs=True, normalize_returns=True))
+    learner = begun(device, changed(SMALL, normalize_obs=True, normalize_returns=True, gamma=0.9))
     policy, seen = learner.policy, set()
     before = copy.deepcopy((policy.obs_normalizer, policy.return_normalizer))
     policy.network.register_forward_hook(lambda *_: seen.add(tuple(policy.obs_normalizer.mean.tolist())))
     batch = whole(learner)
+    sums, _ = sums_of_rewards(learner.rollout, policy.view.agents, 0.9, np.zeros(learner.reward_sums.shape))
     learner.rollout.obs[:-1][~learner.rollout.active[:-1]] = 1e6
     updated(learner)
     assert seen == {tuple(before[0].mean.tolist())}
     own = policy.obs_normalizer, policy.return_normalizer
-    for normalizer, old, rows in zip(own, before, (batch.obs, batch.returns), strict=True):
+    seen_rows = (batch.obs, torch.tensor(sums, device=device).flatten())
+    for normalizer, old, rows in zip(own, before, seen_rows, strict=True):
         expected = copy.deepcopy(old)
         expected.update_from_moments(old.moments(rows, batch.active))
         assert normalizer.count.item() == pytest.approx(old.count.item() + int(batch.active.sum()))
-        for name in ("mean", "var"):  # sums step by step, or of all at once
+        for name in ("mean", "var"):  # sums step by step, or of all at once; float32 sums of rewards
             torch.testing.assert_close(getattr(normalizer, name), getattr(expected, name), rtol=1e-6, atol=1e-6)
             assert not getattr(normalizer, name).equal(getattr(old, name))
     moved = copy.deepcopy(own)
     learner.rollout.active.zero_()
     updated(learner)
     assert all(equal_bits(x.state_dict(), y.state_dict()) for x, y in zip(own, moved, strict=True))
+
+
+def test_sums_of_rewards_continue_in_the_next_rollout(device):
+    learner = begun(device, changed(SMALL, normalize_returns=True, gamma=0.9))
+    sums = np.zeros(learner.reward_sums.shape)
+    for _ in range(2):
+        learner.update_statistics()
+        _, sums = sums_of_rewards(learner.rollout, learner.policy.view.agents, 0.9, sums)
+        assert np.count_nonzero(sums) > 3
+        np.testing.assert_allclose(learner.reward_sums.cpu(), sums, rtol=1e-5)  # float32
+    learner.discard_statistics()  # the interrupted rollout's steps are not known
+    assert learner.reward_sums.eq(0).all()
+
+
+def test_the_unit_of_values_does_not_depend_on_the_critic(device):
+    """Otherwise its errors would enlarge its own output: values that run away."""
+    learners = [begun(device, changed(SMALL, normalize_returns=True)) for _ in range(2)]
+    for tensor in (learners[1].rollout.values, learners[1].rollout.advantages, learners[1].rollout.returns):
+        tensor.mul_(1e6)
+    for learner in learners:
+        learner.update_statistics()
+        learner.end_update()
+    assert equal_bits(*(learner.policy.return_normalizer.state_dict() for learner in learners))
 
 
 def test_what_was_looked_at_is_taken_in_once(device):
