@@ -34,6 +34,7 @@ def pytest_configure() -> None:
     for name in CLEARED:  # here and not in a fixture: modules copy the environment when they are imported
         os.environ.pop(name, None)
     os.environ["MPLBACKEND"] = "agg"
+    os.environ["GPU_VECENV_PROGRESS_SECONDS"] = "86400"  # no test prints more on a slower machine
     os.umask(0o022)
     for library in os.environ.get("GPU_VECENV_REQUIRED", "").split():
         find = shutil.which if library == "chromium" else importlib.util.find_spec  # a program among the libraries

@@ -24,6 +24,7 @@ from gpu_vecenv.check.context import CHECKS, Check, CheckContext, CheckOptions, 
 from gpu_vecenv.check.parallel import PARALLEL
 from gpu_vecenv.check.records import Finding
 from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.progress import OnProgress, no_progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,6 +126,7 @@ def check_vector_env(
     graph: Make | None = None,
     permutable_agents: Sequence[Sequence[int]] | bool | None = None,
     state_of: Callable[[Any], Any] | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> Report:
     """Check that a vector environment implements its interface: seeding, independence, episodes, values, errors.
 
@@ -162,6 +164,7 @@ def check_vector_env(
         state_of: Environment -> the object with its state; None takes ``env.unwrapped``. Its ``state_dict()`` and
             ``load_state_dict(…)`` are used by K21, K24 and K25, and its ``state``, a mapping of writable arrays with
             rows for each environment, by K21 and K24.
+        on_progress: Called before each check with the fraction that is done and a text.
 
     Returns:
         The report. An error raised by the environment is a failure in it.
@@ -173,7 +176,8 @@ def check_vector_env(
     chosen = _chosen(checks, seed, steps, max_steps)
     by_mode = None if modes is None else {_mode(mode): own for mode, own in modes.items()}
     options = CheckOptions(oracle, by_mode, variants, graph, permutable_agents, state_of)
-    return _report(CheckContext(make, seed, steps, max_steps, options), [CHECKS[name] for name in chosen])
+    context = CheckContext(make, seed, steps, max_steps, options)
+    return _report(context, [CHECKS[name] for name in chosen], on_progress)
 
 
 def check_parallel_env(
@@ -186,6 +190,7 @@ def check_parallel_env(
     oracle: Callable[[], Any] | None = None,
     variants: Mapping[str, Callable[[], Any]] | None = None,
     state_of: Callable[[Any], Any] | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> Report:
     """Check that a PettingZoo ParallelEnv implements its interface, as ``check_vector_env`` does for vector envs.
 
@@ -205,6 +210,7 @@ def check_parallel_env(
         variants: Name -> function that makes the environment differently; outputs must be bitwise equal (K23).
         state_of: Environment -> the object with ``state_dict()`` and ``load_state_dict(…)`` (K25); None takes
             ``env.unwrapped``.
+        on_progress: Called before each check with the fraction that is done and a text.
 
     Returns:
         The report. An error raised by the environment is a failure in it.
@@ -219,7 +225,8 @@ def check_parallel_env(
     options = CheckOptions(oracle=reference, variants=others, state_of=state_of)
     context = ParallelContext(as_vector_env(make), seed, steps, max_steps, options)
     rules = {name: PARALLEL.get(name, CHECKS[name].rule) for name in chosen}
-    return _report(context, [Check(name, CHECKS[name].title, rule) for name, rule in rules.items()], context.agents)
+    own = [Check(name, CHECKS[name].title, rule) for name, rule in rules.items()]
+    return _report(context, own, on_progress, context.agents)
 
 
 def _chosen(checks: Iterable[str] | None, seed: int, steps: int, max_steps: int | None) -> list[str]:
@@ -242,13 +249,18 @@ def _mode(mode: Any) -> AutoresetMode:
     return known[mode]
 
 
-def _report(context: CheckContext, checks: Iterable[Check], agents: Sequence[Any] | None = None) -> Report:
+def _report(
+    context: CheckContext, checks: Sequence[Check], on_progress: OnProgress, agents: Sequence[Any] | None = None
+) -> Report:
     report = Report(context.name)
+    on_progress(0.0, PREFLIGHT.title)
     _run(PREFLIGHT, context, report)
     if not report.failures:
         report.passed.remove(PREFLIGHT.id)  # listed only if it fails or has a note
-        for check in checks:
+        for index, check in enumerate(checks):
+            on_progress(index / len(checks), f"{check.id} {check.title}")
             _run(check, context, report)
+    on_progress(1.0, f"{len(checks)} checks")
     if agents is not None:
         report.failures = [
             f if f.row is None else replace(f, env_index=None, agent=agents[f.row]) for f in report.failures

@@ -16,6 +16,7 @@ from gpu_vecenv.engine.arguments import MODES, validate_int
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import EnvContractError
+from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 from gpu_vecenv.views.pettingzoo_env import ParallelEnv
 
@@ -84,6 +85,7 @@ def check_game(
     seed: int = 17,
     autoreset_modes: Iterable[str] = tuple(MODES),
     parallel: bool = True,
+    on_progress: OnProgress = no_progress,
 ) -> GameReport:
     """Check a game: ``check_vector_env`` in each autoreset mode, and that its bits do not depend on how it is run.
 
@@ -102,6 +104,7 @@ def check_game(
         seed: First seed.
         autoreset_modes: Modes in which ``check_vector_env`` runs.
         parallel: Whether a game of several agents is also checked as a PettingZoo ParallelEnv.
+        on_progress: Called with the fraction that is done and a text.
 
     Raises:
         ConfigError, TypeError, ValueError: An argument is wrong.
@@ -120,18 +123,23 @@ def check_game(
     variants: dict[str, dict[str, Any]] = {"NumPy output": {"output": "numpy"}}
     if torch_device.type != "cpu" and game.layout.host:
         variants["on the CPU"] = {"device": "cpu", "driver": None}
-    for mode in autoreset_modes:
+    autoreset_modes = tuple(autoreset_modes)
+    parallel = parallel and game.layout.num_agents > 1
+    parts = len(autoreset_modes) + parallel + 1
+    for index, mode in enumerate(autoreset_modes):
         found = check_vector_env(
             maker(mode),
             modes={other: maker(other) for other in MODES},
             variants={name: maker(mode, **how) for name, how in variants.items()},
             graph=maker(mode, validate="async"),  # "sync" reads values on the host, which cannot be captured
             state_of=lambda env: env.vec_env,
+            on_progress=part(on_progress, index, parts, mode),
             **run,
         )
         report.reports[mode] = replace(found, name=f"{game.name()}, {mode}")
-    if parallel and game.layout.num_agents > 1:
-        found = check_parallel_env(lambda: ParallelEnv(game, torch_device, driver=driver), **run)
+    if parallel:
+        on_part = part(on_progress, parts - 2, parts, "parallel")
+        found = check_parallel_env(lambda: ParallelEnv(game, torch_device, driver=driver), on_progress=on_part, **run)
         report.reports["parallel"] = replace(found, name=f"{game.name()}, parallel")
 
     def digests(num_envs: int, device: torch.device, **how: Any) -> torch.Tensor:
@@ -147,7 +155,8 @@ def check_game(
         (f"{few} of {num_envs} environments", {"num_envs": few, "device": torch_device}),
         *_ways(num_envs, torch_device),
     ]
-    for way, how in ways:
+    for index, (way, how) in enumerate(ways):
+        part(on_progress, parts - 1, parts, "bitwise equality")(index / len(ways), way)
         if way != ways[0][0] and not game.layout.host:
             report.skipped[way] = "a game with host = False is not bit-reproducible across ways to run"
             continue
@@ -162,6 +171,7 @@ def check_game(
             report.differing[way] = f"differs from the default in {indices}"
         else:
             report.equal.append(way)
+    on_progress(1.0, game.name())
     return report
 
 

@@ -30,6 +30,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.arguments import MODES
 from gpu_vecenv.envs.registry import GAME_FILE
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.progress import OnProgress, ProgressDisplay
 
 ENV_ID = re.compile(r"/|-v\d+$")
 
@@ -64,15 +65,17 @@ class Check(DeviceOptions, Generic[GameT]):
 
     def __call__(self) -> int:
         """Print the report; 1 if a check fails."""
-        report = check_game(
-            self.game,  # type: ignore[arg-type]
-            device=self.device,
-            driver=self.driver,
-            num_envs=self.num_envs,
-            steps=self.steps,
-            seed=self.seed,
-            parallel=self.parallel,
-        )
+        with ProgressDisplay("check") as on_progress:
+            report = check_game(
+                self.game,  # type: ignore[arg-type]
+                device=self.device,
+                driver=self.driver,
+                num_envs=self.num_envs,
+                steps=self.steps,
+                seed=self.seed,
+                parallel=self.parallel,
+                on_progress=on_progress,
+            )
         Console().print(report)
         return int(bool(report.failures))
 
@@ -95,24 +98,29 @@ class CheckRegistered(Command):
         config = json.loads(self.config)
         if not isinstance(config, dict):
             raise ConfigError(f"config is {self.config!r}; expected a JSON object")
-        report = self._check_parallel(config) if self.parallel else self._check_vector(config)
+        with ProgressDisplay("check") as on_progress:
+            check = self._check_parallel if self.parallel else self._check_vector
+            report = check(config, on_progress)
         Console().print(report)
         return int(bool(report.failures))
 
-    def _check_parallel(self, config: dict[str, Any]) -> Report:
+    def _check_parallel(self, config: dict[str, Any], on_progress: OnProgress) -> Report:
         try:
             pettingzoo.make("parallel", self.env_id, **config).close()  # type: ignore[no-untyped-call]
         except Exception as error:  # an environment with missing dependencies may raise anything
             raise ConfigError(f"pettingzoo.make: {type(error).__name__}: {error}") from error
         return check_parallel_env(
-            lambda: pettingzoo.make("parallel", self.env_id, **config), steps=self.steps, seed=self.seed
+            lambda: pettingzoo.make("parallel", self.env_id, **config),
+            steps=self.steps,
+            seed=self.seed,
+            on_progress=on_progress,
         )
 
-    def _check_vector(self, config: dict[str, Any]) -> Report:
+    def _check_vector(self, config: dict[str, Any], on_progress: OnProgress) -> Report:
         def maker(**changes: Any) -> Callable[[int], VectorEnv[Any, Any, Any]]:
             return lambda num_envs: gymnasium.make_vec(self.env_id, num_envs=num_envs, **{**config, **changes})
 
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"on_progress": on_progress}
         if self.env_id.startswith("gpu_vecenv/"):  # the default, "async", marks invalid actions without raising
             config.setdefault("validate", "sync")
             options["modes"] = {mode: maker(autoreset_mode=mode) for mode in MODES}

@@ -15,6 +15,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 from gpu_vecenv.train.run import evaluation_table
@@ -51,7 +52,9 @@ class Evaluate(DeviceOptions):
                 other = load_other_run("opponents", loaded.game, role, source, **options)[role]
             role_policies[role] = other
         env = VecEnv(loaded.game, min(self.num_envs, self.episodes), loaded.device, driver=self.driver)
-        results = evaluate(env, role_policies, self.episodes, greedy=self.greedy, seed=self.seed)
+        how: dict[str, Any] = {"greedy": self.greedy, "seed": self.seed}
+        with ProgressDisplay("evaluate") as on_progress:
+            results = evaluate(env, role_policies, self.episodes, on_progress=on_progress, **how)
         text = dumps({"game": loaded.game.name(), "run": str(self.run), "greedy": self.greedy, **results}, indent=1)
         if self.json:
             print(text)

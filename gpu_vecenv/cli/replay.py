@@ -34,6 +34,7 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES
 from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted, printable
 from gpu_vecenv.files import replace_file
+from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.watch.player import page
 from gpu_vecenv.watch.replay import Replay as Recording
@@ -80,7 +81,9 @@ class RecordOptions(DeviceOptions):
 
     def save(self, env: VecEnv, role_policies: dict[str, RolePolicy], greedy: bool) -> None:
         """Record the episodes and write one file for each."""
-        recordings = record(env, role_policies, episodes=self.episodes, seed=self.seed, greedy=greedy)
+        how: dict[str, Any] = {"episodes": self.episodes, "seed": self.seed, "greedy": greedy}
+        with ProgressDisplay("record") as on_progress:
+            recordings = record(env, role_policies, on_progress=on_progress, **how)
         files = {self.out / f"{r.game}-{r.seed}-{r.env_index}{SUFFIX}": r for r in recordings}
         contents = {path: recording.to_bytes() for path, recording in files.items()}
         if others := [path for path, content in contents.items() if path.exists() and path.read_bytes() != content]:

@@ -12,6 +12,7 @@ from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
+from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.policy import Policy
 
@@ -125,22 +126,30 @@ def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecE
     return eval_env
 
 
-def steps_until_all_done(env: VecEnv) -> Iterator[None]:
+def steps_until_all_done(env: VecEnv, on_progress: OnProgress = no_progress) -> Iterator[None]:
     """Yield once per step until all episodes have ended, and up to 15 times more: the host checks every 16 steps.
+
+    The progress is that of the longest possible episode, or of the episodes that have ended if the game has no
+    ``max_steps``.
 
     Raises:
         NonFiniteError: An environment received an invalid action.
         EnvContractError: An episode goes on after the game's ``max_steps``, or after MAX_STEPS if it has none.
     """
-    limit = getattr(env.game, "max_steps", None)
-    limit = limit if type(limit) is int else MAX_STEPS
-    for steps in itertools.count(STEPS_PER_SYNC, STEPS_PER_SYNC):
+    declared = getattr(env.game, "max_steps", None)
+    limit = declared if type(declared) is int else MAX_STEPS
+    for steps in itertools.count(0, STEPS_PER_SYNC):
         running = env.active.any(1)
-        if not bool(running.any()):
+        num_running = int(running.sum())
+        ended = env.num_envs - num_running
+        fraction = min(steps / limit, 1.0) if limit == declared else ended / env.num_envs
+        text = f"step {steps:,}, {ended:,} of {env.num_envs:,} episodes ended"
+        on_progress(fraction if num_running else 1.0, text)
+        if not num_running:
             return
-        if steps - STEPS_PER_SYNC >= limit:
+        if steps >= limit:
             raise EnvContractError(
-                f"{env.layout.name}: {int(running.sum())} of {env.num_envs} episodes go on after {limit:,} steps, the "
+                f"{env.layout.name}: {num_running} of {env.num_envs} episodes go on after {limit:,} steps, the "
                 f"first in environment {int(running.nonzero()[0])}; expected step() to set io.terminations or "
                 "io.truncations of every agent, for example io.truncations[i] = io.elapsed_steps >= MAX_STEPS"
             )
@@ -157,7 +166,13 @@ def _check_actions(env: VecEnv) -> None:
 
 
 def evaluate(
-    env: VecEnv, role_policies: Mapping[str, RolePolicy], episodes: int = 1000, *, greedy: bool = False, seed: int = 1
+    env: VecEnv,
+    role_policies: Mapping[str, RolePolicy],
+    episodes: int = 1000,
+    *,
+    greedy: bool = False,
+    seed: int = 1,
+    on_progress: OnProgress = no_progress,
 ) -> dict[str, float]:
     """Play whole episodes in a copy of ``env``, with at most as many environments; ``env`` is not stepped.
 
@@ -168,6 +183,7 @@ def evaluate(
         episodes: Number of episodes.
         greedy: Policies take the most likely action instead of sampling.
         seed: Seed of the environments and of the actions.
+        on_progress: Called with the fraction that is done and a text.
 
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
@@ -191,7 +207,8 @@ def evaluate(
         for played in range(0, episodes, num_envs):
             obs, _ = env.reset(seed=seed if played == 0 else None, out=buffers)
             env.clear_episode_statistics()
-            for _ in steps_until_all_done(env):
+            label = f"episodes {played + 1:,} to {min(played + num_envs, episodes):,} of {episodes:,}"
+            for _ in steps_until_all_done(env, part(on_progress, played // num_envs, rounds, label)):
                 env.step(act(obs, buffers.action_mask), out=buffers)
             counted = slice(0, min(num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}

@@ -1,4 +1,4 @@
-"""Metrics logging: metrics.csv, TensorBoard, Weights & Biases, and a progress line in the terminal."""
+"""Metrics logging: metrics.csv, TensorBoard, Weights & Biases, and the progress of the run."""
 
 from __future__ import annotations
 
@@ -6,36 +6,26 @@ import csv
 import io
 import os
 import shutil
-import time
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
-
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
+from gpu_vecenv.progress import OnProgress
 from gpu_vecenv.train.plots import METRICS_FILE
-
-LINE_SECONDS = 30.0  # between two lines where the console is no terminal
 
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
 
 class RunLog:
-    """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard if installed, and to the console.
-
-    A terminal shows a progress bar. Elsewhere, for example in a file, a line is printed after the first iteration, with
-    an estimate of the time left, then every LINE_SECONDS.
+    """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard if installed, and shows the run's progress.
 
     Args:
         folder: The run folder.
         num_iterations: Iterations of the whole run.
-        console: Where progress is shown.
+        on_progress: Shows the progress of the run.
         done: Iterations before a resume; later rows of an interrupted run are removed.
         wandb: Weights & Biases project to log to.
 
@@ -44,7 +34,7 @@ class RunLog:
     """
 
     def __init__(
-        self, folder: Path, num_iterations: int, console: Console, *, done: int = 0, wandb: str | None = None
+        self, folder: Path, num_iterations: int, on_progress: OnProgress, *, done: int = 0, wandb: str | None = None
     ) -> None:
         self._wandb = _wandb(wandb, folder, done)  # first: raises if wandb is missing
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,26 +43,15 @@ class RunLog:
         self._file = os.fdopen(os.open(folder / METRICS_FILE, os.O_WRONLY | os.O_APPEND | NO_FOLLOW), "a", newline="")
         self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
         self._events = _tensorboard(folder / "tensorboard", steps)
-        columns = (
-            BarColumn(bar_width=10),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[metrics]}", table_column=Column(ratio=1)),
-        )
+        self._num_iterations, self._on_progress = num_iterations, on_progress
         self._shown = "no finished episodes yet"
-        self._console, self._num_iterations, self._done = console, num_iterations, done
-        self._start, self._next_line = time.monotonic(), 0.0
-        self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._progress.add_task("training", total=num_iterations, completed=done, metrics="")
 
     def __enter__(self) -> RunLog:
-        self._progress.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
         self._file.close()
         if self._events is not None:
             self._events.close()
@@ -98,22 +77,9 @@ class RunLog:
         )
         if numbers["episodes"]:
             self._shown = f"return: {returns}  episode: {numbers['episode_length']:.0f} steps"
-        text = f"{numbers['agent_steps_per_s'] / 1e3:,.0f}k agent-steps/s  {self._shown}"
-        self._progress.update(self._task, completed=numbers["iteration"], metrics=text)
-        if not self._console.is_terminal:
-            self._print_line(int(numbers["iteration"]), text)
-
-    def _print_line(self, iteration: int, text: str) -> None:
-        now = time.monotonic()
-        if now < self._next_line and iteration < self._num_iterations:
-            return
-        self._next_line = now + LINE_SECONDS
-        left = (now - self._start) / (iteration - self._done) * (self._num_iterations - iteration)
-        self._console.print(
-            f"iteration {iteration} of {self._num_iterations}, about {timedelta(seconds=round(left))} left  {text}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        iteration, rate = int(numbers["iteration"]), numbers["agent_steps_per_s"]
+        text = f"iteration {iteration} of {self._num_iterations}  {rate / 1e3:,.0f}k agent-steps/s  {self._shown}"
+        self._on_progress(iteration / self._num_iterations, text)
 
 
 def _kept_rows(path: Path, done: int) -> tuple[list[str], int, bytes]:

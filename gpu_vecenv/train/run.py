@@ -24,6 +24,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError, counted
 from gpu_vecenv.files import replace_file
+from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.logger import RunLog
@@ -90,7 +91,8 @@ def run(
         FileNotFoundError: There is no checkpoint to resume from.
     """
     config, folder = config or RunConfig(), Path(folder)
-    best_metric_name(trainer, config)  # raises before anything is written
+    best_metric_name(trainer, config)  # these raise before anything is written
+    line_interval()
     with _locked(folder, trainer.world, create=not resume):
         return _run(trainer, folder, config, resume, settings)
 
@@ -208,7 +210,10 @@ def _log(
     if trainer.world.rank > 0:
         yield lambda metrics: None
         return
-    with RunLog(folder, trainer.num_iterations, console, done=trainer.iteration, wandb=config.wandb) as log:
+    with (
+        ProgressDisplay("train", console) as on_progress,
+        RunLog(folder, trainer.num_iterations, on_progress, done=trainer.iteration, wandb=config.wandb) as log,
+    ):
         yield log
 
 
@@ -233,7 +238,8 @@ def _stop_signal() -> Iterator[Callable[[], int]]:
 
 
 def _write_results(trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, console: Console) -> None:
-    results = evaluations(trainer, episodes)
+    with ProgressDisplay("evaluate", console) as on_progress:
+        results = evaluations(trainer, episodes, on_progress)
     replace_file(folder / EVALUATION_FILE, (json.dumps(results, indent=1) + "\n").encode())
     console.print(evaluation_table(trainer.env.game, results, "other roles act randomly"))
     drawn = plot_runs([folder], folder / CURVE_FILE)
@@ -248,7 +254,7 @@ def _write_results(trainer: Trainer, folder: Path, checkpoint: Path, episodes: i
         console.print(f"{label:15} {escape(value)}", highlight=False, soft_wrap=True)
 
 
-def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
+def evaluations(trainer: Trainer, episodes: int, on_progress: OnProgress = no_progress) -> dict[str, dict[str, float]]:
     """Evaluations with all roles random, with each single role trained, and with all roles trained."""
     roles = list(trainer.env.game.layout.roles)
     pairings: dict[str, Sequence[str]] = {"all random": roles}
@@ -257,7 +263,10 @@ def evaluations(trainer: Trainer, episodes: int) -> dict[str, dict[str, float]]:
             others = [other for other in roles if other != role]
             pairings[f"{role} trained"] = others
     pairings["all trained"] = []
-    return {name: trainer.evaluate(episodes, random_roles=random) for name, random in pairings.items()}
+    return {
+        name: trainer.evaluate(episodes, random_roles=random, on_progress=part(on_progress, index, len(pairings), name))
+        for index, (name, random) in enumerate(pairings.items())
+    }
 
 
 def evaluation_table(game: Env, results: Mapping[str, Mapping[str, float]], note: str = "") -> Table:

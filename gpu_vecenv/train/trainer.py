@@ -34,6 +34,7 @@ from gpu_vecenv.engine.arguments import validate_seed
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
+from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation import evaluate
@@ -365,7 +366,13 @@ class Trainer:
         return fractions | {"update_time_fraction": update / seconds}
 
     def evaluate(
-        self, episodes: int = 1000, *, random_roles: Sequence[str] = (), greedy: bool = False, seed: int = 1
+        self,
+        episodes: int = 1000,
+        *,
+        random_roles: Sequence[str] = (),
+        greedy: bool = False,
+        seed: int = 1,
+        on_progress: OnProgress = no_progress,
     ) -> dict[str, float]:
         """Play whole episodes in a separate environment, see ``evaluate``; the state of training does not change.
 
@@ -374,6 +381,7 @@ class Trainer:
             random_roles: Roles that act uniformly at random instead of by their policy.
             greedy: Take the most likely action instead of sampling.
             seed: Seed of the evaluation.
+            on_progress: Called with the fraction that is done and a text.
         """
         role_policies: dict[str, Any] = {}
         known = list(self.env.game.layout.roles)
@@ -381,7 +389,7 @@ class Trainer:
             raise ConfigError(f"random_roles has {sorted(unknown)}; expected some of {known}")
         for policy in self.policies.values():
             role_policies |= {role: None if role in random_roles else policy for role in policy.view.roles}
-        return evaluate(self.env, role_policies, episodes, greedy=greedy, seed=seed)
+        return evaluate(self.env, role_policies, episodes, greedy=greedy, seed=seed, on_progress=on_progress)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything the next iteration depends on: live tensors by name, and a JSON-serialisable description."""

@@ -17,6 +17,7 @@ from gpu_vecenv.engine.digest import Digest, source_sha256
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import ConfigError, ReplayMismatchError
+from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.evaluation import STEPS_PER_SYNC, RolePolicies, RolePolicy, evaluation_env, steps_until_all_done
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.watch.replay_file import MAX_REPLAY_STEPS, PAYLOAD_LIMIT, Array, Replay
@@ -31,6 +32,7 @@ def record(
     episodes: int = 1,
     seed: int = 0,
     greedy: bool = False,
+    on_progress: OnProgress = no_progress,
 ) -> list[Replay]:
     """Play whole episodes in a new environment like ``env``, one per environment; ``env`` itself is not stepped.
 
@@ -42,6 +44,7 @@ def record(
         episodes: Number of episodes; episode k is the first one of environment k.
         seed: Seed of the random streams.
         greedy: Take the most probable action instead of sampling.
+        on_progress: Called with the fraction that is done and a text.
 
     Raises:
         ConfigError: The episodes depend on something that a replay does not store, or do not end; or as for
@@ -62,7 +65,8 @@ def record(
     eval_env = evaluation_env(env, episodes)
     try:
         role_policies = role_policies.policies if isinstance(role_policies, GamePolicy) else role_policies
-        actions, digests = _play_episodes(eval_env, RolePolicies(eval_env, role_policies, greedy), seed)
+        act, playing = RolePolicies(eval_env, role_policies, greedy), part(on_progress, 0, episodes + 1, "play")
+        actions, digests = _play_episodes(eval_env, act, seed, playing)
         statistics = {name: tensor.cpu().numpy() for name, tensor in eval_env.episode_statistics().items()}
         shared = _changed_fields(eval_env)
     finally:
@@ -85,6 +89,7 @@ def record(
         for env_index, steps in enumerate(statistics["lengths"].tolist())
     ]
     for replay in replays:
+        on_progress((1 + replay.env_index) / (episodes + 1), f"verify episode {replay.env_index + 1:,} of {episodes:,}")
         try:
             rerun(replay, game, env.device, getattr(env.functions.backend, "driver_name", None))
         except ReplayMismatchError as error:
@@ -93,10 +98,11 @@ def record(
                 "on more than "
                 f"configuration, seed and actions. {error}"
             ) from error
+    on_progress(1.0, f"{episodes:,} of {episodes:,} episodes")
     return replays
 
 
-def _play_episodes(eval_env: VecEnv, act: RolePolicies, seed: int) -> tuple[Array, Array]:
+def _play_episodes(eval_env: VecEnv, act: RolePolicies, seed: int, on_progress: OnProgress) -> tuple[Array, Array]:
     """Step until every episode has ended: (steps, num_envs, …) actions, (steps + 1, num_envs) uint64 digests."""
     digest, buffers, on_device = (
         Digest(eval_env.functions, eval_env.num_envs),
@@ -107,7 +113,7 @@ def _play_episodes(eval_env: VecEnv, act: RolePolicies, seed: int) -> tuple[Arra
     digest.add_state(eval_env)
     digests, on_host = [digest.words.clone()], list[Array]()
     bytes_per_step = 4 * eval_env.num_agents * eval_env.game.layout.action.heads
-    for steps, _ in enumerate(steps_until_all_done(eval_env)):
+    for steps, _ in enumerate(steps_until_all_done(eval_env, on_progress)):
         if steps >= MAX_REPLAY_STEPS or steps * bytes_per_step >= PAYLOAD_LIMIT:
             raise ConfigError(f"record: an episode has not ended after {steps:,} steps; expected one that ends")
         idle = ~buffers.active.view(*buffers.active.shape, *[1] * len(eval_env.game.layout.action.shape))

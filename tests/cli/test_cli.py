@@ -543,9 +543,16 @@ def test_train_and_bench_take_a_path(own, command, tmp_path):
 
 
 @pytest.mark.slow
-def test_check_passes_a_correct_game(own, command):
+def test_check_passes_a_correct_game(own, command, monkeypatch):
+    monkeypatch.setenv("GPU_VECENV_PROGRESS_SECONDS", "0")
     code, output, errors = command("check", "acorn.py", "--steps", "30", "--max-steps", "9", "--device", "cpu")
-    assert (code, errors) == (0, [])
+    assert code == 0
+    reports = [re.fullmatch(r"check: (\d+)%(?:, .+?)?  ([a-z_ ]+)(: .+)?", line) for line in errors]
+    assert list(dict.fromkeys(report[2] for report in reports)) == [
+        *("next_step", "same_step", "disabled", "parallel", "bitwise equality", "acorn")
+    ]
+    percents = [int(report[1]) for report in reports]
+    assert percents == sorted(percents) and percents[0] == 0 and percents[-1] == 100
     for mode in ("same_step", "next_step", "disabled"):
         assert re.search(rf"acorn, {mode}: 2\d passed, 0 failed", output), output
     assert re.search(r"acorn, parallel: 1\d passed, 0 failed", output), output
@@ -588,11 +595,15 @@ def test_check_takes_any_vector_environment_of_gymnasium(command):
     assert " 1 failed" in " ".join(output.split())
 
 
-def test_check_takes_parallel_environments_of_pettingzoo(command):
+def test_check_takes_parallel_environments_of_pettingzoo(command, monkeypatch):
     options = ["--parallel", "--steps", "10", "--config"]
     ours = "gpu_vecenv/tag_gridworld-v0"
-    code, output, errors = command("check", ours, *options, '{"device": "cpu", "random_start": true}')
-    assert (code, errors) == (0, []) and "tag_gridworld_v0: " in output and " 0 failed" in " ".join(output.split())
+    with monkeypatch.context() as patch:
+        patch.setenv("GPU_VECENV_PROGRESS_SECONDS", "0")
+        code, output, errors = command("check", ours, *options, '{"device": "cpu", "random_start": true}')
+    assert all(line.startswith("check: ") for line in errors)
+    assert [line.split("  ")[1].split()[0] for line in errors[1:4]] == ["K01", "K02", "K03"]
+    assert code == 0 and "tag_gridworld_v0: " in output and " 0 failed" in " ".join(output.split())
     refused(command("check", ours, *options, '{"nonsuch": 1}'), "pettingzoo.make: ConfigError: .*nonsuch")
     refused(command("check", "sisl/nonsuch_v3", *options, "{}"), "pettingzoo.make: .*nonsuch")
 
