@@ -7,8 +7,19 @@ import torch
 from gpu_vecenv.engine.vec_env import VecEnv
 
 
+def in_first_episode(env: VecEnv) -> torch.Tensor:
+    """The environments whose first episode since they were seeded has not ended, (num_envs,) bool.
+
+    As long as there are any, episodes that have ended are mostly short ones, and means over them are biased.
+    """
+    return (env.data["engine_episode"][:, 0] == 0) & env.active.any(1)
+
+
 class EpisodeLog:
     """Means over the episodes finished since the last call of ``means()``. No device synchronisation.
+
+    There are none until every environment has ended its first episode, since short ones end first; the first means are
+    those of all episodes since the log was made.
 
     Args:
         vec_env: The environment, whose ``episode_statistics`` are read.
@@ -30,15 +41,16 @@ class EpisodeLog:
     def means(self) -> dict[str, torch.Tensor]:
         """Mean return of an agent of each role, length in steps, and fraction of episodes that were not truncated.
 
-        Each is a float64 tensor () on the device: NaN before the first episode ends, and unchanged if no episode has
-        ended since the last call or since ``clear_episode_statistics``. After ``load_state_dict`` with an older state
-        the count starts at the next call.
+        Each is a float64 tensor () on the device: NaN until every environment has ended its first episode, and
+        unchanged if no episode has ended since the last call or since ``clear_episode_statistics``. After
+        ``load_state_dict`` with an older state the count starts at the next call.
         """
         sums = self._sums()
         if self._clears != self._vec_env.clears:
             self._before, self._clears = torch.zeros_like(sums), self._vec_env.clears
-        new, self._before = sums - self._before, sums
-        self._means = torch.where(new[-1] > 0, new[:-1] / new[-1], self._means)
+        new, pending = sums - self._before, in_first_episode(self._vec_env).any()
+        self._means = torch.where((new[-1] > 0) & ~pending, new[:-1] / new[-1], self._means)
+        self._before = torch.where((new[-1] >= 0) & pending, self._before, sums)
         return dict(zip(self.names, self._means.unbind(), strict=True))
 
     def _sums(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress
-from gpu_vecenv.train.plots import METRICS_FILE
+from gpu_vecenv.train.plots import EPISODE_METRICS, METRICS_FILE
 
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
@@ -44,7 +44,7 @@ class RunLog:
         self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
         self._events = _tensorboard(folder / "tensorboard", steps)
         self._num_iterations, self._on_progress = num_iterations, on_progress
-        self._shown = "no finished episodes yet"
+        self._shown = "no returns yet: first episodes are running"
 
     def __enter__(self) -> RunLog:
         return self
@@ -59,10 +59,12 @@ class RunLog:
             self._wandb.finish()
 
     def __call__(self, metrics: Mapping[str, float | str]) -> None:
-        """Log the metrics of one iteration."""
+        """Log the metrics of one iteration. Means over no episodes are left empty."""
         if self._csv is None:
             self._csv = csv.DictWriter(self._file, list(metrics))
             self._csv.writeheader()
+        if not metrics["episodes"]:
+            metrics = {name: value for name, value in metrics.items() if not name.startswith(EPISODE_METRICS)}
         self._csv.writerow(metrics)
         self._file.flush()
         numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}

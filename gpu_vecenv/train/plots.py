@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -37,7 +37,9 @@ class Group(NamedTuple):
 
 
 def read_metrics(run: Path) -> Rows:
-    """The metrics of each iteration, from RUN/metrics.csv. An incomplete last line is ignored.
+    """The metrics of each iteration, from RUN/metrics.csv; NaN for means over no episodes.
+
+    An incomplete last line is ignored.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -56,13 +58,21 @@ def read_metrics(run: Path) -> Rows:
         for values in reader:
             if len(values) != len(names):
                 raise ValueError(f"it has {len(values)} values; expected {len(names)}, one per column")
-            row = {name: float(value) for name, value in zip(names, values, strict=True) if name not in TEXT_COLUMNS}
+            row = {name: float(value) for name, value in _numbers(dict(zip(names, values, strict=True)))}
             if rows and not row["env_steps"] > rows[-1]["env_steps"]:
                 raise ValueError(f"env_steps is {row['env_steps']:.0f}; expected more than in the previous line")
             rows.append(row)
     except (csv.Error, ValueError) as error:
         raise ConfigError(f"{path}, line {reader.line_num}, is damaged: {error}") from error
     return rows
+
+
+def _numbers(row: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The numeric columns of a row. Means over no episodes are empty."""
+    no_episodes = float(row.get("episodes", 1)) == 0
+    for name, text in row.items():
+        if name not in TEXT_COLUMNS:
+            yield name, text or ("nan" if no_episodes and name.startswith(EPISODE_METRICS) else text)
 
 
 def plot_runs(

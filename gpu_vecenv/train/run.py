@@ -138,8 +138,9 @@ def _run(trainer: Trainer, folder: Path, config: RunConfig, resume: bool, settin
         while trainer.iteration < trainer.num_iterations and not stopped:
             metrics: dict[str, Any] = trainer.train_iteration()
             progress.seconds = time.perf_counter() - start
-            progress.total += metrics[best_metric] * metrics["episodes"]
-            progress.episodes += metrics["episodes"]
+            if metrics["episodes"]:  # else the mean is NaN
+                progress.total += metrics[best_metric] * metrics["episodes"]
+                progress.episodes += metrics["episodes"]
             if config.digests:
                 metrics["weights"] = weights_digest(trainer)
             log({"iteration": metrics.pop("iteration"), "seconds": progress.seconds, **metrics})

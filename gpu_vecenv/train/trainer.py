@@ -22,7 +22,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,16 @@ from torch import nn
 from gpu_vecenv._version import __version__
 from gpu_vecenv.engine.arguments import validate_seed
 from gpu_vecenv.engine.sampler import Sampler
-from gpu_vecenv.engine.vec_env import Fault, VecEnv
-from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError
 from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
-from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
+from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
+from gpu_vecenv.train.metrics import read_metrics, time_fractions
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
@@ -258,7 +258,7 @@ class Trainer:
             for learner in self.learners.values():
                 learner.end_update()
             self.timer.mark("updated")
-            metrics = self._read_metrics()
+            metrics = read_metrics(self.rollout, self.learners, self.world, self.iteration + 1)
         self.iteration += 1
         self._in_iteration = False
         seconds = time.perf_counter() - self._start
@@ -267,7 +267,7 @@ class Trainer:
             "iteration": self.iteration,
             "env_steps": self.iteration * self.env_steps_per_iteration,
             "agent_steps_per_s": self.env_steps_per_iteration * self.env.num_agents / seconds,
-            **self._time_fractions(seconds),
+            **time_fractions(self.timer, seconds),
             **{f"learning_rate_{name}": rate for name, rate in rates.items()},
             **metrics,
         }
@@ -312,58 +312,6 @@ class Trainer:
         self._compute_advantages()
         for learner in self.learners.values():
             learner.update_statistics()
-
-    def _read_metrics(self) -> dict[str, float]:
-        """Read all metrics from the device in one copy, summed over all processes."""
-        statistics, roles = self.env.episode_statistics(), self.env.game.layout.role_slices
-        names = [f"{metric}_{name}" for name in self.learners for metric in LEARNER_METRICS]
-        means = [learner.metrics_of_iteration().double() / self.world.size for learner in self.learners.values()]
-        sums = {name: statistics[name].sum().double() for name in ("episodes", "lengths", "terminations")}
-        faults, nonfinite = self.env.faults(), int(Fault.NONFINITE)
-        sums |= {
-            "faults": (faults & ~nonfinite).count_nonzero().double(),
-            "nonfinite_envs": (faults & nonfinite).bool().sum().double(),
-        }
-        sums |= {f"return_{role}": statistics["returns"][:, where].double().sum() for role, where in roles.items()}
-        values = torch.cat([*means, torch.stack(list(sums.values()))])
-        self.world.all_reduce_sum(values)
-        metrics = dict(zip([*names, *sums], values.tolist(), strict=True))
-        self.env.clear_episode_statistics()
-        faults = metrics.pop("faults")
-        losses = {name: metrics[name] for name in names if name.startswith(LOSS_METRICS)}
-        reasons, advice = [], "try a smaller learning_rate or max_grad_norm"
-        if not all(abs(value) < float("inf") for value in losses.values()):
-            reasons.append(f"losses {losses} are not finite")
-        if faults:
-            reasons.append(f"{faults:.0f} environments received invalid actions and were truncated")
-            advice = f"a network returned NaN ({advice}), or an action mask forbids every choice"
-        if reasons:
-            if not bool(self.rollout.obs.isfinite().all()):
-                advice = "the game's observations are not finite"
-            elif not faults and not bool(self.rollout.rewards.isfinite().all()):  # after a fault they are NaN
-                advice = "the game's rewards are not finite"
-            if advice.startswith("the game's"):
-                advice += ": mend its step() or observe(), or make the environments with end_on_nonfinite=True"
-            raise NonFiniteError(f"iteration {self.iteration + 1}: {' and '.join(reasons)}; {advice}")
-        if not self.env.build.end_on_nonfinite:
-            del metrics["nonfinite_envs"]
-        episodes = max(metrics["episodes"], 1)
-        metrics["episode_length"] = metrics.pop("lengths") / episodes
-        metrics["terminated_fraction"] = metrics.pop("terminations") / episodes
-        for role, count in self.env.game.layout.roles.items():
-            metrics[f"return_{role}"] /= episodes * max(count, 1)
-        return metrics
-
-    def _time_fractions(self, seconds: float) -> dict[str, float]:
-        """Fractions of the iteration's time: update, and the rollout's stages in proportion to those of one step."""
-        update, rollout = self.timer.seconds("collected", "updated"), self.timer.seconds("start", "collected")
-        marks = pairwise(("policy", "sampling", "env", "step_end"))
-        stages = {name: self.timer.seconds(name, after) for name, after in marks}
-        step = sum(stages.values())
-        fractions = {
-            f"{name}_time_fraction": rollout / seconds * stage / step if step else 0.0 for name, stage in stages.items()
-        }
-        return fractions | {"update_time_fraction": update / seconds}
 
     def evaluate(
         self,
