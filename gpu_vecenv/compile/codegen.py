@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, GUARD_ROWS, BuildOptions, engine_kernels
 from gpu_vecenv.compile.randomized_source import float_literal, parameter_functions, with_varying_constants
-from gpu_vecenv.compile.source_rules import check_source_rules
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.kernels import arguments_source
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
@@ -175,8 +174,6 @@ def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
         before += inline_includes('#include "randomized.cuh"', "generated header", None, seen)
         before += _engine_headers(source, path.name, path.parent, seen)
     game = inline_includes(source, path.name, path.parent, seen)
-    if layout.host:
-        check_source_rules(game, layout.name, layout.allows)
     if layout.randomized:
         before += parameter_functions(layout)
         game = with_varying_constants(layout, game)
@@ -194,6 +191,13 @@ def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
         + arguments_source(engine_kernels(layout, build))
         + engine
     )
+
+
+def own_source(layout: GameLayout) -> str:
+    """A game's own text: its source with its includes inlined, without the engine's headers."""
+    path, engine = layout.source_path, (cuda_folder() / "engine").resolve()
+    headers = {str(header) for header in engine.glob("*.cuh")}
+    return inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, headers)
 
 
 def missing_definitions(layout: GameLayout) -> list[str]:

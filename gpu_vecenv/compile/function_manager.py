@@ -20,9 +20,11 @@ from gpu_vecenv.compile.codegen import (
     game_source,
     inline_includes,
     missing_definitions,
+    own_source,
 )
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
+from gpu_vecenv.compile.source_rules import check_source_rules, check_variables
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
@@ -109,6 +111,7 @@ class FunctionManager:
         Raises:
             DeviceUnavailableError: The game is written for CUDA only.
             EnvDefinitionError: Its source cannot be read, or lacks one of the functions of a game.
+            SourceRuleError: It uses what device code may not.
             KernelCompileError: With file, line and the compiler's message.
         """
         if self.device.type == "cpu" and not layout.host:
@@ -119,7 +122,7 @@ class FunctionManager:
         path = layout.source_path
         try:
             source = self.backend.device_constants(group_shape) + game_source(layout, build)
-            return self._build(source, path.name, [*engine_kernels(layout, build), *layout.kernels])
+            return self._build(source, path.name, [*engine_kernels(layout, build), *layout.kernels], layout)
         except KernelCompileError as error:
             # An error in the file itself may be the reason why a definition is missing, and says more.
             own = any(OWN_ERROR.match(line) and line.startswith(path.name) for line in error.log.splitlines())
@@ -138,10 +141,23 @@ class FunctionManager:
                 f"{layout.name}: {path} does not define {', nor '.join(missing)}; the compiler says: {message}"
             ) from error
 
-    def _build(self, text: str, name: str, kernels: Iterable[KernelSignature]) -> Program:
-        key = "\n".join([__version__, self.backend.identity, text])
+    def _compile(self, text: str, target: Path, game: GameLayout | None) -> None:
+        if game is None or not game.host:
+            self.backend.compile(text, target)
+            return
+        own = own_source(game)
+        check_source_rules(own, game.name, game.allows)
+        self.backend.compile(text, target)
+        check_variables(target, own, game.name, game.allows)
+
+    def _build(
+        self, text: str, name: str, kernels: Iterable[KernelSignature], game: GameLayout | None = None
+    ) -> Program:
+        # What a binary was checked for is part of its key: one in the cache is not checked again.
+        rules = f"rules but {sorted(game.allows)}" if game is not None and game.host else "no rules"
+        key = "\n".join([__version__, self.backend.identity, rules, text])
         try:
-            file = open_cached(key, self.backend.suffix, lambda target: self.backend.compile(text, target))
+            file = open_cached(key, self.backend.suffix, lambda target: self._compile(text, target, game))
         except KernelCompileError as error:
             lines = [line for line in error.log.splitlines() if DIAGNOSTIC.search(line)] or error.log.splitlines()
             shown = "\n  ".join(lines[:SHOWN_DIAGNOSTICS])

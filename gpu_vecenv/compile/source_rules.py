@@ -1,56 +1,69 @@
-"""Source rules: constructs that a game's device code may not use, so that both devices compile it bit-identically."""
+"""Source rules: constructs that a game's device code may not use, so that both devices compile it bit-identically.
+
+Most are names, found among the tokens of the game's own text. Variables that keep their values between steps are found
+in the compiled binary, where no spelling hides them.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
+from gpu_vecenv.compile.binary_symbols import GPU_MEMORY, writable_variables
+from gpu_vecenv.compile.tokens import Token, tokens
+from gpu_vecenv.declare.source_rules import SOURCE_RULES
 from gpu_vecenv.errors import SourceRuleError
 
-_LIBM = (
+LIBM = (
     "a?(?:sin|cos|tan)h?|sincos|(?:sin|cos|sincos)pi|atan2|exp(?:2|10|m1)?|log(?:2|10|1p|b)?|pow|r?sqrt|r?cbrt|r?hypot|"
     "fmod|modf|remainder|fabs|abs|floor|ceil|(?:ll?)?round|trunc|(?:ll?)?rint|nearbyint|nextafter|copysign|ldexp|"
     "frexp|scalbl?n|fma|fdivide|f?min|f?max|fdim|erfc?|[lt]gamma|norm(?:[34]d)?|isnan|isinf|isfinite"
 )
-_MEMBER = r"(?<![\w.])(?<!->)"  # a member of the author's own may have any name
-# as may a function that the author defines
-_OWN = r"(?<!\bvoid )(?<!\bbool )(?<!\bfloat )(?<!\bint )(?<!\b[iu]8 )(?<!\b[iu]\d\d )"
-SYSTEM_HEADER = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<", re.MULTILINE)
-# Name of a rule, as in Env.allows -> pattern of violations, reason.
-RULES: dict[str, tuple[re.Pattern[str], str]] = {
-    "system headers": (
-        SYSTEM_HEADER,
-        "the GPU's run-time compiler has no C or C++ library",
-    ),
-    "library functions": (
-        re.compile(rf"\bstd::\w+(?=\s*[<(])|{_MEMBER}{_OWN}(?<!\w::)(?:{_LIBM})[fl]?(?=\s*\()"),
-        "libraries round differently on CPU and GPU; use math.cuh, as in math::sin",
-    ),
-    "atomics": (
-        re.compile(r"\batomic(?!_add\b)\w*(?=\s*\()"),
-        "their order is nondeterministic, and the host build has none; use atomic_add for integers",
-    ),
-    "inline assembly": (re.compile(r"\b(?:asm|__asm__|__asm)\b"), "it targets one processor"),
-    "intrinsics": (
-        re.compile(r"\b__(?!align__|attribute__|launch_bounds__|has_include)\w+(?=\s*\()"),
-        "they belong to one compiler, and many are approximate",
-    ),
-    "allocation": (
-        re.compile(rf"{_MEMBER}{_OWN}(?:malloc|calloc|realloc|free|alloca)(?=\s*\()|\bnew\b|(?<!=)(?<!= )\bdelete\b"),
-        "memory is declared: fields of the state, or struct Scratch",
-    ),
-    "printing": (
-        re.compile(r"\b(?:printf|puts|assert)(?=\s*\()"),
-        "thousands of threads would print, and the GPU would synchronise",
-    ),
+# Rule, as in Env.allows -> names that are in use where they are called, or where the game does not declare them.
+NAMES = {
+    "library functions": rf"(?:{LIBM})[fl]?",
+    "atomics": r"atomic(?!_add$)\w*",
+    "intrinsics": r"__(?!align__$|attribute__$|launch_bounds__$|has_include$)\w+",
+    "allocation": "malloc|calloc|realloc|free|alloca",
+    "printing": "printf|puts|assert",
 }
-COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+# Rule -> words of the language, or of a compiler, that are in use wherever they stand.
+WORDS = {
+    "external names": "extern",
+    "inline assembly": "asm|__asm__|__asm",
+    "allocation": "new",
+    "token pasting": "##",
+    "pragmas": "_Pragma",
+}
+REASONS = {
+    "system headers": "the GPU's run-time compiler has no C or C++ library, and the key of the binary lacks what "
+    'another spelling includes; write #include "file" at the beginning of a line of its own',
+    "library functions": "libraries round differently on CPU and GPU; use math.cuh, as in math::sin",
+    "external names": "a game consists of its own source; define it there",
+    "atomics": "their order is nondeterministic, and the host build has none; use atomic_add for integers",
+    "inline assembly": "it targets one processor",
+    "intrinsics": "they belong to one compiler, and many are approximate",
+    "allocation": "memory is declared: fields of the state, or struct Scratch",
+    "printing": "thousands of threads would print, and the GPU would synchronise",
+    "token pasting": "it makes names that these rules cannot check; write the name",
+    "pragmas": "they change what one compiler computes; #pragma once and unroll are permitted",
+    "mutable variables": "it keeps its value between steps, shared by all environments and lost by saved states; make "
+    "it a field of the state or of struct Scratch, or constexpr",
+}
+PRAGMAS = ("once", "unroll")
 LINE = re.compile(r'^#line (\d+) "(.*)"$')
+# Behind the name of a variable: the end of its scope, its number among those of a function, a compiler's suffix.
+MANGLED_END = re.compile(r"E?(?:_\d+|__\d+_)?(?:\..*)?$")
+# Thread-local variables of the engine, by their namespaces host_simd and randomized.
+OF_ENGINE = ("_ZN9host_simd", "_ZN10randomized")
+# Words before a name that are no type, so that the name is not declared there.
+NO_TYPES = frozenset("return else do case throw goto and or not xor using delete new co_return co_yield".split())
+assert REASONS.keys() == set(SOURCE_RULES)
 
 
 def check_source_rules(text: str, game: str, allows: Sequence[str] = ()) -> None:
-    """Check a game's own source, with its includes inlined and #line directives.
+    """Check the names in a game's own source, with its includes inlined and #line directives.
 
     Args:
         text: The source.
@@ -60,38 +73,139 @@ def check_source_rules(text: str, game: str, allows: Sequence[str] = ()) -> None
     Raises:
         SourceRuleError: Names file, line, the violation and the reason of the rule.
     """
-    for rule, violation, file, line in _findings(text):
+    for rule, violation, line in _violations(text):
         if rule not in allows:
-            raise SourceRuleError(
-                f"{game}: {file}:{line}: {violation!r} breaks the rule {rule!r} of device code: {RULES[rule][1]}. "
-                f"To permit it, declare allows = ({rule!r},), or host = False for a game that runs on CUDA only"
-            )
+            raise _error(game, _location(text, line), rule, violation)
 
 
-@lru_cache(64)
-def _findings(text: str) -> tuple[tuple[str, str, str, int], ...]:
-    """Rule, matched source, file and line of every violation, in source order."""
-    return tuple(_search(text))
+def check_variables(binary: Path, text: str, game: str, allows: Sequence[str] = ()) -> None:
+    """Check that a game's compiled code has no variables that keep their values between steps.
+
+    Args:
+        binary: The library or cubin.
+        text: The game's own source, as for ``check_source_rules``.
+        game: Name of the game, for the message.
+        allows: Names of rules that are not checked.
+
+    Raises:
+        SourceRuleError: Names the variable, and file and line where its name first stands.
+    """
+    if "mutable variables" in allows or not (symbols := writable_variables(binary.read_bytes())):
+        return
+    code = [*tokens(text)]
+    words = {token.text: token.line for token in reversed(code) if token.kind == "word"}
+    for symbol, section in symbols:
+        name = _declared_name(symbol, words)
+        if name is not None and not (section.startswith(GPU_MEMORY) and name in _constants(code)):
+            raise _error(game, _location(text, words[name]), "mutable variables", name)
 
 
-def _search(text: str) -> Iterator[tuple[str, str, str, int]]:
-    marks = text.splitlines()
-    bare = COMMENT.sub(lambda match: "\n" * match[0].count("\n"), "\n".join(_unmarked(marks)))
-    found = sorted(
-        (match.start(), rule, match[0]) for rule, (what, _) in RULES.items() for match in what.finditer(bare)
+def _error(game: str, location: str, rule: str, violation: str) -> SourceRuleError:
+    return SourceRuleError(
+        f"{game}: {location}: {violation!r} breaks the rule {rule!r} of device code: {REASONS[rule]}. "
+        f"To permit it, declare allows = ({rule!r},), or host = False for a game that runs on CUDA only"
     )
-    for start, rule, violation in found:
-        file, line = _location(marks, bare.count("\n", 0, start))
-        yield rule, violation.strip(), file, line
 
 
-def _unmarked(lines: Sequence[str]) -> Iterator[str]:
-    return ("" if LINE.match(line) else line for line in lines)
+def _declared_name(symbol: str, words: Mapping[str, int]) -> str | None:
+    """The variable of a symbol: the symbol itself, or "5count" at the end of a name mangled by the Itanium C++ ABI."""
+    if not symbol.startswith("_Z"):
+        return symbol if symbol in words else None
+    if symbol.startswith(OF_ENGINE):
+        return None
+    end = MANGLED_END.sub("", symbol)
+    return max((word for word in words if end.endswith(f"{len(word)}{word}")), key=len, default=None)
 
 
-def _location(lines: Sequence[str], index: int) -> tuple[str, int]:
+def _constants(code: Sequence[Token]) -> set[str]:
+    """Names in declarations that begin with const, constexpr or TABLE, up to the initial value."""
+    names, constant = set(), False
+    for token in code:
+        constant = token.text not in (";", "{", "}", "=") and (
+            constant or token.text in ("const", "constexpr", "TABLE")
+        )
+        if constant:
+            names.add(token.text)
+    return names
+
+
+def _violations(text: str) -> Iterator[tuple[str, str, int]]:
+    """Rule, what breaks it and line index of every violation, in source order."""
+    code = [*tokens(text)]
+    declared = _declared(code)
+    end = Token("", "", 0)
+    for k, token in enumerate(code):
+        after, second = (code[k + n] if k + n < len(code) else end for n in (1, 2))
+        before = end if token.begins else code[k - 1]
+        if token.directive and token.text == token.directive and before.text == "#":
+            if token.text.startswith(("include", "import")):
+                yield "system headers", "".join(["#", *_same_line(code, k)]), token.line
+            elif token.text == "pragma" and after.text not in PRAGMAS:
+                yield "pragmas", f"#pragma {after.text}", token.line
+        elif token.directive in ("line", "error", "pragma", "include"):
+            continue
+        elif token.text == "delete" and before.text not in ("=", "operator"):
+            yield "allocation", token.text, token.line
+        elif token.text == "std" and after.text == "::" and code[min(k + 3, len(code) - 1)].text in ("(", "<"):
+            yield "library functions", f"std::{second.text}", token.line
+        elif token.kind == "word" or token.text == "##":
+            yield from _by_name(code, k, before, after, declared)
+
+
+def _by_name(
+    code: Sequence[Token], k: int, before: Token, after: Token, declared: set[str]
+) -> Iterator[tuple[str, str, int]]:
+    """The violation that this name is, if it is one."""
+    token = code[k]
+    for rule, names in WORDS.items():
+        if re.fullmatch(names, token.text):
+            yield rule, token.text, token.line
+            return
+    own_member = before.text in (".", "->") or (before.text == "::" and code[k - 2].kind == "word")
+    if own_member or after.text == "::":
+        return
+    for rule, names in NAMES.items():
+        if not re.fullmatch(names, token.text):
+            continue
+        if after.text == "(":
+            in_use = not _is_type(before)  # else the game defines a function of that name
+        else:
+            in_use = token.text not in declared and not token.text.endswith("__")
+        if in_use:
+            yield rule, token.text, token.line
+
+
+def _is_type(token: Token) -> bool:
+    return token.kind == "word" and token.text not in NO_TYPES
+
+
+def _declared(code: Sequence[Token]) -> set[str]:
+    """Names that the source seems to declare: as variables, parameters, enumerators, macros."""
+    names = set()
+    for k, token in enumerate(code[1:], start=1):
+        if token.kind != "word" or token.begins:
+            continue
+        before, after = code[k - 1], code[k + 1].text if k + 1 < len(code) else ""
+        listed = before.text in (",", "[", "{") and after in ("=", ",", ";", "[", "]", "}")
+        pointer = before.text in ("*", "&", "&&", ">") and (_is_type(code[k - 2]) or code[k - 2].text in ("*", ">"))
+        parameter = token.directive == "define" and before.text in ("(", ",") and after in (",", ")")
+        if listed or pointer or parameter or _is_type(before):
+            names.add(token.text)
+    return names
+
+
+def _same_line(code: Sequence[Token], k: int) -> Iterator[str]:
+    line = code[k].line
+    for token in code[k:]:
+        if token.line != line:
+            return
+        yield f"{token.text} " if token.text == code[k].text else token.text
+
+
+def _location(text: str, index: int) -> str:
     """File and number of a line according to the #line directive before it."""
+    lines = text.split("\n")
     for back in range(index, -1, -1):
         if mark := LINE.match(lines[back]):
-            return mark[2], int(mark[1]) + index - back - 1
-    return "", index + 1
+            return f"{mark[2]}:{int(mark[1]) + index - back - 1}"
+    return f"line {index + 1}"

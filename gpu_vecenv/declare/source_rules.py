@@ -3,9 +3,13 @@
 SOURCE_RULES = (
     "system headers",
     "library functions",
+    "external names",
     "atomics",
     "inline assembly",
     "intrinsics",
     "allocation",
     "printing",
+    "token pasting",
+    "pragmas",
+    "mutable variables",
 )

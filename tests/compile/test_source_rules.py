@@ -6,15 +6,29 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
 
-from gpu_vecenv.compile.codegen import game_source
-from gpu_vecenv.compile.source_rules import RULES, check_source_rules
-from gpu_vecenv.declare.env import Env, Field
+import gpu_vecenv
+from gpu_vecenv.compile.backends.cuda_compiler import compile_cubin
+from gpu_vecenv.compile.backends.host import HostBackend
+from gpu_vecenv.compile.codegen import inline_includes, own_source
+from gpu_vecenv.compile.source_rules import check_source_rules, check_variables
+from gpu_vecenv.declare.env import Env, Field, f32
+from gpu_vecenv.declare.kernels import Array, KernelSignature, arguments_source
+from gpu_vecenv.declare.source_rules import SOURCE_RULES
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import EnvDefinitionError, SourceRuleError
-from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.errors import DeviceUnavailableError, EnvDefinitionError, SourceRuleError
 
 BROKEN = {
-    "system headers": ["#include <math.h>", "  #  include <cuda/std/array>"],
+    "system headers": [
+        "#include <math.h>",
+        "  #  include <cuda/std/array>",
+        "%:include <math.h>",
+        '%:include "near.cuh"',
+        '#inc\\\nlude "near.cuh"',
+        '#/* */include "near.cuh"',
+        "#include NEAR",
+        '#include_next "near.cuh"',
+    ],
     "library functions": [
         "float y = sinf(x);",
         "float y = exp (x);",
@@ -30,10 +44,25 @@ BROKEN = {
         "sincosf(x, &y, &z);",
         "y = fma(a, b, c) + copysignf(a, b);",
         "return floorf(x);",
+        "#define ROOT sqrtf",
+        "y = APPLY(sqrtf);",
+        "y = (sqrtf)(x);",
+        "y = si\\\nnf(x);",
+        "y = 1'0 + sinf(x) + 1'0;",
+        'a = R"(" sinf)"; y = sinf(x);',
     ],
+    "external names": ["extern int count;", 'extern "C" float twice(float);', "#define OURS extern"],
+    "token pasting": ["#define JOIN(a, b) a##b", "#define JOIN(a, b) a %:%: b"],
+    "pragmas": ['#pragma GCC optimize("fast-math")', '_Pragma("GCC ivdep") y = 1;'],
     "atomics": ["atomicAdd(&s.x[0], 1.0f);", "atomicCAS (p, a, b);"],
     "inline assembly": ['asm("mov %0, %1;" : "=r"(a) : "r"(b));', 'asm volatile("");'],
-    "intrinsics": ["y = __sinf(x);", "y = __fdividef(x, z);", "y = __builtin_expf(x);", "__syncthreads();"],
+    "intrinsics": [
+        "y = __sinf(x);",
+        "y = __fdividef(x, z);",
+        "y = __builtin_expf(x);",
+        "__syncthreads();",
+        "#define SINE __sinf",
+    ],
     "allocation": ["float* p = new float[3];", "delete[] p;", "void* p = malloc(3);", "if (a>b) free(p);"],
     "printing": ['printf("%f", x);', "assert(x > 0);"],
 }
@@ -43,9 +72,14 @@ SOUND = [
     "// sinf(x) is not here, nor atomicAdd(p, 1)",
     "/* asm(\n) new */ float x = 1;",
     "float max = 3, sin = 2; y = max + sin;",
+    "HD float twice(float& min, const int* exp) { return min + *exp; }\nenum Curve { LINE, log };\nint k = log;",
+    "#define TWICE(round) ((round) * 2)",
+    "#pragma unroll 1",
+    'a = R"x(asm("sinf") )" )x"; b = \'a\' + 1\'000;',
+    "#define INLINED __forceinline__",
+    "int k = 0; // a continued comment \\\nsinf(x)",
     "i32 k = io.rng.below(i, 0, 4); s.round[0] = 1;",
     "float news = renew(x) + freely(x) + unprintf(x);",
-    '#include "math.cuh"',
     "group_sync();",
     "r.log(x); p->exp(x); pool.free(i); Grid::round(x);",
     "HD int mod(int a, int n) { return (a % n + n) % n; }",
@@ -84,14 +118,14 @@ def test_each_rule_finds_what_breaks_it_and_its_permission_is_for_it_alone(rule,
     broken = text("float x = 1;  // sinf(x)", line)
     with pytest.raises(SourceRuleError, match=rf"^Mine: mine\.cu:2: .* breaks the rule .{rule}. of device code: "):
         check_source_rules(broken, "Mine")
-    others = tuple(set(RULES) - {rule})
+    others = tuple(set(SOURCE_RULES) - {rule})
     with pytest.raises(SourceRuleError, match=rule):
         check_source_rules(broken, "Mine", others)
     check_source_rules(broken, "Mine", (rule,))
 
 
 def test_every_rule_has_its_examples():
-    assert set(BROKEN) == set(RULES)
+    assert {*BROKEN, "mutable variables"} == set(SOURCE_RULES)
 
 
 @pytest.mark.parametrize("line", SOUND)
@@ -121,8 +155,9 @@ def test_a_game_is_looked_through_before_it_is_compiled(tmp_path):
 def test_what_is_allowed_or_for_cuda_only_is_left_to_the_compiler(tmp_path):
     rules = "x = __builtin_fabsf(x);"
     with pytest.raises(SourceRuleError):
-        game_source(game(tmp_path, rules).layout)
-    assert rules in game_source(game(tmp_path, rules, host=False).layout)
+        VecEnv(game(tmp_path, rules), 2, "cpu")
+    with pytest.raises(DeviceUnavailableError, match="host = False"):
+        VecEnv(game(tmp_path, rules, host=False), 2, "cpu")
     VecEnv(game(tmp_path, rules, allows=("intrinsics",)), 2, "cpu").close()
 
 
@@ -132,11 +167,74 @@ def test_permissions_are_names_of_rules(allows, tmp_path):
         game(tmp_path, "", allows=allows)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in sorted(cuda_folder().rglob("*.cu")) if "step(State" in p.read_text()],
-    ids=lambda path: path.stem,
+@pytest.mark.parametrize("name", [name for name in GAMES if GAMES[name].__module__.startswith("gpu_vecenv.")])
+def test_bundled_games_keep_all_rules(name):
+    check_source_rules(own_source(gpu_vecenv.configure(name).layout), name)
+
+
+# Rules, and what stands outside of the function. The variable of each is named "count".
+VARIABLES = {
+    "static": ("static int count = 0; x += count++;", ""),
+    "thread_local": ("thread_local int count = 0; x += count++;", ""),
+    "hidden by a macro": ("\n#define KEPT static\nKEPT int count; x += ++count;", ""),
+    "initialised at its first use": ("static const float count = x; x += count;", ""),
+    "pointer to constants": ("static const float* count = 0; x += count ? 1 : 2; count = &x;", ""),
+    "in a lambda": ("auto f = [] { static int count = 3; return count += 2; }; x += f();", ""),
+    "global": ("x += count++;", "int count = 0;"),
+    "in a namespace": ("x += own::count++;", "namespace own { static int count = 0; }"),
+    "of a class": ("x += Kept::count++;", "struct Kept { static inline int count = 0; };"),
+    "of a template": ("x += kept<3>();", "template <int K> HD int kept() { static int count = K; return count++; }"),
+}
+CONSTANTS = (
+    "static constexpr float near = 2; static const int k[2] = {1, 2}; constexpr int last = 1; "
+    "static const int* const place[2] = {k, k + 1}; x += *place[(int)x & 1]; "
+    "x += near + k[(int)x & 1] + last + TABLES[(int)x & 1] + Kept::twice(x);",
+    "TABLE float TABLES[2] = {1, 2}; "
+    "struct Kept { static constexpr int SIZE = 3; HD static float twice(float x) { return SIZE * x; } };",
 )
-def test_bundled_games_keep_all_rules(path):
-    lines = path.read_text().splitlines()
-    check_source_rules(text(*lines), path.stem)
+
+
+def kernel(rules: tuple[str, str]) -> str:
+    """Text of one kernel: all in line 2 but what follows a line end."""
+    return text(rules[1], f"KERNEL(test) {{ float x = args.x[0]; {rules[0]} args.x[0] = x; }}")
+
+
+KERNEL = KernelSignature("test", (Array("x", f32),))
+BEFORE = inline_includes('#include "kernel.cuh"', "kernel.cuh", None) + arguments_source([KERNEL])
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_keeps_its_value_is_found_in_a_library(name, tmp_path):
+    rules, outside = VARIABLES[name]
+    own, binary = kernel(VARIABLES[name]), tmp_path / "library.so"
+    HostBackend().compile(BEFORE + own, binary)
+    line = 1 if outside else 2 + rules.count("\n")
+    with pytest.raises(SourceRuleError, match=rf"Mine: mine\.cu:{line}: 'count' breaks .*'mutable variables'.*Scratch"):
+        check_variables(binary, own, "Mine")
+    check_variables(binary, own, "Mine", ("mutable variables",))
+
+
+def test_constants_are_no_variables(tmp_path):
+    own = kernel(CONSTANTS)
+    HostBackend().compile(BEFORE + own, tmp_path / "library.so")
+    assert b"TABLES" in (tmp_path / "library.so").read_bytes()
+    check_variables(tmp_path / "library.so", own, "Mine")
+
+
+def test_a_variable_that_keeps_its_value_is_found_in_a_cubin(tmp_path):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC (cuda.bindings) is not installed")
+    binary, without_threads = tmp_path / "k.cubin", VARIABLES.keys() - {"thread_local", "initialised at its first use"}
+    for name in sorted(without_threads - {"pointer to constants", "global", "in a namespace", "of a class"}):
+        own = kernel(VARIABLES[name])
+        binary.write_bytes(compile_cubin(BEFORE + own, "sm_90"))
+        with pytest.raises(SourceRuleError, match=r"mine\.cu:\d: 'count'"):
+            check_variables(binary, own, "Mine")
+    binary.write_bytes(compile_cubin(BEFORE + kernel(CONSTANTS), "sm_90"))
+    check_variables(binary, kernel(CONSTANTS), "Mine")
+
+
+def test_a_game_with_such_a_variable_is_refused_also_after_one_that_may_have_it(tmp_path):
+    rules = "static int count = 0; x += count++;"
+    VecEnv(game(tmp_path, rules, allows=("mutable variables",)), 2, "cpu").close()
+    with pytest.raises(SourceRuleError, match=r"Lonely: lonely\.cu:6: 'count' breaks the rule 'mutable variables'"):
+        VecEnv(game(tmp_path, rules), 2, "cpu")

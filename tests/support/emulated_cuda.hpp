@@ -31,7 +31,7 @@ static struct Lane {
     ucontext_t context;
     unsigned long long waits_for;  // key of the threads at the same barrier
     bool waits, done;
-} all[MOST];
+} all_lanes[MOST];
 static ucontext_t scheduler;
 static long long value[MOST];
 static unsigned char* stacks;
@@ -43,15 +43,15 @@ inline bool is_member(unsigned k, unsigned long long key) {
     return key == BLOCK ? k < blockDim.x : k / 32 == key >> 32 && key >> k % 32 & 1;
 }
 inline void wait(unsigned long long key) {
-    Lane& own = all[threadIdx.x];
+    Lane& own = all_lanes[threadIdx.x];
     own.waits_for = key;
     own.waits = true;
     bool here = true;
     for (unsigned k = 0; k < blockDim.x; ++k)
-        if (is_member(k, key)) here &= all[k].waits && all[k].waits_for == key;
+        if (is_member(k, key)) here &= all_lanes[k].waits && all_lanes[k].waits_for == key;
     if (here) {
         for (unsigned k = 0; k < blockDim.x; ++k)
-            if (is_member(k, key)) all[k].waits = false;
+            if (is_member(k, key)) all_lanes[k].waits = false;
     } else {
         swapcontext(&own.context, &scheduler);
     }
@@ -66,26 +66,26 @@ inline bool any(unsigned long long key, bool p) {
 }
 inline void begin() {
     body(arguments);
-    all[threadIdx.x].done = true;
-    swapcontext(&all[threadIdx.x].context, &scheduler);
+    all_lanes[threadIdx.x].done = true;
+    swapcontext(&all_lanes[threadIdx.x].context, &scheduler);
 }
 inline void run_block(bool backwards) {
     for (unsigned k = 0; k < blockDim.x; ++k) {
-        all[k].waits = all[k].done = false;
-        getcontext(&all[k].context);
-        all[k].context.uc_stack.ss_sp = stacks + (size_t)k * STACK;
-        all[k].context.uc_stack.ss_size = STACK;
-        makecontext(&all[k].context, begin, 0);
+        all_lanes[k].waits = all_lanes[k].done = false;
+        getcontext(&all_lanes[k].context);
+        all_lanes[k].context.uc_stack.ss_sp = stacks + (size_t)k * STACK;
+        all_lanes[k].context.uc_stack.ss_size = STACK;
+        makecontext(&all_lanes[k].context, begin, 0);
     }
     for (unsigned left = blockDim.x; left > 0;) {
         bool moved = false;
         for (unsigned turn = 0; turn < blockDim.x; ++turn) {
             unsigned k = backwards ? blockDim.x - 1 - turn : turn;
-            if (all[k].waits || all[k].done) continue;
+            if (all_lanes[k].waits || all_lanes[k].done) continue;
             moved = true;
             threadIdx.x = k;
-            swapcontext(&scheduler, &all[k].context);
-            left -= all[k].done;
+            swapcontext(&scheduler, &all_lanes[k].context);
+            left -= all_lanes[k].done;
         }
         if (!moved) {
             fprintf(stderr, "block %u: %u threads wait for others that have ended or wait elsewhere\n", blockIdx.x,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 from functools import cache
@@ -9,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from gpu_vecenv.compile.backends.compiler_process import run_compiler
-from gpu_vecenv.compile.source_rules import SYSTEM_HEADER
 from gpu_vecenv.compile.toolchain import find_nvcc
 from gpu_vecenv.errors import CompilerError, KernelCompileError
 
 # No contraction to FMA, IEEE division and square root, denormals kept: the same rounding as on the host.
 FLAGS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 # Games with host = False may include CUDA's own headers.
+SYSTEM_HEADER = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<", re.MULTILINE)
 NO_HEADERS = '; CUDA headers were not found: pip install "cuda-toolkit[cudart,cccl]==13.*" (or 12.*)'
 
 
