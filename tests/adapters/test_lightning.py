@@ -82,7 +82,8 @@ def test_policies_become_what_our_trainer_makes_of_them(game, config, changes, d
             logged = loop.callback_metrics[f"{figure}_{name}"].item()
             assert logged == pytest.approx(metrics[f"{figure}_{name}"], rel=1e-3, abs=1e-5), figure  # as above
     for figure in ("env_steps", "episodes", "episode_length", "terminated_fraction", *module_returns(module)):
-        assert loop.callback_metrics[figure].item() == pytest.approx(metrics[figure], rel=1e-6)  # Lightning's float32
+        logged = loop.callback_metrics[figure].item()  # Lightning's float32
+        assert logged == pytest.approx(metrics[figure], rel=1e-6, nan_ok=game == "pendulum"), figure  # 200 steps
     # Not vacuous: weights are not those of the beginning.
     fresh = lightning.make(game, 16, device, changed(**changes), seed=3, **config)
     assert not torch.equal(*(next(iter(x.policies.values())).network.actor.weight for x in (module, fresh)))
