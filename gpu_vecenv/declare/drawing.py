@@ -111,12 +111,17 @@ class Drawing:
     background: Colour = WHITE
 
     def __post_init__(self) -> None:
-        bounds = tuple(_number("Drawing.bounds", value) for value in self.bounds)
-        if len(bounds) != 4 or not (bounds[0] < bounds[1] and bounds[2] < bounds[3]):
+        four = isinstance(self.bounds, Sequence | np.ndarray) and len(self.bounds) == 4
+        bounds = tuple(_number("Drawing.bounds", value) for value in self.bounds) if four else ()
+        if not four or not (bounds[0] < bounds[1] and bounds[2] < bounds[3]):
             raise EnvDefinitionError(
-                f"Drawing.bounds is {bounds}; expected (left, right, bottom, top), left < right and bottom < top"
+                f"Drawing.bounds is {self.bounds!r}; expected (left, right, bottom, top), left < right and bottom < top"
             )
         object.__setattr__(self, "bounds", bounds)
+        if not isinstance(self.shapes, Sequence):
+            raise EnvDefinitionError(
+                f"Drawing.shapes is {self.shapes!r:.200}; expected a list of Circle, Line or Polygon"
+            )
         object.__setattr__(self, "shapes", tuple(self.shapes))
         for shape in self.shapes:
             if not isinstance(shape, Shape):

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.spaces import Space
 
+from gpu_vecenv.declare.attributes import check_attributes
 from gpu_vecenv.declare.config import FixedArgument, check_fields, fits_device, param
 from gpu_vecenv.declare.drawing import Drawing
 from gpu_vecenv.declare.field import FIELD_NAME, Field, boolean, f32, f64, i32, i64, u8, u32
@@ -28,7 +29,6 @@ from gpu_vecenv.declare.layout import (
     slices_of_roles,
 )
 from gpu_vecenv.declare.randomize import Range, checked_ranges, randomizable, resolve_randomized, with_values
-from gpu_vecenv.declare.source_rules import SOURCE_RULES
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout, unbounded
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
@@ -101,7 +101,10 @@ class Env:
     @property
     def obs_dim(self) -> int | Mapping[str, int]:
         """Length of an agent's observation vector, or role name -> length."""
-        raise EnvDefinitionError(f"{type(self).__name__} declares no obs_dim, obs_shape or observation_space")
+        raise EnvDefinitionError(
+            f"{type(self).__name__} declares no obs_dim, obs_shape or observation_space; expected one, "
+            "such as obs_dim = 4"
+        )
 
     @property
     def obs_shape(self) -> tuple[int, ...] | Mapping[str, tuple[int, ...]]:
@@ -125,7 +128,9 @@ class Env:
     @property
     def action_space(self) -> Space[Any] | Mapping[str, Space[Any]]:
         """One agent's action space, or role name -> action space."""
-        raise EnvDefinitionError(f"{type(self).__name__} declares no action_space")
+        raise EnvDefinitionError(
+            f"{type(self).__name__} declares no action_space; expected one, such as action_space = Discrete(5)"
+        )
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         """Values of shared fields that the configuration determines; ``make(arrays=…)`` takes the others."""
@@ -151,7 +156,10 @@ class Env:
                 ``elapsed_steps``, () int32, steps since reset, and ``active``, (num_agents,) bool, unless fields have
                 these names.
         """
-        raise EnvDefinitionError(f"{type(self).__name__} cannot be rendered: it defines no method draw")
+        raise EnvDefinitionError(
+            f"{type(self).__name__} cannot be rendered: it has no method draw; expected one that "
+            "returns a Drawing, see Env.draw"
+        )
 
     def validate(self) -> None:
         """Hook: raise ConfigError where values contradict each other."""
@@ -172,7 +180,7 @@ class Env:
             ConfigError, EnvDefinitionError: The declaration is inconsistent.
         """
         game = type(self).__name__
-        self._check_class()
+        check_attributes(type(self), Env)
         roles = self._checked_roles()
         num_agents = sum(roles.values())
         fields = self._resolved_fields()
@@ -180,19 +188,20 @@ class Env:
         obs_size = math.prod(observation.shape)
         if num_agents * obs_size >= 2**31:
             raise ConfigError(
-                f"{game}: num_agents x observation size = {num_agents} x {obs_size} is 2^31 or more; "
-                "one environment's observations must be addressable by a 32-bit index"
+                f"{game}: num_agents x observation size = {num_agents} x {obs_size} is 2^31 or more; expected less, as "
+                "one environment's observations are addressed by a 32-bit index"
             )
         action_space = self.action_space
         action = ActionLayout.of(game, list(roles), action_space)
         if action.continuous and self.masks_actions:
             raise EnvDefinitionError(
-                f"{game}: masks_actions is True, but the action space {action_space} has no discrete choices"
+                f"{game}: masks_actions is True, but the action space {action_space} has no discrete choices; "
+                "expected Discrete or MultiDiscrete, or masks_actions = False"
             )
         if self.masks_actions and num_agents * action.num_logits >= 2**31:
             raise ConfigError(
-                f"{game}: num_agents x logits = {num_agents} x {action.num_logits} is 2^31 or more; "
-                "one environment's action masks must be addressable by a 32-bit index"
+                f"{game}: num_agents x logits = {num_agents} x {action.num_logits} is 2^31 or more; expected less, "
+                "as one environment's action masks are addressed by a 32-bit index"
             )
         role_slices = slices_of_roles(roles)
         named = self._values() | {"num_agents": num_agents, "obs_size": obs_size}
@@ -269,47 +278,13 @@ class Env:
         bundled = cuda_folder() / "games" / f"{cls.name()}.cu"
         return bundled if bundled.exists() and not beside.exists() else beside
 
-    def _check_class(self) -> None:
-        """Check what is declared on the class and not per configuration."""
-        game, own = type(self).__name__, vars(type(self))
-        values = [hint for hint in own.get("__annotations__", {}).values() if "ClassVar" not in str(hint)]
-        if values and "__dataclass_fields__" not in own:
-            raise EnvDefinitionError(
-                f"{game} declares configuration values: write @dataclass(frozen=True, kw_only=True) above it"
-            )
-        if self.__dataclass_fields__["randomize"] is not Env.__dataclass_fields__["randomize"]:
-            raise EnvDefinitionError(f"{game}: randomize is the name of a field of every game; rename the value")
-        if not isinstance(self.allows, tuple | list) or not set(self.allows) <= set(SOURCE_RULES):
-            raise EnvDefinitionError(
-                f"{game}: allows is {self.allows!r}; "
-                f"expected a tuple of names from {', '.join(map(repr, SOURCE_RULES))}"
-            )
-        keys = {field.name for field in dataclasses.fields(self)}
-        for name, target in own.get("reference_arguments", {}).items():
-            if isinstance(target, str) and target not in keys and name not in Env.reference_arguments:
-                raise EnvDefinitionError(
-                    f"{game}: reference_arguments[{name!r}] is {target!r}, which is not a field; fields: {sorted(keys)}"
-                )
-        if "obs_staging_bytes" in keys:
-            raise EnvDefinitionError(
-                f"{game}: obs_staging_bytes is a key of the configuration; expected an attribute of the class, "
-                "obs_staging_bytes = … without a type: give the key another name"
-            )
-        if type(self.obs_staging_bytes) is not int or not 0 <= self.obs_staging_bytes < 2**31:
-            raise EnvDefinitionError(
-                f"{game}: obs_staging_bytes is {self.obs_staging_bytes!r}; expected a number of bytes, 0 … 2^31 - 1"
-            )
-
     def _checked_roles(self) -> dict[str, int]:
         game, roles = type(self).__name__, self.roles
         if not isinstance(roles, Mapping):
-            raise EnvDefinitionError(
-                f"{game}: roles is {roles!r}; expected a mapping, role name -> number of agents (a method needs "
-                "@property above it)"
-            )
+            raise EnvDefinitionError(f"{game}: roles is {roles!r}; expected a mapping, role name -> number of agents")
         for role, count in roles.items():
             if type(role) is not str or not FIELD_NAME.fullmatch(role):
-                raise EnvDefinitionError(f"{game}: role {role!r} is not an identifier [a-z][a-z0-9_]*")
+                raise EnvDefinitionError(f"{game}: role {role!r} is no identifier; expected [a-z][a-z0-9_]*")
             if type(count) is not int or count < 0:
                 raise EnvDefinitionError(f"{game}: role {role!r} has {count!r} agents; expected an int >= 0")
         if sum(roles.values()) < 1:
@@ -319,22 +294,20 @@ class Env:
                 f"{game}: roles {dict(roles)} have {sum(roles.values()):,} agents; expected at most {MAX_AGENTS:,} in "
                 "one environment, because each has a name and a role on the host"
             )
-        if self.num_agents != sum(roles.values()):
+        if type(self.num_agents) is not int or self.num_agents != sum(roles.values()):
             raise EnvDefinitionError(
                 f"{game}: num_agents is {self.num_agents!r}, but roles {dict(roles)} have "
-                f"{sum(roles.values())} agents; "
-                "declare roles alone, or roles that num_agents determines"
+                f"{sum(roles.values())} agents; expected as many: declare "
+                "roles alone, or roles that num_agents determines"
             )
         return dict(roles)
 
     def _resolved_fields(self) -> tuple[FieldLayout, ...]:
         """The state with sizes in numbers."""
         game = type(self).__name__
-        if not isinstance(self.state, tuple | list) or not all(isinstance(field, Field) for field in self.state):
-            raise EnvDefinitionError(f"{game}: state is {self.state!r}; expected a tuple of Field, (Field(…),) if one")
         names = [field.name for field in self.state]
         if len(set(names)) < len(names):
-            raise EnvDefinitionError(f"{game}: state fields {names} are not all different")
+            raise EnvDefinitionError(f"{game}: state fields {names} are not all different; expected a name once")
         fields = []
         for field in self.state:
             shape = []
@@ -346,7 +319,13 @@ class Env:
                         "expected a positive int or the name of an int attribute"
                     )
                 shape.append(value)
-            fields.append(FieldLayout(field.name, field.dtype, tuple(shape), field.shared))
+            resolved = FieldLayout(field.name, field.dtype, tuple(shape), field.shared)
+            if resolved.size >= 2**31 and not field.shared:
+                raise ConfigError(
+                    f"{game}: state field {field.name!r} has {resolved.size:,} items in one environment; "
+                    "expected fewer than 2^31, as they are addressed by a 32-bit index"
+                )
+            fields.append(resolved)
         return tuple(fields)
 
     def _values(self) -> dict[str, Any]:

@@ -36,6 +36,14 @@ RESERVED = frozenset(
 )
 
 
+def known_dtype(dtype: Any) -> np.dtype[Any] | None:
+    """What ``np.dtype`` makes of it; None if nothing."""
+    try:
+        return None if dtype is None else np.dtype(dtype)  # of None, NumPy makes float64
+    except (TypeError, ValueError, SyntaxError):  # np.dtype parses strings
+        return None
+
+
 @dataclass(frozen=True)
 class Field:
     """One named array of an environment's state.
@@ -57,11 +65,7 @@ class Field:
             raise EnvDefinitionError(
                 f"Field name {self.name!r}: expected a C identifier [a-z][a-z0-9_]* that is no C++ keyword"
             )
-        try:
-            known = np.dtype(self.dtype) in C_TYPES
-        except (TypeError, ValueError, SyntaxError):  # np.dtype parses strings
-            known = False
-        if not known:
+        if known_dtype(self.dtype) not in C_TYPES:
             raise EnvDefinitionError(
                 f"Field {self.name!r} has dtype {self.dtype}; expected one of {', '.join(map(str, C_TYPES))}"
             )
@@ -71,3 +75,5 @@ class Field:
                 f"Field {self.name!r} has shape {self.shape!r}; expected a tuple, ({self.shape!r},)"
             )
         object.__setattr__(self, "shape", tuple(self.shape))
+        if not isinstance(self.shared, bool):
+            raise EnvDefinitionError(f"Field {self.name!r} has shared {self.shared!r:.200}; expected True or False")

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from gpu_vecenv.declare.field import known_dtype
+
 IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 C_TYPES: dict[np.dtype[Any], str] = {
     np.dtype(np.float32): "float",
@@ -24,12 +26,9 @@ C_TYPES: dict[np.dtype[Any], str] = {
 
 
 def _dtype(argument: str, dtype: Any) -> np.dtype[Any]:
-    try:
-        known: np.dtype[Any] = np.dtype(dtype)
-        if dtype is not None and known in C_TYPES:
-            return known
-    except TypeError:
-        pass
+    known = known_dtype(dtype)
+    if known is not None and known in C_TYPES:
+        return known
     raise TypeError(f"argument {argument!r} has dtype {dtype!r}; expected one of {', '.join(map(str, C_TYPES))}")
 
 
@@ -55,6 +54,12 @@ class Array:
     shape: tuple[int | str, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.shape is not None and (
+            not isinstance(self.shape, tuple | list) or not all(isinstance(size, int | str) for size in self.shape)
+        ):
+            raise TypeError(
+                f"argument {self.name!r} has shape {self.shape!r}; expected a tuple of numbers and names, or None"
+            )
         if self.dtype is not None:
             object.__setattr__(self, "dtype", _dtype(self.name, self.dtype))
 
@@ -122,6 +127,7 @@ class KernelSignature:
     In C++ the kernel is ``KERNEL(name) { … }``, whose body reads ``args.<argument>``.
 
     Raises:
+        TypeError: An argument is no Array or Scalar.
         ValueError: There are no arguments, a name is not an identifier or comes twice, or a shape names something other
             than an integer scalar.
     """
@@ -130,13 +136,19 @@ class KernelSignature:
     arguments: tuple[Array | Scalar, ...]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.arguments, tuple | list) or not all(
+            isinstance(argument, Array | Scalar) for argument in self.arguments
+        ):
+            raise TypeError(f"kernel {self.name!r} has arguments {self.arguments!r:.200}; expected Array and Scalar")
         object.__setattr__(self, "arguments", tuple(self.arguments))
         names = [argument.name for argument in self.arguments]
         if not names:
             raise ValueError(f"kernel {self.name!r} has no arguments; expected at least one")
         for name in (self.name, *names):
-            if not IDENTIFIER.fullmatch(name):
-                raise ValueError(f"kernel {self.name!r}: {name!r} is no C++ identifier that begins with a letter")
+            if not isinstance(name, str) or not IDENTIFIER.fullmatch(name):
+                raise ValueError(
+                    f"kernel {self.name!r} has the name {name!r}; expected a C++ identifier that begins with a letter"
+                )
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise ValueError(f"kernel {self.name!r} has several arguments {', '.join(twice)}; expected distinct names")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
+from gpu_vecenv.declare.field import known_dtype
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 
 OBS_TYPES = (np.dtype(np.float32), np.dtype(np.uint8))
@@ -75,7 +76,7 @@ class ObservationLayout:
             spaces[role] = space
         if len({space.dtype for space in spaces.values()}) > 1 or len({len(s.shape) for s in spaces.values()}) > 1:
             raise EnvDefinitionError(
-                f"{game}: observation spaces {spaces} must have one dtype and one number of axes to share a tensor"
+                f"{game}: observation spaces are {spaces}; expected one dtype and one number of axes, to share a tensor"
             )
         widest = tuple(map(max, zip(*(space.shape for space in spaces.values()), strict=True)))
         return ObservationLayout(widest, spaces)
@@ -177,27 +178,31 @@ def with_zero(space: Box) -> Box:
 
 def unbounded(game: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Box:
     """The space of all float32 or uint8 arrays of this shape, or EnvDefinitionError, ConfigError."""
-    if np.dtype(dtype) not in OBS_TYPES:
+    if (known := known_dtype(dtype)) not in OBS_TYPES:
         raise EnvDefinitionError(f"{game}: obs_dtype is {dtype}; expected float32 or uint8")
     _check_shape(game, shape)
     if math.prod(shape) > MAX_OBS_SIZE:
         raise ConfigError(
             f"{game}: an observation of shape {shape} has {math.prod(shape):,} items; expected at most {MAX_OBS_SIZE:,}"
         )
-    if np.dtype(dtype) == np.uint8:
+    if known == np.uint8:
         return Box(0, 255, shape, np.uint8)
     return Box(-np.inf, np.inf, shape, np.float32)
 
 
 def _check_shape(game: str, shape: tuple[int, ...]) -> None:
-    if not shape or any(type(n) is not int or n < 1 for n in shape):
-        raise EnvDefinitionError(f"{game}: obs_shape is {shape}; expected positive ints")
+    sizes = isinstance(shape, tuple | list) and all(type(n) is int and n >= 1 for n in shape)
+    if not sizes or not shape:
+        raise EnvDefinitionError(f"{game}: obs_shape is {shape!r}; expected positive ints, such as (4,)")
 
 
 def _by_role(game: str, roles: Sequence[str], what: str, given: PerRole) -> dict[str, Space[Any]]:
     spaces = dict(given) if isinstance(given, Mapping) else dict.fromkeys(roles, given)
     if set(spaces) != set(roles):
-        raise EnvDefinitionError(f"{game}: {what} spaces for {sorted(spaces)}, but the roles are {sorted(roles)}")
+        raise EnvDefinitionError(
+            f"{game}: {what} spaces for {sorted(spaces, key=str)}, but the roles are {sorted(roles)}; expected a space "
+            "for each role, or one for all"
+        )
     return {role: spaces[role] for role in roles}
 
 

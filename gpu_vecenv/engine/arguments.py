@@ -12,7 +12,7 @@ import torch
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike
-from gpu_vecenv.errors import ConfigError, InvalidSeedError
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError, InvalidSeedError
 
 AutoresetMode = Literal["same_step", "next_step", "disabled"]
 MODES: dict[AutoresetMode, int] = {"next_step": 0, "same_step": 1, "disabled": 2}  # step.cuh, enum AutoresetMode
@@ -67,7 +67,7 @@ def validate_autoreset_mode(mode: Any) -> AutoresetMode:
 
 def _validate_array(game: str, what: str, field: FieldLayout, array: ArrayLike, shape: tuple[int, ...]) -> ArrayLike:
     if not isinstance(array, np.ndarray | torch.Tensor):
-        raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array")
+        raise TypeError(f"{what}: {field.name!r} is a {type(array).__name__}; expected an array {shape} {field.dtype}")
     if tuple(array.shape) != shape or _torch_type(array) != TORCH_TYPES[field.dtype]:
         raise ConfigError(
             f"{game}, {what}: {field.name!r} is {tuple(array.shape)} {array.dtype}; expected {shape} {field.dtype}"
@@ -89,11 +89,17 @@ def shared_field_arrays(game: Env, given: Mapping[str, ArrayLike]) -> dict[str, 
     layout = game.layout
     _check_mapping("arrays", given)
     fields = {field.name: field for field in layout.fields if field.shared}
-    arrays = {**game.arrays(), **given}
+    own = game.arrays()
+    if not isinstance(own, Mapping):
+        raise EnvDefinitionError(
+            f"{layout.name}: arrays() returns {own!r:.200}; expected a mapping, name of a shared field -> array"
+        )
+    arrays = {**own, **given}
     if set(arrays) != set(fields):
         missing, unknown = sorted(set(fields) - set(arrays)), sorted(set(arrays) - set(fields), key=str)
         raise ConfigError(
-            f"{layout.name}: arrays must give its shared fields {sorted(fields)}; missing {missing}, unknown {unknown}"
+            f"{layout.name}: arrays have missing {missing}, unknown {unknown}; expected the shared fields "
+            f"{sorted(fields)}, from the game's method arrays() or from arrays= of make"
         )
     return {name: _validate_array(layout.name, "arrays", f, arrays[name], f.shape) for name, f in fields.items()}
 
@@ -103,7 +109,7 @@ def initial_state_arrays(layout: GameLayout, given: Mapping[str, ArrayLike]) -> 
     _check_mapping("initial_states", given)
     fields = {field.name: field for field in layout.fields if not field.shared}
     if unknown := sorted(set(given) - set(fields), key=str):
-        raise ConfigError(f"{layout.name}, initial_states: unknown fields {unknown}; known: {sorted(fields)}")
+        raise ConfigError(f"{layout.name}, initial_states: unknown fields {unknown}; expected some of {sorted(fields)}")
     sizes = {len(array) if np.ndim(array) else 0 for array in given.values()}  # type checked with the shape
     if given and (len(sizes) > 1 or 0 in sizes):
         raise ConfigError(

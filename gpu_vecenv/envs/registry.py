@@ -155,7 +155,7 @@ def load_game(file: str | Path) -> type[Env]:
     if wanted is not None and wanted not in games:
         raise UnknownGameError(f"{path} has no game {wanted!r}; {nearest(wanted, games)}")
     if not games:
-        raise EnvDefinitionError(f"{path} holds no game: no class in it derives from gpu_vecenv.Env")
+        raise EnvDefinitionError(f"{path} holds no game; expected a class that derives from gpu_vecenv.Env")
     if wanted is None and len(games) > 1:
         raise EnvDefinitionError(
             f"{path} defines several games, {', '.join(games)}; choose one: {path.name}:{next(iter(games))}"

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_vecenv.declare.config import finite_float
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.field import f32
 from gpu_vecenv.declare.randomize import with_values
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError, nearest
 
 MASK = "reset_mask"
 Ranges = Mapping[str, tuple[float, float]]  # state field -> range [low, high) of its initial value
@@ -62,7 +64,7 @@ def move_initial_state(vec_env: VecEnv, options: ResetOptions, mask: torch.Tenso
     """
     if not options.ranges:
         return
-    own = vec_env.game.initial_ranges({})
+    own = _initial_ranges(vec_env.game, {})
     for field, (low, high) in options.ranges.items():
         state, (own_low, own_high) = vec_env.state[field], own[field]
         fraction = (state.double() - own_low) / (own_high - own_low)
@@ -79,15 +81,33 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
+def _initial_ranges(game: Env, options: Mapping[str, float]) -> Ranges:
+    """What the game's hook returns, or EnvDefinitionError."""
+    ranges = game.initial_ranges(options)
+    fields = {field.name for field in game.layout.fields if field.dtype == f32 and not field.shared}
+    if not isinstance(ranges, Mapping) or not all(
+        name in fields
+        and isinstance(bounds, tuple | list)
+        and len(bounds) == 2
+        and None not in map(finite_float, bounds)
+        for name, bounds in ranges.items()
+    ):
+        raise EnvDefinitionError(
+            f"{game.layout.name}: initial_ranges({dict(options)}) returns {ranges!r:.200}; expected a mapping, name of "
+            "a float32 state field -> (low, high)"
+        )
+    return ranges
+
+
 def _checked_ranges(vec_env: VecEnv, bounds: Mapping[str, float]) -> Ranges:
-    game, own = vec_env.game, vec_env.game.initial_ranges({})
+    game, own = vec_env.game, _initial_ranges(vec_env.game, {})
     unknown_values = dict.fromkeys((name for name, _, _ in game.randomize), math.nan)
     if repr(with_values(game, unknown_values).initial_ranges({})) != repr(own):
         raise ConfigError(
             f"reset: options {dict(bounds)} move the initial state, but its own range is randomised: "
             f"{', '.join(unknown_values)}"
         )
-    ranges = {field: bound for field, bound in game.initial_ranges(bounds).items() if bound != own[field]}
+    ranges = {field: bound for field, bound in _initial_ranges(game, bounds).items() if bound != own[field]}
     for field, (low, high) in ranges.items():
         if low > high:
             raise ConfigError(

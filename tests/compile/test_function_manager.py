@@ -195,7 +195,7 @@ def test_a_wrong_argument_is_refused_with_kernel_name_and_what_is_expected(chang
     [
         (lambda: KernelSignature("k", ()), ValueError, "kernel 'k' has no arguments"),
         (lambda: signature("k", "float* x, i64 x"), ValueError, "kernel 'k' has several arguments x"),
-        (lambda: signature("k k", "float* x"), ValueError, "'k k' is no C++ identifier"),
+        (lambda: signature("k k", "float* x"), ValueError, "the name 'k k'; expected a C"),
         (lambda: KernelSignature("k", (Array("x", f32, shape=("n",)),)), ValueError, "the shape of 'x' names n"),
         (lambda: Scalar("x", np.complex64), TypeError, "argument 'x' has dtype <class 'numpy.complex64'>"),
         (lambda: Scalar("x", None), TypeError, "argument 'x' has dtype None"),

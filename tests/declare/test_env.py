@@ -482,8 +482,8 @@ def test_a_field_size_must_be_a_positive_int_or_the_name_of_one(size):
 BOX = Box(-1, 1, (2,), np.float32)
 BAD_DECLARATIONS = [
     ({"state": (Field("x", f32), Field("x", i32))}, "not all different"),
-    ({"roles": {"Cat": 1}}, "role 'Cat' is not an identifier"),
-    ({"roles": {"a-b": 1}}, "is not an identifier"),
+    ({"roles": {"Cat": 1}}, "role 'Cat' is no identifier; expected"),
+    ({"roles": {"a-b": 1}}, "is no identifier"),
     ({"roles": {"cat": -1}}, "role 'cat' has -1 agents"),
     ({"roles": {"cat": 1.0}}, "role 'cat' has 1.0 agents"),
     ({"roles": {"cat": True}}, "role 'cat' has True agents"),

@@ -205,7 +205,7 @@ def test_a_wrong_configuration_is_refused_with_key_value_and_what_is_expected(na
             "initial_states",
             {"room": np.zeros((3, 5, 2), np.int32)},
             ConfigError,
-            ["initial_states", "['room']", "known: ['cell']"],
+            ["initial_states", "['room']", "expected some of ['cell']"],
         ),
         (
             "initial_states",
@@ -241,7 +241,7 @@ def test_a_wrong_configuration_is_refused_with_key_value_and_what_is_expected(na
             "initial_states",
             {3: np.zeros((3, 5, 2), np.int32), "x": 1},
             ConfigError,
-            ["initial_states", "[3, 'x']", "known: ['cell']"],
+            ["initial_states", "[3, 'x']", "expected some of ['cell']"],
         ),
         ("initial_states", [1], TypeError, ["initial_states is a list", "expected a mapping"]),
         ("initial_states", 7, TypeError, ["initial_states is a int", "expected a mapping"]),

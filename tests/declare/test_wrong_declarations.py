@@ -1,0 +1,136 @@
+"""Declarations with wrong objects: refused when the game is configured, with what is expected instead."""
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Discrete
+
+import gpu_vecenv
+from gpu_vecenv import Env, Field
+from gpu_vecenv.declare.attributes import ATTRIBUTES, PROPERTIES
+from gpu_vecenv.declare.drawing import RED, Circle, Drawing
+from gpu_vecenv.declare.env import f32, i32
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError
+
+WRONG = {
+    "None": None,
+    "an object": object(),
+    "a set": {"a"},
+    "a str": "no such name",
+    "bytes": b"x",
+    "-1": -1,
+    "1.5": 1.5,
+    "nan": float("nan"),
+    "2**70": 2**70,
+    "True": True,
+    "()": (),
+    "[None]": [None],
+    "(1,)": (1,),
+    "{}": {},
+    "{1: 2}": {1: 2},
+    "role -> None": {"agent": None},
+    "other role -> 1": {"dog": 1},
+    "a function": lambda *arguments: 3,
+    "a class": int,
+    "an array": np.zeros(3),
+}
+FLAG, TUPLE, TEXT, NAMES = {"True"}, {"()"}, {"a str"}, {"{}", "role -> None", "other role -> 1"}
+# What of these is right.
+RIGHT = {
+    "state": TUPLE,
+    "derived": TUPLE,
+    "host": FLAG,
+    "kernels": TUPLE,
+    "allows": TUPLE,
+    "source": {"None", *TEXT},
+    "termination_label": TEXT,
+    "preset": NAMES,
+    "masks_actions": FLAG,
+    "clip_actions": FLAG,
+    "title": TEXT,
+    "reset_options": TUPLE,
+    "gymnasium_time_limit": FLAG,
+    "reward_threshold": {"None", "-1", "1.5", "2**70"},
+    "reference_arguments": {"{}"},
+    "reference_methods": {"{}"},
+    "roles": {"other role -> 1"},
+    "obs_shape": {"(1,)"},
+}
+
+
+def declared(**members):
+    own = {"state": (), "obs_dim": 2, "action_space": Discrete(3), "source": Path("game.cu")}
+    return type("Game", (Env,), own | members)
+
+
+def refused(attempt, kinds=(EnvDefinitionError, ConfigError)):
+    with pytest.raises(kinds, match="expected") as caught:
+        attempt()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("attribute", [*ATTRIBUTES, *PROPERTIES])
+def test_an_attribute_of_another_kind_is_refused(attribute):
+    for what, value in WRONG.items():
+        game = declared(**{attribute: value})
+        if what in RIGHT.get(attribute, ()):
+            game()
+        else:
+            assert "Game" in refused(game), what
+
+
+@pytest.mark.parametrize("attribute", PROPERTIES)
+def test_a_method_where_a_property_belongs_is_named(attribute):
+    message = refused(declared(**{attribute: lambda self: 3}))
+    assert message == f"Game: {attribute} is a method; expected a property: write @property above it"
+
+
+@pytest.mark.parametrize("value", [None, {"map"}, "map", [1.0, 2.0, 3.0], np.zeros(3)])
+def test_arrays_of_another_kind_are_refused(value):
+    game = declared(state=(Field("map", f32, (3,), shared=True),), arrays=lambda self: value)
+    assert "arrays() returns" in refused(lambda: gpu_vecenv.make(game, 1, "cpu"))
+
+
+@pytest.mark.parametrize(
+    "value", [None, 1, "x", {"x"}, {"x": 1}, {"x": (1,)}, {"x": (0, None)}, {"x": (0, np.nan)}, {"speed": (0, 1)}]
+)
+def test_initial_ranges_of_another_kind_are_refused(value, monkeypatch):
+    env = gpu_vecenv.GymnasiumVectorEnv("cartpole", 1, "cpu")
+    monkeypatch.setattr(type(env.vec_env.game), "initial_ranges", lambda self, options: value)
+    message = refused(lambda: env.reset(options={"low": -0.1}))
+    assert message.startswith("Cartpole: initial_ranges({}) returns")
+
+
+def test_a_field_too_large_for_an_index_is_refused():
+    assert "4,294,967,296 items" in refused(declared(state=(Field("x", f32, (2**16, 2**16)),)))
+
+
+@pytest.mark.parametrize(
+    ("make", "right"),
+    [
+        (lambda value: Field(value, f32), set()),
+        (lambda value: Field("x", value), {"a class"}),
+        (lambda value: Field("x", f32, (3,), value), {"True"}),
+        (lambda value: Drawing(value, []), set()),
+        (lambda value: Drawing((0, 1, 0, 1), value), {"()"}),
+        (lambda value: Drawing((0, 1, 0, 1), [], value), set()),
+        (lambda value: Drawing((0, 1, 0, 1), [], 9, 9, value), set()),
+        (lambda value: Circle(0, 0, 1, value), set()),
+        (lambda value: Circle(0, 0, 1, RED, value), {"None", "2**70"}),
+        (lambda value: KernelSignature(value, (Scalar("x", i32),)), set()),
+        (lambda value: KernelSignature("count", value), set()),
+        (lambda value: KernelSignature("count", (Array(value, f32),)), set()),
+        (lambda value: KernelSignature("count", (Array("x", f32, shape=value),)), {"None", "()", "(1,)"}),
+        (lambda value: Scalar("x", value), {"a class"}),
+        (lambda value: gpu_vecenv.register(value), set()),
+    ],
+)
+def test_a_part_of_a_declaration_of_another_kind_is_refused(make, right):
+    for what, value in WRONG.items():
+        if what in right:
+            make(value)
+        else:
+            refused(partial(make, value), (TypeError, ValueError))
