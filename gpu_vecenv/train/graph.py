@@ -67,9 +67,7 @@ class GraphedCallable:
         collecting = gc.isenabled()
         gc.disable()  # destructors of modules or streams would call the driver, which invalidates the capture
         try:
-            stream = torch.cuda.current_stream()
-            # "thread_local": other threads may train, allocate and synchronise meanwhile.
-            with torch.cuda.graph(graph, graph_pool.handle, stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=graph_pool.handle, stream=torch.cuda.current_stream()):
                 self.call()
         except torch.OutOfMemoryError:
             raise

@@ -1,6 +1,6 @@
 """Train every game with its preset, several seeds each, and write the results.
 
-usage: python tests/gpu/results.py FOLDER [--device cuda] [--seeds 5] [--workers 24] [--games cartpole,pendulum]
+usage: python tests/gpu/results.py FOLDER [--device cuda] [--seeds 5] [--games cartpole,pendulum]
            [--minibatch-factors 1,4,16]
 
 Each run equals the command line's, gpu-vecenv train GAME --seed SEED, with the number of minibatches times a factor.
@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "pendulum": ("pendulum", {}),
     "cartpole": ("cartpole", {}),
 }
-CONSTRUCTION = threading.Lock()  # weights are initialised with torch's global generator
+WARM_UP = 2  # iterations: the second one captures the CUDA graphs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +65,11 @@ class ResultsConfig:
 
     device: str | None = None  # cpu or cuda
     seeds: int = 5  # of each row: 0, 1, …
-    workers: int = 24  # runs at the same time
     games: str = ",".join(ROWS)  # rows, by name
     minibatch_factors: str = "1"  # the preset's num_minibatches times each of these
     total_steps: int | None = None  # of every run; default: the preset's
     episodes: int = 1000  # of each evaluation
+    max_seconds: float = math.inf  # then all runs end, where they are
 
 
 @dataclass(frozen=True)
@@ -86,37 +86,59 @@ class Job:
         return f"{self.row}{'' if self.factor == 1 else f'-x{self.factor}'}-seed{self.seed}"
 
 
-def train(job: Job, folder: Path, device: torch.device, config: ResultsConfig) -> tuple[dict[str, Any], Any]:
-    """Train; the row of the results, with the metrics that were not finite in some iteration, and the policies."""
-    name, values = ROWS[job.row]
-    game = configure(name, **values)
-    preset = dict(game.preset)
-    num_envs = preset.pop("num_envs")
-    preset["num_minibatches"] = preset.get("num_minibatches", PPOConfig().num_minibatches) * job.factor
-    preset |= {} if config.total_steps is None else {"total_steps": config.total_steps}
-    driver = "cuda_core" if device.type == "cuda" else None  # PyCUDA has one stream for all threads
-    with CONSTRUCTION:
-        env = gpu_vecenv.VecEnv(game, num_envs, device, autoreset_mode="next_step", driver=driver)
-        trainer = Trainer(env, PPOConfig(**preset), seed=job.seed)
-    lines, started, error = list[dict[str, float]](), time.perf_counter(), ""
-    try:
-        while trainer.iteration < trainer.num_iterations:
-            lines.append({"seconds": time.perf_counter() - started, **trainer.train_iteration()})
-    except NonFiniteError as raised:
-        error = str(raised)
-    path = folder / "runs" / job.name
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / METRICS_FILE).open("w", newline="") as file:
-        writer = csv.DictWriter(file, lines[0])
-        writer.writeheader()
-        writer.writerows(lines)
-    row: dict[str, Any] = {"run": job.name, "num_minibatches": preset["num_minibatches"], "error": error}
-    row["not_finite"] = sorted({key for line in lines for key, value in line.items() if not math.isfinite(value)})
-    row |= {"seconds": lines[-1]["seconds"], "env_steps": lines[-1]["env_steps"]}
-    row["largest_value_loss"] = max(v for line in lines for k, v in line.items() if k.startswith("value_loss"))
-    policy = gpu_vecenv.GamePolicy(game, trainer.policies)
-    trainer.close()
-    return (row if error else row | returns_of(policy, config.episodes)), policy
+class Training:
+    """A run and its metrics. Made one at a time: torch captures a graph only while no other thread uses the GPU.
+
+    ``Trainer`` has a CUDA stream of the thread that makes it.
+    """
+
+    def __init__(self, job: Job, device: torch.device, config: ResultsConfig) -> None:
+        self.job, self.config = job, config
+        name, values = ROWS[job.row]
+        self.game = configure(name, **values)
+        preset = dict(self.game.preset)
+        num_envs = preset.pop("num_envs")
+        preset["num_minibatches"] = preset.get("num_minibatches", PPOConfig().num_minibatches) * job.factor
+        preset |= {} if config.total_steps is None else {"total_steps": config.total_steps}
+        driver = "cuda_core" if device.type == "cuda" else None  # PyCUDA has one stream for all threads
+        env = gpu_vecenv.VecEnv(self.game, num_envs, device, autoreset_mode="next_step", driver=driver)
+        self.trainer = Trainer(env, PPOConfig(**preset), seed=job.seed)
+        self.metrics: list[dict[str, float]] = []
+        self.started, self.error = time.perf_counter(), ""
+        self.train(WARM_UP, math.inf)
+
+    def train(self, iterations: int, deadline: float) -> None:
+        """Train up to this number of iterations, or until the deadline or the first loss that is not finite."""
+        try:
+            while self.trainer.iteration < iterations and time.perf_counter() < deadline:
+                metrics = self.trainer.train_iteration()
+                self.metrics.append({"seconds": time.perf_counter() - self.started, **metrics})
+        except NonFiniteError as raised:
+            self.error = str(raised)
+
+    def finish(self, folder: Path, deadline: float) -> tuple[dict[str, Any], gpu_vecenv.GamePolicy]:
+        """Train to the end; the row of the results, with the metrics that were not finite, and the policies."""
+        self.train(self.trainer.num_iterations, deadline)
+        path, lines, config = folder / "runs" / self.job.name, self.metrics, self.trainer.config
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / METRICS_FILE).open("w", newline="") as file:
+            writer = csv.DictWriter(file, lines[0])
+            writer.writeheader()
+            writer.writerows(lines)
+        broken = {key for line in lines for key, value in line.items() if not math.isfinite(value)}
+        row = {
+            "run": self.job.name,
+            "num_minibatches": config.num_minibatches,
+            "seconds": lines[-1]["seconds"],
+            "env_steps": lines[-1]["env_steps"],
+            "complete": self.trainer.iteration == self.trainer.num_iterations,
+            "error": self.error,
+            "not_finite": sorted(broken),
+            "largest_value_loss": max(v for line in lines for k, v in line.items() if k.startswith("value_loss")),
+        }
+        policy = gpu_vecenv.GamePolicy(self.game, self.trainer.policies)
+        self.trainer.close()
+        return (row if self.error else row | returns_of(policy, self.config.episodes)), policy
 
 
 def returns_of(policy: Any, episodes: int) -> dict[str, Any]:
@@ -163,24 +185,33 @@ def main(folder: Path, config: ResultsConfig) -> None:
     factors = [int(factor) for factor in config.minibatch_factors.split(",")]
     jobs = [Job(*job) for job in itertools.product(names, factors, range(config.seeds))]
     file = folder / "results.json"
-    results: dict[str, Any] = {**provenance(device), "runs_at_once": config.workers, "rows": [], "against_scripts": []}
+    results: dict[str, Any] = {**provenance(device), "rows": [], "against_scripts": []}
     if file.is_file():
         results["rows"] = json.loads(file.read_text())["rows"]
-    done, writing, policies = {row["run"] for row in results["rows"]}, threading.Lock(), dict[str, Any]()
+    done = {row["run"] for row in results["rows"]}
+    jobs_left = [job for job in jobs if job.name not in done]
+    results["runs_at_once"] = len(jobs_left)
+    lock, policies = threading.Lock(), dict[str, Any]()
+    all_made, started = threading.Barrier(max(len(jobs_left), 1)), time.perf_counter()
 
     def work(job: Job) -> None:
-        row, policies[job.name] = train(job, folder, device, config)
-        with writing:
+        try:
+            with lock:
+                training = Training(job, device, config)
+        except BaseException:
+            all_made.abort()
+            raise
+        all_made.wait()
+        row, policies[job.name] = training.finish(folder, started + config.max_seconds)
+        with lock:
             results["rows"].append(row)
             file.write_text(json.dumps(results, indent=1) + "\n")
             print(json.dumps(row), flush=True)
 
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
-    # Games whose precision differs change torch's global setting: one group after the other.
-    for _, group in itertools.groupby(jobs, lambda job: configure(ROWS[job.row][0]).preset.get("precision")):
-        with ThreadPoolExecutor(config.workers) as pool:
-            list(pool.map(work, [job for job in group if job.name not in done]))
+    with ThreadPoolExecutor(max(len(jobs_left), 1)) as pool:
+        list(pool.map(work, jobs_left))
     for row, factor in itertools.product(names, factors):
         own = [job.name for job in jobs if (job.row, job.factor) == (row, factor)]
         runs = [path for name in own if (path := folder / "runs" / name).is_dir()]
