@@ -37,7 +37,7 @@ from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.evaluation import evaluate
-from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
+from gpu_vecenv.train.plots import EPISODE_METRICS, METRICS_FILE, plot_runs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -112,6 +112,8 @@ class Training:
         try:
             while self.trainer.iteration < iterations and time.perf_counter() < deadline:
                 metrics = self.trainer.train_iteration()
+                if not metrics["episodes"]:  # means over no episodes are NaN
+                    metrics = {key: value for key, value in metrics.items() if not key.startswith(EPISODE_METRICS)}
                 self.metrics.append({"seconds": time.perf_counter() - self.started, **metrics})
         except NonFiniteError as raised:
             self.error = str(raised)
@@ -122,7 +124,7 @@ class Training:
         path, lines, config = folder / "runs" / self.job.name, self.metrics, self.trainer.config
         path.mkdir(parents=True, exist_ok=True)
         with (path / METRICS_FILE).open("w", newline="") as file:
-            writer = csv.DictWriter(file, lines[0])
+            writer = csv.DictWriter(file, dict.fromkeys(key for line in lines for key in line))
             writer.writeheader()
             writer.writerows(lines)
         broken = {key for line in lines for key, value in line.items() if not math.isfinite(value)}
