@@ -113,12 +113,24 @@ HD int atomic_add(int* p, int n) {
 
 #define FOR_AGENTS(i) FOR_RANGE (i, NUM_AGENTS)
 
+// Debug builds check indices: bounds.cuh.
+#if !defined(BOUNDS_CHECKED)
+namespace bounds {
+enum Array { IO_ACTIONS };
+typedef int Index;
+HD int checked(int, int, int k, int, int) { return k; }
+template <class Arguments>
+HD void use(const Arguments&, i64) {}
+}  // namespace bounds
+#endif
+
 struct Scratch;  // defined by the game: working memory of one environment within one step, uninitialised
 
 // Arguments of reset, step and observe besides the state.
 struct Io {
-    Rng rng;                       // of this environment, episode and step
-    int elapsed_steps;             // steps since reset, this one included
+    Rng rng;            // of this environment, episode and step
+    int elapsed_steps;  // steps since reset, this one included
+#if !defined(BOUNDS_CHECKED)
     const bool* active;            // [NUM_AGENTS] agents that had not ended before this step
     float* rewards;                // [NUM_AGENTS] initially 0
     bool* terminations;            // [NUM_AGENTS] initially false
@@ -127,12 +139,24 @@ struct Io {
 #if ACTION_MASKS
     bool (*action_mask)[NUM_LOGITS];  // [NUM_AGENTS]; observe writes whether each choice is allowed
 #endif
+#else  // the same arrays, with checked indices
+    bounds::Checked<const bool, bounds::IO_ACTIVE, 0, NUM_AGENTS> active;
+    bounds::Checked<float, bounds::IO_REWARDS, 0, NUM_AGENTS> rewards;
+    bounds::Checked<bool, bounds::IO_TERMINATIONS, 0, NUM_AGENTS> terminations;
+    bounds::Checked<bool, bounds::IO_TRUNCATIONS, 0, NUM_AGENTS> truncations;
+    bounds::Checked<Observation, bounds::IO_OBS, 0, NUM_AGENTS, OBS_SIZE> obs;
+#if ACTION_MASKS
+    bounds::Checked<bool, bounds::IO_ACTION_MASK, 0, NUM_AGENTS, NUM_LOGITS> action_mask;
+#endif
+#endif
     Scratch* scratch;
     const void* actions;  // [NUM_AGENTS][ACTION_HEADS], read through action()
     bool int64_actions;   // else 32-bit
 
     // Agent i's action, or its element `head`; with CLIP_ACTIONS clipped to its bounds. Valid for active agents only.
-    HD Action action(int i, int head = 0) const {
+    HD Action action(bounds::Index agent, bounds::Index element = 0) const {
+        int i = bounds::checked(bounds::IO_ACTIONS, 0, agent, NUM_AGENTS, -1);
+        int head = bounds::checked(bounds::IO_ACTIONS, 1, element, ACTION_HEADS, i);
         i64 k = (i64)i * ACTION_HEADS + head;
         Action a = int64_actions ? (Action)((const LongAction*)actions)[k] : ((const Action*)actions)[k];
 #if BOX_ACTIONS

@@ -16,8 +16,9 @@ constexpr bool IN_REGISTERS = FITS && NUM_AGENTS == 1 && THREADS_PER_ENV == 1 &&
 
 #if defined(__CUDACC__)
 
-// The rest is for __shared__ variables: of group_reduce_min(), and randomised parameters.
-constexpr u64 SHARED_BUDGET = SHARED_LIMIT - 1024 - sizeof(float) * ENVS_PER_BLOCK * randomized::NUM_PARAMETERS;
+// The rest is for __shared__ variables: of group_reduce_min(), randomised parameters, and the records of bounds.cuh.
+constexpr u64 SHARED_BUDGET = SHARED_LIMIT - 1024 - sizeof(float) * ENVS_PER_BLOCK * randomized::NUM_PARAMETERS -
+                              (GUARD_ROWS > 0 ? sizeof(i64*) * ENVS_PER_BLOCK : 0);
 // Stride between the copies of two groups, such that the groups of a warp access different banks at the same time.
 HD constexpr u64 stride_of(u64 bytes) {
     constexpr u64 ROW = 128, OWN = THREADS_PER_ENV < 4 ? 16 : 4 * THREADS_PER_ENV;

@@ -287,6 +287,7 @@ ENV_KERNEL(vecenv_step) {
                              args.final_mask, args.fault,   args.action_mask,  args.final_obs};
     host_simd::EnvRange range = {engine_state_of(args, 0), state_of(args, 0), source, out};
     FOR_REMAINING_ENVS (env, args.num_envs, range) {
+        bounds::use(args, env);
         stepping::step_env(env, engine_state_of(args, env), state_of(args, env), initial_states_of(args), source, out,
                            args.mode, args.agents_as_envs, SCRATCH(args.scratch, env), range);
     }
@@ -297,6 +298,7 @@ ENV_KERNEL(vecenv_step) {
 
 ENV_KERNEL(vecenv_reset) {
     FOR_ENVS (env, args.num_envs) {
+        bounds::use(args, env);
         EngineState m = engine_state_of(args, env);
         State s = state_of(args, env);
         Io io = {};
@@ -323,6 +325,7 @@ ENV_KERNEL(vecenv_reset) {
 
 ENV_KERNEL(vecenv_observe) {
     FOR_ENVS (env, args.num_envs) {
+        bounds::use(args, env);
         EngineState m = engine_state_of(args, env);
         Io io = {};
         io.active = m.active;
@@ -334,6 +337,7 @@ ENV_KERNEL(vecenv_observe) {
 // Valid uniform actions of the coming step, int32 or float32.
 ENV_KERNEL(vecenv_random_actions) {
     FOR_ENVS (env, args.num_envs) {
+        bounds::use(args, env);
         EngineState m = engine_state_of(args, env);
         Rng rng = rng_at(m, RANDOM_ACTION_STREAM, m.episode[0], m.elapsed_steps[0]);
         FOR_RANGE (k, NUM_AGENTS * ACTION_HEADS) {

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
+from gpu_vecenv.compile.bounds_source import bounds_constants, checked_state
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, GUARD_ROWS, BuildOptions, engine_kernels
 from gpu_vecenv.compile.randomized_source import float_literal, parameter_functions, with_varying_constants
 from gpu_vecenv.declare.field import C_TYPES
@@ -62,7 +63,8 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
             f"    return {_by_head([*accumulate(action.head_sizes, initial=0)])};",
             "}",
         ]
-    lines += _struct("State", layout.fields) + _struct("EngineState", layout.engine_fields) + _staged_struct(layout)
+    state = checked_state(layout) if build.guards else _struct("State", layout.fields)
+    lines += state + _struct("EngineState", layout.engine_fields) + _staged_struct(layout)
     lines += [
         "struct InitialStates {",
         *(f"    {_declare(f, 'const ', stacked=True)};" for f in initial_fields),
@@ -156,6 +158,8 @@ def _engine_headers(text: str, name: str, folder: Path, seen: set[str]) -> str:
 def declared_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> str:
     """kernel.cuh and the generated header; ``seen`` collects the included files."""
     macros = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
+    if build.guards:
+        macros += bounds_constants(layout) + inline_includes('#include "bounds.cuh"', "generated header", None, seen)
     return macros + '#line 1 "generated header"\n' + generate_header(layout, build)
 
 

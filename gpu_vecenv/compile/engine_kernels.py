@@ -22,7 +22,7 @@ class BuildOptions:
     Args:
         initial_fields: Names of the state fields that have initial states.
         end_on_nonfinite: An environment with a NaN or infinite number ends its episode.
-        guards: Debug build: guard bands between environments.
+        guards: Debug build: guard bands between environments, and checked indices.
         sampled: The step draws its own actions from policy outputs; the step kernel is the only one.
         thread_order: Debug build: 1 is backwards, 2 shuffled: of ranges on the host, of blocks on a GPU.
     """
@@ -49,6 +49,8 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
         for name, field in layout.state_tensors(build.initial_fields)
     ]
     state.append(Scalar("num_initial_states", i64))
+    if build.guards:
+        state.append(Array("violations", i64))
     sizes = KernelSignature("vecenv_layout", (Array("out", i64, shape=(3,)),))
     num_envs = Scalar("num_envs", i64)
     agents_as_envs = Scalar("agents_as_envs", boolean)

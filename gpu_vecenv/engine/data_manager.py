@@ -43,8 +43,8 @@ class DataManager(Mapping[str, torch.Tensor]):
     ) -> torch.Tensor:
         """A new zeroed tensor under a new name.
 
-        With ``guard_items``, that many items follow each entry of the first axis, outside of the tensor's view;
-        ``memory`` returns the whole allocation.
+        With ``guard_items``, that many items precede the first entry of the first axis and follow each of them,
+        outside of the tensor's view; ``memory`` returns the allocation from the first entry on.
 
         Raises:
             KeyError: The name is taken.
@@ -60,7 +60,8 @@ class DataManager(Mapping[str, torch.Tensor]):
         with torch.inference_mode(False):  # a tensor of the caller's inference mode could not be written outside of it
             if guard_items:
                 size = math.prod(shape[1:])
-                self._memory[name] = torch.zeros((shape[0], size + guard_items), dtype=kind, device=self.device)
+                rows = torch.zeros(guard_items + shape[0] * (size + guard_items), dtype=kind, device=self.device)
+                self._memory[name] = rows[guard_items:].view(shape[0], size + guard_items)
                 self._tensors[name] = self._memory[name][:, :size].view(shape)
             else:
                 self._tensors[name] = torch.zeros(shape, dtype=kind, device=self.device)

@@ -1,32 +1,40 @@
-"""Guard bands of debug builds: bytes between environments, in state and outputs, that no kernel may write."""
+"""Debug builds: guard bands between environments, that no kernel may write, and records of indices out of bounds."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import torch
 
+from gpu_vecenv.compile.bounds_source import RECORD_ITEMS, checked_arrays
+from gpu_vecenv.compile.codegen import game_source
+from gpu_vecenv.compile.engine_kernels import BuildOptions
+from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.errors import EnvContractError
 
 GUARD_BYTE = 0xA5  # unlikely as a float, an index and a flag
+FILE = re.compile(r'^#line \d+ "(.*)"$', re.MULTILINE)
 
 
 def state_guard_bands(data: DataManager) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and band, (num_envs, items), of every tensor that has one."""
+    """Name and bands, (num_envs + 1, items), of every tensor that has them: before environment 0, after each."""
     for name, tensor in data.items():
         memory = data.memory(name)
         if memory is not tensor:
-            yield name, memory[:, tensor[0].numel() :]
+            num_envs, stride = memory.shape
+            items = stride - tensor[0].numel()
+            yield name, memory.as_strided((num_envs + 1, items), (stride, 1), memory.storage_offset() - items)
 
 
 def output_guard_bands(buffers: StepBuffers) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and band, (num_envs, guard rows, …), of every tensor of step buffers."""
+    """Name and bands, (num_envs + 1, guard rows, …), of every tensor of step buffers: as of the state."""
+    rows = buffers.layout.guard_rows
     for name, tensor in buffers.tensors().items():
-        shape = (tensor.shape[0], buffers.layout.guard_rows, *tensor.shape[2:])
-        start = tensor.storage_offset() + tensor.shape[1] * tensor.stride(1)
-        yield name, tensor.as_strided(shape, tensor.stride(), start)
+        shape = (tensor.shape[0] + 1, rows, *tensor.shape[2:])
+        yield name, tensor.as_strided(shape, tensor.stride(), tensor.storage_offset() - rows * tensor.stride(1))
 
 
 def fill(bands: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -42,11 +50,58 @@ def check(bands: Iterable[tuple[str, torch.Tensor]], call: str) -> None:
         EnvContractError: Some of them have changed.
     """
     for name, band in bands:
-        written = (band.view(torch.uint8) != GUARD_BYTE).flatten(1).nonzero()
+        rows = band.view(torch.uint8).flatten(1)
+        written = (rows != GUARD_BYTE).nonzero()
         if len(written):
-            env_index, offset = written[0].tolist()
+            row, offset = written[0].tolist()
+            where = f"{offset} after those of environment {row - 1}"
+            if row == 0:
+                where = f"{rows.shape[1] - offset} before those of environment 0"
             raise EnvContractError(
-                f"{call} wrote {len(written)} bytes outside of {name}: the first is byte {offset} after those "
-                "of environment "
-                f"{env_index}; expected indices within the environment (agents, then the field's own sizes)"
+                f"{call} wrote {len(written)} bytes outside of {name}: the first is byte {where}; expected indices "
+                "within the environment (agents, then the field's own sizes)"
             )
+
+
+def new_records(num_envs: int, device: torch.device) -> torch.Tensor:
+    """Records of indices out of bounds, (num_envs, RECORD_ITEMS) int64, empty."""
+    return torch.zeros((num_envs, RECORD_ITEMS), dtype=torch.int64, device=device)
+
+
+def check_records(records: torch.Tensor, layout: GameLayout, build: BuildOptions, call: str) -> None:
+    """Read the records, and empty them; synchronises with the device.
+
+    Raises:
+        EnvContractError: An index was out of bounds; the access was not executed.
+    """
+    found = records[:, 0].nonzero()[:, 0].tolist()
+    if not found:
+        return
+    array, axis, index, first, line, file_hash = records[found[0]].tolist()
+    records.zero_()
+    name, shape = checked_arrays(layout)[array - 1]
+    files = {hash_of(file): file for file in FILE.findall(game_source(layout, build))}
+    indices = [first if axis else index, *["…"] * (axis - 1), *[index] * (axis > 0)]
+    access = (
+        f"io.action({', '.join(map(str, indices))})"
+        if name == "io.actions"
+        else name + "".join(f"[{k}]" for k in indices)
+    )
+    agent = f", agent {layout.agent_names[first]}" if axis and _has_agents(layout, name, shape) else ""
+    raise EnvContractError(
+        f"{call}: {files.get(file_hash, 'unknown file')}:{line}: {access} is out of bounds in environment "
+        f"{found[0]}{agent}: index {index} of axis {axis}; expected 0 to {shape[axis] - 1}. The access was not executed"
+    )
+
+
+def hash_of(file: str) -> int:
+    """32-bit FNV-1a of a file's name, as bounds.cuh has it."""
+    value = 2166136261
+    for byte in file.encode():
+        value = (value ^ byte) * 16777619 & 0xFFFFFFFF
+    return value
+
+
+def _has_agents(layout: GameLayout, name: str, shape: tuple[int, ...]) -> bool:
+    """Whether the first axis of an array is that of the agents, as far as its size shows it."""
+    return name.startswith("io.") or (shape[0] == layout.num_agents > 1)

@@ -14,7 +14,7 @@ from gpu_vecenv.compile.engine_kernels import BuildOptions
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
-from gpu_vecenv.engine.guards import check, fill, output_guard_bands, state_guard_bands
+from gpu_vecenv.engine.guards import check, check_records, fill, new_records, output_guard_bands, state_guard_bands
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.errors import ConcurrentUseError
 
@@ -63,6 +63,9 @@ class Kernels:
         self._state["num_initial_states"] = (
             len(data[f"initial_{build.initial_fields[0]}"]) if build.initial_fields else 0
         )
+        self._records = new_records(num_envs, data.device) if build.guards else None
+        if self._records is not None:
+            self._state["violations"] = self._records
         self.program = functions.compile_game(layout, group_shape=group_shape, build=build)
         scratch_bytes, shared_bytes, self._fused_sampling_pays_off = self._layout(self.program)
         shape, copies = self._shape(shared_bytes)
@@ -167,7 +170,8 @@ class Kernels:
             for name, value in varying.items():
                 setattr(launch.fields, name, value)
             launch.run()
-            if self.build.guards:
+            if self._records is not None:
+                check_records(self._records, self._game_layout, self.build, call)
                 check(state_guard_bands(self.data), call)
                 check(() if out is None else output_guard_bands(out), call)
         finally:

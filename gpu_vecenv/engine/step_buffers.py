@@ -23,8 +23,8 @@ class StepBuffersLayout:
     """Shapes and dtypes of the step buffers of one environment.
 
     ``batch`` is (num_envs, num_agents), or (num_envs * num_agents,) with ``agents_as_envs``; ``num_choices`` counts
-    the entries of an agent's action mask, 0 without one. In a debug build ``guard_rows`` rows follow those of each
-    environment, outside of every view; no kernel may write them.
+    the entries of an agent's action mask, 0 without one. In a debug build ``guard_rows`` rows precede those of the
+    first environment and follow those of each, outside of every view; no kernel may write them.
     """
 
     batch: tuple[int, ...]
@@ -57,7 +57,7 @@ class StepBuffersLayout:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the buffer."""
-        return sum(_padded(self.guarded(shape), dtype) for shape, dtype in self.specs.values())
+        return sum(self._bytes_of(shape, dtype) for shape, dtype in self.specs.values())
 
     def guarded(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of a tensor with its guard rows."""
@@ -66,7 +66,14 @@ class StepBuffersLayout:
     @property
     def nbytes_without_final_obs(self) -> int:
         """Bytes of the buffer before ``final_obs``, its last part."""
-        return self.nbytes - (_padded(*self.specs["final_obs"]) if self.has_final_obs else 0)
+        return self.nbytes - (self._bytes_of(*self.specs["final_obs"]) if self.has_final_obs else 0)
+
+    def _bytes_before(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """Bytes of a tensor's guard rows before the first environment."""
+        return _padded((self.guard_rows, *shape[2:]), dtype) if self.guard_rows else 0
+
+    def _bytes_of(self, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        return self._bytes_before(shape, dtype) + _padded(self.guarded(shape), dtype)
 
     @cached_property
     def views(self) -> list[tuple[str, torch.dtype, tuple[int, ...], tuple[int, ...], int]]:
@@ -74,6 +81,7 @@ class StepBuffersLayout:
         views, start = [], 0
         for name, (shape, dtype) in self.specs.items():
             memory = self.guarded(shape)
+            start += self._bytes_before(shape, dtype)
             strides = tuple(math.prod(memory[axis + 1 :]) for axis in range(len(shape)))
             views.append((name, dtype, shape, strides, start // dtype.itemsize))
             start += _padded(memory, dtype)

@@ -99,8 +99,9 @@ class VecEnv:
             used.
         thread_order: Debug builds: 1 is backwards, 2 shuffled: of every range on the host, of blocks on a GPU. Results
             must be bitwise equal.
-        guards: Debug builds: guard bytes between environments, in state and outputs, that no kernel may write; each
-            call checks them and raises EnvContractError. Not with ``agents_as_envs``.
+        guards: Debug builds: an index out of bounds of a state field, or of an array or action of ``io``, is not
+            accessed, and guard bytes around environments, in state and outputs, find writes through other pointers;
+            each call checks both and raises EnvContractError. Not with ``agents_as_envs``.
 
     Raises:
         TypeError, ValueError, ConfigError: An argument is wrong.

@@ -14,6 +14,7 @@ from games.painter import Painter
 from games.scouts import Scouts
 from gymnasium.spaces import Discrete
 from support.emulated_cuda import EmulatedCudaBackend
+from support.hostile import MISTAKE_LINE, walkers
 
 import gpu_vecenv
 from gpu_vecenv import Sampler, VecEnv
@@ -22,6 +23,7 @@ from gpu_vecenv.declare.env import Env, Field, f32
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import MODES
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
+from gpu_vecenv.errors import EnvContractError
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 2.0}
@@ -83,6 +85,15 @@ def test_debug_builds_are_bitwise_equal_too(builds, make_emulated):
         game = gpu_vecenv.configure(name, max_steps=6)
         one, many = VecEnv(game, 21, "cpu"), make_emulated(game, 21, **builds)
         assert trajectory_digest(many, 3, 15).hex() == trajectory_digest(one, 3, 15).hex()
+
+
+def test_an_index_out_of_bounds_is_recorded_once_per_environment(make_emulated, tmp_path):
+    statement = "if (thread_rank() == 2) io.rewards[7] = s.place[1000][0];"
+    env = make_emulated(walkers(tmp_path, new=statement)(num_walkers=5), 9, guards=True, threads_per_env=4)
+    env.reset(seed=3)
+    expected = rf"walkers\.cu:{MISTAKE_LINE}: s\.place\[1000\] is out of bounds in environment 0"
+    with pytest.raises(EnvContractError, match=expected):
+        env.step(env.sample_actions())
 
 
 def test_a_nonfinite_environment_ends_without_the_others(make_emulated):
@@ -236,6 +247,7 @@ DIVERGENT = """
 import sys
 sys.path.insert(0, "tests")
 from support.emulated_cuda import EmulatedCudaBackend
+from support.hostile import MISTAKE_LINE, walkers
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.declare.kernels import Array, KernelSignature

@@ -10,12 +10,13 @@ import threading
 import pytest
 import torch
 from games.fragile import FAULTS, Fragile
+from support.hostile import MISTAKE_LINE, walkers
 
 import gpu_vecenv
 from gpu_vecenv import Fault, PPOConfig, Trainer, VecEnv
 from gpu_vecenv.compile.backends.select import working_drivers
 from gpu_vecenv.engine.digest import trajectory_digest
-from gpu_vecenv.engine.guards import GUARD_BYTE, output_guard_bands, state_guard_bands
+from gpu_vecenv.engine.guards import GUARD_BYTE, check, output_guard_bands, state_guard_bands
 from gpu_vecenv.errors import (
     ConcurrentUseError,
     ConfigError,
@@ -28,7 +29,7 @@ MODES = ("same_step", "next_step", "disabled")
 NONFINITE = [fault for fault in FAULTS if fault.startswith(("NaN", "infinity"))]
 OUTSIDE = {
     "beyond the state": "state_place",
-    "before the state": "engine_",
+    "before the state": "state_place",
     "beyond the observations": "obs",
     "beyond the rewards": "rewards",
     "beyond the flags": "truncations",
@@ -158,15 +159,50 @@ def test_training_continues_without_the_lost_environment(device):
 
 
 @pytest.mark.parametrize("fault", OUTSIDE)
-def test_a_write_outside_of_an_environment_is_reported(fault, device):
+@pytest.mark.parametrize("environment", [0, 2])
+def test_a_write_outside_of_an_environment_is_reported(fault, environment, device):
     env = VecEnv(Fragile(), 5, device, guards=True)
     env.reset(seed=3)
     env.step(actions(env))
-    expected = "engine_|state_" if fault == "before the state" else OUTSIDE[fault]
-    with pytest.raises(
-        EnvContractError, match=rf"step wrote \d+ bytes outside of ({expected})\w*: .* after those of environment"
-    ):
-        env.step(actions(env, 2, fault))
+    expected = rf"step wrote \d+ bytes outside of ({OUTSIDE[fault]})\w*: .* (after|before) those of environment"
+    if fault.startswith("beyond") and fault != "beyond the state":
+        expected = rf"step: fragile\.cu:\d+: io\.{OUTSIDE[fault]}.* is out of bounds in environment {environment}"
+    with pytest.raises(EnvContractError, match=expected):
+        env.step(actions(env, environment, fault))
+
+
+# Statement -> the access that is out of bounds.
+BEYOND = {
+    "FOR_AGENTS (i) s.place[i + 1][0] = 1;": r"s\.place\[3\] is out of bounds in environment 0: index 3 of axis 0; "
+    "expected 0 to 2",
+    "ONCE s.place[1][1000 + io.elapsed_steps] = 1;": r"s\.place\[1\]\[1001\] is out of bounds in environment 0, agent "
+    "walker_1: index 1001 of axis 1; expected 0 to 1",
+    "ONCE s.goal[-1000] = 1;": r"s\.goal\[-1000\] .* expected 0 to 0",
+    "ONCE io.rewards[5] += s.goal[0];": r"io\.rewards\[5\] ",
+    "ONCE io.rewards[2] = (float)io.action(7);": r"io\.action\(7\) ",
+    "ONCE s.goal[0] = io.action(2, 1);": r"io\.action\(2, 1\) .* agent walker_2: index 1 of axis 1; expected 0 to 0",
+    "ONCE io.truncations[1] = io.active[3];": r"io\.active\[3\] ",
+}
+
+
+@pytest.mark.parametrize("statement", BEYOND)
+def test_an_index_out_of_bounds_is_named_and_not_accessed(statement, device, tmp_path):
+    game = walkers(tmp_path, new=statement)()
+    env = VecEnv(game, 3, device, guards=True)
+    env.reset(seed=3)
+    chosen = env.sample_actions()
+    with pytest.raises(EnvContractError, match=rf"step: walkers\.cu:{MISTAKE_LINE}: {BEYOND[statement]}.*not executed"):
+        env.step(chosen)
+    check(state_guard_bands(env.data), "nothing")
+    env.reset(seed=3)  # records are empty again
+
+
+def test_pointers_to_arrays_are_those_of_a_build_without_checks(device, tmp_path):
+    statement = """float* own = s.place[0]; const float (*all)[2] = s.place; float* items = (float*)s.place;
+    ONCE { *s.goal = 2; *(s.goal + 0) += 1; own[0] = all[1][1] + items[4]; for (float& x : s.place[2]) x += own[0]; }"""
+    game = walkers(tmp_path, new=statement)()
+    plain, checked = (VecEnv(game, 4, device, guards=guards) for guards in (False, True))
+    assert trajectory_digest(plain, 3, 20).hex() == trajectory_digest(checked, 3, 20).hex()
 
 
 def test_guard_bands_follow_every_environment_of_every_tensor(device):
@@ -179,9 +215,10 @@ def test_guard_bands_follow_every_environment_of_every_tensor(device):
     for name, band in bands.items():
         tensor = env.data[name] if name in env.data else buffers.tensors()[name]
         assert band.view(torch.uint8).eq(GUARD_BYTE).all() and band.numel() > 0
+        assert band[0].data_ptr() + band[0].numel() * band.element_size() == tensor.data_ptr(), "before the first"
         for environment in range(3):
             end = tensor[environment].data_ptr() + tensor[environment].numel() * tensor.element_size()
-            assert band[environment].data_ptr() == end, name
+            assert band[environment + 1].data_ptr() == end, name
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -15,6 +15,7 @@
 #define __constant__ static
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __align__(n) alignas(n)
 
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
@@ -140,6 +141,11 @@ inline int __shfl_xor_sync(unsigned mask, int x, int step) {
 inline int atomicAdd(int* place, int n) {
     *place += n;
     return *place - n;
+}
+inline unsigned long long atomicCAS(unsigned long long* place, unsigned long long expected, unsigned long long value) {
+    unsigned long long old = *place;
+    if (old == expected) *place = value;
+    return old;
 }
 inline unsigned __float_as_uint(float x) {
     unsigned b;

@@ -1,0 +1,43 @@
+"""Generated source of builds with guards: arrays of the state and of Io that check their indices, see bounds.cuh."""
+
+from __future__ import annotations
+
+from gpu_vecenv.declare.field import C_TYPES
+from gpu_vecenv.declare.layout import GameLayout
+
+IO_ARRAYS = ("active", "rewards", "terminations", "truncations", "obs", "action_mask", "actions")
+RECORD_ITEMS = (
+    6  # of one environment: number of the array + 1 or 0, axis, index, index of axis 0, line, hash of the file
+)
+
+
+def checked_arrays(layout: GameLayout) -> list[tuple[str, tuple[int, ...]]]:
+    """Arrays whose indices are checked, as a game's source names them, and their shapes; numbered in this order."""
+    agents = layout.num_agents
+    shapes = {
+        "obs": (agents, layout.obs_size),
+        "action_mask": (agents, layout.num_choices),
+        "actions": (agents, layout.action.heads),
+    }
+    state = [(f"s.{field.name}", field.shape or (1,)) for field in layout.fields]
+    return state + [(f"io.{name}", shapes.get(name, (agents,))) for name in IO_ARRAYS]
+
+
+def bounds_constants(layout: GameLayout) -> str:
+    """What precedes bounds.cuh."""
+    numbers = (f"IO_{name.upper()} = {number}" for number, name in enumerate(IO_ARRAYS, start=len(layout.fields)))
+    largest = max(layout.obs_size * 8, layout.num_choices, *(field.nbytes for field in layout.fields))
+    return (
+        '#line 1 "generated header"\n#define BOUNDS_CHECKED\nnamespace bounds {\n'
+        f"enum Array {{ {', '.join(numbers)} }};\nconstexpr int DUMMY_BYTES = {largest};\n}}\n"
+    )
+
+
+def checked_state(layout: GameLayout) -> list[str]:
+    """``State``, of arrays that check their indices."""
+    kinds = [f"{'const ' if field.shared else ''}{C_TYPES[field.dtype]}" for field in layout.fields]
+    members = [
+        f"    bounds::Checked<{kind}, {number}, 0, {', '.join(map(str, field.shape or (1,)))}> {field.name};"
+        for number, (kind, field) in enumerate(zip(kinds, layout.fields, strict=True))
+    ]
+    return ["struct State {", *members, "};"]
