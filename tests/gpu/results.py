@@ -216,8 +216,10 @@ def main(folder: Path, config: ResultsConfig) -> None:
         list(pool.map(work, jobs_left))
     for row, factor in itertools.product(names, factors):
         own = [job.name for job in jobs if (job.row, job.factor) == (row, factor)]
-        runs = [path for name in own if (path := folder / "runs" / name).is_dir()]
-        plot_runs(runs, folder / f"{row}{'' if factor == 1 else f'-x{factor}'}.png")
+        complete = {row["run"] for row in results["rows"] if row["complete"]}
+        if not complete >= set(own):
+            continue
+        plot_runs([folder / "runs" / name for name in own], folder / f"{row}{'' if factor == 1 else f'-x{factor}'}.png")
         if row.startswith("tag_") and factor == 1 and policies.keys() >= set(own):
             episodes = min(config.episodes, 200 if "continuous" in row else 1000)
             for line in against_scripts([policies[name] for name in own], episodes):
