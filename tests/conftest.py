@@ -8,6 +8,7 @@ from collections.abc import Generator
 
 import pytest
 import torch
+from support.fuzzing import VARIABLE, fuzz_seed
 
 # Variables of the caller that would change what the programs under test print, install, seed or connect to.
 CLEARED = (
@@ -27,6 +28,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_report_header() -> str:
+    return f"random inputs: {VARIABLE}={fuzz_seed()} repeats them"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and "random_seed" in getattr(item, "fixturenames", ()):
+        report.sections.append(("random inputs", f"{VARIABLE}={fuzz_seed()} repeats them"))
+    return report
+
+
 def pytest_configure() -> None:
     """Libraries named in $GPU_VECENV_REQUIRED must be installed: their tests must not be skipped."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a shell's background; programs under test inherit it
@@ -35,6 +48,7 @@ def pytest_configure() -> None:
         os.environ.pop(name, None)
     os.environ["MPLBACKEND"] = "agg"
     os.environ["GPU_VECENV_PROGRESS_SECONDS"] = "86400"  # no test prints more on a slower machine
+    fuzz_seed()
     os.umask(0o022)
     for library in os.environ.get("GPU_VECENV_REQUIRED", "").split():
         find = shutil.which if library == "chromium" else importlib.util.find_spec  # a program among the libraries
@@ -64,6 +78,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         pytest.fail(
             f"{used:.1f} s of CPU time, more than {limit:g}: mark the test slow, or make it faster", pytrace=False
         )
+
+
+@pytest.fixture
+def random_seed() -> int:
+    """The seed of random inputs, another one in each run."""
+    return fuzz_seed()
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

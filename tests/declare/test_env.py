@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space, Tuple
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
+from support.fuzzing import fuzz_seed
 from support.kernels import signature
 
 import gpu_vecenv
@@ -220,7 +221,8 @@ def rendered(value: float) -> str:
 
 
 @given(st.one_of(st.floats(-FLOAT32_MAX, FLOAT32_MAX), st.floats(-FLOAT32_MAX, FLOAT32_MAX, width=32)))
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, deadline=None, database=None)
+@seed(fuzz_seed())
 def test_a_float_constant_is_a_c_literal_of_the_same_float32(value):
     text = rendered(value)
     assert re.fullmatch(r"-?\d+(\.\d+|\.\d+e[+-]\d+|e[+-]\d+)f", text), text

@@ -4,6 +4,7 @@ Those that fork, kill or measure their own process run as commands.
 """
 
 import json
+import os
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from reliability.experiment import ENGINE, NAMES, NOTHING, TESTS, environment, kind_of, metrics_of
 from reliability.rng import clear_verdicts
+from support.fuzzing import VARIABLE
 
 # Arguments, and metrics that depend on them: an ignored argument fails the test.
 COMMANDS = {
@@ -58,6 +60,16 @@ def test_an_experiment_finds_what_is_planted(name, device):
     assert found and NOTHING not in found.values()
 
 
+def test_random_inputs_are_others_in_every_run_and_repeatable(monkeypatch):
+    monkeypatch.delenv(VARIABLE)  # as at the beginning of a run
+    seed = kind_of("calls")(count=1).seed
+    assert kind_of("damage")(count=1).seed == seed == int(os.environ[VARIABLE])  # child processes inherit it
+    monkeypatch.delenv(VARIABLE)
+    assert kind_of("calls")(count=1).seed != seed
+    monkeypatch.setenv(VARIABLE, "7")
+    assert kind_of("calls")(count=1).seed == 7
+
+
 def test_a_failure_is_printed_and_exits_with_1(tmp_path):
     command = [
         sys.executable,
@@ -65,11 +77,13 @@ def test_a_failure_is_printed_and_exits_with_1(tmp_path):
         "soak",
         "--game",
         "nothing",
+        "--seed",
+        "7",
         "--json",
         str(tmp_path / "file"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
-    assert done.returncode == 1 and "UnknownGameError" in done.stdout
+    assert done.returncode == 1 and "UnknownGameError" in done.stdout and "to repeat it: --seed 7" in done.stdout
     assert json.loads(done.stdout.splitlines()[-1])["failures"] == 1
     written = json.loads((tmp_path / "file").read_text())
     assert written["failures"] == 1 and "nothing" in written["what"][0]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Union
 
 import tyro
+from support.fuzzing import fuzz_seed
 
 TESTS = Path(__file__).resolve().parents[1]
 NAMES = ("saves", "damage", "resume", "cache", "leaks", "soak", "rng", "large", "interrupts", "calls", "injections")
@@ -38,8 +39,8 @@ class Experiment:
 
     count: int
     """Number of repetitions."""
-    seed: int = 0
-    """Seed of all random choices."""
+    seed: int = field(default_factory=fuzz_seed)
+    """Seed of all random choices; by default a fresh one."""
     device: str = "cpu"
     """cpu or cuda."""
     json: Path | None = None
@@ -137,16 +138,19 @@ def main() -> int:
     metrics = experiment.run()
     for failure in experiment.failures[:SHOWN]:
         print(f"failure: {failure}")
+    if experiment.failures:
+        print(f"to repeat it: --seed {experiment.seed}")
     if experiment.json is not None:
         experiment.json.write_text(json.dumps({**metrics, "what": experiment.failures}, indent=1) + "\n")
     if experiment.receipt and not experiment.failures:
         from receipts import write
 
+        given = [*sys.argv[1:], *([] if "--seed" in sys.argv else ["--seed", str(experiment.seed)])]
         planted = metrics.pop("planted")
         write(
             experiment.name,
             what=type(experiment).__doc__ or "",
-            command=f"python tests/reliability {' '.join(sys.argv[1:])}",
+            command=f"python tests/reliability {' '.join(given)}",
             metrics=metrics,
             planted=planted,
             python=[*ENGINE, *experiment.depends_on, f"tests/reliability/{experiment.name}.py"],

@@ -134,7 +134,8 @@ def kill_and_resume(
     kills: int,
     game: str = "tag_gridworld",
     device: str = "cpu",
-    seed: int = 0,
+    *,
+    seed: int,
 ) -> list[str]:
     """Train once uninterrupted and once with kills; returns the differences."""
     rng = random.Random(seed)
@@ -219,5 +220,5 @@ class Resume(Experiment):
 
     def measure(self) -> Metrics:
         with tempfile.TemporaryDirectory() as folder:
-            self.failures += kill_and_resume(Path(folder), self.count, self.game, self.device, self.seed)
+            self.failures += kill_and_resume(Path(folder), self.count, self.game, self.device, seed=self.seed)
         return {"kills": self.count, "game": self.game, "differences": len(self.failures)}

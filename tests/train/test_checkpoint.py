@@ -242,8 +242,8 @@ def test_a_file_of_any_other_length_is_refused(path):
         refused(path, CheckpointCorruptError)
 
 
-def test_mutated_files_are_refused_or_harmless(path):
-    content, draw = path.read_bytes(), random.Random(5)
+def test_mutated_files_are_refused_or_harmless(path, random_seed):
+    content, draw = path.read_bytes(), random.Random(random_seed)
     header = 8 + int.from_bytes(content[:8], "little")
     found = dict.fromkeys(("refused", "the same"), 0)
     for _ in range(1000):
