@@ -498,6 +498,8 @@ class Agents(Pair):
                 return Bad("missing", lambda: env.step(actions), AgentKeyError, ["no action for", agent])
             case 1:
                 name = rng.choice([typo(rng, agent), "no_agent", "", agent.upper(), 7, None])
+                if name in env.possible_agents:  # a typo that names another agent
+                    name = "no_agent"
                 return Bad("unknown", lambda: env.step({**actions, name: good}), AgentKeyError, [str(name), "unknown"])
             case 2:
                 dead = [agent for agent in env.possible_agents if agent not in actions]
@@ -531,6 +533,8 @@ class Agents(Pair):
                 return Bad("values", lambda: env.step({**actions, agent: wrong}), InvalidActionError, words)
             case 7:
                 name = rng.choice([typo(rng, agent), "no_agent", "", 7])
+                if name in env.possible_agents:
+                    name = "no_agent"
                 space = rng.choice([env.action_space, env.observation_space])
                 return Bad("space", lambda: space(name), AgentKeyError, ["no agent", repr(name)])
             case _:
@@ -561,6 +565,8 @@ class Draws(Pair):
             case 1:
                 good = getattr(out, name)
                 wrong, error, words = bad_tensor(rng, good, [good.dtype], arrays=True)
+                if wrong is None and name == "entropies":  # leaves them out
+                    return bad_seed(rng, self.env.reset)
                 given = dataclasses.replace(out, **{name: wrong})
                 words = [f"sample: out.{name}", *words]
                 return Bad("out", lambda: sampler.sample(self.parameters, out=given), error, words)
