@@ -148,7 +148,7 @@ class FunctionManager:
         own = own_source(game)
         check_source_rules(own, game.name, game.allows)
         self.backend.compile(text, target)
-        check_variables(target, own, game.name, game.allows)
+        check_variables(target, text, own, game.name, game.allows)
 
     def _build(
         self, text: str, name: str, kernels: Iterable[KernelSignature], game: GameLayout | None = None

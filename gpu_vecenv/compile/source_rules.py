@@ -78,12 +78,13 @@ def check_source_rules(text: str, game: str, allows: Sequence[str] = ()) -> None
             raise _error(game, _location(text, line), rule, violation)
 
 
-def check_variables(binary: Path, text: str, game: str, allows: Sequence[str] = ()) -> None:
+def check_variables(binary: Path, source: str, text: str, game: str, allows: Sequence[str] = ()) -> None:
     """Check that a game's compiled code has no variables that keep their values between steps.
 
     Args:
         binary: The library or cubin.
-        text: The game's own source, as for ``check_source_rules``.
+        source: What it was compiled from.
+        text: The game's own part of it, as for ``check_source_rules``.
         game: Name of the game, for the message.
         allows: Names of rules that are not checked.
 
@@ -92,11 +93,12 @@ def check_variables(binary: Path, text: str, game: str, allows: Sequence[str] = 
     """
     if "mutable variables" in allows or not (symbols := writable_variables(binary.read_bytes())):
         return
-    code = [*tokens(text)]
-    words = {token.text: token.line for token in reversed(code) if token.kind == "word"}
+    words = {token.text: token.line for token in reversed([*tokens(text)]) if token.kind == "word"}
+    on_gpu = any(section.startswith(GPU_MEMORY) for _, section in symbols)
+    constants = _constants([*tokens(source)]) if on_gpu else set()  # the game's own, and those of its declaration
     for symbol, section in symbols:
         name = _declared_name(symbol, words)
-        if name is not None and not (section.startswith(GPU_MEMORY) and name in _constants(code)):
+        if name is not None and not (section.startswith(GPU_MEMORY) and name in constants):
             raise _error(game, _location(text, words[name]), "mutable variables", name)
 
 

@@ -210,15 +210,15 @@ def test_a_variable_that_keeps_its_value_is_found_in_a_library(name, tmp_path):
     HostBackend().compile(BEFORE + own, binary)
     line = 1 if outside else 2 + rules.count("\n")
     with pytest.raises(SourceRuleError, match=rf"Mine: mine\.cu:{line}: 'count' breaks .*'mutable variables'.*Scratch"):
-        check_variables(binary, own, "Mine")
-    check_variables(binary, own, "Mine", ("mutable variables",))
+        check_variables(binary, BEFORE + own, own, "Mine")
+    check_variables(binary, BEFORE + own, own, "Mine", ("mutable variables",))
 
 
 def test_constants_are_no_variables(tmp_path):
     own = kernel(CONSTANTS)
     HostBackend().compile(BEFORE + own, tmp_path / "library.so")
     assert b"TABLES" in (tmp_path / "library.so").read_bytes()
-    check_variables(tmp_path / "library.so", own, "Mine")
+    check_variables(tmp_path / "library.so", BEFORE + own, own, "Mine")
 
 
 def test_a_variable_that_keeps_its_value_is_found_in_a_cubin(tmp_path):
@@ -228,9 +228,11 @@ def test_a_variable_that_keeps_its_value_is_found_in_a_cubin(tmp_path):
         own = kernel(VARIABLES[name])
         binary.write_bytes(compile_cubin(BEFORE + own, "sm_90"))
         with pytest.raises(SourceRuleError, match=r"mine\.cu:\d: 'count'"):
-            check_variables(binary, own, "Mine")
-    binary.write_bytes(compile_cubin(BEFORE + kernel(CONSTANTS), "sm_90"))
-    check_variables(binary, kernel(CONSTANTS), "Mine")
+            check_variables(binary, BEFORE + own, own, "Mine")
+    of_engine = "HD float engine(int k) { static const float sizes[2] = {1, 2}; return sizes[k]; }\n"
+    for own in (kernel(CONSTANTS), kernel(("float sizes = 1; x += sizes + engine((int)x & 1);", ""))):
+        binary.write_bytes(compile_cubin(BEFORE + of_engine + own, "sm_90"))
+        check_variables(binary, BEFORE + of_engine + own, own, "Mine")
 
 
 def test_a_game_with_such_a_variable_is_refused_also_after_one_that_may_have_it(tmp_path):
