@@ -17,6 +17,19 @@ FORCED_clients = 'pufferlib-core>=3.0.23'
 FORCED_sample-factory = 'sample-factory>=2.1.1'
 CLIENTS = $(filter-out $(ALONE) pufferlib,$(patsubst tests/adapters/test_%.py,%,$(wildcard tests/adapters/test_*.py)))
 
+# RL libraries that share an environment with development; without a lock, what cannot be installed is left out.
+SHARING = sb3 supersuit torchrl skrl rsl-rl rl-games tianshou lightning
+# CI sets LOCKS=.ci/locks: only what these files name is installed then, and pip compares its digests.
+LOCKS ?=
+LOCK = $(LOCKS:%=%/dev.txt)
+TOOLS = $(VENV)-tools/bin
+COMPILE = $(TOOLS)/uv pip compile --directory .ci --no-python-downloads --universal --python-version 3.10 \
+	--generate-hashes --only-binary :all: --emit-build-options --constraint constraints.txt \
+	--no-emit-package gpu-vecenv --no-emit-package torch --custom-compile-command 'make lock' --quiet
+comma = ,
+empty =
+listed = $(subst $(empty) ,$(comma),$(strip $1))
+
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL = -n auto --dist worksteal
 QUICK = not slow and not exhaustive and not gpu
@@ -26,7 +39,7 @@ EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
 
 .DEFAULT_GOAL = help
 .PHONY: help train quick check lint types test-changed test test-slow test-all test-exhaustive test-clients nightly gpu \
-	mutants reliability ledger release-check bench docs dist clean $(CLIENTS_APART:%=test-client-%)
+	mutants reliability ledger release-check bench docs dist lock audit clean $(CLIENTS_APART:%=test-client-%)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -96,34 +109,44 @@ bench: $(VENV)/train.stamp ## throughput of the games, a table or one JSON line 
 docs: $(VENV)/docs.stamp ## the documentation site, docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going --fresh-env docs docs/_build/html $(ARGS)
 
-dist: $(VENV)/dist.stamp ## build what is published into dist/ and check it; with TAG=v1.2.3 that must be its version
+lock: $(VENV)-tools/stamp ## write the lock files of CI; ARGS=--upgrade takes the newest versions
+	$(COMPILE) --extra dev --extra compiler --extra cuda13 $(SHARING:%=--extra %) $(ARGS) --output-file locks/dev.txt ../pyproject.toml >/dev/null
+	$(COMPILE) $(ARGS) --group ../pyproject.toml:tools --output-file locks/tools.txt >/dev/null
+
+audit: $(VENV)-tools/stamp ## weaknesses of the workflows, and known ones of what the lock files name and of torch
+	$(TOOLS)/zizmor --offline --quiet .github
+	$(TOOLS)/pip-audit --strict --disable-pip --no-deps --requirement .ci/constraints.txt $(ARGS)
+	for lock in .ci/locks/*.txt; do $(TOOLS)/pip-audit --strict --disable-pip --require-hashes --requirement $$lock $(ARGS) || exit 1; done
+
+dist: $(VENV)-tools/stamp ## build what is published into dist/ and check it; with TAG=v1.2.3 that must be its version
 	@[ -z "$$TAG" ] || [ "$$TAG" = "v$(VERSION)" ] || { echo "TAG is $$TAG, but gpu_vecenv/_version.py says $(VERSION)"; exit 1; }
 	@[ -z "$$TAG" ] || grep -qx 'version: $(VERSION)' CITATION.cff || { echo "CITATION.cff does not say version: $(VERSION)"; exit 1; }
 	@[ -z "$$TAG" ] || grep -q '^## \[$(VERSION)\] - 2' CHANGELOG.md || { echo "CHANGELOG.md has no date for [$(VERSION)]"; exit 1; }
 	rm -rf build dist
-	$(BIN)/python -m build $(ARGS)
-	$(BIN)/python -m twine check --strict dist/*
-	$(BIN)/check-wheel-contents dist/*.whl
+	$(TOOLS)/python -m build --no-isolation $(ARGS)
+	$(TOOLS)/python -m twine check --strict dist/*
+	$(TOOLS)/check-wheel-contents dist/*.whl
 
 clean: ## remove the virtual environment and everything built
 	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) docs/_build docs/games docs/project build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-# The stamps make an installation happen again only when pyproject.toml changes.
-$(VENV)/train.stamp: pyproject.toml | $(BIN)/python
-	$(INSTALL) --extras train --try sb3,supersuit
+# The stamps make an installation happen again only when pyproject.toml or the lock changes.
+$(VENV)/train.stamp: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) $(if $(LOCK),--lock $(LOCK),--extras train --try sb3,supersuit)
 	@touch $@
 
-$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
-	$(INSTALL) --extras dev --try sb3,supersuit,torchrl,skrl,rsl-rl,rl-games,tianshou,lightning
+$(VENV)/dev.stamp: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) $(if $(LOCK),--lock $(LOCK),--extras dev --try $(call listed,$(SHARING)))
 	@touch $@ $(VENV)/train.stamp
 
-$(VENV)/docs.stamp: pyproject.toml | $(BIN)/python
-	$(INSTALL) --extras docs
+$(VENV)/docs.stamp: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) $(if $(LOCK),--lock $(LOCK),--extras docs)
 	@touch $@
 
-$(VENV)/dist.stamp: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet 'build>=1.2' 'check-wheel-contents>=0.6' 'twine>=6.1'
+$(VENV)-tools/stamp: .ci/locks/tools.txt
+	$(MAKE) VENV=$(VENV)-tools $(TOOLS)/python
+	$(TOOLS)/python -m pip install --quiet --require-hashes --requirement .ci/locks/tools.txt
 	@touch $@
 
 $(VENV)-%/stamp: EXTRAS_APART = render,test

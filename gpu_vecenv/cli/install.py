@@ -96,6 +96,16 @@ def optional_steps(extras: Iterable[str], gpu: bool, nvcc: str | None) -> list[S
     return steps
 
 
+def locked_steps(lock: str) -> list[Step]:
+    """Exactly the packages of a lock file, whose digests pip compares, then the project, of which there is none.
+
+    Nothing is resolved, and only wheels are taken: no code of a package runs while it is installed.
+    """
+    exact = ("--require-hashes", "--no-deps", "--only-binary", ":all:", "--requirement", lock)
+    project = ("--no-deps", "--no-build-isolation", "--editable", str(ROOT))
+    return [Step(f"the packages of {lock}", exact), Step("gpu-vecenv", project)]
+
+
 def pins_torch(constraints: Iterable[str]) -> bool:
     """Whether one of these constraint files' contents names torch."""
     entry = re.compile(r"^\s*torch\s*([<>=!~@;\[]|$)", re.MULTILINE)
@@ -146,12 +156,27 @@ def run_first(steps: Sequence[Step], pip: Sequence[str] = PIP) -> str:
     return failure
 
 
+def run_all(steps: Iterable[Step], pip: Sequence[str] = PIP) -> str:
+    """Run the steps until one fails; return its output, else an empty string."""
+    return next(filter(None, (run(step, pip) for step in steps)), "")
+
+
+def unmet_requirements(pip: Sequence[str] = PIP) -> str:
+    """What installed packages require and is not installed, one a line; empty if there is nothing."""
+    command = [*pip, "check", "--disable-pip-version-check"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return "" if result.returncode == 0 else result.stdout.strip() or "pip check failed without output"
+
+
 def main(arguments: Sequence[str] | None = None, pip: Sequence[str] = PIP) -> int:
     """Install torch and this checkout into the running Python."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--extras", default="", help="extras to install, comma-separated")
     parser.add_argument("--try", dest="tried", default="", help="extras that may fail, comma-separated")
+    parser.add_argument("--lock", help="a requirements file with digests, which replaces the extras; see `make lock`")
     options = parser.parse_args(arguments)
+    if options.lock and (options.extras or options.tried):
+        parser.error("--lock replaces the extras: leave out --extras and --try")
 
     driver = toolchain.find_driver()
     cpu_requested = os.environ.get("GPU_VECENV_DEVICE") == "cpu"
@@ -174,6 +199,11 @@ def main(arguments: Sequence[str] | None = None, pip: Sequence[str] = PIP) -> in
             print(f"\n{problem}\n  or      set GPU_VECENV_DEVICE=cpu to install for the CPU only")
             return 1
         torch_cuda = torch.cuda
+
+    if options.lock:
+        if failure := run_all(locked_steps(options.lock), pip) or unmet_requirements(pip):
+            print(failure)
+        return int(bool(failure))
 
     extras, tried = _names(options.extras), _names(options.tried)
     if "dev" in extras and not gpu:

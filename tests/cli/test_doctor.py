@@ -187,7 +187,7 @@ def test_extras_follow_torch_and_compiler():
 def fake_pip(programs: Programs, fails_on: str) -> tuple[list[str], Path]:
     """A pip that logs its arguments, and fails if they contain ``fails_on``."""
     log = programs.folder / "pip.log"
-    script = f'echo "$*" >>"{log}"\ncase "$*" in *{fails_on}*) echo first; echo last; exit 1;; esac'
+    script = f'echo "$*" >>"{log}"\ncase "$*" in *"{fails_on}"*) echo first; echo last; exit 1;; esac'
     return [programs.add("pip", script)], log
 
 
@@ -209,6 +209,31 @@ def test_failed_optional_extras_print_one_line(programs, capsys):
         "  not installed, continuing without it: last"
     ]
     assert "supersuit" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("fails_on", "calls"), [("nothing", 3), ("--require-hashes", 1), ("--editable", 2), ("check --disable", 3)]
+)
+def test_a_lock_replaces_the_extras_and_must_hold_all_requirements(fails_on, calls, programs, monkeypatch, capsys):
+    monkeypatch.setenv("GPU_VECENV_DEVICE", "cpu")
+    pip, log = fake_pip(programs, fails_on)
+    assert install.main(["--lock", "some.txt"], pip) == (fails_on != "nothing")
+    assert ("last" in capsys.readouterr().out) == (fails_on != "nothing")
+    ends = [
+        "--require-hashes --no-deps --only-binary :all: --requirement some.txt",
+        f"--no-deps --no-build-isolation --editable {install.ROOT}",
+        "check --disable-pip-version-check",
+    ]
+    said = [line for line in log.read_text().splitlines() if not line.startswith("config")]
+    assert len(said) == calls and all(map(str.endswith, said, ends))
+
+
+@pytest.mark.parametrize("option", ["--extras", "--try"])
+def test_a_lock_and_extras_exclude_each_other(option, programs):
+    pip, log = fake_pip(programs, "nothing")
+    with pytest.raises(SystemExit):
+        install.main(["--lock", "some.txt", option, "train"], pip)
+    assert not log.exists()
 
 
 def test_pycuda_is_installed_only_with_nvcc_and_a_gpu():

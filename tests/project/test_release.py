@@ -17,7 +17,7 @@ TOLD = {
     "CITATION.cff": "cff-version: 1.2.0\nversion: 1.2.3\n",
     "CHANGELOG.md": "## [Unreleased]\n\n## [1.2.3] - 2031-02-03\n",
 }
-BUILDS = "no-such-venv/bin/python"  # what it comes to once the tag is found good; it is not there
+BUILDS = "no-such-venv-tools/bin/python"  # what it comes to once the tag is found good; it is not there
 WRONG = {
     "another tag": ("v1.2.4", {}, "TAG is v1.2.4, but gpu_vecenv/_version.py says 1.2.3"),
     "no v": ("1.2.3", {}, "TAG is 1.2.3, but"),
@@ -35,7 +35,7 @@ def dist(folder: Path, tag: str, changed: dict[str, str]) -> str:
     for name, text in {**TOLD, **changed}.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text)
-    command = ["make", "dist", "VENV=no-such-venv", "-o", "no-such-venv/dist.stamp"]
+    command = ["make", "dist", "VENV=no-such-venv", "-o", "no-such-venv-tools/stamp"]
     # Without the variables by which a make that runs these tests speaks to its children.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(command, cwd=folder, env={**kept, "TAG": tag}, capture_output=True, text=True, timeout=60)
