@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from gpu_vecenv.compile.binary_symbols import GPU_MEMORY, writable_variables
@@ -120,14 +121,13 @@ def _declared_name(symbol: str, words: Mapping[str, int]) -> str | None:
 
 
 def _constants(code: Sequence[Token]) -> set[str]:
-    """Names in declarations that begin with const, constexpr or TABLE, up to the initial value."""
+    """Names that are declared by const, constexpr or TABLE, one in a declaration."""
     names, constant = set(), False
-    for token in code:
-        constant = token.text not in (";", "{", "}", "=") and (
-            constant or token.text in ("const", "constexpr", "TABLE")
-        )
-        if constant:
-            names.add(token.text)
+    for before, token in pairwise(code):
+        if constant and token.text in ("=", "[", "{", ";") and before.kind == "word":
+            names.add(before.text)
+        starts = token.text in ("const", "constexpr", "TABLE")
+        constant = starts or (constant and token.text not in (";", "{", "}", "="))
     return names
 
 

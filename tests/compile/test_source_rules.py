@@ -228,7 +228,7 @@ def test_a_variable_that_keeps_its_value_is_found_in_a_cubin(tmp_path):
         own = kernel(VARIABLES[name])
         binary.write_bytes(compile_cubin(BEFORE + own, "sm_90"))
         with pytest.raises(SourceRuleError, match=r"mine\.cu:\d: 'count'"):
-            check_variables(binary, BEFORE + own, own, "Mine")
+            check_variables(binary, BEFORE + "HD float other(const int count) {}" + own, own, "Mine")
     of_engine = "HD float engine(int k) { static const float sizes[2] = {1, 2}; return sizes[k]; }\n"
     for own in (kernel(CONSTANTS), kernel(("float sizes = 1; x += sizes + engine((int)x & 1);", ""))):
         binary.write_bytes(compile_cubin(BEFORE + of_engine + own, "sm_90"))
