@@ -14,8 +14,10 @@ from gymnasium.vector import AutoresetMode
 
 import gpu_vecenv.check.episodes
 import gpu_vecenv.check.equivalence
+import gpu_vecenv.check.infos
 import gpu_vecenv.check.outputs
 import gpu_vecenv.check.refusals
+import gpu_vecenv.check.rendering
 import gpu_vecenv.check.seeds
 import gpu_vecenv.check.side_effects
 import gpu_vecenv.check.state  # noqa: F401
@@ -44,7 +46,7 @@ class Failure:
     """One violation of the interface.
 
     Args:
-        check: "K01" … "K26"; "K00" is what all of them rely on.
+        check: "K01" … "K28"; "K00" is what all of them rely on.
         title: Title of the check.
         got: What the environment did.
         expected: What was expected.
@@ -130,9 +132,9 @@ def check_vector_env(
 ) -> Report:
     """Check that a vector environment implements its interface: seeding, independence, episodes, values, errors.
 
-    The checks make vector environments of 1, 4, 7 and 33 environments, step them with random valid actions and compare
-    their outputs bitwise: NumPy or torch, CPU or CUDA, in any autoreset mode. Actions that ``info["action_mask"]``
-    forbids are replaced by allowed ones.
+    The checks make vector environments of 1, 4, 7, 33 and 257 environments, step them with random valid actions and
+    compare their outputs bitwise: NumPy or torch, CPU or CUDA, in any autoreset mode. Actions that
+    ``info["action_mask"]`` forbids are replaced by allowed ones.
 
     An environment may have n rows, one for each agent: then ``num_envs`` is n times the argument of ``make``, and the
     rows of an environment are adjacent. A row may end before its environment: its rewards are then 0 and its flags
@@ -142,11 +144,12 @@ def check_vector_env(
     report is this one failure, "K00", and nothing else is run. Infos that differ between two identical runs, such as
     wall-clock times, are named in a note of "K00" and not compared.
 
-    K01 to K18 need only ``make``. The others are skipped unless their argument below is given; the report says which.
+    K01 to K18 and K27 need only ``make``, K28 infos of ended episodes. The others are skipped unless their argument
+    below is given; the report says which.
 
     Args:
         make: Number of environments -> a new ``gymnasium.vector.VectorEnv``.
-        checks: Checks to run, of "K01" … "K26"; None runs all.
+        checks: Checks to run, of "K01" … "K28"; None runs all.
         seed: First seed; the following ones are used as well.
         steps: Length of most runs. Violations that occur later are not found.
         max_steps: Step at which episodes are truncated; None takes it from ``env.spec``. If neither is given, limits
@@ -202,7 +205,7 @@ def check_parallel_env(
 
     Args:
         make: Takes no argument and returns a new ``pettingzoo.ParallelEnv`` with ``possible_agents``.
-        checks: Checks to run, of "K01" … "K26"; None runs all.
+        checks: Checks to run, of "K01" … "K28"; None runs all.
         seed: First seed; the following ones are used as well.
         steps: Length of most runs. Violations that occur later are not found.
         max_steps: Step at which episodes are truncated; None leaves limits unchecked.

@@ -43,7 +43,8 @@ class AgentsAsEnvs(VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; the option reset_mask is ignored: there is one environment."""
-        observations, infos = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        further: dict[str, Any] = {} if options is None or "reset_mask" in options else {"options": options}
+        observations, infos = self.env.reset(**further) if seed is None else self.env.reset(seed=seed, **further)
         self.outputs = observations, infos
         self.acting = list(self.env.agents)
         return self._rows(observations, object, None), infos
@@ -120,8 +121,8 @@ class AgentSession(Session):
         """Restore ``tracking_state()``."""
         self.tracker, (self._masks, self.env.acting) = deepcopy(saved[0]), deepcopy(saved[1])
 
-    def _reset(self, rows: Bools | None, seed: Any = None) -> Record:
-        obs, info = self.env.reset(seed=seed)
+    def _reset(self, rows: Bools | None, seed: Any = None, options: dict[str, Any] | None = None) -> Record:
+        obs, info = self.env.reset(seed=seed, options=options)
         return self._record({"obs": obs, "info": info})
 
     def _record(self, raw: dict[str, Any]) -> Record:
@@ -164,6 +165,7 @@ class ParallelContext(CheckContext):
     """Makes ParallelEnvs, and actions for their agents."""
 
     SMALL_NUM_ENVS = LARGE_NUM_ENVS = MANY_NUM_ENVS = 1
+    WARM_UP_EPISODES = EPISODES = 10
     refusals = (*REFUSALS, KeyError, AttributeError)  # PettingZoo's, for missing agents and calls out of order
     masked = has_state = False
     state_error = ""
@@ -195,6 +197,12 @@ class ParallelContext(CheckContext):
         """The distinct first observations of ``STARTS`` seeds."""
         session = self.session()
         return {session.trajectory([session.reset(self.seeds[0] + more)], 0) for more in range(STARTS)}
+
+    def sample_spaces(self, session: Session) -> None:
+        """Draw from all spaces of all agents."""
+        for name in self.agents:
+            session.under_test.observation_space(name).sample()
+            session.under_test.action_space(name).sample()
 
     def actions(self, salt: int, steps: int | None = None) -> list[RowActions]:
         """Per step, a valid random action for each possible agent."""

@@ -86,6 +86,8 @@ class CheckContext:
 
     SMALL_NUM_ENVS, LARGE_NUM_ENVS = 4, 7  # 7: a prime, so that no block or vector width divides it
     MANY_NUM_ENVS = 33  # one more than a warp
+    WARM_UP_EPISODES = 120  # until queues of 100 episodes, as in Gymnasium's RecordEpisodeStatistics, are full
+    EPISODES = 40  # between two measurements of memory
     refusals: tuple[type[Exception], ...] = REFUSALS
     masked = True  # whether reset takes the option reset_mask
 
@@ -189,6 +191,11 @@ class CheckContext:
         self.action_space.seed(salt)
         samples = (self.action_space.sample() for _ in range(steps or self.steps))
         return [list(iterate(self.action_space, sample)) for sample in samples]
+
+    def sample_spaces(self, session: Session) -> None:
+        """Draw from all spaces of an environment."""
+        for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
+            getattr(session.env, name).sample()
 
     def same_actions_everywhere(self, actions: Sequence[RowActions], session: Session) -> list[RowActions]:
         """The actions with those of the first environment copied to all environments."""

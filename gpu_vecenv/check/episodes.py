@@ -13,7 +13,7 @@ from gpu_vecenv.check.records import Array, Bools, Finding, Record, canonical, h
 from gpu_vecenv.check.session import RowActions, Session
 
 LONGEST = 5000  # steps that the check may run until episodes end
-SOME = 3  # the least number of ends from which "all of them" is concluded
+SOME, SEVERAL, MANY = 3, 5, 20  # the least numbers of ends from which "all of them" is concluded
 NOTHING = [canonical(host(None))]  # the observation of an absent agent
 
 
@@ -45,19 +45,25 @@ def episode_contract(context: CheckContext) -> Findings:
     records = [session.reset(seed)]
     for step, action in enumerate(actions, 1):
         records.append(session.step(action))
-        tracker, flags = session.tracker, [records[-1].values(name) for name in ("terminations", "truncations")]
-        flagged = (flags[0].astype(np.bool_) | flags[1].astype(np.bool_)).reshape(tracker.shape)
-        seen = tracker.age.copy(), tracker.resetting, tracker.finished.copy(), tracker.before, flagged
-        step_records.append(StepRecord(step, records[-1], records[-2], *seen))
+        step_records.append(_step(session, step, records[-1], records[-2]))
         yield from _flags_and_rewards(step_records[-1], limit)
     yield from _limit(context, step_records)
+    yield from _lagging(context, step_records)
     yield from _last_observations(context, session, step_records)
+    yield from _after_resets(context, actions)
     if not any(step_record.finished.any() for step_record in step_records):
         context.notes.append(f"no episode ended in {steps} steps: ends and autoreset were not checked")
     elif session.mode is AutoresetMode.NEXT_STEP:
         yield from _ignored_actions(context, step_records, actions, records, seed)
     elif session.mode is AutoresetMode.DISABLED:
         yield from _step_after_end(context, actions, seed)
+
+
+def _step(session: Session, step: int, record: Record, previous: Record) -> StepRecord:
+    tracker, flags = session.tracker, [record.values(name) for name in ("terminations", "truncations")]
+    flagged = (flags[0].astype(np.bool_) | flags[1].astype(np.bool_)).reshape(tracker.shape)
+    seen = tracker.age.copy(), tracker.resetting, tracker.finished.copy(), tracker.before, flagged
+    return StepRecord(step, record, previous, *seen)
 
 
 def _flags_and_rewards(step_record: StepRecord, limit: int | None) -> Findings:
@@ -97,13 +103,65 @@ def _limit(context: CheckContext, step_records: Sequence[StepRecord]) -> Finding
     reached = sum(int(chosen.sum()) for _, chosen in at_limit)
     if not reached:
         context.notes.append(f"no episode reached max_steps = {limit}")
-    truncations = (
-        step_record.record.values("truncations").reshape(step_record.before.shape)[chosen]
-        for step_record, chosen in at_limit
+    counts = np.array([chosen for _, chosen in at_limit]).sum(0)
+    terminated, truncated = (
+        sum(
+            (r.record.values(name).reshape(r.before.shape).astype(np.bool_) & chosen[:, None]) for r, chosen in at_limit
+        )
+        for name in ("terminations", "truncations")
     )
     # A single episode may terminate exactly at the limit; if all do, the limit is reported with the wrong flag.
-    if reached >= SOME and not any(rows.any() for rows in truncations):
+    if reached >= SOME and not np.any(truncated):
         yield Finding(f"{reached} episodes reached step {limit}, and none was truncated", "truncations True")
+        return
+    if reached >= MANY and np.all(np.equal(terminated, counts[:, None])):
+        yield Finding(f"{reached} episodes reached step {limit}, and all were terminated as well", "truncations only")
+    never = (counts >= SEVERAL)[:, None] & np.equal(truncated, 0)
+    if 2 * np.sum(truncated) > reached and never.any():
+        row = int(never.argmax())
+        got = f"{counts[row // _rows_per_env(step_records)]} episodes reached step {limit}, and none was truncated"
+        yield Finding(got, "truncations True, as elsewhere", row)
+
+
+def _rows_per_env(step_records: Sequence[StepRecord]) -> int:
+    """Rows of each environment."""
+    return int(step_records[0].before.shape[1])
+
+
+def _lagging(context: CheckContext, step_records: Sequence[StepRecord]) -> Findings:
+    """Observations of the step before: those of all first steps are the start's, though all others change."""
+    first, others = [0, 0], [0, 0]  # changed, counted
+    for record, previous, step_record in ((each.record, each.previous, each) for each in step_records):
+        calm = ~step_record.resetting & ~step_record.finished
+        restarted = "after_reset.obs" if previous.named("after_reset.obs") else "obs"
+        for row in np.flatnonzero((calm[:, None] & ~step_record.before).reshape(-1)).tolist():
+            begins = step_record.age[row // _rows_per_env(step_records)] == 1
+            counted = first if begins else others
+            counted[0] += record.row("obs", row) != previous.row(restarted if begins else "obs", row)
+            counted[1] += 1
+    if first[1] >= MANY and not first[0] and 10 * others[0] > 9 * others[1] > 0:
+        yield Finding(f"the first step of all {first[1]} episodes returns the first observation again", "another one")
+
+
+def _after_resets(context: CheckContext, actions: Sequence[RowActions]) -> Findings:
+    """After reset(), in mid-episode or right after an end, clocks begin anew and no reset is pending."""
+    limit, seed = context.max_steps, context.seeds[1]
+    if not limit or limit > LONGEST:
+        return
+    for what, ended in (("in mid-episode", False), ("right after an end", True)):
+        session = context.session(context.MANY_NUM_ENVS)
+        if not ended:
+            session.run(actions[: max(1, min(limit // 2, 10))], seed)
+        elif not session.run_until_end(actions, seed):
+            return
+        previous = session.reset()
+        for step, action in enumerate(actions[: limit + 1], 1):
+            step_record = _step(session, step, session.step(action), previous)
+            finding = next(_flags_and_rewards(step_record, limit), None)
+            if finding is not None:
+                yield Finding(f"after a reset {what}: {finding.got}", finding.expected, finding.row, step)
+                break
+            previous = step_record.record
 
 
 def _last_observations(context: CheckContext, session: Session, step_records: Sequence[StepRecord]) -> Findings:
@@ -182,8 +240,8 @@ def _ignored_actions(
 def _step_after_end(context: CheckContext, actions: Sequence[RowActions], seed: int) -> Findings:
     """Without autoreset a step of an ended environment raises an error or changes nothing."""
     session = context.session()
+    session.resets_ended = False
     records = session.run(actions[:0], seed)
-    session.mode = session.tracker.mode = None  # no masked resets in this session
     for action in actions:
         records.append(session.step(action))
         if session.tracker.finished.any():

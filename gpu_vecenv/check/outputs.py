@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -12,28 +13,56 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sp
 
 from gpu_vecenv.check.context import CheckContext, Findings, check, differing
 from gpu_vecenv.check.records import Finding, Record, Tree, host, show
-from gpu_vecenv.check.session import OUTPUTS, REFUSALS, Session
+from gpu_vecenv.check.session import OUTPUTS, REFUSALS, RowActions, Session
 
 FEW = 15  # steps with other numbers of environments
+SPACES = "observation_space", "action_space", "single_observation_space", "single_action_space"
 
 
 @check("K11", "outputs are in their spaces")
 def outputs_in_space(context: CheckContext) -> Findings:
     """Type, dtype, shape and range of all outputs are as declared, finite, and constant over steps.
 
-    For any number of environments: a single one and many are run for a few steps.
+    For any number of environments: a single one and many are run for a few steps; and with the lowest and the highest
+    action in every step.
     """
-    yield from _outputs_in_space(context, context.session(), context.steps)
+    session, actions = context.session(), context.actions(context.seeds[0])
+    before = {name: deepcopy(getattr(session.env, name)) for name in SPACES}
+    yield from _outputs_in_space(context, session, actions)
+    for name, space in before.items():
+        if getattr(session.env, name) != space:
+            yield Finding(f"{name} has become {getattr(session.env, name)}", f"{space}, as before")
     for num_envs in (1, context.MANY_NUM_ENVS):
-        yield from _outputs_in_space(context, context.session(num_envs), FEW)
+        yield from _outputs_in_space(context, context.session(num_envs), actions[:FEW])
+    for high in (False, True):
+        session = context.session()
+        extreme = [_extreme(session.env.single_action_space, action, high) for action in actions[0]]
+        yield from _outputs_in_space(context, session, [extreme] * context.steps)
 
 
-def _outputs_in_space(context: CheckContext, session: Session, steps: int) -> Findings:
+def _extreme(space: Space[Any], action: Tree, high: bool) -> Tree:
+    """The lowest or highest action of a space; ``action`` where there is none."""
+    if isinstance(space, Dict):
+        return {key: _extreme(inner, action[key], high) for key, inner in space.spaces.items()}
+    if isinstance(space, Tuple):
+        return tuple(_extreme(inner, part, high) for inner, part in zip(space.spaces, action, strict=True))
+    if isinstance(space, Box):
+        bound = space.high if high else space.low
+        return np.where(np.isfinite(bound), bound, action).astype(space.dtype)
+    if isinstance(space, MultiBinary):
+        return np.full(space.shape, high, space.dtype)
+    if isinstance(space, Discrete | MultiDiscrete):
+        sizes = space.n if isinstance(space, Discrete) else space.nvec
+        return np.asarray(space.start + high * (sizes - 1), space.dtype)[()]
+    return action
+
+
+def _outputs_in_space(context: CheckContext, session: Session, actions: Sequence[RowActions]) -> Findings:
     first = session.reset(context.seeds[0])
     yield from _obs_findings(session, first, 0)
     kinds = {f"obs{name}": kind_of(part) for name, part in parts_of(first.raw["obs"])}
-    for step, actions in enumerate(context.actions(context.seeds[0], steps), 1):
-        record = Record(dict(zip(OUTPUTS, session.env.step(session.batch(actions)), strict=True)), session.rows)
+    for step, row_actions in enumerate(actions, 1):
+        record = Record(dict(zip(OUTPUTS, session.env.step(session.batch(row_actions)), strict=True)), session.rows)
         yield from _obs_findings(session, record, step)
         parts = {f"{name}{inner}": part for name in OUTPUTS[:4] for inner, part in parts_of(record.raw[name])}
         for name, part in parts.items():
@@ -56,6 +85,9 @@ def _obs_findings(session: Session, record: Record, step: int) -> Findings:
     space = session.env.observation_space
     yield from (Finding(f"obs{text}", wanted, row, step) for text, wanted, row in outside(space, record.raw["obs"]))
     info = record.raw["info"]
+    mask = info.get("action_mask")
+    if mask is not None and not (host(mask).shape[:1] == (session.rows,) and host(mask).any(-1).all()):
+        yield Finding(f"info['action_mask'] = {show(host(mask))}", "some action allowed in every row", step=step)
     for key in [key for key in info if f"_{key}" in info]:
         mask = host(info[f"_{key}"])
         if mask.dtype != bool or mask.shape != (session.rows,):

@@ -23,6 +23,7 @@ PARALLEL: dict[str, Callable[[Any], Findings] | str] = {
     "K20": "a ParallelEnv has no autoreset modes",
     "K21": "a ParallelEnv has no interface to its state; check the vector environment",
     "K22": "a step of a ParallelEnv returns Python numbers, which a CUDA graph cannot",
+    "K28": "infos of a ParallelEnv have no statistics and no final_info",
     "K24": "a ParallelEnv has no interface to its state; check the vector environment",
 }
 
@@ -54,6 +55,7 @@ def agents_come_and_go(context: ParallelContext) -> Findings:
     """Dictionaries contain the agents before the step; an agent that ends leaves and does not return."""
     ended: set[Any] = set()
     for step, rows, before, _ in _steps(context):
+        yield from _counts(rows, step)
         now, names = list(rows.env.agents), OUTPUTS if step else ("observations", "infos")
         if not step:
             ended, before = set(), now
@@ -80,6 +82,15 @@ def agents_come_and_go(context: ParallelContext) -> Findings:
         if len(set(now)) < len(now):
             yield Finding(f"agents = {now}", "each agent once", step=step)
     yield from episode_contract(context)
+
+
+def _counts(rows: AgentsAsEnvs, step: int) -> Findings:
+    env = rows.env
+    if list(env.possible_agents) != rows.names:
+        yield Finding(f"possible_agents has become {env.possible_agents}", f"{rows.names}, as before", step=step)
+    for name, wanted in (("num_agents", len(env.agents)), ("max_num_agents", len(rows.names))):
+        if getattr(env, name) != wanted:
+            yield Finding(f"{name} is {getattr(env, name)}", f"{wanted}, as in agents {env.agents}", step=step)
 
 
 @_override("K11")
@@ -127,6 +138,30 @@ def bad_agents_and_actions(context: ParallelContext) -> Findings:
     session = context.session()
     session.reset(context.seeds[1])
     yield from refused_actions(context, actions, list(_bad_dictionaries(session.batch(actions[0]), context)))
+    yield from _other_orders(context)
+
+
+def _other_orders(context: ParallelContext) -> Findings:
+    """Steps with the same actions in another order, or as Python's numbers, unless that is refused."""
+    seed = context.seeds[1]
+    actions = context.actions(seed)
+    expected = context.session().run(actions, seed)
+    others: dict[str, Callable[[dict[Any, Any]], dict[Any, Any]]] = {
+        "in another order": lambda batch: dict(reversed(batch.items())),
+        "as Python's numbers": lambda batch: {
+            name: action.item() if isinstance(action, np.integer) else action for name, action in batch.items()
+        },
+    }
+    for name, changed in others.items():
+        session: Any = context.session()
+        got = [session.reset(seed)]
+        for step in actions:
+            batch = session.batch(step)
+            try:
+                got.append(session.raw_step(changed(batch)))
+            except context.refusals:
+                got.append(session.raw_step(batch))
+        yield from differing(f"with actions {name}", got, expected)
 
 
 def _bad_dictionaries(good: dict[Any, Any], context: ParallelContext) -> Iterator[tuple[str, Any]]:

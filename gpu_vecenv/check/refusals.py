@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import gymnasium.error
 import numpy as np
-from gymnasium.spaces import Box, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete, Tuple
 
 from gpu_vecenv.check.context import CheckContext, Findings, check, differing
-from gpu_vecenv.check.records import Array, Finding, Record, host
+from gpu_vecenv.check.records import Array, Finding, Record, Tree, host
 from gpu_vecenv.check.session import RowActions, Session
 
 REFUSED = "TypeError, ValueError, RuntimeError or an error of Gymnasium"
@@ -39,8 +39,6 @@ def _other_layouts(context: CheckContext) -> Findings:
     seed = context.seeds[1]
     actions = context.actions(seed, OTHER_LAYOUTS)
     session = context.session()
-    if not isinstance(session.env.action_space, Box | MultiDiscrete | MultiBinary):
-        return
     expected = session.run(actions, seed)
     for name, prepared in LAYOUTS.items():
         session = context.session()
@@ -48,15 +46,25 @@ def _other_layouts(context: CheckContext) -> Findings:
         for step in actions:
             batch = session.batch(step)
             try:
-                got.append(session.raw_step(prepared(session, host(batch))))
+                got.append(session.raw_step(_converted(batch, partial(prepared, session))))
             except context.refusals:
                 got.append(session.raw_step(batch))
         yield from differing(f"with actions {name}", got, expected)
 
 
+def _converted(tree: Tree, convert: Callable[[Array], Any]) -> Tree:
+    """A tree with other arrays of numbers; objects stay as they are."""
+    if isinstance(tree, Mapping):
+        return {key: _converted(part, convert) for key, part in tree.items()}
+    if isinstance(tree, tuple):
+        return tuple(_converted(part, convert) for part in tree)
+    array = host(tree)
+    return convert(array) if array.ndim and array.dtype.kind in "biuf" else tree
+
+
 def _other_integers(session: Session, array: Array) -> Any:
     """int32, or int64 if that is the declared type; floats stay floats."""
-    if array.dtype.kind == "f":
+    if array.dtype.kind not in "iu":
         return session.send(array)
     return session.send(array.astype(np.int64 if array.dtype == np.int32 else np.int32))
 
@@ -125,9 +133,39 @@ def _bad_actions(context: CheckContext, actions: RowActions) -> Iterator[tuple[s
     good, space = session.batch(actions), session.env.action_space
     yield "None", None
     yield "a string", "north"
+    if isinstance(space, Dict | Tuple):
+        yield from _bad_trees(session, good, space)
+        return
     if not isinstance(space, Box | MultiDiscrete | MultiBinary):
         context.notes.append(f"action space {type(space).__name__}: only actions of other types were tried")
         return
+    yield from _bad_arrays(session, good, space)
+
+
+def _bad_trees(session: Session, good: Any, space: Any) -> Iterator[tuple[str, Any]]:
+    """Dictionaries and tuples of actions with parts too many, missing, or wrong."""
+    if isinstance(space, Dict):
+        first = next(iter(space.spaces))
+        yield f"no {first!r}", {key: part for key, part in good.items() if key != first}
+        parts: list[tuple[Any, Any]] = list(space.spaces.items())
+    else:
+        yield "one part too few", good[:-1]
+        yield "one part too many", (*good, good[0])
+        parts = list(enumerate(space.spaces))
+    for key, inner in parts:
+        further: Iterable[tuple[str, Any]] = ()
+        if isinstance(inner, Dict | Tuple):
+            further = _bad_trees(session, good[key], inner)
+        elif isinstance(inner, Box | MultiDiscrete | MultiBinary):
+            further = _bad_arrays(session, good[key], inner)
+        for name, bad in further:
+            if isinstance(space, Dict):
+                yield f"{name} in {key!r}", {**good, key: bad}
+            else:
+                yield f"{name} in part {key}", (*good[:key], bad, *good[key + 1 :])
+
+
+def _bad_arrays(session: Session, good: Any, space: Any) -> Iterator[tuple[str, Any]]:
     array = host(good)
     yield "one row too few", session.send(array[:-1])
     yield "one row too many", session.send(np.concatenate([array, array[:1]]))

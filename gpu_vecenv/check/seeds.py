@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
@@ -11,11 +11,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from gpu_vecenv.check.context import CheckContext, Findings, Inapplicable, check, differing, mixed_actions
-from gpu_vecenv.check.records import Finding, difference
+from gpu_vecenv.check.records import Finding, Record, difference
 from gpu_vecenv.check.session import REFUSALS, Session
 
 EPISODES = 6  # compared per environment
 LONGEST = 5000  # steps that a check may run until episodes end
+CROWD = 257  # environments: more than a byte counts
+FEW = 15  # steps of so many
 VARIED = 8  # with this many distinct starts among 16, at least 3 of 6 must be distinct
 
 
@@ -36,15 +38,57 @@ def same_seed(context: CheckContext) -> Findings:
             got.append(twin.step(step))
         yield from differing(f"a second instance, seed {seed}", got, expected)
         yield from differing(f"the same instance, seed {seed} given again", first.run(actions, seed), expected)
+    yield from _given_again_at_moments(context)
+    yield from _other_forms_of_seeds(context)
+
+
+def _given_again_at_moments(context: CheckContext) -> Findings:
+    """Resets with the seed after the first step of an episode, and right after an end."""
+    seed, session = context.seeds[0], context.session()
+    actions = context.actions(seed)
+    expected = context.session().run(actions, seed)
+    session.run(actions[:1], seed)
+    yield from differing(f"seed {seed} given again after one step", session.run(actions, seed), expected)
+    if session.run_until_end(actions, seed):
+        yield from differing(f"seed {seed} given again right after an end", session.run(actions, seed), expected)
+
+
+def _other_forms_of_seeds(context: CheckContext) -> Findings:
+    """An integer of NumPy, empty options, and a list with a seed for each environment, unless these are refused."""
     seed = context.seeds[0] % 2**63
     actions = context.actions(seed)
+    expected = context.session().run(actions, seed)
+    for what, given, options in (("seed np.int64", np.int64(seed), None), ("empty options and seed ", seed, {})):
+        session = context.session()
+        with suppress(*context.refusals):
+            record = session.reset(given, options=options)
+            yield from differing(f"{what}({seed})", [record, *map(session.step, actions)], expected)
     session = context.session()
+    if session.rows == session.num_envs > 1:
+        yield from _list_of_seeds(context, session)
+
+
+def _list_of_seeds(context: CheckContext, session: Session) -> Findings:
+    """A list of seeds is refused, or seeds each environment by its own."""
+    seeds = [context.seeds[0] + 10 * env_index for env_index in range(session.num_envs)]
+    actions = context.actions(context.seeds[0])
     try:
-        record = session.reset(np.int64(seed))
+        record = session.reset(seeds)
     except context.refusals:
         return
-    expected = context.session().run(actions, seed)
-    yield from differing(f"seed np.int64({seed})", [record, *map(session.step, actions)], expected)
+    expected = [record, *map(session.step, actions)]
+    yield from differing("the same list of seeds", context.session().run(actions, seeds), expected)
+    other = context.session().run(actions, [*seeds[:-1], seeds[-1] + 1000])
+    last = np.arange(session.num_envs) == session.num_envs - 1
+    yield from differing("an environment with the same seed in a list", other, expected, ~last)
+    if context.random and session.trajectory(other, len(last) - 1) == session.trajectory(expected, len(last) - 1):
+        got = f"seeds {seeds[-1]} and {seeds[-1] + 1000} at the end of a list give the same trajectory"
+        yield Finding(got, "different trajectories", len(last) - 1)
+    try:
+        context.session().reset(seeds[:-1])
+    except context.refusals:
+        return
+    yield Finding(f"{len(seeds) - 1} seeds for {len(seeds)} environments: accepted", "an error")
 
 
 @check("K02", "different seeds, different trajectories")
@@ -84,6 +128,19 @@ def environments_differ(context: CheckContext) -> Findings:
     """With one seed and equal actions no two environments have the same trajectory."""
     context.require_randomness()
     yield from _repeated(context, lambda one, two: one[0] == two[0])
+    session = context.session(context.MANY_NUM_ENVS)
+    actions = context.same_actions_everywhere(context.actions(context.seeds[0]), session)
+    pairs: list[set[tuple[int, int]]] = []
+    for seed in context.seeds[:2]:  # an accidental repetition does not recur with another seed
+        records, first = session.run(actions, seed), dict[bytes, int]()
+        of_all = [session.trajectory(records, own) for own in range(session.num_envs)]
+        for own, trajectory in enumerate(of_all):
+            first.setdefault(trajectory, own)
+        pairs.append({(first[of_all[own]], own) for own in range(context.SMALL_NUM_ENVS, session.num_envs)})
+    for one, two in sorted(set.intersection(*pairs)):
+        if one != two:
+            got = f"of {session.num_envs} environments, env {two} repeats env {one}"
+            yield Finding(got, "different trajectories", two * session.rows_per_env)
 
 
 @check("K04", "random streams are independent")
@@ -107,13 +164,26 @@ def _repeated(context: CheckContext, compared: Callable[[tuple[int, int], tuple[
 def prefix(context: CheckContext) -> Findings:
     """Environments of a vector environment are bitwise equal to the first ones of a larger one."""
     for seed in context.seeds[:2]:
-        actions = context.actions(seed)
-        expected = context.session().run(actions, seed)
-        for num_envs in (1, context.LARGE_NUM_ENVS, context.MANY_NUM_ENVS):
+        actions, session = context.actions(seed), context.session(context.MANY_NUM_ENVS)
+        expected = session.run(actions, seed)
+        for num_envs in (1, context.SMALL_NUM_ENVS, context.LARGE_NUM_ENVS):
             session = context.session(num_envs)
-            what = f"{num_envs} environments, not {context.SMALL_NUM_ENVS}, seed {seed}"
-            every = np.ones(min(session.rows, expected[0].rows), np.bool_)
-            yield from differing(what, session.run(actions, seed), expected, every)
+            yield from _same_first(session, session.run(actions, seed), context.MANY_NUM_ENVS, expected, seed)
+    few = actions[:FEW]
+    session = context.session(context.MANY_NUM_ENVS)
+    if session.has_processes:
+        context.notes.append(f"environments run in processes: more than {session.num_envs} were not made")
+        return
+    crowd = context.session(CROWD)
+    padded = [list(step) * (1 + CROWD // session.num_envs) for step in few]
+    yield from _same_first(session, session.run(few, seed), CROWD, crowd.run(padded, seed), seed)
+
+
+def _same_first(
+    session: Session, got: Sequence[Record], others: int, expected: Sequence[Record], seed: int
+) -> Findings:
+    what = f"{session.num_envs} environments, not {others}, seed {seed}"
+    yield from differing(what, got, expected, np.ones(min(session.rows, expected[0].rows), np.bool_))
 
 
 @check("K06", "environments are independent of each other")
@@ -138,8 +208,8 @@ def isolation(context: CheckContext) -> Findings:
 def unseeded_reset(context: CheckContext) -> Findings:
     """reset() after reset(seed=…) does not repeat it, but is itself reproducible."""
     seed = context.seeds[0]
-    actions = context.actions(seed)
     session, twin = context.session(), context.session()
+    actions = context.same_actions_everywhere(context.actions(seed), session)
     first, again = session.run(actions, seed), session.run(actions)
     twin.run(actions, seed)
     yield from differing("a second instance, reset() after the same steps", twin.run(actions), again)
@@ -147,6 +217,20 @@ def unseeded_reset(context: CheckContext) -> Findings:
         context.notes.append("nothing in it is random: whether reset() repeats an episode was not checked")
     elif all(session.trajectory(first, r) == session.trajectory(again, r) for r in range(session.num_envs)):
         yield Finding("reset() repeats the episodes of reset(seed=…) in every environment", "other episodes")
+    else:
+        yield from _alike_without_a_seed(context, session, again)
+
+
+def _alike_without_a_seed(context: CheckContext, session: Session, again: Sequence[Record]) -> Findings:
+    """Environments that are alike after reset() without a seed, or new instances that are."""
+    env_indices = range(session.num_envs)
+    alone = {session.trajectory(again, r) for r in env_indices}
+    if len(alone) == 1 < len({context.trajectories.get((context.seeds[0], r)) for r in env_indices}):
+        yield Finding("reset() without a seed gives all environments the same trajectory", "different ones")
+    actions = context.same_actions_everywhere(context.actions(context.seeds[0]), session)
+    new = [other.run(actions) for other in (context.session(), context.session())]
+    if all(session.trajectory(new[0], r) == session.trajectory(new[1], r) for r in env_indices):
+        yield Finding("two new instances, reset() without a seed, have the same trajectories", "different ones")
 
 
 @check("K08", "autoreset begins new episodes")
@@ -155,10 +239,14 @@ def episodes_differ(context: CheckContext) -> Findings:
     context.require_randomness()
     session = context.session()
     longest = min(LONGEST, 10 * context.steps if not context.max_steps else (EPISODES + 1) * (context.max_steps + 1))
-    starts, episodes = _episodes(session, context, longest)
+    starts, episodes = _episodes(session, context, longest, context.seeds[0])
     if min(map(len, episodes)) < EPISODES:
         raise Inapplicable(f"some environment ended fewer than {EPISODES} episodes in {longest} steps")
     varied = len(context.starts) >= VARIED
+    if varied:
+        another = context.session()
+        others, _ = _episodes(another, context, longest, context.seeds[1])
+        yield from _shared_starts(context, {context.seeds[0]: starts, context.seeds[1]: others})
     for name, trajectories in (("first observations", starts), ("episodes", episodes)):
         kinds = [len(set(own[:EPISODES])) for own in trajectories]
         if varied:
@@ -170,10 +258,25 @@ def episodes_differ(context: CheckContext) -> Findings:
             yield Finding(f"every environment repeats its {name}", "different ones")
 
 
-def _episodes(session: Session, context: CheckContext, longest: int) -> tuple[list[list[bytes]], list[list[bytes]]]:
+def _shared_starts(context: CheckContext, starts: dict[int, list[list[bytes]]]) -> Findings:
+    """Environments whose later episodes start like another's, of this seed or the next, or like those after them."""
+    every = {(seed, r): own for seed, of_seed in starts.items() for r, own in enumerate(of_seed)}
+    for (one, own), (two, other) in product(every.items(), every.items()):
+        for shift in (0, 1):
+            if one == two or (shift == 0 and (one < two or own[0] == other[0])):  # equal from the first on: K03, K04
+                continue
+            compared = list(zip(own[1 + shift :], other[1:EPISODES], strict=False))
+            if len(compared) >= EPISODES - 2 and all(a == b for a, b in compared) and len(set(compared)) > 2:
+                got = "episodes from {} on of (seed {}, env {}) start like those from 2 on of (seed {}, env {})"
+                yield Finding(got.format(2 + shift, *one, *two), "other starts", one[1] * context.rows_per_env)
+
+
+def _episodes(
+    session: Session, context: CheckContext, longest: int, seed: int
+) -> tuple[list[list[bytes]], list[list[bytes]]]:
     """Per environment, the starts and trajectories of its episodes; actions depend on the step of the episode only."""
-    seed, env_indices = context.seeds[0], range(session.num_envs)
-    script = context.same_actions_everywhere(context.actions(seed), session)
+    env_indices = range(session.num_envs)
+    script = context.same_actions_everywhere(context.actions(context.seeds[0]), session)
     first = session.reset(seed)
     starts = [[first.bits(first.named("obs"), session.rows_of(r))] for r in env_indices]
     episodes: list[list[bytes]] = [[] for _ in env_indices]
@@ -240,3 +343,26 @@ def masked_reset(context: CheckContext) -> Findings:
             session.reset(given, np.zeros_like(mask))
         what = "after a reset with a mask that is False everywhere" + (f", seed {given}" if given is not None else "")
         yield from differing(what, list(map(session.step, after)), expected)
+    yield from _masks_at_moments(context)
+
+
+def _masks_at_moments(context: CheckContext) -> Findings:
+    """A mask of many environments, a mask of all, one right after an end, and a reset of all after one of some."""
+    seed, reseed = context.seeds[0], context.seeds[3]
+    actions = context.actions(reseed, max(FEW, context.max_steps or 0))
+    session = context.session(context.MANY_NUM_ENVS)
+    fresh, mask = session.run(actions, reseed), np.arange(session.num_envs) % 3 == 1
+    names = fresh[0].named("obs")
+    session.run(actions[:FEW], seed)
+    masked = session.reset(None, mask)
+    alike = len({masked.bits(names, session.rows_of(r)) for r in np.flatnonzero(mask).tolist()}) == 1
+    if alike and len(context.starts) >= VARIED:
+        yield Finding("a masked reset starts all environments in the mask alike", "different starts")
+    yield from differing("a reset of all environments after a masked one", session.run(actions, reseed), fresh)
+    got = [session.reset(reseed, np.ones_like(mask)), *map(session.step, actions)]
+    yield from differing("a reset with a mask that is True everywhere", got, fresh)
+    if session.mode is not AutoresetMode.DISABLED and session.run_until_end(context.actions(seed), seed):
+        chosen = session.tracker.finished.copy()
+        got = [session.reset(reseed, chosen), *map(session.step, actions)]
+        what = "an environment in the mask of a reset right after its end"
+        yield from differing(what, got, fresh, session.repeat_over_rows(chosen))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -64,6 +65,12 @@ class Session:
         self.tracker = EpisodeTracker(self.mode, num_envs, self.rows_per_env)
         self.allowed: Bools | None = None  # info["action_mask"] of each row, if there is one
         self.left_out: Collection[str] = ()  # infos that are not compared
+        self.resets_ended = True  # in disabled mode: whether ``step`` resets what has ended
+
+    @property
+    def has_processes(self) -> bool:
+        """Whether environments run in processes of their own, of which a computer bears few."""
+        return len(multiprocessing.active_children()) >= self.num_envs > 1
 
     @property
     def under_test(self) -> Any:
@@ -78,10 +85,10 @@ class Session:
         """(num_envs,) values -> (rows,) values."""
         return np.repeat(values, self.rows_per_env)
 
-    def reset(self, seed: Any = None, mask: Bools | None = None) -> Record:
+    def reset(self, seed: Any = None, mask: Bools | None = None, options: dict[str, Any] | None = None) -> Record:
         """Reset all environments, or those where ``mask`` (num_envs,) is True."""
         rows = None if mask is None else self.repeat_over_rows(mask)
-        record = self._reset(rows, seed)
+        record = self._reset(rows, seed, options)
         self.tracker.restart(np.ones(self.num_envs, np.bool_) if mask is None else mask)
         return record
 
@@ -125,13 +132,21 @@ class Session:
         self.tracker.advance(*flags)
         self._update_action_mask(record, None)
         finished = self.tracker.finished
-        if self.mode is AutoresetMode.DISABLED and finished.any():
+        if self.mode is AutoresetMode.DISABLED and self.resets_ended and finished.any():
             rows = self.repeat_over_rows(finished)
             record.add(self._reset(rows), "after_reset", rows)
 
-    def run(self, actions: Sequence[RowActions], seed: int | None = None) -> list[Record]:
+    def run(self, actions: Sequence[RowActions], seed: Any = None) -> list[Record]:
         """Reset, then one step for each of these actions."""
         return [self.reset(seed), *map(self.step, actions)]
+
+    def run_until_end(self, actions: Sequence[RowActions], seed: int) -> bool:
+        """Reset, and step until an environment has ended, which is then not reset; False if none ends."""
+        self.reset(seed)
+        self.resets_ended = False
+        ended = any(self.step(row_actions) and self.tracker.finished.any() for row_actions in actions)
+        self.resets_ended = True
+        return ended
 
     def tracking_state(self) -> tuple[EpisodeTracker, Bools | None]:
         """A copy of the tracker's state and action masks, for ``restore_tracking``."""
@@ -148,8 +163,8 @@ class Session:
             digest.update(record.bits(record.named(*SEEN), self.rows_of(env_index)))
         return digest.digest()
 
-    def _reset(self, rows: Bools | None, seed: Any = None) -> Record:
-        obs, info = self.env.reset(seed=seed, options=None if rows is None else {"reset_mask": rows.copy()})
+    def _reset(self, rows: Bools | None, seed: Any = None, options: dict[str, Any] | None = None) -> Record:
+        obs, info = self.env.reset(seed=seed, options=options if rows is None else {"reset_mask": rows.copy()})
         self.device = device_of(obs)
         record = Record({"obs": obs, "info": info}, self.rows, self.left_out)
         self._update_action_mask(record, rows)

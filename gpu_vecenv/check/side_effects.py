@@ -1,15 +1,16 @@
-"""Checks K17 and K18: global random state is not touched, and close() releases all resources."""
+"""Checks K17 and K18: global random state is not touched, and no resource is left behind."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import threading
 import tracemalloc
 import weakref
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,14 @@ import torch
 
 from gpu_vecenv.check.context import CheckContext, Findings, check, differing
 from gpu_vecenv.check.records import Finding, canonical
+from gpu_vecenv.check.session import Session
 
-CYCLES, MEASUREMENTS = 10, 5  # environments made and closed between two measurements; measurements
-# Allowed growth per cycle. Python's free lists and caches grow by some hundred bytes at first; an environment that is
-# not released is more than a kilobyte. Resident memory changes by whole arenas of the allocator, so only a leak of many
-# pages is significant.
+CYCLES = 10  # environments made and closed between two measurements
+REPETITIONS = 7  # of either
+FEW, LONGEST = 15, 1500  # different steps, and the most that are run for these episodes
+# Allowed growth per cycle, and between two measurements. Python's free lists and caches grow by some hundred bytes at
+# first; an environment that is not released is more than a kilobyte. Resident memory changes by whole arenas of the
+# allocator, so only a leak of many pages is significant.
 ALLOWED_GROWTH = {
     "Python bytes": 1024,
     "tensor bytes": 0,
@@ -34,7 +38,10 @@ ALLOWED_GROWTH = {
 
 @check("K17", "global random state is not used")
 def global_random_state(context: CheckContext) -> Findings:
-    """The environment neither reads nor writes the global generators of ``random``, NumPy and torch."""
+    """The environment neither reads nor writes the global generators of ``random``, NumPy and torch.
+
+    Nor does it read those of its spaces: what a caller samples must not matter.
+    """
     saved = _global_states()
     actions = context.actions(context.seeds[0])
     trajectories = []
@@ -54,6 +61,12 @@ def global_random_state(context: CheckContext) -> Findings:
         for state, restore in saved.values():
             restore(state)
     yield from differing("with other global random states", trajectories[1], trajectories[0])
+    session = context.session()
+    got = [session.reset(context.seeds[0])]
+    for step in actions:
+        context.sample_spaces(session)
+        got.append(session.step(step))
+    yield from differing("with samples drawn from its spaces between steps", got, trajectories[0])
 
 
 def _global_states() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
@@ -68,9 +81,9 @@ def _global_states() -> dict[str, tuple[Any, Callable[[Any], Any]]]:
     return states
 
 
-@check("K18", "close releases all resources")
+@check("K18", "no memory, thread or file is left behind")
 def nothing_is_left(context: CheckContext) -> Findings:
-    """Making, stepping and closing environments repeatedly leaves no memory, threads or files behind."""
+    """Environments leave nothing behind when they are closed, and do not grow from episode to episode."""
     actions = context.actions(context.seeds[0], 3)
 
     def cycle() -> weakref.ref[Any]:
@@ -79,34 +92,81 @@ def nothing_is_left(context: CheckContext) -> Findings:
         session.env.close()
         return weakref.ref(session.env.unwrapped)
 
+    with _traced():
+        cycle()  # one-time initialisation
+        left: list[weakref.ref[Any]] = []
+
+        def cycles() -> None:
+            left[:] = [cycle() for _ in range(CYCLES)]
+
+        for name, grown in _growth(cycles).items():
+            what = f"{grown / CYCLES:,.0f} {name} more for each environment made and closed"
+            if grown > CYCLES * ALLOWED_GROWTH[name]:
+                yield Finding(what, f"{ALLOWED_GROWTH[name]} at most")
+        alive = sum(ref() is not None for ref in left)
+    if alive:
+        yield Finding(f"{alive} of {CYCLES} closed environments are still referenced", "none")
+    yield from _growth_over_episodes(context)
+
+
+def _growth_over_episodes(context: CheckContext) -> Findings:
+    """What an environment allocates in its episodes and resets it also releases."""
+    actions = context.actions(context.seeds[0], FEW)
+
+    def play(session: Session, episodes: int) -> bool:
+        steps = itertools.islice(itertools.cycle(actions), LONGEST)
+        session.reset(context.seeds[0])
+        while episodes > 0 and (step := next(steps, None)) is not None:
+            session.step(step)
+            episodes -= int(session.tracker.finished.sum())
+        return episodes <= 0
+
+    with _traced():
+        session = context.session(context.MANY_NUM_ENVS)
+        if not play(session, context.WARM_UP_EPISODES):
+            least = context.WARM_UP_EPISODES
+            context.notes.append(f"fewer than {least} episodes in {LONGEST} steps: growth was not measured")
+            return
+        for name, grown in _growth(lambda: play(session, context.EPISODES)).items():  # the same episodes each time
+            if grown > ALLOWED_GROWTH[name]:
+                yield Finding(
+                    f"{grown:,.0f} {name} more after every {context.EPISODES} episodes",
+                    f"{ALLOWED_GROWTH[name]} at most",
+                )
+
+
+def _growth(repeated: Callable[[], Any]) -> dict[str, int]:
+    """The least growth of all repetitions: caches grow until they are full, a leak grows always."""
+    last, least = _in_use(), dict[str, int]()
+    for _ in range(REPETITIONS):
+        repeated()
+        now = _in_use()
+        least = {name: min(now[name] - last[name], least.get(name, now[name])) for name in now}
+        if all(grown <= ALLOWED_GROWTH[name] for name, grown in least.items()):
+            break
+        last = now
+    return least
+
+
+@contextmanager
+def _traced() -> Iterator[None]:
+    """Count Python's allocations; objects that exist by now need not be traversed in each collection."""
     tracing, frozen = tracemalloc.is_tracing(), gc.get_freeze_count()
     tracemalloc.start()
-    cycle()  # one-time initialisation
     gc.collect()
     if not frozen:
-        gc.freeze()  # existing objects need not be traversed in each collection
+        gc.freeze()
     try:
-        measured = []
-        for _ in range(MEASUREMENTS):
-            left = [cycle() for _ in range(CYCLES)]
-            gc.collect()
-            measured.append(_in_use())
+        yield
     finally:
         if not frozen:
             gc.unfreeze()
         if not tracing:
             tracemalloc.stop()
-    alive = sum(ref() is not None for ref in left)
-    if alive:
-        yield Finding(f"{alive} of {CYCLES} closed environments are still referenced", "none")
-    for name, allowed in ALLOWED_GROWTH.items():
-        # One-time allocations grow once; a leak grows between all measurements.
-        grown = min(new[name] - old[name] for old, new in pairwise(measured)) / CYCLES
-        if grown > allowed:
-            yield Finding(f"{grown:,.0f} {name} more for each environment made and closed", f"{allowed} at most")
 
 
 def _in_use() -> dict[str, int]:
+    gc.collect()
     found = (value for value in gc.get_objects() if type(value) is torch.Tensor)
     dense = (
         value for value in found if value.layout is torch.strided and value.device.type != "meta"

@@ -55,6 +55,7 @@ def poison_then_reset(context: CheckContext) -> Findings:
             context.notes.append(f"{kind}: no array has a row for each environment and changes")
             continue
         yield from _poisoned_whole(context, kind, names)
+        yield from _own_rows(context, kind, names)
         if context.masked:
             yield from _poisoned_in_part(context, kind, names)
 
@@ -116,6 +117,36 @@ def _poisoned_whole(context: CheckContext, kind: str, names: set[str]) -> Findin
     _written(state_owner(context, session, kind), kind, _poison(names, np.ones(session.num_envs, np.bool_)))
     expected = context.session().run(actions, seed)
     yield from differing(f"reset after {kind} was overwritten", session.run(actions, seed), expected)
+
+
+def _own_rows(context: CheckContext, kind: str, names: set[str]) -> Findings:
+    """The state of one environment, written into the rows of another, changes no third one."""
+    seed = context.seeds[0]
+    before, after = context.actions(seed, BEFORE), context.actions(seed)
+    plain, session = context.session(), context.session()
+    for each in (plain, session):
+        each.run(before, seed)
+    source, target = 1, 2
+
+    def write(name: str, part: Any) -> None:
+        if name in names:
+            size = len(part) // session.num_envs
+            rows: Any = part[source * size : (source + 1) * size] * 1  # a copy
+            part[target * size : (target + 1) * size] = rows
+
+    _written(state_owner(context, session, kind), kind, write)
+    others = session.repeat_over_rows(np.arange(session.num_envs) != target)
+    tracker = session.tracker
+    for by_env in (tracker.age, tracker.finished, tracker.ended):
+        by_env[target] = by_env[source]
+    if session.allowed is not None:
+        session.allowed[session.rows_of(target)] = session.allowed[session.rows_of(source)]
+    expected = list(map(plain.step, after))
+    got = list(map(session.step, after))
+    what = f"after {kind} of env {source} was written into the rows of env {target}"
+    yield from differing(what, got, expected, others)
+    if all(session.trajectory(got, r) == session.trajectory(expected, r) for r in range(session.num_envs)):
+        yield Finding(f"{kind} of env {target} was overwritten, and its trajectory is the same", "another trajectory")
 
 
 def _poisoned_in_part(context: CheckContext, kind: str, names: set[str]) -> Findings:
@@ -230,12 +261,14 @@ def round_trip(context: CheckContext) -> Findings:
         raise Inapplicable(f"there are no state_dict and load_state_dict; {HOW}")
     seed, other_seed = context.seeds[:2]
     actions = context.actions(seed)
+    plain = context.session().run(actions, seed)
     for cut in _cuts(context, session, actions, seed):
         session = context.session()
         session.run(actions[:cut], seed)
         saved = state_owner(context, session, "state_dict").state_dict()
         kept, tracking = copy.deepcopy(saved), session.tracking_state()
         expected = list(map(session.step, actions[cut:]))
+        yield from differing(f"after state_dict() at step {cut}", expected, plain[cut + 1 :])
         yield from _unchanged(f"a state_dict of step {cut}, after later steps", saved, kept, session.rows)
         other = context.session()
         other.run(context.actions(other_seed, 3), other_seed)
@@ -249,13 +282,13 @@ def round_trip(context: CheckContext) -> Findings:
 
 
 def _cuts(context: CheckContext, session: Session, actions: Sequence[RowActions], seed: int) -> list[int]:
-    """Steps after which state is saved: early, halfway, and where a row has just ended, if one does."""
+    """Steps after which state is saved: at once, early, halfway, and where a row has just ended, if one does."""
     session.reset(seed)
     for step, action in enumerate(actions[: context.steps // 2], 1):
         session.step(action)
         if session.tracker.ended.any():
-            return sorted({BEFORE, step, context.steps // 2})
-    return sorted({BEFORE, context.steps // 2})
+            return sorted({0, BEFORE, step, context.steps // 2})
+    return sorted({0, BEFORE, context.steps // 2})
 
 
 def _unchanged(what: str, now: Tree, before: Tree, rows: int) -> Findings:

@@ -368,3 +368,67 @@ class ActionsOfThoseWhoHaveLeftMoveTheGoal(ParallelRing):
 class ThoseWhoHaveLeftArePaid(ParallelRing):
     def outputs(self, rewards, terminations, truncations):
         return {**dict.fromkeys(self.possible_agents, -0.01), **rewards}, terminations, truncations
+
+
+@planted("K01")
+class OptionsHideTheSeed(ParallelRing):
+    def reset(self, seed=None, options=None):
+        return super().reset(seed if options is None else None, options)
+
+
+@planted("K07")
+class FirstResetWithoutASeedIsSeedZero(ParallelRing):
+    def reset(self, seed=None, options=None):
+        return super().reset(0 if seed is None and self.live is None else seed, options)
+
+
+@planted("K10")
+class PossibleAgentsLeaveToo(ParallelRing):
+    def step(self, actions):
+        outputs = super().step(actions)
+        self.possible_agents = [agent for agent in self.possible_agents if agent in self.live or not self.live]
+        return outputs
+
+    def moves(self, actions):
+        return np.array([actions.get(agent, 1) for agent in self.places], np.int64)
+
+
+@planted("K10")
+class NumAgentsIsThatOfTheReset(ParallelRing):
+    @property
+    def num_agents(self):
+        return len(self.possible_agents)
+
+
+@planted("K14")
+class ActionsInTheOrderOfTheDictionary(ParallelRing):
+    def moves(self, actions):
+        return super().moves(dict(zip(self.live, actions.values(), strict=True)))
+
+
+@planted("K14")
+class PythonsNumbersAreZero(ParallelRing):
+    def moves(self, actions):
+        return super().moves({agent: 0 if type(action) is int else action for agent, action in actions.items()})
+
+
+@planted("K18")
+class EveryEpisodeKept(ParallelRing):
+    def reset(self, seed=None, options=None):
+        self.history = [*getattr(self, "history", []), np.zeros(10)]
+        return super().reset(seed, options)
+
+
+@planted("K27")
+class RenderDraws(ParallelRing):
+    def render(self):
+        self.world.draw(np.ones(1, np.bool_))
+        return super().render()
+
+
+@planted("K27")
+class FramesAreKeptForThreeSteps(ParallelRing):
+    def render(self):
+        if not hasattr(self, "kept") or self.world.elapsed_steps % 3 == 0:
+            self.kept = super().render()
+        return self.kept

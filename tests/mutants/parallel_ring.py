@@ -30,7 +30,8 @@ class ParallelRing(ParallelEnv):
         self.world = self.ring(1, mode=DISABLED, agents=agents)
         self.possible_agents = [*(f"scout_{i}" for i in range(agents - 1)), "guard"]
         self.places = {agent: place for place, agent in enumerate(self.possible_agents)}
-        self.metadata = {"name": "ring_v0"}
+        self.metadata = {"name": "ring_v0", "render_modes": ["rgb_array"]}
+        self.render_mode = "rgb_array"
         self.observation_spaces = {a: Box(-1, CELLS, (2 if a == "guard" else 4,)) for a in self.possible_agents}
         self.action_spaces = {agent: Discrete(3) for agent in self.possible_agents}
         self.state_space = Box(-1, CELLS, (4 * agents,))
@@ -41,6 +42,9 @@ class ParallelRing(ParallelEnv):
         if self.live is None:
             raise ResetNeeded("agents before reset")
         return list(self.live)
+
+    def render(self):
+        return self.world.render()[0]
 
     def observation_space(self, agent):
         return self.observation_spaces[agent]

@@ -37,7 +37,8 @@ class Ring(VectorEnv):
         self.device = device
         self.num_rings, self.agents, self.mode, self.output = num_envs, agents, mode, output
         self.num_envs = num_envs * agents
-        self.metadata = {"autoreset_mode": mode}
+        self.metadata = {"autoreset_mode": mode, "render_modes": ["rgb_array"]}
+        self.render_mode = "rgb_array"
         self.single_observation_space = Box(-1, CELLS, (4,), np.float32)
         self.single_action_space = Box(-1, 1, (2,), np.float32) if continuous else Discrete(3)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -208,6 +209,13 @@ class Ring(VectorEnv):
         rows[gone] = 0
         return rows.reshape(self.num_envs, 4)
 
+    def render(self):
+        """A frame (1, CELLS, 3) uint8 of each ring: the goal is blue, agents are red."""
+        frames = np.zeros((self.num_rings, 1, CELLS, 3), np.uint8)
+        frames[np.arange(self.num_rings), 0, self.goal, 2] = 255
+        frames[np.arange(self.num_rings)[:, None], 0, self.cell, 0] = 255
+        return tuple(frames)
+
     def out(self, array):
         return torch.as_tensor(array).to(self.device) if self.output == "torch" else array
 
@@ -257,6 +265,53 @@ class NestedRing(Ring):
         return self.nested(obs), *outputs, info
 
 
+class StatisticsRing(Ring):
+    """Has one agent, and infos: its cell, and return and length of ended episodes; in same-step mode in final_info."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.returns, self.lengths = np.zeros(self.num_rings), np.zeros(self.num_rings, np.int64)
+        self.over = np.zeros(self.num_rings, np.bool_)  # ended in the last step
+
+    def cell_info(self):
+        return {"cell": self.cell.reshape(-1) * 1}
+
+    def clear(self, chosen):
+        self.returns, self.lengths = np.where(chosen, 0.0, self.returns), np.where(chosen, 0, self.lengths)
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        chosen = self.validate_mask(options)
+        self.clear(chosen)
+        self.over &= ~chosen
+        return obs, info | self.cell_info()
+
+    def after_moves(self, ends):
+        self.last_info = self.cell_info()
+
+    def step(self, actions):
+        *outputs, info = super().step(actions)
+        rewards, terminations, truncations = map(np.asarray, outputs[1:])
+        self.clear(self.over)
+        self.count(rewards, self.over & (self.mode is NEXT))
+        self.over = terminations | truncations
+        over, ended = self.over.copy(), {}
+        if over.any():
+            ended = {
+                "episode": {"r": self.returns * 1, "l": self.lengths * 1, "_r": over, "_l": over},
+                "_episode": over,
+            }
+            if self.mode is SAME:
+                ended = {"final_info": self.final_info(self.last_info, ended), "_final_info": over * 1 > 0}
+        return *outputs, info | self.cell_info() | ended
+
+    def count(self, rewards, resetting):
+        self.returns, self.lengths = self.returns + rewards, self.lengths + ~resetting
+
+    def final_info(self, last, statistics):
+        return last | statistics
+
+
 class StillRing(Ring):
     """Deterministic: one start, no drift; seeds and rings make no difference."""
 
@@ -294,6 +349,26 @@ class AnyIntegerRing(Ring):
     def checked_moves(self, actions):
         whole = isinstance(actions, np.ndarray) and actions.dtype == np.int32
         return super().checked_moves(actions.astype(np.int64) if whole else actions)
+
+
+class DictActionRing(Ring):
+    """Actions are dictionaries: {"move": 0, 1 or 2, "rest": (a number that does nothing,)}."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.single_action_space = DictSpace({"move": Discrete(3), "rest": TupleSpace((Box(-1, 1, (1,)),))})
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+
+    def checked_moves(self, actions):
+        if not isinstance(actions, dict) or set(actions) != {"move", "rest"} or len(actions["rest"]) != 1:
+            raise TypeError(f"actions are {actions}; expected those of {self.action_space}")
+        spaces, parts = (self.action_space["move"], self.action_space["rest"][0]), (actions["move"], actions["rest"][0])
+        for space, part in zip(spaces, parts, strict=True):
+            if not isinstance(part, np.ndarray | torch.Tensor) or not (
+                np.asarray(part).dtype == space.dtype and space.contains(np.asarray(part))
+            ):
+                raise InvalidAction(f"actions {part} are not in {space}")
+        return (np.asarray(actions["move"]) - 1).reshape(self.num_rings, self.agents)
 
 
 class LeavingRowsBringFinalObservations(Ring):

@@ -7,8 +7,10 @@ from gpu_vecenv import check_vector_env
 from mutants import (  # noqa: F401 (each enters its bugs into PLANTED)
     vector_episodes,
     vector_equivalence,
+    vector_frames_and_infos,
     vector_interface,
     vector_outputs,
+    vector_resets,
     vector_seeds,
 )
 from mutants.ring import LIMIT, MODES, PLANTED, STEPS, Ring
