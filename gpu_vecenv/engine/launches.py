@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from gpu_vecenv.compile.backends import GroupShape, LaunchShape
 from gpu_vecenv.compile.engine_kernels import BuildOptions
+from gpu_vecenv.compile.forks import forks
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.guards import check, check_records, fill, new_records, output_guard_bands, state_guard_bands
 from gpu_vecenv.engine.step_buffers import StepBuffers
-from gpu_vecenv.errors import ConcurrentUseError
+from gpu_vecenv.errors import ClosedEnvError, ConcurrentUseError, ForkedProcessError
 
 OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' arguments
 OBS, ACTIVE, ACTION_MASK = (OUTPUTS.index(name) for name in ("obs", "active", "action_mask"))
@@ -56,6 +58,7 @@ class Kernels:
         self._functions, self._game_layout, self._num_envs, self._group_shape = functions, layout, num_envs, group_shape
         self.data, self.build = data, build
         self._lock = threading.RLock()  # reentrant: an interrupt may prevent the release, and its thread calls again
+        self._holder = forks()  # of the process in which the lock was acquired last
         self._step_settings = {"mode": mode, "agents_as_envs": agents_as_envs}
         self._state: dict[str, object] = {
             name: data.memory(name) for name, _ in layout.state_tensors(build.initial_fields)
@@ -109,7 +112,7 @@ class Kernels:
 
         ``seed`` is that of all environments, ``seeds`` (num_envs,) int64, the bits of unsigned numbers, one for each.
         """
-        self._run(
+        self.run(
             self._reset,
             "reset",
             out,
@@ -125,7 +128,7 @@ class Kernels:
     def step(self, actions: torch.Tensor, out: StepBuffers) -> None:
         """Step all environments."""
         int64_actions = actions.dtype == torch.int64
-        self._run(self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **_addresses(out))
+        self.run(self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **_addresses(out))
 
     def fuses_sampling(self) -> bool:
         """Whether a kernel that draws actions and steps is worth its use and compiled.
@@ -148,22 +151,19 @@ class Kernels:
     def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
         """Draw actions and step; ``sample_arguments`` are those of ``engine_kernels.sample_arguments``."""
         assert self._sampled_step is not None
-        self._run(self._sampled_step, "step", out, **sample_arguments, **_addresses(out))
+        self.run(self._sampled_step, "step", out, **sample_arguments, **_addresses(out))
 
     def observe(self, out: StepBuffers) -> None:
         """Write the observations of the current state."""
-        self._run(self._observe, "observe", out, obs=out.pointers[OBS])
+        self.run(self._observe, "observe", out, obs=out.pointers[OBS])
 
     def random_actions(self, actions: torch.Tensor) -> None:
         """Write random valid actions for the next step."""
-        self._run(self._random_actions, "sample_actions", None, actions=actions.data_ptr())
+        self.run(self._random_actions, "sample_actions", None, actions=actions.data_ptr())
 
-    def _run(self, launch: Launch, call: str, out: StepBuffers | None, **varying: int | None) -> None:
+    def run(self, launch: Launch, call: str, out: StepBuffers | None, **varying: int | None) -> None:
         """Launch with these addresses and numbers, unchecked: the environment has allocated or checked the tensors."""
-        if not self._lock.acquire(blocking=False):
-            raise ConcurrentUseError(
-                f"{call}: another thread is in a call of this environment; use one environment per thread"
-            )
+        self._acquire(call)
         try:
             if self.build.guards and out is not None:
                 fill(output_guard_bands(out))
@@ -176,6 +176,42 @@ class Kernels:
                 check(() if out is None else output_guard_bands(out), call)
         finally:
             self._lock.release()
+
+    @contextmanager
+    def exclusive(self, call: str) -> Iterator[None]:
+        """No other call in the meantime.
+
+        Raises:
+            ConcurrentUseError: Another thread is in a call.
+            ForkedProcessError: It was when this process was forked, and no longer exists here.
+        """
+        self._acquire(call)
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _acquire(self, call: str) -> None:
+        if self._lock.acquire(blocking=False):
+            self._holder = forks()
+            return
+        if self._holder != forks():
+            raise ForkedProcessError(
+                f"{call} in a forked process: another thread was in a call of this environment during the fork, so "
+                "that its state is half written here; make a new environment, or fork while no thread is in a call"
+            )
+        raise ConcurrentUseError(
+            f"{call}: another thread is in a call of this environment; use one environment per thread"
+        )
+
+
+class Closed:
+    """What a closed environment has in place of its tensors and kernels."""
+
+    def _refuse(self, *_: object) -> Any:
+        raise ClosedEnvError("the environment has been closed: make a new environment")
+
+    __getattr__ = __getitem__ = __iter__ = __contains__ = __len__ = _refuse
 
 
 def _addresses(out: StepBuffers) -> dict[str, int]:

@@ -168,9 +168,7 @@ class Sampler:
         return parameters, Sample(actions, new[0], new[1], draws)
 
     def _draw(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> None:
-        for name, value in self._sample_arguments(parameters, greedy, out).items():
-            setattr(self._launch.fields, name, value)
-        self._launch.run()
+        self.env.launch(self._launch, "sample", **self._sample_arguments(parameters, greedy, out))
 
     def _sample_arguments(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> dict[str, int | None]:
         """Arguments of a kernel that draws, from checked tensors."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from enum import IntFlag
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import gymnasium.vector
 import numpy as np
@@ -15,7 +15,8 @@ import torch
 
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.engine_kernels import GUARD_ROWS, BuildOptions
-from gpu_vecenv.compile.function_manager import FunctionManager
+from gpu_vecenv.compile.forks import forks
+from gpu_vecenv.compile.function_manager import FunctionManager, Launch
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.randomize import checked_ranges
 from gpu_vecenv.engine.actions import ActionValidator
@@ -31,7 +32,7 @@ from gpu_vecenv.engine.arguments import (
     validate_seeds,
 )
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager
-from gpu_vecenv.engine.launches import Kernels
+from gpu_vecenv.engine.launches import Closed, Kernels
 from gpu_vecenv.engine.step_buffers import StepBuffers, StepBuffersLayout, StepBuffersPool
 from gpu_vecenv.engine.tuning_cache import resolve_group_shape
 from gpu_vecenv.errors import (
@@ -157,7 +158,7 @@ class VecEnv:
             game, self.num_envs, self.functions.backend, threads_per_env, threads_per_block
         )
         self.closed = False
-        self._process = os.getpid() if self.device.type == "cuda" else None
+        self._process = forks() if self.device.type == "cuda" else None
         self._data = DataManager(self.device)
         self.agents_as_envs = agents_as_envs
         self.buffers_layout = StepBuffersLayout(
@@ -332,6 +333,10 @@ class VecEnv:
         self._kernels.step_sampled(sample_arguments, out)
         return _outputs(out)
 
+    def launch(self, launch: Launch, call: str, **fields: int | None) -> None:
+        """Run a prepared launch on this environment's tensors, unchecked; ``Sampler`` draws with it."""
+        self._kernels.run(launch, call, None, **fields)
+
     def observe(self, out: torch.Tensor | None = None) -> torch.Tensor:
         """Observations of the current state, for instance after writing to ``state``."""
         self._check_open("observe")
@@ -387,26 +392,39 @@ class VecEnv:
 
     def clear_episode_statistics(self) -> None:
         """Set the sums of ``episode_statistics`` to 0."""
-        for tensor in self.episode_statistics().values():
-            tensor.zero_()
-        self.clears += 1
+        sums = self.episode_statistics()
+        with self._kernels.exclusive("clear_episode_statistics"):
+            for tensor in sums.values():
+                tensor.zero_()
+            self.clears += 1
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Copies of all that the next step depends on: state, clocks, random streams, statistics."""
-        return {name: self.data[name].clone() for name in self._own}
+        data = self.data
+        with self._kernels.exclusive("state_dict"):
+            return {name: data[name].clone() for name in self._own}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Restore a ``state_dict`` of an environment of the same game and size."""
         self._check_open("load_state_dict")
-        self.data.load_state_dict(state, self._own)
-        self._begun = True
-        self.loads += 1
+        with self._kernels.exclusive("load_state_dict"):
+            self._data.load_state_dict(state, self._own)
+            self._begun = True
+            self.loads += 1
 
     def close(self) -> None:
-        """Free all tensors. Further calls do nothing."""
-        if not self.closed:
-            self.closed = True
-            del self._data, self._buffers_pool, self.program, self._kernels
+        """Free all tensors. Further calls do nothing.
+
+        Raises:
+            ConcurrentUseError: Another thread is in a call; nothing has changed.
+        """
+        if self.closed:
+            return
+        with suppress(ForkedProcessError), self._kernels.exclusive("close"):  # a thread of before the fork is not here
+            pass
+        # A call of another thread that finds the environment open ends as before this, or with ClosedEnvError.
+        self.closed = True
+        self._data = self._buffers_pool = self.program = self._kernels = cast(Any, Closed())
 
     def __repr__(self) -> str:
         return f"VecEnv({self.game!r}, num_envs={self.num_envs}, device={str(self.device)!r}, {self.autoreset_mode!r})"
@@ -452,7 +470,7 @@ class VecEnv:
         if self.closed:
             raise ClosedEnvError(f"{method} after close: make a new environment")
         if self._process is not None:
-            if self._process != os.getpid():
+            if self._process != forks():
                 raise ForkedProcessError(
                     f"{method} in a forked process: GPU memory is not inherited; make environments in "
                     "processes started "

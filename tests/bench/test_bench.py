@@ -105,7 +105,7 @@ def test_the_bytes_of_a_step_are_those_of_state_and_outputs(measured):
     (row,) = written["rows"]
     agents = 7
     state = agents * 2 * 4  # cells: two int32
-    engine = 2 * 4 + 8 + 4 + agents + 4 + agents * 4  # key, episode, time, active, fault, returns
+    engine = 2 * 4 + 8 + 4 + agents + 4 + agents * 8  # key, episode, time, active, fault, returns
     obs, reward, flags, action = (4 * agents + 1) * 4, 4, 4, 4
     expected = 64 * (2 * (state + engine) + agents * (obs + reward + flags + action))
     assert row["step_bytes"] == row["sample_and_step_bytes"] == expected

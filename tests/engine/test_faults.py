@@ -13,11 +13,12 @@ from games.fragile import FAULTS, Fragile
 from support.hostile import MISTAKE_LINE, walkers
 
 import gpu_vecenv
-from gpu_vecenv import Fault, PPOConfig, Trainer, VecEnv
+from gpu_vecenv import Fault, PPOConfig, Sampler, Trainer, VecEnv
 from gpu_vecenv.compile.backends.select import working_drivers
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.guards import GUARD_BYTE, check, output_guard_bands, state_guard_bands
 from gpu_vecenv.errors import (
+    ClosedEnvError,
     ConcurrentUseError,
     ConfigError,
     EnvContractError,
@@ -256,8 +257,9 @@ def test_concurrent_calls_of_one_environment_are_refused():
     env, twin = (VecEnv(Fragile(), 3, "cpu") for _ in range(2))
     for each in (env, twin):
         each.reset(seed=3)
-    inside, go_on, refused = threading.Event(), threading.Event(), []
-    launch = env._kernels._step
+    inside, go_on = threading.Event(), threading.Event()
+    launch, sampler, state = env._kernels._step, Sampler(env), env.state_dict()
+    logits = torch.zeros((3, env.num_agents, sampler.num_parameters))
 
     class Held:
         fields = launch.fields
@@ -271,16 +273,89 @@ def test_concurrent_calls_of_one_environment_are_refused():
     first = threading.Thread(target=lambda: env.step(actions(env)))
     first.start()
     assert inside.wait(60)
-    for call in (lambda: env.step(actions(env)), env.reset, env.observe, env.sample_actions):
+    calls = (
+        lambda: env.step(actions(env)),
+        env.reset,
+        env.observe,
+        env.sample_actions,
+        env.state_dict,
+        lambda: env.load_state_dict(state),
+        env.clear_episode_statistics,
+        lambda: sampler.sample(logits),
+        env.close,
+    )
+    for call in calls:
         with pytest.raises(ConcurrentUseError, match="another thread"):
             call()
-        refused.append(call)
     go_on.set()
     first.join()
     env._kernels._step = launch
     twin.step(actions(twin))
-    assert len(refused) == 4
     assert env.step(actions(env))[0].equal(twin.step(actions(twin))[0])
+    env.close()
+
+
+@pytest.mark.parametrize("call", ["step", "reset", "observe", "sample_actions", "state_dict", "faults"])
+def test_close_just_after_another_thread_found_the_environment_open(call, monkeypatch):
+    env = VecEnv(Fragile(), 3, "cpu")
+    env.reset(seed=3)
+    check, given = env._check_open, actions(env)
+
+    def check_and_close(method):
+        check(method)
+        monkeypatch.undo()
+        env.close()
+
+    monkeypatch.setattr(env, "_check_open", check_and_close)
+    with pytest.raises(ClosedEnvError):
+        getattr(env, call)(*[given] * (call == "step"))
+
+
+FORKED_BESIDE_A_STEP = """
+import os, threading
+import gpu_vecenv
+from gpu_vecenv.errors import ForkedProcessError
+env, idle = (gpu_vecenv.make("cartpole", 4, "cpu") for _ in range(2))
+for each in (env, idle):
+    each.reset(seed=1)
+actions, launch = env.sample_actions(), env._kernels._step
+inside, go_on = threading.Event(), threading.Event()
+
+class Held:
+    fields = launch.fields
+
+    def run(self):
+        inside.set()
+        assert go_on.wait(60)
+        launch.run()
+
+env._kernels._step = Held()
+thread = threading.Thread(target=lambda: env.step(actions))
+thread.start()
+assert inside.wait(60)
+if os.fork() == 0:
+    for call in (env.reset, lambda: env.step(actions), env.observe, env.state_dict):
+        try:
+            call()
+        except ForkedProcessError as error:
+            assert "during the fork" in str(error) and "make a new environment" in str(error)
+        else:
+            os._exit(1)
+    env.close()
+    idle.step(actions)  # no thread was in a call of this one
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+go_on.set()
+thread.join()
+env.step(actions)
+print("done")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_beside_a_step_is_named_in_the_forked_process():
+    stdout, stderr = child(FORKED_BESIDE_A_STEP)
+    assert stdout == "done\n", stderr
 
 
 def test_environments_in_separate_threads_are_bit_identical_to_serial_ones(device):

@@ -23,6 +23,7 @@ import torch
 
 from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, symbol
 from gpu_vecenv.compile.backends.compiler_process import run_compiler
+from gpu_vecenv.compile.forks import forks
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import CompilerError
 
@@ -119,7 +120,10 @@ class HostModule:
         workers = max(1, min(_processors(), shape.items, work // WORK_PER_THREAD))
 
         def launch(kept_alive: ctypes.Structure = arguments) -> None:
-            submit = _pool(os.getpid()).submit
+            if workers == 1:
+                function(0, 1, address)
+                return
+            submit = _pool(forks()).submit
             others: list[Future[None]] = []
             try:  # wait also when interrupted: the workers write to memory that the caller may free
                 try:
@@ -154,7 +158,7 @@ def num_host_threads() -> int:
 
 
 @cache
-def _pool(pid: int) -> ThreadPoolExecutor:
+def _pool(process: int) -> ThreadPoolExecutor:
     # One pool per process: a forked process does not inherit threads.
     return ThreadPoolExecutor(max(1, _processors() - 1), thread_name_prefix="gpu_vecenv")
 
