@@ -1,78 +1,31 @@
-"""``check_game``: conformance checks on all views of one game, and bitwise equality between ways to run it."""
+"""``check_game``: a game's rules in debug builds, its interfaces, and bitwise equality between ways to run it."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
 
 import torch
 
-from gpu_vecenv.check import WIDTH, ConformanceError, Report, check_parallel_env, check_vector_env
+from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
+from gpu_vecenv.check.game_report import GameReport
+from gpu_vecenv.check.game_runs import Cause, first_difference, first_fault, ways
+from gpu_vecenv.check.isolated import ProcessEnded, run_isolated
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import MODES, validate_int
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import EnvContractError
+from gpu_vecenv.errors import CompilerError, DeviceFaultError, EnvContractError, KernelCompileError
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 from gpu_vecenv.views.pettingzoo_env import ParallelEnv
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
-
-@dataclass
-class GameReport:
-    """Results of ``check_game``; ``str(report)`` and rich render them as tables.
-
-    Args:
-        game: The game.
-        reports: Autoreset mode -> report of ``check_vector_env``; "parallel" -> report of ``check_parallel_env``.
-        equal: Ways to run that are bitwise equal to the default one.
-        differing: Way to run -> the environments that differ, or the error.
-        skipped: Way to run -> why it was not run.
-    """
-
-    game: Env
-    reports: dict[str, Report] = field(default_factory=dict)
-    equal: list[str] = field(default_factory=list)
-    differing: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def failures(self) -> list[Any]:
-        """All failures, of all views and ways to run."""
-        found: list[Any] = [failure for report in self.reports.values() for failure in report.failures]
-        return found + [f"{way}: {reason}" for way, reason in self.differing.items()]
-
-    def raise_for_failures(self) -> None:
-        """Raise ConformanceError, with the report as its message, if there are failures."""
-        if self.failures:
-            raise ConformanceError(f"\n{self}")
-
-    def __rich__(self) -> Group:
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table("way to run", "trajectories", title=f"{self.game.name()}: bitwise equality", title_justify="left")
-        for way in self.equal:
-            table.add_row(way, Text("equal", "green"))
-        for way, reason in self.differing.items():
-            table.add_row(way, Text(reason, "red"))
-        for way, reason in self.skipped.items():
-            table.add_row(way, Text(f"skipped: {reason}", "dim"))
-        return Group(*self.reports.values(), table)
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        out = io.StringIO()
-        Console(file=out, width=WIDTH, color_system=None).print(self)
-        return out.getvalue().rstrip()
+__all__ = ["GameReport", "check_game"]
+PROBED_ENVS = 16  # environments of the debug builds
+CALL_SECONDS = 60.0  # after which a call of these builds, in a process of its own, is an endless loop
+CPU = torch.device("cpu")
 
 
 def check_game(
@@ -85,9 +38,15 @@ def check_game(
     seed: int = 17,
     autoreset_modes: Iterable[str] = tuple(MODES),
     parallel: bool = True,
+    call_seconds: float = CALL_SECONDS,
     on_progress: OnProgress = no_progress,
 ) -> GameReport:
-    """Check a game: ``check_vector_env`` in each autoreset mode, and that its bits do not depend on how it is run.
+    """Check a game, from its rules to its interfaces, up to the first check that fails.
+
+    First its rules, on the CPU in a process of its own, where a crash or an endless loop is a finding: indices within
+    their arrays, state and observations that are written (runs in memory with other contents must be equal), finite
+    numbers, episodes that end. Then, on the device, whether its bits depend on how it is run, and ``check_vector_env``
+    in each autoreset mode.
 
     A game of several agents is checked with ``check_parallel_env`` as well.
 
@@ -104,86 +63,180 @@ def check_game(
         seed: First seed.
         autoreset_modes: Modes in which ``check_vector_env`` runs.
         parallel: Whether a game of several agents is also checked as a PettingZoo ParallelEnv.
+        call_seconds: Time limit of a call in a debug build.
         on_progress: Called with the fraction that is done and a text.
 
     Raises:
         ConfigError, TypeError, ValueError: An argument is wrong.
         DeviceUnavailableError, CompilerError, KernelCompileError: The device, a compiler or the game's source fails.
     """
-    num_envs = validate_int("num_envs", num_envs, 2)
+    num_envs, steps = validate_int("num_envs", num_envs, 2), validate_int("steps", steps, 10)
+    seed = validate_int("seed", seed, 0)
     torch_device = resolve_device(device)
-    limit = getattr(game, "max_steps", None)
     report = GameReport(game)
-    run: dict[str, Any] = {"seed": seed, "steps": steps, "max_steps": limit if type(limit) is int else None}
+    VecEnv(game, num_envs, torch_device, driver=driver).close()  # what does not compile is no finding
+    modes = tuple(autoreset_modes)
+    stages: list[Callable[[OnProgress], None]] = [
+        partial(_check_rules, report, torch_device, driver, min(num_envs, PROBED_ENVS), steps, seed, call_seconds),
+        partial(_check_ways, report, torch_device, driver, num_envs, steps, seed),
+        *(partial(_check_mode, report, mode, torch_device, driver, steps, seed) for mode in modes),
+    ]
+    if parallel and game.layout.num_agents > 1:
+        stages.append(partial(_check_parallel, report, torch_device, driver, steps, seed))
+    for index, stage in enumerate(stages):
+        stage(part(on_progress, index, len(stages)))
+        if report.failures:
+            break
+    on_progress(1.0, game.name())
+    return report
 
-    def maker(mode: str, **how: Any) -> Callable[[int], GymnasiumVectorEnv]:
-        how = {"device": torch_device, "driver": driver, "validate": "sync", **how}
-        return lambda num_envs: GymnasiumVectorEnv(game, num_envs, autoreset_mode=mode, **how)
 
-    variants: dict[str, dict[str, Any]] = {"NumPy output": {"output": "numpy"}}
-    if torch_device.type != "cpu" and game.layout.host:
-        variants["on the CPU"] = {"device": "cpu", "driver": None}
-    autoreset_modes = tuple(autoreset_modes)
-    parallel = parallel and game.layout.num_agents > 1
-    parts = len(autoreset_modes) + parallel + 1
-    for index, mode in enumerate(autoreset_modes):
-        found = check_vector_env(
-            maker(mode),
-            modes={other: maker(other) for other in MODES},
-            variants={name: maker(mode, **how) for name, how in variants.items()},
-            graph=maker(mode, validate="async"),  # "sync" reads values on the host, which cannot be captured
-            state_of=lambda env: env.vec_env,
-            on_progress=part(on_progress, index, parts, mode),
-            **run,
-        )
-        report.reports[mode] = replace(found, name=f"{game.name()}, {mode}")
-    if parallel:
-        on_part = part(on_progress, parts - 2, parts, "parallel")
-        found = check_parallel_env(lambda: ParallelEnv(game, torch_device, driver=driver), on_progress=on_part, **run)
-        report.reports["parallel"] = replace(found, name=f"{game.name()}, parallel")
+def _check_rules(
+    report: GameReport,
+    device: torch.device,
+    driver: str | None,
+    num_envs: int,
+    steps: int,
+    seed: int,
+    call_seconds: float,
+    on_progress: OnProgress,
+) -> None:
+    """G01 to G04: on the CPU in a process of its own, then on the GPU."""
+    game, cause, skipped = report.game, None, list[str]()
+    places = list(dict.fromkeys([CPU, device] if game.layout.host else [device]))
+    on_progress(0.0, "rules")
+    for where in places:
+        run = partial(first_fault, game, where, driver if where == device else None, num_envs, steps, seed)
+        try:
+            cause = run_isolated(run, call_seconds) if where == CPU else run(lambda call: None)
+        except (ProcessEnded, EnvContractError, DeviceFaultError) as error:
+            cause = Cause("G01", str(error))
+        except (KernelCompileError, CompilerError) as error:  # no host compiler, or a use that only pointers allow
+            skipped.append(f"on {where}: {str(error).splitlines()[0]}")
+        if cause is not None:
+            break
+    for check in ("G01", "G02", "G03", "G04"):
+        if cause is not None and check == cause.check:
+            report.add(check, "failed", [cause.text])
+            return
+        if len(skipped) == len(places):
+            report.add(check, "skipped", skipped)
+        elif check == "G04" and not _has_limit(game):
+            report.add(check, "skipped", ["the game has no max_steps"])
+        else:
+            report.add(check, lines=skipped)
 
-    def digests(num_envs: int, device: torch.device, **how: Any) -> torch.Tensor:
-        env = VecEnv(game, num_envs, device, driver=driver if device.type == "cuda" else None, **how)
+
+def _has_limit(game: Env) -> bool:
+    return type(getattr(game, "max_steps", None)) is int
+
+
+def _check_ways(
+    report: GameReport,
+    device: torch.device,
+    driver: str | None,
+    num_envs: int,
+    steps: int,
+    seed: int,
+    on_progress: OnProgress,
+) -> None:
+    """G05: digests of trajectories must be equal; where they are not, the first difference."""
+    game = report.game
+
+    def made(num_envs: int, device: torch.device, **how: Any) -> VecEnv:
+        return VecEnv(game, num_envs, device, **{"driver": driver if device.type == "cuda" else None, **how})
+
+    def digests(**how: Any) -> torch.Tensor:
+        env = made(**how)
         try:
             return trajectory_digest(env, seed, steps).words.cpu()
         finally:
             env.close()
 
-    expected = digests(num_envs, torch_device)
-    few = max(1, num_envs // 2)
-    ways = [
-        (f"{few} of {num_envs} environments", {"num_envs": few, "device": torch_device}),
-        *_ways(num_envs, torch_device),
-    ]
-    for index, (way, how) in enumerate(ways):
-        part(on_progress, parts - 1, parts, "bitwise equality")(index / len(ways), way)
-        if way != ways[0][0] and not game.layout.host:
-            report.skipped[way] = "a game with host = False is not bit-reproducible across ways to run"
-            continue
+    same: dict[str, Any] = {"num_envs": num_envs, "device": device}
+    expected, run = digests(**same), list[str]()
+    others = list(ways(num_envs, device))
+    for index, (way, how) in enumerate(others):
+        on_progress(index / len(others), f"bitwise equality: {way}")
+        if index > 0 and not game.layout.host:
+            report.add(
+                "G05", lines=[f"{run[0]}; a game with host = False is not bit-reproducible in other ways to run"]
+            )
+            return
         try:
             got = digests(**how)
         except EnvContractError as error:
-            report.differing[way] = str(error)
-            continue
-        changed = (got != expected[: len(got)]).nonzero()[:, 0].tolist()
-        if changed:
-            indices = f"environments {', '.join(map(str, changed[:8]))}{' …' * (len(changed) > 8)}"
-            report.differing[way] = f"differs from the default in {indices}"
-        else:
-            report.equal.append(way)
-    on_progress(1.0, game.name())
-    return report
+            report.add("G05", "failed", [f"{way}: {error}"])
+            return
+        except KernelCompileError:
+            if not how.get("guards"):
+                raise
+            continue  # G01 says why
+        if not got.equal(expected[: len(got)]):
+            difference = first_difference(made(**same), made(**how), steps, seed)
+            report.add("G05", "failed", [f"{way}: {difference}: {HINTS[_kind(how)]}"])
+            return
+        run.append(way)
+    report.add("G05", lines=[", ".join(run)])
 
 
-def _ways(num_envs: int, device: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Ways to run a game that must not change a bit."""
-    same = {"num_envs": num_envs, "device": device}
-    yield "guard bands between environments", {**same, "guards": True}
-    if device.type == "cpu":
-        yield "ranges backwards", {**same, "thread_order": 1}
-        yield "ranges shuffled", {**same, "thread_order": 2}
-        return
-    yield "blocks backwards", {**same, "thread_order": 1}
-    for threads_per_env in (1, 32, 64):
-        yield f"{threads_per_env} threads per environment", {**same, "threads_per_env": threads_per_env}
-    yield "on the CPU", {**same, "device": torch.device("cpu")}
+HINTS = {
+    "order": "a group_sync() is missing, two threads write to one address, or a float sum runs over threads",
+    "number": "an environment reads or writes what belongs to another",
+}
+
+
+def _kind(how: dict[str, Any]) -> str:
+    return "order" if {"thread_order", "threads_per_env", "driver"} & how.keys() else "number"
+
+
+def _limit(game: Env) -> int | None:
+    return game.max_steps if _has_limit(game) else None  # type: ignore[attr-defined]
+
+
+def _check_mode(
+    report: GameReport,
+    mode: str,
+    device: torch.device,
+    driver: str | None,
+    steps: int,
+    seed: int,
+    on_progress: OnProgress,
+) -> None:
+    """The checks of a vector environment in one autoreset mode."""
+    game = report.game
+
+    def maker(mode: str, **how: Any) -> Callable[[int], GymnasiumVectorEnv]:
+        how = {"device": device, "driver": driver, "validate": "sync", **how}
+        return lambda num_envs: GymnasiumVectorEnv(game, num_envs, autoreset_mode=mode, **how)
+
+    variants: dict[str, dict[str, Any]] = {"NumPy output": {"output": "numpy"}}
+    if device.type != "cpu" and game.layout.host:
+        variants["on the CPU"] = {"device": "cpu", "driver": None}
+    found: Report = check_vector_env(
+        maker(mode),
+        modes={other: maker(other) for other in MODES},
+        variants={name: maker(mode, **how) for name, how in variants.items()},
+        graph=maker(mode, validate="async"),  # "sync" reads values on the host, which cannot be captured
+        state_of=lambda env: env.vec_env,
+        seed=seed,
+        steps=steps,
+        max_steps=_limit(game),
+        on_progress=lambda fraction, text: on_progress(fraction, f"{mode}: {text}"),
+    )
+    report.add_interface(mode, found)
+
+
+def _check_parallel(
+    report: GameReport, device: torch.device, driver: str | None, steps: int, seed: int, on_progress: OnProgress
+) -> None:
+    """The checks of a PettingZoo ParallelEnv."""
+    game = report.game
+    found = check_parallel_env(
+        lambda: ParallelEnv(game, device, driver=driver),
+        seed=seed,
+        steps=steps,
+        max_steps=_limit(game),
+        on_progress=lambda fraction, text: on_progress(fraction, f"parallel: {text}"),
+    )
+    report.add_interface("parallel", found)

@@ -85,6 +85,7 @@ class Kernels:
         self._observe = prepare("vecenv_observe", agents_as_envs=agents_as_envs, **self._work)
         self._random_actions = prepare("vecenv_random_actions", num_envs=num_envs)
         self._sampled_step: Launch | None = None
+        self.poison: int | None = None  # debug builds: the byte that scratch and outputs hold before each call
         if build.guards:
             fill(state_guard_bands(data))
 
@@ -165,6 +166,9 @@ class Kernels:
         """Launch with these addresses and numbers, unchecked: the environment has allocated or checked the tensors."""
         self._acquire(call)
         try:
+            if self.poison is not None:
+                for tensor in (self._work["scratch"], *(() if out is None else out.tensors().values())):
+                    tensor.view(torch.uint8).fill_(self.poison)
             if self.build.guards and out is not None:
                 fill(output_guard_bands(out))
             for name, value in varying.items():

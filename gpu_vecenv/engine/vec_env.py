@@ -412,6 +412,28 @@ class VecEnv:
             self._begun = True
             self.loads += 1
 
+    def poison(self, byte: int) -> None:
+        """Debug builds: fill state, action masks, scratch memory and outputs, the last two before each call.
+
+        What is computed may not depend on it: ``reset`` writes all of the state, ``observe`` all observations, and
+        scratch memory is not kept.
+
+        Args:
+            byte: 0 … 255; flags get its last bit.
+
+        Raises:
+            ConfigError: The environment is not one with ``guards=True``.
+            TypeError, ValueError: ``byte`` is no such number.
+        """
+        self._check_open("poison")
+        if not self.build.guards:
+            raise ConfigError("poison: the environment has no debug build; make it with guards=True")
+        self._kernels.poison = byte = validate_int("byte", byte, 0, 255)
+        masks = [self.action_mask] if self.layout.masks_actions else []
+        for tensor in (*(self.state[f.name] for f in self.layout.fields if not f.shared), *masks):
+            value = torch.tensor([byte] * tensor.element_size(), dtype=torch.uint8, device=self.device)
+            tensor.fill_(bool(byte & 1) if tensor.dtype == torch.bool else value.view(tensor.dtype)[0])
+
     def close(self) -> None:
         """Free all tensors. Further calls do nothing.
 

@@ -1,0 +1,192 @@
+"""Runs of a game that ``check_game`` compares step by step: other memory before each call, other orders of threads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.errors import EnvContractError
+
+POISONS = 0x41, 0x3E  # bytes of floats and ints that are ordinary numbers, and differ
+LONGEST = 5000  # steps in search of a time limit
+Tensors = dict[str, torch.Tensor]
+
+
+class Cause(NamedTuple):
+    """What a run found first: the check that it belongs to, and one sentence."""
+
+    check: str
+    text: str
+
+
+def first_fault(
+    game: Env, device: torch.device, driver: str | None, num_envs: int, steps: int, seed: int, at: Callable[[str], None]
+) -> Cause | None:
+    """Play with checked indices, twice with other bytes in memory that must be written before it is read.
+
+    Raises:
+        KernelCompileError: The game does not compile with checked indices.
+    """
+    calls = [""]
+
+    def at_call(call: str) -> None:
+        calls.append(call)
+        at(call)
+
+    try:
+        return _first_fault(game, device, driver, num_envs, steps, seed, at_call)
+    except EnvContractError as error:
+        return Cause("G01", f"{error} (in {calls[-1]})")
+
+
+def _first_fault(
+    game: Env, device: torch.device, driver: str | None, num_envs: int, steps: int, seed: int, at: Callable[[str], None]
+) -> Cause | None:
+    limit = getattr(game, "max_steps", None)
+    limit = limit if type(limit) is int and limit < LONGEST else None
+    at("")
+    envs = [VecEnv(game, num_envs, device, driver=driver, guards=True, autoreset_mode="disabled") for _ in POISONS]
+    for env, byte in zip(envs, POISONS, strict=True):
+        env.poison(byte)
+    at("reset")
+    outputs = [_outputs(env.reset(seed=seed)) | _state(env) for env in envs]
+    if (cause := _unwritten(envs[0], outputs, "reset")) is not None:
+        return cause
+    length = max(steps, 0 if limit is None else limit + 1)
+    for step in range(1, length + 1):
+        at(f"step {step}")
+        ended = ~envs[0].active.any(1)
+        if ended.any():
+            for env in envs:
+                env.reset(mask=ended)
+        actions = envs[0].sample_actions()
+        outputs = [_outputs(env.step(actions)) | _state(env) for env in envs]
+        cause = _unwritten(envs[0], outputs, f"step {step}") or _nonfinite(envs[0], outputs[0], step)
+        if cause is None and limit is not None:
+            cause = _beyond_limit(envs[0], limit)
+        if cause is not None:
+            return cause
+    return None
+
+
+def first_difference(expected: VecEnv, other: VecEnv, steps: int, seed: int) -> str:
+    """Step both with the actions of the first: a sentence on what differs first, among the environments of both."""
+    count = min(expected.num_envs, other.num_envs)
+    wanted, got = (_outputs(env.reset(seed=seed)) | _state(env) for env in (expected, other))
+    for step in range(steps + 1):
+        if step:
+            actions = expected.sample_actions()
+            wanted = _outputs(expected.step(actions)) | _state(expected)
+            got = _outputs(other.step(actions[:count].to(other.device))) | _state(other)
+        place = _difference(wanted, got, count)
+        if place is not None:
+            name, index = place
+            values = (f"{tensors[name][index].item():.9g}" for tensors in (got, wanted))
+            call = f"step {step}" if step else "reset"
+            return f"{_place(expected, name, index)} is {' instead of '.join(values)} after {call}"
+    return f"no difference in {steps} further steps: it is not the same in each run"
+
+
+def _state(env: VecEnv) -> Tensors:
+    """Name in the game's source -> tensor, of what a step leaves in the state; shared fields have no environments."""
+    return {f"s.{f.name}": env.state[f.name] for f in env.layout.fields if not f.shared}
+
+
+def _outputs(outputs: tuple[Any, ...]) -> Tensors:
+    """Name in the game's source -> tensor, (num_envs, …), of what reset or step returned."""
+    *tensors, info = outputs
+    found = dict(zip(("io.obs", "io.rewards", "io.terminations", "io.truncations"), tensors, strict=False))
+    found["io.action_mask"] = info.get("action_mask")
+    if "final_obs" in info:
+        rows = info["_final_obs"]
+        found["final_obs"] = info["final_obs"].masked_fill(
+            ~rows.view(*rows.shape, *[1] * len(info["final_obs"][0, 0].shape)), 0
+        )
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As integers, with one NaN: processors may differ in its payload."""
+    if not tensor.is_floating_point():
+        return tensor.to("cpu", torch.int64)
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.nan_to_num(torch.nan).where(~tensor.isnan(), torch.nan).cpu().contiguous().view(integers)
+
+
+def _difference(one: Tensors, other: Tensors, count: int) -> tuple[str, tuple[int, ...]] | None:
+    """Name and index of the first difference among the first ``count`` environments: in the state, if there is one."""
+    for name in sorted(one, key=lambda name: not name.startswith("s.")):
+        differs = _bits(one[name][:count]) != _bits(other[name][:count])
+        if differs.any():
+            return name, tuple(differs.nonzero()[0].tolist())
+    return None
+
+
+def _unwritten(env: VecEnv, outputs: list[Tensors], call: str) -> Cause | None:
+    one, other = outputs
+    place = _difference(one, other, env.num_envs)
+    if place is None:
+        return None
+    name, index = place
+    where, values = _place(env, name, index), [tensors[name][index] for tensors in outputs]
+    flag = values[0].dtype == torch.bool  # each of its two values is a poison
+    if call == "reset" if flag else all(map(_is_poison, values, POISONS)):
+        function = "reset" if name.startswith("s.") else "observe"
+        return Cause("G02", f"{where} is not written by {function} (in {call})")
+    return Cause("G02", f"{where} depends on memory that was not written before: of Scratch, or of io.obs (in {call})")
+
+
+def _is_poison(value: torch.Tensor, byte: int) -> bool:
+    return bool(value.reshape(1).view(torch.uint8).eq(byte).all())
+
+
+def _nonfinite(env: VecEnv, outputs: Tensors, step: int) -> Cause | None:
+    for name, tensor in outputs.items():
+        if name.startswith("io.") and tensor.is_floating_point() and not tensor.isfinite().all():
+            index = tuple((~tensor.isfinite()).nonzero()[0].tolist())
+            return Cause("G03", f"{_place(env, name, index)} is {tensor[index].item()} (in step {step})")
+    return None
+
+
+def _beyond_limit(env: VecEnv, limit: int) -> Cause | None:
+    late = (env.active & (env.elapsed_steps >= limit)[:, None]).nonzero()
+    if not len(late):
+        return None
+    env_index, agent = late[0].tolist()
+    return Cause(
+        "G04",
+        f"agent {env.layout.agent_names[agent]} of environment {env_index} is still active after max_steps = {limit} "
+        "steps: set io.truncations for every agent there",
+    )
+
+
+def _place(env: VecEnv, name: str, index: tuple[int, ...]) -> str:
+    """An element as the game's source names it, with environment and agent."""
+    env_index, *rest = index
+    agents = not name.startswith("s.") or (rest and env.layout.num_agents == env.state[name[2:]].shape[1] > 1)
+    agent = f", agent {env.layout.agent_names[rest[0]]}" if agents else ""
+    if name in ("io.obs", "final_obs"):  # one axis in the source
+        shape = env.layout.observation.shape
+        rest = [rest[0], sum(k * math.prod(shape[axis + 1 :]) for axis, k in enumerate(rest[1:]))]
+    return f"{name}{''.join(f'[{k}]' for k in rest) or '[0]'} of environment {env_index}{agent}"
+
+
+def ways(num_envs: int, device: torch.device) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Ways to run a game that must not change a bit, with the arguments of VecEnv."""
+    same: dict[str, Any] = {"num_envs": num_envs, "device": device}
+    few = max(1, num_envs // 2)
+    yield f"{few} of {num_envs} environments", {**same, "num_envs": few}
+    yield "guard bands between environments", {**same, "guards": True}
+    if device.type == "cpu":
+        yield "ranges backwards", {**same, "thread_order": 1}
+        yield "ranges shuffled", {**same, "thread_order": 2}
+        return
+    yield "blocks backwards", {**same, "thread_order": 1}
+    for threads_per_env in (1, 32, 64):
+        yield f"{threads_per_env} threads per environment", {**same, "threads_per_env": threads_per_env}
+    yield "on the CPU", {**same, "device": torch.device("cpu"), "driver": None}

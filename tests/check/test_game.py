@@ -1,0 +1,162 @@
+"""``check_game``: a game with one mistake is stopped at its cause, which the report names; sound games pass."""
+
+import os
+import re
+
+import pytest
+from games.crew import Crew
+from support.hostile import MISTAKE_LINE, walkers
+
+from gpu_vecenv.check import ConformanceError
+from gpu_vecenv.check.game import check_game
+from gpu_vecenv.check.isolated import ProcessEnded, run_isolated
+from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.errors import ConfigError, SourceRuleError
+
+# What it is -> the statement that it replaces, the new one, and the finding.
+MISTAKES = {
+    "forgotten truncation": (
+        "        io.truncations[i] = io.elapsed_steps >= MAX_STEPS;\n",
+        "",
+        r"G04: agent walker_0 of environment 0 is still active after max_steps = 12 steps",
+    ),
+    "write beyond a field": (
+        "//",
+        "FOR_AGENTS (i) s.place[i + 1][0] = 1;",
+        rf"G01: step: walkers\.cu:{MISTAKE_LINE}: s\.place\[3\] .* environment 0: .* expected 0 to 2\..*\(in step 1\)",
+    ),
+    "write a thousand away": (
+        "//",
+        "ONCE if (io.elapsed_steps == 7) s.place[1][1000] = 1;",
+        rf"G01: step: walkers\.cu:{MISTAKE_LINE}: s\.place\[1\]\[1000\] .*, agent walker_1: .* expected 0 to 1.*step 7",
+    ),
+    "write before all memory": (
+        "//",
+        "float* own = s.place[0]; ONCE own[-1000000000] = 1;",
+        r"G01: step 1 crashed with SIGSEGV",
+    ),
+    "write through a pointer": (
+        "//",
+        "float* own = s.place[0]; ONCE own[7] = 1;",
+        r"G01: step wrote \d+ bytes outside of state_place: the first is byte 4 after those of environment 0",
+    ),
+    "unwritten observation": (
+        "        io.obs[i][1] = s.place[i][1];\n",
+        "",
+        r"G02: io\.obs\[0\]\[1\] of environment 0, agent walker_0 is not written by observe \(in reset\)",
+    ),
+    "observation unwritten later": (
+        "io.obs[i][1] = s.place[i][1];",
+        "if (io.elapsed_steps != 3 || i != 2) io.obs[i][1] = 0;",
+        r"G02: io\.obs\[2\]\[1\] of environment 0, agent walker_2 is not written by observe \(in step 3\)",
+    ),
+    "unwritten state": (
+        "ONCE { s.goal[0] = (int)io.rng.below(9, 0, 3); }",
+        "",
+        r"G02: s\.goal\[0\] of environment 0 is not written by reset",
+    ),
+    "scratch that is kept": (
+        "//",
+        "ONCE { io.scratch->spare += 1; io.rewards[1] += (float)(io.scratch->spare % 5); }",
+        r"G02: io\.rewards\[1\] of environment 0, agent walker_1 depends on memory that was not written .* step 1\)",
+    ),
+    "NaN reward": (
+        "//",
+        "ONCE if (io.elapsed_steps == 3) io.rewards[1] = math::log(-1.0f);",
+        r"G03: io\.rewards\[1\] of environment 0, agent walker_1 is nan \(in step 3\)",
+    ),
+    "endless loop": (
+        "//",
+        "ONCE while (s.goal[0] >= 0 && io.elapsed_steps > 4) s.goal[0] = (s.goal[0] + 1) % 3;",
+        r"G01: step 5 did not end within 2 s: look for a loop",
+    ),
+    "division by zero": (
+        "//",
+        "ONCE s.goal[0] = 7 / (s.goal[0] - s.goal[0] * io.elapsed_steps);",
+        r"G01: step 1 crashed with SIGFPE, an integer division by zero",
+    ),
+    "missing sync": (
+        "//",
+        "FOR_AGENTS (i) s.place[i][0] += s.place[(i + 1) % NUM_AGENTS][0];",
+        r"G05: ranges backwards: s\.place\[\d\]\[0\] of environment 0, agent walker_\d is [\d.-]+ instead of [\d.-]+ "
+        r"after step 1: a group_sync\(\) is missing",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick_compilation(monkeypatch):
+    monkeypatch.setenv("GPU_VECENV_CXXFLAGS", "-O0")
+
+
+def check(game, **settings):
+    return check_game(game, device="cpu", **{"steps": 20, "num_envs": 6, "call_seconds": 2.0, **settings})
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_the_only_finding(name, tmp_path):
+    old, new, expected = MISTAKES[name]
+    report = check(walkers(tmp_path, old, new)())
+    assert len(report.failures) == 1
+    with pytest.raises(ConformanceError, match="1 failed"):
+        report.raise_for_failures()
+    assert re.match(expected, report.failures[0]), report.failures[0]
+    failed = report.failures[0][:3]
+    assert list(report.rows)[-1] == failed, "nothing is run after the first cause"
+    assert str(report).count("\n") < 30
+
+
+REFUSED = {
+    "static": "static int count = 0; ONCE io.rewards[0] += count++;",
+    "thread_local": "thread_local int count = 0; ONCE io.rewards[0] += count++;",
+    "extern": "extern int count;",
+    "digraph": '\n%:include "game_api.cuh"',
+    "continuation": '\n#incl\\\nude "game_api.cuh"',
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_source_may_not_have_is_refused(name, tmp_path):
+    with pytest.raises(
+        SourceRuleError, match=rf"Walkers: walkers\.cu:{MISTAKE_LINE + (REFUSED[name][0] == chr(10))}: "
+    ):
+        check(walkers(tmp_path, new=REFUSED[name])())
+
+
+@pytest.mark.slow
+def test_a_sound_game_passes_in_one_table():
+    report = check(Crew(), autoreset_modes=["same_step", "disabled"])
+    report.raise_for_failures()
+    assert {"G01", "G02", "G03", "G04", "G05", "K01", "K18"} <= {
+        check for check, row in report.rows.items() if row.result == "passed"
+    }
+    assert str(report).count("K01") == 1
+
+
+def test_what_pointers_allow_and_checked_indices_do_not_is_no_finding(tmp_path):
+    """A reference to an array of fixed length cannot be made of an array that checks its indices."""
+    statement = "ONCE { float (&own)[2] = s.place[0]; own[0] += 0; }"
+    report = check(walkers(tmp_path, new=statement)(), autoreset_modes=[], parallel=False)
+    assert not report.failures
+    assert report.rows["G01"].result == "skipped" and "walkers.cu did not compile" in report.rows["G01"].lines[0]
+    assert report.rows["G05"].result == "passed"
+
+
+@pytest.mark.parametrize("wrong", [{"num_envs": 1}, {"steps": 9}, {"seed": -1}])
+def test_wrong_numbers_are_refused_before_anything_is_run(wrong, tmp_path):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        check(walkers(tmp_path)(), **wrong)
+
+
+def test_poison_needs_a_debug_build(tmp_path):
+    env = VecEnv(walkers(tmp_path)(), 2, "cpu")
+    with pytest.raises(ConfigError, match="guards=True"):
+        env.poison(7)
+
+
+def test_an_isolated_function_returns_raises_or_ends():
+    assert run_isolated(lambda at: at("add") or 3, 60) == 3
+    with pytest.raises(ZeroDivisionError):
+        run_isolated(lambda at: 1 // 0, 60)
+    with pytest.raises(ProcessEnded, match="exit ended the process with exit code 3"):
+        run_isolated(lambda at: (at("exit"), os._exit(3)), 60)
