@@ -22,6 +22,7 @@ import statistics
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -201,6 +202,7 @@ def main(folder: Path, config: ResultsConfig) -> None:
             with lock:
                 training = Training(job, device, config)
         except BaseException:
+            traceback.print_exc()  # others raise BrokenBarrierError
             all_made.abort()
             raise
         all_made.wait()
