@@ -35,11 +35,11 @@ def steps(seconds, parts):
 
 
 def test_a_long_task_says_how_long_it_will_take_and_then_a_line_in_each_interval():
-    lines = shown(steps(200, 20)).splitlines()
+    lines = shown(steps(200, 20), interval=40).splitlines()
     assert lines[0] == "check: 10%, about 3 min left  K20 [bold]seeds"  # the third report: 180 s
-    assert [line.split()[1] for line in lines] == ["10%,", "25%,", "40%,", "55%,", "70%,", "85%,", "100%,"]
-    assert lines[1] == "check: 25%, about 2 min left  K50 [bold]seeds"  # 150 s, a half rounded to even
-    assert lines[4] == "check: 70%, about 60 s left  K140 [bold]seeds"
+    assert [line.split()[1] for line in lines] == ["10%,", "30%,", "50%,", "70%,", "90%,", "100%,"]
+    assert lines[1] == "check: 30%, about 2 min left  K60 [bold]seeds"  # 140 s
+    assert lines[3] == "check: 70%, about 60 s left  K140 [bold]seeds"
     assert lines[-1] == "check: 100%, done in 3 min  K200 [bold]seeds"
 
 

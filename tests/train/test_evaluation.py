@@ -1,5 +1,6 @@
 """Evaluation: whole episodes, exactly as many as asked for, played by policies, scripts or chance."""
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 
@@ -409,7 +410,7 @@ HD void reset(State s, Io io) { ONCE s.clock[0] = 0; }
 HD void step(State s, Io io) {
     ONCE {
         s.clock[0] += 1;
-        io.terminations[0] = s.clock[0] == 5 && io.action(0) == 1;
+        io.terminations[0] = s.clock[0] % 20 == 5 && io.action(0) == 1;
     }
 }
 HD void observe(State s, Io io) { ONCE io.obs[0][0] = (float)s.clock[0]; }
@@ -420,7 +421,7 @@ HD void observe(State s, Io io) { ONCE io.obs[0][0] = (float)s.clock[0]; }
 class Endless(Env):
     """Its author has forgotten to truncate."""
 
-    max_steps: int = 20
+    max_steps: int | None = 20
     state = (Field("clock", i32),)
     obs_dim = 1
     action_space = Discrete(2)
@@ -436,6 +437,24 @@ def test_an_episode_that_does_not_end_is_an_error(tmp_path, monkeypatch):
     for play in (evaluate, partial(record, episodes=4)):
         with pytest.raises(EnvContractError, match=r"1 of 4 episodes go on after 20 steps, .* environment 2; expected"):
             play(env, third_goes_on)
+
+
+@pytest.mark.parametrize("max_steps", [200, None])
+def test_progress_is_that_of_the_longest_possible_episode_or_else_of_those_that_ended(max_steps, tmp_path, monkeypatch):
+    (tmp_path / "endless.cu").write_text(ENDLESS)
+    monkeypatch.setattr(Endless, "source", tmp_path / "endless.cu", raising=False)
+    env, steps, reports = gpu_vecenv.make(Endless, 4, "cpu", max_steps=max_steps), itertools.count(), []
+
+    def third_ends_later(obs):
+        return torch.tensor([[1], [1], [next(steps) > 16], [1]]).int()
+
+    evaluate(env, {"agent": third_ends_later}, 8, on_progress=lambda *report: reports.append(report))
+    first = [(0, "step 0, 0 of 4 episodes ended"), (0.04 if max_steps else 0.375, "step 16, 3 of 4 episodes ended")]
+    second = [(0.5, "step 32, 4 of 4 episodes ended"), (0.5, first[0][1]), (1, "step 16, 4 of 4 episodes ended")]
+    assert reports == [
+        (fraction, f"episodes {'1 to 4' if index < 3 else '5 to 8'} of 8: {text}")
+        for index, (fraction, text) in enumerate(first + second)
+    ]
 
 
 @pytest.mark.parametrize(
