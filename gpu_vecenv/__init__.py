@@ -13,8 +13,9 @@ from gpu_vecenv.envs.registry import configure, register
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
-from gpu_vecenv.train.trainer import PolicySpec, Trainer
+from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.views.batched_env import BatchedParallelEnv, batched_parallel_env
 from gpu_vecenv.views.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
 from gpu_vecenv.views.pettingzoo_env import ParallelEnv, aec_env, parallel_env

@@ -35,10 +35,11 @@ from gpu_vecenv.envs.registry import find_game
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
+from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
 from gpu_vecenv.train.run import SETTINGS, RunConfig, best_metric_name, run
-from gpu_vecenv.train.trainer import RUN_WIDE_KEYS, PolicySpec, Trainer
+from gpu_vecenv.train.trainer import Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
 RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder

@@ -197,8 +197,19 @@ class VecEnv:
         self.loads = self.clears = 0
 
     def like(self, **changes: Any) -> VecEnv:
-        """A new environment constructed with the same arguments except ``changes``."""
-        return VecEnv(**{**self._arguments, **changes})
+        """A new environment of the same class, constructed with the same arguments except ``changes``.
+
+        Raises:
+            ConfigError: A method of this instance was replaced, which a new environment would not have.
+        """
+        if replaced := sorted(name for name in vars(self) if callable(getattr(type(self), name, None))):
+            raise ConfigError(
+                f"like: {', '.join(replaced)} of this environment was replaced, which an environment like it would not "
+                "have; override it in a class derived from VecEnv"
+            )
+        environment = construct(type(self), {**self._arguments, **changes})
+        assert isinstance(environment, VecEnv)
+        return environment
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled and copied as its constructor arguments, without device handles; state_dict() transfers the state.

@@ -21,7 +21,6 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,43 +40,13 @@ from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, captu
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
 from gpu_vecenv.train.metrics import read_metrics, time_fractions
+from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.ppo import PPOConfig, make_policy
+from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
+from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 
 EXTRA_MANIFEST_KEYS = ("progress", "rank")  # keys of a checkpoint's manifest that the trainer does not write
-RUN_WIDE_KEYS = ("total_steps", "num_steps", "squash", "precision")  # options on which all policies must agree
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicySpec:
-    """Configuration of the policy of one or more roles.
-
-    Args:
-        network: A module with the ``forward`` of ``ActorCritic``; None makes an ``ActorCritic`` of
-            ``config.hidden_sizes``.
-        config: Hyperparameters of this policy; None uses the trainer's.
-        weights: Initial weights: the ``state_dict`` of a ``Policy``, such as one that ``load_policy(…)`` returned.
-        train: False freezes the policy: it acts, but is not trained.
-
-    Raises:
-        TypeError: A value has another type.
-    """
-
-    network: nn.Module | None = None
-    config: PPOConfig | None = None
-    weights: Mapping[str, torch.Tensor] | None = None
-    train: bool = True
-
-    def __post_init__(self) -> None:
-        expected = {"network": nn.Module, "config": PPOConfig, "weights": Mapping, "train": bool}
-        for name, kind in expected.items():
-            value = getattr(self, name)
-            if not isinstance(value, kind) and (value is not None or kind is bool):
-                alternative = "" if kind is bool else " or None"
-                raise TypeError(
-                    f"PolicySpec.{name} is a {type(value).__name__}; expected a {kind.__name__}{alternative}"
-                )
 
 
 class Trainer:
@@ -116,6 +85,7 @@ class Trainer:
                 raise TypeError(f"{name} is a {type(given).__name__}; expected a {kind.__name__} or None")
         self.config, self.seed, self.on_iteration = config or PPOConfig(), validate_seed(seed), on_iteration
         self.world, self.iteration = World.current(), 0
+        self._networks_checked = False
         self._in_iteration = False  # stays True after an iteration that an error or an interrupt ended
         self._start = self._progress = 0.0  # of the iteration: clock time, and the fraction of the run done before it
         if self.world.size > 1 and env.first_env_index != self.world.rank * env.num_envs:
@@ -124,7 +94,7 @@ class Trainer:
                 f"{self.world.size}; expected "
                 f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
             )
-        specs = self._specs(env, policies)
+        specs = resolve_specs(env.game, self.config, policies)
         check_capacity(env, self.config.num_steps)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
@@ -136,7 +106,8 @@ class Trainer:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(self.seed)  # only the CPU's: weights are initialised there
                 for name, spec in specs.items():
-                    self.policies[name] = self._policy(name, spec)
+                    config = self.configs[name]
+                    self.policies[name] = policy_of_spec(name, spec, config, self.env.game, self.rollout.obs[0])
             for policy in self.policies.values():  # users' networks may differ between processes
                 for tensor in policy.state_dict().values():
                     self.world.broadcast(tensor)
@@ -159,50 +130,9 @@ class Trainer:
             flags = data.terminations, data.truncations, data.active[:-1]
             self._compute_advantages = advantage_launch(self.env, *numbers, *flags, gamma, gae_lambda, out=out)
             self.env.reset(seed=self.seed, out=self.rollout.last)
+            self._check_networks(self.rollout.obs[-1:])
         self.timer = StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
-
-    def _specs(self, env: VecEnv, given: Mapping[str, PolicySpec | nn.Module] | None) -> dict[str, PolicySpec]:
-        known = list(env.game.layout.present_roles)
-        if wrong := [spec for spec in (given or {}).values() if not isinstance(spec, PolicySpec | nn.Module)]:
-            raise TypeError(f"policies hold a {type(wrong[0]).__name__}; expected a PolicySpec or a torch module")
-        specs = {
-            name: spec if isinstance(spec, PolicySpec) else PolicySpec(network=spec)
-            for name, spec in ({role: PolicySpec() for role in known} if given is None else given).items()
-        }
-        networks = [spec.network for spec in specs.values() if spec.network is not None]
-        parts = [id(part) for network in networks for part in {network, *network.parameters()}]
-        if len(set(parts)) < len(parts):
-            raise ConfigError(
-                f"policies {list(specs)} share weights; expected separate networks, or one shared policy, as in 'a+b'"
-            )
-        named = [role for name in specs for role in name.split("+")]
-        if sorted(named) != sorted(known):
-            raise ConfigError(f"policies are for {list(specs)}; expected each of the roles {known} once")
-        for name, spec in specs.items():
-            for key in RUN_WIDE_KEYS if spec.config else ():
-                own, common = getattr(spec.config, key), getattr(self.config, key)
-                if own != common:
-                    raise ConfigError(f"{key} of {name} is {own!r}; expected {common!r}, as in the trainer's config")
-        return dict(sorted(specs.items(), key=lambda item: known.index(item[0].split("+")[0])))  # the game's order
-
-    def _policy(self, name: str, spec: PolicySpec) -> Policy:
-        policy = make_policy(self.env.game, name.split("+"), self.configs[name], spec.network, self.env.device)
-        view = policy.view
-        with torch.no_grad():
-            found = [tuple(x.shape) for x in policy(view.obs(self.rollout.obs[0]))]
-        expected = [(self.env.num_envs, view.num_agents, view.num_parameters), (self.env.num_envs, view.num_agents)]
-        if found != expected:
-            raise ConfigError(
-                f"the network of {name} returns shapes {found}; expected parameters and values: {expected}"
-            )
-        if spec.train and not any(p.requires_grad for p in policy.parameters()):
-            raise ConfigError(
-                f"the network of {name} has no trainable parameters; expected some, or PolicySpec(train=False)"
-            )
-        if spec.weights is not None:
-            policy.load_weights(spec.weights)
-        return policy.requires_grad_(spec.train)
 
     @property
     def env_steps_per_iteration(self) -> int:
@@ -249,6 +179,9 @@ class Trainer:
             self.timer.mark("start")
             self._graphed_rollout()
             self.timer.mark("collected")
+            if not self._networks_checked:  # the first observations of all environments may have been equal
+                self._check_networks(self.rollout.obs[:-1])
+                self._networks_checked = True
             for learner in self.learners.values():
                 learner.begin_update(self._progress, self.iteration)
 
@@ -271,6 +204,10 @@ class Trainer:
             **{f"learning_rate_{name}": rate for name, rate in rates.items()},
             **metrics,
         }
+
+    def _check_networks(self, obs: torch.Tensor) -> None:
+        for name, learner in self.learners.items():
+            check_independent_rows(name, learner.policy, obs)
 
     @contextlib.contextmanager
     def _training(self) -> Iterator[None]:

@@ -25,8 +25,9 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.timing import captured, provenance, seconds, synchronize
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.policy import Precision
+from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
-from gpu_vecenv.train.trainer import PolicySpec, Trainer
+from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 
 Row = dict[str, Any]

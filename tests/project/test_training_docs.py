@@ -9,9 +9,9 @@ from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.cli.plot import Plot
 from gpu_vecenv.cli.train import Resume, Train
+from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.run import RunConfig
-from gpu_vecenv.train.trainer import RUN_WIDE_KEYS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text()

@@ -12,7 +12,7 @@ from gpu_vecenv.envs.tag_gridworld import TagGridworld
 from gpu_vecenv.errors import EnvDefinitionError
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.trainer import PolicySpec
+from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.views.frames import Frames
 
 

@@ -22,8 +22,9 @@ import gpu_vecenv.train.learner
 import gpu_vecenv.train.trainer
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.learner_kernels import LossKernel
+from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig, advantages
-from gpu_vecenv.train.trainer import PolicySpec, Trainer
+from gpu_vecenv.train.trainer import Trainer
 
 GAMMA = 0.75  # its powers are exact
 T, F = True, False

@@ -28,9 +28,10 @@ from gpu_vecenv.envs.registry import GAMES, Game, load_game
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ClosedEnvError, ConfigError, NonFiniteError
 from gpu_vecenv.train.distributions import masked, squashed
 from gpu_vecenv.train.learner import LOSS_METRICS
+from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout, max_num_envs_that_fit
-from gpu_vecenv.train.trainer import RUN_WIDE_KEYS, PolicySpec, Trainer
+from gpu_vecenv.train.trainer import Trainer
 
 # Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
 LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}
@@ -1043,3 +1044,49 @@ def test_a_checkpoint_of_other_types_is_of_a_different_run(device, tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"is of a different run: its {next(iter(changed))}"):
             trainer.load_state(tensors, manifest | changed, "another")
+
+
+# A step of the caller's own
+
+
+class Doubling(gpu_vecenv.VecEnv):
+    """Pays twice what the game does."""
+
+    def step(self, actions, out=None):
+        outputs = super().step(actions, out)
+        outputs[1].mul_(2)
+        return outputs
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step"])
+def test_the_step_of_a_derived_class_is_called(mode, device):
+    """Also where the trainer and the evaluation step other environments than the given one."""
+    rewards = []
+    for kind in (gpu_vecenv.VecEnv, Doubling):
+        env = kind(gpu_vecenv.configure("cartpole"), 4, device, autoreset_mode=mode)
+        trainer = Trainer(env, SMALL, seed=3)
+        trainer.begin_iteration()
+        rewards.append(trainer.rollout.rewards.clone())
+        assert type(trainer.env.like(num_envs=2)) is kind
+    assert rewards[0].any() and rewards[1].equal(2 * rewards[0])
+
+
+def test_a_step_that_was_replaced_on_the_instance_is_called_or_refused(device):
+    env = gpu_vecenv.make("cartpole", 4, device, autoreset_mode="next_step")
+    own_step = env.step
+
+    def doubled(actions, out=None):
+        outputs = own_step(actions, out)
+        outputs[1].mul_(2)
+        return outputs
+
+    env.step = doubled
+    trainer = Trainer(env, SMALL, seed=3)
+    trainer.begin_iteration()
+    assert trainer.rollout.rewards.amax() == 2
+    with pytest.raises(ConfigError, match=r"like: step of this environment was replaced.*class derived from VecEnv"):
+        trainer.evaluate(4)
+    env = gpu_vecenv.make("cartpole", 4, device)
+    env.step = env.step
+    with pytest.raises(ConfigError, match="like: step of this environment was replaced"):
+        Trainer(env, SMALL)

@@ -1,0 +1,110 @@
+"""What a network must do: give the shapes that its roles need, and treat the leading axes as independent rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.policy import Policy, RoleView
+
+NUM_ROWS = 32  # that are compared: so few that leaving out half of them changes a mean over all by a lot
+# A row's results may differ by rounding: the kernel of a matrix product, and with it the order of its sums, depends on
+# the number of rows and on the position of a row. Sums are float32 at every precision, so that about one unit in 2^12
+# crosses a boundary of rounding to bfloat16, by 2^-8 of its value; over the units of a layer that is about 2^-14 of the
+# output, in float32 less. A jump, such as that of an argmax, enlarges it in single rows. A network that mixes rows
+# changes most of them, by more: an attention over almost equal rows by 2^-9.
+TOLERANCE = 2.0**-10  # relative to the largest number of a column of the outputs,
+FLOOR = 2.0**-10  # or to this part of the largest of all columns, where a column is what remains of larger numbers
+MIN_FRACTION = 0.5  # of the rows differ where a network mixes them
+
+
+def check_output_shapes(name: str, policy: Policy, obs: torch.Tensor) -> None:
+    """Raise ConfigError unless the network returns parameters and values; ``obs`` (num_envs, num_agents, *shape)."""
+    view, rows = policy.view, (len(obs), policy.view.num_agents)
+    with _unchanged(policy):
+        found = [tuple(x.shape) for x in policy(view.obs(obs))]
+    expected = [(*rows, view.num_parameters), rows]
+    if found != expected:
+        raise ConfigError(f"the network of {name} returns shapes {found}; expected parameters and values: {expected}")
+
+
+def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None:
+    """Raise ConfigError if a network's output for a row depends on other rows, on their order, or on the call.
+
+    It would be trained on other outputs than those it acted by: rollouts have one row for each agent of each
+    environment, updates take some of them in any order. What ``obs`` do not show, for example because all rows are
+    equal, is not found. The network's buffers and the random generators do not change.
+
+    Args:
+        name: Name of the policy.
+        policy: The policy.
+        obs: (steps, num_envs, num_agents, *shape), observations of all agents.
+    """
+    rows = _some_rows(policy.view, obs)
+    count = len(rows)
+    if count < 2:
+        return
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(rows.device)
+    all_rows, half = torch.arange(count, device=rows.device), max(count // 2, 2)
+    calls = {
+        "is called again: it draws random numbers or keeps some": (rows, all_rows),
+        "gets the rows in another order": (rows[order], order),
+        "gets half of the rows": (rows[:half], all_rows[:half]),
+        "gets the rows along two leading axes": (rows.unflatten(0, (-1, 2)), all_rows),
+    }
+    with _unchanged(policy):
+        expected = _outputs(policy, rows)
+        found = {what: (_outputs(policy, x), indices) for what, (x, indices) in calls.items()}
+    for what, (outputs, indices) in found.items():
+        if _differ(outputs, [x[indices] for x in expected]):
+            raise ConfigError(
+                f"the network of {name} gives other outputs for a row when it {what}; expected outputs that depend on "
+                "the row alone, whatever the leading axes. nn.LSTM and nn.GRU need an axis of one time step, "
+                "lstm(obs.flatten(0, -2)[None]), attention an axis of each row's own entities; for batch normalisation "
+                "use nn.LayerNorm, or call its eval(); leave out dropout"
+            )
+
+
+def _some_rows(view: RoleView, obs: torch.Tensor) -> torch.Tensor:
+    """An even number of rows, at most NUM_ROWS, drawn from all steps, environments and agents of these roles, in order.
+
+    Equally spaced ones might all be of one agent.
+    """
+    own = obs[(slice(None), slice(None), view.agents, *view.obs_slice)]
+    num_steps, num_envs, num_agents = own.shape[:3]
+    total = num_steps * num_envs * num_agents
+    count = min(NUM_ROWS, total) // 2 * 2
+    index = torch.randint(max(total, 1), (count,), generator=torch.Generator().manual_seed(1)).sort().values
+    index = index.to(obs.device)
+    return own[index // (num_envs * num_agents), index // num_agents % num_envs, index % num_agents]
+
+
+def _outputs(policy: Policy, obs: torch.Tensor) -> list[torch.Tensor]:
+    """Parameters (rows, n) and values (rows, 1)."""
+    parameters, values = policy(obs)
+    return [parameters.flatten(0, -2), values.flatten()[:, None]]
+
+
+def _differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:
+    """Whether at least MIN_FRACTION of the rows differ by more than rounding; NaN equals NaN."""
+    differing = torch.zeros(len(found[0]), dtype=torch.bool, device=found[0].device)
+    for a, b in zip(found, expected, strict=True):
+        largest = b.nan_to_num(0, 0, 0).abs().amax(0)
+        close = (a - b).abs() <= TOLERANCE * largest.clamp(min=FLOOR * largest.amax())
+        differing |= ~(close | (a == b) | (a.isnan() & b.isnan())).all(1)
+    return bool(differing.float().mean() >= MIN_FRACTION)
+
+
+@contextmanager
+def _unchanged(policy: Policy) -> Iterator[None]:
+    """Without gradients; the buffers, such as running statistics, and torch's generators are as before afterwards."""
+    buffers, device = {name: buffer.clone() for name, buffer in policy.named_buffers()}, policy.action_bounds.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
+        try:
+            yield
+        finally:
+            for name, buffer in policy.named_buffers():
+                buffer.copy_(buffers[name])
