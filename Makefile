@@ -84,7 +84,7 @@ test-clients: $(CLIENTS_APART:%=test-client-%) ## the tests of RL libraries that
 $(CLIENTS_APART:%=test-client-%): test-client-%: $(VENV)-%/stamp
 	for file in $(call tests_of,$*); do OMP_NUM_THREADS=1 $(VENV)-$*/bin/python -m pytest $(ARGS) $$file || [ $$? = 5 ] || exit 1; done
 
-nightly: mutants test-exhaustive test-clients reliability ledger ## all of what takes hours: see these targets
+nightly: mutants test-exhaustive test-clients reliability ledger audit ## all of what takes hours: see these targets
 
 ledger: $(VENV)/dev.stamp ## whether this computer computes the digests that GPUs gave, in every mode
 	$(BIN)/python tests/ledger.py replay
@@ -111,6 +111,7 @@ docs: $(VENV)/docs.stamp ## the documentation site, docs/_build/html; warnings a
 
 lock: $(VENV)-tools/stamp ## write the lock files of CI; ARGS=--upgrade takes the newest versions
 	$(COMPILE) --extra dev --extra compiler --extra cuda13 $(SHARING:%=--extra %) $(ARGS) --output-file locks/dev.txt ../pyproject.toml >/dev/null
+	$(COMPILE) $(ARGS) --constraint locks/dev.txt --output-file locks/runtime.txt ../pyproject.toml >/dev/null
 	$(COMPILE) $(ARGS) --group ../pyproject.toml:tools --output-file locks/tools.txt >/dev/null
 
 audit: $(VENV)-tools/stamp ## weaknesses of the workflows, and known ones of what the lock files name and of torch
@@ -118,17 +119,21 @@ audit: $(VENV)-tools/stamp ## weaknesses of the workflows, and known ones of wha
 	$(TOOLS)/pip-audit --strict --disable-pip --no-deps --requirement .ci/constraints.txt $(ARGS)
 	for lock in .ci/locks/*.txt; do $(TOOLS)/pip-audit --strict --disable-pip --require-hashes --requirement $$lock $(ARGS) || exit 1; done
 
-dist: $(VENV)-tools/stamp ## build what is published into dist/ and check it; with TAG=v1.2.3 that must be its version
+dist: $(VENV)-tools/stamp ## build what is published into dist/ and sbom/, from the last commit, and check it; with TAG=v1.2.3 that must be its version
 	@[ -z "$$TAG" ] || [ "$$TAG" = "v$(VERSION)" ] || { echo "TAG is $$TAG, but gpu_vecenv/_version.py says $(VERSION)"; exit 1; }
 	@[ -z "$$TAG" ] || grep -qx 'version: $(VERSION)' CITATION.cff || { echo "CITATION.cff does not say version: $(VERSION)"; exit 1; }
 	@[ -z "$$TAG" ] || grep -q '^## \[$(VERSION)\] - 2' CHANGELOG.md || { echo "CHANGELOG.md has no date for [$(VERSION)]"; exit 1; }
-	rm -rf build dist
-	$(TOOLS)/python -m build --no-isolation $(ARGS)
+	rm -rf build dist sbom
+	.ci/build $(TOOLS)/python dist
 	$(TOOLS)/python -m twine check --strict dist/*
 	$(TOOLS)/check-wheel-contents dist/*.whl
+	mkdir -p build sbom
+	sed 's/^dynamic = \["version"\]$$/version = "$(VERSION)"/' pyproject.toml >build/pyproject.toml # an SBOM names the version
+	cat .ci/constraints.txt .ci/locks/runtime.txt | $(TOOLS)/cyclonedx-py requirements --pyproject build/pyproject.toml \
+		--mc-type library --output-reproducible --output-file sbom/gpu_vecenv-$(VERSION).cdx.json -
 
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) docs/_build docs/games docs/project build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) docs/_build docs/games docs/project build dist sbom *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps make an installation happen again only when pyproject.toml or the lock changes.

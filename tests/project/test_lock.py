@@ -84,6 +84,13 @@ def test_the_lock_satisfies_what_development_requires(python):
 
 
 @pytest.mark.parametrize("python", PYTHONS)
+def test_the_sbom_lists_the_tested_versions_of_what_the_project_requires(python):
+    runtime = ROOT / ".ci" / "locks" / "runtime.txt"
+    assert missing(runtime, list(required([])), python) == []
+    assert versions(runtime, python).items() <= versions(ROOT / ".ci" / "locks" / "dev.txt", python).items()
+
+
+@pytest.mark.parametrize("python", PYTHONS)
 def test_the_lock_of_the_tools_satisfies_their_group(python):
     tools = [Requirement(text) for text in PROJECT["dependency-groups"]["tools"]]
     assert missing(ROOT / ".ci" / "locks" / "tools.txt", tools, python) == []

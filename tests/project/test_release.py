@@ -1,9 +1,11 @@
 """What a release goes through: the tag is the version everywhere, and the workflows run what is there."""
 
+import hashlib
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,34 @@ def test_the_versions_own_tag_and_none_are_built(tag: str, tmp_path: Path) -> No
     assert BUILDS in dist(tmp_path, tag, {})
 
 
+@pytest.mark.slow
+def test_a_commit_gives_the_same_bytes_whenever_and_wherever_it_is_built(tmp_path: Path) -> None:
+    """In folders of other names, of other times and rights, with what is not committed lying about."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no git repository")
+    digests = []
+    for name, umask, time in ("tree", "022", "2001-02-03"), ("another tree", "077", "2031-02-03 04:05:06"):
+        tree = tmp_path / name
+        script = f"""
+            umask {umask}
+            git clone -q "$1" "$2" && cp "$1/.ci/build" "$2/.ci/build" && cd "$2"
+            find . -not -path './.git/*' -exec touch -d '{time}' {{}} +
+            echo new >gpu_vecenv/'{name}'.py
+            .ci/build "$3" dist
+        """
+        command = ["bash", "-ec", script, "bash", str(ROOT), str(tree), sys.executable]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        files = sorted((tree / "dist").iterdir())
+        digests.append({file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+    assert digests[0] == digests[1] and [Path(name).suffix for name in digests[0]] == [".whl", ".gz"]
+
+
+def test_the_sbom_can_name_the_version() -> None:
+    """`make dist` replaces this line."""
+    assert '\ndynamic = ["version"]\n' in (ROOT / "pyproject.toml").read_text()
+
+
 def test_workflows_and_templates_name_what_is_there() -> None:
     texts = [path.read_text() for path in [*WORKFLOWS, ROOT / ".github" / "pull_request_template.md"]]
     text = "".join(texts)
@@ -64,17 +94,39 @@ def test_workflows_and_templates_name_what_is_there() -> None:
     assert set(re.findall(r"gpu-vecenv ([a-z]+)", text)) <= set(COMMANDS)
     for path in re.findall(r"(?:run|uses): (\.[\w./-]+)", text) + re.findall(r"python (tests/\S+?\.py)", text):
         assert (ROOT / path).is_file(), path
-    for action in re.findall(r"uses: ([^.\s]\S*)", text):
-        assert action.startswith("./") or re.search(r"@[0-9a-f]{40}$", action), f"{action} is not pinned to a commit"
+
+
+def test_actions_are_pinned_to_a_commit_and_say_its_version() -> None:
+    for path in WORKFLOWS:
+        for action in re.findall(r"uses: ([^.\s].*)", path.read_text()):
+            assert re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", action), f"{path.name}: {action}"
+
+
+# Whatever else a job may do. All may read the repository.
+RIGHTS = {("codeql", "security-events"), ("release", "id-token"), ("release", "contents")}
+
+
+def test_workflows_may_read_and_jobs_little_more() -> None:
+    rights = set()
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        text = path.read_text()
+        assert "\npermissions:\n  contents: read\n\n" in text, path
+        rights |= {(path.stem, right) for right in re.findall(r"^ *([a-z-]+): write\b", text, re.MULTILINE)}
+        assert "write-all" not in text and "pull_request_target" not in text, path
+    assert rights == RIGHTS
 
 
 def test_only_the_job_that_publishes_may_say_who_it_is() -> None:
     """Trusted publishing is a right of the job's; code of the tree runs in the others."""
     text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
     head, *jobs = re.split(r"^  (?=\w+:\n)", text.partition("\njobs:\n")[2], flags=re.MULTILINE)
-    assert not head.strip() and [job.partition(":")[0] for job in jobs] == ["ci", "build", "try", "publish"]
-    assert ["id-token: write" in job for job in jobs] == [False, False, False, True]
-    assert "needs: [ci, build, try]" in jobs[-1] and "checkout" not in jobs[-1] and "run:" not in jobs[-1]
+    assert not head.strip() and [job.partition(":")[0] for job in jobs] == ["ci", "build", "try", "publish", "attach"]
+    assert ["id-token: write" in job for job in jobs] == [False, False, False, True, False]
+    assert ["contents: write" in job for job in jobs] == [False, False, False, False, True]
+    publish, attach = jobs[-2:]
+    assert "needs: [ci, build, try]" in publish and "actions/checkout" not in publish and "run:" not in publish
+    assert "needs: publish" in attach and "actions/checkout" not in attach
+    assert re.findall(r"run: (\w+)", attach) == ["gh"]
     assert "password" not in text and "secrets" not in text
 
 
