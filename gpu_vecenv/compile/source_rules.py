@@ -121,13 +121,24 @@ def _declared_name(symbol: str, words: Mapping[str, int]) -> str | None:
 
 
 def _constants(code: Sequence[Token]) -> set[str]:
-    """Names that are declared by const, constexpr or TABLE, one in a declaration."""
-    names, constant = set(), False
+    """Names of variables, not of parameters, that are declared by const, constexpr or TABLE."""
+    names, in_declaration, named, depth, parentheses = set[str](), False, False, 0, 0
     for before, token in pairwise(code):
-        if constant and token.text in ("=", "[", "{", ";") and before.kind == "word":
+        parentheses += (token.text == "(") - (token.text == ")")
+        if token.text in ("const", "constexpr", "TABLE"):
+            in_declaration, named, depth = parentheses == 0, False, 0
+            continue
+        if before.text == "}" and depth == 0 and token.text not in (",", ";"):
+            in_declaration = False  # a function's body has ended
+        if not in_declaration:
+            continue
+        if depth == 0 and not named and before.kind == "word" and token.text in ("=", "[", "{", ",", ";"):
             names.add(before.text)
-        starts = token.text in ("const", "constexpr", "TABLE")
-        constant = starts or (constant and token.text not in (";", "{", "}", "="))
+            named = True
+        depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
+        if depth == 0 and token.text == ",":
+            named = False
+        in_declaration = depth >= 0 and (depth > 0 or token.text != ";")
     return names
 
 

@@ -186,9 +186,9 @@ VARIABLES = {
     "of a template": ("x += kept<3>();", "template <int K> HD int kept() { static int count = K; return count++; }"),
 }
 CONSTANTS = (
-    "static constexpr float near = 2; static const int k[2] = {1, 2}; constexpr int last = 1; "
+    "static constexpr float near = 2; static const int k[2] = {1, 2}, j[2] = {1, 2}; constexpr int last = 1; "
     "static const int* const place[2] = {k, k + 1}; x += *place[(int)x & 1]; "
-    "x += near + k[(int)x & 1] + last + TABLES[(int)x & 1] + Kept::twice(x);",
+    "x += near + k[(int)x & 1] + j[(int)x & 1] + last + TABLES[(int)x & 1] + Kept::twice(x);",
     "TABLE float TABLES[2] = {1, 2}; "
     "struct Kept { static constexpr int SIZE = 3; HD static float twice(float x) { return SIZE * x; } };",
 )
