@@ -12,6 +12,7 @@ from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
 from gpu_vecenv.check.game_report import GameReport
 from gpu_vecenv.check.game_runs import Cause, first_difference, first_fault, ways
 from gpu_vecenv.check.isolated import ProcessEnded, run_isolated
+from gpu_vecenv.check.sanitize import sanitizer_finding
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import MODES, validate_int
@@ -38,6 +39,7 @@ def check_game(
     seed: int = 17,
     autoreset_modes: Iterable[str] = tuple(MODES),
     parallel: bool = True,
+    sanitize: bool = False,
     call_seconds: float = CALL_SECONDS,
     on_progress: OnProgress = no_progress,
 ) -> GameReport:
@@ -63,6 +65,8 @@ def check_game(
         seed: First seed.
         autoreset_modes: Modes in which ``check_vector_env`` runs.
         parallel: Whether a game of several agents is also checked as a PettingZoo ParallelEnv.
+        sanitize: First play it on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer, which need a compiler
+            that has them, and a game whose module other processes can import.
         call_seconds: Time limit of a call in a debug build.
         on_progress: Called with the fraction that is done and a text.
 
@@ -77,6 +81,11 @@ def check_game(
     VecEnv(game, num_envs, torch_device, driver=driver).close()  # what does not compile is no finding
     modes = tuple(autoreset_modes)
     stages: list[Callable[[OnProgress], None]] = [
+        *(
+            [partial(_check_sanitized, report, min(num_envs, PROBED_ENVS), steps, seed, call_seconds)]
+            if sanitize
+            else []
+        ),
         partial(_check_rules, report, torch_device, driver, min(num_envs, PROBED_ENVS), steps, seed, call_seconds),
         partial(_check_ways, report, torch_device, driver, num_envs, steps, seed),
         *(partial(_check_mode, report, mode, torch_device, driver, steps, seed) for mode in modes),
@@ -89,6 +98,18 @@ def check_game(
             break
     on_progress(1.0, game.name())
     return report
+
+
+def _check_sanitized(
+    report: GameReport, num_envs: int, steps: int, seed: int, call_seconds: float, on_progress: OnProgress
+) -> None:
+    """G00, on the CPU."""
+    on_progress(0.0, "sanitizers")
+    if not report.game.layout.host:
+        report.add("G00", "skipped", ["the sanitizers are those of the host, and the game has host = False"])
+        return
+    found = sanitizer_finding(report.game, num_envs, steps, seed, call_seconds)
+    report.add("G00", "failed" if found else "passed", [found] if found else [])
 
 
 def _check_rules(
@@ -109,7 +130,9 @@ def _check_rules(
         run = partial(first_fault, game, where, driver if where == device else None, num_envs, steps, seed)
         try:
             cause = run_isolated(run, call_seconds) if where == CPU else run(lambda call: None)
-        except (ProcessEnded, EnvContractError, DeviceFaultError) as error:
+        except ProcessEnded as error:
+            cause = Cause("G01", f"{error}; sanitize=True, or --sanitize, names file and line")
+        except DeviceFaultError as error:
             cause = Cause("G01", str(error))
         except (KernelCompileError, CompilerError) as error:  # no host compiler, or a use that only pointers allow
             skipped.append(f"on {where}: {str(error).splitlines()[0]}")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 GAME_CHECKS = {
+    "G00": "the sanitizers find nothing",
     "G01": "calls end, and access only their own environment",
     "G02": "what is read was written before",
     "G03": "rewards and observations are finite",
@@ -41,7 +42,7 @@ class GameReport:
 
     Args:
         game: The game.
-        rows: Check -> its result: "G01" … "G05", which are about the game's rules, then "K01" …, of its interfaces.
+        rows: Check -> its result: "G00" … "G05", which are about the game's rules, then "K01" …, of its interfaces.
     """
 
     game: Env
@@ -58,7 +59,7 @@ class GameReport:
             raise ConformanceError(f"\n{self}")
 
     def add(self, check: str, result: str = "passed", lines: Iterable[str] = ()) -> None:
-        """Add the result of one of the checks G01 … G05."""
+        """Add the result of one of the checks G00 … G05."""
         self.rows[check] = Row(check, GAME_CHECKS[check], result, [*lines])
 
     def add_interface(self, name: str, report: Report) -> None:

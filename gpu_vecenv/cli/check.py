@@ -49,6 +49,7 @@ class Check(DeviceOptions, Generic[GameT]):
     seed: int = param(17, low=0)  # the first of the seeds
     num_envs: int = param(100, low=2)  # environments of the runs that must be bit-identical
     parallel: bool = True  # also check a game of several agents as a PettingZoo ParallelEnv
+    sanitize: bool = False  # first play it on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer
     game: GameT
 
     def __post_init__(self) -> None:
@@ -74,6 +75,7 @@ class Check(DeviceOptions, Generic[GameT]):
                 steps=self.steps,
                 seed=self.seed,
                 parallel=self.parallel,
+                sanitize=self.sanitize,
                 on_progress=on_progress,
             )
         Console().print(report)

@@ -21,6 +21,7 @@ from gpu.planted_kernels import KERNELS, PLANTED, TEXT
 from gpu.step_games import GAMES, cases
 
 import gpu_vecenv
+from gpu_vecenv.check.sanitize import sanitizer_environment, sanitizer_library
 from gpu_vecenv.compile.backends.cuda_compiler import compile_cubin
 from gpu_vecenv.compile.backends.host import HostBackend
 from gpu_vecenv.compile.codegen import inline_includes
@@ -29,30 +30,19 @@ from gpu_vecenv.envs.registry import GAMES as REGISTERED
 from gpu_vecenv.errors import CompilerError
 
 ROOT = Path(__file__).resolve().parents[2]
-# float-cast-overflow is in no group: a float too large for an int is another number on a GPU than here.
-FLAGS = (
-    "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined,float-cast-overflow -fno-sanitize=vptr "
-    "-fno-sanitize-recover=all"
-)
 
 
 @cache
-def library() -> str:
-    """AddressSanitizer's own, which must be loaded first."""
-    command = HostBackend().compiler_command
-    if "ziglang" in command:
-        pytest.skip("zig brings no AddressSanitizer")
-    for name in ("libasan.so", "libclang_rt.asan-x86_64.so", "libclang_rt.asan.so"):
-        done = subprocess.run([*command, f"-print-file-name={name}"], capture_output=True, text=True, check=False)
-        path = Path(done.stdout.strip())
-        if path.is_absolute() and path.is_file():
-            return str(path.resolve())
-    pytest.skip(f"{' '.join(command)} has no shared AddressSanitizer (libasan)")
+def environment() -> dict[str, str]:
+    """Of a process that watches its kernels."""
+    try:
+        return sanitizer_environment(sanitizer_library(HostBackend().compiler_command))
+    except CompilerError as error:
+        pytest.skip(str(error))
 
 
 def watched(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run Python text under both sanitizers; leaks are none of their business, as Python keeps much to its end."""
-    preload = library()
     return subprocess.run(
         # The compiler is a child process of this one: it need not be watched.
         [sys.executable, "-c", "import os; del os.environ['LD_PRELOAD']\n" + textwrap.dedent(script), *arguments],
@@ -62,12 +52,8 @@ def watched(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT / "tests",
         env={
             **os.environ,
-            "LD_PRELOAD": preload,
-            "ASAN_OPTIONS": "detect_leaks=0",
-            "UBSAN_OPTIONS": "print_stacktrace=1",
-            "GPU_VECENV_CXXFLAGS": FLAGS,
+            **environment(),
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-            "OMP_NUM_THREADS": "1",
         },
     )
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 
@@ -92,7 +92,9 @@ class HostBackend:
         if not FILE_DESCRIPTORS.is_dir():
             return HostModule(ctypes.CDLL(file.name))
         if not os.fstatvfs(file.fileno()).f_flag & NO_EXECUTION:
-            return HostModule(_library(file))
+            # Sanitizers open a library by the name that it was loaded by when they look for its lines.
+            keeps_open = any(flag.startswith("-g") for flag in self.command)
+            return HostModule(_library(os.dup(file.fileno()) if keeps_open else file.fileno()))
         warnings.warn(
             f"{file.name} is on a file system without execution (noexec): a copy in {tempfile.gettempdir()} is loaded "
             "instead; set $GPU_VECENV_CACHE to a folder from which libraries may be loaded",
@@ -102,7 +104,7 @@ class HostBackend:
             file.seek(0)
             shutil.copyfileobj(file, copy)
             copy.flush()
-            return HostModule(_library(copy))
+            return HostModule(_library(copy.fileno()))
 
 
 class HostModule:
@@ -137,14 +139,14 @@ class HostModule:
         return launch
 
 
-def _library(file: Any) -> ctypes.CDLL:
+def _library(descriptor: int) -> ctypes.CDLL:
     """Load an open file by its descriptor: the file of that descriptor, and no letters of its path have a meaning.
 
     The dynamic linker takes a name that it has seen for the same library, while descriptors are used again: the number
     of the load is written into the path as separators, "/" for 0 and "/." for 1.
     """
     number = "".join("/." if bit == "1" else "/" for bit in f"{next(_loads):b}")
-    return ctypes.CDLL(f"{FILE_DESCRIPTORS}{number}/{file.fileno()}")
+    return ctypes.CDLL(f"{FILE_DESCRIPTORS}{number}/{descriptor}")
 
 
 def _wait(others: Sequence[Future[None]]) -> None:
