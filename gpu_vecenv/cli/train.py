@@ -38,7 +38,7 @@ from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
-from gpu_vecenv.train.run import SETTINGS, RunConfig, best_metric_name, run
+from gpu_vecenv.train.run import SETTINGS, RunConfig, make_selection, run
 from gpu_vecenv.train.trainer import Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
@@ -96,7 +96,7 @@ class Train(DeviceOptions, Generic[GameT]):
                 raise ConfigError("several processes need one run folder: give --out")
             env = self._env(game, device, world)
             trainer = Trainer(env, self.ppo, seed=self.seed, policies=self._policy_specs(game), graphs=self.graphs)
-            best_metric_name(trainer, self.run)  # raises for a wrong name before anything is written
+            make_selection(trainer, self.run)  # raises for a wrong name before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             return run(trainer, folder, self.run, settings={**settings, "run": dataclasses.asdict(self.run)})

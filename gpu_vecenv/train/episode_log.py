@@ -1,4 +1,4 @@
-"""EpisodeLog: means over recently finished episodes, for the logs of trainers."""
+"""EpisodeLog: means over the latest episodes of all environments, for the logs of trainers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import torch
 from gpu_vecenv.engine.vec_env import VecEnv
 
 
-def in_first_episode(env: VecEnv) -> torch.Tensor:
-    """The environments whose first episode since they were seeded has not ended, (num_envs,) bool.
-
-    As long as there are any, episodes that have ended are mostly short ones, and means over them are biased.
-    """
-    return (env.data["engine_episode"][:, 0] == 0) & env.active.any(1)
-
-
 class EpisodeLog:
-    """Means over the episodes finished since the last call of ``means()``. No device synchronisation.
+    """Means over the latest episodes of each environment. No device synchronisation.
 
-    There are none until every environment has ended its first episode, since short ones end first; the first means are
-    those of all episodes since the log was made.
+    These are the episodes that ended between the last two calls between which any did in that environment: each
+    environment counts in every mean. Means over whatever has just ended would be biased as long as episodes begin
+    together: first the short ones end, later all long ones at once. There are no means until every environment has
+    ended an episode.
 
     Args:
         vec_env: The environment, whose ``episode_statistics`` are read.
@@ -32,29 +26,45 @@ class EpisodeLog:
         if not isinstance(vec_env, VecEnv):
             raise TypeError(f"vec_env is a {type(vec_env).__name__}; expected a VecEnv (of a view: view.vec_env)")
         self._vec_env = vec_env
-        roles = {role: count for role, count in vec_env.game.layout.roles.items() if count}
-        self._counts = list(roles.values())
-        self.names = (*(f"return_{role}" for role in roles), "length", "terminated")
-        self._means = torch.full((len(self.names),), torch.nan, dtype=torch.float64, device=vec_env.device)
+        self._agents = {
+            role: where for role, where in vec_env.game.layout.role_slices.items() if where.stop > where.start
+        }
+        self.names = (*(f"return_{role}" for role in self._agents), "length", "terminated")
         self._before, self._clears = self._sums(), vec_env.clears
+        self._first = vec_env.data["engine_episode"][:, 0].clamp(min=0)
+        self.latest = torch.zeros_like(self._before)
 
     def means(self) -> dict[str, torch.Tensor]:
         """Mean return of an agent of each role, length in steps, and fraction of episodes that were not truncated.
 
-        Each is a float64 tensor () on the device: NaN until every environment has ended its first episode, and
-        unchanged if no episode has ended since the last call or since ``clear_episode_statistics``. After
-        ``load_state_dict`` with an older state the count starts at the next call.
+        Each is a float64 tensor () on the device: NaN until every environment has ended an episode, and unchanged if no
+        episode has ended since the last call or since ``clear_episode_statistics``. After ``load_state_dict`` with an
+        older state the count starts at the next call.
+        """
+        self.update()
+        *totals, episodes = torch.where(self.in_first_episode().any(), torch.nan, self.latest.sum(0)).unbind()
+        return {name: total / episodes for name, total in zip(self.names, totals, strict=True)}
+
+    def update(self) -> torch.Tensor:
+        """Take in the episodes that have ended since the last call; the number of them, () float64.
+
+        ``latest`` then has the sums over the latest episodes of each environment, (num_envs, len(names) + 1) float64: a
+        column for each of ``names``, then their number.
         """
         sums = self._sums()
         if self._clears != self._vec_env.clears:
             self._before, self._clears = torch.zeros_like(sums), self._vec_env.clears
-        new, pending = sums - self._before, in_first_episode(self._vec_env).any()
-        self._means = torch.where((new[-1] > 0) & ~pending, new[:-1] / new[-1], self._means)
-        self._before = torch.where((new[-1] >= 0) & pending, self._before, sums)
-        return dict(zip(self.names, self._means.unbind(), strict=True))
+        new, self._before = sums - self._before, sums
+        self.latest.copy_(torch.where(new[:, -1:] > 0, new, self.latest))
+        return new[:, -1].sum()
+
+    def in_first_episode(self) -> torch.Tensor:
+        """The environments whose first episode since the log was made has not ended, (num_envs,) bool."""
+        return (self._vec_env.data["engine_episode"][:, 0] <= self._first) & self._vec_env.active.any(1)
 
     def _sums(self) -> torch.Tensor:
+        """Sums over all completed episodes of each environment, with the columns of ``latest``."""
         statistics = self._vec_env.episode_statistics()
-        by_role = statistics["returns"].sum(0, dtype=torch.float64).split(self._counts)
-        counts = [statistics[name].sum() for name in ("lengths", "terminations", "episodes")]
-        return torch.stack([*(returns.mean() for returns in by_role), *counts])
+        columns = [statistics["returns"][:, where].mean(1, dtype=torch.float64) for where in self._agents.values()]
+        columns += [statistics[name].double() for name in ("lengths", "terminations", "episodes")]
+        return torch.stack(columns, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
@@ -120,10 +121,15 @@ def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecE
         agents_as_envs=False,
         first_env_index=first_env_index,
     )
-    for field in env.game.layout.fields:
-        if field.shared:  # callers may have changed them, for example in a curriculum
-            eval_env.state[field.name].copy_(env.state[field.name])
+    _copy_shared_fields(env, eval_env)
     return eval_env
+
+
+def _copy_shared_fields(source: VecEnv, target: VecEnv) -> None:
+    """Callers may have changed them, for example in a curriculum."""
+    for field in source.game.layout.fields:
+        if field.shared:
+            target.state[field.name].copy_(source.state[field.name])
 
 
 def steps_until_all_done(env: VecEnv, on_progress: OnProgress = no_progress) -> Iterator[None]:
@@ -165,6 +171,55 @@ def _check_actions(env: VecEnv) -> None:
         )
 
 
+class Evaluator:
+    """Plays whole episodes in a copy of ``env``, which is made once; ``env`` is not stepped.
+
+    What a call returns depends on its arguments, and on the shared fields of ``env`` at that time, alone.
+
+    Args:
+        env: The template.
+        num_envs: Number of environments of the copy.
+        first_env_index: Index of the first of them, which decides its random numbers.
+    """
+
+    def __init__(self, env: VecEnv, num_envs: int, first_env_index: int = 0) -> None:
+        self._template, self._env = env, evaluation_env(env, num_envs, first_env_index)
+        self._buffers = self._env.step_buffers()
+
+    def __call__(
+        self,
+        role_policies: Mapping[str, RolePolicy],
+        episodes: int,
+        *,
+        greedy: bool = False,
+        seed: int = 1,
+        on_progress: OnProgress = no_progress,
+    ) -> dict[str, float]:
+        """Play the episodes; arguments, metrics and errors as for ``evaluate``."""
+        env, buffers, rounds = self._env, self._buffers, -(-episodes // self._env.num_envs)
+        _copy_shared_fields(self._template, env)
+        act, totals = RolePolicies(env, role_policies, greedy), dict[str, float]()
+        for index in range(rounds):
+            played = index * env.num_envs
+            obs, _ = env.reset(seed=seed if index == 0 else None, out=buffers)
+            env.clear_episode_statistics()
+            label = f"episodes {played + 1:,} to {min(played + env.num_envs, episodes):,} of {episodes:,}"
+            for _ in steps_until_all_done(env, part(on_progress, index, rounds, label)):
+                env.step(act(obs, buffers.action_mask), out=buffers)
+            counted = slice(0, min(env.num_envs, episodes - played))
+            statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
+            sums = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
+            for role, where in env.game.layout.role_slices.items():
+                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
+            for name, tensor in sums.items():
+                totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
+        return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
+
+    def close(self) -> None:
+        """Release the memory of the copy."""
+        self._env.close()
+
+
 def evaluate(
     env: VecEnv,
     role_policies: Mapping[str, RolePolicy],
@@ -200,23 +255,5 @@ def evaluate(
     if type(episodes) is not int or episodes < 1:
         raise ConfigError(f"episodes is {episodes!r}; expected an int >= 1")
     rounds = -(-episodes // env.num_envs)
-    num_envs = -(-episodes // rounds)
-    env = evaluation_env(env, num_envs)
-    try:
-        act, buffers, totals = RolePolicies(env, role_policies, greedy), env.step_buffers(), dict[str, float]()
-        for played in range(0, episodes, num_envs):
-            obs, _ = env.reset(seed=seed if played == 0 else None, out=buffers)
-            env.clear_episode_statistics()
-            label = f"episodes {played + 1:,} to {min(played + num_envs, episodes):,} of {episodes:,}"
-            for _ in steps_until_all_done(env, part(on_progress, played // num_envs, rounds, label)):
-                env.step(act(obs, buffers.action_mask), out=buffers)
-            counted = slice(0, min(num_envs, episodes - played))
-            statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
-            sums = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
-            for role, where in env.game.layout.role_slices.items():
-                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
-            for name, tensor in sums.items():
-                totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
-    finally:
-        env.close()
-    return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
+    with contextlib.closing(Evaluator(env, -(-episodes // rounds))) as evaluator:
+        return evaluator(role_policies, episodes, greedy=greedy, seed=seed, on_progress=on_progress)

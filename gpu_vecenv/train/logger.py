@@ -44,7 +44,6 @@ class RunLog:
         self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
         self._events = _tensorboard(folder / "tensorboard", steps)
         self._num_iterations, self._on_progress = num_iterations, on_progress
-        self._shown = "no returns yet: first episodes are running"
 
     def __enter__(self) -> RunLog:
         return self
@@ -59,11 +58,11 @@ class RunLog:
             self._wandb.finish()
 
     def __call__(self, metrics: Mapping[str, float | str]) -> None:
-        """Log the metrics of one iteration. Means over no episodes are left empty."""
+        """Log the metrics of one iteration. Means over episodes are left empty until there are any."""
         if self._csv is None:
             self._csv = csv.DictWriter(self._file, list(metrics))
             self._csv.writeheader()
-        if not metrics["episodes"]:
+        if metrics["first_episodes"]:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(EPISODE_METRICS)}
         self._csv.writerow(metrics)
         self._file.flush()
@@ -77,10 +76,11 @@ class RunLog:
         returns = " ".join(
             f"{k.removeprefix('return_')} {v:.2f}" for k, v in numbers.items() if k.startswith("return_")
         )
-        if numbers["episodes"]:
-            self._shown = f"return: {returns}  episode: {numbers['episode_length']:.0f} steps"
+        shown = f"return: {returns}  episode: {numbers.get('episode_length', 0):.0f} steps"
+        if first := numbers["first_episodes"]:
+            shown = f"no returns yet: first episodes are running ({first:,.0f})"
         iteration, rate = int(numbers["iteration"]), numbers["agent_steps_per_s"]
-        text = f"iteration {iteration} of {self._num_iterations}  {rate / 1e3:,.0f}k agent-steps/s  {self._shown}"
+        text = f"iteration {iteration} of {self._num_iterations}  {rate / 1e3:,.0f}k agent-steps/s  {shown}"
         self._on_progress(iteration / self._num_iterations, text)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of an iteration: read from the device in one copy, checked, and averaged over the episodes that ended."""
+"""Metrics of an iteration: read from the device in one copy, and checked."""
 
 from __future__ import annotations
 
@@ -11,51 +11,45 @@ import torch
 from gpu_vecenv.engine.vec_env import Fault
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.distributed import World
-from gpu_vecenv.train.episode_log import in_first_episode
+from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.graph import StageTimer
 from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
 from gpu_vecenv.train.rollout_storage import Rollout
 
 
-def read_metrics(rollout: Rollout, learners: Mapping[str, Learner], world: World, iteration: int) -> dict[str, float]:
-    """Metrics of the learners, and of the episodes that ended since the last metrics, in all processes.
+def read_metrics(
+    rollout: Rollout, learners: Mapping[str, Learner], episode_log: EpisodeLog, world: World, iteration: int
+) -> dict[str, float]:
+    """Metrics of the learners, number of episodes that ended, and means over the latest episodes, in all processes.
 
-    Until every environment has ended its first episode "episodes" is 0 and the means are NaN: so far short episodes
-    alone have ended. The first means are those of all episodes since the start.
+    The means are NaN as long as "first_episodes", the number of environments in their first episode, is not 0.
 
     Raises:
         NonFiniteError: A loss is NaN or infinite, or an environment received an invalid action.
     """
-    env, roles = rollout.env, rollout.env.game.layout.roles
-    statistics, faults = env.episode_statistics(), env.faults()
+    env, faults = rollout.env, rollout.env.faults()
     names = [f"{metric}_{name}" for name in learners for metric in LEARNER_METRICS]
-    means = [learner.metrics_of_iteration().double() / world.size for learner in learners.values()]
-    sums = {
-        "episodes": statistics["episodes"].sum().double(),
-        "episode_length": statistics["lengths"].sum().double(),
-        "terminated_fraction": statistics["terminations"].sum().double(),
-        "in_first_episode": in_first_episode(env).sum().double(),
-        "faults": (faults & ~int(Fault.NONFINITE)).count_nonzero().double(),
-        "nonfinite_envs": (faults & int(Fault.NONFINITE)).bool().sum().double(),
+    learned = [learner.metrics_of_iteration().double() / world.size for learner in learners.values()]
+    counts = {
+        "episodes": episode_log.update(),
+        "first_episodes": episode_log.in_first_episode().sum(),
+        "faults": (faults & ~int(Fault.NONFINITE)).count_nonzero(),
+        "nonfinite_envs": (faults & int(Fault.NONFINITE)).bool().sum(),
     }
-    for role, where in env.game.layout.role_slices.items():
-        sums[f"return_{role}"] = statistics["returns"][:, where].double().sum()
-    values = torch.cat([*means, torch.stack(list(sums.values()))])
+    values = torch.cat([*learned, torch.stack(list(counts.values())), episode_log.latest.sum(0)])
     world.all_reduce_sum(values)
-    metrics = dict(zip([*names, *sums], values.tolist(), strict=True))
-    if metrics.pop("in_first_episode"):
-        metrics["episodes"] = 0.0
-    else:
-        env.clear_episode_statistics()
-    agents = {f"return_{role}": max(count, 1) for role, count in roles.items()}
-    for name in ("episode_length", "terminated_fraction", *agents):
-        count = metrics["episodes"] * agents.get(name, 1)
-        metrics[name] = metrics[name] / count if count else math.nan
+    env.clear_episode_statistics()
+    read = values.tolist()
+    *totals, num_latest = read[len(names) + len(counts) :]
+    metrics = dict(zip([*names, *counts], read[: len(names) + len(counts)], strict=True))
+    means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
+    for name, total in zip(episode_log.names, totals, strict=True):
+        means[name] = math.nan if metrics["first_episodes"] or not num_latest else total / num_latest
     losses = {name: metrics[name] for name in names if name.startswith(LOSS_METRICS)}
     _check(rollout, losses, metrics.pop("faults"), iteration)
     if not env.build.end_on_nonfinite:
         del metrics["nonfinite_envs"]
-    return metrics
+    return {**metrics, "episode_length": means.pop("length"), "terminated_fraction": means.pop("terminated"), **means}
 
 
 def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iteration: int) -> None:

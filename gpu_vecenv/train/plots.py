@@ -18,7 +18,7 @@ from gpu_vecenv.files import put_file
 
 METRICS_FILE = "metrics.csv"
 TEXT_COLUMNS = ("weights",)  # columns that are not numeric
-EPISODE_METRICS = ("return_", "episode_length", "terminated_fraction")  # means over the episodes of an iteration
+EPISODE_METRICS = ("return_", "episode_length", "terminated_fraction")  # means over episodes
 SEED = re.compile(r"(.*?)[-_. ]?seed[-_=]?\d+")  # cartpole-seed0, cartpole_seed_1, seed2
 # Okabe and Ito, "Color universal design", 2008, without yellow, which has too little contrast on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -37,7 +37,7 @@ class Group(NamedTuple):
 
 
 def read_metrics(run: Path) -> Rows:
-    """The metrics of each iteration, from RUN/metrics.csv; NaN for means over no episodes.
+    """The metrics of each iteration, from RUN/metrics.csv; NaN for means over episodes before there are any.
 
     An incomplete last line is ignored.
 
@@ -68,11 +68,11 @@ def read_metrics(run: Path) -> Rows:
 
 
 def _numbers(row: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """The numeric columns of a row. Means over no episodes are empty."""
-    no_episodes = float(row.get("episodes", 1)) == 0
+    """The numeric columns of a row. Means over episodes are empty while first episodes are running."""
+    no_means = float(row.get("first_episodes", 0)) > 0
     for name, text in row.items():
         if name not in TEXT_COLUMNS:
-            yield name, text or ("nan" if no_episodes and name.startswith(EPISODE_METRICS) else text)
+            yield name, text or ("nan" if no_means and name.startswith(EPISODE_METRICS) else text)
 
 
 def plot_runs(

@@ -25,10 +25,11 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError, counted
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
-from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
+from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.logger import RunLog
 from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
+from gpu_vecenv.train.selection import Selection, SelectionState
 from gpu_vecenv.train.trainer import Trainer
 
 CURVE_FILE, EVALUATION_FILE = "learning_curve.png", "evaluation.json"
@@ -43,22 +44,14 @@ class RunConfig:
     episodes: int = param(1000, low=1)  # of each evaluation after training
     checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one after each iteration
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
-    best_metric: str | None = None  # the best checkpoint has its largest mean since the last one; default: a return
+    best_metric: str | None = None  # the best checkpoint has its largest mean; default: returns of the trained roles
+    best_episodes: int = param(100, low=0)  # of an evaluation that compares checkpoints, per trained role; 0: no best
+    best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
     wandb: str | None = None  # Weights & Biases project to log to
     digests: bool = False  # log a digest of all weights each iteration, to compare runs bitwise
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-
-@dataclass
-class Progress:
-    """State of a run in addition to the trainer's; saved with each checkpoint."""
-
-    seconds: float = 0.0  # of training, including the time before a resume
-    best: float | None = None  # largest mean of the metric that selects the best checkpoint
-    total: float = 0.0  # sum of that metric since the last checkpoint, weighted by episodes
-    episodes: float = 0.0  # since the last checkpoint
 
 
 def run(
@@ -91,21 +84,28 @@ def run(
         FileNotFoundError: There is no checkpoint to resume from.
     """
     config, folder = config or RunConfig(), Path(folder)
-    best_metric_name(trainer, config)  # these raise before anything is written
+    selection = make_selection(trainer, config)  # these raise before anything is written
     line_interval()
-    with _locked(folder, trainer.world, create=not resume):
-        return _run(trainer, folder, config, resume, settings)
+    with _locked(folder, trainer.world, create=not resume), contextlib.closing(selection):
+        return _run(trainer, folder, config, selection, resume, settings)
 
 
-def _run(trainer: Trainer, folder: Path, config: RunConfig, resume: bool, settings: Mapping[str, Any] | None) -> int:
+def _run(
+    trainer: Trainer,
+    folder: Path,
+    config: RunConfig,
+    selection: Selection,
+    resume: bool,
+    settings: Mapping[str, Any] | None,
+) -> int:
     world, console = trainer.world, Console(quiet=trainer.world.rank > 0)
     checkpoints = CheckpointFolder(folder / CHECKPOINTS, keep=config.keep, rank=world.rank, world_size=world.size)
-    best_metric = best_metric_name(trainer, config)
-    progress = Progress()
+    seconds = 0.0  # of training, including the time before a resume
     if resume:
         tensors, manifest = checkpoints.load()
         trainer.load_state(tensors, manifest, str(folder))
-        progress = Progress(**manifest.get("progress", {}))
+        progress = manifest.get("progress", {})
+        seconds, selection.state = progress.get("seconds", 0.0), SelectionState(**progress.get("selection", {}))
     elif checkpoints.begun():
         raise ConfigError(f"{folder} already has a run; use another folder, or resume it: --resume {folder}")
     elif settings is not None and world.rank == 0:
@@ -121,35 +121,30 @@ def _run(trainer: Trainer, folder: Path, config: RunConfig, resume: bool, settin
         highlight=False,
     )
 
-    def save() -> Path:
-        score = progress.total / progress.episodes if progress.episodes else None
-        is_best = score is not None and (progress.best is None or score > progress.best)
-        if is_best:
-            progress.best = score
-        progress.total = progress.episodes = 0.0
+    def save(compare: bool) -> Path:
+        best = compare and selection.is_best()
         tensors, manifest = trainer.state()
-        path = checkpoints.save(trainer.iteration, tensors, {**manifest, "progress": vars(progress)}, best=is_best)
+        manifest["progress"] = {"seconds": seconds, "selection": vars(selection.state)}
+        path = checkpoints.save(trainer.iteration, tensors, manifest, best=best)
         world.barrier()
         return path
 
     with _stop_signal() as stop_signal, _log(trainer, folder, config, console) as log:
-        start, saved = time.perf_counter() - progress.seconds, time.perf_counter()
+        start, saved = time.perf_counter() - seconds, time.perf_counter()
         stopped, save_due = world.all_agree(stop_signal() != 0, False)
         while trainer.iteration < trainer.num_iterations and not stopped:
             metrics: dict[str, Any] = trainer.train_iteration()
-            progress.seconds = time.perf_counter() - start
-            if metrics["episodes"]:  # else the mean is NaN
-                progress.total += metrics[best_metric] * metrics["episodes"]
-                progress.episodes += metrics["episodes"]
+            seconds = time.perf_counter() - start
+            selection.state.training_episodes += metrics["episodes"]
             if config.digests:
                 metrics["weights"] = weights_digest(trainer)
-            log({"iteration": metrics.pop("iteration"), "seconds": progress.seconds, **metrics})
+            log({"iteration": metrics.pop("iteration"), "seconds": seconds, **metrics})
             since_save = time.perf_counter() - saved
             stopped, save_due = world.all_agree(stop_signal() != 0, since_save >= config.checkpoint_seconds)
             if save_due and not stopped and trainer.iteration < trainer.num_iterations:
-                save()
+                save(selection.due())
                 saved = time.perf_counter()
-        path = save()
+        path = save(trainer.iteration >= trainer.num_iterations or (save_due and selection.due()))
         stopped = stopped or stop_signal() != 0
     if stopped:
         name = signal.Signals(stop_signal()).name if stop_signal() else "another process"
@@ -158,8 +153,13 @@ def _run(trainer: Trainer, folder: Path, config: RunConfig, resume: bool, settin
         console.print(f"resume with: {escape(resume_command)}", highlight=False, soft_wrap=True)
         return 128 + stop_signal() if stop_signal() else 1
     if world.rank == 0:
-        _write_results(trainer, folder, path, config.episodes, console)
+        _write_results(trainer, folder, path, config.episodes, selection.state, console)
     return 0
+
+
+def make_selection(trainer: Trainer, config: RunConfig) -> Selection:
+    """What selects the best checkpoint of a run. Raises ConfigError if ``best_metric`` is not one of its metrics."""
+    return Selection(trainer, config.best_metric, config.best_episodes, config.best_interval)
 
 
 @contextlib.contextmanager
@@ -190,17 +190,6 @@ def weights_digest(trainer: Trainer) -> str:
         for tensor in policy.state_dict().values():
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def best_metric_name(trainer: Trainer, config: RunConfig) -> str:
-    """The metric that selects the best checkpoint."""
-    roles = [role for learner in trainer.learners.values() for role in learner.policy.view.roles]
-    known = [*(f"return_{role}" for role in trainer.env.game.layout.roles), "episode_length", "terminated_fraction"]
-    if config.best_metric is None:
-        return f"return_{roles[0]}" if roles else known[0]
-    if config.best_metric not in known:
-        raise ConfigError(f"best_metric is {config.best_metric!r}; expected one of {', '.join(known)}")
-    return config.best_metric
 
 
 @contextlib.contextmanager
@@ -238,16 +227,20 @@ def _stop_signal() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def _write_results(trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, console: Console) -> None:
+def _write_results(
+    trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, chosen: SelectionState, console: Console
+) -> None:
     with ProgressDisplay("evaluate", console) as on_progress:
         results = evaluations(trainer, episodes, on_progress)
     replace_file(folder / EVALUATION_FILE, (json.dumps(results, indent=1) + "\n").encode())
     console.print(evaluation_table(trainer.env.game, results, "other roles act randomly"))
     drawn = plot_runs([folder], folder / CURVE_FILE)
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
+    best = "none" if chosen.best is None else f"of iteration {chosen.best_iteration}: {folder / CHECKPOINTS / BEST}"
     for label, value in (
         ("learning curve", curve),
         ("checkpoint", str(checkpoint)),
+        ("best checkpoint", best),
         ("evaluation", str(folder / EVALUATION_FILE)),
         ("metrics", str(folder / METRICS_FILE)),
         ("to watch it", f"gpu-vecenv replay record {shlex.quote(str(folder))}"),

@@ -35,6 +35,7 @@ from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError
 from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
 from gpu_vecenv.train.learner import Learner
@@ -131,6 +132,7 @@ class Trainer:
             self._compute_advantages = advantage_launch(self.env, *numbers, *flags, gamma, gae_lambda, out=out)
             self.env.reset(seed=self.seed, out=self.rollout.last)
             self._check_networks(self.rollout.obs[-1:])
+            self.episode_log = EpisodeLog(self.env)
         self.timer = StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
 
@@ -191,7 +193,7 @@ class Trainer:
             for learner in self.learners.values():
                 learner.end_update()
             self.timer.mark("updated")
-            metrics = read_metrics(self.rollout, self.learners, self.world, self.iteration + 1)
+            metrics = read_metrics(self.rollout, self.learners, self.episode_log, self.world, self.iteration + 1)
         self.iteration += 1
         self._in_iteration = False
         seconds = time.perf_counter() - self._start
@@ -268,13 +270,16 @@ class Trainer:
             seed: Seed of the evaluation.
             on_progress: Called with the fraction that is done and a text.
         """
-        role_policies: dict[str, Any] = {}
+        role_policies = self.role_policies(random_roles)
+        return evaluate(self.env, role_policies, episodes, greedy=greedy, seed=seed, on_progress=on_progress)
+
+    def role_policies(self, random_roles: Sequence[str] = ()) -> dict[str, Policy | None]:
+        """The policy of each role, for ``evaluate``; None for the ``random_roles``."""
         known = list(self.env.game.layout.roles)
         if unknown := set(random_roles) - set(known):
             raise ConfigError(f"random_roles has {sorted(unknown)}; expected some of {known}")
-        for policy in self.policies.values():
-            role_policies |= {role: None if role in random_roles else policy for role in policy.view.roles}
-        return evaluate(self.env, role_policies, episodes, greedy=greedy, seed=seed, on_progress=on_progress)
+        policies = {role: policy for policy in self.policies.values() for role in policy.view.roles}
+        return {role: None if role in random_roles else policy for role, policy in policies.items()}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything the next iteration depends on: live tensors by name, and a JSON-serialisable description."""
@@ -282,6 +287,7 @@ class Trainer:
         tensors |= {
             f"shared.{field.name}": self.env.state[field.name] for field in self.env.game.layout.fields if field.shared
         }
+        tensors["episodes.latest"] = self.episode_log.latest
         for name, policy in self.policies.items():
             tensors |= {f"policy.{name}.{key}": tensor for key, tensor in policy.state_dict().items()}
         for name, learner in self.learners.items():
@@ -360,7 +366,15 @@ class Trainer:
     def close(self) -> None:
         """Release the memory of the environment, the rollout and the graphs."""
         self.env.close()
-        for name in ("rollout", "learners", "sampler", "_graphed_rollout", "_compute_advantages", "_parameters"):
+        for name in (
+            "rollout",
+            "learners",
+            "sampler",
+            "episode_log",
+            "_graphed_rollout",
+            "_compute_advantages",
+            "_parameters",
+        ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles
 

@@ -208,7 +208,9 @@ def test_train_leaves_curve_checkpoint_metrics_and_evaluation(game, options, com
     rows = read_log(folder)
     assert [int(row["iteration"]) for row in rows] == list(range(1, 10))
     assert [int(row["env_steps"]) for row in rows] == list(range(16, 145, 16))
-    begun = next(index for index, row in enumerate(rows) if float(row["episodes"]))  # until then there are no means
+    begun = next(
+        index for index, row in enumerate(rows) if row["first_episodes"] == "0.0"
+    )  # until then there are no means
     numbers = [float(value) for row in rows[begun:] for value in row.values() if value]
     assert begun > 0 and rows[begun - 1]["return_tagger"] == rows[begun - 1]["episode_length"] == ""
     assert {"explained_variance_tagger", "entropy_runner", "return_runner"} < set(rows[0])
@@ -878,22 +880,6 @@ def test_settings_hold_what_the_checkpoint_does_not(trained):
     settings = json.loads((trained / "settings.json").read_text())
     run = dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))
     assert settings == {"format": 2, "game": "tag_gridworld", "device": "cpu", "graphs": True, "run": run}
-
-
-@pytest.mark.parametrize("figure", ["return_runner", "episode_length"])
-def test_the_best_checkpoint_is_that_of_the_figure(figure, command, tmp_path):
-    """With a checkpoint after each iteration: the first of the iterations with the largest mean."""
-    options = "--total-steps 144 --episodes 2 --checkpoint-seconds 0 --keep 2 --seed 5".split()
-    assert command(*GRID, *TINY, *options, "--best-metric", figure, "--out", "run")[0] == 0
-    files = sorted(os.listdir(tmp_path / "run" / "checkpoints"))
-    assert files == ["best.safetensors", "iteration-00000008.safetensors", "iteration-00000009.safetensors"]
-    rows = [row for row in read_log(tmp_path / "run") if float(row["episodes"]) > 0]
-    assert len({row[figure] for row in rows}) > 1
-    largest = max(rows, key=lambda row: float(row[figure]))
-    _, manifest = load_checkpoint(tmp_path / "run" / "checkpoints" / "best.safetensors")
-    assert manifest["iteration"] == int(largest["iteration"])
-    # A mean goes through a product and a quotient by the number of episodes, which may round.
-    assert manifest["progress"]["best"] == pytest.approx(float(largest[figure]), rel=1e-12)
 
 
 def test_a_folder_that_holds_a_run_is_left_as_it_is(trained, command):

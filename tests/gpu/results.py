@@ -113,7 +113,7 @@ class Training:
         try:
             while self.trainer.iteration < iterations and time.perf_counter() < deadline:
                 metrics = self.trainer.train_iteration()
-                if not metrics["episodes"]:  # means over no episodes are NaN
+                if metrics["first_episodes"]:  # means over episodes are NaN
                     metrics = {key: value for key, value in metrics.items() if not key.startswith(EPISODE_METRICS)}
                 self.metrics.append({"seconds": time.perf_counter() - self.started, **metrics})
         except NonFiniteError as raised:

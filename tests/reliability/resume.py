@@ -27,6 +27,7 @@ from gpu_vecenv.train.checkpoint import load_checkpoint
 from reliability.experiment import Experiment, Metrics
 
 OPTIONS = "--num-envs 8 --num-steps 8 --num-minibatches 4 --hidden-sizes 16 --episodes 16 --checkpoint-seconds 0"
+OPTIONS += " --best-episodes 8 --best-interval 0"
 STEPS = 8 * 8  # of an iteration with these options
 TIMES = re.compile("seconds|agent_steps_per_s|.*_time_fraction")  # columns that are not reproducible
 DEADLINE = 120.0  # seconds within which a process must reach the point of its kill

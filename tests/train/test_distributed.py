@@ -34,6 +34,7 @@ ITERATIONS = 30
 GRID = "train tag_gridworld --max-steps 7 --device cpu --num-envs 8 --num-steps 4".split()
 LEARNING = "--num-epochs 4 --num-minibatches 2 --hidden-sizes 16 --normalize-obs --normalize-returns".split()
 KEPT = f"--checkpoint-seconds 0 --digests --episodes 4 --total-steps {ITERATIONS * 8 * 4}".split()
+KEPT += "--best-episodes 5 --best-interval 0".split()
 TRAIN = [*GRID, *LEARNING, *KEPT]
 ONE_STEP = PPOConfig(
     num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(16,), max_grad_norm=1e9, normalize_advantages=False
@@ -167,10 +168,12 @@ def test_two_processes_have_the_same_weights_and_different_envs(alone):
         one, other = tensors_of(alone, iteration)
         assert one.keys() == other.keys()
         for name, tensor in one.items():
-            if not name.startswith("env."):
+            if not name.startswith(("env.", "episodes.")) and "reward_sums" not in name:  # those are of environments
                 assert tensor.equal(other[name]), name
         assert any(not tensor.equal(other[name]) for name, tensor in one.items() if name.startswith("env."))
     assert any("mean" in name for name in one if name.startswith("policy."))  # statistics are of all environments
+    chosen = [CheckpointFolder(alone / "checkpoints", rank=rank, world_size=2).load()[1]["progress"] for rank in (0, 1)]
+    assert chosen[0]["selection"] == chosen[1]["selection"] and chosen[0]["selection"]["best"] is not None
     assert CheckpointFolder(alone / "checkpoints", world_size=2).newest() == ITERATIONS
 
 

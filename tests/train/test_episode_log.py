@@ -13,7 +13,7 @@ from gpu_vecenv import EpisodeLog
 
 @pytest.mark.parametrize("rows", [False, True])
 @pytest.mark.parametrize("mode", ["same_step", "next_step"])
-def test_means_are_those_of_the_episodes_since_the_last_look(mode, rows, device):
+def test_means_are_those_of_the_latest_episodes_of_each_environment(mode, rows, device):
     env = gpu_vecenv.make(
         Script, 7, device, autoreset_mode=mode, agents_as_envs=rows, num_leads=2, num_others=3, leave=2
     )
@@ -21,8 +21,8 @@ def test_means_are_those_of_the_episodes_since_the_last_look(mode, rows, device)
     log, shape = EpisodeLog(env), (7, 5)
     assert log.names == ("return_lead", "return_other", "length", "terminated")
     assert all(math.isnan(value) for value in log.means().values())
-    returns, lengths, ended, expected = torch.zeros(shape), torch.zeros(7), [], None
-    first, compared = set(range(7)), 0  # of each environment; until all have ended there are no means
+    returns, lengths, ended, compared = torch.zeros(shape), torch.zeros(7), {}, 0
+    latest = {}  # of each environment, the episodes between the last two looks between which any ended
     for step in range(60):
         playing = env.elapsed_steps.cpu() < env.state["ends"].cpu()
         ends, truncates = (env.state[name].clone().cpu() for name in ("ends", "truncates"))
@@ -31,17 +31,17 @@ def test_means_are_those_of_the_episodes_since_the_last_look(mode, rows, device)
         lengths += playing
         for e in torch.nonzero(playing & (lengths == ends)).flatten().tolist():
             row = [returns[e, :2].mean(), returns[e, 2:].mean(), lengths[e], 1.0 - truncates[e]]
-            ended.append(torch.tensor(row, dtype=torch.float64))
+            ended.setdefault(e, []).append(torch.tensor(row, dtype=torch.float64))
             returns[e], lengths[e] = 0, 0
-            first.discard(e)
         if step % 5 == 4 or step == 45:  # once nothing can have ended between two looks
-            if ended and not first:
-                expected, ended = torch.stack(ended).mean(0), []
-            if expected is not None:
-                torch.testing.assert_close(torch.stack(list(log.means().values())).cpu(), expected, rtol=1e-6, atol=0)
+            latest |= ended
+            ended, found = {}, torch.stack(list(log.means().values())).cpu()
+            if len(latest) == 7:
+                expected = torch.stack([one for some in latest.values() for one in some]).mean(0)
+                torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
                 compared += 1
             else:
-                assert all(value.isnan() for value in log.means().values())
+                assert found.isnan().all()
     assert compared >= 10
 
 

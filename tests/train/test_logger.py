@@ -8,8 +8,8 @@ def logged(folder, iterations, *, done=0):
     reports = []
     with RunLog(folder, 5, lambda *report: reports.append(report), done=done) as log:
         for iteration in iterations:
-            episodes = 0 if iteration == 1 else 3
-            returns = {"return_agent": 7.25, "episodes": episodes, "episode_length": 12.0}
+            first = 2 if iteration == 1 else 0
+            returns = {"return_agent": 7.25, "episodes": 3, "first_episodes": first, "episode_length": 12.0}
             log({"iteration": iteration, "env_steps": 10 * iteration, "agent_steps_per_s": 2e6, **returns})
     return reports
 
@@ -18,16 +18,16 @@ def test_progress_comes_with_the_newest_returns(tmp_path):
     first, *_, last = logged(tmp_path, range(1, 6))
     assert first == (
         0.2,
-        "iteration 1 of 5  2,000k agent-steps/s  no returns yet: first episodes are running",
+        "iteration 1 of 5  2,000k agent-steps/s  no returns yet: first episodes are running (2)",
     )
     assert last == (1.0, "iteration 5 of 5  2,000k agent-steps/s  return: agent 7.25  episode: 12 steps")
 
 
-def test_means_over_no_episodes_are_left_empty(tmp_path):
+def test_means_are_left_empty_while_first_episodes_are_running(tmp_path):
     logged(tmp_path, [1, 2])
     header, first, second = (tmp_path / "metrics.csv").read_text().splitlines()
-    assert header == "iteration,env_steps,agent_steps_per_s,return_agent,episodes,episode_length"
-    assert first == "1,10,2000000.0,,0," and second == "2,20,2000000.0,7.25,3,12.0"
+    assert header == "iteration,env_steps,agent_steps_per_s,return_agent,episodes,first_episodes,episode_length"
+    assert first == "1,10,2000000.0,,3,2," and second == "2,20,2000000.0,7.25,3,0,12.0"
 
 
 def test_each_iteration_is_a_row_of_the_table(tmp_path):

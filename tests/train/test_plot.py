@@ -47,11 +47,11 @@ def test_metrics_are_numbers_by_name(tmp_path):
     assert found[1]["return_agent"] != found[1]["return_agent"]
 
 
-def test_means_over_no_episodes_may_be_empty(tmp_path):
-    none = {"episodes": 0, "return_agent": "", "episode_length": ""}
-    found, other = read_metrics(written(tmp_path / "run", [row(1, **none), row(2)]))
-    assert found["episodes"] == 0 and math.isnan(found["return_agent"]) and math.isnan(found["episode_length"])
-    assert other == row(2)
+def test_means_may_be_empty_while_first_episodes_are_running(tmp_path):
+    none = {"first_episodes": 3, "return_agent": "", "episode_length": ""}
+    found, other = read_metrics(written(tmp_path / "run", [row(1, **none), row(2, first_episodes=0)]))
+    assert found["episodes"] == 5 and math.isnan(found["return_agent"]) and math.isnan(found["episode_length"])
+    assert other == row(2, first_episodes=0)
 
 
 def test_columns_of_strings_are_left_out(tmp_path):
@@ -182,7 +182,7 @@ def test_values_are_smoothed_over_those_before(tmp_path):
 
 
 def test_iterations_in_which_no_episode_ended_say_nothing_about_episodes(tmp_path):
-    rows = [row(1, episodes=0, return_agent=""), row(2), row(3, episodes=0, return_agent=0.0), row(4), row(6)]
+    rows = [row(1, episodes=0, return_agent=0.0), row(2), row(3, episodes=0, return_agent=0.0), row(4), row(6)]
     plot_runs([written(tmp_path / "run", rows)], tmp_path / "curve.svg", metrics=["return_agent", "episodes"])
     returns, episodes = (panel[COLOURS[0]][0] for panel in lines_of(tmp_path / "curve.svg"))
     assert heights(returns) == [0, 0.5, 1] and len(episodes) == 5

@@ -250,27 +250,32 @@ def test_looking_again_gives_the_row_that_the_step_wrote(game, device):
 def test_metrics_of_an_iteration_are_those_of_its_episodes(device):
     trainer = Trainer(leaving(device, 5), SMALL, seed=2)
     returns, lengths = torch.zeros(5, 7, dtype=torch.float64, device=device), torch.zeros(5, device=device)
-    seen, silent, ended, first = 0, 0, [], set(range(5))
+    seen, silent, latest = (
+        0,
+        0,
+        {},
+    )  # latest: of each environment, the episodes of the last iteration in which any ended
     for iteration in range(6):
         metrics, data = trainer.train_iteration(), trainer.rollout
+        ended = {}
         for t in range(SMALL.num_steps):
             returns += data.rewards[t] * data.active[t]
             lengths += data.active[t].any(1)
-            for environment in (data.active[t].any(1) & ~data.active[t + 1].any(1)).nonzero().flatten():
+            for environment in (data.active[t].any(1) & ~data.active[t + 1].any(1)).nonzero().flatten().tolist():
                 terminated = float(not data.truncations[t][environment].any())  # by its last step
                 split = returns[environment, :3].mean().item(), returns[environment, 3:].mean().item()
-                ended.append((lengths[environment].item(), terminated, *split))
+                ended.setdefault(environment, []).append((lengths[environment].item(), terminated, *split))
                 returns[environment] = lengths[environment] = 0
-                first.discard(int(environment))
-        counted = [] if first else ended  # those of the iterations before are counted with the first
-        seen, silent = seen + len(counted), silent + bool(first and ended)
+        latest |= ended
+        number, first = sum(map(len, ended.values())), 5 - len(latest)
+        seen, silent = seen + number, silent + bool(first and ended)
         names = ("episode_length", "terminated_fraction", "return_tagger", "return_runner")
-        assert metrics["episodes"] == len(counted) and metrics["iteration"] == iteration + 1
-        assert metrics["env_steps"] == (iteration + 1) * 8 * 5
+        assert (metrics["episodes"], metrics["first_episodes"]) == (number, first)
+        assert metrics["iteration"] == iteration + 1 and metrics["env_steps"] == (iteration + 1) * 8 * 5
         # Rewards are whole numbers, so float32 sums are exact; a mean over 3 or 4 agents is rounded once or twice.
-        expected = dict(zip(names, np.mean(counted, axis=0) if counted else [np.nan] * 4, strict=True))
-        assert {name: metrics[name] for name in names} == pytest.approx(expected, rel=1e-6, nan_ok=True)
-        ended = ended if first else []
+        means = [np.nan] * 4 if first else np.mean([one for some in latest.values() for one in some], axis=0)
+        found = [metrics[name] for name in names]
+        assert found == pytest.approx(list(means), rel=1e-6, nan_ok=True)
     assert seen > 10 and silent > 0
 
 
@@ -283,7 +288,7 @@ def test_metrics_have_the_names_of_policies_and_roles(name, device):
     trained = {"roles": ["tagger", "runner"], "shared": ["tagger+runner"], "frozen": ["tagger"]}[name]
     each = [*LOSS_METRICS, "skipped_fraction", "explained_variance", "learning_rate"]
     assert set(metrics) == {
-        *("iteration", "env_steps", "episodes", "episode_length", "terminated_fraction", *TIMES),
+        *("iteration", "env_steps", "episodes", "first_episodes", "episode_length", "terminated_fraction", *TIMES),
         *("return_tagger", "return_runner"),
         *(f"{figure}_{policy}" for figure in each for policy in trained),
     }
@@ -841,7 +846,7 @@ def poison(tmp_path_factory):
 
 def learned(trainer):
     """Weights and the optimiser's tensors: what steps change."""
-    others = ("env.", "_normalizer", "reward_sums")
+    others = ("env.", "episodes.", "_normalizer", "reward_sums")
     return {name: x for name, x in bits(trainer).items() if not any(other in name for other in others)}
 
 
@@ -856,7 +861,7 @@ def test_nan_of_a_game_stops_training_and_spoils_nothing(normalised, of_rewards,
     with pytest.raises(NonFiniteError, match=rf"iteration 3: .*nan.*; the game's {what} are not finite: mend"):
         trainer.train()
     assert equal_bits(learned(trainer), before) and trainer.iteration == 2
-    assert all(tensor.isfinite().all() for name, tensor in bits(trainer).items() if not name.startswith("env."))
+    assert all(tensor.isfinite().all() for name, tensor in learned(trainer).items())
     setup.trainer(device).load(trainer.save(tmp_path / "policy"))
     if of_rewards:
         assert trainer.evaluate(4)["episode_length"] == 24
