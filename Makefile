@@ -45,7 +45,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
 
 train: $(VENV)/train.stamp ## install, then train the taggers of tag_gridworld
-	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 --learning-rate 1e-3 --seed 1 $(ARGS)
+	$(BIN)/gpu-vecenv train tag_gridworld --total-steps 2000000 $(ARGS)
 
 quick: $(VENV)/dev.stamp ## lint, types and the quick tests of the packages that changed: under a minute
 	@$(MAKE) --no-print-directory --output-sync -j 3 lint types test-changed

@@ -30,6 +30,7 @@ class SimpleSpread(Particles):
         Field("curriculum_stage", i32, shared=True),  # 0 or 1; used only with curriculum
     )
     termination_label = "every landmark was covered"
+    preset = MappingProxyType({**Particles.preset, "num_minibatches": 16})
 
     reference_arguments = MappingProxyType({**Particles.reference_arguments, "N": "num_agents"})
     reference_methods = curriculum_methods(2)

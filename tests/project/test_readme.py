@@ -39,7 +39,7 @@ NOT_HERE = {
     "my_game.cu",
     "test_my_game.py",
 }  # made by the reader
-SMALL = ["--total-steps", "64", "--num-steps", "4", "--num-envs", "4", "--episodes", "4", "--device", "cpu"]
+SMALL = "--total-steps 64 --num-steps 4 --num-envs 4 --num-minibatches 4 --episodes 4 --device cpu".split()
 ENVIRONMENT = child_environment()
 
 

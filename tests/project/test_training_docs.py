@@ -15,7 +15,7 @@ from gpu_vecenv.train.run import RunConfig
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "training.md").read_text()
-SMALL = "--total-steps 64 --num-steps 4 --num-envs 4 --episodes 4 --device cpu".split()
+SMALL = "--total-steps 64 --num-steps 4 --num-envs 4 --num-minibatches 4 --episodes 4 --device cpu".split()
 
 
 def section(heading: str) -> str:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 DEADLINE = 4 * TIMEOUT.total_seconds()  # by then whatever lost its partners has given up, and torchrun has ended
 ITERATIONS = 30
-GRID = "train tag_gridworld --max-steps 7 --device cpu --num-envs 8 --num-steps 4".split()
+GRID = "train tag_gridworld --max-steps 7 --device cpu --num-envs 8 --num-steps 4 --num-minibatches 4".split()
 LEARNING = "--num-epochs 4 --num-minibatches 2 --hidden-sizes 16 --normalize-obs --normalize-returns".split()
 KEPT = f"--checkpoint-seconds 0 --digests --episodes 4 --total-steps {ITERATIONS * 8 * 4}".split()
 KEPT += "--best-episodes 5 --best-interval 0".split()
