@@ -19,6 +19,7 @@ from gpu_vecenv.errors import ConfigError, UnsupportedGameError
 # Feature -> adapters that support it.
 SUPPORTED_BY = {
     "roles with actions of their own": ("torchrl", "benchmarl", "skrl", "rllib"),
+    "a Box beside discrete actions": ("torchrl", "skrl", "rllib", "lightning"),
     "action masks": ("sb3", "torchrl", "benchmarl", "rl_games", "tianshou"),
     "Box": ("sb3", "torchrl", "benchmarl", "skrl", "rsl_rl", "rl_games", "tianshou", "rllib", "cleanrl", "pufferlib"),
     "Discrete": ("sb3", "torchrl", "benchmarl", "skrl", "rl_games", "tianshou", "rllib", "pufferlib"),

@@ -16,7 +16,7 @@ from typing import Any
 from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv import BatchedParallelEnv, Env
-from gpu_vecenv.adapters import check_actions, requires_extra, split_config
+from gpu_vecenv.adapters import check_actions, requires_extra, split_config, unsupported
 from gpu_vecenv.errors import UnsupportedGameError
 
 with requires_extra("benchmarl"):
@@ -38,7 +38,8 @@ class GameTask(TaskClass):
 
     Raises:
         ConfigError, UnknownGameError: As ``gpu_vecenv.configure``.
-        UnsupportedGameError: Actions are MultiDiscrete, or the game has no ``max_steps``.
+        UnsupportedGameError: Actions are MultiDiscrete, or those of some roles a Box and of others Discrete, or the
+            game has no ``max_steps``.
     """
 
     def __init__(self, game: Any, config: dict[str, Any]) -> None:
@@ -116,8 +117,11 @@ def checked(game: Env) -> Env:
     Raises:
         UnsupportedGameError: Otherwise.
     """
-    for space in game.layout.action.spaces.values():
+    action = game.layout.action
+    for space in action.spaces.values():
         check_actions("BenchMARL", space, (Discrete, Box))
+    if not action.continuous and not action.discrete:
+        raise unsupported("BenchMARL", "a Box beside discrete actions", f"actions {dict(action.spaces)}")
     if getattr(game, "max_steps", None) is None:
         raise UnsupportedGameError(f"BenchMARL evaluates episodes of a known length; {game.name()} has no max_steps")
     return game

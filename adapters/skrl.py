@@ -136,6 +136,6 @@ def wrap(env: BatchedParallelEnv | GymnasiumVectorEnv) -> Wrapper | MultiAgentEn
     found = f"group_by={env.group_by!r}, agents_as_envs={inner.agents_as_envs}, autoreset_mode={inner.autoreset_mode!r}"
     if found != (expected := "group_by='agent', agents_as_envs=True, autoreset_mode='same_step'"):
         raise ValueError(f"env has {found}; expected {expected}")
-    space = next(iter(env.action_spaces.values()))
-    check_actions("skrl", space, (Discrete, MultiDiscrete, Box), env.game.layout.masks_actions)
+    for space in env.action_spaces.values():
+        check_actions("skrl", space, (Discrete, MultiDiscrete, Box), env.game.layout.masks_actions)
     return wrap_env(MultiAgentEnv(env), "isaaclab-multi-agent", verbose=False)

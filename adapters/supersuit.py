@@ -149,7 +149,8 @@ def wrap(env: Any, black_death: bool = False) -> Any:
     seen, choices = ([space(a) for a in env.possible_agents] for space in (env.observation_space, env.action_space))
     check_actions("SuperSuit", choices[0], (Discrete, MultiDiscrete, Box), env.unwrapped.game.layout.masks_actions)
     if any(space != choices[0] for space in choices):
-        check_actions("SuperSuit's pad_action_space_v0", choices[0], (Discrete,))
+        for space in choices:
+            check_actions("SuperSuit's pad_action_space_v0", space, (Discrete,))
         env = supersuit.pad_action_space_v0(env)
     if any(space != seen[0] for space in seen):
         env = supersuit.pad_observations_v0(env)

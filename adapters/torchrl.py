@@ -41,7 +41,7 @@ class TorchRLEnv(EnvBase):
     and "truncated" (…, 1) bool, of each agent, for loss modules: an agent that left early stays "done" and "terminated"
     until the reset. They are in the observation spec, because TorchRL's collectors treat any key of the done spec as
     the end of the environment's trajectory. If the game masks actions, "action_mask" (…, choices), for MultiDiscrete
-    (…, heads, choices) or, if heads differ in size, (…, choices of all heads).
+    (…, heads, choices) or, if heads differ in size, (…, choices of all heads); a Box has none.
 
     Args:
         env: With ``group_by="role"`` and ``autoreset_mode="disabled"``.
@@ -74,7 +74,7 @@ class TorchRLEnv(EnvBase):
             batch, action = (env.num_envs, len(agents)), _spec(env.action_space(role))
             own = {"mask": _flag(), **{flag: _flag(1) for flag in FLAGS}}
             own["observation"] = _spec(env.observation_space(role))
-            if env.game.layout.masks_actions:
+            if env.game.layout.masks_actions and not isinstance(env.action_space(role), Box):
                 own["action_mask"] = _flag(*action.to_one_hot_spec().shape)
             specs["observation"][role] = data.Composite(own).expand(batch)
             specs["action"][role] = data.Composite(action=action).expand(batch)
@@ -110,8 +110,7 @@ class TorchRLEnv(EnvBase):
             terminated = terminations[role] | ~(active | truncated)
             own = dict(zip(FLAGS, (flag.unsqueeze(-1) for flag in (~active, terminated, truncated)), strict=True))
             own |= {"observation": observations[role], "mask": active}
-            if "action_mask" in extras:
-                mask = extras["action_mask"][role]
+            if (mask := extras.get("action_mask", {}).get(role)) is not None:
                 if isinstance(mask, tuple):
                     mask = torch.cat(mask, -1).reshape(self.full_observation_spec[role, "action_mask"].shape)
                 self.full_action_spec[role, "action"].update_mask(mask)

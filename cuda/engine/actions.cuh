@@ -19,10 +19,18 @@ HD int check_actions(EngineState m, const Io& io) {
         for (int head = 0; head < ACTION_HEADS; ++head) {
             i64 k = (i64)i * ACTION_HEADS + head;
 #if BOX_ACTIONS
-            float a = ((const float*)io.actions)[k];
-            nonfinite |= CLIP_ACTIONS ? math::is_nan(a) : !math::is_finite(a);
+            float x = ((const float*)io.actions)[k];
+            if (action_box::has(i, head)) {
+                nonfinite |= CLIP_ACTIONS ? math::is_nan(x) : !math::is_finite(x);
+                continue;
+            }
+#endif
+#if DISCRETE_HEADS > 0
+#if BOX_ACTIONS
+            i64 a = x == math::floor(x) ? math::to_int(x) : -1;
 #else
             i64 a = io.int64_actions ? ((const i64*)io.actions)[k] : ((const i32*)io.actions)[k];
+#endif
             int n = action_size(i, head);
             outside |= n > 0 && (a < 0 || a >= n);  // a head that the role lacks may have any value
 #if ACTION_MASKS
@@ -35,15 +43,9 @@ HD int check_actions(EngineState m, const Io& io) {
     return BOX_ACTIONS && group_any(nonfinite) ? fault | NONFINITE_ACTION : fault;
 }
 
-// A uniform value between the bounds of a Box; a uniform choice among the allowed ones, 0 where there is none or where
-// the role lacks this head.
-#if BOX_ACTIONS
-HD float random_action(EngineState, Rng rng, int i, int head) {
-    float low = ACTION_LOW[head], high = ACTION_HIGH[head];
-    return math::clamp(math::fma(rng.uniform(i, head), high - low, low), low, high);
-}
-#else
-HD int random_action([[maybe_unused]] EngineState m, Rng rng, int i, int head) {
+// A uniform choice among the allowed ones, 0 where there is none or where the role lacks this head.
+#if DISCRETE_HEADS > 0
+HD int random_choice([[maybe_unused]] EngineState m, Rng rng, int i, int head) {
     int n = action_size(i, head);
 #if ACTION_MASKS
     const bool* allowed = m.action_mask[i] + logit_offset(head);
@@ -58,3 +60,18 @@ HD int random_action([[maybe_unused]] EngineState m, Rng rng, int i, int head) {
 #endif
 }
 #endif
+
+// A uniform value between the bounds of a Box, or a uniform choice.
+HD Action random_action([[maybe_unused]] EngineState m, Rng rng, int i, int head) {
+#if BOX_ACTIONS
+    if (action_box::has(i, head)) {
+        float low = action_box::low(i, head), high = action_box::high(i, head);
+        return math::clamp(math::fma(rng.uniform(i, head), high - low, low), low, high);
+    }
+#endif
+#if DISCRETE_HEADS > 0
+    return (Action)random_choice(m, rng, i, head);
+#else
+    return 0;
+#endif
+}

@@ -153,17 +153,29 @@ struct Io {
     const void* actions;  // [NUM_AGENTS][ACTION_HEADS], read through action()
     bool int64_actions;   // else 32-bit
 
-    // Agent i's action, or its element `head`; with CLIP_ACTIONS clipped to its bounds. Valid for active agents only.
+    // Agent i's action, or its element `head`; with CLIP_ACTIONS clipped to the bounds of its Box. Valid for active
+    // agents only.
     HD Action action(bounds::Index agent, bounds::Index element = 0) const {
         int i = bounds::checked(bounds::IO_ACTIONS, 0, agent, NUM_AGENTS, -1);
         int head = bounds::checked(bounds::IO_ACTIONS, 1, element, ACTION_HEADS, i);
         i64 k = (i64)i * ACTION_HEADS + head;
         Action a = int64_actions ? (Action)((const LongAction*)actions)[k] : ((const Action*)actions)[k];
 #if BOX_ACTIONS
-        if (CLIP_ACTIONS) a = math::clamp(a, ACTION_LOW[head], ACTION_HIGH[head]);
+        if (CLIP_ACTIONS && action_box::has(i, head))
+            a = math::clamp(a, action_box::low(i, head), action_box::high(i, head));
 #endif
         return a;
     }
+#if DISCRETE_HEADS > 0
+    // Agent i's choice of the discrete head `head`, also where other roles have a Box and action() is a float.
+    HD int choice(bounds::Index agent, bounds::Index head = 0) const {
+#if BOX_ACTIONS
+        return math::to_int(action(agent, head));
+#else
+        return action(agent, head);
+#endif
+    }
+#endif
 };
 
 // A game is these three functions.

@@ -12,10 +12,14 @@ namespace sampling {
 struct SampleArguments {
     bool greedy, squash_by_tanh;
     Action* actions;
-    float *log_probs, *entropies, *draws;  // draws: only for a Box
+    float *log_probs, *entropies, *draws;  // draws: only where a role has a Box
 };
 
-#if !BOX_ACTIONS
+struct LogProbAndEntropy {
+    float log_prob, entropy;  // sums over the heads
+};
+
+#if DISCRETE_HEADS > 0
 // exp(x) for x <= 0, or NaN: relative error below 3e-7 down to -10 and 2e-6 at -87; 0 from there on. It has half
 // the instructions of math::exp: probabilities need neither the rounding error of x nor denormal results.
 HD float exp_nonpositive(float x) {
@@ -27,13 +31,13 @@ HD float exp_nonpositive(float x) {
     return x < -87.0f ? 0.0f : p * scale;
 }
 
-// Samples every head. The logits of an agent are stored head after head, each padded to the widest role's size. A
-// choice is drawn by inverting the cumulative distribution; sums run in the order of the choices.
-HD void sample_row(const float* logits, Rng rng, int agent, const SampleArguments& sample, i64 row,
-                   Action (&action)[ACTION_HEADS]) {
+// Samples every discrete head. The logits of an agent are stored head after head, each padded to the widest role's
+// size. A choice is drawn by inverting the cumulative distribution; sums run in the order of the choices.
+HD LogProbAndEntropy sample_choices(const float* logits, Rng rng, int agent, const SampleArguments& sample,
+                                    Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
     Philox4 random = {};
-    for (int head = 0; head < ACTION_HEADS; ++head) {
+    for (int head = 0; head < DISCRETE_HEADS; ++head) {
         if (head % 4 == 0) random = rng.block(agent, head / 4);
         u32 word = random.word[0];  // one per head
         random = {{random.word[1], random.word[2], random.word[3], 0}};
@@ -64,7 +68,7 @@ HD void sample_row(const float* logits, Rng rng, int agent, const SampleArgument
                 for (int k = 0; k < n; ++k) choice = weight[k] > 0 ? k : choice;
         }
         float log_total = math::log(total);
-        action[head] = choice;
+        action[head] = (Action)choice;
         sum_log_prob += x[choice] - largest - log_total;
         if (sample.entropies) {
             float moment = 0;
@@ -72,24 +76,25 @@ HD void sample_row(const float* logits, Rng rng, int agent, const SampleArgument
             sum_entropy += log_total - moment / total;
         }
     }
-    sample.log_probs[row] = sum_log_prob;
-    if (sample.entropies) sample.entropies[row] = sum_entropy;
-    UNROLL for (int head = 0; head < ACTION_HEADS; ++head) sample.actions[row * ACTION_HEADS + head] = action[head];
+    for (int head = DISCRETE_HEADS; head < ACTION_HEADS; ++head) action[head] = 0;
+    return {sum_log_prob, sum_entropy};
 }
-#else
+#endif
+
+#if BOX_ACTIONS
 // Maps [-1, 1] to the Box. The bounds are halved first because their sum or difference may overflow.
-HD float box_action(float s, int head) {
-    float low = ACTION_LOW[head], high = ACTION_HIGH[head];
+HD float box_action(float s, int agent, int head) {
+    float low = action_box::low(agent, head), high = action_box::high(agent, head);
     float a = math::clamp((0.5f * high + 0.5f * low) + (0.5f * high - 0.5f * low) * s, low, high);
     return s >= 1 ? high : s <= -1 ? low : a;
 }
 
-// Samples every head: a Gaussian draw, mapped to the Box. All means come before all log standard deviations.
-HD void sample_row(const float* parameters, Rng rng, int agent, const SampleArguments& sample, i64 row,
-                   Action (&action)[ACTION_HEADS]) {
+// Samples every element of a Box: a Gaussian draw, mapped to it. All means come before all log standard deviations.
+HD LogProbAndEntropy sample_box(const float* parameters, Rng rng, int agent, const SampleArguments& sample, i64 row,
+                                Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
-    for (int head = 0; head < ACTION_HEADS; ++head) {
-        float mean = parameters[head], log_std = parameters[ACTION_HEADS + head], std = math::exp(log_std);
+    for (int head = 0; head < action_box::heads(agent); ++head) {
+        float mean = parameters[head], log_std = parameters[action_box::heads(agent) + head], std = math::exp(log_std);
         float u = sample.greedy ? mean : mean + std * rng.normal(agent, head);
         // No distribution, or a draw that overflows. NaN is an invalid action.
         if (!math::is_finite(mean) || !math::is_finite(log_std) || !math::is_finite(u)) {
@@ -104,16 +109,35 @@ HD void sample_row(const float* parameters, Rng rng, int agent, const SampleArgu
                 float a = math::abs(u);
                 density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
             }
-            action[head] = box_action(sample.squash_by_tanh ? math::tanh(u) : math::clamp(u, -1.0f, 1.0f), head);
+            action[head] = box_action(sample.squash_by_tanh ? math::tanh(u) : math::clamp(u, -1.0f, 1.0f), agent, head);
             sum_log_prob += density;
             sum_entropy += 1.4189385f + log_std;  // log(2 pi e) / 2
         }
         sample.draws[row * ACTION_HEADS + head] = math::is_nan(action[head]) ? action[head] : u;
     }
-    sample.log_probs[row] = sum_log_prob;
-    if (sample.entropies) sample.entropies[row] = sum_entropy;
-    UNROLL for (int head = 0; head < ACTION_HEADS; ++head) sample.actions[row * ACTION_HEADS + head] = action[head];
+    for (int head = action_box::heads(agent); head < ACTION_HEADS; ++head) action[head] = 0;
+    return {sum_log_prob, sum_entropy};
 }
 #endif
+
+// Samples the action of one agent. A draw is also written of what is no element of a Box: the choice itself, else 0.
+HD void sample_row(const float* parameters, Rng rng, int agent, const SampleArguments& sample, i64 row,
+                   Action (&action)[ACTION_HEADS]) {
+#if !BOX_ACTIONS
+    LogProbAndEntropy sums = sample_choices(parameters, rng, agent, sample, action);
+#else
+#if DISCRETE_HEADS == 0
+    LogProbAndEntropy sums = sample_box(parameters, rng, agent, sample, row, action);
+#else
+    LogProbAndEntropy sums = action_box::heads(agent) > 0 ? sample_box(parameters, rng, agent, sample, row, action)
+                                                          : sample_choices(parameters, rng, agent, sample, action);
+#endif
+    for (int head = action_box::heads(agent); head < ACTION_HEADS; ++head)
+        sample.draws[row * ACTION_HEADS + head] = action[head];
+#endif
+    sample.log_probs[row] = sums.log_prob;
+    if (sample.entropies) sample.entropies[row] = sums.entropy;
+    UNROLL for (int head = 0; head < ACTION_HEADS; ++head) sample.actions[row * ACTION_HEADS + head] = action[head];
+}
 
 }  // namespace sampling

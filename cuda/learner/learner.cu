@@ -38,7 +38,7 @@ KERNEL(advantage_moments) {
     }
 }
 
-#if !BOX_ACTIONS
+#if DISCRETE_HEADS > 0
 // Logit of a choice that the mask forbids, as in gpu_vecenv/train/distributions.py; it has no gradient.
 constexpr float MASKED_LOGIT = -0x1.fffffep127f;
 
@@ -46,11 +46,6 @@ constexpr float MASKED_LOGIT = -0x1.fffffep127f;
 struct Head {
     float largest, log_total, share, entropy;
     bool exists;  // has an allowed choice
-};
-
-struct Distribution {
-    float log_prob, entropy;  // sums over the heads
-    Head heads[ACTION_HEADS];
 };
 
 HD bool allowed([[maybe_unused]] const bool* mask, [[maybe_unused]] int k) { return !ACTION_MASKS || mask[k]; }
@@ -82,28 +77,68 @@ HD Head head_of(const float* x, const bool* mask, int n, float* weights) {
     return {largest, log_total, share, log_total - moment * share, true};
 }
 
-// Log-probability and entropy of the drawn actions, from the logits of the agent's heads, one after the other. Masks
-// are padded to the widest role. The sampler returns -1 for NaN logits; their log-probability is NaN.
-HD Distribution distribution(const float* x, const Action* draws, const bool* mask, int agent, bool, float* weights) {
+// The choice that was drawn. The sampler returns -1 for NaN logits; their log-probability is NaN.
+HD int choice_of(i32 draw) { return math::max(draw, 0); }
+HD int choice_of(float draw) { return math::max(math::to_int(draw), 0); }
+#endif
+
+struct Distribution {
+    float log_prob, entropy;  // sums over the heads
+#if DISCRETE_HEADS > 0
+    Head heads[DISCRETE_HEADS];
+#endif
+};
+
+// Log-probability and entropy of what was drawn. An agent has either the elements of a Box, and then the parameters are
+// means and then log standard deviations, or discrete heads, and then they are their logits, one after the other.
+// Masks are padded to the widest role.
+HD Distribution distribution(const float* x, const Action* draws, [[maybe_unused]] const bool* mask, int agent,
+                             [[maybe_unused]] bool squash_by_tanh, [[maybe_unused]] float* weights) {
     Distribution d;
     d.log_prob = d.entropy = 0;
-    for (int head = 0; head < ACTION_HEADS; ++head) {
+#if BOX_ACTIONS
+    const int elements = action_box::heads(agent);
+    for (int head = 0; head < elements; ++head) {
+        float log_std = x[elements + head], z = (draws[head] - x[head]) * math::exp(-log_std);
+        float density = -0.5f * (z * z) - log_std - 0.9189385f;  // log(2 pi) / 2
+        if (squash_by_tanh) {
+            // Minus log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), a form that stays accurate.
+            float a = math::abs(draws[head]);
+            density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
+        }
+        d.log_prob += density;
+        d.entropy += log_std + 1.4189385f;  // log(2 pi e) / 2
+    }
+#endif
+#if DISCRETE_HEADS > 0
+    for (int head = 0; head < DISCRETE_HEADS; ++head) {
         int n = action_size(agent, head);
         const bool* own = mask + (ACTION_MASKS ? logit_offset(head) : 0);
         Head h = d.heads[head] = head_of(x, own, n, weights);
-        if (h.exists) d.log_prob += logit(x, own, math::max(draws[head], 0)) - h.largest - h.log_total;
+        if (h.exists) d.log_prob += logit(x, own, choice_of(draws[head])) - h.largest - h.log_total;
         d.entropy += h.entropy;
         x += n;
         weights += n;
     }
+#endif
     return d;
 }
 
-// Gradients of the logits, from those of log-probability and entropy; overwrites the weights in `gradients`.
-HD void backward(const Distribution& d, const float* x, const Action* draws, const bool* mask, int agent,
-                 float by_log_prob, float by_entropy, float* gradients) {
-    for (int head = 0; head < ACTION_HEADS; ++head) {
-        int n = action_size(agent, head), choice = math::max(draws[head], 0);
+// Gradients of the parameters, from those of log-probability and entropy. Squashing does not change them. Of discrete
+// heads it overwrites the weights in `gradients`.
+HD void backward([[maybe_unused]] const Distribution& d, const float* x, const Action* draws,
+                 [[maybe_unused]] const bool* mask, int agent, float by_log_prob, float by_entropy, float* gradients) {
+#if BOX_ACTIONS
+    const int elements = action_box::heads(agent);
+    for (int head = 0; head < elements; ++head) {
+        float inverse = math::exp(-x[elements + head]), z = (draws[head] - x[head]) * inverse;
+        gradients[head] = by_log_prob * (z * inverse);
+        gradients[elements + head] = by_log_prob * (z * z - 1.0f) + by_entropy;
+    }
+#endif
+#if DISCRETE_HEADS > 0
+    for (int head = 0; head < DISCRETE_HEADS; ++head) {
+        int n = action_size(agent, head), choice = choice_of(draws[head]);
         const bool* own = mask + (ACTION_MASKS ? logit_offset(head) : 0);
         const Head& h = d.heads[head];
         for (int k = 0; k < n; ++k) {
@@ -119,47 +154,15 @@ HD void backward(const Distribution& d, const float* x, const Action* draws, con
         x += n;
         gradients += n;
     }
-}
-#else
-struct Distribution {
-    float log_prob, entropy;  // sums over the heads
-};
-
-// Log-probability and entropy of Gaussian samples, from means and then log standard deviations.
-HD Distribution distribution(const float* x, const Action* draws, const bool*, int, bool squash_by_tanh, float*) {
-    Distribution d = {0, 0};
-    for (int head = 0; head < ACTION_HEADS; ++head) {
-        float log_std = x[ACTION_HEADS + head], z = (draws[head] - x[head]) * math::exp(-log_std);
-        float density = -0.5f * (z * z) - log_std - 0.9189385f;  // log(2 pi) / 2
-        if (squash_by_tanh) {
-            // Minus log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), a form that stays accurate.
-            float a = math::abs(draws[head]);
-            density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
-        }
-        d.log_prob += density;
-        d.entropy += log_std + 1.4189385f;  // log(2 pi e) / 2
-    }
-    return d;
-}
-
-// Gradients of the parameters, from those of log-probability and entropy. Squashing does not change them.
-HD void backward(const Distribution&, const float* x, const Action* draws, const bool*, int, float by_log_prob,
-                 float by_entropy, float* gradients) {
-    for (int head = 0; head < ACTION_HEADS; ++head) {
-        float inverse = math::exp(-x[ACTION_HEADS + head]), z = (draws[head] - x[head]) * inverse;
-        gradients[head] = by_log_prob * (z * inverse);
-        gradients[ACTION_HEADS + head] = by_log_prob * (z * z - 1.0f) + by_entropy;
-    }
-}
 #endif
+}
 
 #if defined(__CUDACC__)
 
 namespace learner {  // a game's constants may have the same names
 
-constexpr int MAX_PARAMETERS = BOX_ACTIONS ? 2 * ACTION_HEADS : NUM_LOGITS;
-constexpr int LOSS_BLOCK = 128;                          // largest number of threads
-constexpr int PITCH = (MAX_PARAMETERS / 4 * 4 + 4) | 1;  // odd, against bank conflicts
+constexpr int LOSS_BLOCK = 128;                                // largest number of threads
+constexpr int PITCH = (PARAMETERS_PER_AGENT / 4 * 4 + 4) | 1;  // odd, against bank conflicts
 constexpr bool STAGE_ROWS = 2 * LOSS_BLOCK * PITCH * sizeof(float) <= 48 << 10;
 constexpr int THREADS_PER_ROW = PITCH > 16 ? 32 : PITCH > 8 ? 16 : 8;
 

@@ -53,7 +53,7 @@ def bytes_per_env_sample(game: Env) -> int:
     """The fewest bytes that sampling for one environment moves: counters and parameters in, samples out."""
     layout = game.layout
     counters = sum(f.nbytes for f in layout.engine_fields if f.name in RNG_FIELDS)
-    sampled = layout.action.heads * (2 if layout.action.continuous else 1)
+    sampled = layout.action.heads * (1 if layout.action.discrete else 2)
     return counters + 4 * layout.num_agents * (layout.action.num_parameters + sampled + 1)
 
 

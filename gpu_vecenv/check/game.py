@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
+from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.check.game_report import GameReport
 from gpu_vecenv.check.game_runs import Cause, first_difference, first_fault, ways
 from gpu_vecenv.check.isolated import ProcessEnded, run_isolated
@@ -50,7 +51,8 @@ def check_game(
     numbers, episodes that end. Then, on the device, whether its bits depend on how it is run, and ``check_vector_env``
     in each autoreset mode.
 
-    A game of several agents is checked with ``check_parallel_env`` as well.
+    A game of several agents is checked with ``check_parallel_env`` as well; with that alone if some role has a Box that
+    another does not have, since Gymnasium's interface has one action space for all.
 
     On the CPU every range is also iterated backwards and shuffled, since GPU threads have no order; on a GPU the game
     is also run with other numbers of threads per environment, and on the CPU. On both, half of the environments alone
@@ -228,6 +230,10 @@ def _check_mode(
 ) -> None:
     """The checks of a vector environment in one autoreset mode."""
     game = report.game
+    if game.layout.action.mixed:
+        reason = "Gymnasium's interface has one action space, but those of the roles differ"
+        report.add_interface(mode, Report(mode, skipped=dict.fromkeys(CHECKS, reason)))
+        return
 
     def maker(mode: str, **how: Any) -> Callable[[int], GymnasiumVectorEnv]:
         how = {"device": device, "driver": driver, "validate": "sync", **how}

@@ -197,13 +197,15 @@ def apply_action_mask(space: Any, action: Tree, allowed: Bools) -> Tree:
     """Replace choices that the mask forbids by allowed ones, deterministically."""
     if not isinstance(space, Discrete | MultiDiscrete):
         return action
-    sizes = np.reshape(space.n if isinstance(space, Discrete) else space.nvec, -1)
-    if sizes.sum() != len(allowed):
+    # Lists, because NumPy keeps the memory of many small arrays for later ones, which looks like a leak.
+    sizes = np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
+    if sum(sizes) != len(allowed):
         return action
-    values, starts, end = np.array(action).reshape(-1), np.reshape(space.start, -1), 0
-    for head, size in enumerate(sizes):
-        choices = np.flatnonzero(allowed[end : end + size])
+    values = np.array(action)
+    chosen, starts, end = values.ravel().tolist(), np.ravel(space.start).tolist(), 0
+    for head, (size, start) in enumerate(zip(sizes, starts, strict=True)):
+        choices = [choice for choice, valid in enumerate(allowed[end : end + size]) if valid]
         end += size
-        if len(choices) and values[head] - starts[head] not in choices:
-            values[head] = choices[int(values[head]) % len(choices)] + starts[head]
-    return values.reshape(np.shape(action))[()]
+        if choices and chosen[head] - start not in choices:
+            chosen[head] = choices[chosen[head] % len(choices)] + start
+    return np.array(chosen, values.dtype).reshape(values.shape)[()]

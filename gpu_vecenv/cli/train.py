@@ -146,7 +146,7 @@ class Train(DeviceOptions, Generic[GameT]):
     def _frozen_spec(self, game: Env, role: str, source: str) -> PolicySpec:
         loaded = load_other_run("frozen", game, role, source, device="cpu")
         config = loaded.configs[role]
-        if game.layout.action.continuous and config.squash != self.ppo.squash:
+        if role in game.layout.action.bounds and config.squash != self.ppo.squash:
             raise ConfigError(
                 f"{source} was trained with squash {config.squash!r}; give --squash {config.squash}, "
                 f"here it is {self.ppo.squash!r}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -37,27 +37,24 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
         f"constexpr int ACTION_HEADS = {action.heads};",
         f"constexpr unsigned long long OBS_STAGING_BYTES = {layout.obs_staging_bytes};",
         f"#define SAMPLED {int(build.sampled)}",
-        f"#define BOX_ACTIONS {int(action.continuous)}",
+        f"#define BOX_ACTIONS {int(not action.discrete)}",
+        f"#define DISCRETE_HEADS {len(action.head_sizes)}",
         f"#define ACTION_MASKS {int(layout.masks_actions)}",
         f"typedef {obs_type} Observation;",
-        f"typedef {'float' if action.continuous else 'i32'} Action;",
-        f"typedef {'float' if action.continuous else 'i64'} LongAction;",
+        f"typedef {C_TYPES[action.dtype]} Action;",
+        f"typedef {'i64' if action.discrete else 'float'} LongAction;",
     ]
     if layout.randomized:
         lines.append("#define RANDOMIZED")
-    if action.continuous:
-        lines += [
-            f"constexpr bool CLIP_ACTIONS = {str(layout.clips_actions).lower()};",
-            _table("ACTION_LOW", action.low),
-            _table("ACTION_HIGH", action.high),
-        ]
+    if not action.discrete:
+        lines += [f"constexpr bool CLIP_ACTIONS = {str(layout.clips_actions).lower()};", *_boxes(layout)]
     lines += _action_sizes(layout) + _observed(layout)
-    largest = 0 if action.continuous else max(action.head_sizes)
+    largest = max(action.head_sizes, default=0)
     lines += [
         f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {largest};",
         f"constexpr int PARAMETERS_PER_AGENT = {action.num_parameters};",
     ]
-    if not action.continuous:
+    if action.head_sizes:
         lines += [
             "HD int logit_offset([[maybe_unused]] int head) {",
             f"    return {_by_head([*accumulate(action.head_sizes, initial=0)])};",
@@ -231,32 +228,53 @@ def _table(name: str, values: Iterable[float]) -> str:
 
 def _action_sizes(layout: GameLayout) -> list[str]:
     """action_size(agent, head): number of choices of that head, 0 if the agent does not have it."""
-    lines = ["HD int action_size([[maybe_unused]] int agent, [[maybe_unused]] int head) {"]
-    roles = layout.present_roles
+    sizes = {role: [*own, *[0] * (layout.action.heads - len(own))] for role, own in layout.action.sizes.items()}
+    return _by_role(layout, "int action_size", "head", {role: _by_head(own) for role, own in sizes.items()})
+
+
+def _boxes(layout: GameLayout) -> list[str]:
+    """action_box::heads(agent): elements of the agent's Box, 0 if it has none; has, low, high: of one element.
+
+    Where all roles have one Box, its bounds are the tables ACTION_LOW and ACTION_HIGH, for the game too.
+    """
+    bounds, uniform = layout.action.bounds, not layout.action.mixed
+    tables, functions = list[str](), list[str]()
+    for side, name in enumerate(("low", "high")):
+        if uniform:
+            tables.append(_table(f"ACTION_{name.upper()}", next(iter(bounds.values()))[side]))
+            values = dict.fromkeys(layout.roles, f"ACTION_{name.upper()}[head]")
+        else:
+            functions += [_table(f"{name}_of_{role}", own[side]) for role, own in bounds.items()]
+            values = {role: f"{name}_of_{role}[head]" if role in bounds else "0" for role in layout.roles}
+        functions += _by_role(layout, f"float {name}", "head", values)
+    heads = {role: str(len(bounds[role][0]) if role in bounds else 0) for role in layout.roles}
+    inside = {role: "true" if uniform else f"head < {size}" for role, size in heads.items()}
+    functions += _by_role(layout, "int heads", "", heads) + _by_role(layout, "bool has", "head", inside)
+    return [*tables, "namespace action_box {", *functions, "}"]
+
+
+def _by_role(layout: GameLayout, name: str, index: str, values: Mapping[str, str]) -> list[str]:
+    """A function of an agent and an index that returns its role's value."""
+    parameters = ", ".join(f"[[maybe_unused]] int {parameter}" for parameter in ("agent", index) if parameter)
+    roles, lines = layout.present_roles, [f"HD {name}({parameters}) {{"]
     for role in roles:
-        sizes = layout.action.sizes[role]
         guard = "" if role == roles[-1] else f"if (agent < {layout.role_slices[role].stop}) "
-        lines.append(f"    {guard}return {_by_head([*sizes, *[0] * (layout.action.heads - len(sizes))])};")
+        lines.append(f"    {guard}return {values[role]};")
     return [*lines, "}"]
 
 
 def _observed(layout: GameLayout) -> list[str]:
     """observed(agent, k): whether item k of a row of the observation tensor is not padding for that agent."""
-    observation = layout.observation
-    lines = [
-        f"constexpr bool OBS_PADDED = {str(observation.padded).lower()};",
-        "HD bool observed([[maybe_unused]] int agent, [[maybe_unused]] int k) {",
-    ]
-    roles = layout.present_roles
-    for role in roles:
+    observation, values = layout.observation, dict[str, str]()
+    for role in layout.roles:
         inside, stride = [], layout.obs_size
         for own, widest in zip(observation.shapes[role], observation.shape, strict=True):
             stride //= widest
             if own < widest:
                 inside.append(f"k / {stride} % {widest} < {own}")
-        guard = "" if role == roles[-1] else f"if (agent < {layout.role_slices[role].stop}) "
-        lines.append(f"    {guard}return {' && '.join(inside) or 'true'};")
-    return [*lines, "}"]
+        values[role] = " && ".join(inside) or "true"
+    padded = f"constexpr bool OBS_PADDED = {str(observation.padded).lower()};"
+    return [padded, *_by_role(layout, "bool observed", "k", values)]
 
 
 def _by_head(values: Sequence[int]) -> str:

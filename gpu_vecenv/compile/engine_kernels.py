@@ -43,7 +43,7 @@ DEFAULT_BUILD = BuildOptions()
 
 def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> tuple[KernelSignature, ...]:
     """The kernels of step.cuh and their arguments."""
-    obs, action = layout.observation.dtype, f32 if layout.action.continuous else i32
+    obs, action = layout.observation.dtype, layout.action.dtype
     state: list[Array | Scalar] = [
         Array(name, field.dtype, const=name.startswith("initial_") or field.shared)
         for name, field in layout.state_tensors(build.initial_fields)

@@ -16,6 +16,7 @@ from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 
 OBS_TYPES = (np.dtype(np.float32), np.dtype(np.uint8))
 MAX_OBS_SIZE = 2**24  # items: the bounds of a space are arrays of this size on the host
+MAX_FLOAT_CHOICES = 2**24  # a float32 holds every smaller whole number
 PerRole = Space[Any] | Mapping[str, Space[Any]]
 
 
@@ -84,43 +85,76 @@ class ObservationLayout:
 
 @dataclass(frozen=True)
 class ActionLayout:
-    """The action tensor of a game: ``(num_envs, num_agents, *shape)``.
+    """The action tensor of a game: ``(num_envs, num_agents, *shape)``, int32, or float32 if a role has a Box.
 
-    ``sizes[role][head]`` counts the choices of a discrete head; for continuous actions ``low`` and ``high`` are
-    ``(heads,)`` bounds. Roles with fewer heads or choices than the widest role use the first ones. ``spaces[role]`` is
-    the declared space.
+    Roles with fewer heads or choices than the widest role use the first ones. Where roles with a Box and roles with
+    discrete heads share the tensor, a choice is a whole float32.
+
+    Attributes:
+        shape: Of one agent's action.
+        spaces: Role -> its declared space.
+        sizes: Role -> choices of each of its heads, 0 for an element of a Box.
+        bounds: Role -> bounds of its Box, low and high, one for each element; without the roles with discrete heads.
     """
 
-    continuous: bool
     shape: tuple[int, ...]
-    sizes: Mapping[str, tuple[int, ...]]
     spaces: Mapping[str, Space[Any]]
-    low: tuple[float, ...] = ()
-    high: tuple[float, ...] = ()
+    sizes: Mapping[str, tuple[int, ...]]
+    bounds: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]]
+
+    @property
+    def continuous(self) -> bool:
+        """Whether every role has a Box."""
+        return len(self.bounds) == len(self.spaces)
+
+    @property
+    def discrete(self) -> bool:
+        """Whether every role has discrete heads."""
+        return not self.bounds
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some role has a Box that another role does not have."""
+        first = next(iter(self.spaces.values()))
+        return bool(self.bounds) and any(space != first for space in self.spaces.values())
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the action tensor: int32 or float32."""
+        return np.dtype(np.int32 if self.discrete else np.float32)
 
     @property
     def heads(self) -> int:
-        """Number of heads (discrete) or of axes (continuous) of an action."""
+        """Numbers in the widest role's action: discrete heads, or elements of a Box."""
         return math.prod(self.shape)
 
     @property
     def head_sizes(self) -> tuple[int, ...]:
         """Number of choices of each discrete head, the largest of all roles."""
-        return tuple(max(s[h] for s in self.sizes.values() if h < len(s)) for h in range(self.heads))
+        sizes = [self.sizes[role] for role in self.spaces if role not in self.bounds]
+        return tuple(max(s[h] for s in sizes if h < len(s)) for h in range(max(map(len, sizes), default=0)))
 
     @property
     def num_logits(self) -> int:
-        """Logits per agent: the sum of the head sizes."""
+        """Logits per agent with discrete heads: the sum of the head sizes."""
         return sum(self.head_sizes)
 
     @property
     def num_parameters(self) -> int:
-        """Policy outputs per agent: logits, or for a Box means and log standard deviations."""
-        return 2 * self.heads if self.continuous else self.num_logits
+        """Policy outputs per agent, the widest role's: logits, or for a Box means and log standard deviations."""
+        return max(self.num_logits, *(2 * len(low) for low, _ in self.bounds.values()), 0)
 
     @property
     def widest(self) -> Space[Any]:
-        """The space of one agent's row of the action tensor: the widest role's, head by head."""
+        """The space of one agent's row of the action tensor: the widest role's, head by head.
+
+        Raises:
+            ConfigError: There is none, as some role has a Box that another does not have.
+        """
+        if self.mixed:
+            raise ConfigError(
+                f"action spaces {dict(self.spaces)} have no space in common; expected equal ones, or discrete ones only"
+            )
         if self.continuous:
             return deepcopy(next(iter(self.spaces.values())))
         return MultiDiscrete(list(self.head_sizes)) if self.shape else Discrete(self.head_sizes[0])
@@ -130,43 +164,52 @@ class ActionLayout:
         """The layout of the declared action spaces.
 
         Raises:
-            EnvDefinitionError: They are of unsupported kinds, or do not fit in one tensor.
-            ConfigError: The heads have 2^31 choices or more in all.
+            EnvDefinitionError: They are of unsupported kinds.
+            ConfigError: The heads have 2^31 choices or more in all, or one has more than a float32 can tell apart
+                beside a Box.
         """
         spaces = _by_role(game, roles, "action", given)
+        sizes, bounds = {}, {}
         for role, space in spaces.items():
-            if not isinstance(space, Discrete | MultiDiscrete | Box):
-                raise EnvDefinitionError(
-                    f"{game}: action space of {role!r} is {space}; expected Discrete, MultiDiscrete or Box"
-                )
-            if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
-                raise EnvDefinitionError(
-                    f"{game}: action space of {role!r} is a MultiDiscrete of shape {space.shape}; expected (heads,)"
-                )
-            if np.any(getattr(space, "start", 0)):
-                raise EnvDefinitionError(f"{game}: action space {space} of {role!r} must start at 0")
-        if any(isinstance(space, Box) for space in spaces.values()):
-            first = next(iter(spaces.values()))
-            if any(space != first for space in spaces.values()) or not isinstance(first, Box):
-                raise EnvDefinitionError(f"{game}: roles with Box actions must all have the same Box, got {spaces}")
-            if len(first.shape) != 1 or first.dtype != np.float32 or not first.is_bounded("both"):
-                raise EnvDefinitionError(f"{game}: action space {first}; expected a bounded Box of shape (n,), float32")
-            low, high = tuple(map(float, first.low)), tuple(map(float, first.high))
-            return ActionLayout(True, first.shape, dict.fromkeys(spaces, (0,) * len(low)), spaces, low, high)
-        sizes = {
-            role: tuple(int(n) for n in np.ravel(space.n if isinstance(space, Discrete) else space.nvec))
-            for role, space in spaces.items()
-            if isinstance(space, Discrete | MultiDiscrete)
-        }
+            _check_action_space(game, role, space)
+            if isinstance(space, Box):
+                bounds[role] = tuple(map(float, space.low)), tuple(map(float, space.high))
+                sizes[role] = (0,) * len(space.low)
+            else:
+                choices: Any = space.n if isinstance(space, Discrete) else space.nvec  # type: ignore[attr-defined]
+                sizes[role] = tuple(int(n) for n in np.ravel(choices))
         simple = all(isinstance(space, Discrete) for space in spaces.values())
-        shape = () if simple else (max(map(len, sizes.values())),)
-        layout = ActionLayout(False, shape, sizes, spaces)
+        layout = ActionLayout(() if simple else (max(map(len, sizes.values())),), spaces, sizes, bounds)
         if layout.num_logits >= 2**31:
             raise ConfigError(
                 f"{game}: action spaces {spaces} have {layout.num_logits:,} choices; "
                 "expected fewer than 2^31 in all, because an action is a 32-bit int"
             )
+        if bounds and max(layout.head_sizes, default=0) > MAX_FLOAT_CHOICES:
+            raise ConfigError(
+                f"{game}: action spaces {spaces} have a head of {max(layout.head_sizes):,} choices beside a Box; "
+                f"expected at most {MAX_FLOAT_CHOICES:,}, because a choice is then a float32"
+            )
         return layout
+
+
+def _check_action_space(game: str, role: str, space: Space[Any]) -> None:
+    if not isinstance(space, Discrete | MultiDiscrete | Box):
+        raise EnvDefinitionError(
+            f"{game}: action space of {role!r} is {space}; expected Discrete, MultiDiscrete or Box"
+        )
+    if isinstance(space, MultiDiscrete) and len(space.shape) != 1:
+        raise EnvDefinitionError(
+            f"{game}: action space of {role!r} is a MultiDiscrete of shape {space.shape}; expected (heads,)"
+        )
+    if np.any(getattr(space, "start", 0)):
+        raise EnvDefinitionError(f"{game}: action space {space} of {role!r} must start at 0")
+    if isinstance(space, Box) and (
+        len(space.shape) != 1 or not space.shape[0] or space.dtype != np.float32 or not space.is_bounded("both")
+    ):
+        raise EnvDefinitionError(
+            f"{game}: action space {space} of {role!r}; expected a bounded Box of shape (n,), float32"
+        )
 
 
 def with_zero(space: Box) -> Box:

@@ -9,9 +9,10 @@ import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.engine_kernels import sample_arguments
-from gpu_vecenv.declare.field import f32, i32, i64, u32
+from gpu_vecenv.declare.field import i32, i64, u32
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
+from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import Outputs, VecEnv
 from gpu_vecenv.errors import ConfigError
@@ -26,10 +27,10 @@ class Sample:
     """One draw for every agent; with ``agents_as_envs`` the first two axes are one of num_envs * num_agents.
 
     Attributes:
-        actions: (num_envs, num_agents[, heads]) int32; for a Box (num_envs, num_agents, n) f32.
+        actions: (num_envs, num_agents[, heads]) int32; if a role has a Box (num_envs, num_agents, n) f32.
         log_probs: (num_envs, num_agents) f32, summed over the heads.
         entropies: Likewise. In an ``out`` argument None leaves them out.
-        draws: The Gaussian draws before squashing, like ``actions``; None for discrete games.
+        draws: Like ``actions``, but before squashing: the Gaussian draws of a Box. None if no role has a Box.
     """
 
     actions: torch.Tensor
@@ -41,26 +42,26 @@ class Sample:
 def sample_kernel(layout: GameLayout) -> KernelSignature:
     """The kernel of sampler.cu."""
     clocks = Array("key", u32, const=True), Array("episode", i64, const=True), Array("elapsed_steps", i32, const=True)
-    action = f32 if layout.action.continuous else i32
-    return KernelSignature("sample", (*clocks, *sample_arguments(action), Scalar("rows", i64)))
+    return KernelSignature("sample", (*clocks, *sample_arguments(layout.action.dtype), Scalar("rows", i64)))
 
 
 class Sampler:
-    """Draws actions for one environment: categorical, or Gaussian for Box games.
+    """Draws actions for one environment: categorical, or Gaussian for roles with a Box.
 
     A draw is a function of the parameters and of each environment's seed, episode and step, without generator state:
     bit-identical on CPU and GPU, eager or in a graph. Two draws in the same step are equal.
 
     Attributes:
-        num_parameters: Size of the last axis of ``parameters``: the sum of the head sizes, or 2n for a Box of n.
-        num_logits: The same for discrete games; 0 for Box games.
+        num_parameters: Size of the last axis of ``parameters``: the sum of the head sizes, or 2n for a Box of n; that
+            of the widest role.
+        num_logits: The sum of the head sizes; 0 if every role has a Box.
 
     Args:
         env: The environment.
-        squash: Maps a Gaussian draw to [-1, 1], which is then scaled to the Box: "clip" or "tanh". Box games only.
+        squash: Maps a Gaussian draw to [-1, 1], which is then scaled to the Box: "clip" or "tanh".
 
     Raises:
-        ConfigError: ``squash`` is neither, or "tanh" for a game with discrete actions.
+        ConfigError: ``squash`` is neither, or "tanh" for a game without a Box.
     """
 
     def __init__(self, env: VecEnv, squash: Squash = "clip") -> None:
@@ -69,7 +70,7 @@ class Sampler:
         action = env.game.layout.action
         if squash not in get_args(Squash):
             raise ConfigError(f"squash is {squash!r}; expected {' or '.join(map(repr, get_args(Squash)))}")
-        if squash != "clip" and not action.continuous:
+        if squash != "clip" and action.discrete:
             raise ConfigError(
                 f"squash is {squash!r}, but {type(env.game).__name__} has discrete actions; leave squash out"
             )
@@ -88,25 +89,28 @@ class Sampler:
     def sample(self, parameters: torch.Tensor, *, greedy: bool = False, out: Sample | None = None) -> Sample:
         """Draw one action per agent.
 
-        Discrete games: the parameters are unnormalised logits, head after head. A role with smaller heads uses the
+        Discrete heads: the parameters are unnormalised logits, head after head. A role with smaller heads uses the
         first logits of each. A logit of -inf, or 87 below the largest, excludes its choice; NaN, or -inf for all
         choices, gives action -1, which is invalid.
 
-        Box games: the parameters are n means, then n log standard deviations. A draw is
+        A Box of n: the parameters are n means, then n log standard deviations. A draw is
         u = mean + exp(log_std) * normal, the action center + half_width * s(u) with those of the Box, where s clips
         to [-1, 1] or is tanh, so that actions are always inside. Log-probabilities are log densities on [-1, 1]: of u
         for "clip", since clipping counts as the environment's; of tanh(u) for "tanh", log N(u) - log(1 - tanh(u)^2)
         (Haarnoja et al., "Soft Actor-Critic", 2018, appendix C). Entropies are those of the Gaussian before
         squashing. A parameter or draw that is not finite gives action NaN, which is invalid.
 
+        Where some roles have a Box and others discrete heads, each agent's parameters are of its role's kind, and
+        ``actions`` and ``draws`` hold choices as whole floats.
+
         Args:
-            parameters: (num_envs, num_agents, num_parameters) f32, contiguous.
+            parameters: (num_envs, num_agents, num_parameters) f32, contiguous. A role with fewer has the first ones.
             greedy: Take the first of the largest logits, or u = mean.
             out: Buffers to write to; None allocates.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of ``parameters`` or ``out`` is wrong, or ``out`` lacks
-                ``draws`` (Box games) or has them (discrete games).
+                ``draws`` (some role has a Box) or has them (none has).
             ResetNeededError, ClosedEnvError: The environment has not been reset yet, or has been closed.
         """
         parameters, out = self._prepare("sample", parameters, out, "out")
@@ -162,9 +166,8 @@ class Sampler:
             return parameters, out
         rows, action = self.env.buffers_layout.batch, self.env.game.layout.action
         new = torch.empty((2, *rows), device=self.env.device)
-        dtype = torch.float32 if action.continuous else torch.int32
-        actions = torch.empty((*rows, *action.shape), dtype=dtype, device=self.env.device)
-        draws = torch.empty_like(actions) if action.continuous else None
+        actions = torch.empty((*rows, *action.shape), dtype=TORCH_TYPES[action.dtype], device=self.env.device)
+        draws = None if action.discrete else torch.empty_like(actions)
         return parameters, Sample(actions, new[0], new[1], draws)
 
     def _draw(self, parameters: torch.Tensor, greedy: bool, out: Sample) -> None:
@@ -184,7 +187,7 @@ class Sampler:
 
     def _check_parameters(self, method: str, parameters: torch.Tensor) -> None:
         expected = (*self.env.buffers_layout.batch, self.num_parameters)
-        name, device = "parameters" if self.env.game.layout.action.continuous else "logits", self.env.device
+        name, device = "logits" if self.env.game.layout.action.discrete else "parameters", self.env.device
         if not isinstance(parameters, torch.Tensor):
             raise TypeError(f"{method}: {name} are a {type(parameters).__name__}; expected a torch tensor")
         if parameters.dtype != torch.float32:
@@ -194,7 +197,7 @@ class Sampler:
         if parameters.layout != torch.strided:
             raise ValueError(f"{method}: {name} are {parameters.layout}; expected a dense tensor")
         if parameters.shape != expected or parameters.device != device:
-            meaning = ", means before log standard deviations" if self.env.game.layout.action.continuous else ""
+            meaning = "" if self.env.game.layout.action.discrete else ", means before log standard deviations"
             raise ValueError(
                 f"{method}: {name} are {tuple(parameters.shape)} on {parameters.device}; "
                 f"expected {expected} on {device}{meaning}"
@@ -204,12 +207,12 @@ class Sampler:
         if not isinstance(out, Sample):
             raise TypeError(f"{what} is a {type(out).__name__}; expected a Sample")
         rows, action = self.env.buffers_layout.batch, self.env.game.layout.action
-        shape, dtype = (*rows, *action.shape), torch.float32 if action.continuous else torch.int32
+        shape, dtype = (*rows, *action.shape), TORCH_TYPES[action.dtype]
         wanted = [("actions", shape, dtype), ("log_probs", rows, torch.float32)]
         if out.entropies is not None:
             wanted.append(("entropies", rows, torch.float32))
-        if action.continuous:
-            wanted.append(("draws", shape, torch.float32))
+        if not action.discrete:
+            wanted.append(("draws", shape, dtype))
         elif out.draws is not None:
             raise ValueError(f"{what}.draws is given; expected None, as only Box games have Gaussian draws")
         for name, shape, dtype in wanted:

@@ -363,7 +363,7 @@ class VecEnv:
         """
         self._check_open("sample_actions")
         action = self.layout.action
-        kind = torch.float32 if action.continuous else torch.int32
+        kind = TORCH_TYPES[action.dtype]
         actions = torch.empty((*self.buffers_layout.batch, *action.shape), dtype=kind, device=self.device)
         self._kernels.random_actions(actions)
         return actions

@@ -59,11 +59,9 @@ class RolePolicies:
         self.env, self.role_policies, self.greedy = env, dict(role_policies), greedy
         self._policies = {role: actor for role, actor in role_policies.items() if isinstance(actor, Policy)}
         for role, policy in self._policies.items():
-            found = policy.view.obs_shape, policy.view.head_sizes
-            expected = (
-                game.layout.observation.shapes[role],
-                () if game.layout.action.continuous else game.layout.action.sizes[role],
-            )
+            view = policy.view
+            found = view.obs_shape, (0,) * view.num_heads if view.continuous else view.head_sizes
+            expected = game.layout.observation.shapes[role], game.layout.action.sizes[role]
             if found != expected:
                 raise ConfigError(
                     f"the policy of {role} has observations and choices {found}; expected those of the game: {expected}"
@@ -90,10 +88,11 @@ class RolePolicies:
         """
         game, parameters = self.env.game, self._parameters
         for role, policy in self._policies.items():
-            agents = game.layout.role_slices[role]
-            role_obs = obs[(slice(None), agents, *policy.view.obs_slice)]
-            parameters[:, agents][..., policy.view.parameter_columns] = policy(role_obs)[0]
-        actions = self._sampler.sample(masked(parameters, action_mask), greedy=self.greedy).actions
+            agents, view = game.layout.role_slices[role], policy.view
+            outputs, _ = policy(obs[(slice(None), agents, *view.obs_slice)])
+            mask = None if action_mask is None else view.mask(action_mask[:, agents])
+            parameters[:, agents][..., view.parameter_columns] = masked(outputs, mask)
+        actions = self._sampler.sample(parameters, greedy=self.greedy).actions
         random = self.env.sample_actions()
         for role, actor in self.role_policies.items():
             agents = game.layout.role_slices[role]
@@ -104,7 +103,7 @@ class RolePolicies:
                 heads = len(game.layout.action.sizes[role])
                 role_actions = actions[:, agents, :heads] if game.layout.action.shape else actions[:, agents]
                 given = self._validator(
-                    actor(role_obs), tuple(role_actions.shape), f"the function of {role!r}: actions"
+                    actor(role_obs), tuple(role_actions.shape), f"the function of {role!r}: actions", role
                 )
                 if given.dtype is torch.int64:  # a value that the int32 of the tensor cannot hold is no choice
                     given = torch.where((given >= 0) & (given < 2**31), given, -1)

@@ -92,7 +92,8 @@ class GamePolicy(nn.Module):
             generator: For sampling, on the device of ``obs``; None uses torch's default.
 
         Returns:
-            (…, num_agents[, heads]) int32 or, for a Box, (…, num_agents, k) float32; 0 for heads that a role lacks.
+            (…, num_agents[, heads]) int32 or, if a role has a Box, (…, num_agents, k) float32; 0 for heads that a role
+            lacks.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of an argument is wrong.
@@ -105,8 +106,8 @@ class GamePolicy(nn.Module):
             if action.continuous:
                 raise ValueError("action_mask is given; expected None, as actions of a Box have no masks")
             self._check("action_mask", action_mask, torch.bool, (game.layout.num_agents, action.num_logits), batch)
-        kind = torch.float32 if action.continuous else torch.int32
-        actions = torch.zeros((*batch, game.layout.num_agents, *action.shape), dtype=kind, device=obs.device)
+        shape = (*batch, game.layout.num_agents, *action.shape)
+        actions = torch.zeros(shape, dtype=TORCH_TYPES[action.dtype], device=obs.device)
         for policy in dict.fromkeys(self.policies.values()):
             view = policy.view
             where: tuple[Any, ...] = (..., view.agents, *view.obs_slice)

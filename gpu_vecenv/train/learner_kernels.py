@@ -100,7 +100,7 @@ def loss_gradients(layout: GameLayout) -> KernelSignature:
         "loss_gradients",
         (
             Array("active", boolean, const=True),
-            Array("draws", f32 if layout.action.continuous else i32, const=True),
+            Array("draws", layout.action.dtype, const=True),
             Array("log_probs", f32, const=True),
             Array("old_values", f32, const=True),
             Array("estimates", f32, const=True),

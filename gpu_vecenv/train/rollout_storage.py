@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 import torch
 
 from gpu_vecenv.compile.device import free_bytes
+from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError
@@ -30,8 +31,8 @@ class Rollout:
         self.values = torch.zeros(after, device=device)
         choices = (env.buffers_layout.num_choices,) if env.buffers_layout.num_choices else ()
         self.action_mask = torch.zeros((*after, *choices), dtype=torch.bool, device=device) if choices else None
-        kind = torch.float32 if action.continuous else torch.int32
-        self.draws = torch.zeros((*rows, *action.shape), dtype=kind, device=device)  # actions before squashing
+        # Actions before squashing.
+        self.draws = torch.zeros((*rows, *action.shape), dtype=TORCH_TYPES[action.dtype], device=device)
         self.log_probs, self.rewards, self.advantages, self.returns = torch.zeros((4, *rows), device=device)
         self.terminations, self.truncations = torch.zeros((2, *rows), dtype=torch.bool, device=device)
         self.step_buffers = [
@@ -45,9 +46,9 @@ class Rollout:
         ]
         boxed = torch.empty_like(self.draws[0])
         self.samples = [
-            Sample(boxed, self.log_probs[t], None, self.draws[t])
-            if action.continuous
-            else Sample(self.draws[t], self.log_probs[t])
+            Sample(self.draws[t], self.log_probs[t])
+            if action.discrete
+            else Sample(boxed, self.log_probs[t], None, self.draws[t])
             for t in range(num_steps)
         ]
         self.last = env.step_buffers(**self._before(-1))
@@ -87,15 +88,15 @@ class Rollout:
             for policy in policies:
                 view = policy.view
                 outputs, self.values[t][:, view.agents] = policy(view.obs(self.obs[t]))
-                parameters[:, view.agents][..., view.parameter_columns] = outputs
+                mask = None if self.action_mask is None else view.mask(self.action_mask[t][:, view.agents])
+                parameters[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)
             record_stage("sampling")
-            allowed = masked(parameters, None if self.action_mask is None else self.action_mask[t])
             if t == timed_step:
-                sampler.sample(allowed, out=sample)
+                sampler.sample(parameters, out=sample)
                 record_stage("env")
                 self.env.step(sample.actions, out=buffers)
             else:
-                sampler.step(allowed, sample=sample, out=buffers)
+                sampler.step(parameters, sample=sample, out=buffers)
             record_stage("step_end")
 
     def refresh_last_step(self) -> None:

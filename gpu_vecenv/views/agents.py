@@ -64,11 +64,13 @@ def joint_obs(game: Env, obs: torch.Tensor) -> torch.Tensor:
 
 
 def action_mask_slices(game: Env) -> dict[str, list[slice]]:
-    """Role -> slice of an agent's action mask for each of its action heads."""
+    """Role -> slice of an agent's action mask for each of its action heads; without roles that have a Box."""
     action = game.layout.action
     first = [0, *accumulate(action.head_sizes)]
     return {
-        role: [slice(at, at + n) for at, n in zip(first, sizes, strict=False)] for role, sizes in action.sizes.items()
+        role: [slice(at, at + n) for at, n in zip(first, sizes, strict=False)]
+        for role, sizes in action.sizes.items()
+        if role not in action.bounds
     }
 
 

@@ -280,12 +280,15 @@ class BatchedParallelEnv:
             extras["action_mask"] = {
                 key: sample_mask(masks[key], self._masks[role], self.action_spaces[key])
                 for key, role in self._roles.items()
+                if role in self._masks
             }
         return extras
 
-    def _on_device(self, actions: Any, shape: tuple[int, ...] | None = None, name: str = "actions") -> torch.Tensor:
+    def _on_device(
+        self, actions: Any, shape: tuple[int, ...] | None = None, name: str = "actions", role: str | None = None
+    ) -> torch.Tensor:
         """Actions cast to the engine's dtypes; those on the host are copied to the device."""
-        actions = self._check.cast(actions, shape, name)
+        actions = self._check.cast(actions, shape, name, role)
         return actions if isinstance(actions, torch.Tensor) else torch.from_numpy(actions).to(self.device)
 
     def _joined(self, actions: Any) -> torch.Tensor:
@@ -300,9 +303,11 @@ class BatchedParallelEnv:
         shape = (*((self.num_envs, agents) if self.group_by == "role" else (self.num_envs,)), *(space.shape or ()))
         if isinstance(space, Discrete) and np.shape(actions) == (*shape, 1):
             shape = (*shape, 1)
-        columns = self._on_device(actions, shape, f"{key}'s actions").reshape(
+        columns = self._on_device(actions, shape, f"{key}'s actions", role).reshape(
             self.num_envs, agents, *([-1] if layout.shape else [])
         )
+        if layout.mixed:
+            columns = columns.float()  # choices beside a Box; what is rounded is no choice before and after
         missing = layout.heads - len(layout.sizes[role])
         return pad(columns, (0, missing)) if missing else columns
 

@@ -19,8 +19,9 @@ from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import construct, validate_autoreset_mode, validate_mask, validate_seed, validate_seeds
 from gpu_vecenv.engine.make import make
 from gpu_vecenv.engine.step_buffers import StepBuffers
+from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import Game
-from gpu_vecenv.errors import ConfigError, ResetNeededError
+from gpu_vecenv.errors import ConfigError, ResetNeededError, UnsupportedGameError
 from gpu_vecenv.views.agents import action_mask_slices, only_with_masks
 from gpu_vecenv.views.frames import Frames, Viewer, checked_render_mode, render_metadata, viewer_of
 from gpu_vecenv.views.host_copy import HostCopy, HostMasks, fill_final_obs
@@ -87,6 +88,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._viewer: Viewer | None = None
         self.vec_env = make(game, num_envs, device, autoreset_mode=mode, agents_as_envs=True, **arguments)
         self.game, self.device = self.vec_env.game, self.vec_env.device
+        _check_one_action_space(self.vec_env)
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode, render_env_indices)
         self.num_agents = self.game.layout.num_agents
@@ -279,6 +281,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         self._arguments = {"game": game, "device": device, "render_mode": render_mode, **arguments}
         self.vec_env = make(game, 1, device, autoreset_mode="disabled", **arguments)
         self.game = self.vec_env.game
+        _check_one_action_space(self.vec_env)
         self.render_mode = checked_render_mode(self.game, render_mode)
         self._viewer = viewer_of(self.vec_env, render_mode)
         self.metadata = render_metadata(self.game)
@@ -400,6 +403,17 @@ class UnlimitedGymnasiumEnv(GymnasiumEnv):
             )
         super().__init__(game, device, **arguments, max_steps=2**31 - 1)
         del self._arguments["max_steps"]
+
+
+def _check_one_action_space(env: VecEnv) -> None:
+    """Close the environment and raise UnsupportedGameError if some role has a Box that another does not have."""
+    if env.game.layout.action.mixed:
+        env.close()
+        raise UnsupportedGameError(
+            f"{env.game.layout.name}: the action spaces {dict(env.game.layout.action.spaces)} are not equal, but "
+            "Gymnasium's interface has one for all agents; use gpu_vecenv.parallel_env or "
+            "gpu_vecenv.batched_parallel_env, where each agent has its own"
+        )
 
 
 def _batched_action_space(game: Env, num_envs: int) -> Space[Any]:

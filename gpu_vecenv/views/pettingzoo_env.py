@@ -106,6 +106,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         self._check = ActionValidator(self.game.layout, layout.batch, self.device)
         self.output, self._numpy = output, output == "numpy"
         self._warns_of_clipping = self._numpy and _clips(self.game)
+        self._bounds = _bounds(self.game)
         self._host: HostCopy | HostCopyWithoutObs = HostCopy(layout) if self._numpy else HostCopyWithoutObs(layout)
         self._live: dict[str, int] | None = None  # live agent -> its index; None before reset
         self._seed: int | None = None
@@ -206,7 +207,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
 
         Returns:
             Observations, rewards, terminations, truncations and infos of the agents that were live before the step.
-            If the game masks actions, an info has "action_mask", the valid choices of the next step: with
+            If the game masks actions, an info has "action_mask", the valid choices of the next step, unless the agent's
+            space is a Box: with
             ``output="numpy"`` int8 arrays as ``action_space(agent).sample(mask)`` takes them, else bool tensors on the
             device; one for a Discrete space, a tuple with one for each head for a MultiDiscrete one.
 
@@ -295,22 +297,22 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             # Copied, so that callers may modify infos without effect on the check of the next step.
             own: Any = masks[0].astype(np.int8) if self._numpy else buffers.action_mask[0].unbind()  # type: ignore[index]
             for agent, i in agents.items():
-                slices = self._masks[self._roles[agent]]
-                infos[agent]["action_mask"] = sample_mask(own[i], slices, self.action_spaces[agent])
+                if (slices := self._masks.get(self._roles[agent])) is not None:
+                    infos[agent]["action_mask"] = sample_mask(own[i], slices, self.action_spaces[agent])
         return observations, infos, arrays
 
     def _checked(self, agent: str, action: Any) -> torch.Tensor | np.ndarray[Any, Any]:
         """An agent's action, cast: a tensor if it is on a GPU, else an array."""
         on_device = isinstance(action, torch.Tensor) and action.device.type != "cpu"
         cast = self._check.cast if on_device else self._check.array
-        return cast(action, self.action_spaces[agent].shape, f"{agent}'s action")
+        return cast(action, self.action_spaces[agent].shape, f"{agent}'s action", self._roles[agent])
 
     def _warn_of_clipping(
         self, actions: Mapping[str, Any], array: np.ndarray[Any, Any], live: Mapping[str, int]
     ) -> None:
         """The warning of PettingZoo's ClipOutOfBoundsWrapper for each live agent whose action will be clipped."""
-        action = self.game.layout.action
-        outside = np.any((array < action.low) | (array > action.high), axis=1).tolist()
+        low, high = self._bounds
+        outside = np.any((array < low) | (array > high), axis=1).tolist()
         for agent, i in live.items():
             if outside[i]:
                 EnvLogger.warn_action_out_of_bound(actions[agent], self.action_spaces[agent], "clipping to space")
@@ -318,7 +320,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     def _joined(self, actions: Mapping[str, torch.Tensor | np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """The action array of all agents; actions on the device are copied to the host at once."""
         action = self.game.layout.action
-        joined = np.zeros((self.game.layout.num_agents, action.heads), np.float32 if action.continuous else np.int64)
+        joined = np.zeros((self.game.layout.num_agents, action.heads), np.int64 if action.discrete else np.float32)
         on_device = {agent: given.reshape(-1) for agent, given in actions.items() if isinstance(given, torch.Tensor)}
         if on_device:
             parts = torch.cat(list(on_device.values())).cpu().split([len(part) for part in on_device.values()])
@@ -438,7 +440,26 @@ _SET_BY_RESET = frozenset("agents agent_selection rewards terminations truncatio
 
 def _clips(game: Env) -> bool:
     """Whether the engine clips actions of the game to their bounds."""
-    return game.layout.action.continuous and game.layout.clips_actions
+    return not game.layout.action.discrete and game.layout.clips_actions
+
+
+def _bounds(game: Env) -> np.ndarray[Any, Any]:
+    """Lower and upper bounds of the action array, (2, num_agents, heads); infinite where there is no Box."""
+    action, shape = game.layout.action, (game.layout.num_agents, game.layout.action.heads)
+    both = np.stack([np.full(shape, -np.inf, np.float32), np.full(shape, np.inf, np.float32)])
+    for role, bounds in action.bounds.items():
+        both[:, game.layout.role_slices[role], : len(bounds[0])] = np.array(bounds, np.float32)[:, None]
+    return both
+
+
+class _AssertChoicesWrapper(AssertOutOfBoundsWrapper[str, Any, Any]):
+    """AssertOutOfBoundsWrapper for the agents without a Box; the ParallelEnv clips the others' actions and warns."""
+
+    def step(self, action: Any) -> None:
+        if isinstance(self.action_space(self.agent_selection), Box):
+            self.env.step(action)
+        else:
+            super().step(action)
 
 
 def aec_env(
@@ -447,7 +468,8 @@ def aec_env(
     """``AECEnv`` in PettingZoo's wrappers, as mpe2 has them, which check the order of calls and every action.
 
     A discrete action outside its space raises AssertionError; a Box action is clipped to its space, with a warning of
-    PettingZoo's logger, and NaN raises AssertionError. Games with ``clip_actions = False`` take Box actions as given.
+    PettingZoo's logger, and NaN raises AssertionError, or in a game that also has discrete actions InvalidActionError
+    at the step of the last agent. Games with ``clip_actions = False`` take Box actions as given.
 
     Args:
         game: A registered name, an Env class or an Env.
@@ -456,7 +478,7 @@ def aec_env(
     """
     env = _raw_env(game, device, **arguments)
     if not env.game.layout.action.continuous:
-        return OrderEnforcingWrapper(AssertOutOfBoundsWrapper(env))
+        return OrderEnforcingWrapper(_AssertChoicesWrapper(env))
     return OrderEnforcingWrapper(ClipOutOfBoundsWrapper(env) if _clips(env.game) else env)
 
 

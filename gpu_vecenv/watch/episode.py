@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from gpu_vecenv.engine.arguments import validate_int
+from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.train.evaluation import STEPS_PER_SYNC, RolePolicies, RolePolicy, evaluation_env, steps_until_all_done
@@ -74,7 +75,7 @@ def rollout(
     eval_env = evaluation_env(env, 1, first_env_index=env.first_env_index + env_index)
     try:
         act = _actions_of(eval_env, policy, greedy)
-        kind = torch.float32 if game.layout.action.continuous else torch.int32
+        kind = TORCH_TYPES[game.layout.action.dtype]
         on_device: dict[str, list[torch.Tensor]] = {name: [] for name in (*STATE_ARRAYS, *per_step, *TRANSITION_ARRAYS)}
         on_host: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in on_device}
 

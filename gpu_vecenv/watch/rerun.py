@@ -103,7 +103,7 @@ def configured(replay: Replay, kind: type[Env] | None) -> Env:
         ) from error
     expected = (
         (replay.num_steps, game.layout.num_agents, *game.layout.action.shape),
-        np.float32 if game.layout.action.continuous else np.int32,
+        game.layout.action.dtype,
     )
     found = replay.actions.shape, replay.actions.dtype
     if found != expected:

@@ -16,9 +16,11 @@ from benchmarl.experiment import Callback, Experiment, ExperimentConfig
 from benchmarl.models.cnn import CnnConfig
 from benchmarl.models.mlp import MlpConfig
 from games.crew import Crew
+from games.economy import OpenEconomy
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
+from gymnasium.spaces import Discrete
 from support.adapter_contract import run_example
 from torchrl.envs import check_env_specs
 
@@ -177,6 +179,12 @@ def test_games_that_benchmarl_cannot_train_are_refused():
     with pytest.raises(UnsupportedGameError, match="BenchMARL does not support MultiDiscrete"):
         benchmarl.wrap(BatchedParallelEnv(Crew, 2, "cpu", **MODES))
     assert benchmarl.wrap(BatchedParallelEnv("cartpole", 2, "cpu", **MODES)).batch_size == (2,)
+    spaces = {**OpenEconomy().action_space, "worker": Discrete(3)}
+    town = type("Town", (OpenEconomy,), {"__module__": __name__, "action_space": spaces})
+    with pytest.raises(
+        UnsupportedGameError, match=r"not support a Box beside discrete actions; .*do: torchrl, skrl, rllib"
+    ):
+        benchmarl.make(town, 2, "cpu")
     game = replace(benchmarl.task(Script).game)
     object.__setattr__(game, "max_steps", None)  # as of a game without the field
     with pytest.raises(UnsupportedGameError, match="script has no max_steps"):

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("lightning", reason="lightning is not installed")
 
 from games.crew import Crew
+from games.economy import Economy
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
@@ -66,6 +67,7 @@ def equal_bits(one, other):
         ("tag_gridworld", TAG, {"target_kl": 1e-6, "final_clip": 0.1, "final_entropy_coefficient": 0.0}),
         ("pendulum", {}, {"squash": "tanh", "value_clip": 0.2, "normalize_advantages": False, **NORMAL}),
         (Crew, {}, {"num_minibatches": 1}),
+        (Economy, {}, {"num_minibatches": 1, "squash": "tanh"}),
     ],
 )
 def test_policies_become_what_our_trainer_makes_of_them(game, config, changes, device):

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("skrl", reason="skrl is not installed")
 
 from games.crew import Crew
+from games.economy import OpenEconomy
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
@@ -36,6 +37,7 @@ SEVERAL = [
     ("tag_continuous", TAG),
     ("simple_tag", {"max_steps": 9}),
     ("simple_spread", {"max_steps": 9, "continuous_actions": True}),
+    (OpenEconomy, {}),
 ]
 ONE = [("cartpole", {"max_steps": 9}), ("pendulum", {"max_steps": 9}), (Painter, {})]
 LEAVING = {"num_leads": 2, "num_others": 2, "leave": 3, "max_steps": 6}

@@ -20,6 +20,7 @@ pytest.importorskip("supersuit", reason="supersuit is not installed")
 
 import supersuit
 from games.crew import Crew
+from games.economy import OpenEconomy
 from games.painter import Painter
 from games.script import Script
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
@@ -294,6 +295,8 @@ def test_wrap_takes_only_a_wrapped_env():
 def test_games_with_masks_are_refused():
     with pytest.raises(UnsupportedGameError, match=r"SuperSuit does not support action masks.*torchrl"):
         ours.make(Crew, 2)
+    with pytest.raises(UnsupportedGameError, match=r"pad_action_space_v0 does not support .*torchrl"):
+        ours.make(OpenEconomy, 2)
 
 
 def test_seeds_of_stable_baselines3_repeat():

@@ -12,10 +12,11 @@ import torch
 pytest.importorskip("torchrl", reason="torchrl is not installed")
 
 from games.crew import Crew
+from games.economy import Economy
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
-from gymnasium.spaces import Discrete
+from gymnasium.spaces import Box, Discrete
 from support.adapter_contract import run_example
 from support.synchronisation import no_synchronisation
 from tensordict.nn import TensorDictModule
@@ -32,7 +33,14 @@ from gpu_vecenv.errors import ClosedEnvError, ConfigError, UnsupportedGameError
 TAG = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "side": 3.0, "max_steps": 12, "tagging_distance": 0.1}
 LEAVE = {"num_leads": 2, "num_others": 3, "leave": 2}
 CASES = [(name, TAG if name == "tag_continuous" else {}) for name in GAMES]
-CASES += [(Crew, {}), (Scouts, {}), (Painter, {}), (Script, LEAVE), (Script, {**LEAVE, "continuous": True})]
+CASES += [
+    (Crew, {}),
+    (Economy, {}),
+    (Scouts, {}),
+    (Painter, {}),
+    (Script, LEAVE),
+    (Script, {**LEAVE, "continuous": True}),
+]
 MODES = {"group_by": "role", "autoreset_mode": "disabled"}
 
 
@@ -41,10 +49,10 @@ def split(env: torchrl.TorchRLEnv, actions: torch.Tensor) -> dict[str, torch.Ten
     parts = {}
     for role, where in env.env.game.layout.role_slices.items():
         if role in env.group_map:
-            own = (
-                actions[:, where][..., : env.env.action_space(role).shape[0]] if actions.ndim > 2 else actions[:, where]
-            )
-            parts[role] = own.contiguous()
+            own, space = actions[:, where], env.env.action_space(role)
+            if actions.ndim > 2:
+                own = own[..., : space.shape[0]] if space.shape else own[..., 0]
+            parts[role] = (own if isinstance(space, Box) else own.long()).contiguous()
     return parts
 
 

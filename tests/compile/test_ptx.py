@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from games.crew import Crew
+from games.economy import Economy
 from games.painter import Painter
 from games.scouts import Scouts
 from games.weights import Weights
@@ -95,7 +96,7 @@ TEXTS = [
     Text(Crew, (), BuildOptions(guards=True, initial_fields=("place",))),
     *(
         Text(game, (), BuildOptions(sampled=True))
-        for game in ("cartpole", "tag_gridworld", "tag_continuous", "pendulum", Crew)
+        for game in ("cartpole", "tag_gridworld", "tag_continuous", "pendulum", Crew, Economy)
     ),
     Text(
         "tag_gridworld",
@@ -104,6 +105,7 @@ TEXTS = [
     ),
     Text(Scouts),
     Text(Painter),
+    Text(Economy, (), BuildOptions(guards=True)),
     Text("cartpole", (("randomize", (("gravity", 8.0, 12.0), ("half_length", 0.4, 0.6))),)),
     Text(
         "tag_continuous",

@@ -326,10 +326,69 @@ def test_discrete_layouts_are_equal_in_python_and_in_device_code(write, roles, s
     assert f"NUM_LOGITS = {sum(head_sizes)}, LARGEST_HEAD = {max(head_sizes)};" in generate_header(game().layout)
 
 
+NARROW, WIDE = Box(-1, 2, (1,)), Box(np.array([-3, 0, 1], np.float32), np.array([-2, 0.5, 4], np.float32))
+MIXED = [
+    # roles, action space, elements of each agent's Box, sizes of its discrete heads, parameters of the widest role
+    (PAIR, {"cat": WIDE, "mouse": Discrete(4)}, [3, 3, 0], [[0] * 3, [0] * 3, [4, 0, 0]], 6),
+    (PAIR, {"cat": MultiDiscrete([2, 9]), "mouse": NARROW}, [0, 0, 1], [[2, 9], [2, 9], [0, 0]], 11),
+    (PAIR, {"cat": NARROW, "mouse": WIDE}, [1, 1, 3], [[0] * 3] * 3, 6),
+    (
+        TRIPLE,
+        {"cat": NARROW, "dog": MultiDiscrete([3, 2]), "mouse": WIDE},
+        [1, 0, 0, 3],
+        [[0] * 3, [3, 2, 0], [3, 2, 0], [0] * 3],
+        6,
+    ),
+    ({"cat": 2, "dog": 0}, {"cat": Discrete(2), "dog": WIDE}, [0, 0], [[2, 0, 0]] * 2, 6),
+    ({"cat": 0, "dog": 1}, {"cat": Discrete(7), "dog": NARROW}, [1], [[0]], 7),
+]
+MIXED_PROBE = """
+KERNEL(probe) {
+    FOR_ITEMS (agent, NUM_AGENTS) {
+        args.heads[agent] = action_box::heads((int)agent);
+        for (int head = 0; head < ACTION_HEADS; ++head) {
+            args.sizes[agent * ACTION_HEADS + head] = action_size((int)agent, head);
+            if (head >= action_box::heads((int)agent)) continue;
+            args.low[agent * ACTION_HEADS + head] = action_box::low((int)agent, head);
+            args.high[agent * ACTION_HEADS + head] = action_box::high((int)agent, head);
+        }
+    }
+}
+"""
+
+
+@pytest.mark.parametrize(("roles", "space", "elements", "sizes", "parameters"), MIXED)
+def test_mixed_layouts_are_equal_in_python_and_in_device_code(write, roles, space, elements, sizes, parameters):
+    game = bare_with(roles=roles, action_space=space)
+    write(game, BARE_TEXT)
+    action, agents = game().layout.action, len(sizes)
+    assert action.mixed and action.dtype == np.float32 and action.shape == (len(sizes[0]),)
+    assert action.num_parameters == parameters and f"PARAMETERS_PER_AGENT = {parameters};" in generate_header(
+        game().layout
+    )
+    found = {name: torch.full((agents, len(sizes[0])), -7, dtype=torch.int32) for name in ("sizes",)}
+    found |= {name: torch.full((agents, len(sizes[0])), torch.nan) for name in ("low", "high")}
+    heads = torch.full((agents,), -7, dtype=torch.int32)
+    kernel = signature("probe", "i32* heads, i32* sizes, float* low, float* high")
+    program = FunctionManager("cpu").compile(MIXED_PROBE, kernels=[kernel], game=game())
+    program.launch("probe", 1, heads=heads, **found)
+    assert heads.tolist() == elements and found["sizes"].tolist() == sizes
+    for agent, role in enumerate(role for role, count in roles.items() for _ in range(count)):
+        for name in ("low", "high"):
+            bounds = getattr(space[role], name).tolist() if elements[agent] else []
+            assert found[name][agent, : elements[agent]].tolist() == bounds
+
+
+def test_equal_boxes_are_not_mixed_and_are_a_table():
+    action = Drift().layout.action
+    assert action.continuous and not action.mixed and not action.discrete
+    assert "TABLE float ACTION_LOW[] = {-1.0f, -2.0f};" in generate_header(Drift().layout)
+
+
 def test_a_box_gives_continuous_actions_with_bounds():
     action = Drift().layout.action
     assert (action.continuous, action.shape, action.heads) == (True, (2,), 2)
-    assert (action.low, action.high) == ((-1.0, -2.0), (1.0, 3.0))
+    assert action.bounds == dict.fromkeys(("pusher", "drifter"), ((-1.0, -2.0), (1.0, 3.0)))
 
 
 # ---------------------------------------------------------------------- games as values
@@ -502,9 +561,7 @@ BAD_DECLARATIONS = [
     ({"action_space": Tuple((Discrete(2),))}, "expected Discrete, MultiDiscrete or Box"),
     ({"action_space": Discrete(3, start=1)}, "must start at 0"),
     ({"action_space": MultiDiscrete([3, 3], start=[0, 1])}, "must start at 0"),
-    ({"roles": PAIR, "action_space": {"cat": Discrete(2), "mouse": BOX}}, "must all have the same Box"),
-    ({"roles": PAIR, "action_space": {"cat": BOX, "mouse": Discrete(2)}}, "must all have the same Box"),
-    ({"roles": PAIR, "action_space": {"cat": BOX, "mouse": Box(-1, 2, (2,))}}, "must all have the same Box"),
+    ({"action_space": Box(-1, 1, (0,), np.float32)}, "expected a bounded Box"),
     ({"action_space": Box(-1, 1, (2, 2), np.float32)}, "expected a bounded Box"),
     ({"action_space": Box(-1, 1, (), np.float32)}, "expected a bounded Box"),
     ({"action_space": Box(-1, 1, (2,), np.float64)}, "expected a bounded Box"),
@@ -565,12 +622,11 @@ def test_a_users_game_runs_like_a_bundled_one(write):
     }
     place, wind = env.state["place"].numpy().copy(), game.arrays()["wind"]
     assert np.unique(place[..., 0]).size == 15
+    low, high = torch.tensor(game.layout.action.bounds["pusher"])
     for step in range(1, game.max_steps):
         actions = env.sample_actions()
         assert actions.dtype == torch.float32 and actions.shape == (5, 3, 2)
-        assert (
-            (actions >= torch.tensor(game.layout.action.low)) & (actions <= torch.tensor(game.layout.action.high))
-        ).all()
+        assert ((actions >= low) & (actions <= high)).all()
         obs, rewards, terminations, truncations, _ = env.step(actions)
         total = np.full(5, wind[step % 3])
         for agent in range(3):

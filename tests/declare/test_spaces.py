@@ -83,6 +83,19 @@ def test_the_most_choices_that_an_action_can_count_are_taken():
     assert ActionLayout.of("Game", ["a"], Discrete(2**31 - 1)).sizes == {"a": (2**31 - 1,)}
 
 
+def test_choices_beside_a_box_are_those_that_a_float32_tells_apart():
+    box = Box(-1.0, 1.0, (2,), np.float32)
+    assert ActionLayout.of("Game", ["a", "b"], {"a": box, "b": Discrete(2**24)}).head_sizes == (2**24,)
+    with pytest.raises(ConfigError, match=r"a head of 16,777,217 choices beside a Box; expected at most 16,777,216"):
+        ActionLayout.of("Game", ["a", "b"], {"a": box, "b": MultiDiscrete([2, 2**24 + 1])})
+
+
+def test_a_box_and_choices_have_no_space_in_common():
+    layout = ActionLayout.of("Game", ["a", "b"], {"a": Box(-1.0, 1.0, (2,), np.float32), "b": Discrete(2)})
+    with pytest.raises(ConfigError, match="have no space in common"):
+        layout.widest  # noqa: B018
+
+
 @pytest.mark.parametrize("shape", [(2**31,), (2**24 + 1,), (2**20, 2**20), (2**62,)])
 def test_an_observation_is_refused_before_the_bounds_of_its_space_are_built(shape):
     """Bounds of these sizes take from seconds to more memory than there is."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from games.crew import Crew
+from games.economy import Economy
 from games.fragile import Fragile
 from games.painter import Painter
 from games.scouts import Scouts
@@ -49,6 +50,8 @@ CASES = [
     (Crew, {"num_helpers": 60}, 3, None),
     (Scouts, {}, 9, None),
     (Painter, {}, 3, None),
+    (Economy, {}, 9, None),
+    (Economy, {"num_workers": 40, "num_rates": 1, "num_clerks": 3}, 4, 64),
     ("tag_continuous", {"num_taggers": 6, "num_runners": 214}, 2, 64),  # enough to be sorted into cells
 ]
 
@@ -142,6 +145,8 @@ def test_samples_are_bitwise_equal(name, config, make_emulated):
         ("pendulum", {}, 4),
         (Crew, {}, None),
         (Painter, {}, None),
+        (Economy, {}, None),
+        (Economy, {"num_workers": 12, "num_rates": 4}, 32),
     ],
 )
 def test_a_sampled_step_equals_a_sample_and_a_step(name, config, threads_per_env, num_envs, random_seed, make_emulated):
@@ -153,7 +158,7 @@ def test_a_sampled_step_equals_a_sample_and_a_step(name, config, threads_per_env
         VecEnv(game, num_envs, "cpu", autoreset_mode=mode),
         make_emulated(game, num_envs, autoreset_mode=mode, threads_per_env=threads_per_env),
     ):
-        sampler = Sampler(env, squash="tanh" if game.layout.action.continuous else "clip")
+        sampler = Sampler(env, squash="clip" if game.layout.action.discrete else "tanh")
         env.reset(seed=random_seed)
         steps = []
         for t in range(9):

@@ -355,6 +355,35 @@ def test_a_draw_depends_on_seed_episode_step_and_nothing_else(device, choosing):
     assert torch.equal(Sampler(env).sample(logits).actions, seen[0])
 
 
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize("squash", ["clip", "tanh"])
+def test_each_role_of_a_mixed_game_is_sampled_as_in_a_game_of_its_kind(device, choosing, squash, greedy):
+    """Bit by bit: the same numbers are drawn for the same agent."""
+    box, pair = Box(np.array([-1, 0, 2], np.float32), np.array([1, 5, 3], np.float32)), MultiDiscrete([3, 5])
+    mixed, discrete, boxes = (
+        choosing(device, 300, space, cats=2, mice=2)
+        for space in ({"cat": pair, "mouse": box}, {"cat": pair, "mouse": Discrete(4)}, {"cat": box, "mouse": box})
+    )
+    for env in (mixed, discrete, boxes):
+        env.reset(seed=9)
+    # A head is as wide as the widest role's: that of the mixed game has no mouse beside it.
+    logits = torch.randn((300, 4, 9), generator=torch.Generator().manual_seed(1)).to(device)
+    parameters = torch.zeros((300, 4, 8), device=device)
+    parameters[:, :2] = logits[:, :2, [0, 1, 2, 4, 5, 6, 7, 8]]
+    parameters[:, 2:, :6] = logits[:, 2:, :6]
+    found = Sampler(mixed, squash).sample(parameters, greedy=greedy)
+    chosen = Sampler(discrete).sample(logits, greedy=greedy)
+    drawn = Sampler(boxes, squash).sample(parameters[..., :6].contiguous(), greedy=greedy)
+    assert found.actions[:, :2, :2].equal(chosen.actions[:, :2].float()) and found.actions[:, :2, 2].eq(0).all()
+    assert found.draws[:, :2].equal(found.actions[:, :2])
+    for name in ("actions", "draws"):
+        assert getattr(found, name)[:, 2:].equal(getattr(drawn, name)[:, 2:])
+    for name in ("log_probs", "entropies"):
+        expected = torch.cat([getattr(chosen, name)[:, :2], getattr(drawn, name)[:, 2:]], 1)
+        assert getattr(found, name).equal(expected)
+    assert found.actions[:, :2, 1].unique().numel() == 5 and found.actions[:, 2].unique().numel() > 300
+
+
 # Rows of 2, 5, 15 and 42 numbers, a Box's, and those of so many agents that a step does not draw them itself.
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -624,10 +624,7 @@ def test_sampled_actions_are_valid_uniform_and_stable_within_a_step(game, drift,
     env = VecEnv(drift, 4000, device)
     env.reset(seed=1)
     actions = env.sample_actions().view(-1, 2)
-    low, high = (
-        torch.tensor(drift.layout.action.low, device=device),
-        torch.tensor(drift.layout.action.high, device=device),
-    )
+    low, high = torch.tensor(drift.layout.action.bounds["agent"], device=device)
     assert actions.dtype == torch.float32 and ((actions >= low) & (actions <= high)).all()
     # the mean of 4000 uniform numbers has a standard deviation of width / sqrt(12 * 4000) = width / 219; six of them
     assert ((actions.mean(0) - (low + high) / 2).abs() < 6 * (high - low) / 219).all()
@@ -656,7 +653,7 @@ def test_draws_are_those_of_the_documented_streams(drift, device):
         blocks = [philox([stream << 29, item, step, episode], key) for key in keys]
         return torch.tensor([[word >> 8 for word in block[:2]] for block in blocks]) / 2**24
 
-    low, high = torch.tensor([drift.layout.action.low, drift.layout.action.high], dtype=torch.float64)
+    low, high = torch.tensor(drift.layout.action.bounds["agent"], dtype=torch.float64)
     for episode in range(3):
         for step in range(4):
             assert env.data["engine_episode"].eq(episode).all() and env.elapsed_steps.eq(step).all()

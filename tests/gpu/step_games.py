@@ -21,6 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from games.crew import Crew
+from games.economy import Economy
 from games.painter import Painter
 from games.scouts import Scouts
 
@@ -29,7 +30,6 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -54,6 +54,7 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     (Crew, {}),
     (Scouts, {}),
     (Painter, {}),
+    (Economy, {}),
 )
 # On a GPU: agents that are sorted into cells; then scratch that does not fit in shared memory, and agents that are more
 # than the lanes of a team.
@@ -66,6 +67,7 @@ LEARNT: tuple[tuple[Game, dict[str, Any]], ...] = (
     ("tag_continuous", FEW),
     ("pendulum", {}),
     (Crew, {}),
+    (Economy, {}),
 )
 
 
@@ -130,20 +132,22 @@ def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mo
         actions = env.sample_actions()
         if step % 3 == 1 and sampler is not None:
             parameters = torch.zeros((*env.buffers_layout.batch, sampler.num_parameters), device=device)
-            parameters = masked(parameters, info.get("action_mask"))
+            if (mask := info.get("action_mask")) is not None:
+                forbidden = ~mask & mask.any(-1, keepdim=True)  # a Box has no choices
+                parameters[..., : mask.shape[-1]].masked_fill_(forbidden, torch.finfo(parameters.dtype).min)
             if step == 1:
                 *outputs, info = env.step(sampler.sample(parameters).actions, out=out)
             else:  # a step that draws its actions is a kernel of its own
                 _, (*outputs, info) = sampler.step(parameters, out=out)
         else:
-            int64_actions = step % 3 == 2 and not env.game.layout.action.continuous
+            int64_actions = step % 3 == 2 and env.game.layout.action.discrete
             *outputs, info = env.step(actions.long() if int64_actions else actions, out=out)
         feed(*outputs, **info)
     some = torch.arange(num_envs, device=device) % 2 == 0
     obs, info = env.reset(seed=2, mask=some, out=out)
     feed(obs, **info)
     wrong = env.sample_actions()
-    wrong.fill_(float("nan") if env.game.layout.action.continuous else 2**31 - 1)
+    wrong.fill_(2**31 - 1 if env.game.layout.action.discrete else float("nan"))
     *outputs, info = env.step(wrong, out=out)  # refused: no game may see it
     feed(*outputs, **info)
     digest.add_outputs(env.observe())

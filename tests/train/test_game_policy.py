@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from games.crew import Crew
+from games.economy import Economy
 from games.painter import Painter
 from games.scouts import Scouts
 from torch import nn
@@ -26,6 +27,7 @@ CASES = {
     "shared": ("tag_continuous", TAG, {"shared_trunk": False, "activation": "relu"}, ["tagger+runner"]),
     "other sizes and heads, masks": (Crew, {"num_helpers": 3}, {"hidden_sizes": (8, 4)}, None),
     "images, masks": (Scouts, {}, {"normalize_obs": True}, None),
+    "Box beside choices, masks": (Economy, {}, {"squash": "tanh"}, None),
     "Box": ("pendulum", {}, {"precision": "bfloat16"}, None),
     "Box of two numbers, tanh": (Painter, {}, {"squash": "tanh"}, None),
 }
@@ -35,7 +37,7 @@ CASES = {
 def registered():
     """The test games, for as long as a test lasts."""
     before = dict(GAMES)
-    for game in (Crew, Painter, Scouts):
+    for game in (Crew, Economy, Painter, Scouts):
         GAMES[game.name()] = game
     yield
     GAMES.clear()
@@ -83,7 +85,7 @@ def played(trainer):
 def likeliest(trainer, obs, mask):
     """Greedy actions (steps, envs, agents[, heads]) of the trainer's own policies, by definition, one by one."""
     game = trainer.env.game
-    kind = torch.float32 if game.layout.action.continuous else torch.int32
+    kind = torch.int32 if game.layout.action.discrete else torch.float32
     actions = torch.zeros((*obs.shape[:2], game.num_agents, *game.layout.action.shape), dtype=kind, device=obs.device)
     for policy in trainer.policies.values():
         roles = policy.view.roles
@@ -93,11 +95,11 @@ def likeliest(trainer, obs, mask):
         for role in roles:
             for agent in range(game.layout.role_slices[role].start, game.layout.role_slices[role].stop):
                 own = parameters[:, :, agent - first]
-                if game.layout.action.continuous:
-                    low, high = torch.tensor([game.layout.action.low, game.layout.action.high], device=obs.device)
+                if role in game.layout.action.bounds:
+                    low, high = torch.tensor(game.layout.action.bounds[role], device=obs.device)
                     means = own[..., : len(low)]
                     inside = means.tanh() if policy.squash == "tanh" else means.clamp(-1, 1)
-                    actions[:, :, agent] = low + (high - low) * (inside + 1) / 2
+                    actions[:, :, agent, : len(low)] = low + (high - low) * (inside + 1) / 2
                     continue
                 column = 0
                 for head, size in enumerate(game.layout.action.sizes[role]):
@@ -118,7 +120,7 @@ def test_a_loaded_policy_acts_as_the_trained_one(case, runs, device):
     obs, mask = played(trainer)
     found, expected = loaded(obs, mask, greedy=True), likeliest(trainer, obs, mask)
     assert found.dtype == expected.dtype and found.shape == expected.shape and found.device == obs.device
-    if trainer.env.game.layout.action.continuous:
+    if not trainer.env.game.layout.action.discrete:
         # Up to 8 roundings, as the Box is stretched in another order; of numbers up to 6, half of 2**-21 each.
         assert (found - expected).abs().max() <= 8 * 2**-22
         assert found.unique().numel() > 3, "these weights tell nothing apart"

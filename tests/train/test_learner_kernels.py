@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from games.crew import Crew
+from games.economy import Economy
 from games.script import Script
 from oracles.gae import of_deltas
 from support.advantages import ALIVE, FACTORS, episodes_of, patterned
@@ -81,6 +82,9 @@ CASES = {
     "masks, fewer choices": Case(Crew, {}, ("helper",)),
     "box": Case(Script, {"num_leads": 2, "continuous": True}, ("lead",)),
     "box, tanh": Case(Script, {"num_leads": 2, "continuous": True}, ("lead",), "tanh"),
+    "box beside choices": Case(Economy, {}, ("planner",), "tanh"),
+    "choices beside a box": Case(Economy, {"num_rates": 4}, ("worker",)),
+    "fewer choices beside a box": Case(Economy, {"num_rates": 1, "num_clerks": 2}, ("clerk",)),
 }
 
 
@@ -143,7 +147,7 @@ def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, see
         if data.action_mask is not None:
             data.action_mask.copy_(torch.rand(data.action_mask.shape, generator=random) < 0.6)
             masks = view.mask(data.action_mask[:-1].flatten(0, 2)).cpu()[indices]
-        draws[indices, : len(view.head_sizes)] = allowed_draws(view, masks, random)
+        draws[indices, : len(view.head_sizes)] = allowed_draws(view, masks, random).to(draws.dtype)
     gone = ~active[:-1].flatten()
     draws[gone] = torch.nan if view.continuous else -1
     data.draws.copy_(draws.view(data.draws.shape))

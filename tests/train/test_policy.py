@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 import torch
 from games.crew import Crew
+from games.economy import Economy
 from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
@@ -167,6 +168,9 @@ VIEWS = [
     ("simple_adversary", {}, ["adversary"], (0, 1), (8,), (5,), [0, 1, 2, 3, 4]),
     ("simple_adversary", {}, ["agent"], (1, 3), (10,), (5,), [0, 1, 2, 3, 4]),
     (Painter, {}, None, (0, 1), (4, 5, 3), (), [0, 1, 2, 3]),
+    (Economy, {}, ["worker"], (0, 3), (3,), (3, 2), [0, 1, 2, 4, 5]),
+    (Economy, {"num_rates": 4}, ["planner"], (3, 4), (2,), (), [0, 1, 2, 3, 4, 5, 6, 7]),
+    (Economy, {"num_clerks": 2}, ["clerk"], (4, 6), (2,), (4,), [0, 1, 2, 3]),
 ]
 
 
@@ -179,7 +183,9 @@ def test_a_view_is_a_roles_part_of_each_tensor(kind, arguments, roles, agents, s
     assert view.continuous == (heads == ()) and view.num_parameters == len(columns)
     width = max(columns[-1] + 1, game.layout.action.num_logits)
     numbers = torch.arange(width, device=device).expand(3, game.num_agents, width)
-    assert view.mask(numbers)[0, 0].tolist() == columns and view.mask(None) is None
+    mask = view.mask(numbers)
+    assert mask is None if view.continuous else mask[0, 0].tolist() == columns
+    assert numbers[..., view.parameter_columns][0, 0].tolist() == columns and view.mask(None) is None
     obs = torch.arange(2 * game.num_agents * game.layout.obs_size, device=device)
     obs = obs.view(2, game.num_agents, *game.layout.observation.shape)
     own = view.obs(obs)
@@ -213,7 +219,11 @@ class Trio(Env):
     ("arguments", "roles", "message"),
     [
         ({}, ["left", "pilot"], r"unknown role 'pilot' of Trio; the roles are \['left', 'middle', 'right'\]"),
-        ({"choices_of_others": 3}, ["left", "middle"], r"'middle' of Trio has .*\(3,\) choices, 'left' has .*\(2,\)"),
+        (
+            {"choices_of_others": 3},
+            ["left", "middle"],
+            r"'middle' of Trio has .*Discrete\(3\), 'left' has .*Discrete\(2\)",
+        ),
         ({"observation_of_others": 4}, ["left", "middle"], r"'middle' of Trio has observations \(4,\) and"),
         ({}, ["left", "right"], "cannot be shared by left and right of Trio"),
         ({}, ["middle", "left"], "cannot be shared by middle and left of Trio"),
@@ -223,6 +233,12 @@ class Trio(Env):
 def test_roles_that_cannot_share_are_refused(arguments, roles, message):
     with pytest.raises(ConfigError, match=message):
         RoleView(Trio(**arguments), roles)
+
+
+def test_a_box_and_choices_share_no_policy():
+    message = r"'clerk' of Economy has .*Discrete\(4\), 'planner' has .*Box\(.*: configure one policy for each"
+    with pytest.raises(ConfigError, match=message):
+        RoleView(Economy(num_rates=1), ["planner", "clerk"])
 
 
 def test_alike_roles_share():
@@ -679,6 +695,10 @@ def test_a_density_of_tanh_integrates_to_one(device):
         (Painter, {}, None, "clip"),
         (Painter, {}, None, "tanh"),
         (Script, {"num_leads": 2, "continuous": True}, "lead", "tanh"),
+        (Economy, {}, "worker", "tanh"),
+        (Economy, {}, "planner", "clip"),
+        (Economy, {"num_rates": 4}, "planner", "tanh"),
+        (Economy, {"num_rates": 1}, "clerk", "clip"),
     ],
 )
 def test_a_policy_and_the_sampler_agree_on_the_same_parameters(kind, arguments, role, squash, device):
@@ -690,12 +710,13 @@ def test_a_policy_and_the_sampler_agree_on_the_same_parameters(kind, arguments, 
     view, sampler = policy.view, Sampler(env, squash)
     own = torch.randn(200, view.num_agents, view.num_parameters).to(device)
     all_parameters = torch.zeros(200, game.num_agents, sampler.num_parameters, device=device)
-    all_parameters[:, view.agents][..., view.parameter_columns] = own
     mask = info.get("action_mask")
-    sample = sampler.sample(masked(all_parameters, mask))
+    own_mask = None if mask is None else view.mask(mask[:, view.agents])
+    all_parameters[:, view.agents][..., view.parameter_columns] = masked(own, own_mask)
+    sample = sampler.sample(all_parameters)
     drawn = sample.actions if sample.draws is None else sample.draws
     draws = drawn[:, view.agents].reshape(200 * view.num_agents, -1)[:, : view.num_heads]
-    own_mask = None if mask is None else view.mask(mask[:, view.agents]).flatten(0, 1)
+    own_mask = None if own_mask is None else own_mask.flatten(0, 1)
     log_probs, entropies = policy.log_probs_and_entropies(own.flatten(0, 1), draws, own_mask)
     for found, stored in ((log_probs, sample.log_probs), (entropies, sample.entropies)):
         # Two implementations; each number is a sum over at most two heads of terms of magnitude up to 10, and a draw

@@ -119,7 +119,7 @@ def test_forbidden(device):
 def test_target(bounds, targets, device):
     env, obs, _ = begun(Target, 400, device, **bounds)
     low, high = env.game.low, env.game.high
-    assert env.game.layout.action.low == (low,) and env.game.layout.action.high == (high,)
+    assert env.game.layout.action.bounds == {"agent": ((low,), (high,))}
     assert obs.abs().eq(1).all() and 140 < obs.eq(1).sum() < 260
     target = torch.where(obs == 1, targets[1], targets[0])
     # Targets and these actions are multiples of 1/4: all is exact.

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from games.crew import Crew
+from games.economy import Economy
 from games.probes import Target
 from safetensors.torch import load_file, save_file
 from support.bitwise import equal_bits
@@ -79,6 +80,7 @@ SETUPS = {
     "frozen": Setup("tag_continuous", LEAVING, policies=FROZEN),
     "cells": Setup("tag_gridworld", {"grid": 4, "max_steps": 11}),
     "masks": Setup(Crew),
+    "mixed": Setup(Economy, {}, changed(**BOTH, squash="tanh")),
     "particles": Setup("simple_adversary", {"max_steps": 9}),
     "clip": Setup("pendulum", {"max_steps": 13}, changed(**BOTH, activation="relu", shared_trunk=False)),
     "tanh": Setup("pendulum", {"max_steps": 13}, changed(**BOTH, squash="tanh", value_clip=0.5)),
@@ -136,8 +138,9 @@ def acting(policies, sampler, obs, mask):
         for policy in policies.values():
             view = policy.view
             given, values[:, view.agents] = policy(view.obs(obs))
-            parameters[:, view.agents][..., view.parameter_columns] = given
-    return masked(parameters, mask), values
+            own_mask = None if mask is None else view.mask(mask[:, view.agents])
+            parameters[:, view.agents][..., view.parameter_columns] = masked(given, own_mask)
+    return parameters, values
 
 
 def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, device):
@@ -162,7 +165,7 @@ def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, de
                 again, _ = policy.log_probs_and_entropies(
                     parameters[:, own.agents][..., own.parameter_columns].flatten(0, 1),
                     data.draws[t][:, own.agents].reshape(8 * own.num_agents, -1)[:, : own.num_heads],
-                    None if mask is None else own.mask(mask[:, own.agents]).flatten(0, 1),
+                    None if mask is None or own.continuous else own.mask(mask[:, own.agents]).flatten(0, 1),
                 )
                 # Up to three float32 logarithms of sums, of magnitude 2 to 4, by two implementations; with "tanh" a
                 # softplus more: 8 half-ulps on either side.
@@ -178,7 +181,7 @@ def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, de
         # Where an episode has just ended the next step only resets; where an agent has left it does nothing.
         assert data.advantages[~data.active[:-1]].eq(0).all()
         assert data.returns.equal(data.advantages + data.values[:-1])
-    assert seen["reset"] > 0 and (seen["left"] > 0) == (setup.game in ("tag_continuous", Crew))
+    assert seen["reset"] > 0 and (seen["left"] > 0) == (setup.game in ("tag_continuous", Crew, Economy))
     assert trainer.env.faults().eq(0).all()
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from games.crew import Crew
+from games.economy import Economy
 from games.painter import Painter
 from games.scouts import Scouts
 from gymnasium.error import UnsupportedMode
@@ -39,6 +40,7 @@ EVERY = [
     (Scouts, {}),
     (Scouts, {"num_scouts": 0}),
     (Painter, {}),
+    (Economy, {}),
 ]
 GROUPS, MODES = ("agent", "role"), ("same_step", "next_step", "disabled")
 

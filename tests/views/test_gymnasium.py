@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from games.crew import Crew
+from games.economy import Economy
 from games.painter import Painter
 from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.utils.env_checker import check_env
@@ -33,6 +34,7 @@ from gpu_vecenv.errors import (
     InvalidActionError,
     InvalidSeedError,
     ResetNeededError,
+    UnsupportedGameError,
 )
 
 MODES = ["same_step", "next_step", "disabled"]
@@ -291,6 +293,13 @@ def test_only_games_with_masks_have_the_method():
             env.action_masks()
     for env in (GymnasiumVectorEnv(Crew, 2, "cpu"), GymnasiumEnv(Crew)):
         assert hasattr(env, "action_masks")
+
+
+@pytest.mark.parametrize("view", [lambda game: GymnasiumVectorEnv(game, 2, "cpu"), GymnasiumEnv])
+def test_a_box_beside_choices_is_refused(view):
+    message = r"Economy: the action spaces .* use gpu_vecenv\.parallel_env or gpu_vecenv\.batched_parallel_env"
+    with pytest.raises(UnsupportedGameError, match=message):
+        view(Economy)
 
 
 def test_images_and_continuous_actions_pass_through(device):
