@@ -11,7 +11,7 @@ import torch
 from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
 from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.check.game_report import GameReport
-from gpu_vecenv.check.game_runs import Cause, first_difference, first_fault, ways
+from gpu_vecenv.check.game_runs import LONGEST, Cause, first_difference, first_fault, game_limit, ways
 from gpu_vecenv.check.isolated import ProcessEnded, run_isolated
 from gpu_vecenv.check.sanitize import sanitizer_finding
 from gpu_vecenv.compile.device import resolve_device
@@ -19,7 +19,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import MODES, validate_int
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import CompilerError, DeviceFaultError, EnvContractError, KernelCompileError
+from gpu_vecenv.errors import CompilerError, ConfigError, DeviceFaultError, EnvContractError, KernelCompileError
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 from gpu_vecenv.views.pettingzoo_env import ParallelEnv
@@ -78,6 +78,8 @@ def check_game(
     """
     num_envs, steps = validate_int("num_envs", num_envs, 2), validate_int("steps", steps, 10)
     seed = validate_int("seed", seed, 0)
+    if isinstance(call_seconds, bool) or not isinstance(call_seconds, int | float) or not call_seconds > 0:
+        raise ConfigError(f"call_seconds is {call_seconds!r}; expected a number of seconds > 0")
     torch_device = resolve_device(device)
     report = GameReport(game)
     VecEnv(game, num_envs, torch_device, driver=driver).close()  # what does not compile is no finding
@@ -146,14 +148,10 @@ def _check_rules(
             return
         if len(skipped) == len(places):
             report.add(check, "skipped", skipped)
-        elif check == "G04" and not _has_limit(game):
-            report.add(check, "skipped", ["the game has no max_steps"])
+        elif check == "G04" and not 0 < (game_limit(game) or 0) <= LONGEST:
+            report.add(check, "skipped", [f"the game has no max_steps, or more than {LONGEST:,}"])
         else:
             report.add(check, lines=skipped)
-
-
-def _has_limit(game: Env) -> bool:
-    return type(getattr(game, "max_steps", None)) is int
 
 
 def _check_ways(
@@ -215,10 +213,6 @@ def _kind(how: dict[str, Any]) -> str:
     return "order" if {"thread_order", "threads_per_env", "driver"} & how.keys() else "number"
 
 
-def _limit(game: Env) -> int | None:
-    return game.max_steps if _has_limit(game) else None  # type: ignore[attr-defined]
-
-
 def _check_mode(
     report: GameReport,
     mode: str,
@@ -250,7 +244,7 @@ def _check_mode(
         state_of=lambda env: env.vec_env,
         seed=seed,
         steps=steps,
-        max_steps=_limit(game),
+        max_steps=game_limit(game),
         on_progress=lambda fraction, text: on_progress(fraction, f"{mode}: {text}"),
     )
     report.add_interface(mode, found)
@@ -265,7 +259,7 @@ def _check_parallel(
         lambda: ParallelEnv(game, device, driver=driver),
         seed=seed,
         steps=steps,
-        max_steps=_limit(game),
+        max_steps=game_limit(game),
         on_progress=lambda fraction, text: on_progress(fraction, f"parallel: {text}"),
     )
     report.add_interface("parallel", found)

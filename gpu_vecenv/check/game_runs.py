@@ -24,6 +24,12 @@ class Cause(NamedTuple):
     text: str
 
 
+def game_limit(game: Env) -> int | None:
+    """The steps after which the game says that its episodes end; None if it has no such parameter."""
+    limit = getattr(game, "max_steps", None)
+    return limit if type(limit) is int else None
+
+
 def first_fault(
     game: Env, device: torch.device, driver: str | None, num_envs: int, steps: int, seed: int, at: Callable[[str], None]
 ) -> Cause | None:
@@ -47,8 +53,8 @@ def first_fault(
 def _first_fault(
     game: Env, device: torch.device, driver: str | None, num_envs: int, steps: int, seed: int, at: Callable[[str], None]
 ) -> Cause | None:
-    limit = getattr(game, "max_steps", None)
-    limit = limit if type(limit) is int and limit < LONGEST else None
+    limit = game_limit(game)
+    limit = None if limit is None or limit > LONGEST else limit
     at("")
     envs = [VecEnv(game, num_envs, device, driver=driver, guards=True, autoreset_mode="disabled") for _ in POISONS]
     for env, byte in zip(envs, POISONS, strict=True):

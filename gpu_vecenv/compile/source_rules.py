@@ -28,6 +28,7 @@ NAMES = {
     "intrinsics": r"__(?!align__$|attribute__$|launch_bounds__$|has_include$)\w+",
     "allocation": "malloc|calloc|realloc|free|alloca",
     "printing": "printf|puts|assert",
+    "pragmas": "optimize",
 }
 # Rule -> words of the language, or of a compiler, that are in use wherever they stand.
 WORDS = {
@@ -56,10 +57,12 @@ PRAGMAS = ("once", "unroll")
 LINE = re.compile(r'^#line (\d+) "(.*)"$')
 # Behind the name of a variable: the end of its scope, its number among those of a function, a compiler's suffix.
 MANGLED_END = re.compile(r"E?(?:_\d+|__\d+_)?(?:\..*)?$")
-# Thread-local variables of the engine, by their namespaces host_simd and randomized.
-OF_ENGINE = ("_ZN9host_simd", "_ZN10randomized")
+# Thread-local variables of the engine, by their namespaces.
+OF_ENGINE = ("_ZN9host_simd", "_ZN10randomized", "_ZN6bounds")
 # Words before a name that are no type, so that the name is not declared there.
-NO_TYPES = frozenset("return else do case throw goto and or not xor using delete new co_return co_yield".split())
+NO_TYPES = frozenset(
+    "ONCE UNROLL return else do case throw goto and or not xor using delete new co_return co_yield".split()
+)
 assert REASONS.keys() == set(SOURCE_RULES)
 
 

@@ -142,7 +142,12 @@ def test_what_pointers_allow_and_checked_indices_do_not_is_no_finding(tmp_path):
     assert report.rows["G05"].result == "passed"
 
 
-@pytest.mark.parametrize("wrong", [{"num_envs": 1}, {"steps": 9}, {"seed": -1}])
+def test_a_limit_that_is_not_reached_is_not_said_to_be_kept(tmp_path):
+    game = walkers(tmp_path)(max_steps=5001)
+    assert check(game, autoreset_modes=[], parallel=False).rows["G04"].result == "skipped"
+
+
+@pytest.mark.parametrize("wrong", [{"num_envs": 1}, {"steps": 9}, {"seed": -1}, {"call_seconds": 0}])
 def test_wrong_numbers_are_refused_before_anything_is_run(wrong, tmp_path):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         check(walkers(tmp_path)(), **wrong)

@@ -13,7 +13,7 @@
 #define __forceinline__ inline
 #define __global__ __attribute__((visibility("default")))
 #define __constant__ static
-#define __shared__ static
+#define __shared__ static __attribute__((section(".nv.shared")))  // as on a GPU
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
@@ -33,11 +33,11 @@ static struct Lane {
     unsigned long long waits_for;  // key of the threads at the same barrier
     bool waits, done;
 } all_lanes[MOST];
-static ucontext_t scheduler;
-static long long value[MOST];
-static unsigned char* stacks;
-static void (*body)(const void*);
-static const void* arguments;
+static ucontext_t lane_scheduler;
+static long long lane_value[MOST];
+static unsigned char* lane_stacks;
+static void (*kernel_body)(const void*);
+static const void* kernel_arguments;
 
 inline unsigned long long key_of(unsigned mask) { return (unsigned long long)(threadIdx.x / 32) << 32 | mask; }
 inline bool is_member(unsigned k, unsigned long long key) {
@@ -54,27 +54,27 @@ inline void wait(unsigned long long key) {
         for (unsigned k = 0; k < blockDim.x; ++k)
             if (is_member(k, key)) all_lanes[k].waits = false;
     } else {
-        swapcontext(&own.context, &scheduler);
+        swapcontext(&own.context, &lane_scheduler);
     }
 }
 inline bool any(unsigned long long key, bool p) {
-    value[threadIdx.x] = p;
+    lane_value[threadIdx.x] = p;
     wait(key);
     bool found = false;
-    for (unsigned k = 0; k < blockDim.x; ++k) found |= is_member(k, key) && value[k];
+    for (unsigned k = 0; k < blockDim.x; ++k) found |= is_member(k, key) && lane_value[k];
     wait(key);
     return found;
 }
 inline void begin() {
-    body(arguments);
+    kernel_body(kernel_arguments);
     all_lanes[threadIdx.x].done = true;
-    swapcontext(&all_lanes[threadIdx.x].context, &scheduler);
+    swapcontext(&all_lanes[threadIdx.x].context, &lane_scheduler);
 }
 inline void run_block(bool backwards) {
     for (unsigned k = 0; k < blockDim.x; ++k) {
         all_lanes[k].waits = all_lanes[k].done = false;
         getcontext(&all_lanes[k].context);
-        all_lanes[k].context.uc_stack.ss_sp = stacks + (size_t)k * STACK;
+        all_lanes[k].context.uc_stack.ss_sp = lane_stacks + (size_t)k * STACK;
         all_lanes[k].context.uc_stack.ss_size = STACK;
         makecontext(&all_lanes[k].context, begin, 0);
     }
@@ -85,7 +85,7 @@ inline void run_block(bool backwards) {
             if (all_lanes[k].waits || all_lanes[k].done) continue;
             moved = true;
             threadIdx.x = k;
-            swapcontext(&scheduler, &all_lanes[k].context);
+            swapcontext(&lane_scheduler, &all_lanes[k].context);
             left -= all_lanes[k].done;
         }
         if (!moved) {
@@ -97,11 +97,11 @@ inline void run_block(bool backwards) {
 }
 extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(const void*), unsigned grid,
                                                               unsigned block, size_t shared_bytes, const void* values) {
-    if (!stacks) stacks = (unsigned char*)malloc((size_t)MOST * STACK);
+    if (!lane_stacks) lane_stacks = (unsigned char*)malloc((size_t)MOST * STACK);
     const char* order = getenv("EMULATED_THREADS");
     bool backwards = order && !strcmp(order, "backwards");
-    body = kernel;
-    arguments = values;
+    kernel_body = kernel;
+    kernel_arguments = values;
     gridDim.x = grid;
     blockDim.x = block;
     for (unsigned k = 0; k < grid; ++k) {
@@ -123,18 +123,18 @@ inline int __syncthreads_or(int p) { return emulation::any(emulation::BLOCK, p);
 // Threads that take turns are never converged.
 inline unsigned __activemask() { return 1u << threadIdx.x % 32; }
 inline unsigned __ballot_sync(unsigned mask, int p) {
-    emulation::value[threadIdx.x] = p;
+    emulation::lane_value[threadIdx.x] = p;
     emulation::wait(emulation::key_of(mask));
     unsigned found = 0;
-    for (unsigned k = 0; k < 32; ++k) found |= (mask >> k & 1 && emulation::value[threadIdx.x / 32 * 32 + k]) << k;
+    for (unsigned k = 0; k < 32; ++k) found |= (mask >> k & 1 && emulation::lane_value[threadIdx.x / 32 * 32 + k]) << k;
     emulation::wait(emulation::key_of(mask));
     return found;
 }
 inline int __any_sync(unsigned mask, int p) { return emulation::any(emulation::key_of(mask), p); }
 inline int __shfl_xor_sync(unsigned mask, int x, int step) {
-    emulation::value[threadIdx.x] = x;
+    emulation::lane_value[threadIdx.x] = x;
     emulation::wait(emulation::key_of(mask));
-    int other = (int)emulation::value[threadIdx.x ^ step];
+    int other = (int)emulation::lane_value[threadIdx.x ^ step];
     emulation::wait(emulation::key_of(mask));
     return other;
 }
