@@ -314,8 +314,8 @@ class VecEnv:
         """Step every environment.
 
         Args:
-            actions: (num_envs, num_agents[, heads]) int32 or int64, or (num_envs, num_agents, n) float32; with
-                ``agents_as_envs``, (num_envs * num_agents, …).
+            actions: (num_envs, num_agents[, heads]) int32 or int64, or, if a role has a Box, (num_envs, num_agents, n)
+                float32, see ``ActionLayout``; with ``agents_as_envs``, (num_envs * num_agents, …).
             out: Buffers to write to; None allocates, so that earlier outputs never change.
 
         Returns:
@@ -358,7 +358,8 @@ class VecEnv:
     def sample_actions(self) -> torch.Tensor:
         """Uniform valid actions for the next step, drawn on the device from the environments' own random streams.
 
-        (num_envs, num_agents[, heads]) int32, or (…, n) float32; with ``agents_as_envs``, (num_envs * num_agents, …).
+        (num_envs, num_agents[, heads]) int32, or (…, n) float32 if a role has a Box; with ``agents_as_envs``,
+        (num_envs * num_agents, …).
         The same on every call until the next step. Where choices are masked, uniform among the allowed ones.
         """
         self._check_open("sample_actions")

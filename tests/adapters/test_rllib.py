@@ -15,6 +15,7 @@ pytest.importorskip("ray", reason="ray[rllib] is not installed")
 
 import ray
 from games.crew import Crew
+from games.economy import OpenEconomy
 from games.script import Script
 from gymnasium.spaces import Discrete
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -134,6 +135,22 @@ def test_episodes_of_roles():
             np.testing.assert_array_equal(obs[1:, 5], part.get_actions())
             flags.add((leaves == ends, part.is_truncated))
     assert flags == {(True, True), (True, False), (False, False)}
+
+
+@pytest.mark.parametrize("random_actions", [False, True])
+def test_roles_may_have_a_box_beside_choices(random_actions):
+    """Each module acts in its role's space: what a worker sees of the rates is what the planner chose."""
+    runner = runner_of_roles(OpenEconomy, 2)
+    low, high = OpenEconomy().layout.action.bounds["planner"]
+    for episode in runner.sample(num_episodes=4, random_actions=random_actions):
+        parts = episode.agent_episodes
+        kinds = {agent: np.asarray(part.get_actions()).dtype.kind for agent, part in parts.items()}
+        assert kinds == {**dict.fromkeys(("worker_0", "worker_1", "worker_2", "clerk_0"), "i"), "planner_0": "f"}
+        seen = np.asarray(parts["worker_2"].get_observations())[1:, 1:]
+        assert (seen >= np.float32(low)[[0, 2]]).all() and (seen <= np.float32(high)[[0, 2]]).all() and seen.any()
+        if random_actions:  # those of a module are in units of the Box
+            rates = np.asarray(parts["planner_0"].get_actions())
+            np.testing.assert_array_equal(seen, rates[: len(seen), [0, 2]])
 
 
 @pytest.mark.parametrize("make", [runner_of_rows, runner_of_roles])
