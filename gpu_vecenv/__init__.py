@@ -15,6 +15,7 @@ from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.reward import Transition
 from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.views.batched_env import BatchedParallelEnv, batched_parallel_env
 from gpu_vecenv.views.gymnasium_env import GymnasiumEnv, GymnasiumVectorEnv
@@ -39,6 +40,7 @@ __all__ = [
     "Sampler",
     "StepBuffers",
     "Trainer",
+    "Transition",
     "VecEnv",
     "__version__",
     "aec_env",

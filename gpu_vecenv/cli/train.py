@@ -22,8 +22,10 @@ from gpu_vecenv.cli.options import (
     GameT,
     NoGame,
     OptionalGameName,
+    absolute,
     check_option_names,
     game_class,
+    imported,
     named_game,
     with_parameter,
 )
@@ -60,6 +62,7 @@ class Train(DeviceOptions, Generic[GameT]):
     share_policy: bool = False  # one policy for all roles, instead of one for each
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
+    reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
     graphs: bool = True  # use CUDA graphs
     run: RunConfig = field(default_factory=RunConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
@@ -95,10 +98,13 @@ class Train(DeviceOptions, Generic[GameT]):
             if self.out is None and world.size > 1:
                 raise ConfigError("several processes need one run folder: give --out")
             env = self._env(game, device, world)
-            trainer = Trainer(env, self.ppo, seed=self.seed, policies=self._policy_specs(game), graphs=self.graphs)
+            reward = None if self.reward is None else imported("reward", self.reward)
+            how: dict[str, Any] = {"seed": self.seed, "reward": reward, "graphs": self.graphs}
+            trainer = Trainer(env, self.ppo, policies=self._policy_specs(game), **how)
             make_selection(trainer, self.run)  # raises for a wrong name before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
+            settings["reward"] = None if self.reward is None else absolute(self.reward)
             return run(trainer, folder, self.run, settings={**settings, "run": dataclasses.asdict(self.run)})
 
     def _env(self, game: Env, device_name: str | None, world: World) -> VecEnv:
@@ -170,6 +176,7 @@ class Resume(DeviceOptions):
     game_name: OptionalGameName = None  # file that declares the game, unless it is a bundled one
     resume: Path  # folder of the run
     total_steps: int | None = param(None, low=1)  # a new end of the run; the schedules change from here on
+    reward: str | None = None  # where its reward function is now; default: where it was
     device: str | None = None  # cpu, cuda or cuda:1; default: the run's
 
     def __post_init__(self) -> None:
@@ -199,7 +206,10 @@ class Resume(DeviceOptions):
             configs = {name: PPOConfig(**{**values, **changes}) for name, values in manifest["policies"].items()}
             specs = {name: PolicySpec(config=c, train=name in manifest["trained"]) for name, c in configs.items()}
             ppo = PPOConfig(**{**manifest["config"], **changes})
-            trainer = Trainer(env, ppo, seed=manifest["seed"], policies=specs, graphs=settings["graphs"])
+            source = self.reward or settings["reward"]
+            reward = None if source is None else imported("reward", source)
+            how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
+            trainer = Trainer(env, ppo, policies=specs, **how)
             return run(trainer, self.resume, run_config, resume=True)
 
 
@@ -225,7 +235,8 @@ def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:
                 f"{path} was written by another version of gpu_vecenv: its format is {found!r}; expected {RUN_FORMAT}. "
                 "Resume with the version that wrote it, or train again"
             )
-        kinds = {"game": str, "device": str | None, "graphs": bool, "run": dict}
+        settings.setdefault("reward", None)
+        kinds = {"reward": str | None, "game": str, "device": str | None, "graphs": bool, "run": dict}
         if wrong := [key for key, kind in kinds.items() if not isinstance(settings[key], kind)]:
             raise ConfigError(f"{', '.join(wrong)} has the wrong type")
         return settings, RunConfig(**settings["run"])

@@ -146,7 +146,7 @@ def load_game(file: str | Path) -> type[Env]:
     if not path.is_file():
         raise UnknownGameError(f'no file {path}; "gpu-vecenv new my_game" creates a template')
     path = path.resolve()
-    module = _module_of(path)
+    module = module_of_file(path)
     games = {
         name: value
         for name, value in vars(module).items()
@@ -166,8 +166,12 @@ def load_game(file: str | Path) -> type[Env]:
     return game
 
 
-def _module_of(path: Path) -> ModuleType:
-    """The module of a file: from ``sys.modules`` if it is there, else by running the file."""
+def module_of_file(path: Path) -> ModuleType:
+    """The module of a resolved file: from ``sys.modules`` if it is there, else by running the file.
+
+    Raises:
+        EnvDefinitionError: The file raises, or the name of its module is taken.
+    """
     for name in (path.stem, "__main__"):
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)

@@ -36,7 +36,11 @@ def read_metrics(
         "faults": (faults & ~int(Fault.NONFINITE)).count_nonzero(),
         "nonfinite_envs": (faults & int(Fault.NONFINITE)).bool().sum(),
     }
-    values = torch.cat([*learned, torch.stack(list(counts.values())), episode_log.latest.sum(0)])
+    for role, where in env.game.layout.role_slices.items() if rollout.shaping is not None else ():
+        active = rollout.active[:-1, :, where]
+        counts[f"active_{role}"] = active.sum()
+        counts[f"shaped_reward_{role}"] = rollout.rewards[:, :, where].where(active, 0).sum(dtype=torch.float64)
+    values = torch.cat([*learned, torch.stack([x.double() for x in counts.values()]), episode_log.latest.sum(0)])
     world.all_reduce_sum(values)
     env.clear_episode_statistics()
     read = values.tolist()
@@ -45,6 +49,8 @@ def read_metrics(
     means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
     for name, total in zip(episode_log.names, totals, strict=True):
         means[name] = math.nan if metrics["first_episodes"] or not num_latest else total / num_latest
+    for role in env.game.layout.role_slices if rollout.shaping is not None else ():
+        metrics[f"shaped_reward_{role}"] /= max(metrics.pop(f"active_{role}"), 1)
     losses = {name: metrics[name] for name in names if name.startswith(LOSS_METRICS)}
     _check(rollout, losses, metrics.pop("faults"), iteration)
     if not env.build.end_on_nonfinite:
@@ -66,6 +72,8 @@ def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iterati
         advice = "the game's observations are not finite"
     elif not faults and not bool(rollout.rewards.isfinite().all()):  # after a fault they are NaN
         advice = "the game's rewards are not finite"
+        if rollout.shaping is not None:
+            advice = f"rewards that {rollout.shaping.name} returned are not finite"
     if advice.startswith("the game's"):
         advice += ": mend its step() or observe(), or make the environments with end_on_nonfinite=True"
     raise NonFiniteError(f"iteration {iteration}: {' and '.join(reasons)}; {advice}")

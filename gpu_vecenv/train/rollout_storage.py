@@ -13,15 +13,21 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError
 from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.policy import Policy, RoleView
+from gpu_vecenv.train.reward import RewardFunction, Shaping, Transition
 
 
 class Rollout:
     """Rollout buffer of one iteration. The environment writes into it and the learner reads from it, without copies.
 
     Tensors are (T, E, A, …); ``obs``, ``active``, ``action_mask`` and ``values`` are (T + 1, E, A, …).
+
+    Args:
+        env: The environment.
+        num_steps: T.
+        reward: Gives the rewards in place of the game's own; None keeps those.
     """
 
-    def __init__(self, env: VecEnv, num_steps: int) -> None:
+    def __init__(self, env: VecEnv, num_steps: int, reward: RewardFunction | None = None) -> None:
         self.env, rows, device = env, (num_steps, env.num_envs, env.num_agents), env.device
         after, action = (num_steps + 1, *rows[1:]), env.game.layout.action
         self.obs = torch.zeros(
@@ -52,6 +58,9 @@ class Rollout:
             for t in range(num_steps)
         ]
         self.last = env.step_buffers(**self._before(-1))
+        self.shaping = None if reward is None else Shaping(reward)
+        if self.shaping is not None:
+            self.shaping(self.transition(0))  # raises if it returns anything else than rewards
 
     def _before(self, t: int) -> dict[str, torch.Tensor]:
         """Tensors before step t, written by step t - 1."""
@@ -97,7 +106,14 @@ class Rollout:
                 self.env.step(sample.actions, out=buffers)
             else:
                 sampler.step(parameters, sample=sample, out=buffers)
+            if self.shaping is not None:
+                self.rewards[t].copy_(self.shaping(self.transition(t)))
             record_stage("step_end")
+
+    def transition(self, t: int) -> Transition:
+        """Step t, which must be the last one that was taken: the storage of a Box's actions is that of all steps."""
+        flags = self.terminations[t], self.truncations[t], self.active[t]
+        return Transition(self.obs[t], self.samples[t].actions, self.rewards[t], self.obs[t + 1], *flags)
 
     def refresh_last_step(self) -> None:
         """Write row T from the environment's state, for example after ``load_state_dict``."""

@@ -45,6 +45,7 @@ from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.reward import RewardFunction
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 
 EXTRA_MANIFEST_KEYS = ("progress", "rank")  # keys of a checkpoint's manifest that the trainer does not write
@@ -61,11 +62,16 @@ class Trainer:
         seed: For the environment, the initial weights and the order of the minibatches.
         policies: Role -> its policy; roles that share one are joined by "+", as in "tagger+runner". A module stands
             for ``PolicySpec(network=module)``. None trains one policy per role.
+        reward: A function of a ``Transition`` that returns the rewards to train with, (num_envs, num_agents) float32,
+            in place of the game's own; see ``Transition`` for its tensors. On a GPU it becomes part of a CUDA graph: it
+            must be torch operations alone, without host reads, random numbers or Python state that changes. Logged
+            returns and evaluations are those of the game; "shaped_reward_<role>" is its mean over agent-steps.
         graphs: Whether to use CUDA graphs on a GPU.
         on_iteration: Called with a dictionary of metrics after every iteration; training ends when it returns True.
 
     Raises:
         ConfigError: The configuration does not match the environment.
+        TypeError, ValueError: ``reward`` returns something else than such a tensor, or writes to its argument.
         CapacityError: The rollout does not fit in memory.
     """
 
@@ -76,6 +82,7 @@ class Trainer:
         *,
         seed: int = 0,
         policies: Mapping[str, PolicySpec | nn.Module] | None = None,
+        reward: RewardFunction | None = None,
         graphs: bool = True,
         on_iteration: Callable[[dict[str, float]], bool | None] | None = None,
     ) -> None:
@@ -101,7 +108,7 @@ class Trainer:
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(env.device, threading.get_ident()) if env.device.type == "cuda" else None
         with self.training_stream():
-            self.rollout = Rollout(self.env, self.config.num_steps)
+            self.rollout = Rollout(self.env, self.config.num_steps, reward)
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
             self.policies: dict[str, Policy] = {}
             with torch.random.fork_rng(devices=[]):
@@ -304,6 +311,7 @@ class Trainer:
             "config": dataclasses.asdict(self.config),
             "policies": {name: dataclasses.asdict(config) for name, config in self.configs.items()},
             "trained": list(self.learners),
+            "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
             "made_with": {"gpu_vecenv": __version__, **self._platform()},
         }
 

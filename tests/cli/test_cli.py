@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import inspect
 import json
+import math
 import os
 import re
 import shutil
@@ -876,10 +877,88 @@ def test_graphs_change_no_bit_and_are_noted(device, command, tmp_path):
     assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in one)
 
 
+REWARD = """from functools import partial
+
+
+def weighted(t, weight):
+    return weight * t.rewards
+
+
+class Rewards:
+    double = partial(weighted, weight=2)
+
+
+half = partial(weighted, weight=0.5)
+wrong = 3
+"""
+
+
+@pytest.fixture
+def reward(tmp_path):
+    """A file of reward functions, whose module is forgotten afterwards."""
+    path = list(sys.path)
+    (tmp_path / "own_rewards.py").write_text(REWARD)
+    yield tmp_path / "own_rewards.py"
+    sys.path[:] = path
+    sys.modules.pop("own_rewards", None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["own_rewards.py:half", "own_rewards:half"])
+def test_a_run_keeps_its_reward_function(source, reward, command, tmp_path, monkeypatch):
+    one = [*GRID, *TINY, "--episodes", "2", "--total-steps", "32", "--reward", source, "--out", "run"]
+    assert command(*one)[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    sys.modules.pop("own_rewards")
+    assert command("train", "--resume", str(tmp_path / "run"), "--total-steps", "48")[0] == 0
+    assert newest(tmp_path / "run")[1]["reward"] == "own_rewards.weighted"
+    rows = read_log(tmp_path / "run")
+    assert len(rows) == 3 and all(math.isfinite(float(row["shaped_reward_runner"])) for row in rows)
+
+
+@pytest.mark.slow
+def test_a_reward_function_that_has_moved_is_named_again(reward, command, tmp_path):
+    one = [*GRID, *TINY, "--episodes", "2", "--total-steps", "32", "--reward", "own_rewards.py:half", "--out", "run"]
+    assert command(*one)[0] == 0
+    (tmp_path / "elsewhere").mkdir()
+    moved = reward.rename(tmp_path / "elsewhere" / "own_rewards.py")
+    sys.modules.pop("own_rewards")
+    go_on = ["train", "--resume", "run", "--total-steps", "48"]
+    refused(command(*go_on), "reward is '.*own_rewards.py:half': there is no file .*own_rewards.py")
+    assert command(*go_on, "--reward", f"{moved}:Rewards.double")[0] == 0  # another partial of the same function
+    (moved.parent / "others.py").write_text("def same(t):\n    return t.rewards\n")
+    refused(
+        command(*go_on, "--reward", f"{moved.parent / 'others.py'}:same"),
+        "its reward is 'own_rewards.weighted', this trainer's 'others.same'",
+    )
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("half", "reward is 'half'; expected module:name or file.py:name"),
+        (":half", "reward is ':half'; expected module:name"),
+        ("nowhere.py:half", "reward is 'nowhere.py:half': there is no file .*nowhere.py"),
+        ("nowhere.rewards:half", "reward is 'nowhere.rewards:half': ModuleNotFoundError: No module named 'nowhere'"),
+        ("own_rewards.py:hlf", "own_rewards.py has no 'hlf'; nearest: half"),
+        ("own_rewards:Rewards.triple", "own_rewards has no 'Rewards.triple'"),
+        ("own_rewards.py:wrong", "reward is a int; expected a function"),
+        ("own_rewards:weighted", "weighted.* missing 1 required positional argument: 'weight'"),
+    ],
+)
+def test_what_is_no_reward_function_is_refused_before_anything_is_written(source, message, reward, command, tmp_path):
+    refused(command(*GRID, *TINY, "--reward", source, "--out", "run"), message)
+    assert not (tmp_path / "run").exists()
+
+
 def test_settings_hold_what_the_checkpoint_does_not(trained):
     settings = json.loads((trained / "settings.json").read_text())
     run = dataclasses.asdict(RunConfig(episodes=5, checkpoint_seconds=0, digests=True))
-    assert settings == {"format": 2, "game": "tag_gridworld", "device": "cpu", "graphs": True, "run": run}
+    assert settings == {
+        **{"format": 2, "game": "tag_gridworld", "device": "cpu", "graphs": True},
+        **{"reward": None, "run": run},
+    }
 
 
 def test_a_folder_that_holds_a_run_is_left_as_it_is(trained, command):

@@ -54,7 +54,9 @@ def test_the_docs_list_what_a2c_changes() -> None:
 
 def test_the_documented_metrics_are_those_of_a_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    assert main(["train", "tag_gridworld", *SMALL, "--digests", "--out", str(run)]) == 0
+    (tmp_path / "own_reward.py").write_text("def same(t):\n    return t.rewards\n")
+    reward = f"{tmp_path / 'own_reward.py'}:same"
+    assert main(["train", "tag_gridworld", *SMALL, "--digests", "--reward", reward, "--out", str(run)]) == 0
     with (run / "metrics.csv").open(newline="") as file:
         written = next(csv.reader(file))
     told = [name for cells in rows(section("The folder of a run")) for name in re.findall(r"`([^`]+)`", cells[0])]
