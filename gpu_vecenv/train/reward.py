@@ -17,7 +17,7 @@ class Transition(NamedTuple):
 
     Attributes:
         obs: (E, A, *obs_shape), before the step; smaller roles are zero-padded.
-        actions: (E, A[, heads]) int32; of a Box (E, A, n) float32.
+        actions: As the environment took them: (E, A[, heads]) int32; of a Box (E, A, n) float32.
         rewards: (E, A) float32, the game's own.
         next_obs: Like ``obs``, after the step and before any reset.
         terminations: (E, A) bool.

@@ -137,6 +137,13 @@ def test_train_against_script(device: str, tmp_path: Path) -> None:
     assert "trained" in said and "flee" in said.lower()
 
 
+@pytest.mark.slow
+def test_reward_shaping(device: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "reward_shaping.py", "--total-steps", "16384", "--episodes", "20", "--device", device)
+    returns = [numbers(rf"{name}: return (-?[\d.]+), ", said)[0] for name in ("the game's rewards", "shaped rewards")]
+    assert returns[0] != returns[1]
+
+
 def test_domain_randomisation(device: str, tmp_path: Path) -> None:
     said = run(tmp_path, "domain_randomisation.py", "--num-envs", "300", "--device", device)
     lightest, heaviest, mean = numbers(r"([\d.]+) to ([\d.]+) kg, mean return ([-\d.]+)", said)
