@@ -18,7 +18,7 @@ from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import LossKernel, RowGather, clip_grad_norm_launch, shuffle_launch
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import Normalizer, Policy
-from gpu_vecenv.train.ppo import PPOConfig, masked_mean
+from gpu_vecenv.train.ppo import PPOConfig, explained_variance
 from gpu_vecenv.train.rollout_storage import Rollout
 
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
@@ -181,10 +181,7 @@ class Learner:
         """Explained variance of the rollout, and its moments for the normalizers."""
         data, agents = self.rollout, self.policy.view.agents
         active, returns, estimates = (x[:, :, agents] for x in (data.active[:-1], data.returns, data.advantages))
-        variance, unexplained = (
-            masked_mean((x - masked_mean(x, active)).square(), active) for x in (returns, estimates)
-        )
-        self.explained_variance.copy_(1 - unexplained / variance.clamp(min=1e-8))
+        self.explained_variance.copy_(explained_variance(returns, estimates, active))
         for normalizer, rows, moments in self.normalizer_updates:
             for t, mask in enumerate(active.flatten(1)):
                 moments += normalizer.moments(rows(t), mask)

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,13 +14,17 @@ from typing import Any
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress
+from gpu_vecenv.train.metrics import NonFiniteMetric, NonFiniteMetrics
 from gpu_vecenv.train.plots import EPISODE_METRICS, METRICS_FILE
 
+NONFINITE_FILE = "nonfinite.csv"
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
 
 class RunLog:
     """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard if installed, and shows the run's progress.
+
+    Metrics that are NaN or infinite for the first time are also rows of ``nonfinite.csv``, with the likely cause.
 
     Args:
         folder: The run folder.
@@ -38,10 +42,15 @@ class RunLog:
     ) -> None:
         self._wandb = _wandb(wandb, folder, done)  # first: raises if wandb is missing
         folder.mkdir(parents=True, exist_ok=True)
-        names, steps, content = _kept_rows(folder / METRICS_FILE, done)
-        replace_file(folder / METRICS_FILE, content)  # a new file, also in the place of a symbolic link
+        names, rows = _kept_rows(folder / METRICS_FILE, done)
+        _replace_table(folder / METRICS_FILE, names, rows)
         self._file = os.fdopen(os.open(folder / METRICS_FILE, os.O_WRONLY | os.O_APPEND | NO_FOLLOW), "a", newline="")
         self._csv = csv.DictWriter(self._file, names, extrasaction="ignore") if names else None
+        steps = int(rows[-1]["env_steps"]) if rows else 0
+        self._nonfinite_path = folder / NONFINITE_FILE
+        self._nonfinite_rows: list[Mapping[str, object]] = [*_kept_rows(self._nonfinite_path, done)[1]]
+        self._nonfinite = NonFiniteMetrics(str(row["metric"]) for row in self._nonfinite_rows)
+        self._log_nonfinite()
         self._events = _tensorboard(folder / "tensorboard", steps)
         self._num_iterations, self._on_progress = num_iterations, on_progress
 
@@ -57,11 +66,20 @@ class RunLog:
         if self._wandb is not None:
             self._wandb.finish()
 
+    def _log_nonfinite(self) -> None:
+        if self._nonfinite_rows:
+            _replace_table(self._nonfinite_path, NonFiniteMetric._fields, self._nonfinite_rows)
+        else:
+            self._nonfinite_path.unlink(missing_ok=True)
+
     def __call__(self, metrics: Mapping[str, float | str]) -> None:
         """Log the metrics of one iteration. Means over episodes are left empty until there are any."""
         if self._csv is None:
             self._csv = csv.DictWriter(self._file, list(metrics))
             self._csv.writeheader()
+        if found := self._nonfinite(metrics):
+            self._nonfinite_rows += [metric._asdict() for metric in found]
+            self._log_nonfinite()
         if metrics["first_episodes"]:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(EPISODE_METRICS)}
         self._csv.writerow(metrics)
@@ -84,21 +102,24 @@ class RunLog:
         self._on_progress(iteration / self._num_iterations, text)
 
 
-def _kept_rows(path: Path, done: int) -> tuple[list[str], int, bytes]:
-    """The first ``done`` iterations of the table: its columns, if any, its env-steps, and its content."""
+def _kept_rows(path: Path, done: int) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns of a table, if there are any, and its rows of the first ``done`` iterations."""
     if not done or not path.exists():
-        return [], 0, b""
+        return [], []
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         rows = [row for row in reader if None not in row.values() and int(row["iteration"]) <= done]
-        names = list(reader.fieldnames or ())
-    if not names:
-        return [], 0, b""
+        return list(reader.fieldnames or ()), rows
+
+
+def _replace_table(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
+    """Write a table anew, also in the place of a symbolic link; an empty file if it has no columns."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, names)
-    writer.writeheader()
-    writer.writerows(rows)
-    return names, int(rows[-1]["env_steps"]) if rows else 0, text.getvalue().encode()
+    if names:
+        writer = csv.DictWriter(text, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    replace_file(path, text.getvalue().encode())
 
 
 def _tensorboard(folder: Path, steps: int) -> Any:

@@ -1,10 +1,11 @@
-"""Metrics of an iteration: read from the device in one copy, and checked."""
+"""Metrics of an iteration: read from the device in one copy, and checked; which of them are not finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -14,7 +15,29 @@ from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.graph import StageTimer
 from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
+from gpu_vecenv.train.plots import EPISODE_METRICS
 from gpu_vecenv.train.rollout_storage import Rollout
+
+# Start of a metric's name -> likely cause if it is not finite.
+CAUSES = {
+    "return_": "rewards of the game are NaN or infinite: mend its step(), or make the environments with "
+    "end_on_nonfinite=True",
+    "explained_variance": "returns or values are not finite, or so large that their squares overflow: make rewards "
+    "smaller, or try normalize_returns or a smaller learning_rate",
+    "": "a number in it is not finite or overflows",
+}
+
+
+class NonFiniteMetric(NamedTuple):
+    """A metric that is NaN or infinite, the iteration in which it is for the first time, and the likely cause."""
+
+    iteration: int
+    metric: str
+    value: float
+    likely_cause: str
+
+    def __str__(self) -> str:
+        return f"iteration {self.iteration}: {self.metric} is {self.value}; {self.likely_cause}"
 
 
 def read_metrics(
@@ -56,6 +79,29 @@ def read_metrics(
     if not env.build.end_on_nonfinite:
         del metrics["nonfinite_envs"]
     return {**metrics, "episode_length": means.pop("length"), "terminated_fraction": means.pop("terminated"), **means}
+
+
+class NonFiniteMetrics:
+    """Finds metrics that are NaN or infinite, each of them once.
+
+    Args:
+        known: Names of metrics that have been found before.
+    """
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._known = set(known)
+
+    def __call__(self, metrics: Mapping[str, float | str]) -> list[NonFiniteMetric]:
+        """Those that are not finite for the first time. Means over episodes are NaN until there are any."""
+        found = []
+        for name, value in metrics.items():
+            missing = name.startswith(EPISODE_METRICS) and metrics["first_episodes"]
+            if isinstance(value, str) or math.isfinite(value) or missing or name in self._known:
+                continue
+            self._known.add(name)
+            cause = next(cause for start, cause in CAUSES.items() if name.startswith(start))
+            found.append(NonFiniteMetric(int(metrics["iteration"]), name, value, cause))
+        return found
 
 
 def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iteration: int) -> None:

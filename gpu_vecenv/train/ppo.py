@@ -112,6 +112,20 @@ def masked_mean(x: torch.Tensor, active: torch.Tensor, count: torch.Tensor | Non
     return torch.where(active, x, 0).sum() / (active.sum().clamp(min=1) if count is None else count)
 
 
+def explained_variance(returns: torch.Tensor, errors: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+    """Fraction of the returns' variance that is not the variance of their ``errors``, over the active samples, ().
+
+    Where returns do not vary by more than float32 sums round, it is 1 if the errors do not either, otherwise 0, as with
+    ``force_finite`` in scikit-learn. NaN says that a number is not finite, or that a square overflows.
+    """
+    mean = masked_mean(returns, active)
+    variance = masked_mean((returns - mean).square(), active)
+    unexplained = masked_mean((errors - masked_mean(errors, active)).square(), active)
+    rounding = (1e-6 * mean).square()  # about 8 units in the last place
+    explained = torch.where(variance <= rounding, (unexplained <= rounding).float(), 1 - unexplained / variance)
+    return torch.where(variance.isfinite(), explained, torch.nan)
+
+
 def masked_normalize(x: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
     """``x`` with mean 0 and variance 1 over the active samples."""
     centred = x - masked_mean(x, active)

@@ -40,7 +40,7 @@ from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
-from gpu_vecenv.train.metrics import read_metrics, time_fractions
+from gpu_vecenv.train.metrics import NonFiniteMetrics, read_metrics, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
@@ -93,6 +93,7 @@ class Trainer:
                 raise TypeError(f"{name} is a {type(given).__name__}; expected a {kind.__name__} or None")
         self.config, self.seed, self.on_iteration = config or PPOConfig(), validate_seed(seed), on_iteration
         self.world, self.iteration = World.current(), 0
+        self._nonfinite = NonFiniteMetrics()
         self._networks_checked = False
         self._in_iteration = False  # stays True after an iteration that an error or an interrupt ended
         self._start = self._progress = 0.0  # of the iteration: clock time, and the fraction of the run done before it
@@ -165,6 +166,8 @@ class Trainer:
     def train_iteration(self) -> dict[str, float]:
         """Collect one rollout and update all policies; return metrics. One device synchronisation, to read them.
 
+        A RuntimeWarning tells of a metric that is NaN or infinite for the first time.
+
         Raises:
             NonFiniteError: A loss or gradient became NaN or infinite; all later updates were skipped.
             CapacityError: Not enough device memory.
@@ -205,7 +208,7 @@ class Trainer:
         self._in_iteration = False
         seconds = time.perf_counter() - self._start
         rates = {name: learner.config.schedule(self._progress)[0] for name, learner in self.learners.items()}
-        return {
+        metrics = {
             "iteration": self.iteration,
             "env_steps": self.iteration * self.env_steps_per_iteration,
             "agent_steps_per_s": self.env_steps_per_iteration * self.env.num_agents / seconds,
@@ -213,6 +216,10 @@ class Trainer:
             **{f"learning_rate_{name}": rate for name, rate in rates.items()},
             **metrics,
         }
+        for found in self._nonfinite(metrics):
+            if self.world.rank == 0:
+                warnings.warn(str(found), RuntimeWarning, stacklevel=3)
+        return metrics
 
     def _check_networks(self, obs: torch.Tensor) -> None:
         for name, learner in self.learners.items():
