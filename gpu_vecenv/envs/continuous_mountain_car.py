@@ -30,6 +30,7 @@ class ContinuousMountainCar(MountainCarBase):
             "num_envs": 512,
             "total_steps": 13_000_000,
             "num_steps": 256,
+            "num_minibatches": 16,
             "learning_rate": 0.001,
             "gamma": 0.999,
             "gae_lambda": 0.98,
