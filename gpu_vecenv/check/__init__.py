@@ -6,8 +6,6 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
-from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import AutoresetMode
@@ -22,7 +20,7 @@ import gpu_vecenv.check.seeds
 import gpu_vecenv.check.side_effects
 import gpu_vecenv.check.state  # noqa: F401
 from gpu_vecenv.check.agents_as_rows import ParallelContext, as_vector_env
-from gpu_vecenv.check.context import CHECKS, Check, CheckContext, CheckOptions, Inapplicable, Make
+from gpu_vecenv.check.context import CHECKS, Check, CheckContext, CheckOptions, Inapplicable, Make, error_text
 from gpu_vecenv.check.parallel import PARALLEL
 from gpu_vecenv.check.records import Finding
 from gpu_vecenv.errors import ConfigError, nearest
@@ -34,6 +32,8 @@ if TYPE_CHECKING:
 MAX_FINDINGS = 20  # per check: a violation often recurs in every step
 MAX_SHOWN = 5  # of these in the table; Report.failures has all
 PREFLIGHT = Check("K00", "the interface can be checked", CheckContext.preflight)  # before all others
+# Checks that need no two equal runs; K17 finds out whether global random numbers are the reason for different ones.
+ALWAYS = {"K01", "K02", "K03", "K04", "K08", "K10", "K11", "K15", "K17", "K18", "K28"}
 WIDTH = 120  # columns of a report as text
 
 
@@ -140,9 +140,10 @@ def check_vector_env(
     rows of an environment are adjacent. A row may end before its environment: its rewards are then 0 and its flags
     False, until it is flagged again when the environment ends.
 
-    First the interface itself: spaces must be batched, infos dictionaries, and the autoreset mode known. Otherwise the
-    report is this one failure, "K00", and nothing else is run. Infos that differ between two identical runs, such as
-    wall-clock times, are named in a note of "K00" and not compared.
+    First the interface itself: spaces and outputs must be batched, infos dictionaries, and the autoreset mode known.
+    Otherwise the report is this one failure, "K00", and nothing else is run. If two identical runs differ, checks that
+    compare runs are skipped. K14 to K16, the wrong calls, run in a process of their own, which they may end. Infos that
+    differ between two identical runs, such as wall-clock times, are named in a note of "K00" and not compared.
 
     K01 to K18 and K27 need only ``make``, K28 infos of ended episodes. The others are skipped unless their argument
     below is given; the report says which.
@@ -275,6 +276,8 @@ def _run(check: Check, context: CheckContext, report: Report) -> None:
     context.notes = []
     findings: list[Finding] = []
     try:
+        if not context.reproducible and check.id not in ALWAYS:
+            raise Inapplicable("two identical runs differ, see K01: nothing can be compared")
         if isinstance(check.rule, str):
             raise Inapplicable(check.rule)
         for finding in islice(check.rule(context), MAX_FINDINGS):
@@ -283,11 +286,15 @@ def _run(check: Check, context: CheckContext, report: Report) -> None:
         if not findings:
             report.skipped[check.id] = str(reason)
     except Exception as error:  # any error of the environment
-        findings.append(Finding(_text(error), "no error"))
+        earlier = next((f.check for f in report.failures if f.got == error_text(error)), None)
+        if earlier is None or findings:
+            findings.append(Finding(error_text(error), "no error"))
+        else:
+            report.skipped[check.id] = f"stopped by the error of {earlier}: {error_text(error)}"
     try:
         context.close()
     except Exception as error:
-        findings.append(Finding(f"close: {_text(error)}", "no error"))
+        findings.append(Finding(f"close: {error_text(error)}", "no error"))
     for finding in findings:
         env_index = None if finding.row is None else finding.row // context.rows_per_env
         report.failures.append(
@@ -297,11 +304,6 @@ def _run(check: Check, context: CheckContext, report: Report) -> None:
         report.passed.append(check.id)
     if context.notes:
         report.notes[check.id] = context.notes
-
-
-def _text(error: Exception) -> str:
-    where = extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
 
 
 def _line(failure: Failure) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from pettingzoo import ParallelEnv
 
 from gpu_vecenv.check.context import CheckContext, Findings, Make
-from gpu_vecenv.check.records import Array, Bools, Record, Tree, host
+from gpu_vecenv.check.records import Array, Bools, Finding, Record, Tree, host, show
 from gpu_vecenv.check.session import REFUSALS, RowActions, Session, apply_action_mask
 
 OUTPUTS = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -175,22 +176,30 @@ class ParallelContext(CheckContext):
         rows = session.env
         self.rows_per_env, self.name, self.agents = session.rows_per_env, str(rows), list(rows.names)
         self.spaces = [deepcopy(rows.env.action_space(name)) for name in self.agents]
-        session.reset(self.seeds[0])
-        try:
-            rows.env.state()
-            self.has_state = True
-        except NO_STATE:
-            pass
-        except Exception as error:  # any error of the environment: K11 reports it
-            self.state_error = f"state(): {type(error).__name__}: {error}"
 
     def make_unmanaged(self, num_envs: int, make: Make | None = None) -> Session:
         """Make an environment that the caller closes."""
         return AgentSession((make or self.make)(num_envs), self.has_state)
 
     def obstacles(self) -> Findings:
-        """None: K10 and K11 examine the dictionaries and spaces of each agent."""
-        return iter(())
+        """What reset and step return is no tuple of dictionaries; also finds out whether there is a state."""
+        session: Any = self.session()
+        env = session.env.env
+        outputs = env.reset(seed=self.seeds[0])
+        if not isinstance(outputs, tuple) or len(outputs) != 2 or not all(isinstance(o, Mapping) for o in outputs):
+            yield Finding(f"reset returns {show(outputs)}", "two dictionaries, (observations, infos)")
+        try:
+            env.state()
+            self.has_state = True
+        except NO_STATE:
+            pass
+        except Exception as error:  # any error of the environment: K11 reports it
+            self.state_error = f"state(): {type(error).__name__}: {error}"
+        session.reset(self.seeds[0])
+        with suppress(Exception):  # an error of the environment: the checks report it
+            outputs = env.step(session.batch(self.actions(self.seeds[0], 1)[0]))
+            if not isinstance(outputs, tuple) or len(outputs) != 5 or not all(isinstance(o, Mapping) for o in outputs):
+                yield Finding(f"step returns {show(outputs)}", f"five dictionaries, {OUTPUTS}")
 
     @cached_property
     def starts(self) -> set[bytes]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +15,8 @@ from gymnasium.spaces import Dict, Space, Tuple
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from gpu_vecenv.check.records import Bools, Finding, Record, difference, differing_infos
-from gpu_vecenv.check.session import REFUSALS, RowActions, Session
+from gpu_vecenv.check.records import Bools, Finding, Record, arrays, difference, differing_infos, show
+from gpu_vecenv.check.session import OUTPUTS, REFUSALS, RowActions, Session
 
 Make = Callable[[int], Any]  # number of environments -> VectorEnv
 Findings = Iterator[Finding]
@@ -81,6 +83,12 @@ def _layout(space: Any) -> Any:
     return tuple(map(_layout, space.spaces)) if isinstance(space, Tuple) else space.shape
 
 
+def error_text(error: Exception) -> str:
+    """An error of the environment, and where it was raised."""
+    where = extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(where.filename).name}, line {where.lineno})"
+
+
 class CheckContext:
     """Makes environments and actions for a check, and closes the environments afterwards."""
 
@@ -98,6 +106,9 @@ class CheckContext:
         self._open = ExitStack()
         self.device: torch.device | None = None
         self.left_out: frozenset[str] = frozenset()
+        self.reproducible = True  # until two identical runs differ
+        self.avoided: set[str] = set()  # attempts that would end the process
+        self.report_attempt: Callable[[str], None] = lambda _: None
         with self._open:
             self._inspect()
 
@@ -107,8 +118,12 @@ class CheckContext:
         single: Space[Any] = getattr(session.env, "single_action_space", Space())
         self.action_space = batch_space(single, self.MANY_NUM_ENVS * self.rows_per_env)
         self.max_steps = self.max_steps or getattr(session.env.spec, "max_episode_steps", None)
-        session.reset(self.seeds[0])
-        self.device = session.device
+
+    def attempts(self, name: str) -> bool:
+        """Announce a call that may end the process; False if it is known to."""
+        if name not in self.avoided:
+            self.report_attempt(name)
+        return name not in self.avoided
 
     def session(self, num_envs: int | None = None, make: Make | None = None) -> Session:
         """Make a vector environment; it is closed after the check.
@@ -137,7 +152,10 @@ class CheckContext:
 
     def preflight(self) -> Findings:
         """The first obstacle to all other checks; without one, ``left_out`` and its note."""
-        obstacle = next(self.obstacles(), None)
+        try:
+            obstacle = next(self.obstacles(), None)
+        except Exception as error:  # any error of the environment
+            obstacle = Finding(error_text(error), "no error in the first calls")
         if obstacle is not None:
             yield obstacle
             return
@@ -161,12 +179,21 @@ class CheckContext:
             elif _layout(space) != _layout(batched := batch_space(single, rows)):
                 yield Finding(f"{name} is {space}", f"single_{name} batched for {rows} rows: {batched}")
         session.reset(self.seeds[0])
+        self.device = session.device
+        session = self.session()
         for name, outputs in (
             ("reset", env.reset(seed=self.seeds[0])),
             ("step", env.step(session.batch(self.actions(self.seeds[0], 1)[0]))),
         ):
+            if not isinstance(outputs, tuple) or len(outputs) != (2 if name == "reset" else 5):
+                yield Finding(f"{name} returns {show(outputs)}", "(obs, info)" if name == "reset" else str(OUTPUTS))
             if not isinstance(outputs[-1], Mapping):
                 yield Finding(f"info of {name} is a {type(outputs[-1]).__name__}", "a dictionary")
+            for what, tree in zip(OUTPUTS, outputs[:-1], strict=False):
+                for part in arrays(tree):
+                    wanted = (rows,) if what == "obs" else part.shape[:1]
+                    if part.shape[:1] != (rows,) or (what != "obs" and part.shape != wanted):
+                        yield Finding(f"{what} of {name} have shape {part.shape}", f"{rows} rows")
 
     def _find_varying_infos(self) -> None:
         """Find infos that differ between two identical runs, such as wall-clock times.

@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 from gpu_vecenv.check.agents_as_rows import OUTPUTS, AgentsAsEnvs, ParallelContext
 from gpu_vecenv.check.context import Findings, Inapplicable, differing
 from gpu_vecenv.check.episodes import episode_contract
+from gpu_vecenv.check.isolation import isolated
 from gpu_vecenv.check.outputs import kind_of, outside
 from gpu_vecenv.check.records import Finding, Record, host, show
 from gpu_vecenv.check.refusals import bad_values, refused_actions
@@ -132,6 +133,7 @@ def outputs_in_spaces(context: ParallelContext) -> Findings:
 
 
 @_override("K14")
+@isolated
 def bad_agents_and_actions(context: ParallelContext) -> Findings:
     """A bad action or agent raises one of ``context.refusals`` and changes nothing."""
     actions = context.actions(context.seeds[1], 4)
@@ -153,6 +155,8 @@ def _other_orders(context: ParallelContext) -> Findings:
         },
     }
     for name, changed in others.items():
+        if not context.attempts(f"steps with actions {name}"):
+            continue
         session: Any = context.session()
         got = [session.reset(seed)]
         for step in actions:

@@ -142,6 +142,15 @@ def _copied(value: Any) -> Any:
     return deepcopy(value)
 
 
+def arrays(tree: Tree) -> Iterator[Array]:
+    """All arrays of a tree, on the host."""
+    if isinstance(tree, Mapping | tuple):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from arrays(part)
+    else:
+        yield host(tree)
+
+
 def canonical(value: Any) -> bytes:
     """Bytes that are equal where two values are bitwise equal."""
     if isinstance(value, Mapping):

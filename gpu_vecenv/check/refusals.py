@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import gymnasium.error
 import numpy as np
 from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete, Tuple
 
 from gpu_vecenv.check.context import CheckContext, Findings, check, differing
+from gpu_vecenv.check.isolation import isolated
 from gpu_vecenv.check.records import Array, Finding, Record, Tree, host
 from gpu_vecenv.check.session import RowActions, Session
 
@@ -23,6 +23,7 @@ TOLERATED = ("seed=True", "an unknown option")
 
 
 @check("K14", "bad actions are refused")
+@isolated
 def bad_actions(context: CheckContext) -> Findings:
     """A bad action raises one of ``REFUSALS``, and changes nothing.
 
@@ -41,6 +42,8 @@ def _other_layouts(context: CheckContext) -> Findings:
     session = context.session()
     expected = session.run(actions, seed)
     for name, prepared in LAYOUTS.items():
+        if not context.attempts(f"steps with actions {name}"):
+            continue
         session = context.session()
         got = [session.reset(seed)]
         for step in actions:
@@ -94,9 +97,11 @@ def refused_actions(context: CheckContext, actions: Sequence[RowActions], bad: I
     expected = context.session().run(actions, seed)
     session: Session | None = None
     for name, given in bad:
+        if not context.attempts(f"step with {name}"):
+            continue
         session = session or context.session()
         session.reset(seed)
-        finding = refusal(partial(session.env.step, given), f"step with {name}", context.refusals)
+        finding = refusal(context, partial(session.env.step, given), f"step with {name}")
         if finding is None:
             finding = steps_after_refusal(name, session, actions, expected)
         if finding is not None:
@@ -116,11 +121,11 @@ def steps_after_refusal(
     return next(differing(name, got, expected), None)
 
 
-def refusal(call: Callable[[], Any], name: str, errors: tuple[type[Exception], ...]) -> Finding | None:
-    """None if the call raises one of these errors, else the finding."""
+def refusal(context: CheckContext, call: Callable[[], Any], name: str) -> Finding | None:
+    """None if the call raises one of ``context.refusals``, else the finding."""
     try:
         call()
-    except errors:
+    except context.refusals:
         return None
     except Exception as error:
         return Finding(f"{name}: {type(error).__name__}: {error}", REFUSED)
@@ -208,6 +213,7 @@ def bad_values(space: Any, array: np.ndarray[Any, Any], row: int) -> dict[str, A
 
 
 @check("K15", "calls out of order are refused")
+@isolated
 def life_cycle(context: CheckContext) -> Findings:
     """Step before reset, and step or reset after close, raise an error; a second close does not."""
     (actions,) = context.actions(context.seeds[0], 1)
@@ -221,13 +227,15 @@ def life_cycle(context: CheckContext) -> Findings:
         "reset after close": partial(closed.env.reset, seed=context.seeds[0]),
     }
     for name, call in calls.items():
-        finding = refusal(call, name, (*context.refusals, gymnasium.error.ClosedEnvironmentError))
+        finding = refusal(context, call, name) if context.attempts(name) else None
         if finding is not None:
             yield finding
-    closed.env.close()
+    if context.attempts("a second close"):
+        closed.env.close()
 
 
 @check("K16", "bad seeds and options are refused")
+@isolated
 def bad_resets(context: CheckContext) -> Findings:
     """Reset with a bad seed, an unknown option or a bad mask raises an error and changes nothing.
 
@@ -243,9 +251,11 @@ def bad_resets(context: CheckContext) -> Findings:
         masks = {"of floats": np.zeros(rows), "for one row too many": np.ones(rows + 1, np.bool_), "of one row": [True]}
         bad |= {f"a reset_mask {name}": {"options": {"reset_mask": np.asarray(m)}} for name, m in masks.items()}
     for name, arguments in bad.items():
+        if not context.attempts(f"reset with {name}"):
+            continue
         session = context.session()
         session.run(actions[:4], seed)
-        finding = refusal(partial(session.env.reset, **arguments), f"reset with {name}", context.refusals)
+        finding = refusal(context, partial(session.env.reset, **arguments), f"reset with {name}")
         if finding is not None and name in TOLERATED and finding.got.endswith(ACCEPTED):
             context.notes.append(finding.got)
             continue

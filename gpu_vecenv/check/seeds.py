@@ -36,7 +36,9 @@ def same_seed(context: CheckContext) -> Findings:
         for step in actions:
             other.step(step)
             got.append(twin.step(step))
-        yield from differing(f"a second instance, seed {seed}", got, expected)
+        for finding in differing(f"a second instance, seed {seed}", got, expected):
+            context.reproducible &= seed not in context.seeds
+            yield finding
         yield from differing(f"the same instance, seed {seed} given again", first.run(actions, seed), expected)
     yield from _given_again_at_moments(context)
     yield from _other_forms_of_seeds(context)

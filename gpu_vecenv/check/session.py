@@ -22,7 +22,10 @@ OUTPUTS = ("obs", "rewards", "terminations", "truncations", "info")
 SEEN = (*OUTPUTS[:4], "after_reset.obs")  # what an agent sees, in every mode
 # Accepted as refusals: builtin errors for wrong arguments, Gymnasium's errors, and the assertions of its spaces.
 # RuntimeError is what torch raises for shapes and dtypes.
-REFUSALS = (TypeError, ValueError, RuntimeError, gymnasium.error.Error, AssertionError)
+REFUSALS = (
+    *(TypeError, ValueError, RuntimeError, AssertionError),
+    *(gymnasium.error.Error, gymnasium.error.ClosedEnvironmentError),  # which is no Error
+)
 
 
 class EpisodeTracker:

@@ -62,7 +62,7 @@ class ObservationsInDoublePrecision(Ring):
         return super().observe().astype(np.float64)
 
 
-@planted("K11", agents=2)
+@planted("K00", agents=2)
 class OneRewardForEachReplica(Ring):
     def flags(self, rewards, terminations, truncations):
         return super().flags(rewards.sum(1), terminations, truncations)
