@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar, Union
@@ -164,7 +164,7 @@ class Play(PlayOptions):
         table.add_column("digest", no_wrap=True)
         table.add_column("result")
         mismatches = []
-        for path, recording in self.load().items():
+        for path, recording in shown("play", self.load()):
             result = "identical"
             try:
                 verify(recording, self.device, driver=self.driver)
@@ -192,7 +192,7 @@ class Html(PlayOptions):
         """Write the page."""
         recordings = self.load()
         films = []
-        for path, recording in recordings.items():
+        for path, recording in shown("html", recordings):
             title = printable("/".join(path.with_suffix("").parts[-2:]))  # with the folder: trained/..., untrained/...
             films.append(film(recording, self.device, driver=self.driver, title=title))
         games = ", ".join(dict.fromkeys(recording.game for recording in recordings.values()))
@@ -229,6 +229,15 @@ def load_replays(files: Sequence[Path]) -> dict[Path, Recording]:
             raise FileNotFoundError(f"no *{SUFFIX} in the folder {name}")
         paths += found
     return {path: Recording.load(path) for path in paths}
+
+
+def shown(label: str, recordings: Mapping[Path, Recording]) -> Iterator[tuple[Path, Recording]]:
+    """Each replay with its file, while the progress through them is shown."""
+    with ProgressDisplay(label) as on_progress:
+        for index, (path, recording) in enumerate(recordings.items()):
+            on_progress(index / len(recordings), str(path))
+            yield path, recording
+        on_progress(1.0, f"{len(recordings):,} replays")
 
 
 def _returns(recording: Recording) -> str:

@@ -151,3 +151,7 @@ def test_record_shows_the_episodes_that_it_plays_and_verifies(trained, command):
     texts = reports(errors, "record")
     assert texts[0] == "play: step 0, 0 of 2 episodes ended"
     assert texts[-3:] == ["verify episode 1 of 2", "verify episode 2 of 2", "2 of 2 episodes"]
+    for verb in ("play", "html"):
+        output, errors = command("replay", verb, "replays", "--device", "cpu")
+        first, second, end = reports(errors, verb)
+        assert first.endswith("-0.replay") and second.endswith("-1.replay") and end == "2 replays" and output

@@ -194,6 +194,18 @@ def test_only_the_first_process_writes_metrics(alone):
     assert {path.name for path in alone.iterdir()} == left
 
 
+def test_shaped_rewards_are_those_of_all_processes(tmp_path):
+    """The environments with the larger values lie in the second process."""
+    reward = "import os\n\ndef by_rank(t):\n    return 0 * t.rewards + 2 * int(os.environ['RANK'])\n"
+    (tmp_path / "own_reward.py").write_text(reward)
+    options = ["--reward", tmp_path / "own_reward.py:by_rank", "--total-steps", 32, "--episodes", 4]
+    with launched(tmp_path, "-m", "gpu_vecenv.cli", *GRID, *options, "--out", tmp_path / "run") as running:
+        assert running.wait(DEADLINE) == 0
+    assert [float(row["shaped_reward_runner"]) for row in rows(tmp_path / "run")] == [
+        1
+    ]  # no episode ends in four steps
+
+
 def test_a_run_of_two_processes_is_evaluated_by_one(alone, capsys):
     assert main(["evaluate", str(alone), "--json", "--episodes", "4", "--device", "cpu"]) == 0
     assert '"episodes": 4' in capsys.readouterr().out
