@@ -270,6 +270,7 @@ def test_a_game_that_no_longer_fits_is_refused(changes, message):
 class Counting(Env):
     """A game with state across environments and episodes."""
 
+    allows = ("mutable variables",)
     state = (Field("place", i32),)
     obs_dim = 1
     action_space = gpu_vecenv.configure("cartpole").action_space
