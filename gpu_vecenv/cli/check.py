@@ -6,7 +6,10 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Generic, cast
 
 import gymnasium
 import pettingzoo
@@ -15,6 +18,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rich.console import Console
 
 from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
+from gpu_vecenv.check.export import as_json, as_junit
 from gpu_vecenv.check.game import check_game
 from gpu_vecenv.cli.options import (
     Command,
@@ -28,11 +32,13 @@ from gpu_vecenv.cli.options import (
 )
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.arguments import MODES
-from gpu_vecenv.envs.registry import GAME_FILE
+from gpu_vecenv.envs.registry import GAME_FILE, module_of_file
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress, ProgressDisplay
 
 ENV_ID = re.compile(r"/|-v\d+$")
+FACTORY = re.compile(r"(?P<source>.+):(?P<name>[A-Za-z_]\w*)")  # module:factory or file.py:factory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +64,8 @@ class Check(DeviceOptions, Generic[GameT]):
     @classmethod
     def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
         """With the options of the game that is named first; CheckRegistered for an id."""
-        if arguments and not GAME_FILE.fullmatch(arguments[0]) and ENV_ID.search(arguments[0]):
+        entry = arguments[0] if arguments else ""
+        if FACTORY.fullmatch(entry) or (not GAME_FILE.fullmatch(entry) and ENV_ID.search(entry)):
             return CheckRegistered, tyro.MISSING_NONPROP
         game = named_game(arguments) or NoGame
         check_option_names(cls, game)
@@ -84,13 +91,22 @@ class Check(DeviceOptions, Generic[GameT]):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRegistered(Command):
-    """Check that a registered vector environment of Gymnasium, or a parallel one of PettingZoo, conforms to its API."""
+    """Check that a vector environment of Gymnasium, or a parallel one of PettingZoo, conforms to its API.
 
-    env_id: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ID")]]  # CartPole-v1, sisl/pursuit_v5
+    ENTRY is a registered id, or module:factory or file.py:factory. A factory takes the number of environments; with
+    --parallel it takes nothing. Exit code 1 if a check fails.
+    """
+
+    # CartPole-v1, sisl/pursuit_v5, module:factory, file.py:factory
+    env_id: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENTRY")]]
     steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
     seed: int = param(17, low=0)  # the first of the seeds
     config: str = "{}"  # further arguments of gymnasium.make_vec or pettingzoo.make, as JSON
-    parallel: bool = False  # the id is that of a PettingZoo parallel environment
+    parallel: bool = False  # the entry is a PettingZoo parallel environment
+    checks: str | None = None  # checks to run, such as K01,K10; all by default
+    max_steps: int | None = param(None, low=1)  # step at which episodes are truncated; by default that of its spec
+    json: str | None = None  # file for the report as JSON, - for the standard output
+    junit: str | None = None  # file for the report as JUnit's XML
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -103,22 +119,39 @@ class CheckRegistered(Command):
         with ProgressDisplay("check") as on_progress:
             check = self._check_parallel if self.parallel else self._check_vector
             report = check(config, on_progress)
-        Console().print(report)
+        if self.json == "-":
+            print(as_json(report))
+        else:
+            Console().print(report)
+        for path, text in ((self.json, as_json), (self.junit, as_junit)):
+            if path not in (None, "-"):
+                replace_file(Path(str(path)), text(report).encode())
         return int(bool(report.failures))
 
+    def _run(self) -> dict[str, Any]:
+        chosen = None if self.checks is None else [name.strip() for name in self.checks.split(",")]
+        return {"steps": self.steps, "seed": self.seed, "checks": chosen, "max_steps": self.max_steps}
+
     def _check_parallel(self, config: dict[str, Any], on_progress: OnProgress) -> Report:
+        factory = _factory(self.env_id) or partial(pettingzoo.make, "parallel", self.env_id)
+        make = partial(factory, **config)
         try:
-            pettingzoo.make("parallel", self.env_id, **config).close()  # type: ignore[no-untyped-call]
+            make().close()
         except Exception as error:  # an environment with missing dependencies may raise anything
-            raise ConfigError(f"pettingzoo.make: {type(error).__name__}: {error}") from error
-        return check_parallel_env(
-            lambda: pettingzoo.make("parallel", self.env_id, **config),
-            steps=self.steps,
-            seed=self.seed,
-            on_progress=on_progress,
-        )
+            source = self.env_id if FACTORY.fullmatch(self.env_id) else "pettingzoo.make"
+            raise ConfigError(f"{source}: {type(error).__name__}: {error}") from error
+        return check_parallel_env(make, on_progress=on_progress, **self._run())
 
     def _check_vector(self, config: dict[str, Any], on_progress: OnProgress) -> Report:
+        factory = _factory(self.env_id)
+        if factory is not None:
+            make = partial(factory, **config)
+            try:
+                make(1).close()
+            except Exception as error:
+                raise ConfigError(f"{self.env_id}: {type(error).__name__}: {error}") from error
+            return check_vector_env(make, on_progress=on_progress, **self._run())
+
         def maker(**changes: Any) -> Callable[[int], VectorEnv[Any, Any, Any]]:
             return lambda num_envs: gymnasium.make_vec(self.env_id, num_envs=num_envs, **{**config, **changes})
 
@@ -130,4 +163,24 @@ class CheckRegistered(Command):
         elif config.get("vectorization_mode") in ("sync", "async"):  # Gymnasium's own vector envs support all modes
             vector_kwargs = config.get("vector_kwargs", {})
             options["modes"] = {m: maker(vector_kwargs={**vector_kwargs, "autoreset_mode": m}) for m in AutoresetMode}
-        return check_vector_env(maker(), steps=self.steps, seed=self.seed, **options)
+        return check_vector_env(maker(), **self._run(), **options)
+
+
+def _factory(entry: str) -> Callable[..., Any] | None:
+    """The function that module:factory or file.py:factory names; None for an id.
+
+    Raises:
+        ConfigError: The module cannot be imported, or has no such function.
+    """
+    match = FACTORY.fullmatch(entry)
+    if match is None:
+        return None
+    source, name = match["source"], match["name"]
+    try:
+        is_file = source.endswith(".py")
+        found = getattr(module_of_file(Path(source).resolve()) if is_file else import_module(source), name)
+    except Exception as error:  # a module may raise anything
+        raise ConfigError(f"{entry}: {type(error).__name__}: {error}; expected module:factory") from error
+    if not callable(found):
+        raise ConfigError(f"{entry} is a {type(found).__name__}; expected a function that makes environments")
+    return cast(Callable[..., Any], found)

@@ -611,6 +611,39 @@ def test_check_takes_parallel_environments_of_pettingzoo(command, monkeypatch):
     refused(command("check", "sisl/nonsuch_v3", *options, "{}"), "pettingzoo.make: .*nonsuch")
 
 
+FACTORIES = """
+import gymnasium
+
+from gpu_vecenv import parallel_env
+
+
+def make(num_envs):
+    return gymnasium.make_vec("CartPole-v1", num_envs=num_envs, vectorization_mode="sync")
+
+
+def agents(**config):
+    return parallel_env("tag_gridworld", "cpu", **config)
+"""
+
+
+def test_check_takes_factories_and_writes_reports(command, tmp_path):
+    (tmp_path / "factories_of_a_test.py").write_text(FACTORIES)
+    entry = f"{tmp_path}/factories_of_a_test.py:"
+    few = ["--checks", "K10,K15", "--steps", "10"]
+    code, output, _ = command("check", f"{entry}make", *few, "--max-steps", "500", "--json", "-", "--junit", "out.xml")
+    report = json.loads(output)
+    assert (code, report["passed"]) == (1, ["K10"])
+    assert {failure["check"] for failure in report["failures"]} == {"K15"}
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert suite[1].find("failure").get("message") == "step after close: accepted; expected an error"
+    code, output, _ = command("check", f"{entry}agents", "--parallel", *few)
+    assert code == 0 and "2 passed, 0 failed" in output
+    refused(command("check", f"{entry}nonsuch", *few), "nonsuch.*expected module:factory")
+    refused(command("check", "no_such_module_at_all:make", *few), "No module named")
+    refused(command("check", f"{entry}make", "--checks", "K99"), "unknown check 'K99'")
+
+
 def test_the_size_that_is_said_to_fit_is_the_free_memory_by_the_bytes_of_one(command):
     _, _, (line,) = command("train", "tag_continuous", "--num-envs", str(2 * 10**9), "--device", "cpu")
     all_bytes, each, free, fits = (
