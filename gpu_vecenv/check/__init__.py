@@ -178,6 +178,7 @@ def check_vector_env(
         TypeError, ValueError: ``make`` returns no vector environment, or one of another size.
     """
     chosen = _chosen(checks, seed, steps, max_steps)
+    _check_arguments({"oracle": oracle, "graph": graph, "state_of": state_of}, {"modes": modes, "variants": variants})
     by_mode = None if modes is None else {_mode(mode): own for mode, own in modes.items()}
     options = CheckOptions(oracle, by_mode, variants, graph, permutable_agents, state_of)
     context = CheckContext(make, seed, steps, max_steps, options)
@@ -224,6 +225,7 @@ def check_parallel_env(
         TypeError, ValueError: ``make`` returns no ParallelEnv, or one without ``possible_agents``.
     """
     chosen = _chosen(checks, seed, steps, max_steps)
+    _check_arguments({"oracle": oracle, "state_of": state_of}, {"variants": variants})
     reference = None if oracle is None else as_vector_env(oracle)
     others = {name: as_vector_env(other) for name, other in (variants or {}).items()}
     options = CheckOptions(oracle=reference, variants=others, state_of=state_of)
@@ -234,14 +236,26 @@ def check_parallel_env(
 
 
 def _chosen(checks: Iterable[str] | None, seed: int, steps: int, max_steps: int | None) -> list[str]:
-    chosen = sorted(CHECKS if checks is None else checks)
+    if checks is not None and (isinstance(checks, str | bytes | Mapping) or not isinstance(checks, Iterable)):
+        raise TypeError(f'checks is {checks!r:.80}; expected names of checks, such as ["K01"], or None')
+    chosen = list(CHECKS) if checks is None else list(checks)
     for name in chosen:
-        if name not in CHECKS:
-            raise ConfigError(f"checks: unknown check {name!r}; {nearest(name, CHECKS)}")
+        if not isinstance(name, str) or name not in CHECKS:
+            raise ConfigError(f"checks: unknown check {name!r:.80}; {nearest(str(name), CHECKS)}")
     for key, value, least in (("seed", seed, 0), ("steps", steps, 10), ("max_steps", max_steps, 1)):
-        if value is not None and (type(value) is not int or value < least):
-            raise ConfigError(f"{key} is {value!r}; expected an int >= {least}")
-    return chosen
+        if (value is not None or key != "max_steps") and (type(value) is not int or value < least):
+            raise ConfigError(f"{key} is {value!r:.80}; expected an int >= {least}")
+    return sorted(chosen)
+
+
+def _check_arguments(functions: Mapping[str, Any], mappings: Mapping[str, Any]) -> None:
+    """TypeError unless each argument is None, or a function, or a mapping to functions."""
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            raise TypeError(f"{name} is a {type(value).__name__}; expected a function or None")
+    for name, value in mappings.items():
+        if value is not None and not (isinstance(value, Mapping) and all(map(callable, value.values()))):
+            raise TypeError(f"{name} is {value!r:.80}; expected a mapping, name -> function, or None")
 
 
 def _mode(mode: Any) -> AutoresetMode:

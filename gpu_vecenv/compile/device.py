@@ -27,7 +27,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
         return torch.device("cpu")
     try:
         resolved = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise DeviceUnavailableError(f'device is {device!r}; expected "cpu", "cuda" or "cuda:<number>"') from error
     if resolved.type == "cpu":
         return torch.device("cpu")

@@ -25,6 +25,7 @@ from gpu_vecenv.compile.codegen import (
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
 from gpu_vecenv.compile.source_rules import check_source_rules, check_variables
+from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
@@ -86,6 +87,11 @@ class FunctionManager:
         """
         if not isinstance(source, str | Path):
             raise TypeError(f"compile: source is a {type(source).__name__}; expected the source, or a Path to it")
+        check_kind("compile: name", name, str, "a str", optional=True)
+        check_kind("compile: game", game, Env, "a configured Env", optional=True)
+        check_kind("compile: kernels", kernels, (tuple, list), "a list of KernelSignature")
+        for kernel in kernels:
+            check_kind("compile: an entry of kernels", kernel, KernelSignature, "a KernelSignature")
         text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
         folder = None if isinstance(source, str) else source.parent
         name = name or ("kernel.cu" if isinstance(source, str) else source.name)

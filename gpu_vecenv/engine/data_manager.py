@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+from gpu_vecenv.declare.arguments import check_kind
+from gpu_vecenv.declare.field import known_dtype
 
 TORCH_TYPES: dict[np.dtype[Any], torch.dtype] = {
     np.dtype(np.float32): torch.float32,
@@ -25,6 +28,7 @@ class DataManager(Mapping[str, torch.Tensor]):
     """Named tensors on one device. ``data[name]`` is the live tensor: kernels and torch share its memory."""
 
     def __init__(self, device: torch.device) -> None:
+        check_kind("device", device, torch.device, "a torch.device")
         self.device = device
         self._tensors: dict[str, torch.Tensor] = {}
         self._memory: dict[str, torch.Tensor] = {}  # allocations of the tensors that have guard items
@@ -50,9 +54,15 @@ class DataManager(Mapping[str, torch.Tensor]):
             KeyError: The name is taken.
             ValueError: The dtype has no counterpart in device code.
         """
+        check_kind("allocate: name", name, str, "a str")
         if name in self._tensors:
             raise KeyError(f"{name!r} is already allocated; push() replaces its values")
-        kind = dtype if isinstance(dtype, torch.dtype) else TORCH_TYPES.get(np.dtype(dtype))
+        if not isinstance(shape, tuple | list) or not all(type(size) is int and 0 <= size < 2**63 for size in shape):
+            raise TypeError(f"allocate({name!r}): shape is {shape!r:.200}; expected a tuple of ints >= 0")
+        if type(guard_items) is not int or not 0 <= guard_items < 2**31:
+            raise TypeError(f"allocate({name!r}): guard_items is {guard_items!r:.200}; expected an int >= 0")
+        known = dtype if isinstance(dtype, torch.dtype) else known_dtype(dtype)
+        kind = known if isinstance(known, torch.dtype) or known is None else TORCH_TYPES.get(known)
         if kind not in TORCH_TYPES.values():
             raise ValueError(
                 f"allocate({name!r}): dtype is {dtype}; expected one of {', '.join(map(str, TORCH_TYPES))}"
@@ -77,6 +87,8 @@ class DataManager(Mapping[str, torch.Tensor]):
         Raises:
             ValueError: Shape or dtype differ from those of the tensor with this name.
         """
+        check_kind("push: name", name, str, "a str")
+        check_kind(f"push({name!r}): array", array, (np.ndarray, torch.Tensor), "an array or a tensor")
         if isinstance(array, np.ndarray) and not array.flags.writeable:
             array = array.copy()  # torch does not support read-only tensors
         source = torch.as_tensor(array)
@@ -92,6 +104,7 @@ class DataManager(Mapping[str, torch.Tensor]):
 
     def pull(self, name: str) -> np.ndarray[Any, Any]:
         """A copy on the host. Synchronises with the device."""
+        check_kind("pull: name", name, str, "a str")
         array: np.ndarray[Any, Any] = self._tensors[name].cpu().numpy().copy()
         return array
 
@@ -99,7 +112,7 @@ class DataManager(Mapping[str, torch.Tensor]):
         """A copy of every tensor, on the device."""
         return {name: tensor.clone() for name, tensor in self.items()}
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor], names: Iterable[str] | None = None) -> None:
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], names: Sequence[str] | None = None) -> None:
         """Copy values into all tensors, or those in ``names``; everything is checked before the first copy.
 
         Raises:
@@ -107,6 +120,10 @@ class DataManager(Mapping[str, torch.Tensor]):
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state is a {type(state).__name__}; expected a mapping, name -> tensor")
+        if names is not None:
+            check_kind("load_state_dict: names", names, (tuple, list), f"a list of some of {sorted(self)}")
+            if unknown := [name for name in names if name not in list(self)]:
+                raise ValueError(f"load_state_dict: names has {unknown}; expected some of {sorted(self)}")
         targets = {name: self[name] for name in (self if names is None else names)}
         if set(state) != set(targets):
             raise ValueError(f"state has {sorted(state, key=str)}; expected {sorted(targets)}")

@@ -9,6 +9,7 @@ import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.engine_kernels import sample_arguments
+from gpu_vecenv.declare.arguments import check_choice, check_flag
 from gpu_vecenv.declare.field import i32, i64, u32
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
@@ -68,8 +69,7 @@ class Sampler:
         if not isinstance(env, VecEnv):
             raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv; pass a view's vec_env")
         action = env.game.layout.action
-        if squash not in get_args(Squash):
-            raise ConfigError(f"squash is {squash!r}; expected {' or '.join(map(repr, get_args(Squash)))}")
+        check_choice("squash", squash, get_args(Squash), ConfigError)
         if squash != "clip" and action.discrete:
             raise ConfigError(
                 f"squash is {squash!r}, but {type(env.game).__name__} has discrete actions; leave squash out"
@@ -113,7 +113,7 @@ class Sampler:
                 ``draws`` (some role has a Box) or has them (none has).
             ResetNeededError, ClosedEnvError: The environment has not been reset yet, or has been closed.
         """
-        parameters, out = self._prepare("sample", parameters, out, "out")
+        parameters, out = self._prepare("sample", parameters, greedy, out, "out")
         self._draw(parameters, greedy, out)
         return out
 
@@ -144,7 +144,7 @@ class Sampler:
             TypeError, ValueError, InvalidActionError, ResetNeededError, ClosedEnvError: As ``sample`` and
                 ``VecEnv.step``. After an InvalidActionError (``validate="sync"``) only ``sample`` has been written.
         """
-        parameters, sample = self._prepare("step", parameters, sample, "sample")
+        parameters, sample = self._prepare("step", parameters, greedy, sample, "sample")
         out = self.env.output(out)
         outputs = self.env.step_sampled(self._sample_arguments(parameters, greedy, sample), out)
         if outputs is None:
@@ -153,10 +153,11 @@ class Sampler:
         return sample, outputs
 
     def _prepare(
-        self, method: str, parameters: torch.Tensor, out: Sample | None, name: str
+        self, method: str, parameters: torch.Tensor, greedy: bool, out: Sample | None, name: str
     ) -> tuple[torch.Tensor, Sample]:
         """The validated arguments; ``out``, the argument ``name`` of ``method``, is allocated if it is None."""
         self.env.check_ready(method)
+        check_flag(f"{method}: greedy", greedy)
         self._check_parameters(method, parameters)
         parameters = parameters.detach().contiguous()
         if parameters.data_ptr() % ALIGNMENT:

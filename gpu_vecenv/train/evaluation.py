@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 import torch
 
+from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
@@ -41,6 +42,8 @@ class RolePolicies:
     """
 
     def __init__(self, env: VecEnv, role_policies: Mapping[str, RolePolicy], greedy: bool = False) -> None:
+        check_kind("env", env, VecEnv, "a VecEnv (of a view: view.vec_env)")
+        check_flag("greedy", greedy)
         game = env.game
         roles = list(game.layout.present_roles)
         if not isinstance(role_policies, Mapping):
@@ -251,6 +254,8 @@ def evaluate(
         NonFiniteError: A network returned NaN, a mask forbids every choice, or a function returned an invalid action.
         EnvContractError: An episode does not end.
     """
+    check_kind("env", env, VecEnv, "a VecEnv (of a view: view.vec_env)")
+    check_kind("on_progress", on_progress, Callable, "a function of a fraction and a text")
     if type(episodes) is not int or episodes < 1:
         raise ConfigError(f"episodes is {episodes!r}; expected an int >= 1")
     rounds = -(-episodes // env.num_envs)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game
@@ -51,6 +52,8 @@ class GamePolicy(nn.Module):
             if not isinstance(value, kind) and not (name == "configs" and value is None):
                 raise TypeError(f"{name} is a {type(value).__name__}; expected a {kind.__name__}")
         known = list(game.layout.present_roles)
+        for name in (*policies, *(configs or {})):
+            check_kind("the name of a policy", name, str, f'a role, or roles joined by "+": {known}')
         if sorted(role for name in policies for role in name.split("+")) != sorted(known):
             raise ConfigError(f"policies are for {list(policies)}; expected each of the roles {known} once")
         for name, policy in policies.items():
@@ -163,12 +166,16 @@ def load_policy(
         UnknownGameError: The run's game is not registered.
         ConfigError: ``game`` differs from the run's, or the weights do not match their network.
     """
+    check_kind("run", run, (str, Path), "the path of a run's folder or of a checkpoint")
+    check_kind("game", game, Env, "a configured Env", optional=True)
+    check_kind("networks", networks, Mapping, "a mapping, name of a policy -> module", optional=True)
+    check_flag("best", best)
     path, tensors, manifest = _read(Path(run), best)
     where = resolve_device(device)
     configs = _configs(path, manifest)
     game = _game(path, manifest, game)
     networks = networks or {}
-    if unknown := sorted(set(networks) - set(configs)):
+    if unknown := sorted(set(networks) - set(configs), key=str):
         raise ConfigError(f"networks has {unknown}; expected some of {list(configs)}, the policies in {path}")
     policies = {}
     for name, config in configs.items():

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.running_statistics import merge_moments
 from gpu_vecenv.engine.sampler import Squash
@@ -227,6 +228,8 @@ class Policy(nn.Module):
         Returns:
             (…[, heads]) int32 or (…, k) float32, according to the role's action space.
         """
+        check_flag("greedy", greedy)
+        check_kind("generator", generator, torch.Generator, "a torch.Generator", optional=True)
         parameters = self(obs)[0]
         if self.view.continuous:
             means, log_stds = parameters.chunk(2, -1)

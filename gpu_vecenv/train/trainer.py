@@ -28,6 +28,7 @@ import torch
 from torch import nn
 
 from gpu_vecenv._version import __version__
+from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.engine.arguments import validate_seed
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
@@ -88,6 +89,9 @@ class Trainer:
     ) -> None:
         if not isinstance(env, VecEnv):
             raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv; a view has it as view.vec_env")
+        check_flag("graphs", graphs)
+        if on_iteration is not None and not callable(on_iteration):
+            raise TypeError(f"on_iteration is a {type(on_iteration).__name__}; expected a function or None")
         for name, given, kind in (("config", config, PPOConfig), ("policies", policies, Mapping)):
             if given is not None and not isinstance(given, kind):
                 raise TypeError(f"{name} is a {type(given).__name__}; expected a {kind.__name__} or None")
@@ -290,8 +294,9 @@ class Trainer:
     def role_policies(self, random_roles: Sequence[str] = ()) -> dict[str, Policy | None]:
         """The policy of each role, for ``evaluate``; None for the ``random_roles``."""
         known = list(self.env.game.layout.roles)
+        check_kind("random_roles", random_roles, (tuple, list, set, frozenset), f"a list of some of {known}")
         if unknown := set(random_roles) - set(known):
-            raise ConfigError(f"random_roles has {sorted(unknown)}; expected some of {known}")
+            raise ConfigError(f"random_roles has {sorted(unknown, key=str)}; expected some of {known}")
         policies = {role: policy for policy in self.policies.values() for role in policy.view.roles}
         return {role: None if role in random_roles else policy for role, policy in policies.items()}
 

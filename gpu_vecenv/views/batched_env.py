@@ -10,6 +10,7 @@ import torch
 from gymnasium.spaces import Discrete, Space
 from torch.nn.functional import pad
 
+from gpu_vecenv.declare.arguments import check_choice
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import AutoresetMode, construct, validate_mask
 from gpu_vecenv.engine.make import make
@@ -85,8 +86,7 @@ class BatchedParallelEnv:
             "render_mode": render_mode,
         }
         self._arguments |= {"render_env_indices": render_env_indices, "max_cycles": max_cycles, **arguments}
-        if group_by not in ("agent", "role"):
-            raise ValueError(f'group_by is {group_by!r}; expected "agent" or "role"')
+        check_choice("group_by", group_by, ("agent", "role"))
         if max_cycles is not None:
             arguments = {"max_cycles": max_cycles, **arguments}
         self.vec_env = make(

@@ -14,8 +14,10 @@ import gymnasium.error
 import numpy as np
 import torch
 
+from gpu_vecenv.declare.config import finite_float
 from gpu_vecenv.declare.drawing import BLACK, Circle, Drawing, Line, Polygon
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.views.window import Window
@@ -51,7 +53,7 @@ def checked_render_mode(game: Env, mode: str | None) -> str | None:
             f"render_mode is {mode!r}, but {name} has no draw method; expected None, or define "
             "draw(self, state) -> gpu_vecenv.declare.drawing.Drawing, see gpu_vecenv.Env.draw"
         )
-    if mode not in modes:
+    if not isinstance(mode, str) or mode not in modes:
         raise gymnasium.error.UnsupportedMode(
             f"render_mode is {mode!r}; {name} has {', '.join(map(repr, modes))}, expected one of them or None"
         )
@@ -81,12 +83,13 @@ class Frames(Sequence[Image]):
     """
 
     def __init__(self, vec_env: VecEnv, copies: int = 1, scale: float = 1.0) -> None:
-        if not scale > 0 or not math.isfinite(scale):
-            raise ConfigError(f"scale is {scale}; expected a number above 0")
+        if (factor := finite_float(scale)) is None or factor <= 0:
+            raise ConfigError(f"scale is {scale!r:.80}; expected a number above 0")
+        copies = validate_int("copies", copies, 1)
         if not isinstance(vec_env, VecEnv):
             raise TypeError(f"vec_env is a {type(vec_env).__name__}; expected a VecEnv (of a view: view.vec_env)")
         vec_env.check_ready("render")
-        self.game, self.num_envs, self.copies, self.scale = vec_env.game, vec_env.num_envs, copies, scale
+        self.game, self.num_envs, self.copies, self.scale = vec_env.game, vec_env.num_envs, copies, factor
         self._state = {name: tensor.clone() for name, tensor in drawn_state(vec_env).items()}
 
     def __len__(self) -> int:
@@ -148,7 +151,8 @@ def viewer_of(
     vec_env: VecEnv, render_mode: str | None, env_indices: int | Sequence[int] | None = None
 ) -> Viewer | None:
     """The viewer of a view in "human" mode, else None."""
-    return Viewer(vec_env, env_indices) if render_mode == "human" else None
+    checked = checked_env_indices(vec_env.num_envs, env_indices)
+    return Viewer(vec_env, checked) if render_mode == "human" else None
 
 
 def checked_env_indices(num_envs: int, env_indices: int | Sequence[int] | None) -> list[int]:
@@ -159,7 +163,7 @@ def checked_env_indices(num_envs: int, env_indices: int | Sequence[int] | None) 
     """
     if env_indices is None:
         return list(range(min(num_envs, MAX_SHOWN_ENVS)))
-    indices = list(env_indices) if isinstance(env_indices, Iterable) else [env_indices]
+    indices = list(env_indices) if isinstance(env_indices, Sequence | np.ndarray) else [env_indices]
     for env_index in indices:
         if isinstance(env_index, bool) or not isinstance(env_index, int | np.integer):
             raise TypeError(f"render_env_indices has {env_index!r} ({type(env_index).__name__}); expected ints")

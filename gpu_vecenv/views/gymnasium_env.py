@@ -13,6 +13,7 @@ from gymnasium.spaces import MultiDiscrete, Space
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from gpu_vecenv.declare.arguments import check_choice, check_flag
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.spaces import with_zero
 from gpu_vecenv.engine.actions import ActionValidator
@@ -80,8 +81,8 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self._arguments |= {"max_episode_steps": max_episode_steps, "render_env_indices": render_env_indices}
         self._arguments["fill_final_obs"] = self._fills_final_obs = fill_final_obs
         mode = validate_autoreset_mode(autoreset_mode)
-        if output not in ("torch", "numpy"):
-            raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
+        check_choice("output", output, ("torch", "numpy"))
+        check_flag("fill_final_obs", fill_final_obs)
         self.output = output
         if max_episode_steps is not None:
             arguments = {"max_episode_steps": max_episode_steps, **arguments}

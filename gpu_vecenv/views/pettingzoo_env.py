@@ -20,6 +20,7 @@ from gymnasium.utils import seeding
 from pettingzoo.utils.env_logger import EnvLogger
 from pettingzoo.utils.wrappers import AssertOutOfBoundsWrapper, ClipOutOfBoundsWrapper, OrderEnforcingWrapper
 
+from gpu_vecenv.declare.arguments import check_choice
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.arguments import construct, validate_seed
@@ -81,8 +82,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     ) -> None:
         self._arguments = {"game": game, "device": device, "output": output, "render_mode": render_mode, **arguments}
         self._arguments |= {"max_cycles": max_cycles}
-        if output not in ("torch", "numpy"):
-            raise ValueError(f'output is {output!r}; expected "torch" or "numpy"')
+        check_choice("output", output, ("torch", "numpy"))
         if "num_envs" in arguments:
             raise TypeError(
                 "num_envs is given, but a ParallelEnv is one environment; for more use batched_parallel_env"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.engine.vec_env import VecEnv
@@ -64,8 +65,8 @@ def rollout(
     game = env.game
     env_index = validate_int("env_index", env_index, 0, 2**63 - 1 - env.first_env_index)
     known = {field.name: field for field in game.layout.fields}
-    if isinstance(fields, str):
-        raise TypeError(f"fields is {fields!r}; expected a sequence of names, ({fields!r},)")
+    check_kind("fields", fields, (tuple, list), 'a sequence of names of state fields, such as ("cell",)')
+    check_flag("greedy", greedy)
     for name in fields:
         if name not in known:
             raise ConfigError(f"{type(game).__name__} has no state field {name!r}; {nearest(str(name), known)}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.engine.arguments import validate_int, validate_seed
@@ -55,6 +56,7 @@ def record(
     """
     if not isinstance(env, VecEnv):
         raise TypeError(f"env is a {type(env).__name__}; expected a VecEnv (of a view: view.vec_env)")
+    check_kind("on_progress", on_progress, Callable, "a function of a fraction and a text")
     if env.build.initial_fields:
         raise ConfigError(
             f"record: initial_states of {', '.join(env.build.initial_fields)} are not stored in a replay; record an "

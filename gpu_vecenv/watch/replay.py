@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from gpu_vecenv.compile.device import free_bytes
+from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.digest import source_sha256
 from gpu_vecenv.engine.step_buffers import StepBuffers
@@ -143,6 +144,7 @@ def film(
     Raises:
         EnvDefinitionError: The game has no ``draw``.
     """
+    check_kind("title", title, str, "a str", optional=True)
     playback = play(replay, device, game=game, driver=driver)
     defaults = {entry.name: entry.default for entry in dataclasses.fields(playback.game)}
     changed = {name: getattr(playback.game, name) for name in defaults}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.digest import Digest, source_sha256
 from gpu_vecenv.engine.step_buffers import StepBuffers
@@ -82,6 +83,7 @@ def describe(replay: Replay) -> str:
 
 def configured(replay: Replay, kind: type[Env] | None) -> Env:
     """The replay's configured game. Raises UnknownGameError, or ReplayMismatchError if it no longer fits the replay."""
+    check_kind("replay", replay, Replay, "a Replay, from record or Replay.load")
     if kind is None:
         try:
             kind = find_game(replay.game)

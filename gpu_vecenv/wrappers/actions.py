@@ -10,6 +10,7 @@ from gymnasium.error import InvalidBound, InvalidProbability
 from gymnasium.spaces import Box
 from torch import Tensor
 
+from gpu_vecenv.declare.arguments import check_number
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import UnsupportedGameError
 from gpu_vecenv.wrappers.base import (
@@ -93,10 +94,8 @@ class StickyAction(ActionWrapper, EpisodeWrapper):
         super().__init__(env)
         if getattr(getattr(env.unwrapped, "game", None), "masks_actions", False):
             raise UnsupportedGameError("StickyAction: the game masks actions, so a repeated action may be masked")
-        if not 0 <= repeat_action_probability < 1:
-            raise InvalidProbability(
-                f"repeat_action_probability is {repeat_action_probability}; expected a number in [0, 1)"
-            )
+        name = "repeat_action_probability"
+        check_number(name, repeat_action_probability, lambda x: 0 <= x < 1, "a number in [0, 1)", InvalidProbability)
         duration = (
             repeat_action_duration if isinstance(repeat_action_duration, tuple) else (repeat_action_duration,) * 2
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from gymnasium.vector.utils import batch_space
 from gymnasium.wrappers.utils import rescale_box
 from torch import Tensor
 
+from gpu_vecenv.declare.arguments import check_number
 from gpu_vecenv.engine.running_statistics import RunningMeanStd, checked_state_dict
 from gpu_vecenv.errors import ResetNeededError
 
@@ -240,8 +242,7 @@ class RunningWrapper(EpisodeWrapper):
 
     def __init__(self, env: TensorEnv, epsilon: float) -> None:
         super().__init__(env)
-        if not epsilon > 0:
-            raise InvalidBound(f"epsilon is {epsilon}; expected a positive number")
+        check_number("epsilon", epsilon, lambda x: 0 < x < math.inf, "a positive number", InvalidBound)
         self.epsilon, self.update_running_mean = epsilon, True
 
     def state_dict(self) -> dict[str, Tensor]:

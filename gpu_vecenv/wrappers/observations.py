@@ -12,7 +12,9 @@ from gymnasium.logger import warn
 from gymnasium.spaces import Box, flatten_space
 from torch import Tensor
 
+from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.field import known_dtype
 from gpu_vecenv.engine.running_statistics import RunningMeanStd
 from gpu_vecenv.views.agents import role_of_agents
 from gpu_vecenv.wrappers.base import Bound, ObservationWrapper, RunningWrapper, Step, TensorEnv
@@ -36,6 +38,15 @@ class TransformObservation(ObservationWrapper):
         single_observation_space: Space[Any] | None = None,
     ) -> None:
         super().__init__(env)
+        if not callable(func):
+            raise TypeError(
+                f"TransformObservation: func is a {type(func).__name__}; expected a function of observations"
+            )
+        for name, space in (
+            ("observation_space", observation_space),
+            ("single_observation_space", single_observation_space),
+        ):
+            check_kind(f"TransformObservation: {name}", space, Space, "a Space", optional=True)
         self.func = func
         if single_observation_space is not None:
             self.single_observation_space = single_observation_space
@@ -118,8 +129,12 @@ class DtypeObservation(ObservationWrapper):
     def __init__(self, env: TensorEnv, dtype: Any) -> None:
         super().__init__(env)
         box = self._box("observation", env.single_observation_space)
-        self.dtype = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else np.dtype(dtype)
-        self._torch_dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
+        own = torch.empty(0, dtype=dtype).numpy().dtype if isinstance(dtype, torch.dtype) else known_dtype(dtype)
+        if own is None or own.kind not in "biuf":
+            raise TypeError(
+                f"DtypeObservation: dtype is {dtype!r:.80}; expected a dtype of numbers, such as np.float32"
+            )
+        self.dtype, self._torch_dtype = own, torch.from_numpy(np.empty(0, own)).dtype
         self.single_observation_space = Box(box.low, box.high, box.shape, self.dtype.type)
 
     def observations(self, observations: Tensor) -> Tensor:
@@ -198,6 +213,7 @@ class AgentIndicator(ObservationWrapper):
         box = self._box("observation", env.single_observation_space)
         if not 1 <= len(box.shape) <= 3:
             raise ValueError(f"AgentIndicator: observations have shape {box.shape}; expected 1 to 3 axes")
+        check_flag("AgentIndicator: type_only", type_only)
         roles = role_of_agents(game)
         labels = list(roles.values()) if type_only else list(roles)
         kinds = list(dict.fromkeys(labels))

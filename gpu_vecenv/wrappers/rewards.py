@@ -10,6 +10,7 @@ from gymnasium.error import InvalidBound
 from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
+from gpu_vecenv.declare.arguments import check_number
 from gpu_vecenv.engine.running_statistics import RunningMeanStd
 from gpu_vecenv.wrappers.base import RunningWrapper, Step, TensorEnv, TensorWrapper
 
@@ -19,6 +20,9 @@ class ClipReward(TensorWrapper):
 
     def __init__(self, env: TensorEnv, min_reward: float | None = None, max_reward: float | None = None) -> None:
         super().__init__(env)
+        for name, bound in (("min_reward", min_reward), ("max_reward", max_reward)):
+            if bound is not None:
+                check_number(name, bound, lambda _: True, "a number or None")
         self.min_reward, self.max_reward = (None if r is None else float(r) for r in (min_reward, max_reward))
         low = -np.inf if self.min_reward is None else self.min_reward
         high = np.inf if self.max_reward is None else self.max_reward
@@ -56,8 +60,7 @@ class NormalizeReward(RunningWrapper):
 
     def __init__(self, env: TensorEnv, gamma: float = 0.99, epsilon: float = 1e-8) -> None:
         super().__init__(env, epsilon)
-        if not 0 <= gamma <= 1:
-            raise InvalidBound(f"gamma is {gamma}; expected a number in [0, 1]")
+        check_number("gamma", gamma, lambda x: 0 <= x <= 1, "a number in [0, 1]", InvalidBound)
         self.gamma, self.return_rms = gamma, RunningMeanStd()
         self.accumulated_reward = torch.zeros(self.num_envs, dtype=torch.float64)
 

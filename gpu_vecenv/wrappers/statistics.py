@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.running_statistics import EpisodeRingBuffer
 from gpu_vecenv.wrappers.base import EpisodeWrapper, Info, Options, Step, TensorEnv, TensorWrapper
@@ -36,9 +37,10 @@ class RecordEpisodeStatistics(EpisodeWrapper):
     """
 
     def __init__(self, env: TensorEnv, buffer_length: int = 100, stats_key: str = "episode") -> None:
+        check_kind("stats_key", stats_key, str, "a str")
         super().__init__(env)
         self._finished_episodes, self._key = (
-            EpisodeRingBuffer(validate_int("buffer_length", buffer_length, 1), 3),
+            EpisodeRingBuffer(validate_int("buffer_length", buffer_length, 1, 2**31 - 1), 3),
             stats_key,
         )
         self.episode_start_times, self.episode_returns = torch.zeros((2, self.num_envs), dtype=torch.float64)

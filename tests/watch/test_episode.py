@@ -188,7 +188,7 @@ class Named(TagGridworld):
         ({"policy": {"tagger": None}}, ConfigError, ["role_policies are for ['tagger']", "['tagger', 'runner']"]),
         ({"env_index": -1}, ValueError, ["env_index is -1"]),
         ({"env_index": 1.0}, TypeError, ["env_index is 1.0"]),
-        ({"fields": "cell"}, TypeError, ["fields is 'cell'", "('cell',)"]),
+        ({"fields": "cell"}, TypeError, ["fields is 'cell'", '("cell",)']),
         ({"fields": ["cel"]}, ConfigError, ["no state field 'cel'", "cell"]),
         ({"env": Named, "fields": ["rewards"]}, ConfigError, ["'rewards' has the name of", "rename it"]),
         ({"seed": -1}, InvalidSeedError, ["seed is -1"]),

@@ -1198,7 +1198,7 @@ WRONG = [
     (ours.ClipReward, {}, {}, InvalidBound, "expected at least one"),
     (ours.ClipReward, {"min_reward": 1, "max_reward": 0}, {}, InvalidBound, "min_reward is 1, max_reward 0"),
     (ours.ClipReward, {"min_reward": np.nan}, {}, InvalidBound, "nan"),
-    (ours.ClipReward, {"min_reward": "low"}, {}, ValueError, "low"),
+    (ours.ClipReward, {"min_reward": "low"}, {}, ValueError, "min_reward"),
     (ours.NormalizeReward, {"gamma": 1.1}, {}, InvalidBound, "gamma is 1.1"),
     (ours.NormalizeReward, {"gamma": np.nan}, {}, InvalidBound, "gamma is nan"),
     (ours.NormalizeReward, {"epsilon": 0}, {}, InvalidBound, "epsilon is 0"),

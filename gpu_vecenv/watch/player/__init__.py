@@ -12,7 +12,7 @@ import json
 import string
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,9 @@ def page(films: Sequence[Film], title: str) -> str:
     Raises:
         ValueError: There is no film, or the title is not a str.
     """
-    films = list(films)
+    films = list(films) if isinstance(films, Iterable) else [films]
     if not films or not all(isinstance(film, Film) for film in films):
-        raise ValueError(f"page: films are {films!r}; expected at least one Film")
+        raise ValueError(f"page: films are {films!r:.200}; expected at least one Film")
     if not isinstance(title, str):
         raise ValueError(f"page: title is {title!r}; expected a str")
     content = {"title": title, "subpixels": SUBPIXELS, "films": [_packed(film) for film in films]}

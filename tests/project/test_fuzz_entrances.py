@@ -1,0 +1,299 @@
+"""Every argument of the public entrances gets objects of other kinds: each is refused by a typed error that says what
+is expected, or is right. An argument that this table lacks fails the test."""
+
+import inspect
+import re
+import traceback
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+import gpu_vecenv
+from gpu_vecenv import errors, wrappers
+from gpu_vecenv.declare.env import f32
+from gpu_vecenv.declare.kernels import Array, KernelSignature
+from gpu_vecenv.engine.data_manager import DataManager
+from gpu_vecenv.views.frames import Frames
+from gpu_vecenv.watch import player, replay
+
+WRONG = {
+    "None": None,
+    "an object": object(),
+    "a set": {"a"},
+    "a str": "no such thing",
+    "bytes": b"x",
+    "-1": -1,
+    "1.5": 1.5,
+    "nan": float("nan"),
+    "2**70": 2**70,
+    "True": True,
+    "[]": [],
+    "{}": {},
+    "{1: 2}": {1: 2},
+    "a function": lambda *arguments, **more: None,
+    "a class": int,
+    "an array": np.zeros(2),
+    "a tensor": torch.zeros(2),
+    "a complex": 1j,
+    "[None]": [None],
+}
+GAME = gpu_vecenv.configure("tag_gridworld", num_taggers=1, grid=4, max_steps=5)
+RANDOM = {"tagger": None, "runner": None}
+REFUSALS = (
+    *(kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)),
+    *(TypeError, ValueError, FileNotFoundError, gymnasium.error.Error),
+)
+# Each says what is wrong and what to do; the last is the compiler's.
+CURE = re.compile(r"\bexpected\b|nearest:|known:|at most num_envs|did not compile|has no attribute", re.IGNORECASE)
+ANY = set(WRONG)  # not tried
+NONE, TRUE, TEXT, COUNT = {"None"}, {"True"}, {"a str"}, {"2**70"}
+
+
+@pytest.fixture(scope="module")
+def entrances(tmp_path_factory):
+    """Name -> function, its arguments, and for each argument the objects that are right beside its own value."""
+    folder = tmp_path_factory.mktemp("entrances")
+    env = gpu_vecenv.VecEnv(GAME, 4, "cpu")
+    env.reset(seed=1)
+    training = gpu_vecenv.VecEnv(GAME, 4, "cpu", autoreset_mode="next_step")
+    config = gpu_vecenv.PPOConfig(total_steps=32, num_steps=4, num_minibatches=1, hidden_sizes=(8,))
+    trainer = gpu_vecenv.Trainer(training, config)
+    checkpoint = trainer.save(folder / "run.safetensors")
+    policy = gpu_vecenv.load_policy(checkpoint, device="cpu")
+    (recording,) = replay.record(env, RANDOM)
+    film = replay.film(recording, "cpu")
+    sampler, logits = gpu_vecenv.Sampler(env), torch.zeros((4, 2, 5))
+    cpu, kernels = gpu_vecenv.FunctionManager("cpu"), [KernelSignature("k", (Array("x", f32),))]
+    common = {"device": ("cpu", NONE), "render_mode": (None, NONE)}
+    vectorized = {"num_envs": (2, set()), "render_env_indices": (None, NONE), **common}
+    modes = {"autoreset_mode": ("same_step", set())}
+    check = {
+        "checks": (["K08"], {"[]", "None"}),
+        "seed": (17, COUNT),
+        "steps": (10, COUNT),
+        "max_steps": (None, NONE | COUNT),
+    }
+    function = (None, NONE | {"a function", "a class"})
+    functions = {"oracle": function, "state_of": function}
+    mappings = {"variants": (None, NONE | {"{}"})}
+
+    def vectors(num_envs):
+        return gymnasium.make_vec("gpu_vecenv/CartPole-v1", num_envs=num_envs, device="cpu")
+
+    def data():
+        manager = DataManager(torch.device("cpu"))
+        manager.allocate("x", (2,), np.dtype(np.float32))
+        return manager
+
+    vector = vectors(2)
+    return {
+        "VecEnv": (
+            gpu_vecenv.VecEnv,
+            {
+                "game": (GAME, set()), "num_envs": (2, set()), "device": ("cpu", NONE), **modes,
+                "agents_as_envs": (False, TRUE), "driver": (None, NONE), "validate": ("async", set()),
+                "arrays": (None, NONE | {"{}"}), "initial_states": (None, NONE | {"{}"}),
+                "randomize": (None, NONE | {"[]", "{}"}), "first_env_index": (0, set()),
+                "threads_per_env": (None, NONE), "threads_per_block": (None, NONE), "end_on_nonfinite": (False, TRUE),
+                "thread_order": (0, set()), "guards": (False, TRUE),
+            },
+        ),
+        "step": (env.step, {"actions": (env.sample_actions(), set()), "out": (None, NONE)}),
+        "reset": (env.reset, {"seed": (1, NONE), "mask": (None, NONE), "out": (None, NONE)}),
+        "observe": (env.observe, {"out": (None, NONE)}),
+        "load_state_dict": (env.load_state_dict, {"state": (env.state_dict(), set())}),
+        "Sampler": (gpu_vecenv.Sampler, {"env": (env, set()), "squash": ("clip", set())}),
+        "Sampler.sample": (
+            sampler.sample, {"parameters": (logits, set()), "greedy": (False, TRUE), "out": (None, NONE)},
+        ),
+        "Sampler.step": (
+            sampler.step,
+            {"parameters": (logits, set()), "greedy": (False, TRUE), "sample": (None, NONE), "out": (None, NONE)},
+        ),
+        "DataManager": (DataManager, {"device": (torch.device("cpu"), set())}),
+        "allocate": (
+            lambda **given: data().allocate(**given),
+            {
+                "name": ("y", TEXT), "shape": ((2,), {"[]"}), "dtype": (np.dtype(np.float32), {"a class"}),
+                "guard_items": (0, set()),
+            },
+        ),
+        "push": (
+            lambda **given: data().push(**given), {"name": ("x", TEXT), "array": (torch.ones(2), {"a tensor"})},
+        ),
+        "FunctionManager": (gpu_vecenv.FunctionManager, {"device": ("cpu", NONE), "driver": (None, NONE)}),
+        "compile": (
+            cpu.compile,
+            {
+                "source": ("KERNEL(k) { args.x[0] = 1; }", set()), "name": (None, NONE | TEXT),
+                "kernels": (kernels, {"[]"}), "game": (None, NONE),
+            },
+        ),
+        "GymnasiumVectorEnv": (
+            gpu_vecenv.GymnasiumVectorEnv,
+            {
+                "game": (GAME, set()), **vectorized, **modes, "output": ("torch", set()),
+                "max_episode_steps": (None, NONE), "fill_final_obs": (True, TRUE),
+            },
+        ),
+        "GymnasiumEnv": (gpu_vecenv.GymnasiumEnv, {"game": (GAME, set()), **common}),
+        "parallel_env": (
+            gpu_vecenv.parallel_env,
+            {"game": (GAME, set()), **common, "output": ("torch", set()), "max_cycles": (None, NONE)},
+        ),
+        "aec_env": (gpu_vecenv.aec_env, {"game": (GAME, set()), "device": ("cpu", NONE)}),
+        "batched_parallel_env": (
+            gpu_vecenv.batched_parallel_env,
+            {
+                "game": (GAME, set()), **vectorized, **modes, "group_by": ("agent", set()),
+                "agents_as_envs": (False, TRUE), "max_cycles": (None, NONE),
+            },
+        ),
+        "evaluate": (
+            gpu_vecenv.evaluate,
+            {
+                "env": (env, set()), "role_policies": (RANDOM, set()), "episodes": (2, COUNT),
+                "greedy": (False, TRUE), "seed": (1, NONE), "on_progress": (lambda *_: None, {"a function", "a class"}),
+            },
+        ),
+        "rollout": (
+            gpu_vecenv.rollout,
+            {
+                "env": (env, set()), "policy": (None, NONE | {"a class"}), "env_index": (0, set()),
+                "fields": ((), {"[]"}), "greedy": (False, TRUE), "seed": (1, NONE),
+            },
+        ),
+        "Trainer": (
+            gpu_vecenv.Trainer,
+            {
+                "env": (training, set()), "config": (config, NONE), "seed": (0, set()), "policies": (None, NONE),
+                "graphs": (True, TRUE), "reward": (None, NONE | {"a class"}), "on_iteration": function,
+            },
+        ),
+        "load_policy": (
+            gpu_vecenv.load_policy,
+            {
+                "run": (checkpoint, set()), "game": (None, NONE), "networks": (None, NONE | {"{}"}),
+                "best": (False, set()), "device": ("cpu", NONE),
+            },
+        ),
+        "GamePolicy": (
+            gpu_vecenv.GamePolicy,
+            {"game": (GAME, set()), "policies": (trainer.policies, set()), "configs": (None, NONE | {"{}"})},
+        ),
+        "GamePolicy.forward": (
+            policy.forward,
+            {
+                "obs": (env.observe(), set()), "action_mask": (None, NONE), "greedy": (False, TRUE),
+                "generator": (None, NONE),
+            },
+        ),
+        "EpisodeLog": (gpu_vecenv.EpisodeLog, {"vec_env": (env, set())}),
+        "record": (
+            replay.record,
+            {
+                "env": (env, set()), "role_policies": (RANDOM, set()), "episodes": (1, set()), "seed": (0, set()),
+                "greedy": (False, TRUE), "on_progress": (lambda *_: None, {"a function", "a class"}),
+            },
+        ),
+        "film": (
+            replay.film,
+            {
+                "replay": (recording, set()), "device": ("cpu", NONE), "game": (None, NONE), "driver": (None, NONE),
+                "title": (None, NONE | TEXT),
+            },
+        ),
+        "play": (
+            replay.play,
+            {"replay": (recording, set()), "device": ("cpu", NONE), "game": (None, NONE), "driver": (None, NONE)},
+        ),
+        "page": (player.page, {"films": ([film], set()), "title": ("x", TEXT)}),
+        "Frames": (
+            Frames, {"vec_env": (env, set()), "copies": (1, COUNT), "scale": (1.0, {"1.5", "2**70", "True"})},
+        ),
+        "check_vector_env": (
+            lambda **given: gpu_vecenv.check_vector_env(vectors, **given),
+            {
+                **check, **functions, **mappings, "modes": (None, NONE | {"{}"}),
+                "graph": (None, NONE | {"a function", "a class"}), "permutable_agents": (None, ANY),
+            },
+        ),
+        "check_parallel_env": (
+            lambda **given: gpu_vecenv.check_parallel_env(lambda: gpu_vecenv.parallel_env(GAME, "cpu"), **given),
+            {**check, **functions, **mappings},
+        ),
+        "AgentIndicator": (wrappers.AgentIndicator, {"env": (vector, set()), "type_only": (False, TRUE)}),
+        "ClipReward": (
+            wrappers.ClipReward,
+            {
+                "env": (vector, set()), "min_reward": (-2.0, NONE | {"-1", "1.5"}),
+                "max_reward": (2.0, NONE | {"-1", "1.5", "2**70"}),
+            },
+        ),
+        "DelayObservation": (wrappers.DelayObservation, {"env": (vector, set()), "delay": (1, COUNT)}),
+        "DtypeObservation": (wrappers.DtypeObservation, {"env": (vector, set()), "dtype": (np.float64, {"a class"})}),
+        "NormalizeObservation": (
+            wrappers.NormalizeObservation, {"env": (vector, set()), "epsilon": (1e-8, {"1.5", "2**70"})},
+        ),
+        "NormalizeReward": (
+            wrappers.NormalizeReward,
+            {"env": (vector, set()), "gamma": (0.9, set()), "epsilon": (1e-8, {"1.5", "2**70"})},
+        ),
+        "RecordEpisodeStatistics": (
+            wrappers.RecordEpisodeStatistics,
+            {"env": (vector, set()), "buffer_length": (9, set()), "stats_key": ("episode", TEXT)},
+        ),
+        "StickyAction": (
+            wrappers.StickyAction,
+            {
+                "env": (vector, set()), "repeat_action_probability": (0.5, set()),
+                "repeat_action_duration": (1, COUNT),
+            },
+        ),
+        "TransformObservation": (
+            wrappers.TransformObservation,
+            {
+                "env": (vector, set()), "func": (torch.sin, {"a function", "a class"}),
+                "observation_space": (None, NONE), "single_observation_space": (None, NONE),
+            },
+        ),
+    }  # fmt: skip
+
+
+def problem(call, arguments, name, value):
+    """What is wrong with the refusal of a value, or nothing."""
+    try:
+        call(**{**arguments, name: value})
+    except REFUSALS as error:
+        if not CURE.search(str(error)) and not isinstance(error, FileNotFoundError):
+            return f"{type(error).__name__} does not say what is expected: {error}"
+        return ""
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}, {Path(where.filename).name}:{where.lineno}: {error}"
+    return "was not refused"
+
+
+def test_the_table_has_every_argument(entrances):
+    lacking = []
+    for entrance, (call, given) in entrances.items():
+        parameters = inspect.signature(call).parameters.values()
+        names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        lacking += [f"{entrance}: {name}" for name in sorted(names - set(given))]
+    assert lacking == []
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_objects_of_other_kinds_are_refused(part, entrances):
+    problems = []
+    for entrance, (call, given) in list(entrances.items())[part::4]:
+        arguments = {name: value for name, (value, _) in given.items()}
+        call(**arguments)
+        for name, (_, right) in given.items():
+            for what in WRONG.keys() - right:
+                if said := problem(call, arguments, name, WRONG[what]):
+                    problems.append(f"{entrance}, {name}, {what}: {said[:200]}")
+    assert problems == [], "\n" + "\n".join(problems)
