@@ -33,6 +33,7 @@ from gpu_vecenv.errors import (
     NonFiniteError,
     RankLostError,
     nearest,
+    printable,
 )
 
 # Wrong arguments, missing software or hardware: one line and exit code 2 instead of a traceback.
@@ -120,7 +121,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPECTED as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        message = "\n".join(map(printable, str(error).split("\n")))  # names in it may have escape sequences
+        print(f"{PROGRAM}: error: {message}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
