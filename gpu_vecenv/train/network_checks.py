@@ -12,9 +12,9 @@ from gpu_vecenv.train.policy import Policy, RoleView
 
 NUM_ROWS = 32  # that are compared: so few that leaving out half of them changes a mean over all by a lot
 # A row's results may differ by rounding: the kernel of a matrix product, and with it the order of its sums, depends on
-# the number of rows and on the position of a row. Sums are float32 at every precision, so that about one unit in 2^12
-# crosses a boundary of rounding to bfloat16, by 2^-8 of its value; over the units of a layer that is about 2^-14 of the
-# output, in float32 less. A jump, such as that of an argmax, enlarges it in single rows. A network that mixes rows
+# the number of rows and on the position of a row. Policies are compared in float32. In a network that uses bfloat16
+# itself, about one unit in 2^12 crosses a boundary of rounding, by 2^-8 of its value; over the units of a layer that is
+# about 2^-14 of the output. A jump, such as that of an argmax, enlarges it in single rows. A network that mixes rows
 # changes most of them, by more: an attention over almost equal rows by 2^-9.
 TOLERANCE = 2.0**-10  # relative to the largest number of a column of the outputs,
 FLOOR = 2.0**-10  # or to this part of the largest of all columns, where a column is what remains of larger numbers
@@ -100,11 +100,18 @@ def _differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
 
 @contextmanager
 def _unchanged(policy: Policy) -> Iterator[None]:
-    """Without gradients; the buffers, such as running statistics, and torch's generators are as before afterwards."""
+    """Without gradients; the buffers, such as running statistics, and torch's generators are as before afterwards.
+
+    Meanwhile the policy does not use bfloat16, and on a GPU no product has partial sums in bfloat16.
+    """
     buffers, device = {name: buffer.clone() for name, buffer in policy.named_buffers()}, policy.action_bounds.device
+    matmul = torch.backends.cuda.matmul
+    bfloat16, reduced_precision = policy.uses_bfloat16, matmul.allow_bf16_reduced_precision_reduction
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
         try:
+            policy.uses_bfloat16 = matmul.allow_bf16_reduced_precision_reduction = False
             yield
         finally:
+            policy.uses_bfloat16, matmul.allow_bf16_reduced_precision_reduction = bfloat16, reduced_precision
             for name, buffer in policy.named_buffers():
                 buffer.copy_(buffers[name])

@@ -162,7 +162,7 @@ class Policy(nn.Module):
         self.network = network
         self.obs_normalizer = Normalizer(self.view.obs_shape) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
-        self.squash, self._bfloat16 = squash, bfloat16
+        self.squash, self.uses_bfloat16 = squash, bfloat16
         self._has_heads = bool(game.layout.action.shape)
         self.register_buffer("action_bounds", torch.tensor(self.view.bounds), persistent=False)
         self.to(device)
@@ -171,7 +171,7 @@ class Policy(nn.Module):
         """Observations (…, *obs_shape) -> parameters (…, n) of the distribution and values (…), in units of returns."""
         if self.obs_normalizer is not None:
             obs = self.obs_normalizer(obs)
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self._bfloat16):
+        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.uses_bfloat16):
             parameters, values = self.network(obs)
         values = values.float()
         if self.return_normalizer is not None:

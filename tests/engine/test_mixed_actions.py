@@ -9,6 +9,7 @@ from support.actions import beyond_bounds
 from support.bitwise import equal_bits
 
 from gpu_vecenv import Sampler, VecEnv
+from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.digest import trajectory_digest
 from gpu_vecenv.engine.vec_env import Fault
@@ -133,7 +134,7 @@ def test_an_unclipped_box_beside_choices_refuses_infinity(monkeypatch, device):
 
 
 def test_casts_do_not_round_numbers_into_choices(device):
-    check = ActionValidator(Economy().layout, (2, 5), torch.device(device))
+    check = ActionValidator(Economy().layout, (2, 5), resolve_device(device))
     given = np.zeros((2, 5, 3))
     given[:, PLANNER] = 1 - 2.0**-40  # 1 as float32
     assert check.cast(given).dtype == np.float32 and check.cast(given)[0, PLANNER, 0] == 1
@@ -147,7 +148,7 @@ def test_casts_do_not_round_numbers_into_choices(device):
 
 
 def test_actions_of_one_role_are_of_its_kind(device):
-    check = ActionValidator(Economy().layout, (2, 5), torch.device(device))
+    check = ActionValidator(Economy().layout, (2, 5), resolve_device(device))
     ints, floats = torch.zeros((2, 3), dtype=torch.int64, device=device), torch.zeros((2, 3), device=device)
     assert check(ints, (2, 3), role="worker") is ints and check(floats, (2, 3), role="planner") is floats
     with pytest.raises(TypeError, match=r"dtype torch\.float32; expected torch\.int32 or torch\.int64"):

@@ -373,6 +373,8 @@ class Rows(Pair):
 
     def bad(self, rng: random.Random) -> Bad:
         env, actions = self.env, self.env.sample_actions()
+        if env.output == "numpy":  # which also accepts tensors of the CPU
+            actions = actions.cpu()
         match rng.randrange(8):
             case 0:
                 wrong, error, words = bad_actions(rng, actions)
@@ -381,7 +383,7 @@ class Rows(Pair):
                 wrong, error, words = bad_array(rng, actions.cpu().numpy())
                 return Bad("step of an array", lambda: env.step(wrong), error, ["step: actions", *words])
             case 3 | 4 if env.output == "numpy" and bool(env.vec_env.active.any()):
-                wrong = wrong_choices(rng, env.vec_env, actions).cpu().numpy()
+                wrong = wrong_choices(rng, env.vec_env, actions.to(env.vec_env.device)).cpu().numpy()
                 words = ["invalid action values", "the first: environment", "agent", "expected"]
                 return Bad("values", lambda: env.step(wrong), InvalidActionError, words)
             case 5:
