@@ -62,10 +62,28 @@ def speeds() -> Iterator[str]:
         yield f"| {' | '.join((name, one['update'], *metrics))} |"
 
 
+def minibatches() -> Iterator[str]:
+    """The end of one line for each game and number of minibatches: what was not finite, largest loss, return."""
+    runs: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in results("minibatches.json")["rows"]:
+        runs.setdefault((re.sub(r"(-x\d+)?-seed\d+$", "", row["run"]), row["num_minibatches"]), []).append(row)
+    for (game, count), rows in runs.items():
+        metric = next(key for key in rows[0]["sampled"] if key.startswith("return_"))
+        broken = sum(bool(row["not_finite"] or row["error"]) for row in rows)
+        loss = max(row["largest_value_loss"] for row in rows)
+        yield f"| {game} | {count} | {len(rows)} |"
+        yield f"| {broken} | {loss:.1f} | {spread([row['sampled'][metric] for row in rows])} |"
+
+
 @pytest.mark.parametrize("file", PLACES)
 def test_the_table_of_games_is_what_was_measured(file: str) -> None:
     rows = list(learning_rows(file))
     assert rows and [row for row in rows if row not in TEXT] == []
+
+
+def test_the_table_of_minibatches_is_what_was_measured() -> None:
+    rows = list(minibatches())
+    assert len(rows) == 40 and [row for row in rows if row not in TEXT] == []
 
 
 @pytest.mark.parametrize("game", ["tag_gridworld", "tag_continuous"])
