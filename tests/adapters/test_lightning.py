@@ -127,7 +127,16 @@ def test_metrics_are_logged_once_an_epoch(tmp_path, device):
     each = {"policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm", "return"}
     each |= {"explained_variance", "learning_rate", "skipped_fraction"}
     wanted = {f"{figure}_{role}" for figure in each for role in ("tagger", "runner")}
-    wanted |= {"env_steps", "episodes", "episode_length", "terminated_fraction", "epoch", "step", "agent_steps_per_s"}
+    wanted |= {
+        "env_steps",
+        "episodes",
+        "first_episodes",
+        "episode_length",
+        "terminated_fraction",
+        "epoch",
+        "step",
+        "agent_steps_per_s",
+    }
     wanted |= {f"{stage}_time_fraction" for stage in ("policy", "sampling", "env", "update")}
     assert set(rows[0]) == wanted
     assert [float(row["env_steps"]) for row in rows] == [128, 256, 384, 512]
