@@ -105,8 +105,13 @@ class RankLostError(RuntimeError):
 
 
 def printable(text: str) -> str:
-    """The text on one line, with a question mark for each character that cannot be printed, line ends included."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    r"""The text on one line, with Python's escape for each character that cannot be printed, such as \x1b or \n."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def printable_lines(text: str) -> str:
+    """As ``printable``, but line feeds stay."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def counted(number: float, noun: str) -> str:

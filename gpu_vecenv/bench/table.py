@@ -9,8 +9,10 @@ from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+
+from gpu_vecenv.errors import printable, printable_lines
 
 Row: TypeAlias = Mapping[str, Any]
 STAGES = ("step", "sampling", "sample_and_step", "rollout")
@@ -61,7 +63,7 @@ def printing(as_table: bool) -> Iterator[Callable[[Row], None]]:
         if table is None:
             table = _empty(row)
         for line in lines(row):
-            table.add_row(*map(escape, line))
+            table.add_row(*(Text(printable(cell)) for cell in line))
         if live:
             live.update(table, refresh=True)
 
@@ -89,11 +91,11 @@ def print_summary(results: Row, sweep: str | None) -> None:
     for stage, size in results.get("linear_up_to", {}).items():
         out.print(f"{stage}: within 10 % of linear up to {size:,} {sweep}", markup=False)
     if "stopped" in results:
-        out.print(f"stopped: {results['stopped']}", markup=False)
+        out.print(printable_lines(f"stopped: {results['stopped']}"), markup=False)
     if compared := results.get("compared"):
-        out.print(f"compared with {compared['file']}: {compared['rows']} rows match", markup=False)
+        out.print(printable(f"compared with {compared['file']}: {compared['rows']} rows match"), markup=False)
         for key, (then, now) in compared["then_now"].items():
-            out.print(f"  {key} was {str(then)[:40]}, is {str(now)[:40]}", markup=False)
+            out.print(printable(f"  {key} was {str(then)[:40]}, is {str(now)[:40]}"), markup=False)
 
 
 def lines(row: Row) -> Iterator[list[str]]:

@@ -23,7 +23,7 @@ from gpu_vecenv.check.agents_as_rows import ParallelContext, as_vector_env
 from gpu_vecenv.check.context import CHECKS, Check, CheckContext, CheckOptions, Inapplicable, Make, error_text
 from gpu_vecenv.check.parallel import PARALLEL
 from gpu_vecenv.check.records import Finding
-from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.errors import ConfigError, nearest, printable, printable_lines
 from gpu_vecenv.progress import OnProgress, no_progress
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ class Report:
 
         failed = sorted({failure.check for failure in self.failures})
         counts = f"{len(self.passed)} passed, {len(failed)} failed, {len(self.skipped)} skipped"
-        table = Table("check", "title", "result", title=f"{self.name}: {counts}", title_justify="left", expand=False)
+        title = Text(printable(f"{self.name}: {counts}"))
+        table = Table("check", "title", "result", title=title, title_justify="left", expand=False)
         for name in sorted({*self.passed, *failed, *self.skipped, *self.notes}):
             lines = [("skipped: " + self.skipped[name], "dim")] if name in self.skipped else []
             own = [_line(failure) for failure in self.failures if failure.check == name]
@@ -103,7 +104,7 @@ class Report:
             lines += [(f"… and {len(own) - MAX_SHOWN} more, see failures", "red")] if len(own) > MAX_SHOWN else []
             lines = lines or [("passed", "green")]
             lines += [(f"note: {note}", "dim") for note in self.notes.get(name, [])]
-            text = Text("\n").join(Text(line, style) for line, style in lines)
+            text = Text("\n").join(Text(printable_lines(line), style) for line, style in lines)
             table.add_row(name, CHECKS.get(name, PREFLIGHT).title, text)
         return table
 

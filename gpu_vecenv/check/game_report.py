@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpu_vecenv.check import WIDTH, ConformanceError, Failure, Report
 from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.errors import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,13 +84,14 @@ class GameReport:
         from rich.text import Text
 
         counts = [f"{sum(row.result == kind for row in self.rows.values())} {kind}" for kind in STYLES]
-        title = f"{self.game.name()}: {', '.join(count for count in counts if not count.startswith('0 '))}"
+        shown = ", ".join(count for count in counts if not count.startswith("0 "))
+        title = Text(printable(f"{self.game.name()}: {shown}"))
         table = Table("check", "title", "result", title=title, title_justify="left", expand=False)
         if self.failures:
             table.caption, table.caption_justify = "The checks after the first that fails are not run.", "left"
         for row in self.rows.values():
             text = "\n".join(row.lines) if row.result == "failed" else ": ".join([row.result, *row.lines[:1]])
-            table.add_row(row.check, row.title, Text(text, STYLES[row.result]))
+            table.add_row(row.check, row.title, Text(printable_lines(text), STYLES[row.result]))
         return table
 
     def __str__(self) -> str:

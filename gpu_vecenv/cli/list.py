@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from gpu_vecenv.cli.options import Command
 from gpu_vecenv.envs.registry import GAMES
+from gpu_vecenv.errors import printable
 
 
 @dataclass(frozen=True)
@@ -21,5 +22,6 @@ class List(Command):
         table = Table("game", "roles", "description")
         for name, game in sorted(GAMES.items()):
             roles = ", ".join(f"{role}: {count}" for role, count in game().roles.items())
-            table.add_row(*map(escape, (name, roles, (game.__doc__ or "").strip().splitlines()[0])))
+            cells = name, roles, (game.__doc__ or "").strip().splitlines()[0]
+            table.add_row(*(Text(printable(cell)) for cell in cells))
         Console().print(table)

@@ -33,7 +33,7 @@ from gpu_vecenv.errors import (
     NonFiniteError,
     RankLostError,
     nearest,
-    printable,
+    printable_lines,
 )
 
 # Wrong arguments, missing software or hardware: one line and exit code 2 instead of a traceback.
@@ -106,7 +106,7 @@ def parse(arguments: Sequence[str]) -> Any:
             cause = cause.__context__
         if cause is not None:
             raise cause from None
-        sys.stderr.write(message.getvalue())
+        sys.stderr.write(printable_lines(message.getvalue()))
         raise
 
 
@@ -121,8 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of a pipe, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except EXPECTED as error:
-        message = "\n".join(map(printable, str(error).split("\n")))  # names in it may have escape sequences
-        print(f"{PROGRAM}: error: {message}", file=sys.stderr)
+        print(printable_lines(f"{PROGRAM}: error: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)

@@ -16,7 +16,7 @@ from gpu_vecenv.cli.options import PROGRAM, Command
 from gpu_vecenv.cli.templates import DECLARATION, RULES, TEST
 from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.envs.registry import GAMES
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, printable
 
 # Names that the templates import, which the new class cannot have.
 USED = {"Any", "Circle", "Discrete", "Drawing", "Env", "Field", "Line", "Mapping", "Rules", "VecEnv"}
@@ -31,11 +31,11 @@ class New(Command):
 
     def __call__(self) -> None:
         """Write them and print the next steps."""
-        declaration, rules, test = new_game(self.name, self.folder)
+        declaration, rules, test = (printable(str(path)) for path in new_game(self.name, self.folder))
         print(f"wrote {declaration}, {rules} and {test}. Next:")
         print(f"  edit {rules}, the rules, and {declaration}, the declaration")
-        print(f"  {PROGRAM} check {shlex.quote(str(declaration))}")
-        print(f"  {PROGRAM} train {shlex.quote(str(declaration))} --total-steps 400000")
+        print(f"  {PROGRAM} check {shlex.quote(declaration)}")
+        print(f"  {PROGRAM} train {shlex.quote(declaration)} --total-steps 400000")
 
 
 def new_game(name: str, folder: Path = Path()) -> list[Path]:

@@ -10,7 +10,7 @@ import tyro
 
 from gpu_vecenv.cli.options import PROGRAM, Command
 from gpu_vecenv.declare.config import check_fields, param
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, printable
 from gpu_vecenv.train.plots import plot_runs
 
 
@@ -33,4 +33,4 @@ class Plot(Command):
         """Draw them."""
         if not plot_runs(self.runs, self.out, metrics=self.metrics, x=self.x, smooth=self.smooth):
             raise ConfigError('curves need matplotlib: pip install "gpu_vecenv[train]"')
-        print(f"drew {self.out}")
+        print(printable(f"drew {self.out}"))

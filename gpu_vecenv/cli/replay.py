@@ -32,7 +32,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES
-from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted, printable
+from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted, printable, printable_lines
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy
@@ -91,8 +91,9 @@ class RecordOptions(DeviceOptions):
         for path, recording in files.items():
             replace_file(path, contents[path])
             size = len(contents[path])
-            print(f"wrote {path}: {counted(recording.num_steps, 'step')}, return {_returns(recording)}, {size:,} bytes")
-        print(f"to watch: {PROGRAM} replay html {shlex.quote(str(self.out))}")
+            what = f"{counted(recording.num_steps, 'step')}, return {_returns(recording)}, {size:,} bytes"
+            print(printable(f"wrote {path}: {what}"))
+        print(printable(f"to watch: {PROGRAM} replay html {shlex.quote(str(self.out))}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +172,7 @@ class Play(PlayOptions):
                 if is_stale(recording):
                     result = "identical, although the game's source has changed"
             except ReplayMismatchError as error:
-                mismatches.append(f"{printable(str(path))}: {error}")
+                mismatches.append(printable_lines(f"{path}: {error}"))
                 result = "DIFFERENT"
             cells = [path, recording.game, recording.num_steps, _returns(recording), recording.digest, result]
             table.add_row(*(Text(printable(str(cell))) for cell in cells))
@@ -198,7 +199,8 @@ class Html(PlayOptions):
         games = ", ".join(dict.fromkeys(recording.game for recording in recordings.values()))
         content = page(films, self.title or f"Replays of {games}").encode()
         replace_file(self.out, content)
-        print(f"wrote {self.out}: {counted(len(films), 'episode')}, {len(content):,} bytes; open it in a browser")
+        what = f"{counted(len(films), 'episode')}, {len(content):,} bytes; open it in a browser"
+        print(printable(f"wrote {self.out}: {what}"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,12 +212,12 @@ class Show(Command):
     def __call__(self) -> None:
         """Print it."""
         for path, recording in load_replays(self.files).items():
-            print(f"{printable(str(path))}: {path.stat().st_size:,} bytes")
+            print(printable(f"{path}: {path.stat().st_size:,} bytes"))
             for name, value in recording.header().items():
                 entries = value.items() if name in ("config", "returns", "shared", "actions") else ()
-                print(f"  {name}" + ("" if entries else f" = {value}"))
+                print(printable(f"  {name}" + ("" if entries else f" = {value}")))
                 for key, entry in entries:
-                    print(f"    {key} = {entry}")
+                    print(printable(f"    {key} = {entry}"))
 
 
 def load_replays(files: Sequence[Path]) -> dict[Path, Recording]:

@@ -12,7 +12,7 @@ from rich.table import Table
 from gpu_vecenv.cli.options import DeviceOptions, GameName, game_class
 from gpu_vecenv.engine.tuning import Tuning, tune
 from gpu_vecenv.envs.registry import configure
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, printable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +40,10 @@ class Tune(DeviceOptions):
         Console().print(_table(tuning))
         for candidate in tuning.candidates:
             if candidate.problem is not None:
-                print(f"skipped {candidate.shape}: {' '.join(candidate.problem.split()):.300}")
+                problem = " ".join(candidate.problem.split())
+                print(printable(f"skipped {candidate.shape}: {problem:.300}"))
         print(f"stored for {game.name()} with about {self.num_envs:,} environments: {tuning.shape}, in")
-        print(f"  {tuning.path}")
+        print(printable(f"  {tuning.path}"))
 
 
 def _table(tuning: Tuning) -> Table:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_vecenv.engine.arguments import validate_int
-from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.errors import ConfigError, nearest, printable
 from gpu_vecenv.files import put_file
 
 METRICS_FILE = "metrics.csv"
@@ -143,7 +143,7 @@ def plot_runs(
         axes.grid(alpha=0.3)
         if x == "env_steps":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    handles = [canvas.axes[0].plot([], [], label=group.label, **group.style)[0] for group in groups]
+    handles = [canvas.axes[0].plot([], [], label=printable(group.label), **group.style)[0] for group in groups]
     canvas.legend(handles=handles, loc="outside lower center", ncols=across, frameon=False)
     put_file(out, lambda draft: canvas.savefig(draft, format=out.suffix[1:].lower()))
     return True

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.errors import ConfigError, counted
+from gpu_vecenv.errors import ConfigError, counted, printable
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder
@@ -114,11 +114,12 @@ def _run(
     checkpoints.clean()
     env = trainer.env
     console.print(
-        f"{escape(repr(env.game))}\n{counted(env.num_envs * world.size, 'environment')} x "
+        f"{printable(repr(env.game))}\n{counted(env.num_envs * world.size, 'environment')} x "
         f"{counted(env.num_agents, 'agent')} on {env.device}"
         f"{f' and {world.size - 1} more' * (world.size > 1)}, iterations {trainer.iteration} to "
-        f"{trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}, run folder {escape(str(folder))}",
+        f"{trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}, run folder {printable(str(folder))}",
         highlight=False,
+        markup=False,
     )
 
     def save(compare: bool) -> Path:
@@ -148,9 +149,8 @@ def _run(
         stopped = stopped or stop_signal() != 0
     if stopped:
         name = signal.Signals(stop_signal()).name if stop_signal() else "another process"
-        console.print(f"{name}: saved {escape(str(path))}", highlight=False, soft_wrap=True)
-        resume_command = f"gpu-vecenv train --resume {shlex.quote(str(folder))}"
-        console.print(f"resume with: {escape(resume_command)}", highlight=False, soft_wrap=True)
+        _print_line(console, f"{name}: saved {path}")
+        _print_line(console, f"resume with: gpu-vecenv train --resume {shlex.quote(str(folder))}")
         return 128 + stop_signal() if stop_signal() else 1
     if world.rank == 0:
         _write_results(trainer, folder, path, config.episodes, selection.state, console)
@@ -245,7 +245,11 @@ def _write_results(
         ("metrics", str(folder / METRICS_FILE)),
         ("to watch it", f"gpu-vecenv replay record {shlex.quote(str(folder))}"),
     ):
-        console.print(f"{label:15} {escape(value)}", highlight=False, soft_wrap=True)
+        _print_line(console, f"{label:15} {value}")
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
 
 
 def evaluations(trainer: Trainer, episodes: int, on_progress: OnProgress = no_progress) -> dict[str, dict[str, float]]:
@@ -267,11 +271,13 @@ def evaluation_table(game: Env, results: Mapping[str, Mapping[str, float]], note
     """Results of ``evaluate`` as a table, a row each; ``note`` follows the number of episodes in its title."""
     episodes = next(iter(results.values()))["episodes"]
     title = f"{game.name()}: {counted(episodes, 'episode')}{' each' if len(results) > 1 else ''}{note and f'; {note}'}"
-    table = Table(title=escape(title))
+    table = Table(title=Text(printable(title)))
     table.add_column("policies", no_wrap=True)
     for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.layout.roles)):
-        table.add_column(heading, justify="right")
+        table.add_column(Text(printable(heading)), justify="right")
     for name, metrics in results.items():
         returns = [f"{metrics[f'return_{role}']:.2f}" for role in game.layout.roles]
-        table.add_row(name, f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *returns)
+        table.add_row(
+            Text(printable(name)), f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *returns
+        )
     return table

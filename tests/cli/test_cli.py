@@ -114,11 +114,6 @@ def test_version_is_the_packages(command):
     assert command("--version") == (0, f"{gpu_vecenv.__version__}\n", [])
 
 
-def test_a_name_in_an_error_sends_no_escape_sequence_to_the_terminal(command):
-    code, _, errors = command("evaluate", "\x1b[31mrun")
-    assert code == 2 and "?[31mrun" in errors[0] and errors[0].isprintable()
-
-
 def test_list_shows_every_game_with_roles_and_purpose(command):
     code, output, errors = command("list")
     assert (code, errors) == (0, [])
