@@ -922,7 +922,7 @@ def test_wrong_parameters_of_box_games_are_refused(device, choosing):
         sampler.sample(parameters.to("meta"))
     with pytest.raises(TypeError, match="parameters are a ndarray"):
         sampler.sample(parameters.cpu().numpy())
-    with pytest.raises(ConfigError, match="squash is 'sigmoid'; expected 'clip' or 'tanh'"):
+    with pytest.raises(ConfigError, match='squash is \'sigmoid\'; expected "clip" or "tanh"'):
         Sampler(env, squash="sigmoid")
 
 

@@ -90,7 +90,7 @@ def test_a_game_without_a_limit_has_no_names_for_it():
 
 
 def test_a_name_of_no_field_is_a_wrong_definition():
-    with pytest.raises(EnvDefinitionError, match="reference_arguments\\['N'\\] is 'agents', which is not a field"):
+    with pytest.raises(EnvDefinitionError, match="reference_arguments\\['N'\\] is 'agents'; expected a field, one of"):
 
         @dataclass(frozen=True, kw_only=True)
         class Wrong(Painter):
