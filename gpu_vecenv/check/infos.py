@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from gpu_vecenv.check.context import CheckContext, Findings, Inapplicable, check
-from gpu_vecenv.check.records import Array, Bools, Finding, Record, canonical
+from gpu_vecenv.check.records import Array, Bools, Finding, Record, canonical, host
 from gpu_vecenv.check.session import Session
 
 # Relative to the sum of absolute rewards: the error of a sum in single precision of up to 1e4 rewards, 1e4 * 2**-24.
 TOLERANCE = 1e-3
 MANY = 20  # the least number of ends from which "all of them" is concluded
 STATISTICS = "info.episode", "info.final_info.episode"
+AT_ENDS = {"episode", "final_info", "final_obs"}  # infos of environments that ended with the step
 
 
 @check("K28", "infos of ended episodes agree with what was seen")
@@ -30,6 +34,7 @@ def infos_at_ends(context: CheckContext) -> Findings:
         finished, rewards = session.repeat_over_rows(tracker.finished), record.values("rewards").astype(np.float64)
         returns, sizes = np.where(before, 0, returns) + rewards, np.where(before, 0, sizes) + abs(rewards)
         ends += int(tracker.finished.sum())
+        yield from _masks(record, session, finished, step)
         for name in STATISTICS:
             found |= bool(record.named(name))
             for finding in _statistics(record, name, session, finished, returns, sizes):
@@ -42,6 +47,26 @@ def infos_at_ends(context: CheckContext) -> Findings:
     yield from last_infos.stale()
     if not found:
         raise Inapplicable(f"no infos of ended episodes, episode or final_info, at {ends} ends")
+
+
+def _masks(record: Record, session: Session, finished: Bools, step: int) -> Findings:
+    """Masks of infos of ended episodes, each by itself: one within ``final_info`` may be hidden by the mask of that."""
+    ending = finished
+    if session.rows_per_env > 1:  # a row may end before its environment
+        terminated, truncated = (record.values(flag).astype(np.bool_) for flag in ("terminations", "truncations"))
+        ending = finished | terminated | truncated
+    for name, mask in _masks_at_ends("info", record.raw["info"]):
+        if mask.shape == ending.shape and (mask & ~ending).any():
+            row = int((mask & ~ending).argmax())
+            yield Finding(f"{name} is True", "True only where an episode ends", row, step)
+
+
+def _masks_at_ends(name: str, infos: Mapping[Any, Any]) -> Iterator[tuple[str, Bools]]:
+    for key, value in infos.items():
+        if key in AT_ENDS and f"_{key}" in infos:
+            yield f"{name}._{key}", host(infos[f"_{key}"]).astype(np.bool_)
+        if isinstance(value, Mapping):
+            yield from _masks_at_ends(f"{name}.{key}", value)
 
 
 def _statistics(record: Record, name: str, session: Session, finished: Bools, returns: Array, sizes: Array) -> Findings:

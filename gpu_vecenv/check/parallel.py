@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ from gymnasium.vector.utils import batch_space
 
 from gpu_vecenv.check.agents_as_rows import OUTPUTS, AgentsAsEnvs, ParallelContext
 from gpu_vecenv.check.context import Findings, Inapplicable, differing
-from gpu_vecenv.check.episodes import episode_contract
+from gpu_vecenv.check.episodes import SEVERAL, episode_contract
 from gpu_vecenv.check.isolation import isolated
 from gpu_vecenv.check.outputs import kind_of, outside
-from gpu_vecenv.check.records import Finding, Record, host, show
+from gpu_vecenv.check.records import Finding, Record, canonical, host, show
 from gpu_vecenv.check.refusals import bad_values, refused_actions
 
 ONE = "a ParallelEnv is one environment: there are no others to compare it with"
@@ -72,6 +72,7 @@ def agents_come_and_go(context: ParallelContext) -> Findings:
             if wrong:
                 got = f"{name} of {show(list(given))}"
                 yield Finding(got, f"the agents before the step, {before}", step=step)
+        yield from _orders(names, rows.outputs, step)
         if step:
             flags = rows.outputs[2:4]
             ended |= {agent for agent in before if any(flag.get(agent, False) for flag in flags)}
@@ -82,7 +83,35 @@ def agents_come_and_go(context: ParallelContext) -> Findings:
             yield Finding(f"agents = {now}", f"some of possible_agents = {rows.names}", step=step)
         if len(set(now)) < len(now):
             yield Finding(f"agents = {now}", "each agent once", step=step)
+    yield from _lagging_state(context)
     yield from episode_contract(context)
+
+
+def _orders(names: Sequence[str], outputs: Sequence[Mapping[Any, Any]], step: int) -> Findings:
+    """The dictionaries of one step list their agents in one order, so that their ``values()`` belong together."""
+    first = list(outputs[0])
+    for name, given in zip(names[1:], outputs[1:], strict=True):
+        order = [agent for agent in given if agent in outputs[0]]
+        if order != [agent for agent in first if agent in given]:
+            yield Finding(f"{name} of {show(order)}", f"the order of the observations, {show(first)}", step=step)
+
+
+def _lagging_state(context: ParallelContext) -> Findings:
+    """``state()`` of the step before: at no first step does it change, though observations do and it does later on."""
+    if not context.has_state:
+        return
+    first, others, previous, begins = list[bool](), list[bool](), (b"", b""), False
+    for step, rows, before, _ in _steps(context):
+        if rows.env.agents:  # there may be no state without agents
+            seen = {agent: value for agent, value in rows.outputs[0].items() if agent in (before or rows.env.agents)}
+            now = canonical(rows.env.state()), canonical(seen)
+            if step and (not begins or now[1] != previous[1]):
+                (first if begins else others).append(now[0] != previous[0])
+            previous = now
+        begins = not step
+    if len(first) >= SEVERAL and not any(first) and 10 * sum(others) > 9 * len(others):
+        got = f"state() after all {len(first)} first steps of episodes is that of the reset"
+        yield Finding(got, "another one, as the observations are others")
 
 
 def _counts(rows: AgentsAsEnvs, step: int) -> Findings:

@@ -281,6 +281,27 @@ def test_a_limit_that_no_episode_reaches_is_noted():
     assert (report.passed, report.notes) == (["K10"], {"K10": ["no episode reached max_steps = 500"]})
 
 
+def test_an_environment_that_moves_before_it_accelerates_is_no_violation():
+    class Coasting(Ring):
+        """The velocity, 1 to 3 cells a step once an action has been taken, is not observed."""
+
+        def begin(self, chosen):
+            super().begin(chosen)
+            self.velocity = np.where(chosen[:, None], 0, getattr(self, "velocity", 0))
+
+        def move(self, goes, moves):
+            self.cell = np.where(goes, (self.cell + self.velocity) % CELLS, self.cell)
+            self.velocity = np.where(goes, 2 + moves, self.velocity)
+
+        def observe(self):
+            return super().observe() * np.array([1, 1, 0, 0], np.float32)
+
+    report = check(Coasting, ["K10"], steps=60)
+    assert report.passed == ["K10"]
+    (note,) = report.notes["K10"]
+    assert "returns the first observation again" in note
+
+
 def test_too_few_episodes_skip_what_needs_them():
     class Endless(Ring):
         def limit(self):

@@ -400,6 +400,30 @@ class NumAgentsIsThatOfTheReset(ParallelRing):
         return len(self.possible_agents)
 
 
+@planted("K10")
+class RewardsOfThoseWhoLeaveComeLast(ParallelRing):
+    def outputs(self, rewards, terminations, truncations):
+        stay = {agent: rewards[agent] for agent in self.live}
+        return {**stay, **rewards}, terminations, truncations
+
+
+@planted("K10")
+class StateOfTheStepBefore(ParallelRing):
+    def reset(self, seed=None, options=None):
+        outputs = super().reset(seed, options)
+        self.shown = super().state()
+        return outputs
+
+    def step(self, actions):
+        before = super().state()
+        outputs = super().step(actions)
+        self.shown = before
+        return outputs
+
+    def state(self):
+        return self.shown.copy() if hasattr(self, "shown") else super().state()
+
+
 @planted("K14")
 class ActionsInTheOrderOfTheDictionary(ParallelRing):
     def moves(self, actions):

@@ -102,6 +102,16 @@ class StatisticsWhereNothingEnds(StatisticsRing):
 
 
 @planted("K28")
+class MaskInFinalInfoIsNeverCleared(StatisticsRing):
+    def step(self, actions):
+        *outputs, info = super().step(actions)
+        if "final_info" in info:
+            self.sticky = getattr(self, "sticky", False) | info["_final_info"]
+            info["final_info"]["_episode"] = self.sticky
+        return *outputs, info
+
+
+@planted("K28")
 class FinalInfoOfTheNextStart(StatisticsRing):
     def final_info(self, last, statistics):
         return self.cell_info() | statistics
