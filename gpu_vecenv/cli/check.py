@@ -46,8 +46,7 @@ class Check(DeviceOptions, Generic[GameT]):
     """Check that a game, or any registered Gymnasium or PettingZoo environment, conforms to its interface.
 
     check tag_gridworld and check my_game.py test all interfaces of a game; check CartPole-v1 tests a vector environment
-    of Gymnasium, and check sisl/pursuit_v5 --parallel a parallel environment of PettingZoo. Exit code 1 if a check
-    fails.
+    of Gymnasium, and check sisl/pursuit_v5 a parallel environment of PettingZoo. Exit code 1 if a check fails.
     """
 
     game_name: GameName  # a name, a file that declares it, or an id of Gymnasium or PettingZoo
@@ -93,8 +92,9 @@ class Check(DeviceOptions, Generic[GameT]):
 class CheckRegistered(Command):
     """Check that a vector environment of Gymnasium, or a parallel one of PettingZoo, conforms to its API.
 
-    ENTRY is a registered id, or module:factory or file.py:factory. A factory takes the number of environments; with
-    --parallel it takes nothing. Exit code 1 if a check fails.
+    ENTRY is a registered id, or module:factory or file.py:factory. An id that both have registered is Gymnasium's,
+    unless --parallel is given. A factory takes the number of environments; with --parallel it takes nothing. Exit code
+    1 if a check fails.
     """
 
     # CartPole-v1, sisl/pursuit_v5, module:factory, file.py:factory
@@ -102,7 +102,7 @@ class CheckRegistered(Command):
     steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
     seed: int = param(17, low=0)  # the first of the seeds
     config: str = "{}"  # further arguments of gymnasium.make_vec or pettingzoo.make, as JSON
-    parallel: bool = False  # the entry is a PettingZoo parallel environment
+    parallel: bool = False  # the entry is a PettingZoo parallel environment, as is an id that only PettingZoo has
     checks: str | None = None  # checks to run, such as K01,K10; all by default
     max_steps: int | None = param(None, low=1)  # step at which episodes are truncated; by default that of its spec
     json: str | None = None  # file for the report as JSON, - for the standard output
@@ -117,7 +117,9 @@ class CheckRegistered(Command):
         if not isinstance(config, dict):
             raise ConfigError(f"config is {self.config!r}; expected a JSON object")
         with ProgressDisplay("check") as on_progress:
-            check = self._check_parallel if self.parallel else self._check_vector
+            registry = getattr(pettingzoo, "parallel_registry", {})  # since PettingZoo 1.27
+            parallel = self.parallel or self.env_id in registry.keys() - gymnasium.registry.keys()
+            check = self._check_parallel if parallel else self._check_vector
             report = check(config, on_progress)
         if self.json == "-":
             print(as_json(report))

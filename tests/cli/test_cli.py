@@ -611,6 +611,18 @@ def test_check_takes_parallel_environments_of_pettingzoo(command, monkeypatch):
     refused(command("check", "sisl/nonsuch_v3", *options, "{}"), "pettingzoo.make: .*nonsuch")
 
 
+def test_an_id_that_only_pettingzoo_has_is_of_a_parallel_environment(command, monkeypatch):
+    name = "gpu_vecenv/tag_gridworld-v0"
+    run = ["check", name, "--checks", "K10", "--steps", "10", "--config", '{"device": "cpu"}']
+    code, output, _ = command(*run)
+    assert code == 0 and "tag_gridworld_v0: 1 passed, 0 failed" in output
+    monkeypatch.setitem(gymnasium.registry, name, gymnasium.registry[gymnasium_id(GAMES["cartpole"])])
+    code, output, _ = command(*run)
+    assert code == 0 and "Cartpole" in output
+    code, output, _ = command(*run, "--parallel")
+    assert code == 0 and "tag_gridworld_v0: 1 passed, 0 failed" in output
+
+
 FACTORIES = """
 import gymnasium
 
