@@ -7,13 +7,12 @@ import os
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TypeAlias
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column
+from typing import TYPE_CHECKING, TypeAlias
 
 from gpu_vecenv.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 INTERVAL = "GPU_VECENV_PROGRESS_SECONDS"  # environment variable: seconds between two lines
 DEFAULT_INTERVAL = 30.0
@@ -59,6 +58,10 @@ class ProgressDisplay:
         interval: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        from rich.console import Console  # importing rich draws from Python's global random numbers
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
         self._label, self._console, self._clock = label, console or Console(stderr=True), clock
         self._interval = line_interval() if interval is None else interval
         self._bar = Progress(

@@ -180,11 +180,8 @@ class CheckContext:
                 yield Finding(f"{name} is {space}", f"single_{name} batched for {rows} rows: {batched}")
         session.reset(self.seeds[0])
         self.device = session.device
-        session = self.session()
-        for name, outputs in (
-            ("reset", env.reset(seed=self.seeds[0])),
-            ("step", env.step(session.batch(self.actions(self.seeds[0], 1)[0]))),
-        ):
+        actions = session.batch(self.actions(self.seeds[0], 1)[0])  # allowed after that reset, as after this one
+        for name, outputs in (("reset", env.reset(seed=self.seeds[0])), ("step", env.step(actions))):
             if not isinstance(outputs, tuple) or len(outputs) != (2 if name == "reset" else 5):
                 yield Finding(f"{name} returns {show(outputs)}", "(obs, info)" if name == "reset" else str(OUTPUTS))
             if not isinstance(outputs[-1], Mapping):

@@ -1,5 +1,6 @@
 """The shared test tools: bitwise comparison, the selection of `make quick`, the CPU limit of a test."""
 
+import os
 import subprocess
 import sys
 
@@ -166,7 +167,8 @@ def test_a_test_over_the_cpu_limit_fails_unless_it_is_marked_slow(tmp_path):
         "0.3",
         str(tmp_path),
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     failed = {line.split()[1].rpartition("::")[2] for line in done.stdout.splitlines() if line.startswith("FAILED")}
     assert failed == {"test_in_this_process", "test_in_a_child"}, done.stdout
     assert done.stdout.count("more than 0.3: mark the test slow") >= 2
