@@ -144,7 +144,8 @@ def _own_rows(context: CheckContext, kind: str, names: set[str]) -> Findings:
     for by_env in (tracker.age, tracker.finished, tracker.ended):
         by_env[target] = by_env[source]
     if session.allowed is not None:
-        session.allowed[session.rows_of(target)] = session.allowed[session.rows_of(source)]
+        # An environment may compute masks from its state, or keep the ones that it returned.
+        session.allowed[session.rows_of(target)] &= session.allowed[session.rows_of(source)]
     expected = list(map(plain.step, after))
     got = list(map(session.step, after))
     what = f"after {kind} of env {source} was written into the rows of env {target}"
