@@ -95,7 +95,7 @@ class CheckContext:
     SMALL_NUM_ENVS, LARGE_NUM_ENVS = 4, 7  # 7: a prime, so that no block or vector width divides it
     MANY_NUM_ENVS = 33  # one more than a warp
     WARM_UP_EPISODES = 120  # until queues of 100 episodes, as in Gymnasium's RecordEpisodeStatistics, are full
-    EPISODES = 40  # between two measurements of memory
+    EPISODES = 80  # between two measurements of memory
     refusals: tuple[type[Exception], ...] = REFUSALS
     masked = True  # whether reset takes the option reset_mask
 
