@@ -18,7 +18,7 @@ INTERVAL = "GPU_VECENV_PROGRESS_SECONDS"  # environment variable: seconds betwee
 DEFAULT_INTERVAL = 30.0
 WARM_UP_REPORTS = 2  # before an estimate: the first part of a task compiles, allocates and captures CUDA graphs
 
-# What a long function calls as it goes on: the fraction of its work that is done, and what it does now.
+# A callback of long functions: the fraction of the work that is done, and the name of the current part.
 OnProgress: TypeAlias = Callable[[float, str], None]
 
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Generic, cast
 
@@ -27,18 +26,19 @@ from gpu_vecenv.cli.options import (
     GameT,
     NoGame,
     check_option_names,
+    imported,
     named_game,
     with_parameter,
 )
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.engine.arguments import MODES
-from gpu_vecenv.envs.registry import GAME_FILE, module_of_file
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.envs.registry import GAME_FILE
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress, ProgressDisplay
 
 ENV_ID = re.compile(r"/|-v\d+$")
-FACTORY = re.compile(r"(?P<source>.+):(?P<name>[A-Za-z_]\w*)")  # module:factory or file.py:factory
+FACTORY = re.compile(r".+:[A-Za-z_]\w*")  # module:factory or file.py:factory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,15 +174,12 @@ def _factory(entry: str) -> Callable[..., Any] | None:
     Raises:
         ConfigError: The module cannot be imported, or has no such function.
     """
-    match = FACTORY.fullmatch(entry)
-    if match is None:
+    if FACTORY.fullmatch(entry) is None:
         return None
-    source, name = match["source"], match["name"]
     try:
-        is_file = source.endswith(".py")
-        found = getattr(module_of_file(Path(source).resolve()) if is_file else import_module(source), name)
-    except Exception as error:  # a module may raise anything
-        raise ConfigError(f"{entry}: {type(error).__name__}: {error}; expected module:factory") from error
+        found = imported("ENTRY", entry)
+    except (ConfigError, EnvDefinitionError) as error:
+        raise ConfigError(f"{error}; expected module:factory") from error
     if not callable(found):
         raise ConfigError(f"{entry} is a {type(found).__name__}; expected a function that makes environments")
     return cast(Callable[..., Any], found)

@@ -1,4 +1,4 @@
-"""Progress of long commands: a bar in a terminal; elsewhere lines, in time for a log file to show what goes on."""
+"""Progress of long commands: a bar in a terminal; elsewhere plain lines, for log files."""
 
 import io
 import json

@@ -147,7 +147,7 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     done = run(tmp_path, "-m", "gpu_vecenv.cli", verb, *arguments)
     assert "Traceback" not in done.stderr
     assert done.stdout.strip()
-    # The exit code of doctor is about the machine, and that of check about an environment of another library.
+    # doctor's exit code depends on the machine, that of check on an environment of another library.
     finds = verb == "doctor" or (verb == "check" and ":" in arguments[0])
     assert done.returncode in ((0, 1) if finds else (0,)), done.stderr
     if verb == "train" and not helps and not resumes:
