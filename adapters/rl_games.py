@@ -11,7 +11,6 @@ all.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from gymnasium.vector.utils import batch_space
 from gpu_vecenv import GymnasiumVectorEnv
 from gpu_vecenv.adapters import checked_vector_env, requires_extra
 from gpu_vecenv.errors import ConfigError, UnsupportedGameError
+from gpu_vecenv.escapes import warn
 
 with requires_extra("rl-games"):
     from rl_games.common import env_configurations, vecenv
@@ -115,7 +115,7 @@ class RLGamesVecEnv(IVecEnv):
         """Restore a checkpoint; with another number of environments it is ignored with a warning."""
         if env_state is not None and env_state["num_envs"] != self.gymnasium_env.vec_env.num_envs:
             found = f"{env_state['num_envs']} environments, expected {self.gymnasium_env.vec_env.num_envs}"
-            warnings.warn(f"the checkpoint has the state of {found}: not loaded", stacklevel=2)
+            warn(f"the checkpoint has the state of {found}: not loaded", stacklevel=2)
         elif env_state is not None:
             self.gymnasium_env.vec_env.load_state_dict(env_state["state"])
             self._seed = None  # a pending seed would reset the random streams

@@ -104,16 +104,6 @@ class RankLostError(RuntimeError):
     """A process of a distributed training run was lost; the others cannot continue."""
 
 
-def printable(text: str) -> str:
-    r"""The text on one line, with Python's escape for each character that cannot be printed, such as \x1b or \n."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-
-
-def printable_lines(text: str) -> str:
-    """As ``printable``, but line feeds stay."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
 def counted(number: float, noun: str) -> str:
     """A number of things in English: 1 step, 1,000 steps."""
     return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"

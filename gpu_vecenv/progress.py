@@ -9,7 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeAlias
 
-from gpu_vecenv.errors import ConfigError, printable
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.escapes import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

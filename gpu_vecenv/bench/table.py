@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gpu_vecenv.errors import printable, printable_lines
+from gpu_vecenv.escapes import printable, printable_lines
 
 Row: TypeAlias = Mapping[str, Any]
 STAGES = ("step", "sampling", "sample_and_step", "rollout")

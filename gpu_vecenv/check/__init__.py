@@ -23,7 +23,8 @@ from gpu_vecenv.check.agents_as_rows import ParallelContext, as_vector_env
 from gpu_vecenv.check.context import CHECKS, Check, CheckContext, CheckOptions, Inapplicable, Make, error_text
 from gpu_vecenv.check.parallel import PARALLEL
 from gpu_vecenv.check.records import Finding
-from gpu_vecenv.errors import ConfigError, nearest, printable, printable_lines
+from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.escapes import printable, printable_lines
 from gpu_vecenv.progress import OnProgress, no_progress
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpu_vecenv.check import WIDTH, ConformanceError, Failure, Report
 from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.errors import printable, printable_lines
+from gpu_vecenv.escapes import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv.errors import printable
+from gpu_vecenv.escapes import printable
 
 At = Callable[[str], None]  # called before each call that may not end, with its name; "" where any time is fine
 MEANINGS = {

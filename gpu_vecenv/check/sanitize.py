@@ -23,7 +23,8 @@ from gpu_vecenv.compile.backends.host import HostBackend
 from gpu_vecenv.compile.codegen import own_source
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import CompilerError, ConfigError, printable
+from gpu_vecenv.errors import CompilerError, ConfigError
+from gpu_vecenv.escapes import printable
 
 # float-cast-overflow is in no group: a float too large for an int is another number on a GPU than here.
 FLAGS = (

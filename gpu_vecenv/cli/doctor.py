@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from gpu_vecenv.compile import toolchain
+    from gpu_vecenv.escapes import printable, printable_lines
 else:  # run as a script: importing the package needs torch, which may be missing
-    sys.path[0] = str(Path(__file__).resolve().parents[1] / "compile")
+    PACKAGE = Path(__file__).resolve().parents[1]
+    sys.path[:1] = [str(PACKAGE / "compile"), str(PACKAGE)]
     import toolchain
+    from escapes import printable, printable_lines
 
-    del sys.path[0]  # modules of that folder must not hide others
+    del sys.path[:2]  # modules of these folders must not hide others
 
 NO_TORCH, NO_DRIVER = toolchain.Torch(), toolchain.Driver()
 
@@ -73,7 +76,10 @@ def examine() -> Diagnosis:
 
 
 def _examine_compiler() -> Finding:
-    command = toolchain.find_host_compiler()
+    try:
+        command = toolchain.find_host_compiler()
+    except ValueError as error:  # shlex: a quotation mark is missing
+        return Finding(problem=f"$CXX is {os.environ['CXX']!r}: {error}")
     if command is None:
         return Finding(problem=f"none of $CXX, {', '.join(toolchain.HOST_COMPILERS)}, ziglang")
     shell_command = shlex.join(command)
@@ -157,8 +163,8 @@ def report(diagnosis: Diagnosis) -> str:
     rows += [(f"launch: {name}", result) for name, result in diagnosis.launches.items()]
     width = max(len(title) for title, _ in rows)
     todo = recommendations(diagnosis) or ["Nothing: everything required was found."]
-    table = [f"{title:{width}}  {value}" for title, value in rows]
-    return "\n".join([*table, "", "Recommendations", *(f"- {line}" for line in todo)])
+    table = [printable(f"{title:{width}}  {value}") for title, value in rows]
+    return "\n".join([*table, "", "Recommendations", *(printable_lines(f"- {line}") for line in todo)])
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from gpu_vecenv.cli.options import Command
 from gpu_vecenv.envs.registry import GAMES
-from gpu_vecenv.errors import printable
+from gpu_vecenv.escapes import printable
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ from gpu_vecenv.errors import (
     NonFiniteError,
     RankLostError,
     nearest,
-    printable_lines,
 )
+from gpu_vecenv.escapes import printable_lines
 
 # Wrong arguments, missing software or hardware: one line and exit code 2 instead of a traceback.
 EXPECTED = (

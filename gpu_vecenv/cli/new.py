@@ -16,7 +16,8 @@ from gpu_vecenv.cli.options import PROGRAM, Command
 from gpu_vecenv.cli.templates import DECLARATION, RULES, TEST
 from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.envs.registry import GAMES
-from gpu_vecenv.errors import ConfigError, printable
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.escapes import printable
 
 # Names that the templates import, which the new class cannot have.
 USED = {"Any", "Circle", "Discrete", "Drawing", "Env", "Field", "Line", "Mapping", "Rules", "VecEnv"}

@@ -10,7 +10,8 @@ import tyro
 
 from gpu_vecenv.cli.options import PROGRAM, Command
 from gpu_vecenv.declare.config import check_fields, param
-from gpu_vecenv.errors import ConfigError, printable
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.escapes import printable
 from gpu_vecenv.train.plots import plot_runs
 
 

@@ -32,7 +32,8 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES
-from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted, printable, printable_lines
+from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted
+from gpu_vecenv.escapes import printable, printable_lines
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy

@@ -12,7 +12,8 @@ from rich.table import Table
 from gpu_vecenv.cli.options import DeviceOptions, GameName, game_class
 from gpu_vecenv.engine.tuning import Tuning, tune
 from gpu_vecenv.envs.registry import configure
-from gpu_vecenv.errors import ConfigError, printable
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.escapes import printable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import platformdirs
 
 from gpu_vecenv.errors import CompilerError
+from gpu_vecenv.escapes import warn
 
 if TYPE_CHECKING:
     from filelock import FileLock
@@ -69,7 +69,7 @@ def _cached(folder: Path, key_text: str, suffix: str, build: Callable[[Path], No
     with _exclusive(path) as locked:
         if not _is_intact(path):  # no other process has built it meanwhile
             if path.exists():
-                warnings.warn(f"{path} is damaged: it is compiled anew", stacklevel=2)
+                warn(f"{path} is damaged: it is compiled anew", stacklevel=2)
             if locked:
                 _remove_stale_drafts(path)
             _publish(path, build)
@@ -149,7 +149,7 @@ def temporary_dir() -> Path:
 
 
 def _warn(error: Exception) -> None:
-    warnings.warn(
+    warn(
         f"compiled kernels are kept for this process only: {error}; to keep them, set $GPU_VECENV_CACHE to a folder of "
         "your own with free space",
         stacklevel=3,

@@ -13,7 +13,8 @@ from gpu_vecenv.compile.randomized_source import float_literal, parameter_functi
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.kernels import arguments_source
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
-from gpu_vecenv.errors import EnvDefinitionError, printable
+from gpu_vecenv.errors import EnvDefinitionError
+from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import cuda_folder
 
 FUNCTIONS = ("reset", "step", "observe")

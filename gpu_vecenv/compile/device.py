@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 
 import torch
 
 from gpu_vecenv.compile.toolchain import find_driver, find_torch, gpu_problem
 from gpu_vecenv.errors import DeviceUnavailableError
+from gpu_vecenv.escapes import warn
 
 
 def resolve_device(device: str | torch.device | None) -> torch.device:
@@ -23,7 +23,7 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
             return torch.device("cuda", torch.cuda.current_device())
         problem = gpu_problem(find_driver(), find_torch())
         if problem:
-            warnings.warn(f'{problem}\nRunning on the CPU; pass device="cpu" to silence this warning.', stacklevel=3)
+            warn(f'{problem}\nRunning on the CPU; pass device="cpu" to silence this warning.', stacklevel=3)
         return torch.device("cpu")
     try:
         resolved = torch.device(device)

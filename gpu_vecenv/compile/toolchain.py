@@ -49,7 +49,14 @@ def numbers(version: str) -> tuple[int, ...]:
 def output_of(command: Sequence[str]) -> tuple[bool, str]:
     """Whether a command succeeded, and its output; at most 30 s."""
     try:
-        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=30)
+        result = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",  # a compiler writes in the encoding of its own locale
+            timeout=30,
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return False, str(error)
     return result.returncode == 0, result.stdout.strip()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from pathlib import Path
 
 from gpu_vecenv._version import __version__
@@ -12,6 +11,7 @@ from gpu_vecenv.compile.backends import Backend, GroupShape
 from gpu_vecenv.compile.cache import cache_dir
 from gpu_vecenv.compile.codegen import game_source
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.escapes import warn
 
 SUFFIX = ".tuning.json"
 
@@ -68,5 +68,5 @@ def read(path: Path) -> GroupShape | None:
         found = json.loads(content)
         return GroupShape(found["threads_per_env"], found["threads_per_block"])
     except (ValueError, TypeError, LookupError, RecursionError) as error:  # errors of JSON, missing keys, wrong types
-        warnings.warn(f"{path} is damaged and ignored ({error!r:.200}); run tune() again", stacklevel=2)
+        warn(f"{path} is damaged and ignored ({error!r:.200}); run tune() again", stacklevel=2)
         return None

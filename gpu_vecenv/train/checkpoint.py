@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 
 from gpu_vecenv.errors import CheckpointCorruptError, CheckpointVersionError, ConfigError
+from gpu_vecenv.escapes import warn
 from gpu_vecenv.files import put_file, replace_file
 
 FORMAT = "4"
@@ -238,7 +238,7 @@ def newest_usable(iterations: Iterable[int], load: Callable[[int], _Loaded], whe
             refused.append(error)
             continue
         for refusal in refused:
-            warnings.warn(f"{refusal}; iteration {iteration} is used instead", stacklevel=4)
+            warn(f"{refusal}; iteration {iteration} is used instead", stacklevel=4)
         return iteration, loaded
     kinds = (CheckpointVersionError, CheckpointCorruptError)
     kind = next((kind for kind in kinds if any(isinstance(error, kind) for error in refused)), FileNotFoundError)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import time
-import warnings
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
+
+from gpu_vecenv.escapes import warn
 
 
 @cache
@@ -79,9 +80,7 @@ class GraphedCallable:
             while cause.__context__ is not None:  # the first error, not that of ending the capture
                 cause = cause.__context__
             reason = str(cause).splitlines()[0]
-            warnings.warn(
-                f"{self.name} cannot be captured as a CUDA graph and runs without one: {reason}", stacklevel=3
-            )
+            warn(f"{self.name} cannot be captured as a CUDA graph and runs without one: {reason}", stacklevel=3)
         else:
             self.graph = graph
         finally:

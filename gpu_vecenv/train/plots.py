@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpu_vecenv.engine.arguments import validate_int
-from gpu_vecenv.errors import ConfigError, nearest, printable
+from gpu_vecenv.errors import ConfigError, nearest
+from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import put_file
 
 METRICS_FILE = "metrics.csv"

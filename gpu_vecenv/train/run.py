@@ -22,7 +22,8 @@ from rich.text import Text
 
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.errors import ConfigError, counted, printable
+from gpu_vecenv.errors import ConfigError, counted
+from gpu_vecenv.escapes import printable
 from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder

@@ -19,7 +19,6 @@ import gc
 import json
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from gpu_vecenv.engine.arguments import validate_seed
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError
+from gpu_vecenv.escapes import warn
 from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
@@ -222,7 +222,7 @@ class Trainer:
         }
         for found in self._nonfinite(metrics):
             if self.world.rank == 0:
-                warnings.warn(str(found), RuntimeWarning, stacklevel=3)
+                warn(str(found), RuntimeWarning, stacklevel=3)
         return metrics
 
     def _check_networks(self, obs: torch.Tensor) -> None:
@@ -373,7 +373,7 @@ class Trainer:
         made_with = manifest.get("made_with")
         made_with = made_with if isinstance(made_with, dict) else {}
         if (before := {k: made_with.get(k) for k in self._platform()}) != self._platform():
-            warnings.warn(
+            warn(
                 f"{source} was made with {before}, this is {self._platform()}: results may differ bitwise", stacklevel=3
             )
         self.env.load_state_dict({n.removeprefix("env."): x for n, x in tensors.items() if n.startswith("env.")})

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -26,6 +25,7 @@ from gpu_vecenv.compile.backends.compiler_process import run_compiler
 from gpu_vecenv.compile.forks import forks
 from gpu_vecenv.compile.toolchain import find_host_compiler
 from gpu_vecenv.errors import CompilerError
+from gpu_vecenv.escapes import warn
 
 # No contraction to FMA: the same rounding as on the GPU. No exceptions and run-time type information: kernels use none.
 FLAGS = (
@@ -95,7 +95,7 @@ class HostBackend:
             # Sanitizers open a library by the name that it was loaded by when they look for its lines.
             keeps_open = any(flag.startswith("-g") for flag in self.command)
             return HostModule(_library(os.dup(file.fileno()) if keeps_open else file.fileno()))
-        warnings.warn(
+        warn(
             f"{file.name} is on a file system without execution (noexec): a copy in {tempfile.gettempdir()} is loaded "
             "instead; set $GPU_VECENV_CACHE to a folder from which libraries may be loaded",
             stacklevel=2,
