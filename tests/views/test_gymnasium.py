@@ -26,6 +26,7 @@ from support.synchronisation import no_synchronisation
 
 import gpu_vecenv
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv
+from gpu_vecenv.compile.backends.select import working_drivers
 from gpu_vecenv.envs.registry import GAMES, gymnasium_id
 from gpu_vecenv.errors import (
     ClosedEnvError,
@@ -603,6 +604,15 @@ def test_every_game_passes_the_checks(name, mode, device):
     report = gpu_vecenv.check_vector_env(make, steps=60, max_steps=limit)
     report.raise_for_failures()
     assert {f"K{k:02}" for k in range(1, 19)} <= set(report.passed)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("driver", working_drivers())
+def test_drivers_unload_the_modules_of_closed_environments(driver):
+    def make(num_envs):
+        return GymnasiumVectorEnv("cartpole", num_envs, "cuda", driver=driver, max_steps=20)
+
+    gpu_vecenv.check_vector_env(make, checks=["K18"], steps=60, max_steps=20).raise_for_failures()
 
 
 # ---------------------------------------------------------------------- Gymnasium's own vector wrappers
