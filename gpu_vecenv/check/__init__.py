@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gymnasium.vector import AutoresetMode
 
@@ -20,101 +19,26 @@ import gpu_vecenv.check.seeds
 import gpu_vecenv.check.side_effects
 import gpu_vecenv.check.state  # noqa: F401
 from gpu_vecenv.check.agents_as_rows import ParallelContext, as_vector_env
-from gpu_vecenv.check.context import CHECKS, Check, CheckContext, CheckOptions, Inapplicable, Make, error_text
+from gpu_vecenv.check.context import (
+    CHECKS,
+    PREFLIGHT,
+    Check,
+    CheckContext,
+    CheckOptions,
+    Inapplicable,
+    Make,
+    error_text,
+)
 from gpu_vecenv.check.parallel import PARALLEL
 from gpu_vecenv.check.records import Finding
+from gpu_vecenv.check.report import MAX_FINDINGS, ConformanceError, Failure, Report
 from gpu_vecenv.errors import ConfigError, nearest
-from gpu_vecenv.escapes import printable, printable_lines
 from gpu_vecenv.progress import OnProgress, no_progress
 
-if TYPE_CHECKING:
-    from rich.table import Table
+__all__ = ["ConformanceError", "Failure", "Report", "check_parallel_env", "check_vector_env", "chosen_checks"]
 
-MAX_FINDINGS = 20  # per check: a violation often recurs in every step
-MAX_SHOWN = 5  # of these in the table; Report.failures has all
-PREFLIGHT = Check("K00", "the interface can be checked", CheckContext.preflight)  # before all others
 # Checks that need no two equal runs; K17 finds out whether global random numbers are the reason for different ones.
 ALWAYS = {"K01", "K02", "K03", "K04", "K08", "K10", "K11", "K15", "K17", "K18", "K28"}
-WIDTH = 120  # columns of a report as text
-
-
-class ConformanceError(AssertionError):
-    """An environment violates its interface; the message is the report."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One violation of the interface.
-
-    Args:
-        check: "K01" … "K28"; "K00" is what all of them rely on.
-        title: Title of the check.
-        got: What the environment did.
-        expected: What was expected.
-        env_index: Index of the environment, if it concerns one.
-        row: Row of the outputs; an environment may have several rows, one for each agent.
-        step: Steps since the reset, 0 for the reset itself.
-        agent: Name of the agent, for a ParallelEnv.
-    """
-
-    check: str
-    title: str
-    got: str
-    expected: str
-    env_index: int | None = None
-    row: int | None = None
-    step: int | None = None
-    agent: Any = None
-
-
-@dataclass
-class Report:
-    """Results of the checks; ``str(report)`` and rich render them as a table.
-
-    Args:
-        name: ``str(env)``.
-        passed: Checks without failures.
-        failures: All failures, up to 20 per check.
-        skipped: Check -> why it does not apply.
-        notes: Check -> parts of it that could not be checked, and what was accepted or left out.
-    """
-
-    name: str
-    passed: list[str] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    notes: dict[str, list[str]] = field(default_factory=dict)
-
-    def raise_for_failures(self) -> None:
-        """Raise ConformanceError, with the report as its message, if there are failures."""
-        if self.failures:
-            raise ConformanceError(f"\n{self}")
-
-    def __rich__(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
-        failed = sorted({failure.check for failure in self.failures})
-        counts = f"{len(self.passed)} passed, {len(failed)} failed, {len(self.skipped)} skipped"
-        title = Text(printable(f"{self.name}: {counts}"))
-        table = Table("check", "title", "result", title=title, title_justify="left", expand=False)
-        for name in sorted({*self.passed, *failed, *self.skipped, *self.notes}):
-            lines = [("skipped: " + self.skipped[name], "dim")] if name in self.skipped else []
-            own = [_line(failure) for failure in self.failures if failure.check == name]
-            lines += [(line, "red") for line in own[:MAX_SHOWN]]
-            lines += [(f"… and {len(own) - MAX_SHOWN} more, see failures", "red")] if len(own) > MAX_SHOWN else []
-            lines = lines or [("passed", "green")]
-            lines += [(f"note: {note}", "dim") for note in self.notes.get(name, [])]
-            text = Text("\n").join(Text(printable_lines(line), style) for line, style in lines)
-            table.add_row(name, CHECKS.get(name, PREFLIGHT).title, text)
-        return table
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        out = io.StringIO()
-        Console(file=out, width=WIDTH, color_system=None).print(self)
-        return out.getvalue().rstrip()
 
 
 def check_vector_env(
@@ -179,7 +103,8 @@ def check_vector_env(
         ConfigError: An unknown check or mode, or a number out of range.
         TypeError, ValueError: ``make`` returns no vector environment, or one of another size.
     """
-    chosen = _chosen(checks, seed, steps, max_steps)
+    chosen = chosen_checks(checks, CHECKS)
+    _check_numbers(seed, steps, max_steps)
     _check_arguments({"oracle": oracle, "graph": graph, "state_of": state_of}, {"modes": modes, "variants": variants})
     by_mode = None if modes is None else {_mode(mode): own for mode, own in modes.items()}
     options = CheckOptions(oracle, by_mode, variants, graph, permutable_agents, state_of)
@@ -226,7 +151,8 @@ def check_parallel_env(
         ConfigError: An unknown check, or a number out of range.
         TypeError, ValueError: ``make`` returns no ParallelEnv, or one without ``possible_agents``.
     """
-    chosen = _chosen(checks, seed, steps, max_steps)
+    chosen = chosen_checks(checks, CHECKS)
+    _check_numbers(seed, steps, max_steps)
     _check_arguments({"oracle": oracle, "state_of": state_of}, {"variants": variants})
     reference = None if oracle is None else as_vector_env(oracle)
     others = {name: as_vector_env(other) for name, other in (variants or {}).items()}
@@ -237,17 +163,27 @@ def check_parallel_env(
     return _report(context, own, on_progress, context.agents)
 
 
-def _chosen(checks: Iterable[str] | None, seed: int, steps: int, max_steps: int | None) -> list[str]:
+def chosen_checks(checks: Iterable[str] | None, known: Iterable[str]) -> list[str]:
+    """The names in ``checks`` in order, or all known ones for None.
+
+    Raises:
+        TypeError: ``checks`` is no collection of names.
+        ConfigError: A name is not among the known ones.
+    """
     if checks is not None and (isinstance(checks, str | bytes | Mapping) or not isinstance(checks, Iterable)):
         raise TypeError(f'checks is {checks!r:.80}; expected names of checks, such as ["K01"], or None')
-    chosen = list(CHECKS) if checks is None else list(checks)
+    known = sorted(known)
+    chosen = known if checks is None else list(checks)
     for name in chosen:
-        if not isinstance(name, str) or name not in CHECKS:
-            raise ConfigError(f"checks: unknown check {name!r:.80}; {nearest(str(name), CHECKS)}")
+        if not isinstance(name, str) or name not in known:
+            raise ConfigError(f"checks: unknown check {name!r:.80}; {nearest(str(name), known)}")
+    return sorted(chosen)
+
+
+def _check_numbers(seed: int, steps: int, max_steps: int | None) -> None:
     for key, value, least in (("seed", seed, 0), ("steps", steps, 10), ("max_steps", max_steps, 1)):
         if (value is not None or key != "max_steps") and (type(value) is not int or value < least):
             raise ConfigError(f"{key} is {value!r:.80}; expected an int >= {least}")
-    return sorted(chosen)
 
 
 def _check_arguments(functions: Mapping[str, Any], mappings: Mapping[str, Any]) -> None:
@@ -320,12 +256,3 @@ def _run(check: Check, context: CheckContext, report: Report) -> None:
         report.passed.append(check.id)
     if context.notes:
         report.notes[check.id] = context.notes
-
-
-def _line(failure: Failure) -> str:
-    if failure.agent is not None:
-        location = {"agent": failure.agent, "step": failure.step}
-    else:
-        location = {"env": failure.env_index, "row": failure.row, "step": failure.step}
-    prefix = ", ".join(f"{name} {value}" for name, value in location.items() if value is not None)
-    return f"{prefix}{': ' if prefix else ''}{failure.got}; expected {failure.expected}"

@@ -267,3 +267,6 @@ class CheckContext:
                     session.trajectory(records[:1], env_index),
                 )
         return runs
+
+
+PREFLIGHT = Check("K00", "the interface can be checked", CheckContext.preflight)  # before all others

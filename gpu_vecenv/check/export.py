@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 if TYPE_CHECKING:
-    from gpu_vecenv.check import Report
+    from gpu_vecenv.check.report import Report
 
 
 def as_json(report: Report) -> str:
@@ -18,16 +18,14 @@ def as_json(report: Report) -> str:
 
 def as_junit(report: Report) -> str:
     """A test suite with one case for each check."""
-    failed = sorted({failure.check for failure in report.failures})
-    counts = {"tests": len(report.passed) + len(failed) + len(report.skipped), "failures": len(failed)}
+    counts = {"tests": len(report.passed) + len(report.failed) + len(report.skipped), "failures": len(report.failed)}
     counts["skipped"] = len(report.skipped)
     suite = ElementTree.Element("testsuite", {"name": report.name, **{name: str(n) for name, n in counts.items()}})
-    for check in sorted({*report.passed, *failed, *report.skipped}):
+    for check in sorted({*report.passed, *report.failed, *report.skipped}):
         case = ElementTree.SubElement(suite, "testcase", classname=report.name, name=check)
         for failure in report.failures:
             if failure.check == check:
-                message = f"{failure.got}; expected {failure.expected}"
-                ElementTree.SubElement(case, "failure", message=message).text = str(asdict(failure))
+                ElementTree.SubElement(case, "failure", message=failure.message).text = str(asdict(failure))
         if check in report.skipped:
             ElementTree.SubElement(case, "skipped", message=report.skipped[check])
     return ElementTree.tostring(suite, encoding="unicode")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from gpu_vecenv.check import Report, check_parallel_env, check_vector_env
+from gpu_vecenv.check import Failure, Report, check_parallel_env, check_vector_env, chosen_checks
 from gpu_vecenv.check.context import CHECKS
-from gpu_vecenv.check.game_report import GameReport
-from gpu_vecenv.check.game_runs import LONGEST, Cause, first_difference, first_fault, game_limit, ways
+from gpu_vecenv.check.game_runs import LONGEST, Cause, GameRun, first_difference, first_fault, ways
 from gpu_vecenv.check.isolated import ProcessEnded, run_isolated
+from gpu_vecenv.check.report import GAME_CHECKS
 from gpu_vecenv.check.sanitize import sanitizer_finding
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.declare.env import Env
@@ -24,10 +25,10 @@ from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 from gpu_vecenv.views.pettingzoo_env import ParallelEnv
 
-__all__ = ["GameReport", "check_game"]
-PROBED_ENVS = 16  # environments of the debug builds
 CALL_SECONDS = 60.0  # after which a call of these builds, in a process of its own, is an endless loop
 CPU = torch.device("cpu")
+RULES = "G01", "G02", "G03", "G04"  # checked together
+Stage = Callable[[GameRun, OnProgress], Report]
 
 
 def check_game(
@@ -35,15 +36,17 @@ def check_game(
     *,
     device: str | torch.device | None = None,
     driver: str | None = None,
+    checks: Iterable[str] | None = None,
     num_envs: int = 100,
     steps: int = 300,
+    max_steps: int | None = None,
     seed: int = 17,
     autoreset_modes: Iterable[str] = tuple(MODES),
     parallel: bool = True,
     sanitize: bool = False,
     call_seconds: float = CALL_SECONDS,
     on_progress: OnProgress = no_progress,
-) -> GameReport:
+) -> Report:
     """Check a game, from its rules to its interfaces, up to the first check that fails.
 
     First its rules, on the CPU in a process of its own, where a crash or an endless loop is a finding: indices within
@@ -59,18 +62,25 @@ def check_game(
     must be bitwise equal to the same ones among all, and nothing may be written between environments.
 
     Args:
-        game: The configured game. If it has ``max_steps``, an int, episodes must end there.
+        game: The configured game.
         device: "cpu", "cuda", "cuda:1"; None takes cuda if usable, else cpu.
         driver: "pycuda" or "cuda_core" (CUDA only); None takes the first that works.
+        checks: Checks to run, of "G00" … "G05" and "K01" … "K28"; None runs all but "G00". A call that does not end, or
+            writes where it may not, is "G01" whatever was chosen.
         num_envs: Environments whose trajectories are compared, at least 2.
         steps: Length of most runs, at least 10. Violations that occur later are not found.
+        max_steps: Step at which episodes are truncated; None takes the game's own ``max_steps``, if it has one. If
+            neither is given, limits are not checked.
         seed: First seed.
         autoreset_modes: Modes in which ``check_vector_env`` runs.
         parallel: Whether a game of several agents is also checked as a PettingZoo ParallelEnv.
-        sanitize: First play it on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer, which need a compiler
-            that has them, and a game whose module other processes can import.
+        sanitize: Also run "G00": first play it on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer, which
+            need a compiler that has them, and a game whose module other processes can import.
         call_seconds: Time limit of a call in a debug build.
         on_progress: Called with the fraction that is done and a text.
+
+    Returns:
+        The report; a note names what was not run after the first failure.
 
     Raises:
         ConfigError, TypeError, ValueError: An argument is wrong.
@@ -78,129 +88,137 @@ def check_game(
     """
     num_envs, steps = validate_int("num_envs", num_envs, 2), validate_int("steps", steps, 10)
     seed = validate_int("seed", seed, 0)
+    limit = getattr(game, "max_steps", None) if max_steps is None else validate_int("max_steps", max_steps, 1)
     if isinstance(call_seconds, bool) or not isinstance(call_seconds, int | float) or not call_seconds > 0:
         raise ConfigError(f"call_seconds is {call_seconds!r}; expected a number of seconds > 0")
-    torch_device = resolve_device(device)
-    report = GameReport(game)
-    VecEnv(game, num_envs, torch_device, driver=driver).close()  # what does not compile is no finding
-    modes = tuple(autoreset_modes)
-    stages: list[Callable[[OnProgress], None]] = [
-        *(
-            [partial(_check_sanitized, report, min(num_envs, PROBED_ENVS), steps, seed, call_seconds)]
-            if sanitize
-            else []
-        ),
-        partial(_check_rules, report, torch_device, driver, min(num_envs, PROBED_ENVS), steps, seed, call_seconds),
-        partial(_check_ways, report, torch_device, driver, num_envs, steps, seed),
-        *(partial(_check_mode, report, mode, torch_device, driver, steps, seed) for mode in modes),
-    ]
-    if parallel and game.layout.num_agents > 1:
-        stages.append(partial(_check_parallel, report, torch_device, driver, steps, seed))
-    for index, stage in enumerate(stages):
-        stage(part(on_progress, index, len(stages)))
+    chosen = {*chosen_checks(checks, [*GAME_CHECKS, *CHECKS])}
+    chosen -= {"G00"} if checks is None else set()
+    chosen |= {"G00"} if sanitize else set()
+    run = GameRun(
+        game=game,
+        device=resolve_device(device),
+        driver=driver,
+        num_envs=num_envs,
+        steps=steps,
+        max_steps=limit if type(limit) is int and limit > 0 else None,
+        seed=seed,
+        call_seconds=call_seconds,
+        checks=frozenset(chosen),
+    )
+    stages = _stages(run, tuple(autoreset_modes), parallel)
+    report = Report(game.name())
+    VecEnv(game, num_envs, run.device, driver=driver).close()  # what does not compile is no finding
+    for index, (name, stage) in enumerate(stages.items()):
+        report.merge(stage(run, part(on_progress, index, len(stages))))
         if report.failures:
+            if later := list(stages)[index + 1 :]:
+                report.notes.setdefault(report.failed[-1], []).append(f"not run after {name}: {', '.join(later)}")
             break
     on_progress(1.0, game.name())
     return report
 
 
-def _check_sanitized(
-    report: GameReport, num_envs: int, steps: int, seed: int, call_seconds: float, on_progress: OnProgress
-) -> None:
+def _stages(run: GameRun, modes: Iterable[str], parallel: bool) -> dict[str, Stage]:
+    """Name -> what runs some of the chosen checks, in the order in which they run."""
+    stages: dict[str, Stage] = {}
+    if "G00" in run.checks:
+        stages["sanitizers"] = _sanitizers
+    if run.checks.intersection(RULES):
+        stages["rules"] = _rules
+    if "G05" in run.checks:
+        stages["bitwise equality"] = _ways_to_run
+    if run.checks.intersection(CHECKS):
+        stages.update({mode: partial(_autoreset_mode, mode) for mode in modes})
+        if parallel and run.game.layout.num_agents > 1:
+            stages["parallel"] = _parallel
+    return stages
+
+
+def _failed(run: GameRun, check: str, text: str) -> Report:
+    return Report(run.game.name(), failures=[Failure(check, GAME_CHECKS[check], text)])
+
+
+def _sanitizers(run: GameRun, on_progress: OnProgress) -> Report:
     """G00, on the CPU."""
     on_progress(0.0, "sanitizers")
-    if not report.game.layout.host:
-        report.add("G00", "skipped", ["the sanitizers are those of the host, and the game has host = False"])
-        return
-    found = sanitizer_finding(report.game, num_envs, steps, seed, call_seconds)
-    report.add("G00", "failed" if found else "passed", [found] if found else [])
+    if not run.game.layout.host:
+        reason = "the sanitizers are those of the host, and the game has host = False"
+        return Report(run.game.name(), skipped={"G00": reason})
+    found = sanitizer_finding(run.game, run.probed_envs, run.steps, run.seed, run.call_seconds)
+    return _failed(run, "G00", found) if found else Report(run.game.name(), passed=["G00"])
 
 
-def _check_rules(
-    report: GameReport,
-    device: torch.device,
-    driver: str | None,
-    num_envs: int,
-    steps: int,
-    seed: int,
-    call_seconds: float,
-    on_progress: OnProgress,
-) -> None:
+def _rules(run: GameRun, on_progress: OnProgress) -> Report:
     """G01 to G04: on the CPU in a process of its own, then on the GPU."""
-    game, cause, skipped = report.game, None, list[str]()
-    places = list(dict.fromkeys([CPU, device] if game.layout.host else [device]))
+    report, cause, left_out = Report(run.game.name()), None, list[str]()
+    devices = list(dict.fromkeys([CPU, run.device] if run.game.layout.host else [run.device]))
     on_progress(0.0, "rules")
-    for where in places:
-        run = partial(first_fault, game, where, driver if where == device else None, num_envs, steps, seed)
+    for device in devices:
+        play = partial(first_fault, run, device)
         try:
-            cause = run_isolated(run, call_seconds) if where == CPU else run(lambda call: None)
+            cause = run_isolated(play, run.call_seconds) if device == CPU else play(lambda call: None)
         except ProcessEnded as error:
             cause = Cause("G01", f"{error}; sanitize=True, or --sanitize, names file and line")
         except DeviceFaultError as error:
             cause = Cause("G01", str(error))
         except (KernelCompileError, CompilerError) as error:  # no host compiler, or a use that only pointers allow
-            skipped.append(f"on {where}: {str(error).splitlines()[0]}")
+            left_out.append(f"on {device}: {str(error).splitlines()[0]}")
         if cause is not None:
             break
-    for check in ("G01", "G02", "G03", "G04"):
+    for check in RULES:
         if cause is not None and check == cause.check:
-            report.add(check, "failed", [cause.text])
-            return
-        if len(skipped) == len(places):
-            report.add(check, "skipped", skipped)
-        elif check == "G04" and not 0 < (game_limit(game) or 0) <= LONGEST:
-            report.add(check, "skipped", [f"the game has no max_steps, or more than {LONGEST:,}"])
+            report.merge(_failed(run, *cause))
+            break
+        if check not in run.checks:
+            continue
+        if len(left_out) == len(devices):
+            report.skipped[check] = "; ".join(left_out)
+        elif check == "G04" and (run.max_steps is None or run.max_steps > LONGEST):
+            report.skipped[check] = f"the game has no max_steps, or more than {LONGEST:,}"
         else:
-            report.add(check, lines=skipped)
+            report.passed.append(check)
+            if left_out:
+                report.notes[check] = left_out
+    return report
 
 
-def _check_ways(
-    report: GameReport,
-    device: torch.device,
-    driver: str | None,
-    num_envs: int,
-    steps: int,
-    seed: int,
-    on_progress: OnProgress,
-) -> None:
+def _ways_to_run(run: GameRun, on_progress: OnProgress) -> Report:
     """G05: digests of trajectories must be equal; where they are not, the first difference."""
-    game = report.game
+    game = run.game
 
     def made(num_envs: int, device: torch.device, **how: Any) -> VecEnv:
-        return VecEnv(game, num_envs, device, **{"driver": driver if device.type == "cuda" else None, **how})
+        return VecEnv(game, num_envs, device, **{"driver": run.driver if device.type == "cuda" else None, **how})
 
     def digests(**how: Any) -> torch.Tensor:
         env = made(**how)
         try:
-            return trajectory_digest(env, seed, steps).words.cpu()
+            return trajectory_digest(env, run.seed, run.steps).words.cpu()
         finally:
             env.close()
 
-    same: dict[str, Any] = {"num_envs": num_envs, "device": device}
-    expected, run = digests(**same), list[str]()
-    others = list(ways(num_envs, device))
+    def passed(note: str) -> Report:
+        return Report(game.name(), passed=["G05"], notes={"G05": [note]})
+
+    same: dict[str, Any] = {"num_envs": run.num_envs, "device": run.device}
+    expected, equal = digests(**same), list[str]()
+    others = list(ways(run.num_envs, run.device))
     for index, (way, how) in enumerate(others):
         on_progress(index / len(others), f"bitwise equality: {way}")
         if index > 0 and not game.layout.host:
-            report.add(
-                "G05", lines=[f"{run[0]}; a game with host = False is not bit-reproducible in other ways to run"]
-            )
-            return
+            return passed(f"{equal[0]}; a game with host = False is not bit-reproducible in other ways to run")
         try:
             got = digests(**how)
         except EnvContractError as error:
-            report.add("G05", "failed", [f"{way}: {error}"])
-            return
+            return _failed(run, "G05", f"{way}: {error}")
         except KernelCompileError:
             if not how.get("guards"):
                 raise
             continue  # G01 says why
         if not got.equal(expected[: len(got)]):
-            difference = first_difference(made(**same), made(**how), steps, seed)
-            report.add("G05", "failed", [f"{way}: {difference}: {HINTS[_kind(how)]}"])
-            return
-        run.append(way)
-    report.add("G05", lines=[", ".join(run)])
+            difference = first_difference(made(**same), made(**how), run.steps, run.seed)
+            return _failed(run, "G05", f"{way}: {difference}: {HINTS[_kind(how)]}")
+        equal.append(way)
+    return passed(", ".join(equal))
 
 
 HINTS = {
@@ -213,53 +231,51 @@ def _kind(how: dict[str, Any]) -> str:
     return "order" if {"thread_order", "threads_per_env", "driver"} & how.keys() else "number"
 
 
-def _check_mode(
-    report: GameReport,
-    mode: str,
-    device: torch.device,
-    driver: str | None,
-    steps: int,
-    seed: int,
-    on_progress: OnProgress,
-) -> None:
+def _autoreset_mode(mode: str, run: GameRun, on_progress: OnProgress) -> Report:
     """The checks of a vector environment in one autoreset mode."""
-    game = report.game
+    game, device, checks = run.game, run.device, run.checks.intersection(CHECKS)
     if game.layout.action.mixed:
         reason = "Gymnasium's interface has one action space, but those of the roles differ"
-        report.add_interface(mode, Report(mode, skipped=dict.fromkeys(CHECKS, reason)))
-        return
+        return Report(mode, skipped=dict.fromkeys(checks, reason))
 
     def maker(mode: str, **how: Any) -> Callable[[int], GymnasiumVectorEnv]:
-        how = {"device": device, "driver": driver, "validate": "sync", **how}
+        how = {"device": device, "driver": run.driver, "validate": "sync", **how}
         return lambda num_envs: GymnasiumVectorEnv(game, num_envs, autoreset_mode=mode, **how)
 
     variants: dict[str, dict[str, Any]] = {"NumPy output": {"output": "numpy"}}
     if device.type != "cpu" and game.layout.host:
         variants["on the CPU"] = {"device": "cpu", "driver": None}
-    found: Report = check_vector_env(
-        maker(mode),
-        modes={other: maker(other) for other in MODES},
-        variants={name: maker(mode, **how) for name, how in variants.items()},
-        graph=maker(mode, validate="async"),  # "sync" reads values on the host, which cannot be captured
-        state_of=lambda env: env.vec_env,
-        seed=seed,
-        steps=steps,
-        max_steps=game_limit(game),
-        on_progress=lambda fraction, text: on_progress(fraction, f"{mode}: {text}"),
+    return _of_interface(
+        mode,
+        check_vector_env(
+            maker(mode),
+            checks=checks,
+            modes={other: maker(other) for other in MODES},
+            variants={name: maker(mode, **how) for name, how in variants.items()},
+            graph=maker(mode, validate="async"),  # "sync" reads values on the host, which cannot be captured
+            state_of=lambda env: env.vec_env,
+            seed=run.seed,
+            steps=run.steps,
+            max_steps=run.max_steps,
+            on_progress=lambda fraction, text: on_progress(fraction, f"{mode}: {text}"),
+        ),
     )
-    report.add_interface(mode, found)
 
 
-def _check_parallel(
-    report: GameReport, device: torch.device, driver: str | None, steps: int, seed: int, on_progress: OnProgress
-) -> None:
+def _parallel(run: GameRun, on_progress: OnProgress) -> Report:
     """The checks of a PettingZoo ParallelEnv."""
-    game = report.game
-    found = check_parallel_env(
-        lambda: ParallelEnv(game, device, driver=driver),
-        seed=seed,
-        steps=steps,
-        max_steps=game_limit(game),
-        on_progress=lambda fraction, text: on_progress(fraction, f"parallel: {text}"),
+    return _of_interface(
+        "parallel",
+        check_parallel_env(
+            lambda: ParallelEnv(run.game, run.device, driver=run.driver),
+            checks=run.checks.intersection(CHECKS),
+            seed=run.seed,
+            steps=run.steps,
+            max_steps=run.max_steps,
+            on_progress=lambda fraction, text: on_progress(fraction, f"parallel: {text}"),
+        ),
     )
-    report.add_interface("parallel", found)
+
+
+def _of_interface(name: str, report: Report) -> Report:
+    return replace(report, failures=[replace(failure, interface=name) for failure in report.failures])

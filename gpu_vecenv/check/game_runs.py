@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import EnvContractError
 
 POISONS = 0x41, 0x3E  # bytes of floats and ints that are ordinary numbers, and differ
+PROBED_ENVS = 16  # environments of debug builds
 LONGEST = 5000  # steps in search of a time limit
 Tensors = dict[str, torch.Tensor]
 
@@ -24,16 +26,33 @@ class Cause(NamedTuple):
     text: str
 
 
-def game_limit(game: Env) -> int | None:
-    """The steps after which the game says that its episodes end; None if it has no such parameter."""
-    limit = getattr(game, "max_steps", None)
-    return limit if type(limit) is int else None
+@dataclass(frozen=True, kw_only=True)
+class GameRun:
+    """What the stages of a check share: the arguments of ``check_game``, resolved."""
+
+    game: Env
+    device: torch.device
+    driver: str | None
+    num_envs: int
+    steps: int
+    max_steps: int | None
+    seed: int
+    call_seconds: float
+    checks: frozenset[str]
+
+    @property
+    def probed_envs(self) -> int:
+        """Number of environments of debug builds."""
+        return min(self.num_envs, PROBED_ENVS)
 
 
-def first_fault(
-    game: Env, device: torch.device, driver: str | None, num_envs: int, steps: int, seed: int, at: Callable[[str], None]
-) -> Cause | None:
+def first_fault(run: GameRun, device: torch.device, at: Callable[[str], None]) -> Cause | None:
     """Play with checked indices, twice with other bytes in memory that must be written before it is read.
+
+    Args:
+        run: The game, and which of G02, G03 and G04 are searched for; G01 always is.
+        device: Where to play.
+        at: Called before each call with its name.
 
     Raises:
         KernelCompileError: The game does not compile with checked indices.
@@ -45,26 +64,31 @@ def first_fault(
         at(call)
 
     try:
-        return _first_fault(game, device, driver, num_envs, steps, seed, at_call)
+        return _first_fault(run, device, at_call)
     except EnvContractError as error:
         return Cause("G01", f"{error} (in {calls[-1]})")
 
 
-def _first_fault(
-    game: Env, device: torch.device, driver: str | None, num_envs: int, steps: int, seed: int, at: Callable[[str], None]
-) -> Cause | None:
-    limit = game_limit(game)
-    limit = None if limit is None or limit > LONGEST else limit
+def _first_fault(run: GameRun, device: torch.device, at: Callable[[str], None]) -> Cause | None:
+    limit = None if run.max_steps is None or run.max_steps > LONGEST else run.max_steps
+    driver = run.driver if device == run.device else None
+
+    def first(env: VecEnv, outputs: list[Tensors], call: str) -> Cause | None:
+        causes = _unwritten(env, outputs, call), _nonfinite(env, outputs[0], call), _beyond_limit(env, limit)
+        return next((cause for cause in causes if cause is not None and cause.check in run.checks), None)
+
     at("")
-    envs = [VecEnv(game, num_envs, device, driver=driver, guards=True, autoreset_mode="disabled") for _ in POISONS]
+    envs = [
+        VecEnv(run.game, run.probed_envs, device, driver=driver, guards=True, autoreset_mode="disabled")
+        for _ in POISONS
+    ]
     for env, byte in zip(envs, POISONS, strict=True):
         env.poison(byte)
     at("reset")
-    outputs = [_outputs(env.reset(seed=seed)) | _state(env) for env in envs]
-    if (cause := _unwritten(envs[0], outputs, "reset")) is not None:
+    outputs = [_outputs(env.reset(seed=run.seed)) | _state(env) for env in envs]
+    if (cause := first(envs[0], outputs, "reset")) is not None:
         return cause
-    length = max(steps, 0 if limit is None else limit + 1)
-    for step in range(1, length + 1):
+    for step in range(1, max(run.steps, 0 if limit is None else limit + 1) + 1):
         at(f"step {step}")
         ended = ~envs[0].active.any(1)
         if ended.any():
@@ -72,10 +96,7 @@ def _first_fault(
                 env.reset(mask=ended)
         actions = envs[0].sample_actions()
         outputs = [_outputs(env.step(actions)) | _state(env) for env in envs]
-        cause = _unwritten(envs[0], outputs, f"step {step}") or _nonfinite(envs[0], outputs[0], step)
-        if cause is None and limit is not None:
-            cause = _beyond_limit(envs[0], limit)
-        if cause is not None:
+        if (cause := first(envs[0], outputs, f"step {step}")) is not None:
             return cause
     return None
 
@@ -151,15 +172,17 @@ def _is_poison(value: torch.Tensor, byte: int) -> bool:
     return bool(value.reshape(1).view(torch.uint8).eq(byte).all())
 
 
-def _nonfinite(env: VecEnv, outputs: Tensors, step: int) -> Cause | None:
+def _nonfinite(env: VecEnv, outputs: Tensors, call: str) -> Cause | None:
     for name, tensor in outputs.items():
         if name.startswith("io.") and tensor.is_floating_point() and not tensor.isfinite().all():
             index = tuple((~tensor.isfinite()).nonzero()[0].tolist())
-            return Cause("G03", f"{_place(env, name, index)} is {tensor[index].item()} (in step {step})")
+            return Cause("G03", f"{_place(env, name, index)} is {tensor[index].item()} (in {call})")
     return None
 
 
-def _beyond_limit(env: VecEnv, limit: int) -> Cause | None:
+def _beyond_limit(env: VecEnv, limit: int | None) -> Cause | None:
+    if limit is None:
+        return None
     late = (env.active & (env.elapsed_steps >= limit)[:, None]).nonzero()
     if not len(late):
         return None

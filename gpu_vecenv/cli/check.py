@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic, cast
@@ -42,7 +42,37 @@ FACTORY = re.compile(r".+:[A-Za-z_]\w*")  # module:factory or file.py:factory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check(DeviceOptions, Generic[GameT]):
+class ReportOptions(Command):
+    """Which checks run, and where their report goes."""
+
+    steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
+    seed: int = param(17, low=0)  # the first of the seeds
+    checks: str | None = None  # checks to run, such as K01,K10; all by default
+    json: str | None = None  # file for the report as JSON, - for the standard output
+    junit: str | None = None  # file for the report as JUnit's XML
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def chosen(self) -> list[str] | None:
+        """The names in ``checks``."""
+        return None if self.checks is None else [name.strip() for name in self.checks.split(",")]
+
+    def finish(self, report: Report) -> int:
+        """Print and write the report; 1 if a check fails."""
+        if self.json == "-":
+            print(as_json(report))
+        else:
+            Console().print(report)
+        for path, text in ((self.json, as_json), (self.junit, as_junit)):
+            if path not in (None, "-"):
+                replace_file(Path(str(path)), text(report).encode())
+        return int(bool(report.failures))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(ReportOptions, DeviceOptions, Generic[GameT]):
     """Check that a game, or any registered Gymnasium or PettingZoo environment, conforms to its interface.
 
     check tag_gridworld and check my_game.py test all interfaces of a game; check CartPole-v1 tests a vector environment
@@ -50,15 +80,10 @@ class Check(DeviceOptions, Generic[GameT]):
     """
 
     game_name: GameName  # a name, a file that declares it, or an id of Gymnasium or PettingZoo
-    steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
-    seed: int = param(17, low=0)  # the first of the seeds
     num_envs: int = param(100, low=2)  # environments of the runs that must be bit-identical
     parallel: bool = True  # also check a game of several agents as a PettingZoo ParallelEnv
     sanitize: bool = False  # first play it on the CPU under AddressSanitizer and UndefinedBehaviorSanitizer
     game: GameT
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @classmethod
     def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
@@ -67,8 +92,15 @@ class Check(DeviceOptions, Generic[GameT]):
         if FACTORY.fullmatch(entry) or (not GAME_FILE.fullmatch(entry) and ENV_ID.search(entry)):
             return CheckRegistered, tyro.MISSING_NONPROP
         game = named_game(arguments) or NoGame
-        check_option_names(cls, game)
-        return with_parameter(cls, game), tyro.MISSING_NONPROP
+        own_limit = any(field.name == "max_steps" for field in fields(game))
+        command = cls if own_limit else CheckWithLimit
+        check_option_names(command, game)
+        return with_parameter(command, game), tyro.MISSING_NONPROP
+
+    @property
+    def limit(self) -> int | None:
+        """The step at which episodes are truncated; None takes it from the game."""
+        return None
 
     def __call__(self) -> int:
         """Print the report; 1 if a check fails."""
@@ -77,19 +109,32 @@ class Check(DeviceOptions, Generic[GameT]):
                 self.game,  # type: ignore[arg-type]
                 device=self.device,
                 driver=self.driver,
+                checks=self.chosen,
                 num_envs=self.num_envs,
                 steps=self.steps,
+                max_steps=self.limit,
                 seed=self.seed,
                 parallel=self.parallel,
                 sanitize=self.sanitize,
                 on_progress=on_progress,
             )
-        Console().print(report)
-        return int(bool(report.failures))
+        return self.finish(report)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckRegistered(Command):
+class CheckWithLimit(Check[GameT]):  # noqa: D101 - that of Check
+    __doc__ = Check.__doc__
+
+    max_steps: int | None = param(None, low=1)  # step at which episodes are truncated; by default limits are not tested
+
+    @property
+    def limit(self) -> int | None:
+        """The option."""
+        return self.max_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRegistered(ReportOptions):
     """Check that a vector environment of Gymnasium, or a parallel one of PettingZoo, conforms to its API.
 
     ENTRY is a registered id, or module:factory or file.py:factory. An id that both have registered is Gymnasium's,
@@ -99,17 +144,9 @@ class CheckRegistered(Command):
 
     # CartPole-v1, sisl/pursuit_v5, module:factory, file.py:factory
     env_id: tyro.conf.Positional[Annotated[str, tyro.conf.arg(metavar="ENTRY")]]
-    steps: int = param(300, low=10)  # steps of most runs; later behaviour is not tested
-    seed: int = param(17, low=0)  # the first of the seeds
     config: str = "{}"  # further arguments of gymnasium.make_vec or pettingzoo.make, as JSON
     parallel: bool = False  # the entry is a PettingZoo parallel environment, as is an id that only PettingZoo has
-    checks: str | None = None  # checks to run, such as K01,K10; all by default
     max_steps: int | None = param(None, low=1)  # step at which episodes are truncated; by default that of its spec
-    json: str | None = None  # file for the report as JSON, - for the standard output
-    junit: str | None = None  # file for the report as JUnit's XML
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def __call__(self) -> int:
         """Print the report; 1 if a check fails."""
@@ -121,18 +158,10 @@ class CheckRegistered(Command):
             parallel = self.parallel or self.env_id in registry.keys() - gymnasium.registry.keys()
             check = self._check_parallel if parallel else self._check_vector
             report = check(config, on_progress)
-        if self.json == "-":
-            print(as_json(report))
-        else:
-            Console().print(report)
-        for path, text in ((self.json, as_json), (self.junit, as_junit)):
-            if path not in (None, "-"):
-                replace_file(Path(str(path)), text(report).encode())
-        return int(bool(report.failures))
+        return self.finish(report)
 
     def _run(self) -> dict[str, Any]:
-        chosen = None if self.checks is None else [name.strip() for name in self.checks.split(",")]
-        return {"steps": self.steps, "seed": self.seed, "checks": chosen, "max_steps": self.max_steps}
+        return {"steps": self.steps, "seed": self.seed, "checks": self.chosen, "max_steps": self.max_steps}
 
     def _check_parallel(self, config: dict[str, Any], on_progress: OnProgress) -> Report:
         factory = _factory(self.env_id) or partial(pettingzoo.make, "parallel", self.env_id)

@@ -97,13 +97,51 @@ def check(game, **settings):
 def test_a_mistake_is_the_only_finding(name, tmp_path):
     old, new, expected = MISTAKES[name]
     report = check(walkers(tmp_path, old, new)())
-    assert len(report.failures) == 1
+    (failure,) = report.failures
     with pytest.raises(ConformanceError, match="1 failed"):
         report.raise_for_failures()
-    assert re.match(expected, report.failures[0]), report.failures[0]
-    failed = report.failures[0][:3]
-    assert list(report.rows)[-1] == failed, "nothing is run after the first cause"
+    found = f"{failure.check}: {failure}"
+    assert re.match(expected, found), found
+    after = "not run after (rules: bitwise equality, |bitwise equality: )next_step, same_step, disabled, parallel"
+    assert re.fullmatch(after, report.notes[failure.check][-1])
+    assert max({*report.passed, *report.skipped, failure.check}) == failure.check, (
+        "nothing is run after the first cause"
+    )
     assert str(report).count("\n") < 30
+
+
+CHOSEN = {  # mistake, the checks that are chosen -> those that pass, and those that fail
+    ("NaN reward", "G04"): (["G04"], []),
+    ("NaN reward", "G03"): ([], ["G03"]),
+    ("NaN reward", "K18"): (["K18"], []),
+    ("unwritten state", "G03"): (["G03"], []),
+    ("forgotten truncation", "G02"): (["G02"], []),
+    ("write beyond a field", "G04"): ([], ["G01"]),
+    ("missing sync", "G02"): (["G02"], []),
+    ("missing sync", "G05"): ([], ["G05"]),
+}
+
+
+@pytest.mark.parametrize(("mistake", "chosen"), CHOSEN)
+def test_only_the_chosen_checks_are_run(mistake, chosen, tmp_path):
+    old, new, _ = MISTAKES[mistake]
+    report = check(walkers(tmp_path, old, new)(), checks=[chosen], autoreset_modes=["same_step"], parallel=False)
+    assert (report.passed, report.failed, report.skipped) == (*CHOSEN[mistake, chosen], {})
+
+
+def test_a_limit_may_be_given(tmp_path):
+    settings = {"checks": ["G04", "K10"], "autoreset_modes": ["same_step"], "parallel": False}
+    report = check(walkers(tmp_path)(max_steps=12), max_steps=11, **settings)
+    assert report.failed == ["G04"] and "after max_steps = 11 steps" in report.failures[0].got
+    assert check(walkers(tmp_path)(max_steps=12), max_steps=12, **settings).passed == ["G04", "K10"]
+
+
+def test_a_finding_of_an_interface_names_it(tmp_path):
+    report = check(walkers(tmp_path)(max_steps=12), checks=["K10", "K11"], autoreset_modes=["same_step"], max_steps=13)
+    assert (report.passed, report.failed) == (["K11"], ["K10"])
+    assert {failure.interface for failure in report.failures} == {"same_step"}
+    assert report.notes["K10"][-1] == "not run after same_step: parallel"
+    assert re.match(r"same_step, env 0, .*; expected ", str(report.failures[0]))
 
 
 REFUSED = {
@@ -127,9 +165,7 @@ def test_what_a_source_may_not_have_is_refused(name, tmp_path):
 def test_a_sound_game_passes_in_one_table():
     report = check(Crew(), autoreset_modes=["same_step", "disabled"])
     report.raise_for_failures()
-    assert {"G01", "G02", "G03", "G04", "G05", "K01", "K18"} <= {
-        check for check, row in report.rows.items() if row.result == "passed"
-    }
+    assert {"G01", "G02", "G03", "G04", "G05", "K01", "K18"} <= {*report.passed}
     assert str(report).count("K01") == 1
 
 
@@ -138,19 +174,24 @@ def test_what_pointers_allow_and_checked_indices_do_not_is_no_finding(tmp_path):
     statement = "ONCE { float (&own)[2] = s.place[0]; own[0] += 0; }"
     report = check(walkers(tmp_path, new=statement)(), autoreset_modes=[], parallel=False)
     assert not report.failures
-    assert report.rows["G01"].result == "skipped" and "walkers.cu did not compile" in report.rows["G01"].lines[0]
-    assert report.rows["G05"].result == "passed"
+    assert "walkers.cu did not compile" in report.skipped["G01"]
+    assert "G05" in report.passed
 
 
 def test_a_limit_that_is_not_reached_is_not_said_to_be_kept(tmp_path):
     game = walkers(tmp_path)(max_steps=5001)
-    assert check(game, autoreset_modes=[], parallel=False).rows["G04"].result == "skipped"
+    assert "G04" in check(game, autoreset_modes=[], parallel=False).skipped
 
 
-@pytest.mark.parametrize("wrong", [{"num_envs": 1}, {"steps": 9}, {"seed": -1}, {"call_seconds": 0}])
+@pytest.mark.parametrize("wrong", [{"num_envs": 1}, {"steps": 9}, {"seed": -1}, {"call_seconds": 0}, {"max_steps": 0}])
 def test_wrong_numbers_are_refused_before_anything_is_run(wrong, tmp_path):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         check(walkers(tmp_path)(), **wrong)
+
+
+def test_an_unknown_check_is_refused_before_anything_is_run(tmp_path):
+    with pytest.raises(ConfigError, match=r"checks: unknown check 'G07'; nearest: K07, G05, G04"):
+        check(walkers(tmp_path)(), checks=["K01", "G07"])
 
 
 def test_poison_needs_a_debug_build(tmp_path):

@@ -75,8 +75,8 @@ def test_a_finding_is_one_sentence_with_file_and_line(mistake, declared):
 @pytest.mark.usefixtures("_sanitizer")
 def test_check_stops_at_what_the_sanitizers_find(declared):
     report = check_game(declared("Sanitized", MISTAKES["crash"][0]), device="cpu", steps=10, num_envs=4, sanitize=True)
-    assert [row.result for row in report.rows.values()] == ["failed"]
-    assert report.failures[0].startswith(f"G00: walkers.cu:{MISTAKE_LINE}: SEGV")
+    assert (report.passed, report.failed, report.skipped) == ([], ["G00"], {})
+    assert report.failures[0].got.startswith(f"walkers.cu:{MISTAKE_LINE}: SEGV")
 
 
 def test_a_compiler_without_the_sanitizer_is_named():

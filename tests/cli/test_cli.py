@@ -558,9 +558,9 @@ def test_check_passes_a_correct_game(own, command, monkeypatch):
     ]
     percents = [int(report[1]) for report in reports]
     assert percents == sorted(percents) and percents[0] == 0 and percents[-1] == 100
-    assert re.search(r"acorn: [23]\d passed, \d skipped\n", re.sub(" +", " ", output).replace(" \n", "\n")), output
-    assert "failed" not in output and output.count("K01") == 1, "one table"
-    assert re.search(r"G05 .* passed: 50 of 100 environments", output), output
+    assert re.search(r"acorn: [23]\d passed, 0 failed, \d skipped\n", re.sub(" +", " ", output).replace(" \n", "\n"))
+    assert output.count("K01") == 1, "one table"
+    assert re.search(r"G05 .* passed .*\n.* note: 50 of 100 environments", output), output
 
 
 WRONG_RULES = (  # an episode that is a step too long; an order of the lanes that matters
@@ -654,6 +654,40 @@ def test_check_takes_factories_and_writes_reports(command, tmp_path):
     refused(command("check", f"{entry}nonsuch", *few), "nonsuch.*expected module:factory")
     refused(command("check", "no_such_module_at_all:make", *few), "No module named")
     refused(command("check", f"{entry}make", "--checks", "K99"), "unknown check 'K99'")
+
+
+@pytest.mark.slow
+def test_check_writes_the_same_reports_for_a_game(own, command, tmp_path):
+    rules = own.with_suffix(".cu")
+    run = ["check", "acorn.py", "--steps", "10", "--max-steps", "9", "--device", "cpu", "--no-parallel"]
+    code, output, errors = command(*run, "--checks", "G02,K07", "--json", "-", "--junit", "out.xml")
+    report = json.loads(output)
+    assert (code, errors) == (0, [])
+    assert (report["name"], report["passed"], report["failures"]) == ("acorn", ["G02", "K07"], [])
+    rules.write_text(rules.read_text().replace("io.elapsed_steps >= MAX_STEPS", "io.elapsed_steps > MAX_STEPS"))
+    code, output, errors = command(*run, "--checks", "G02,G04,K07", "--json", "out.json", "--junit", "out.xml")
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert (code, errors, report["passed"]) == (1, [], ["G02"]) and "G04" in output
+    (failure,) = report["failures"]
+    assert (failure["check"], failure["title"]) == ("G04", "episodes end at their limit")
+    suite = ElementTree.parse(tmp_path / "out.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert suite[1].get("name") == "G04" and suite[1].find("failure").get("message") == failure["got"]
+    refused(command(*run, "--checks", "K99"), "unknown check 'K99'")
+
+
+@pytest.mark.slow
+def test_check_takes_the_limit_of_a_game_that_declares_none(own, command):
+    own.write_text(own.read_text().replace("max_steps", "length_of_episodes"))
+    rules = own.with_suffix(".cu")
+    rules.write_text(rules.read_text().replace("MAX_STEPS", "LENGTH_OF_EPISODES"))
+    run = ["check", "acorn.py", "--steps", "10", "--length-of-episodes", "9", "--device", "cpu", "--checks", "G04"]
+    code, output, _ = command(*run, "--max-steps", "8")
+    assert code == 1 and "after max_steps = 8 steps" in " ".join(output.replace("│", " ").split())
+    code, output, _ = command(*run, "--max-steps", "9")
+    assert code == 0 and "1 passed, 0 failed" in output
+    code, output, _ = command(*run)
+    assert code == 0 and "0 passed, 0 failed, 1 skipped" in output
 
 
 def test_the_size_that_is_said_to_fit_is_the_free_memory_by_the_bytes_of_one(command):

@@ -719,7 +719,7 @@ def test_a_game_for_cuda_only_runs_there(write):
 def test_a_game_for_cuda_only_keeps_the_promises_of_the_interface(write):
     report = check_game(load_game(write(SWARM, SWARM_TEXT, "swarm"))(), steps=30)
     report.raise_for_failures()
-    assert "a game with host = False is not bit-reproducible" in report.rows["G05"].lines[0]
+    assert "a game with host = False is not bit-reproducible" in report.notes["G05"][0]
 
 
 NEIGHBORS = """from dataclasses import dataclass
