@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Debug builds with guard bands: arrays of the state and of Io whose indices are checked. An index out of bounds is
-// recorded, the first of each environment and call, and the access goes to memory that nothing else uses. The generated
-// header after it says which arrays there are and DUMMY_BYTES, the largest item of one.
+// Debug builds with guard bands: arrays of the state, of Io and of games whose indices are checked. An index out of
+// bounds is recorded, the first of each environment and call, and the access goes to memory that nothing else uses. The
+// generated header before it says which arrays there are and DUMMY_BYTES, the largest item of one.
 #pragma once
 #include "kernel.cuh"
 
@@ -24,8 +24,9 @@ struct Index {
         : value((i64)index), line(at_line), file(hash_of(in_file)) {}
 };
 
-// Of one environment: Array + 1 or 0, axis, index, index of the first axis, line, file. engine/guards.py reads it.
-constexpr int RECORD_ITEMS = 6;
+// Of one environment: Array + 1 or 0, axis, index, index of the first axis, size of the axis, line, file.
+// engine/guards.py reads it.
+constexpr int RECORD_ITEMS = 7;
 
 #if defined(__CUDACC__)
 HD i64*& record() {
@@ -53,17 +54,21 @@ HD void use(const Arguments& args, i64 env) {
     record() = args.violations + env * RECORD_ITEMS;
 }
 
-HD bool is_inside(int array, int axis, Index k, i64 n, i64 first) {
-    if (k.value >= 0 && k.value < n) return true;
+HD void write_record(int array, int axis, Index k, i64 n, i64 first) {
     i64* own = record();
-    if (is_first(own, array)) {
-        own[1] = axis;
-        own[2] = k.value;
-        own[3] = first;
-        own[4] = k.line;
-        own[5] = k.file;
-    }
-    return false;
+    if (!is_first(own, array)) return;
+    own[1] = axis;
+    own[2] = k.value;
+    own[3] = first;
+    own[4] = n;
+    own[5] = k.line;
+    own[6] = k.file;
+}
+
+HD bool is_inside(int array, int axis, Index k, i64 n, i64 first) {
+    bool inside = k.value >= 0 && k.value < n;
+    if (!inside) write_record(array, axis, k, n, first);
+    return inside;
 }
 
 // An index of an action, 0 if it is out of bounds.
@@ -106,4 +111,23 @@ struct Checked {
     }
 };
 
+// An array of a game, in Scratch for example, that checks its indices.
+template <class T, int N>
+struct CheckedArray {
+    T items[N + 1];  // the last one is what an index out of bounds accesses
+
+    HD T& operator[](Index k) { return items[is_inside(CHECKED_ARRAY, 0, k, N, -1) ? k.value : N]; }
+    HD const T& operator[](Index k) const { return items[is_inside(CHECKED_ARRAY, 0, k, N, -1) ? k.value : N]; }
+    HD T& operator*() { return *items; }
+    HD T* operator+(i64 k) { return items + k; }
+    HD T* begin() { return items; }
+    HD T* end() { return items + N; }
+    template <class U>
+    HD operator U*() {  // as in Checked
+        return (U*)items;
+    }
+};
+
 }  // namespace bounds
+
+using bounds::CheckedArray;

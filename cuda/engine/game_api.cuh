@@ -13,6 +13,7 @@
 //   group_reduce_min(x)  the smallest of all threads' integers
 //   atomic_add(p, n)     adds to an int that other threads add to; returns the old value, which depends on the order of
 //                        the threads
+//   CheckedArray<T, N>   T[N]; debug builds check its indices, also in Scratch
 //
 // Every thread of the group must call group_sync(), group_any() and group_reduce_min(); the last two are no barriers
 // for memory.
@@ -119,9 +120,12 @@ namespace bounds {
 enum Array { IO_ACTIONS };
 typedef int Index;
 HD int checked(int, int, int k, int, int) { return k; }
+HD int own_heads(int) { return ACTION_HEADS; }
 template <class Arguments>
 HD void use(const Arguments&, i64) {}
 }  // namespace bounds
+template <class T, int N>
+using CheckedArray = T[N];
 #endif
 
 struct Scratch;  // defined by the game: working memory of one environment within one step, uninitialised
@@ -157,7 +161,7 @@ struct Io {
     // agents only.
     HD Action action(bounds::Index agent, bounds::Index element = 0) const {
         int i = bounds::checked(bounds::IO_ACTIONS, 0, agent, NUM_AGENTS, -1);
-        int head = bounds::checked(bounds::IO_ACTIONS, 1, element, ACTION_HEADS, i);
+        int head = bounds::checked(bounds::IO_ACTIONS, 1, element, bounds::own_heads(i), i);
         i64 k = (i64)i * ACTION_HEADS + head;
         Action a = int64_actions ? (Action)((const LongAction*)actions)[k] : ((const Action*)actions)[k];
 #if BOX_ACTIONS

@@ -4,6 +4,7 @@
 // registers for a single agent and in shared memory otherwise. The step works in device memory where the copy does not
 // fit, in games for CUDA only (their code may need addresses in device memory) and in debug builds with guard bands.
 #pragma once
+#include "guarded_scratch.cuh"
 #include "randomized.cuh"
 
 namespace staging {
@@ -26,11 +27,11 @@ HD constexpr u64 stride_of(u64 bytes) {
     while (THREADS_PER_ENV < 32 && stride % ROW != OWN) stride += 16;
     return stride;
 }
-constexpr u64 SCRATCH_STRIDE = stride_of(sizeof(Scratch)), STAGED_STRIDE = stride_of(sizeof(Staged));
+constexpr u64 SCRATCH_STRIDE = stride_of(sizeof(guarded_scratch::Memory)), STAGED_STRIDE = stride_of(sizeof(Staged));
 constexpr u64 SCRATCH_BYTES = SCRATCH_STRIDE * ENVS_PER_BLOCK, STAGED_BYTES = STAGED_STRIDE * ENVS_PER_BLOCK;
 constexpr u64 OBS_BYTES = aligned(sizeof(Observation) * OBS_SIZE * NUM_AGENTS * ENVS_PER_BLOCK);
 constexpr bool SCRATCH_IN_SHARED = SCRATCH_BYTES <= SHARED_BUDGET;
-constexpr u64 SCRATCH_END = SCRATCH_IN_SHARED && !__is_empty(Scratch) ? SCRATCH_BYTES : 0;
+constexpr u64 SCRATCH_END = SCRATCH_IN_SHARED && !__is_empty(guarded_scratch::Memory) ? SCRATCH_BYTES : 0;
 constexpr bool STAGED_IN_SHARED = FITS && !IN_REGISTERS && SCRATCH_END + STAGED_BYTES <= SHARED_BUDGET;
 constexpr u64 STAGED_END = SCRATCH_END + (STAGED_IN_SHARED ? STAGED_BYTES : 0);
 constexpr bool OBS_IN_SHARED = FITS && OBS_BYTES <= OBS_STAGING_BYTES && STAGED_END + OBS_BYTES <= SHARED_BUDGET;
@@ -59,9 +60,9 @@ HD int group_of_block() { return threadIdx.x / THREADS_PER_ENV; }
 HD float* parameters_of_group() {
     return (float*)(shared_memory + PARAMETERS_BEGIN + PARAMETERS_STRIDE * group_of_block());
 }
-HD Scratch* scratch_at(Scratch* scratches, i64 env) {
+HD guarded_scratch::Memory* scratch_at(guarded_scratch::Memory* scratches, i64 env) {
     if constexpr (SCRATCH_IN_SHARED)
-        return (Scratch*)(shared_memory + SCRATCH_STRIDE * group_of_block());
+        return (guarded_scratch::Memory*)(shared_memory + SCRATCH_STRIDE * group_of_block());
     else
         return scratches + env;
 }
@@ -106,7 +107,7 @@ constexpr int BLOCK = THREADS_PER_ENV * ENVS_PER_BLOCK, RESIDENT_THREADS = THREA
 constexpr int RESIDENT_BLOCKS =
     RESIDENT_THREADS / BLOCK < 32 ? RESIDENT_THREADS / BLOCK : 32;  // the hardware's maximum
 
-#define SCRATCH(scratches, env) staging::scratch_at((Scratch*)(scratches), env)
+#define SCRATCH(scratches, env) staging::scratch_at((guarded_scratch::Memory*)(scratches), env)
 #define ENV_KERNEL(name) KERNEL_WITH_LAUNCH_BOUNDS(name, staging::BLOCK, staging::RESIDENT_BLOCKS)
 #define FOR_ENVS(env, n) if (i64 env = staging::first_env_of_block() + staging::group_of_block(); env < (n))
 
@@ -117,7 +118,7 @@ constexpr u64 SHARED_BYTES = 0;
 HD Staged& staged_of(Staged& in_registers) { return in_registers; }
 HD Observation* obs_target(Observation* output) { return output; }
 HD void write_obs(Observation*, i64) {}
-#define SCRATCH(scratches, env) ((Scratch*)(scratches) + worker_)
+#define SCRATCH(scratches, env) ((guarded_scratch::Memory*)(scratches) + worker_)
 #define ENV_KERNEL KERNEL
 #define FOR_ENVS(env, n) FOR_ITEMS (env, n)
 

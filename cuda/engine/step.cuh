@@ -275,7 +275,7 @@ HD void step_env(i64 env, EngineState engine, State state, InitialStates initial
 // draws actions and steps is faster than two.
 KERNEL(vecenv_layout) {
     FOR_ITEMS (k, 1) {
-        args.out[0] = staging::SCRATCH_IN_SHARED ? 0 : sizeof(Scratch);
+        args.out[0] = staging::SCRATCH_IN_SHARED ? 0 : sizeof(guarded_scratch::Memory);
         args.out[1] = staging::SHARED_BYTES;
         args.out[2] = staging::FUSED_SAMPLING_PAYS_OFF;
     }
@@ -288,8 +288,10 @@ ENV_KERNEL(vecenv_step) {
     host_simd::EnvRange range = {engine_state_of(args, 0), state_of(args, 0), source, out};
     FOR_REMAINING_ENVS (env, args.num_envs, range) {
         bounds::use(args, env);
+        guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
         stepping::step_env(env, engine_state_of(args, env), state_of(args, env), initial_states_of(args), source, out,
-                           args.mode, args.agents_as_envs, SCRATCH(args.scratch, env), range);
+                           args.mode, args.agents_as_envs, guarded_scratch::begin(memory), range);
+        guarded_scratch::check(memory);
     }
     staging::write_obs(args.obs, args.num_envs);
 }
@@ -303,7 +305,8 @@ ENV_KERNEL(vecenv_reset) {
         State s = state_of(args, env);
         Io io = {};
         io.active = m.active;
-        io.scratch = SCRATCH(args.scratch, env);
+        guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
+        io.scratch = guarded_scratch::begin(memory);
         if (!args.mask || args.mask[env]) {
             ONCE {
                 m.fault[0] = 0;
@@ -320,6 +323,7 @@ ENV_KERNEL(vecenv_reset) {
         }
         stepping::observe_env(m, s, io, args.agents_as_envs, args.obs + env * OUTPUT_ROWS * OBS_SIZE);
         write_active(m, env, args.active, args.action_mask);
+        guarded_scratch::check(memory);
     }
 }
 
@@ -329,8 +333,10 @@ ENV_KERNEL(vecenv_observe) {
         EngineState m = engine_state_of(args, env);
         Io io = {};
         io.active = m.active;
-        io.scratch = SCRATCH(args.scratch, env);
+        guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
+        io.scratch = guarded_scratch::begin(memory);
         stepping::observe_env(m, state_of(args, env), io, args.agents_as_envs, args.obs + env * OUTPUT_ROWS * OBS_SIZE);
+        guarded_scratch::check(memory);
     }
 }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from gpu_vecenv.compile.engine_kernels import GUARD_BYTE, GUARD_BYTES
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.layout import GameLayout
 
 IO_ARRAYS = ("active", "rewards", "terminations", "truncations", "obs", "action_mask", "actions")
-RECORD_ITEMS = (
-    6  # of one environment: number of the array + 1 or 0, axis, index, index of axis 0, line, hash of the file
-)
+CHECKED_ARRAY, SCRATCH_GUARDS = "CheckedArray", "Scratch"  # what records name beside the arrays
+# Of one environment: number in recorded_names() + 1 or 0, axis, index, index of axis 0, size, line, hash of the file.
+RECORD_ITEMS = 7
 
 
 def checked_arrays(layout: GameLayout) -> list[tuple[str, tuple[int, ...]]]:
@@ -23,13 +24,20 @@ def checked_arrays(layout: GameLayout) -> list[tuple[str, tuple[int, ...]]]:
     return state + [(f"io.{name}", shapes.get(name, (agents,))) for name in IO_ARRAYS]
 
 
+def recorded_names(layout: GameLayout) -> list[str]:
+    """What records name, numbered in this order."""
+    return [*(name for name, _ in checked_arrays(layout)), CHECKED_ARRAY, SCRATCH_GUARDS]
+
+
 def bounds_constants(layout: GameLayout) -> str:
     """What precedes bounds.cuh."""
-    numbers = (f"IO_{name.upper()} = {number}" for number, name in enumerate(IO_ARRAYS, start=len(layout.fields)))
+    names = (*(f"IO_{name.upper()}" for name in IO_ARRAYS), "CHECKED_ARRAY", "SCRATCH_GUARDS")
+    numbers = (f"{name} = {number}" for number, name in enumerate(names, start=len(layout.fields)))
     largest = max(layout.obs_size * 8, layout.num_choices, *(field.nbytes for field in layout.fields))
     return (
         '#line 1 "generated header"\n#define BOUNDS_CHECKED\nnamespace bounds {\n'
-        f"enum Array {{ {', '.join(numbers)} }};\nconstexpr int DUMMY_BYTES = {largest};\n}}\n"
+        f"enum Array {{ {', '.join(numbers)} }};\nconstexpr int DUMMY_BYTES = {largest};\n"
+        f"constexpr int GUARD_BYTES = {GUARD_BYTES}, GUARD_BYTE = {GUARD_BYTE};\n}}\n"
     )
 
 

@@ -50,6 +50,9 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
     if not action.discrete:
         lines += [f"constexpr bool CLIP_ACTIONS = {str(layout.clips_actions).lower()};", *_boxes(layout)]
     lines += _action_sizes(layout) + _observed(layout)
+    if build.guards:
+        heads = {role: str(len(own)) for role, own in action.sizes.items()}
+        lines += ["namespace bounds {", *_by_role(layout, "int own_heads", "", heads), "}"]
     largest = max(action.head_sizes, default=0)
     lines += [
         f"constexpr int NUM_LOGITS = {action.num_logits}, LARGEST_HEAD = {largest};",

@@ -12,7 +12,8 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import FieldLayout, GameLayout
 
 GUARD_ROWS = 16  # rows of outputs after those of each environment, in a debug build
-GUARD_BYTES = 64  # bytes of state after those of each environment, in a debug build
+GUARD_BYTES = 64  # bytes of state after those of each environment, and before and after a Scratch, in a debug build
+GUARD_BYTE = 0xA5  # their value: unlikely as a float, an index and a flag
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class BuildOptions:
     Args:
         initial_fields: Names of the state fields that have initial states.
         end_on_nonfinite: An environment with a NaN or infinite number ends its episode.
-        guards: Debug build: guard bands between environments, and checked indices.
+        guards: Debug build: guard bands between environments and around Scratch, and checked indices.
         sampled: The step draws its own actions from policy outputs; the step kernel is the only one.
         thread_order: Debug build: 1 is backwards, 2 shuffled: of ranges on the host, of blocks on a GPU.
     """

@@ -7,15 +7,20 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from gpu_vecenv.compile.bounds_source import RECORD_ITEMS, checked_arrays
+from gpu_vecenv.compile.bounds_source import (
+    CHECKED_ARRAY,
+    RECORD_ITEMS,
+    SCRATCH_GUARDS,
+    checked_arrays,
+    recorded_names,
+)
 from gpu_vecenv.compile.codegen import game_source
-from gpu_vecenv.compile.engine_kernels import BuildOptions
+from gpu_vecenv.compile.engine_kernels import GUARD_BYTE, BuildOptions
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.errors import EnvContractError
 
-GUARD_BYTE = 0xA5  # unlikely as a float, an index and a flag
 FILE = re.compile(r'^#line \d+ "(.*)"$', re.MULTILINE)
 
 
@@ -64,7 +69,7 @@ def check(bands: Iterable[tuple[str, torch.Tensor]], call: str) -> None:
 
 
 def new_records(num_envs: int, device: torch.device) -> torch.Tensor:
-    """Records of indices out of bounds, (num_envs, RECORD_ITEMS) int64, empty."""
+    """Records of indices out of bounds and of changed guard bytes of Scratch, (num_envs, RECORD_ITEMS) int64, empty."""
     return torch.zeros((num_envs, RECORD_ITEMS), dtype=torch.int64, device=device)
 
 
@@ -72,25 +77,32 @@ def check_records(records: torch.Tensor, layout: GameLayout, build: BuildOptions
     """Read the records, and empty them; synchronises with the device.
 
     Raises:
-        EnvContractError: An index was out of bounds; the access was not executed.
+        EnvContractError: An index was out of bounds; the access was not executed. Or memory around Scratch was written.
     """
     found = records[:, 0].nonzero()[:, 0].tolist()
     if not found:
         return
-    array, axis, index, first, line, file_hash = records[found[0]].tolist()
+    number, axis, index, first, size, line, file_hash = records[found[0]].tolist()
     records.zero_()
-    name, shape = checked_arrays(layout)[array - 1]
+    name = recorded_names(layout)[number - 1]
+    if name == SCRATCH_GUARDS:
+        where = f"{-index} before its first" if index < 0 else f"{index - size + 1} after its last"
+        raise EnvContractError(
+            f"{call} wrote outside of Scratch in environment {found[0]}: the nearest byte is {where}; expected indices "
+            "within its arrays"
+        )
     files = {hash_of(file): file for file in FILE.findall(game_source(layout, build))}
     indices = [first if axis else index, *["…"] * (axis - 1), *[index] * (axis > 0)]
-    access = (
-        f"io.action({', '.join(map(str, indices))})"
-        if name == "io.actions"
-        else name + "".join(f"[{k}]" for k in indices)
-    )
-    agent = f", agent {layout.agent_names[first]}" if axis and _has_agents(layout, name, shape) else ""
+    if name == "io.actions":
+        access = f"io.action({', '.join(map(str, indices))})"
+    elif name == CHECKED_ARRAY:
+        access = f"[{index}] of a CheckedArray"
+    else:
+        access = name + "".join(f"[{k}]" for k in indices)
+    agent = f", agent {layout.agent_names[first]}" if axis and _has_agents(layout, name) else ""
     raise EnvContractError(
         f"{call}: {files.get(file_hash, 'unknown file')}:{line}: {access} is out of bounds in environment "
-        f"{found[0]}{agent}: index {index} of axis {axis}; expected 0 to {shape[axis] - 1}. The access was not executed"
+        f"{found[0]}{agent}: index {index} of axis {axis}; expected 0 to {size - 1}. The access was not executed"
     )
 
 
@@ -102,6 +114,7 @@ def hash_of(file: str) -> int:
     return value
 
 
-def _has_agents(layout: GameLayout, name: str, shape: tuple[int, ...]) -> bool:
+def _has_agents(layout: GameLayout, name: str) -> bool:
     """Whether the first axis of an array is that of the agents, as far as its size shows it."""
+    shape = dict(checked_arrays(layout))[name]
     return name.startswith("io.") or (shape[0] == layout.num_agents > 1)

@@ -40,6 +40,11 @@ MISTAKES = {
         "float* own = s.place[0]; ONCE own[7] = 1;",
         r"G01: step wrote \d+ bytes outside of state_place: the first is byte 4 after those of environment 0",
     ),
+    "write beyond an array of scratch": (
+        "//",
+        "ONCE if (io.elapsed_steps == 7) io.scratch->heading[io.elapsed_steps - 4] = 1;",
+        r"G01: step wrote outside of Scratch in environment 0: the nearest byte is 1 after its last; .*\(in step 7\)",
+    ),
     "unwritten observation": (
         "        io.obs[i][1] = s.place[i][1];\n",
         "",

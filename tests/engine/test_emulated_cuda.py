@@ -99,6 +99,25 @@ def test_an_index_out_of_bounds_is_recorded_once_per_environment(make_emulated, 
         env.step(env.sample_actions())
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "device memory"])
+@pytest.mark.parametrize("threads_per_env", [1, 4, 64])
+def test_a_write_outside_of_scratch_is_reported(threads_per_env, shared, make_emulated, tmp_path):
+    """The last thread of the group writes it, as the last of what the call does."""
+    end = "        io.obs[i][2] = (float)s.goal[0];\n    }\n"
+    statement = "    if (s.goal[0] == 77 && thread_rank() == THREADS_PER_ENV - 1) io.scratch->heading[3] = 1;\n"
+    game = walkers(tmp_path, old=end, new=end + statement)
+    if not shared:
+        text = game.source.read_text()
+        game.source.write_text(text.replace("int spare;", "int spare, large[100000];"))
+    env = make_emulated(game(), 10, guards=True, threads_per_env=threads_per_env)
+    assert (env._kernels._layout(env.program)[0] == 0) == shared
+    env.reset(seed=3)
+    env.state["goal"][5] = 77
+    expected = "observe wrote outside of Scratch in environment 5: the nearest byte is 1 after its last"
+    with pytest.raises(EnvContractError, match=expected):
+        env.observe()
+
+
 def test_a_nonfinite_environment_ends_without_the_others(make_emulated):
     one, many = (
         make(Fragile(), 9, end_on_nonfinite=True) for make in (lambda *a, **k: VecEnv(*a, "cpu", **k), make_emulated)

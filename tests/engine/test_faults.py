@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from games.fragile import FAULTS, Fragile
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from support.hostile import MISTAKE_LINE, walkers
 
 import gpu_vecenv
@@ -196,6 +197,89 @@ def test_an_index_out_of_bounds_is_named_and_not_accessed(statement, device, tmp
         env.step(chosen)
     check(state_guard_bands(env.data), "nothing")
     env.reset(seed=3)  # records are empty again
+
+
+WITHIN_A_ROLE = {
+    "s.goal[0] = io.action(1, 1);": r"io\.action\(1, 1\) .* agent walker_1: index 1 of axis 1; expected 0 to 0",
+    "s.goal[0] = io.choice(3, 1);": r"io\.action\(3, 1\) .* agent painter_0: index 1 of axis 1; expected 0 to 0",
+    "s.goal[0] = (int)io.action(4, 2);": r"io\.action\(4, 2\) .* agent driver_0: index 2 of axis 1; expected 0 to 1",
+}
+
+
+@pytest.mark.parametrize("statement", WITHIN_A_ROLE)
+def test_a_head_that_only_other_roles_have_is_out_of_bounds(statement, device, tmp_path):
+    spaces = {"walker": Discrete(3), "painter": Box(0.0, 1.0, (1,)), "driver": MultiDiscrete([3, 2])}
+    roles = property(lambda self: {"walker": 3, "painter": 1, "driver": 1})
+    sound = "s.goal[0] = (int)io.action(0, 0) + (int)io.action(3, 0) + io.choice(4, 1);"
+    for text in (sound, statement):
+        game = walkers(tmp_path, new=f"ONCE {{ {text} }}", roles=roles, action_space=spaces)()
+        env = VecEnv(game, 3, device, guards=True)
+        env.reset(seed=3)
+        if text == sound:
+            env.step(env.sample_actions())
+            continue
+        with pytest.raises(EnvContractError, match=rf"step: walkers\.cu:{MISTAKE_LINE}: {WITHIN_A_ROLE[text]}"):
+            env.step(env.sample_actions())
+
+
+IN_RESET = "ONCE { s.goal[0] = (int)io.rng.below(9, 0, 3); }"
+IN_OBSERVE = "        io.obs[i][2] = (float)s.goal[0];\n"
+# Statement that it replaces -> writes outside of Scratch in the environment whose goal is 77, and where.
+OUTSIDE_SCRATCH = [
+    ("//", "io.scratch->heading[2 + s.goal[0] - 76] = 1;", "step", "1 after its last"),
+    ("//", "io.scratch->heading[2 + (s.goal[0] - 76) * 16] = 1;", "step", "61 after its last"),
+    ("//", "int* own = &io.scratch->spare; own[76 - s.goal[0]] = 1;", "step", "1 before its first"),
+    (IN_RESET, "s.goal[0] = 0; io.scratch->heading[3] = 1;", "reset", "1 after its last"),
+    (IN_OBSERVE, "io.obs[i][2] = 0; if (s.goal[0] == 77) io.scratch->heading[3] = 1;", "observe", "1 after its last"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "call", "place"), OUTSIDE_SCRATCH)
+def test_a_write_outside_of_scratch_is_reported(old, new, call, place, device, tmp_path):
+    new = f"ONCE if (s.goal[0] == 77) {{ {new} }}" if call == "step" else f"{{ {new} }}"
+    env = VecEnv(walkers(tmp_path, old=old, new=new)(), 4, device, guards=True)
+    expected = rf"{call} wrote outside of Scratch in environment {0 if call == 'reset' else 2}: the nearest byte is "
+    expected += rf"{place}; expected indices within its arrays"
+    if call == "reset":
+        with pytest.raises(EnvContractError, match=expected):
+            env.reset(seed=3)
+        return
+    env.reset(seed=3)
+    actions = env.sample_actions()
+    env.step(actions)
+    env.state["goal"][2] = 77
+    with pytest.raises(EnvContractError, match=expected):
+        env.step(actions) if call == "step" else env.observe()
+    env.state["goal"][2] = 0
+    env.step(actions)  # guard bytes and records are as before
+
+
+WRITTEN = "ONCE {{ io.scratch->heading[0] = 7; io.scratch->nearest[{}] = 1; s.goal[0] = (int)io.scratch->heading[0]; }}"
+
+
+@pytest.mark.parametrize("index", [3, -1, -1000000, 1000000])
+def test_an_index_of_a_checked_array_is_named_and_not_accessed(index, device, tmp_path):
+    env = VecEnv(walkers(tmp_path, new=WRITTEN.format(index))(), 3, device, guards=True)
+    env.reset(seed=3)
+    expected = rf"step: walkers\.cu:{MISTAKE_LINE}: \[{index}\] of a CheckedArray is out of bounds in environment 0: "
+    with pytest.raises(EnvContractError, match=rf"{expected}index {index} of axis 0; expected 0 to 2\. The access was"):
+        env.step(env.sample_actions())
+    assert env.state["goal"].eq(7).all()
+
+
+def test_a_checked_array_is_an_array(device, tmp_path):
+    """Loops, pointers, rows and const references of debug builds give what those of a plain array give."""
+    statement = """CheckedArray<CheckedArray<float, 2>, 3> rows;
+    for (int i = 0; i < 3; ++i) for (int k = 0; k < 2; ++k) rows[i][k] = (float)(1 + 2 * i + k);
+    const CheckedArray<CheckedArray<float, 2>, 3>& same = rows; int* first = io.scratch->nearest;
+    ONCE { for (int& k : io.scratch->nearest) k = 2; *(io.scratch->nearest + 1) += *first; rows[2][1] += same[1][0];
+    s.place[0][1] = (float)(first[1] + io.scratch->nearest[2]) + rows[2][1]; }"""
+    plain, checked = (VecEnv(walkers(tmp_path, new=statement)(), 4, device, guards=guards) for guards in (False, True))
+    assert trajectory_digest(plain, 3, 20).hex() == trajectory_digest(checked, 3, 20).hex()
+    for env in (plain, checked):
+        env.reset(seed=3)
+        env.step(env.sample_actions())
+        assert env.state["place"][:, 0, 1].eq(4 + 2 + 6 + 3).all()
 
 
 def test_pointers_to_arrays_are_those_of_a_build_without_checks(device, tmp_path):

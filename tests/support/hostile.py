@@ -8,7 +8,7 @@ from gymnasium.spaces import Discrete
 from gpu_vecenv.declare.env import Env, Field, f32, i32, param
 
 SOURCE = """#include "game_api.cuh"
-struct Scratch { int spare; };
+struct Scratch { int spare; CheckedArray<int, 3> nearest; float heading[3]; };
 HD void reset(State s, Io io) {
     FOR_AGENTS (i) { s.place[i][0] = io.rng.uniform(i, 0); s.place[i][1] = 0; }
     ONCE { s.goal[0] = (int)io.rng.below(9, 0, 3); }
