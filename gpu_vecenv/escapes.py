@@ -20,4 +20,4 @@ def printable_lines(text: str) -> str:
 
 def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int = 1) -> None:
     """``warnings.warn`` of ``printable_lines(message)``; ``stacklevel`` counts from the caller, as there."""
-    warnings.warn(printable_lines(message), category, stacklevel=stacklevel + 1)  # noqa: TID251
+    warnings.warn(printable_lines(message), category, stacklevel=stacklevel + 1)  # noqa: TID251 - with printable text

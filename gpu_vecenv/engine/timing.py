@@ -69,7 +69,7 @@ def provenance(device: torch.device) -> dict[str, Any]:
     """
     text = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(cuda_folder().rglob("*.cu*"))))
     described = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],  # noqa: S607
+        ["git", "describe", "--always", "--dirty"],  # noqa: S607 - the caller's git, on $PATH
         capture_output=True,
         text=True,
         check=False,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import random
 import subprocess
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import gymnasium
 import pytest
 import torch
 from reliability import calls, injections
-from reliability.calls import Bad, Pair, problem_of
-from reliability.injections import HostileInt, HostileStr, Injector, Named, stripped, watching
+from reliability.calls import Bad, Calls, problem_of
+from reliability.injections import HostileInt, HostileStr, Injections, Injector, Named, stripped, watching
 
 import gpu_vecenv
 from gpu_vecenv.compile.backends.host import HostBackend
@@ -49,32 +48,18 @@ def test_a_call_that_is_not_refused_as_expected_is_a_failure():
     assert "was not refused" in problem_of(Bad("", lambda: 3, ConfigError))
 
 
-def test_a_refused_call_that_changes_state_is_a_failure(monkeypatch, device):
-    monkeypatch.setattr(calls, "subjects", lambda device, folder: [Spoiled(device)])
-    failures, _ = calls.fuzz_calls(device, 3, 0)
-    assert [failure.split(": ")[-1] for failure in failures] == [
-        "something has changed", "the next steps of the object and its twin differ", "something has changed",
+def test_a_refused_call_that_changes_something_is_a_failure(device):
+    assert [found.split(": ")[-1] for found in Calls(device=device).plant().values()] == [
+        "something has changed", "the next steps of the object and its twin differ",
     ]  # fmt: skip
 
 
-class Spoiled(Pair):
-    """Its refused calls change something: first the state, then what the fingerprint does not cover."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__("spoiled", lambda: gpu_vecenv.VecEnv(gpu_vecenv.configure("tag_gridworld"), 3, device))
-        self.called = 0
-
-    def bad(self, rng: random.Random) -> Bad:
-        def call() -> None:
-            self.called += 1
-            if self.called != 2:
-                self.env.step(self.env.sample_actions())
-            raise ConfigError
-
-        return Bad("call", call, ConfigError)
-
-    def step_once(self, env: gpu_vecenv.VecEnv) -> bytes:
-        return b"odd" if env is self.env else b"even"
+def test_an_injection_that_has_an_effect_is_a_failure():
+    found = [text.partition(", planted: ")[2].split(" (")[0] for text in Injections().plant().values()]
+    assert found == [
+        "meanwhile: open", "meanwhile: subprocess.Popen", "was not refused, it gave int",
+        "the device code differs: 'int evil;', not None",
+    ]  # fmt: skip
 
 
 def test_commands_and_files_of_an_injection_are_detected(tmp_path):

@@ -96,6 +96,18 @@ def test_the_lock_of_the_tools_satisfies_their_group(python):
     assert missing(ROOT / ".ci" / "locks" / "tools.txt", tools, python) == []
 
 
+def test_workflows_install_what_is_locked():
+    """But for the job that tries a release's wheel as users install it."""
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        head, _, text = path.read_text().partition("\njobs:\n")
+        for job in re.split(r"^  (?=\w+:\n)", text, flags=re.MULTILINE)[1:]:
+            name = f"{path.stem}, {job.partition(':')[0]}"
+            if re.search(r"\b(?:make [a-z]|\.ci/)", job):
+                assert "  LOCKS: .ci/locks\n" in head + job, name
+            assert ("pip install" in job) == (name == "release, try"), name
+    assert "\nexport LOCKS=.ci/locks " in (ROOT / ".ci" / "run").read_text()
+
+
 def test_every_python_of_the_workflows_is_locked():
     assert {"3.10", "3.13"} <= set(PYTHONS)
     (where,) = tomllib.loads((ROOT / ".ci" / "pyproject.toml").read_text())["tool"]["uv"]["environments"]

@@ -128,6 +128,19 @@ def test_only_the_job_that_publishes_may_say_who_it_is() -> None:
     assert "needs: publish" in attach and "actions/checkout" not in attach
     assert re.findall(r"run: (\w+)", attach) == ["gh"]
     assert "password" not in text and "secrets" not in text
+    assert "attestations:" not in text  # the action's default is to sign them
+
+
+def test_known_weaknesses_are_looked_for_every_night() -> None:
+    nightly, codeql = ((ROOT / ".github" / "workflows" / f"{name}.yml").read_text() for name in ("nightly", "codeql"))
+    assert re.search(r'- cron: "\d+ \d+ \* \* \*"', nightly)
+    (targets,) = re.findall(r"^nightly: (.*?) ##", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {"audit", *targets.split()} <= set(re.findall(r"^ *- make ([a-z-]+)", nightly, re.MULTILINE))
+    assert "language: [python, javascript-typescript, actions]" in codeql
+    updates = (ROOT / ".github" / "dependabot.yml").read_text()
+    assert re.findall(r"package-ecosystem: (.*)\n *directory: (.*)", updates) == [
+        ("github-actions", "/"), ("pip", "/"), ("pip", "/.ci/locks"),
+    ]  # fmt: skip
 
 
 def test_pre_commit_runs_the_programs_of_make_check() -> None:

@@ -5,6 +5,7 @@ Those that fork, kill or measure their own process run as commands.
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -20,6 +21,7 @@ COMMANDS = {
     "cache": (["--count", 1, "--processes", 6], {"rounds": 1, "compiled_healthy": 1, "compiled_damaged": 1}),
     "leaks": (["--count", 14, "--num-envs", 8, "--no-alone"], {"cycles": 14, "tensor_bytes_left": 0, "files_left": 0}),
     "interrupts": (["--count", 5], {"while_step": 1, "while_train": 1}),
+    "resume": (["--count", 2], {"kills": 2, "differences": 0}),
 }
 COUNTS = {"damage": 300, "soak": 200_000, "rng": 400_000, "large": 1_000_000}
 
@@ -32,8 +34,13 @@ def threads():
 
 
 def test_every_experiment_has_a_small_form():
-    # Those of the last three are in test_resume.py and test_fuzz_calls.py.
-    assert {*COMMANDS, *COUNTS, "resume", "calls", "injections"} == set(NAMES)
+    # Those of the last two are in test_fuzz_calls.py.
+    assert {*COMMANDS, *COUNTS, "calls", "injections"} == set(NAMES)
+
+
+def test_make_reliability_runs_every_experiment():
+    line = re.search(r"\n\tfor experiment in (.*?);", (TESTS.parent / "Makefile").read_text())
+    assert line and sorted(line[1].split()) == sorted(NAMES)
 
 
 @pytest.mark.exhaustive
@@ -54,7 +61,7 @@ def test_an_experiment_finds_nothing(name, device):
     assert experiment.failures == [] and metrics["failures"] == 0 and metrics["count"] == COUNTS[name]
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", [*COUNTS, "calls", "injections"])
 def test_an_experiment_finds_what_is_planted(name, device):
     found = kind_of(name)(count=1, device=device).plant()
     assert found and NOTHING not in found.values()

@@ -35,7 +35,7 @@ from gpu_vecenv.errors import (
     UnknownGameError,
 )
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
-from reliability.experiment import Experiment, Metrics
+from reliability.experiment import Experiment, Metrics, said
 
 MAX_CHARACTERS = 6000  # of an error message
 Errors = type[Exception] | tuple[type[Exception], ...]
@@ -756,7 +756,9 @@ def subjects(device: str, folder: Path) -> list[Subject]:
     ]
 
 
-def fuzz_calls(device: str, calls: int, seed: int, first: int = 0) -> tuple[list[str], collections.Counter[str]]:
+def fuzz_calls(
+    device: str, calls: int, seed: int, first: int = 0, subjects: Callable[[str, Path], list[Subject]] = subjects
+) -> tuple[list[str], collections.Counter[str]]:
     """Make wrong calls number ``first`` to ``first + calls - 1``: the failures, and the number of calls per subject."""
     failures: list[str] = []
     counts: collections.Counter[str] = collections.Counter()
@@ -804,6 +806,44 @@ class Calls(Experiment):
     """Number of the first call, to repeat a failure."""
 
     def measure(self) -> Metrics:
-        failures, counts = fuzz_calls(self.device, self.count, self.seed, self.first)
+        failures, counts = fuzz_calls(self.device, self.count, self.seed, self.first, self.subjects)
         self.failures += failures
         return {"calls": dict(sorted(counts.items()))}
+
+    def subjects(self, device: str, folder: Path) -> list[Subject]:
+        return subjects(device, folder)
+
+    def plant(self) -> Metrics:
+        planted = {f"a refused call that changes {what}": Spoiling(what=what, device=self.device) for what in SPOILED}
+        return {fault: said(experiment) for fault, experiment in planted.items()}
+
+
+SPOILED = ("the state", "the next step")
+
+
+class Spoiled(Pair):
+    """Its refused calls change the state, or what only later steps show."""
+
+    def __init__(self, device: str, what: str) -> None:
+        super().__init__("spoiled", lambda: gpu_vecenv.make("tag_gridworld", 3, device))
+        self.what = what
+
+    def bad(self, rng: random.Random) -> Bad:
+        def call() -> None:
+            if self.what == "the state":
+                self.env.step(self.env.sample_actions())
+            raise ConfigError
+
+        return Bad("call", call, ConfigError)
+
+    def step_once(self, env: gpu_vecenv.VecEnv) -> bytes:
+        return b"odd" if env is self.env and self.what == "the next step" else b"even"
+
+
+@dataclass(kw_only=True)
+class Spoiling(Calls):
+    count: int = 1
+    what: str = SPOILED[0]
+
+    def subjects(self, device: str, folder: Path) -> list[Subject]:
+        return [Spoiled(device, self.what)]

@@ -59,7 +59,7 @@ class Experiment:
 
     def plant(self) -> Metrics:
         """Planted fault -> message of the experiment."""
-        return {}
+        raise NotImplementedError
 
     def check(self, holds: bool, failure: str) -> bool:
         """Add a failure unless ``holds``."""

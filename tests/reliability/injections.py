@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -46,7 +47,7 @@ from gpu_vecenv.errors import (
     UnknownModuleError,
 )
 from gpu_vecenv.views import pettingzoo_env
-from reliability.experiment import Experiment, Metrics
+from reliability.experiment import Experiment, Metrics, said
 
 Errors = type[Exception] | tuple[type[Exception], ...]
 
@@ -412,7 +413,9 @@ exit 1
 """
 
 
-def fuzz_injections(count: int, seed: int, compiled_every: int = 40) -> tuple[list[str], collections.Counter[str]]:
+def fuzz_injections(
+    count: int, seed: int, compiled_every: int = 40, make_injector: Callable[[Path], Injector] = Injector
+) -> tuple[list[str], collections.Counter[str]]:
     """Try injections: the failures, and the numbers of refused and accepted ones by kind."""
     failures: list[str] = []
     counts: collections.Counter[str] = collections.Counter()
@@ -423,7 +426,7 @@ def fuzz_injections(count: int, seed: int, compiled_every: int = 40) -> tuple[li
         records.mkdir()
         recorder.write_text(RECORDER.format(records=records))
         recorder.chmod(0o755)
-        injector = Injector(folder)
+        injector = make_injector(folder)
         before = sorted(GAMES), sorted(gymnasium.registry)
         for number in range(count):
             rng = random.Random(f"{seed}, {number}, injection")
@@ -507,6 +510,46 @@ class Injections(Experiment):
     """Injections."""
 
     def measure(self) -> Metrics:
-        failures, counts = fuzz_injections(self.count, self.seed)
+        failures, counts = fuzz_injections(self.count, self.seed, make_injector=self.injector)
         self.failures += failures
         return {"injections": dict(sorted(counts.items()))}
+
+    def injector(self, folder: Path) -> Injector:
+        return Injector(folder)
+
+    def plant(self) -> Metrics:
+        return {fault: said(Planting(fault=fault)) for fault in PLANTED}
+
+
+PLANTED = ("a refused name writes a file", "a refused name starts a program", "a name is accepted", "a value is code")
+
+
+class Planted(Injector):
+    """Its calls do what none may do."""
+
+    def __init__(self, folder: Path, fault: str) -> None:
+        super().__init__(folder)
+        self.fault = fault
+
+    def attempt(self, rng: random.Random) -> tuple[str, Attempt]:
+        def call() -> int:
+            if self.fault == PLANTED[0]:
+                (self.folder / "written").write_text("")
+            elif self.fault == PLANTED[1]:
+                subprocess.run(["true"], check=True)
+            else:
+                return 1
+            raise UnknownGameError
+
+        if self.fault == PLANTED[3]:
+            return "planted", Harmless(lambda: self.kernel + "\nint evil;", (), self.kernel)
+        return "planted", Refused(call, UnknownGameError)
+
+
+@dataclass(kw_only=True)
+class Planting(Injections):
+    count: int = 1
+    fault: str = PLANTED[0]
+
+    def injector(self, folder: Path) -> Injector:
+        return Planted(folder, self.fault)

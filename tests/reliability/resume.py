@@ -23,8 +23,8 @@ from pathlib import Path
 from support.bitwise import equal_bits
 from support.processes import child_environment
 
-from gpu_vecenv.train.checkpoint import load_checkpoint
-from reliability.experiment import Experiment, Metrics
+from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
+from reliability.experiment import Experiment, Metrics, said
 
 OPTIONS = "--num-envs 8 --num-steps 8 --num-minibatches 4 --hidden-sizes 16 --episodes 16 --checkpoint-seconds 0"
 OPTIONS += " --best-episodes 8 --best-interval 0"
@@ -137,6 +137,7 @@ def kill_and_resume(
     device: str = "cpu",
     *,
     seed: int,
+    before_resuming: Callable[[Path], object] = lambda run: None,
 ) -> list[str]:
     """Train once uninterrupted and once with kills; returns the differences."""
     rng = random.Random(seed)
@@ -161,6 +162,12 @@ def kill_and_resume(
     longest["evaluation"] = time.monotonic() - finished
     print(", ".join(f"{name} {seconds:.2f} s" for name, seconds in longest.items() if seconds))
 
+    def start() -> subprocess.Popen[str]:
+        if not saved(run):
+            return process(folder, *command, "--out", run)
+        before_resuming(run)
+        return process(folder, "train", "--resume", run)
+
     def killed(kind: str) -> str:
         """Start or resume, and kill; returns when that was, or that the run had ended before."""
         before, written = saved(run), inode(last)
@@ -176,7 +183,7 @@ def kill_and_resume(
             draft = kind == "iteration" or any(name.endswith(".draft") for name in names(run))
             return draft and saved(run) >= target
 
-        with ended(process(folder, *(["train", "--resume", run] if before else [*command, "--out", run]))) as running:
+        with ended(start()) as running:
             # A draft exists for only some milliseconds.
             wait_for(running, reached, pause=0.0 if kind == "saving" else 0.005)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -202,8 +209,7 @@ def kill_and_resume(
                 print(f"kill {done}, {where}")
     except StuckError as error:
         return [str(error)]
-    begun = saved(run) > 0
-    with ended(process(folder, *(["train", "--resume", run] if begun else [*command, "--out", run]))) as end:
+    with ended(start()) as end:
         end.wait(DEADLINE)
     if end.returncode != 0:
         return [f"the last process ended with {end.returncode}: {(folder / 'errors.txt').read_text()}"]
@@ -221,5 +227,22 @@ class Resume(Experiment):
 
     def measure(self) -> Metrics:
         with tempfile.TemporaryDirectory() as folder:
-            self.failures += kill_and_resume(Path(folder), self.count, self.game, self.device, seed=self.seed)
+            self.failures += kill_and_resume(
+                Path(folder), self.count, self.game, self.device, seed=self.seed, before_resuming=self.before_resuming
+            )
         return {"kills": self.count, "game": self.game, "differences": len(self.failures)}
+
+    def before_resuming(self, run: Path) -> None:
+        """Called before each resumption."""
+
+    def plant(self) -> Metrics:
+        return {"a weight changes before a resumption": said(OtherWeight(count=2, seed=self.seed, device=self.device))}
+
+
+@dataclass(kw_only=True)
+class OtherWeight(Resume):
+    def before_resuming(self, run: Path) -> None:
+        path = run / "checkpoints" / f"iteration-{saved(run):08d}.safetensors"
+        tensors, manifest = load_checkpoint(path)
+        next(tensor for name, tensor in tensors.items() if name.startswith("policy")).view(-1)[0] += 1
+        save_checkpoint(path, tensors, manifest)

@@ -9,6 +9,7 @@ from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
 from games.scouts import Scouts
+from support.bitwise import equal_bits
 from torch import nn
 
 import gpu_vecenv
@@ -331,6 +332,17 @@ def test_files_that_are_whole_but_wrong(runs, tmp_path):
         load_policy(changed(path, tmp_path, policies={"tagger": wider, "runner": two}), device="cpu")
     with pytest.raises(ConfigError, match=r"policies are for \['tagger'\]; expected each of the roles"):
         load_policy(changed(path, tmp_path, policies={"tagger": one}), device="cpu")
+
+
+def test_the_saved_state_of_the_environment_is_not_used(runs, tmp_path):
+    _, folder = runs("each role its own", "cpu")
+    path = next((folder / "checkpoints").glob("iteration*"))
+    state = {name: tensor for name, tensor in load_checkpoint(path)[0].items() if not name.startswith("policy.")}
+    for tensor in state.values():
+        tensor.reshape(-1).view(torch.uint8).fill_(0xFF)
+    assert any(name.startswith("env.") for name in state)
+    forged = load_policy(changed(path, tmp_path, state), device="cpu")
+    assert equal_bits(forged.state_dict(), load_policy(path, device="cpu").state_dict())
 
 
 def test_loading_leaves_torchs_draws_alone(runs):

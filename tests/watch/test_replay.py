@@ -351,6 +351,12 @@ def test_a_file_restores_every_attribute_and_is_small(small, poles):
     assert np.array_equal(Replay.from_bytes(tag.to_bytes()).actions, actions)
 
 
+@pytest.mark.parametrize("name", GAMES)
+def test_the_file_of_an_episode_of_random_actions_is_small(name):
+    (one,) = recorded(name, episodes=1)
+    assert len(one.to_bytes()) < 40_000  # docs/reliability.md; tag_continuous has 500 steps of 110 agents
+
+
 @pytest.mark.parametrize("largest", [1, 255, 256, 65535, 65536, 2**31 - 1])
 def test_actions_of_every_size_are_restored(largest, poles):
     actions = np.array([[0], [largest]], np.int32)
