@@ -48,6 +48,21 @@ def resolve_device(device: str | torch.device | None) -> torch.device:
     return torch.device("cuda", index)
 
 
+def create_primary_context(device: torch.device) -> None:
+    """Let torch create the context of a GPU, with its own flags, before another library does.
+
+    Raises:
+        DeviceUnavailableError: It cannot, mostly for want of memory.
+    """
+    try:
+        torch.zeros(1, device=device)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise DeviceUnavailableError(
+            f"torch cannot use {device}: {reason}; end other programs that use it, which nvidia-smi lists, or wait"
+        ) from error
+
+
 def free_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated: on a GPU including torch's unused cache, on the host the available RAM."""
     if device.type == "cuda":

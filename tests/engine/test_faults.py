@@ -504,6 +504,22 @@ env.step(env.sample_actions())
 print("done")
 """
 
+WITHOUT_MEMORY = """
+import torch
+import gpu_vecenv
+from gpu_vecenv.errors import DeviceUnavailableError
+torch.cuda.set_per_process_memory_fraction(0.0)
+try:
+    gpu_vecenv.make("cartpole", 4, "cuda")
+except DeviceUnavailableError as error:
+    assert "out of memory" in str(error) and "nvidia-smi" in str(error) and "pip install" not in str(error), error
+else:
+    raise AssertionError
+torch.cuda.set_per_process_memory_fraction(1.0)
+gpu_vecenv.make("cartpole", 4, "cuda").close()
+print("done")
+"""
+
 BROKEN = """
 import torch
 import gpu_vecenv
@@ -557,3 +573,8 @@ def test_a_forked_process_may_not_use_its_parents_gpu():
 def test_after_a_fault_on_the_device_everything_but_close_is_refused(driver):
     stdout, stderr = child(BROKEN.replace("DRIVER", repr(driver)))
     assert "done\n" in stdout, stderr
+
+
+@pytest.mark.gpu
+def test_a_lack_of_memory_is_named_and_may_pass():
+    assert child(WITHOUT_MEMORY)[0] == "done\n", child(WITHOUT_MEMORY)

@@ -14,6 +14,7 @@ import torch
 
 from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, structure
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler
+from gpu_vecenv.compile.device import create_primary_context
 from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
 
@@ -138,6 +139,7 @@ def default_threads_per_env(num_agents: int) -> int:
 @cache
 def load_driver(name: str, device: torch.device) -> Any:
     """The named driver on a device, or DeviceUnavailableError with the reason."""
+    create_primary_context(device)
     try:
         module = importlib.import_module(f"gpu_vecenv.compile.backends.{name}_driver")
         with torch.cuda.device(device):  # drivers change the current device
@@ -153,6 +155,7 @@ PROBE = 'extern "C" __global__ void kernel_probe(int* x) { x[0] = 42; }'
 @cache
 def probe(name: str, device: torch.device) -> str | None:
     """None if the driver can launch a kernel, else the reason why it cannot."""
+    create_primary_context(device)  # not below: a lack of memory that passes must not be cached
     try:
         driver = load_driver(name, device)
         properties = torch.cuda.get_device_properties(device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections import defaultdict, deque
+from collections import deque
 from typing import Any
 
 import torch
@@ -13,8 +13,6 @@ from cuda.core import Device
 from gpu_vecenv.compile.backends import Launcher, LaunchShape, parameter_spans, symbol
 from gpu_vecenv.compile.device import current_stream
 from gpu_vecenv.errors import DeviceFaultError
-
-_dropped: defaultdict[int, deque[Any]] = defaultdict(deque)  # unused modules of each device, to be unloaded
 
 
 def _checked(call: Any, *arguments: Any) -> Any:
@@ -39,9 +37,8 @@ class CudaCoreDriver:
     """cuda.core on one device; modules are those of the driver's interface, which are unloaded, as a library is not."""
 
     def __init__(self, device: torch.device) -> None:
-        torch.zeros(1, device=device)  # torch must create the primary context, with its own flags
         self.device = device
-        self._dropped = _dropped[device.index]
+        self._dropped: deque[Any] = deque()  # unused modules, unloaded when the next one is loaded
         Device(device.index).set_current()
 
     def load(self, cubin: bytes) -> _Module:

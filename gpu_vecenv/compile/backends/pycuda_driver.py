@@ -49,7 +49,6 @@ class PyCudaDriver:
 
     def __init__(self, device: torch.device) -> None:
         cuda.init()
-        torch.zeros(1, device=device)  # torch must create the primary context, with its own flags
         self.device = device
         self._dropped: list[Any] = []  # unused modules, unloaded when the next one is loaded
         self.context = cuda.Device(device.index).retain_primary_context()
