@@ -31,16 +31,25 @@ with requires_extra("lightning"):
 class PPOModule(LightningModule):
     """PPO on an environment; ``inner`` is its ``gpu_vecenv.Trainer``, ``policies`` are the Trainer's.
 
+    Args:
+        env: As for ``gpu_vecenv.Trainer``, like all of these.
+        config: Hyperparameters.
+        seed: For the environment, the initial weights and the order of the minibatches.
+        policies: Role -> its policy.
+        reward: A function of a ``gpu_vecenv.Transition`` that returns the rewards to train with.
+
     Raises:
         ConfigError: As for ``gpu_vecenv.Trainer``; also if policies differ in ``num_epochs`` or ``num_minibatches``,
             and for precision "tf32", which Lightning's users set with ``torch.set_float32_matmul_precision``.
     """
 
-    def __init__(self, env: VecEnv, config: PPOConfig | None = None, seed: int = 0, policies: Any = None) -> None:
+    def __init__(
+        self, env: VecEnv, config: PPOConfig | None = None, seed: int = 0, policies: Any = None, reward: Any = None
+    ) -> None:
         super().__init__()
-        self.automatic_optimization, self._given = False, policies
+        self.automatic_optimization, self._given = False, {"seed": seed, "policies": policies, "reward": reward}
         self._is_set_up = self._mid_epoch = False
-        self._set_trainer(Trainer(env, config, seed=seed, policies=policies))
+        self._set_trainer(Trainer(env, config, **self._given))
         counts = {(x.config.num_epochs, x.config.num_minibatches) for x in self.learners.values()}
         if len(counts) != 1 or self.inner.config.precision == "tf32":
             found = f"precision is {self.inner.config.precision}, (num_epochs, num_minibatches) are {counts}"
@@ -62,7 +71,7 @@ class PPOModule(LightningModule):
         if inner.world.size != self.trainer.world_size or any(getattr(inner.env, k) != shard[k] for k in shard):
             weights, env = self.policies.state_dict(), inner.env.like(**shard)
             inner.close()
-            self._set_trainer(Trainer(env, inner.config, seed=inner.seed, policies=self._given))
+            self._set_trainer(Trainer(env, inner.config, **self._given))
             self.policies.load_state_dict(weights)
 
     def train_dataloader(self) -> range:
@@ -96,19 +105,24 @@ class PPOModule(LightningModule):
         self._mid_epoch = False
         self.trainer.should_stop |= self.inner.iteration >= self.inner.num_iterations
 
+    def _reward_name(self) -> str | None:
+        shaping = self.inner.rollout.shaping
+        return None if shaping is None else shaping.name
+
     def _env_state(self) -> dict[str, torch.Tensor]:
         """What a process has of its own: its environments and the learners' sums of their rewards."""
         sums = {f"reward_sums.{name}": learner.reward_sums for name, learner in self.learners.items()}
         return {**self.inner.env.state_dict(), **sums}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of environments and reward sums, each tensor (processes, …), and the iteration."""
+        """Add the state of environments and reward sums, each tensor (processes, …), the iteration and the reward."""
         state, alone = self._env_state(), self.inner.world.size == 1
         envs = {name: x[None] if alone else self.all_gather(x) for name, x in state.items()}
-        checkpoint["gpu_vecenv"] = {"envs": envs, "iteration": self.inner.iteration, "mid_epoch": self._mid_epoch}
+        when = {"iteration": self.inner.iteration, "mid_epoch": self._mid_epoch}
+        checkpoint["gpu_vecenv"] = {"envs": envs, "reward": self._reward_name(), **when}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore them in ``fit``; ConfigError if saved during an epoch, or by another number of processes."""
+        """Restore them in ``fit``; ConfigError if saved during an epoch, by other processes or with another reward."""
         if not self._is_set_up:
             return  # load_from_checkpoint restores weights only
         inner, found = self.inner, checkpoint["gpu_vecenv"]
@@ -116,6 +130,9 @@ class PPOModule(LightningModule):
         if found["mid_epoch"] or processes != inner.world.size:
             when = f"{'during' if found['mid_epoch'] else 'at the end of'} an epoch, by {processes} processes"
             raise ConfigError(f"the checkpoint was saved {when}; expected at the end of one, by {inner.world.size}")
+        if found.get("reward") != self._reward_name():
+            reward = f"{found.get('reward')!r}, this module's {self._reward_name()!r}"
+            raise ConfigError(f"the checkpoint's reward is {reward}; expected the same function")
         own = {name: x[inner.world.rank] for name, x in found["envs"].items()}
         sums = {name: own.pop(f"reward_sums.{name}") for name in self.learners}
         inner.env.load_state_dict(own)  # raises if the sizes differ
@@ -126,13 +143,15 @@ class PPOModule(LightningModule):
 
 
 def make(game: Any, num_envs: int, device: Any = None, config: Any = None, seed: int = 0, **options: Any) -> PPOModule:
-    """``num_envs`` environments per process; options are the game's, those of ``gpu_vecenv.make``, and policies."""
+    """``num_envs`` environments per process; options: the game's, those of ``gpu_vecenv.make``, policies and reward."""
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    policies, first = options.pop("policies", None), rank * num_envs
+    given, first = {name: options.pop(name, None) for name in ("policies", "reward")}, rank * num_envs
     game, rest = split_config(game, options, autoreset_mode="next_step", agents_as_envs=False, first_env_index=first)
-    return wrap(gpu_vecenv.make(game, num_envs, device, **rest), config, seed, policies)
+    return wrap(gpu_vecenv.make(game, num_envs, device, **rest), config, seed, **given)
 
 
-def wrap(env: VecEnv, config: PPOConfig | None = None, seed: int = 0, policies: Any = None) -> PPOModule:
-    """A module that trains on ``env``; seed and policies are those of ``gpu_vecenv.Trainer``."""
-    return PPOModule(env, config, seed, policies)
+def wrap(
+    env: VecEnv, config: PPOConfig | None = None, seed: int = 0, policies: Any = None, reward: Any = None
+) -> PPOModule:
+    """A module that trains on ``env``; seed, policies and reward are those of ``gpu_vecenv.Trainer``."""
+    return PPOModule(env, config, seed, policies, reward)

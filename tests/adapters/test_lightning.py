@@ -91,6 +91,49 @@ def test_policies_become_what_our_trainer_makes_of_them(game, config, changes, d
     assert not torch.equal(*(next(iter(x.policies.values())).network.actor.weight for x in (module, fresh)))
 
 
+def sparse(t):
+    """The game's reward, and a price of each choice but 0."""
+    return t.rewards - 0.25 * t.actions.bool().float()
+
+
+def other(t):
+    return t.rewards + 1
+
+
+@pytest.mark.parametrize("first_env_index", [0, 32])  # with 32, fit makes an environment and a Trainer of its own
+def test_a_reward_trains_the_policies_that_it_trains_with_our_trainer(first_env_index, device):
+    env = gpu_vecenv.make("tag_gridworld", 16, device, first_env_index=first_env_index, **TAG)
+    module = lightning.wrap(env, SMALL, seed=3, reward=sparse)
+    loop = fitted(module, device)
+    env = gpu_vecenv.make("tag_gridworld", 16, device, **TAG)
+    ours, plain = (gpu_vecenv.Trainer(env.like(), SMALL, seed=3, reward=reward) for reward in (sparse, None))
+    metrics = ours.train()
+    plain.train()
+    for name, policy in ours.policies.items():
+        for key, tensor in policy.state_dict().items():
+            # As above.
+            torch.testing.assert_close(module.policies[name].state_dict()[key], tensor, rtol=1e-4, atol=1e-5)
+        weights = (x.policies[name].network.actor.weight for x in (ours, plain))
+        assert torch.sub(*weights).abs().max() > 1e-3, "not those of the game's own rewards"
+        logged = loop.callback_metrics[f"shaped_reward_{name}"].item()  # Lightning's float32
+        assert logged == pytest.approx(metrics[f"shaped_reward_{name}"], rel=1e-6)
+
+
+def test_a_run_is_resumed_with_the_same_reward_alone(tmp_path, device):
+    def module(reward):
+        return lightning.make("tag_gridworld", 16, device, SMALL, seed=3, reward=reward, **TAG)
+
+    each = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
+    whole, again = module(sparse), module(sparse)
+    fitted(whole, device, callbacks=[each])
+    for reward in (None, other):
+        expected = rf"the checkpoint's reward is '.*\.sparse', this module's {'.*other' if reward else 'None'}"
+        with pytest.raises(ConfigError, match=expected):
+            fitted(module(reward), device, tmp_path / "epoch=1.ckpt")
+    fitted(again, device, tmp_path / "epoch=1.ckpt")
+    assert equal_bits(state(whole), state(again))
+
+
 def module_returns(module):
     return [f"return_{role}" for role in module.inner.env.game.roles]
 
