@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -29,6 +29,7 @@ from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import GAME_FILE, configure, load_game
 from gpu_vecenv.errors import CapacityError, ConfigError
+from gpu_vecenv.progress import OnProgress, ProgressDisplay, no_progress
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig
@@ -114,12 +115,19 @@ def run(config: BenchConfig) -> dict[str, Any]:
         results: dict[str, Any] = provenance(device)
         measured = _measured(config, kind, device, results)
         as_table, rows = config.table or sys.stdout.isatty(), []
-        with bench_table.printing(as_table) if world.rank == 0 else contextlib.nullcontext(lambda row: None) as report:
-            for row in measured:
+        with contextlib.ExitStack() as displays:
+            on_progress: OnProgress = no_progress
+            report: Callable[[bench_table.Row], None] | None = None
+            if world.rank == 0:
+                if not sys.stdout.isatty():  # a terminal shows the rows as they come
+                    on_progress = displays.enter_context(ProgressDisplay("bench"))
+                report = displays.enter_context(bench_table.printing(as_table))
+            for row in _reported(measured, _num_rows(config, kind), on_progress):
                 if earlier:
                     row["ratios"] = earlier.ratios(row)
                 rows.append(row)
-                report(row)
+                if report is not None:
+                    report(row)
     if config.sweep:
         results["linear_up_to"] = bench_sweep.linearity(config.sweep, rows)
         if config.plot:
@@ -207,6 +215,27 @@ def _measured(
             if ppo:
                 row |= bench_games.measure_rollout(game, num_envs, ppo, *execution)
             yield row
+
+
+def _num_rows(config: BenchConfig, kind: str) -> int:
+    """The rows of ``_measured``, unless a size does not fit in memory."""
+    if kind == "interface":
+        return sum(bench_interfaces.num_rows(name) for name in config.interface)
+    if kind == "training":
+        return len(config.precision) if config.game else bench_training.num_rows(config.precision)
+    return 1 if kind == "baseline" else len(_sizes(config))
+
+
+def _reported(rows: Iterator[dict[str, Any]], count: int, on_progress: OnProgress) -> Iterator[dict[str, Any]]:
+    """The rows, usually ``count``; each is reported before it is measured."""
+    measured = 0
+    on_progress(0.0, f"row 1 of {count}")
+    for row in rows:
+        yield row
+        measured += 1
+        if measured < count:
+            on_progress(measured / count, f"row {measured + 1} of {count}")
+    on_progress(1.0, f"{measured} rows")
 
 
 def _sizes(config: BenchConfig) -> list[tuple[Env, int]]:

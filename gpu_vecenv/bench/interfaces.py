@@ -39,6 +39,11 @@ CONTINUOUS: Games = (
 )
 
 
+def num_rows(name: str) -> int:
+    """Rows of ``measure``."""
+    return len(INTERFACES[name][0])
+
+
 def measure(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
     """One row for each size."""
     games, prepare = INTERFACES[name]

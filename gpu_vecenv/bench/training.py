@@ -35,6 +35,11 @@ AGENT_STEPS_PER_RUN, MAX_SECONDS = 10_000_000, 2.0  # or this many seconds, whic
 SHARES = ("policy_time_fraction", "sampling_time_fraction", "env_time_fraction", "update_time_fraction")
 
 
+def num_rows(precisions: Sequence[Precision]) -> int:
+    """Rows of ``measure``."""
+    return len(CONFIGURATIONS) * len(UPDATES) * len(precisions)
+
+
 def measure(device: torch.device, precisions: Sequence[Precision], graphs: bool = True) -> Iterator[dict[str, Any]]:
     """One row for each of WarpDrive's configurations, kind of update and precision."""
     for name, num_envs, num_steps, units in CONFIGURATIONS:

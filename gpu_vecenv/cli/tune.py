@@ -14,6 +14,7 @@ from gpu_vecenv.engine.tuning import Tuning, tune
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
+from gpu_vecenv.progress import ProgressDisplay
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +31,8 @@ class Tune(DeviceOptions):
     def __call__(self) -> None:
         """Measure, print all candidates and store the fastest."""
         game = configure(game_class(self.game_name), **dict(map(_setting, self.config)))
-        with Console(stderr=True).status("measuring the default") as status:
-            tuning = tune(
-                game,
-                self.num_envs,
-                self.device,
-                driver=self.driver,
-                on_candidate=lambda candidate: status.update(f"measured {candidate.shape}"),
-            )
+        with ProgressDisplay("tune") as on_progress:
+            tuning = tune(game, self.num_envs, self.device, driver=self.driver, on_progress=on_progress)
         Console().print(_table(tuning))
         for candidate in tuning.candidates:
             if candidate.problem is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import Game, configure
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError, KernelCompileError
 from gpu_vecenv.files import replace_file
+from gpu_vecenv.progress import OnProgress, no_progress
 
 STEPS = 20  # timed together in one captured graph
 BLOCKS = (64, 128, 256)  # threads_per_block tried for groups that share a block
@@ -54,7 +55,7 @@ def tune(
     device: str | torch.device | None = None,
     *,
     driver: str | None = None,
-    on_candidate: Callable[[Candidate], None] | None = None,
+    on_progress: OnProgress = no_progress,
 ) -> Tuning:
     """Measure group shapes around the default and store the fastest for environments created later.
 
@@ -69,7 +70,7 @@ def tune(
         num_envs: Number of environments, at least 1.
         device: "cuda", "cuda:1"; None takes cuda if usable.
         driver: "pycuda" or "cuda_core"; None takes the first that works.
-        on_candidate: Called with each candidate after its measurement.
+        on_progress: Called before each measurement with the fraction that is done and what is measured.
 
     Raises:
         DeviceUnavailableError: The device is the host, where there is nothing to tune, or cannot be used.
@@ -86,16 +87,17 @@ def tune(
         )
     default = GroupShape.of(backend.default_threads_per_env(game.layout.num_agents))
     found: dict[GroupShape, Candidate] = {}
-    for shape in candidate_shapes(default):
+    shapes = candidate_shapes(default)
+    for index, shape in enumerate(shapes):
+        on_progress(index / (len(shapes) + 1), str(shape))
         try:
             found[shape] = Candidate(shape, _step_seconds(game, num_envs, backend.device, driver, shape))
         except (KernelCompileError, DeviceFaultError) as error:  # too many registers, too much shared memory
             if shape == default or backend.fault is not None:
                 raise
             found[shape] = Candidate(shape, None, str(error))
-        if on_candidate is not None:
-            on_candidate(found[shape])
     # Measured again: the GPU's clocks may have been low during the first measurement.
+    on_progress(len(shapes) / (len(shapes) + 1), f"{default} again")
     again = _step_seconds(game, num_envs, backend.device, driver, default)
     found[default] = Candidate(default, min(again, found[default].seconds or again))
     chosen, path = choose(found.values(), default), tuning_path(game, num_envs, backend.processor_name)
@@ -116,6 +118,7 @@ def tune(
         ],
     }
     replace_file(path, json.dumps(record, indent=1).encode())
+    on_progress(1.0, str(chosen))
     return Tuning(chosen, found[default], tuple(found.values()), path)
 
 

@@ -8,7 +8,12 @@ import pytest
 from rich.console import Console
 from support.processes import run_child
 
+from gpu_vecenv.bench import command as bench_command
+from gpu_vecenv.bench import games as bench_games
+from gpu_vecenv.bench import interfaces as bench_interfaces
+from gpu_vecenv.bench import training as bench_training
 from gpu_vecenv.cli.main import main
+from gpu_vecenv.engine import timing
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.progress import ProgressDisplay, duration, part
 
@@ -136,6 +141,43 @@ def test_train_shows_its_iterations_and_then_its_evaluations(trained):
     assert list(dict.fromkeys(text.split(":")[0] for text in evaluations)) == list(
         json.loads((folder / "evaluation.json").read_text())
     )
+
+
+BENCHMARKS = {
+    "--sweep environments --game cartpole --num-envs 4": 3,
+    "--game cartpole --num-envs 2 --table": 1,
+    "": 2,
+    "--training --precision float32 bfloat16": 4,
+    "--training --game cartpole --num-envs 4 --num-steps 4 --precision float32 bfloat16": 2,
+    "--interface gymnasium batched": 2,
+    "--baseline gymnasium --num-envs 2": 1,
+}
+
+
+@pytest.mark.parametrize("options", BENCHMARKS)
+def test_bench_shows_each_row_beside_its_output(options, command, monkeypatch):
+    """On the CPU, where every measurement is one short run of few sizes."""
+    for module, name, value in (
+        (timing, "NUM_RUNS", 1),
+        (timing, "MIN_SECONDS", 0),
+        (bench_training, "RUNS", 1),
+        (bench_training, "MAX_SECONDS", 0),
+        (bench_training, "CONFIGURATIONS", (("cartpole", 4, 4, 8),)),
+        (bench_command, "SUITE", (("cartpole", 2, {}), ("cartpole", 3, {}))),
+        (bench_games, "COPY_BYTES", {"cpu": 1 << 10}),
+        *(
+            (bench_interfaces.INTERFACES, name, ((("cartpole", 2, {}),), bench_interfaces.INTERFACES[name][1]))
+            for name in ("gymnasium", "batched")
+        ),
+    ):
+        assert name in (module if isinstance(module, dict) else vars(module))
+        (monkeypatch.setitem if isinstance(module, dict) else monkeypatch.setattr)(module, name, value)
+    output, errors = command("bench", *options.split(), "--device", "cpu")
+    count = BENCHMARKS[options]
+    assert reports(errors, "bench") == [*(f"row {k} of {count}" for k in range(1, count + 1)), f"{count} rows"]
+    if "--table" not in options:
+        rows = [json.loads(line) for line in output.splitlines()]
+        assert len(rows) == count + 1, "and what they have in common"
 
 
 def test_evaluate_shows_each_round_beside_its_output(trained, command):

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -299,13 +300,16 @@ def only(folder: Path, condition: str) -> Cartpole:
 def test_the_fastest_is_stored_and_used_and_shapes_that_do_not_compile_are_skipped(kept, emulated, tmp_path):
     game, told = only(tmp_path, "THREADS_PER_ENV == 1 && ENVS_PER_BLOCK > 64"), []
     tuning_path(game, 40, EMULATED).write_text("damaged")
-    found = tune(game, 40, "cpu", on_candidate=told.append)
-    assert [one.shape for one in told] == candidate_shapes(GroupShape.of(1)) == [one.shape for one in found.candidates]
+    found = tune(game, 40, "cpu", on_progress=lambda *report: told.append(report))
+    shapes = candidate_shapes(GroupShape.of(1))
+    assert [one.shape for one in found.candidates] == shapes
+    assert [text for _, text in told] == [*map(str, shapes), f"{shapes[0]} again", str(found.shape)]
+    assert [fraction for fraction, _ in told] == [k / (len(shapes) + 1) for k in range(len(shapes) + 2)]
     problems = {one.shape: one.problem for one in found.candidates if one.seconds is None}
     assert set(problems) == {GroupShape(1, 64), GroupShape(2, 64), GroupShape(2, 128), GroupShape(2, 256)}
     assert all("too many registers" in problem for problem in problems.values())
     assert all(one.seconds > 0 and one.problem is None for one in found.candidates if one.shape not in problems)
-    assert found.default == found.candidates[0] and 0 < found.default.seconds <= told[0].seconds
+    assert found.default == found.candidates[0] and found.default.seconds > 0
     assert found.shape == choose(found.candidates, GroupShape.of(1))
 
     assert found.path == tuning_path(game, 40, EMULATED) and read(found.path) == found.shape
@@ -320,8 +324,8 @@ def test_the_fastest_is_stored_and_used_and_shapes_that_do_not_compile_are_skipp
 def test_a_default_that_does_not_compile_is_an_error(kept, emulated, tmp_path):
     told = []
     with pytest.raises(KernelCompileError, match="too many registers"):
-        tune(only(tmp_path, "THREADS_PER_ENV > 1"), 40, "cpu", on_candidate=told.append)
-    assert told == [] and list(kept.glob("*.tuning.json")) == []
+        tune(only(tmp_path, "THREADS_PER_ENV > 1"), 40, "cpu", on_progress=lambda *report: told.append(report))
+    assert told == [(0.0, str(GroupShape.of(1)))] and list(kept.glob("*.tuning.json")) == []
 
 
 def test_tuning_on_the_host_is_refused(kept):
@@ -343,9 +347,15 @@ def test_the_number_of_environments_is_checked(num_envs):
 
 @pytest.mark.slow
 def test_the_command_prints_the_measurements_and_the_path_of_the_result(kept, emulated, capsys, monkeypatch):
+    """And a line of progress before each measurement."""
     monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setenv("GPU_VECENV_PROGRESS_SECONDS", "0")
     assert main(["tune", "cartpole", "--num-envs", "40", "--config", "max_steps=6", "--device", "cpu"]) == 0
-    output = capsys.readouterr().out
+    output, errors = capsys.readouterr()
+    shapes = candidate_shapes(GroupShape.of(1))
+    lines = [re.fullmatch(r"tune: (\d+)%(?:, .+)?  (.+)", line).groups() for line in errors.splitlines()]
+    assert [int(percent) for percent, _ in lines] == [100 * k // (len(shapes) + 1) for k in range(len(shapes) + 2)]
+    assert [text for _, text in lines[:-2]] == list(map(str, shapes))
     path = tuning_path(CARTPOLE, 40, EMULATED)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
     measured = {
