@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 from gymnasium.vector import VectorEnv
 
@@ -36,6 +37,19 @@ def requires_extra(extra: str) -> Iterator[None]:
         raise ModuleNotFoundError(
             f"{error.name} is not installed: pip install 'gpu-vecenv[{extra}]'", name=error.name
         ) from None
+
+
+def check_argument(name: str, value: Any, fits: bool, expected: str, error: type[Exception] = TypeError) -> None:
+    """``error`` unless the argument ``fits``."""
+    if not fits:
+        raise error(f"{name} is {value!r:.80} ({type(value).__name__}); expected {expected}")
+
+
+def check_num_envs(num_envs: Any) -> None:
+    """TypeError or ValueError unless the argument is an int in [1, 2**31 - 1]; for adapters that use it themselves."""
+    is_int = isinstance(num_envs, int | np.integer) and not isinstance(num_envs, bool)
+    check_argument("num_envs", num_envs, is_int, "an int >= 1")
+    check_argument("num_envs", num_envs, 0 < num_envs < 2**31, "an int in [1, 2**31 - 1]", ValueError)
 
 
 def split_config(game: Any, config: Mapping[str, Any], **fixed: Any) -> tuple[Env, dict[str, Any]]:

@@ -24,7 +24,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import VectorEnv
 
 from gpu_vecenv import GymnasiumEnv, GymnasiumVectorEnv, configure
-from gpu_vecenv.adapters import checked_vector_env, requires_extra
+from gpu_vecenv.adapters import check_argument, checked_vector_env, requires_extra
 from gpu_vecenv.errors import ConfigError
 
 
@@ -36,6 +36,8 @@ class GymEnv:
     _seed: int | None = None
 
     def __init__(self, env: Any) -> None:
+        fits = isinstance(getattr(env, "unwrapped", None), GymnasiumEnv | GymnasiumVectorEnv)
+        check_argument("env", env, fits, "a gpu_vecenv.GymnasiumEnv or GymnasiumVectorEnv")
         self.env, self.metadata, self.unwrapped, self._batched = env, env.metadata, self, isinstance(env, VectorEnv)
         single = "single_" if self._batched else ""
         self.observation_space = _of_gym(getattr(env, f"{single}observation_space"))

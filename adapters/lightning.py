@@ -20,7 +20,7 @@ import torch
 
 import gpu_vecenv
 from gpu_vecenv import PPOConfig, Trainer, VecEnv
-from gpu_vecenv.adapters import requires_extra, split_config
+from gpu_vecenv.adapters import check_num_envs, requires_extra, split_config
 from gpu_vecenv.errors import ConfigError
 
 with requires_extra("lightning"):
@@ -144,6 +144,7 @@ class PPOModule(LightningModule):
 
 def make(game: Any, num_envs: int, device: Any = None, config: Any = None, seed: int = 0, **options: Any) -> PPOModule:
     """``num_envs`` environments per process; options: the game's, those of ``gpu_vecenv.make``, policies and reward."""
+    check_num_envs(num_envs)
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
     given, first = {name: options.pop(name, None) for name in ("policies", "reward")}, rank * num_envs
     game, rest = split_config(game, options, autoreset_mode="next_step", agents_as_envs=False, first_env_index=first)

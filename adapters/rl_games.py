@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Tuple, flatten_space
 from gymnasium.vector.utils import batch_space
 
 from gpu_vecenv import GymnasiumVectorEnv
-from gpu_vecenv.adapters import checked_vector_env, requires_extra
-from gpu_vecenv.errors import ConfigError, UnsupportedGameError
+from gpu_vecenv.adapters import check_argument, checked_vector_env, requires_extra
+from gpu_vecenv.errors import ConfigError, InvalidSeedError, UnsupportedGameError
 from gpu_vecenv.escapes import warn
 
 with requires_extra("rl-games"):
@@ -134,6 +135,8 @@ class RLGamesVecEnv(IVecEnv):
 
 def make(game: Any, num_envs: int, device: Any = None, *, seed: int | None = None, **config: Any) -> RLGamesVecEnv:
     """``num_envs`` environments of a game; ``config`` as for ``GymnasiumVectorEnv``, ``seed`` for ``reset``."""
+    is_seed = isinstance(seed, int | np.integer) and not isinstance(seed, bool) and 0 <= seed < 2**64
+    check_argument("seed", seed, seed is None or is_seed, "an int in [0, 2**64 - 1] or None", InvalidSeedError)
     env = wrap(GymnasiumVectorEnv(game, num_envs, device, **{"fill_final_obs": False, **config}))
     env.seed(seed)
     return env
@@ -149,6 +152,7 @@ def register(name: str = "gpu_vecenv") -> None:
 
     Training uses ``num_actors`` environments, a player ``num_envs`` (default 1).
     """
+    check_argument("name", name, isinstance(name, str), "a str, the env_name of rl_games' configuration")
     vecenv.register(name, lambda _, num_actors, num_envs=None, **config: make(num_envs=num_actors, **config))
     player = {"vecenv_type": name, "env_creator": lambda num_envs=1, **config: make(num_envs=num_envs, **config)}
     env_configurations.register(name, player)

@@ -29,7 +29,7 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from gpu_vecenv import BatchedParallelEnv, EpisodeLog, GymnasiumVectorEnv
-from gpu_vecenv.adapters import check_actions, checked_vector_env, requires_extra, split_config
+from gpu_vecenv.adapters import check_actions, check_argument, checked_vector_env, requires_extra, split_config
 
 with requires_extra("skrl"):
     from skrl.envs.wrappers.torch import MultiAgentEnvWrapper, Wrapper, wrap_env
@@ -39,6 +39,7 @@ class LazyMeans:
     """``infos["episode"]`` of skrl's trainer, computed on the device when read."""
 
     def __init__(self, log: EpisodeLog) -> None:
+        check_argument("log", log, isinstance(log, EpisodeLog), "a gpu_vecenv.EpisodeLog")
         self._log = log
 
     def items(self) -> Any:
@@ -50,6 +51,8 @@ class MultiAgentEnv:
     """A BatchedParallelEnv with an episode log; other attributes are forwarded."""
 
     def __init__(self, env: Any) -> None:
+        fits = isinstance(getattr(env, "unwrapped", None), BatchedParallelEnv | GymnasiumVectorEnv)
+        check_argument("env", env, fits, "a gpu_vecenv.BatchedParallelEnv or GymnasiumVectorEnv")
         self.env, self._episode = env, LazyMeans(EpisodeLog(env.unwrapped.vec_env))
 
     @property

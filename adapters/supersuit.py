@@ -22,7 +22,7 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.wrappers.vector import TransformAction, TransformReward
 
 from gpu_vecenv import GymnasiumVectorEnv, ParallelEnv, wrappers
-from gpu_vecenv.adapters import check_actions, requires_extra
+from gpu_vecenv.adapters import check_actions, check_argument, check_num_envs, requires_extra
 
 
 def _observations(env: Any, change: Callable[..., Any], change_space: Callable[..., Any] | None = None) -> Any:
@@ -118,8 +118,11 @@ def make(game: Any, num_envs: int, device: Any = None, *, base_class: str = "gym
     ``device`` None is the CPU. ``base_class="stable_baselines3"`` supports SB3's ``seed``; SuperSuit's own fails.
     ``config`` as for ``gpu_vecenv.ParallelEnv``, with ``black_death`` as for ``wrap``.
     """
+    check_num_envs(num_envs)
+    fits = isinstance(base_class, str) and base_class in ("gymnasium", "stable_baselines3")
+    check_argument("base_class", base_class, fits, '"gymnasium" or "stable_baselines3"', ValueError)
     black_death = config.pop("black_death", False)
-    single = wrap(ParallelEnv(game, device or "cpu", output="numpy", **config), black_death)
+    single = wrap(ParallelEnv(game, "cpu" if device is None else device, output="numpy", **config), black_death)
     import supersuit
 
     with requires_extra("sb3"):
@@ -143,6 +146,7 @@ def wrap(env: Any, black_death: bool = False) -> Any:
     """
     with requires_extra("supersuit"):
         import supersuit
+    check_argument("black_death", black_death, isinstance(black_death, bool), "True or False")
     inner = env.unwrapped if isinstance(env, pettingzoo.ParallelEnv) else env
     if not isinstance(inner, ParallelEnv) or inner.output != "numpy":
         raise TypeError(f'env is a {type(env).__name__}; expected a gpu_vecenv.ParallelEnv with output="numpy"')

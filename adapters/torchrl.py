@@ -17,7 +17,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv import BatchedParallelEnv
-from gpu_vecenv.adapters import requires_extra, split_config
+from gpu_vecenv.adapters import check_argument, requires_extra, split_config
 from gpu_vecenv.errors import UnsupportedGameError
 
 with requires_extra("torchrl"):
@@ -60,6 +60,7 @@ class TorchRLEnv(EnvBase):
             raise ValueError(
                 f'env has group_by, autoreset_mode, agents_as_envs = {found}; expected ("role", "disabled", False)'
             )
+        check_argument("return_state", return_state, isinstance(return_state, bool), "True or False")
         if wrong := sorted(OTHER_KEYS & set(env.possible_agents)):
             raise UnsupportedGameError(f"roles {wrong} have names of TorchRL's root keys; expected other names")
         super().__init__(device=env.device, batch_size=[env.num_envs])

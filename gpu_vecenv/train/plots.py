@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from gpu_vecenv.declare.arguments import check_choice, check_kind
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.escapes import printable
@@ -103,11 +104,13 @@ def plot_runs(
 
     Raises:
         FileNotFoundError: A run has no metrics.csv.
-        ConfigError: A metrics.csv is damaged, no run has the metric, or an argument is wrong.
+        TypeError, ConfigError: A metrics.csv is damaged, no run has the metric, or an argument is wrong.
     """
+    _check_items("runs", runs, (str, Path), "paths of run folders")
+    _check_items("metrics", metrics, str, "names of columns")
+    check_kind("out", out, (str, Path), "a file name that ends in .png or .svg")
+    check_choice("x", x, get_args(X), ConfigError)
     out, smooth = Path(out), validate_int("smooth", smooth, 1)
-    if x not in get_args(X):
-        raise ConfigError(f"x is {x!r}; expected {' or '.join(map(repr, get_args(X)))}")
     if out.suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"out is {out}; expected a file name that ends in .png or .svg")
     if not runs:
@@ -148,6 +151,14 @@ def plot_runs(
     canvas.legend(handles=handles, loc="outside lower center", ncols=across, frameon=False)
     put_file(out, lambda draft: canvas.savefig(draft, format=out.suffix[1:].lower()))
     return True
+
+
+def _check_items(name: str, items: Any, kind: Any, expected: str) -> None:
+    """TypeError unless the argument is a sequence of objects of this kind."""
+    if isinstance(items, str) or not isinstance(items, Sequence):
+        raise TypeError(f"{name} is {items!r:.80} ({type(items).__name__}); expected a sequence of {expected}")
+    for index, item in enumerate(items):
+        check_kind(f"{name}[{index}]", item, kind, expected)
 
 
 def _groups(runs: Sequence[Path]) -> list[Group]:

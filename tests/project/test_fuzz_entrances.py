@@ -1,6 +1,7 @@
 """Every argument of the public entrances gets objects of other kinds: each is refused by a typed error that says what
 is expected, or is right. An argument that this table lacks fails the test."""
 
+import importlib
 import inspect
 import re
 import traceback
@@ -12,10 +13,12 @@ import pytest
 import torch
 
 import gpu_vecenv
+import gpu_vecenv.adapters
 from gpu_vecenv import errors, wrappers
 from gpu_vecenv.declare.env import f32
 from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.engine.data_manager import DataManager
+from gpu_vecenv.train.plots import plot_runs
 from gpu_vecenv.views.frames import Frames
 from gpu_vecenv.watch import player, replay
 
@@ -65,6 +68,9 @@ def entrances(tmp_path_factory):
     policy = gpu_vecenv.load_policy(checkpoint, device="cpu")
     (recording,) = replay.record(env, RANDOM)
     film = replay.film(recording, "cpu")
+    table = folder / "table"
+    table.mkdir()
+    (table / "metrics.csv").write_text("iteration,env_steps,return_agent,episode_length\n1,9,1,5\n2,18,2,5\n")
     sampler, logits = gpu_vecenv.Sampler(env), torch.zeros((4, 2, 5))
     cpu, kernels = gpu_vecenv.FunctionManager("cpu"), [KernelSignature("k", (Array("x", f32),))]
     common = {"device": ("cpu", NONE), "render_mode": (None, NONE)}
@@ -214,6 +220,13 @@ def entrances(tmp_path_factory):
         "Frames": (
             Frames, {"vec_env": (env, set()), "copies": (1, COUNT), "scale": (1.0, {"1.5", "2**70", "True"})},
         ),
+        "plot_runs": (
+            plot_runs,
+            {
+                "runs": ([table], set()), "out": (folder / "curve.png", set()), "metrics": ((), {"[]"}),
+                "x": ("env_steps", set()), "smooth": (1, COUNT),
+            },
+        ),
         "check_vector_env": (
             lambda **given: gpu_vecenv.check_vector_env(vectors, **given),
             {
@@ -277,23 +290,140 @@ def problem(call, arguments, name, value):
     return "was not refused"
 
 
-def test_the_table_has_every_argument(entrances):
-    lacking = []
+def lacking(entrances):
+    """The arguments that a table of entrances lacks."""
+    found = []
     for entrance, (call, given) in entrances.items():
         parameters = inspect.signature(call).parameters.values()
         names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        lacking += [f"{entrance}: {name}" for name in sorted(names - set(given))]
-    assert lacking == []
+        found += [f"{entrance}: {name}" for name in sorted(names - set(given))]
+    return found
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_objects_of_other_kinds_are_refused(part, entrances):
-    problems = []
-    for entrance, (call, given) in list(entrances.items())[part::4]:
+def problems(entrances):
+    """What is wrong with the refusals of the wrong objects, for every argument."""
+    found = []
+    for entrance, (call, given) in entrances.items():
         arguments = {name: value for name, (value, _) in given.items()}
         call(**arguments)
         for name, (_, right) in given.items():
             for what in WRONG.keys() - right:
                 if said := problem(call, arguments, name, WRONG[what]):
-                    problems.append(f"{entrance}, {name}, {what}: {said[:200]}")
-    assert problems == [], "\n" + "\n".join(problems)
+                    found.append(f"{entrance}, {name}, {what}: {said[:200]}")
+    return found
+
+
+def test_the_table_has_every_argument(entrances):
+    assert lacking(entrances) == []
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_objects_of_other_kinds_are_refused(part, entrances):
+    found = problems(dict(list(entrances.items())[part::4]))
+    assert found == [], "\n" + "\n".join(found)
+
+
+# ---------------------------------------------------------------------- adapters
+
+MAKE = {"game": (GAME, set()), "num_envs": (2, set()), "device": ("cpu", NONE)}
+
+
+def rows(output="torch", game=GAME):
+    return gpu_vecenv.GymnasiumVectorEnv(game, 2, "cpu", output=output)
+
+
+def box_make():
+    return {**MAKE, "game": ("pendulum", set())}
+
+
+def of_cleanrl(module):
+    box = {"env": (rows(game="pendulum"), set())}
+    single = {"env": (gpu_vecenv.GymnasiumEnv("cartpole"), set())}
+    return {"GymEnv": single, "IsaacGymEnv": box, "make": box_make(), "wrap": box}
+
+
+def of_lightning(module):
+    env = gpu_vecenv.VecEnv(GAME, 4, "cpu", autoreset_mode="next_step")
+    config = gpu_vecenv.PPOConfig(total_steps=32, num_steps=4, num_minibatches=1, hidden_sizes=(8,))
+    run = {"config": (config, NONE), "seed": (0, set())}
+    wrap = {"env": (env, set()), **run, "policies": (None, NONE), "reward": (None, NONE | {"a class"})}
+    return {"PPOModule": wrap, "make": {**MAKE, **run}, "wrap": wrap}
+
+
+def of_rl_games(module):
+    env = {"env": (rows(), set())}
+    make = {**MAKE, "seed": (None, NONE)}
+    return {"RLGamesVecEnv": env, "make": make, "wrap": env, "register": {"name": ("gpu_vecenv", TEXT)}}
+
+
+def of_rsl_rl(module):
+    box = {"env": (rows(game="pendulum"), set())}
+    return {"RslRlVecEnv": box, "make": box_make(), "wrap": box}
+
+
+def of_sb3(module):
+    env = {"env": (rows("numpy"), set())}
+    return {"SB3VecEnv": env, "make": MAKE, "wrap": env}
+
+
+def of_skrl(module):
+    many = gpu_vecenv.BatchedParallelEnv(GAME, 2, "cpu", agents_as_envs=True)
+    one = {"env": (rows(game="cartpole"), set())}
+    return {
+        "LazyMeans": {"log": (gpu_vecenv.EpisodeLog(many.vec_env), set())},
+        "MultiAgentEnv": {"env": (many, set())},
+        "SingleAgentEnv": one,
+        "make": MAKE,
+        "wrap": one,
+    }
+
+
+def of_supersuit(module):
+    env = gpu_vecenv.ParallelEnv(GAME, "cpu", output="numpy")
+    return {
+        "make": {**MAKE, "base_class": ("gymnasium", set())},
+        "wrap": {"env": (env, set()), "black_death": (False, TRUE)},
+    }
+
+
+def of_tianshou(module):
+    env = {"env": (rows("numpy"), set())}
+    return {"TianshouVectorEnv": env, "make": MAKE, "wrap": env}
+
+
+def of_torchrl(module):
+    env = gpu_vecenv.BatchedParallelEnv(GAME, 2, "cpu", group_by="role", autoreset_mode="disabled")
+    state = {"return_state": (False, TRUE)}
+    wrap = {"env": (env, set()), **state}
+    return {"TorchRLEnv": wrap, "make": {**MAKE, **state}, "wrap": wrap}
+
+
+ADAPTERS = {name.removeprefix("of_"): table for name, table in list(globals().items()) if name.startswith("of_")}
+# Each needs an environment of its own: make test-clients.
+APART = {"benchmarl", "pufferlib", "rllib"}
+
+
+def public(module):
+    """Functions and classes that are its own, but for what takes an object of the library."""
+    own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
+    return {name for name in own if not name.startswith("_")} - {"run", "with_final_obs"}
+
+
+def test_every_adapter_has_a_table():
+    files = {path.stem for path in Path(gpu_vecenv.adapters.__path__[0]).glob("[!_]*.py")}
+    assert files == ADAPTERS.keys() | APART
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ADAPTERS)
+def test_adapters_refuse_objects_of_other_kinds(name):
+    try:
+        module = importlib.import_module(f"gpu_vecenv.adapters.{name}")
+    except ModuleNotFoundError as error:
+        pytest.skip(str(error))
+    tables = ADAPTERS[name](module)
+    assert tables.keys() == public(module)
+    entrances = {f"{name}.{entrance}": (getattr(module, entrance), given) for entrance, given in tables.items()}
+    assert lacking(entrances) == []
+    found = problems(entrances)
+    assert found == [], "\n" + "\n".join(found)

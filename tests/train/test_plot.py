@@ -271,7 +271,7 @@ def test_wrong_arguments(tmp_path):
     folder = returning(tmp_path / "run", [1, 2])
     out = tmp_path / "a.png"
     for error, message, arguments in (
-        (ConfigError, "x is 'steps'; expected 'env_steps' or 'seconds'", {"x": "steps"}),
+        (ConfigError, 'x is \'steps\'; expected "env_steps" or "seconds"', {"x": "steps"}),
         (
             ConfigError,
             r"out is .*a\.jpg; expected a file name that ends in \.png or \.svg",
@@ -281,6 +281,8 @@ def test_wrong_arguments(tmp_path):
         (FileNotFoundError, r"nowhere.metrics\.csv", {"runs": [tmp_path / "nowhere"]}),
         (ValueError, "smooth is 0", {"smooth": 0}),
         (TypeError, r"smooth is 1\.5", {"smooth": 1.5}),
+        (TypeError, "runs is 'run' .*expected a sequence of paths of run folders", {"runs": "run"}),
+        (TypeError, "metrics is 'episode_length' .*expected a sequence of names", {"metrics": "episode_length"}),
     ):
         with pytest.raises(error, match=message):
             plot_runs(**{"runs": [folder], "out": out, **arguments})
