@@ -12,7 +12,7 @@ import torch
 from gpu_vecenv.check import Failure, Report, check_parallel_env, check_vector_env, chosen_checks
 from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.check.game_runs import LONGEST, Cause, GameRun, first_difference, first_fault, ways
-from gpu_vecenv.check.isolated import ProcessEnded, run_isolated
+from gpu_vecenv.check.isolation import ProcessEnded, run_isolated
 from gpu_vecenv.check.report import GAME_CHECKS
 from gpu_vecenv.check.sanitize import sanitizer_finding
 from gpu_vecenv.compile.device import resolve_device

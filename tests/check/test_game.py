@@ -1,6 +1,7 @@
 """``check_game``: a game with one mistake is stopped at its cause, which the report names; sound games pass."""
 
 import os
+import pickle
 import re
 
 import pytest
@@ -9,7 +10,7 @@ from support.hostile import MISTAKE_LINE, walkers
 
 from gpu_vecenv.check import ConformanceError
 from gpu_vecenv.check.game import check_game
-from gpu_vecenv.check.isolated import ProcessEnded, run_isolated
+from gpu_vecenv.check.isolation import ProcessEnded, run_isolated
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, SourceRuleError
 
@@ -209,5 +210,7 @@ def test_an_isolated_function_returns_raises_or_ends():
     assert run_isolated(lambda at: at("add") or 3, 60) == 3
     with pytest.raises(ZeroDivisionError):
         run_isolated(lambda at: 1 // 0, 60)
+    with pytest.raises(EOFError):  # is not taken for the end of the process
+        run_isolated(lambda at: pickle.loads(b""), 60)
     with pytest.raises(ProcessEnded, match="exit ended the process with exit code 3"):
         run_isolated(lambda at: (at("exit"), os._exit(3)), 60)
