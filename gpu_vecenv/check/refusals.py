@@ -189,7 +189,9 @@ def _bad_arrays(session: Session, good: Any, space: Any) -> Iterator[tuple[str, 
             bad.reshape(len(bad), -1)[where, 0] = value
             yield f"{name} in row {where}", session.send(bad)
     if array.dtype.kind != "f":
-        yield "dtype bool", session.send(array.astype(np.bool_))
+        flags = session.send(array.astype(np.bool_))
+        if not space.contains(flags):  # MultiDiscrete contains NumPy's, cast to its integers
+            yield "dtype bool", flags
         for name, number in {"a fraction": array[0] + 0.5, "NaN": np.nan, "infinity": np.inf}.items():
             bad = array.astype(np.float32)
             bad[0] = number

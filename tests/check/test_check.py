@@ -454,6 +454,11 @@ def test_a_true_seed_and_an_unknown_option_are_noted():
     assert report.notes == {"K16": ["reset with seed=True: accepted", "reset with an unknown option: accepted"]}
 
 
+def test_an_action_that_the_space_contains_may_be_accepted():
+    report = check_vector_env(lambda n: gymnasium.make_vec("CartPole-v1", n), checks=["K14"], steps=10)
+    assert (report.passed, report.failures) == (["K14"], [])
+
+
 def test_a_true_seed_that_is_refused_after_the_reset_fails():
     class Late(Ring):
         def validate_seed(self, seed):

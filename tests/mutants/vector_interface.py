@@ -113,12 +113,6 @@ class FloatsAccepted(Lenient):
         return actions
 
 
-@planted("K14")
-class BoolAccepted(Lenient):
-    def prepared(self, actions):
-        return actions.astype(np.int64) if getattr(actions, "dtype", None) == np.bool_ else actions
-
-
 @planted("K14", continuous=True)
 class NanAccepted(Lenient):
     def prepared(self, actions):
