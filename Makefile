@@ -34,12 +34,14 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL = -n auto --dist worksteal
 QUICK = not slow and not exhaustive and not gpu
 ADAPTERS = printf '%s\n' $(CLIENTS:%=tests/adapters/test_%.py) | xargs -P $(CORES)
+# What `make bench-peers` measures beside us; WarpDrive needs a GPU, PufferLib a build that downloads.
+PEERS ?= gymnasium mpe2 envpool gymnax purejaxrl jaxmarl vmas
 # After xargs: runs pytest on each line of paths by itself; no test on a line (pytest's code 5) is no error.
 EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
 
 .DEFAULT_GOAL = help
 .PHONY: help train quick check lint types test-changed test test-slow test-all test-exhaustive test-clients nightly gpu \
-	mutants reliability ledger release-check bench docs dist lock audit clean $(CLIENTS_APART:%=test-client-%)
+	mutants reliability ledger release-check bench bench-peers docs dist lock audit clean $(CLIENTS_APART:%=test-client-%)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -106,6 +108,9 @@ release-check: ledger ## the ledger, and that the receipts of GPU runs exist and
 bench: $(VENV)/train.stamp ## throughput of the games, a table or one JSON line per row
 	$(BIN)/python -m gpu_vecenv.bench $(ARGS)
 
+bench-peers: $(VENV)/train.stamp ## throughput beside other libraries, each in an environment of its own: PEERS, benchmarks/README.md
+	for peer in $(PEERS); do $(BIN)/python -m benchmarks $$peer $(ARGS) || exit 1; done
+
 docs: $(VENV)/docs.stamp ## the documentation site, docs/_build/html; warnings are errors
 	$(BIN)/python -m sphinx -W --keep-going --fresh-env docs docs/_build/html $(ARGS)
 
@@ -133,7 +138,7 @@ dist: $(VENV)-tools/stamp ## build what is published into dist/ and sbom/, from 
 		--mc-type library --output-reproducible --output-file sbom/gpu_vecenv-$(VERSION).cdx.json -
 
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) docs/_build docs/games docs/project build dist sbom *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) .venv-bench-* docs/_build docs/games docs/project build dist sbom *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps make an installation happen again only when pyproject.toml or the lock changes.

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ["tests/declare", "tests/compile/test_function_manager.py", "tests/engine/test_vec_env.py"]
 CUDA = {"engine": "engine", "games": "envs", "learner": "train"}  # folder of cuda/ -> folder of tests/
-DOCUMENTS = ("docs", "examples", ".github", ".ci")  # these and FILES are tested by tests/project
+DOCUMENTS = ("docs", "examples", "benchmarks", ".github", ".ci")  # these and FILES are tested by tests/project
 FILES = ("Makefile", "LICENSE", ".pre-commit-config.yaml", ".readthedocs.yaml")
 
 

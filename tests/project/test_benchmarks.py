@@ -1,0 +1,104 @@
+"""benchmarks/: command lines, what a run measures and writes, and refusals."""
+
+import importlib
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.__main__ import Side, parse  # noqa: E402
+from benchmarks.errors import BenchmarkError  # noqa: E402
+from benchmarks.peers import PEERS  # noqa: E402
+from benchmarks.workload import Request, Workload  # noqa: E402
+from gpu_vecenv.envs.registry import configure  # noqa: E402
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("peer", PEERS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_driver_is_parsed_and_names_games_that_exist(peer: str, device: str) -> None:
+    assert parse([peer, "--device", device, "--repeats", "12"]).repeats == 12
+    module = importlib.import_module(f"benchmarks.peers.{peer}")
+    for workload in module.PEER.workloads(device):
+        configure(workload.game, **workload.config)
+        assert (workload.updates > 0) == (workload.kind == "training")
+        batch = workload.num_envs * workload.num_steps
+        assert batch % workload.num_minibatches == 0
+        request = Request(workload.reduced(), device, "float32")
+        assert Request.from_dict(json.loads(json.dumps(request.as_dict()))) == request
+    assert module.PEER.requirements and callable(module.prepare)
+
+
+def test_each_module_of_a_peer_is_listed() -> None:
+    declared = {path.stem for path in (ROOT / "benchmarks" / "peers").glob("*.py") if "PEER = " in path.read_text()}
+    assert declared == set(PEERS)
+    rows = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert [peer for peer in PEERS if f"\n| `{peer}` |" not in rows] == []
+
+
+@pytest.mark.slow
+def test_a_quick_run_alternates_and_gives_medians_and_quartiles(tmp_path: Path) -> None:
+    done = command("gymnasium", "--quick", "--no-install", "--repeats", "4", "--json", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "out.json").read_text())
+    printed = [json.loads(line) for line in done.stdout.splitlines()]
+    assert printed == [*results["rows"], {key: value for key, value in results.items() if key != "rows"}]
+    assert results["repeats"] == 4 and {"commit", "device", "versions", "torch"} <= results.keys()
+    for row in results["rows"]:
+        rates: dict[str, Any] = {}
+        for side in ("ours", "theirs"):
+            rates[side] = row[f"{side}_env_steps_per_repeat"] / np.array(row[f"{side}_seconds"])
+            assert len(rates[side]) == 4
+            told = row[f"{side}_env_steps_per_s"]
+            # Rates are rounded to four digits, times to a microsecond.
+            assert [*told["quartiles"], told["median"]] == pytest.approx(np.percentile(rates[side], [25, 75, 50]), 1e-3)
+        ratio = np.percentile(rates["ours"] / rates["theirs"], 50)
+        assert row["ratio"]["median"] == pytest.approx(ratio, 1e-2)  # three digits
+        turns = sorted(
+            (start, start + seconds, side)
+            for side in ("ours", "theirs")
+            for start, seconds in zip(row[f"{side}_started_s"], row[f"{side}_seconds"], strict=True)
+        )
+        assert [side for *_, side in turns] == ["ours", "theirs", "theirs", "ours"] * 2
+        assert all(end <= start for (_, end, _), (start, *_) in itertools.pairwise(turns))
+
+
+def test_a_peer_without_the_device_is_refused() -> None:
+    done = command("warpdrive", "--no-install")
+    assert done.returncode == 1 and done.stdout == ""
+    assert "WarpDrive does not run on 'cpu' here; use --device cuda" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--repeats", "1"], "--repeats is 1; expected at least 2"),
+        (["--precision", "tf32"], "--precision is tf32, which a CPU does not have"),
+        (["--processors", "0"], "--processors is 0; expected 1 to"),
+        (["--json", "absent/out.json"], "--json is absent/out.json; expected a file in a folder that exists"),
+        (["--published", "absent"], "--published is absent; expected a folder"),
+    ],
+)
+def test_options_are_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["gymnasium", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_a_side_that_does_not_start_says_why() -> None:
+    request = Request(Workload("simulation", "cartpole", 2, 2), "cpu", "float32")
+    with pytest.raises(BenchmarkError, match=r"(?s)process of absent ended with status 1:.*No module named"):
+        Side("absent", sys.executable, request, quick=True)
