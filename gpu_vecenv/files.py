@@ -1,4 +1,4 @@
-"""The folder of the CUDA sources, and atomic replacement of files."""
+"""The folder of the CUDA sources, atomic replacement of files, and whether one can be written at a path."""
 
 from __future__ import annotations
 
@@ -8,12 +8,26 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from gpu_vecenv.errors import ConfigError
+
 
 def cuda_folder() -> Path:
     """The folder of the ``.cu`` and ``.cuh`` files: packaged as ``_cuda``, in a checkout beside the package."""
     package = Path(__file__).parent
     packaged = package / "_cuda"
     return packaged if packaged.is_dir() else package.parent / "cuda"
+
+
+def check_output(name: str, path: Path, *, folder: bool = False) -> None:
+    """Raise ConfigError unless a file, or a folder, can be made at the path of the option ``name``, or is there.
+
+    For what is written after minutes of work. Missing folders above it are no hindrance: they will be made.
+    """
+    places = [path.absolute(), *path.absolute().parents]
+    existing = next(place for place in places[not folder :] if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK) or (path.is_dir() and not folder):
+        expected = "a folder, or a name for one," if folder else "a file's name"
+        raise ConfigError(f"{name} is {path}; expected {expected} where you may write")
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -24,6 +24,7 @@ from gpu_vecenv.bench import sweep as bench_sweep
 from gpu_vecenv.bench import table as bench_table
 from gpu_vecenv.bench import training as bench_training
 from gpu_vecenv.compile.device import resolve_device
+from gpu_vecenv.declare.config import parse_json_object
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.engine.timing import provenance
@@ -251,9 +252,7 @@ def _sizes(config: BenchConfig) -> list[tuple[Env, int]]:
 
 
 def _game(config: BenchConfig) -> Env:
-    settings = json.loads(config.config)
-    if not isinstance(settings, dict):
-        raise ConfigError(f"config is {config.config!r}; expected a JSON object")
+    settings = parse_json_object("config", config.config)
     assert config.game is not None
     kind = load_game(config.game) if GAME_FILE.fullmatch(config.game) else config.game
     return configure(kind, **settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -30,11 +29,11 @@ from gpu_vecenv.cli.options import (
     named_game,
     with_parameter,
 )
-from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.config import check_fields, param, parse_json_object
 from gpu_vecenv.engine.arguments import MODES
 from gpu_vecenv.envs.registry import GAME_FILE
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
-from gpu_vecenv.files import replace_file
+from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import OnProgress, ProgressDisplay
 
 ENV_ID = re.compile(r"/|-v\d+$")
@@ -53,6 +52,11 @@ class ReportOptions(Command):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.junit == "-":
+            raise ConfigError("junit is '-'; expected a file: --json alone takes - for the standard output")
+        for name, path in (("json", self.json), ("junit", self.junit)):
+            if path not in (None, "-"):
+                check_output(name, Path(str(path)))
 
     @property
     def chosen(self) -> list[str] | None:
@@ -150,9 +154,7 @@ class CheckRegistered(ReportOptions):
 
     def __call__(self) -> int:
         """Print the report; 1 if a check fails."""
-        config = json.loads(self.config)
-        if not isinstance(config, dict):
-            raise ConfigError(f"config is {self.config!r}; expected a JSON object")
+        config = parse_json_object("config", self.config)
         with ProgressDisplay("check") as on_progress:
             registry = getattr(pettingzoo, "parallel_registry", {})  # since PettingZoo 1.27
             parallel = self.parallel or self.env_id in registry.keys() - gymnasium.registry.keys()

@@ -15,6 +15,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
@@ -41,6 +42,8 @@ class Evaluate(DeviceOptions):
 
     def __call__(self) -> None:
         """Print the result."""
+        if self.out is not None:
+            check_output("out", self.out)
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
         role_policies: dict[str, RolePolicy] = dict(loaded.policies)
         for role, source in role_runs("opponents", self.opponents).items():
@@ -62,7 +65,7 @@ class Evaluate(DeviceOptions):
             note = "; ".join(["most likely actions"] * self.greedy + list(self.opponents))
             Console().print(evaluation_table(loaded.game, {str(self.run): results}, note))
         if self.out is not None:
-            self.out.write_text(text + "\n")
+            replace_file(self.out, f"{text}\n".encode())
 
 
 def role_runs(option: str, pairs: Sequence[str]) -> dict[str, str]:

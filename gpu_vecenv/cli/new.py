@@ -18,6 +18,7 @@ from gpu_vecenv.declare.field import FIELD_NAME
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
+from gpu_vecenv.files import check_output
 
 # Names that the templates import, which the new class cannot have.
 USED = {"Any", "Circle", "Discrete", "Drawing", "Env", "Field", "Line", "Mapping", "Rules", "VecEnv"}
@@ -46,7 +47,7 @@ def new_game(name: str, folder: Path = Path()) -> list[Path]:
         Their paths, in this order.
 
     Raises:
-        ConfigError: The name is not an identifier, is a keyword, or is taken.
+        ConfigError: The name is not an identifier, is a keyword, or is taken; or there can be no such folder.
         FileExistsError: One of the files exists. Nothing has been written.
         OSError: The folder cannot be created or written to.
     """
@@ -59,6 +60,7 @@ def new_game(name: str, folder: Path = Path()) -> list[Path]:
     if name in sys.stdlib_module_names or name in sys.modules:
         raise ConfigError(f"{name!r} is already a module, which {name}.py would hide; choose another name")
     templates = {f"{name}.py": DECLARATION, f"{name}.cu": RULES, f"test_{name}.py": TEST}
+    check_output("folder", folder, folder=True)
     if existing := [file for file in templates if (folder / file).exists()]:
         raise FileExistsError(f"{folder / existing[0]} exists; choose another name or --folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import GAME_FILE, GAMES
 from gpu_vecenv.errors import ConfigError, ReplayMismatchError, UnknownGameError, counted
 from gpu_vecenv.escapes import printable, printable_lines
-from gpu_vecenv.files import replace_file
+from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy
 from gpu_vecenv.watch.player import page
@@ -82,6 +82,7 @@ class RecordOptions(DeviceOptions):
 
     def save(self, env: VecEnv, role_policies: dict[str, RolePolicy], greedy: bool) -> None:
         """Record the episodes and write one file for each."""
+        check_output("out", self.out, folder=True)
         how: dict[str, Any] = {"episodes": self.episodes, "seed": self.seed, "greedy": greedy}
         with ProgressDisplay("record") as on_progress:
             recordings = record(env, role_policies, on_progress=on_progress, **how)
@@ -192,6 +193,7 @@ class Html(PlayOptions):
 
     def __call__(self) -> None:
         """Write the page."""
+        check_output("out", self.out)
         recordings = self.load()
         films = []
         for path, recording in shown("html", recordings):

@@ -35,6 +35,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import find_game
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
+from gpu_vecenv.files import check_output
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
@@ -97,6 +98,8 @@ class Train(DeviceOptions, Generic[GameT]):
         with process_group(self.device) as (world, device):
             if self.out is None and world.size > 1:
                 raise ConfigError("several processes need one run folder: give --out")
+            if self.out is not None:
+                check_output("out", self.out, folder=True)
             env = self._env(game, device, world)
             reward = None if self.reward is None else imported("reward", self.reward)
             how: dict[str, Any] = {"seed": self.seed, "reward": reward, "graphs": self.graphs}
@@ -186,7 +189,7 @@ class Resume(DeviceOptions):
         """Continue; the exit code of the run."""
         given = game_class(self.game_name) if self.game_name is not None else None
         settings, run_config = _read_settings(self.resume)
-        with process_group(self.device or settings["device"]) as (world, device):
+        with process_group(settings["device"] if self.device is None else self.device) as (world, device):
             checkpoints = CheckpointFolder(self.resume / CHECKPOINTS, rank=world.rank, world_size=world.size)
             _, manifest = checkpoints.load()
             if manifest["game"] != settings["game"]:
@@ -206,7 +209,7 @@ class Resume(DeviceOptions):
             configs = {name: PPOConfig(**{**values, **changes}) for name, values in manifest["policies"].items()}
             specs = {name: PolicySpec(config=c, train=name in manifest["trained"]) for name, c in configs.items()}
             ppo = PPOConfig(**{**manifest["config"], **changes})
-            source = self.reward or settings["reward"]
+            source = settings["reward"] if self.reward is None else self.reward
             reward = None if source is None else imported("reward", source)
             how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
             trainer = Trainer(env, ppo, policies=specs, **how)

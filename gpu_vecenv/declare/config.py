@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import types
 import typing
@@ -37,6 +38,17 @@ def param(default: Any, *, low: float | None = None, high: float | None = None) 
     if not (-math.inf if low is None else low) <= (math.inf if high is None else high):
         raise EnvDefinitionError(f"param: the range [{low}, {high}] is empty; expected low <= high")
     return dataclasses.field(default=default, metadata={"low": low, "high": high})
+
+
+def parse_json_object(name: str, text: str) -> dict[str, Any]:
+    """The JSON object that an option has as its value, or ConfigError."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} is {text!r:.200}; expected a JSON object: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} is {text!r:.200}; expected a JSON object")
+    return found
 
 
 def check_fields(config: Any) -> None:

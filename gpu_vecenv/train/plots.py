@@ -16,7 +16,7 @@ from gpu_vecenv.declare.arguments import check_choice, check_kind
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, nearest
 from gpu_vecenv.escapes import printable
-from gpu_vecenv.files import put_file
+from gpu_vecenv.files import check_output, put_file
 
 METRICS_FILE = "metrics.csv"
 TEXT_COLUMNS = ("weights",)  # columns that are not numeric
@@ -113,6 +113,7 @@ def plot_runs(
     out, smooth = Path(out), validate_int("smooth", smooth, 1)
     if out.suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"out is {out}; expected a file name that ends in .png or .svg")
+    check_output("out", out)
     if not runs:
         raise ConfigError("there are no runs to plot; expected at least one folder with a metrics.csv")
     try:

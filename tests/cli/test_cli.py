@@ -707,6 +707,27 @@ def test_a_run_folder_that_cannot_be_made_gives_one_line(out, command, tmp_path)
     assert (tmp_path / "file").read_text() == "mine"
 
 
+# root too obeys permissions after this
+OBEY = """
+import ctypes, os
+if os.getuid() == 0:
+    header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert ctypes.CDLL(None).capset(header, none) == 0
+"""
+
+
+@pytest.mark.slow
+def test_a_file_in_a_folder_without_the_right_to_write_is_refused_before_the_work(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    script = f"""{OBEY}
+import sys
+from gpu_vecenv.cli.main import main
+sys.exit(main(["check", "CartPole-v1", "--checks", "K01", "--json", "closed/new/report.json"]))"""
+    done = run_child("-c", script, folder=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "json is closed/new/report.json; expected a file's name where you may write" in done.stderr
+
+
 def test_a_gpu_that_is_not_there_gives_one_line(tmp_path):
     done = in_a_process("train", "tag_gridworld", "--device", "cuda", folder=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2

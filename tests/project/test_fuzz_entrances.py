@@ -1,20 +1,27 @@
 """Every argument of the public entrances gets objects of other kinds: each is refused by a typed error that says what
 is expected, or is right. An argument that this table lacks fails the test."""
 
+import dataclasses
 import importlib
 import inspect
 import re
+import shutil
 import traceback
+import typing
 from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+import tyro
 
 import gpu_vecenv
 import gpu_vecenv.adapters
 from gpu_vecenv import errors, wrappers
+from gpu_vecenv.cli import replay as replay_command
+from gpu_vecenv.cli.main import COMMANDS, main
+from gpu_vecenv.cli.options import Command
 from gpu_vecenv.declare.env import f32
 from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.engine.data_manager import DataManager
@@ -426,4 +433,152 @@ def test_adapters_refuse_objects_of_other_kinds(name):
     entrances = {f"{name}.{entrance}": (getattr(module, entrance), given) for entrance, given in tables.items()}
     assert lacking(entrances) == []
     found = problems(entrances)
+    assert found == [], "\n" + "\n".join(found)
+
+
+# ---------------------------------------------------------------------- options of the commands
+
+SMALL = "--num-envs 4 --num-steps 4 --num-minibatches 1 --hidden-sizes 8 --total-steps 16 --episodes 2 --device cpu"
+LINES = {  # of each command one that ends within a second
+    "list": "list",
+    "show": "show tag_gridworld",
+    "new": "new my_game",
+    "check": "check tag_gridworld --steps 10 --num-envs 2 --checks K01 --device cpu",
+    "check an id": "check CartPole-v1 --steps 10 --checks K01",
+    "train": f"train tag_gridworld {SMALL} --max-steps 5 --grid 4 --out new",
+    "resume": "train --resume run --device cpu",
+    "evaluate": "evaluate run --episodes 2 --num-envs 2 --device cpu",
+    "plot": "plot run --out curve.png",
+    "record": "replay record tag_gridworld --max-steps 5 --grid 4 --device cpu --out new",
+    "record a run": "replay record run --device cpu --out new",
+    "play": "replay play kept --device cpu",
+    "html": "replay html kept --device cpu --out page.html",
+    "replay show": "replay show kept",
+    "bench": "bench --game cartpole --num-envs 4 --device cpu",
+    "tune": "tune cartpole --num-envs 4",
+    "doctor": "doctor",
+}
+# Wrong values of options that take text, each a list of words; "file" is a file, "nowhere" is nothing.
+TEXTS = {
+    "best_metric": [["nonsuch"]],
+    "checks": [["K99"], [""]],
+    "compare": [["nowhere"], ["file"]],
+    "config": [["{"], ["[]"], ['{"nonsuch": 1}'], ["nonsuch"]],
+    "device": [["tpu"], [""], ["cuda:99"]],
+    "driver": [["nonsuch"], [""]],
+    "folder": [["file"], ["file/out"]],
+    "frozen": [["tagger"], ["tagger=nowhere"], ["nonsuch=run"]],
+    "game": [["nowhere.py"], ["nonsuch"]],
+    "interface": [["nonsuch"]],
+    "json": [["file/out"], ["run"]],
+    "junit": [["file/out"], ["run"], ["-"]],
+    "metrics": [["nonsuch"]],
+    "opponents": [["tagger"], ["tagger=nowhere"], ["nonsuch=random"]],
+    "out": [["file/out"]],
+    "plot": [["file/out.png"], ["curve.txt"]],
+    "policies": [["{"], ["[]"], ['{"nonsuch": {}}'], ['{"tagger": {"gamma": 2}}']],
+    "randomize": [["nonsuch"], ["grid", "1"], ["grid", "1", "x"]],
+    "resume": [["nowhere"], ["file"]],
+    "reward": [["nonsuch"], ["nowhere:f"], ["nowhere.py:f"], ["math:nonsuch"], ["math:pi"], [""]],
+    "title": [],  # any text
+    "wandb": [],  # any text, where it is installed
+}
+SAYS = re.compile(
+    rf"{CURE.pattern}|; the (roles|policies) are |unexpected keyword argument|No module named|no file |no run at |"
+    "finds no usable GPU|cannot be combined with|needs? a |no usable checkpoint",
+    re.IGNORECASE,
+)
+
+
+def options(kind):
+    """Name, type and metadata of every option of a command's dataclass; positional arguments are none."""
+    origin = typing.get_origin(kind) or kind
+    hints = typing.get_type_hints(origin, include_extras=True)
+    chosen = dict(zip(getattr(origin, "__parameters__", ()), typing.get_args(kind), strict=True))
+    for field in dataclasses.fields(origin):
+        hint = chosen.get(hints[field.name], hints[field.name])
+        if dataclasses.is_dataclass(hint):
+            yield from options(hint)
+        elif tyro.conf.Positional not in getattr(hint, "__metadata__", ()):
+            yield field.name, hint, field.metadata
+
+
+def parts(hint):
+    """A type and all types and words that it is made of."""
+    yield hint
+    for part in typing.get_args(hint):
+        yield from parts(part)
+
+
+def wrong_values(name, hint, metadata):
+    """Wrong values of an option, each a list of words; None if it takes text and TEXTS lacks it."""
+    kinds = set(parts(hint))
+    low, high = metadata.get("low"), metadata.get("high")
+    beyond = [[str(low - 1)]] if low is not None else []
+    beyond += [[str(high + 1)]] if high is not None else []
+    if bool in kinds:
+        return [["maybe"]]
+    if name in TEXTS:
+        return TEXTS[name]
+    if int in kinds:
+        return [["nonsuch"], ["1.5"], ["nan"], [""], *beyond]
+    if float in kinds:
+        return [["nonsuch"], ["nan"], ["inf"], [""], *beyond]
+    return None if {str, Path} & kinds else [["nonsuch"]]
+
+
+def kind_of(words):
+    """The dataclass whose fields are the options of a command line."""
+    if words[:2] == ["replay", "record"]:
+        return replay_command.Record.of_source(words[2])
+    if words[0] == "replay":
+        return {"play": replay_command.Play, "html": replay_command.Html, "show": replay_command.Show}[words[1]]
+    command = COMMANDS[words[0]]
+    return command.for_arguments(words[1:])[0] if issubclass(command, Command) else command
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with a run, replays and a file."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "file").write_text("text")
+    assert main([*LINES["train"].split()[:-1], str(folder / "run")]) == 0
+    assert main([*LINES["record"].split()[:-1], str(folder / "kept")]) == 0
+    return folder
+
+
+def test_every_command_has_a_line():
+    assert {line.split()[0] for line in LINES.values()} == COMMANDS.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES)
+def test_wrong_values_of_options_are_refused_before_anything_is_done(line, finished, tmp_path, monkeypatch, capsys):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "1000")
+    words, found, before = LINES[line].split(), [], contents(tmp_path)
+    for name, hint, metadata in options(kind_of(words)):
+        option, wrong = f"--{name.replace('_', '-')}", wrong_values(name, hint, metadata)
+        if wrong is None:
+            found.append(f"{option}: TEXTS has no wrong values")
+        for value in wrong or ():
+            capsys.readouterr()
+            try:
+                code = main([*words, option, *value])
+            except SystemExit as stop:
+                code = stop.code
+            except Exception as error:
+                code = repr(error)
+            output, errors = capsys.readouterr()
+            ours = errors.startswith("gpu-vecenv: error: ") and errors.count("\n") == 1
+            clear = SAYS.search(errors) if ours else option in errors or "Unrecognized options: maybe" in errors
+            if (code, output) != (2, "") or not clear or contents(tmp_path) != before:
+                changed = sorted(map(str, before.keys() ^ contents(tmp_path).keys()))
+                found.append(f"{option} {value}: code {code}, output {output[:80]!r}, {changed}, {errors[:300]!r}")
+                before = contents(tmp_path)
     assert found == [], "\n" + "\n".join(found)
