@@ -110,7 +110,7 @@ def measure(
                 f"{workload.game} has {first.ready['num_agents']} agents here and {second.ready['num_agents']} in "
                 f"{peer.title}: the games are not the same"
             )
-        row |= {"peer": second.ready.get("title", peer.title), "peer_device": device}
+        row |= {"peer": second.ready.get("title", peer.title), "ours_device": arguments.device, "peer_device": device}
         row |= {key: second.ready[key] for key in ("script", "peer_device_name") if key in second.ready}
         row |= compared(times[first], times[second])
         for key, side in (("ours", first), ("theirs", second)):

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import table  # noqa: E402
 from benchmarks.__main__ import Side, parse  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.peers import PEERS  # noqa: E402
@@ -102,3 +103,26 @@ def test_a_side_that_does_not_start_says_why() -> None:
     request = Request(Workload("simulation", "cartpole", 2, 2), "cpu", "float32")
     with pytest.raises(BenchmarkError, match=r"(?s)process of absent ended with status 1:.*No module named"):
         Side("absent", sys.executable, request, quick=True)
+
+
+def test_the_table_of_performance_is_made_of_the_results() -> None:
+    section = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8").partition("## Beside the others\n")[2]
+    page = [each for each in section.partition("\n## ")[0].splitlines() if each.startswith("|")]
+    assert page == table.lines() and len(page) >= 10
+    assert not any(results.get("quick") for results in table.read())
+
+
+def test_a_row_has_medians_and_quartiles_of_three_digits() -> None:
+    ours, theirs = {"median": 24.71e6, "quartiles": [999.6e3, 25.1e6]}, {"median": 410.0, "quartiles": [7.04, 1234.0]}
+    row = {"kind": "training", "game": "cartpole", "precision": "tf32", "num_envs": 1000, "num_agents": 1}
+    row |= {
+        "ours_device": "cuda",
+        "peer_device": "cpu",
+        "peer": "Peer",
+        "ratio": {"median": 0.7, "quartiles": [0.06, 2]},
+    }
+    row |= {"ours_env_steps_per_s": ours, "theirs_env_steps_per_s": theirs}
+    assert table.line(row, {"device": "NVIDIA H200"}) == (
+        "| training `cartpole`, tf32 | 1,000 x 1 | H200 and CPU | 24.7 M (1.00 … 25.1) | "
+        "Peer 410 (7.04 … 1,230) | 0.700 (0.0600 … 2.00) |"
+    )
