@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from benchmarks.workload import Peer, Prepared, Request, Workload
 
 WORKLOADS = (Workload("simulation", "cartpole", 1000, 100), Workload("simulation", "cartpole", 10_000, 20))
@@ -21,7 +23,8 @@ def prepare(request: Request) -> Prepared:
     import numpy as np
 
     workload = request.workload
-    env = envpool.make_gymnasium("CartPole-v1", num_envs=workload.num_envs, seed=1)
+    threads = len(os.sched_getaffinity(0))  # its default is all processors, even those that it may not use
+    env = envpool.make_gymnasium("CartPole-v1", num_envs=workload.num_envs, num_threads=threads, seed=1)
     env.reset()
     rng = np.random.default_rng(1)
 

@@ -88,8 +88,8 @@ def _actors(env: Any, request: Request) -> jax_ppo.Actors:
 
 
 def _published(name: str, request: Request) -> Any:
-    """``make_train`` of ippo_ff_mpe.py; the modules that only its logs and plots use are stood in for."""
-    for absent in ("wandb", "hydra", "omegaconf", "matplotlib", "matplotlib.pyplot"):
+    """``make_train`` of ippo_ff_mpe.py; the modules that only its logs and command line use are stood in for."""
+    for absent in ("wandb", "hydra", "omegaconf"):
         sys.modules[absent] = types.ModuleType(absent)
     stand_ins: Any = sys.modules
     stand_ins["wandb"].log = lambda metrics: None
