@@ -15,6 +15,7 @@ import importlib
 import math
 import runpy  # noqa: TID251  (runs the script of CleanRL that the caller names)
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -119,13 +120,16 @@ def wrap(env: GymnasiumVectorEnv) -> IsaacGymEnv:
     return IsaacGymEnv(env)
 
 
-def run(script: str, *arguments: Any, **config: Any) -> dict[str, Any]:
+def run(script: str | Path, *arguments: Any, **config: Any) -> dict[str, Any]:
     """Run a script with its command line in this process, best a separate one; returns its globals such as ``agent``.
 
     Its import ``isaacgymenvs`` is replaced: ``--env-id`` is a game's name, and ``--num-envs`` counts rows; ConfigError
     unless it is a multiple of the game's agents. The Gymnasium ids of the games are registered with gym. ``config`` is
     the game's configuration.
     """
+    check_argument("script", script, isinstance(script, str | Path), "the path of a script of CleanRL")
+    if not Path(script).is_file():
+        raise FileNotFoundError(f"no script at {script}; expected the path of a script of CleanRL")
 
     # `rest` are Isaac Gym's window options, and rl_device, which the script sets equal to sim_device.
     def make_rows(seed: int, task: str, num_envs: int, sim_device: str, **rest: Any) -> IsaacGymEnv:
@@ -147,8 +151,8 @@ def run(script: str, *arguments: Any, **config: Any) -> dict[str, Any]:
     isaacgymenvs: Any = ModuleType("isaacgymenvs")
     isaacgymenvs.make = make_rows
     sys.modules |= {"isaacgym": ModuleType("isaacgym"), "isaacgymenvs": isaacgymenvs}
-    sys.argv = [script, *map(str, arguments)]
-    return runpy.run_path(script, run_name="__main__")
+    sys.argv = [str(script), *map(str, arguments)]
+    return runpy.run_path(str(script), run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -96,6 +96,8 @@ def with_final_obs(agent: Any) -> Any:
 
     Each step then copies the observations, and once more for the state.
     """
+    is_agent = callable(getattr(agent, "record_transition", None))
+    check_argument("agent", agent, is_agent, "an agent of skrl, with a method record_transition")
     record = agent.record_transition
     active: dict[str, torch.Tensor] | None = None  # of the current step, from the previous infos
 

@@ -6,7 +6,9 @@ import importlib
 import inspect
 import re
 import shutil
+import sys
 import traceback
+import types
 import typing
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import tyro
 import gpu_vecenv
 import gpu_vecenv.adapters
 from gpu_vecenv import errors, wrappers
+from gpu_vecenv.adapters import cleanrl
 from gpu_vecenv.cli import replay as replay_command
 from gpu_vecenv.cli.main import COMMANDS, main
 from gpu_vecenv.cli.options import Command
@@ -381,6 +384,7 @@ def of_skrl(module):
         "MultiAgentEnv": {"env": (many, set())},
         "SingleAgentEnv": one,
         "make": MAKE,
+        "with_final_obs": {"agent": (types.SimpleNamespace(record_transition=print), set())},
         "wrap": one,
     }
 
@@ -411,14 +415,22 @@ APART = {"benchmarl", "pufferlib", "rllib"}
 
 
 def public(module):
-    """Functions and classes that are its own, but for what takes an object of the library."""
+    """Functions and classes that are its own, but for CleanRL's run, which needs gym and has a test of its own."""
     own = {name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__}
-    return {name for name in own if not name.startswith("_")} - {"run", "with_final_obs"}
+    return {name for name in own if not name.startswith("_")} - {"run"}
 
 
 def test_every_adapter_has_a_table():
     files = {path.stem for path in Path(gpu_vecenv.adapters.__path__[0]).glob("[!_]*.py")}
     assert files == ADAPTERS.keys() | APART
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_cleanrl_runs_files_only(what):
+    before = list(sys.argv)
+    with pytest.raises((TypeError, FileNotFoundError), match="expected the path of a script"):
+        cleanrl.run(WRONG[what])
+    assert sys.argv == before and "isaacgymenvs" not in sys.modules
 
 
 @pytest.mark.slow
