@@ -527,6 +527,9 @@ def test_what_is_not_reproducible_is_not_compared():
     assert {failure.check for failure in report.failures} == {"K01", "K17"}, str(report)
     assert "two identical runs differ, see K01" in report.skipped["K05"]
     assert check(Random, ["K05"], steps=20).failures  # unless K01 was not run
+    report = check(Random, ["K01", "K10"], steps=60, mode=NEXT)
+    assert {failure.check for failure in report.failures} == {"K01"}, str(report)
+    assert "other actions in steps that reset were not tried" in report.notes["K10"][0]
 
 
 def test_the_same_error_is_one_failure():
