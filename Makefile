@@ -41,7 +41,7 @@ EACH_LINE = -L 1 sh -c '$(PYTEST) "$$@" || [ $$? = 5 ]' sh
 
 .DEFAULT_GOAL = help
 .PHONY: help train quick check lint types test-changed test test-slow test-all test-exhaustive test-clients nightly gpu \
-	mutants reliability ledger release-check bench bench-peers docs dist lock audit clean $(CLIENTS_APART:%=test-client-%)
+	third-party mutants reliability ledger release-check bench bench-peers docs dist lock audit clean $(CLIENTS_APART:%=test-client-%)
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1	\2/p' Makefile
@@ -86,7 +86,10 @@ test-clients: $(CLIENTS_APART:%=test-client-%) ## the tests of RL libraries that
 $(CLIENTS_APART:%=test-client-%): test-client-%: $(VENV)-%/stamp
 	for file in $(call tests_of,$*); do OMP_NUM_THREADS=1 $(VENV)-$*/bin/python -m pytest $(ARGS) $$file || [ $$? = 5 ] || exit 1; done
 
-nightly: mutants test-exhaustive test-clients reliability ledger audit ## all of what takes hours: see these targets
+nightly: mutants test-exhaustive test-clients third-party reliability ledger audit ## all of what takes hours: see these targets
+
+third-party: $(VENV)-third-party/stamp ## whether `check` finds in environments of other libraries what docs/interfaces.md says; ARGS=write
+	OMP_NUM_THREADS=1 $(VENV)-third-party/bin/python tests/check/third_party.py $(ARGS)
 
 ledger: $(VENV)/dev.stamp ## whether this computer computes the digests that GPUs gave, in every mode
 	$(BIN)/python tests/ledger.py replay
@@ -138,7 +141,7 @@ dist: $(VENV)-tools/stamp ## build what is published into dist/ and sbom/, from 
 		--mc-type library --output-reproducible --output-file sbom/gpu_vecenv-$(VERSION).cdx.json -
 
 clean: ## remove the virtual environment and everything built
-	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) .venv-bench-* docs/_build docs/games docs/project build dist sbom *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS_APART:%=$(VENV)-%) $(VENV)-third-party .venv-bench-* docs/_build docs/games docs/project build dist sbom *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamps make an installation happen again only when pyproject.toml or the lock changes.
