@@ -213,9 +213,11 @@ def test_ppo_learns_on_single_environments(release):
 
 
 @pytest.mark.slow
-def test_without_gym_one_line_says_what_to_install():
+def test_without_gym_one_line_says_what_to_install(tmp_path):
+    (tmp_path / "ppo.py").touch()
     code = "import sys; sys.modules['gym'] = None\nfrom gpu_vecenv.adapters import cleanrl\ncleanrl.run('ppo.py')"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stderr
+    command = [sys.executable, "-c", code]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path).stderr
     assert said.rstrip().endswith("ModuleNotFoundError: gym is not installed: pip install 'gpu-vecenv[cleanrl]'")
 
 
