@@ -8,6 +8,10 @@ Categorical is distrax's; its three formulas are written out here.
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -166,10 +170,35 @@ def make_train(actors: Actors, workload: Workload) -> Callable[[Any], Any]:
     return train
 
 
+def provide_distrax() -> None:
+    """For published scripts: distrax, or its Categorical where TensorFlow Probability does not import beside JAX."""
+    import jax
+    import jax.numpy as jnp
+
+    class Categorical:
+        def __init__(self, logits: Any) -> None:
+            self.logits = logits
+
+        def sample(self, seed: Any) -> Any:
+            return jax.random.categorical(seed, self.logits)
+
+        def log_prob(self, value: Any) -> Any:
+            return jnp.take_along_axis(jax.nn.log_softmax(self.logits), value[..., None], -1).squeeze(-1)
+
+        def entropy(self) -> Any:
+            log_probs = jax.nn.log_softmax(self.logits)
+            return -(jnp.exp(log_probs) * log_probs).sum(-1)
+
+    try:
+        importlib.import_module("distrax")
+    except (ImportError, AttributeError):
+        stand_in: Any = types.ModuleType("distrax")
+        stand_in.Categorical = Categorical
+        sys.modules["distrax"] = stand_in
+
+
 def runner(train: Callable[[Any], Any]) -> Callable[[], Any]:
     """Runs of the whole training, compiled, each with another key."""
-    import itertools
-
     import jax
 
     compiled, seeds = jax.jit(train), itertools.count(1)

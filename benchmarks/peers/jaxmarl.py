@@ -95,6 +95,7 @@ def _published(name: str, request: Request) -> Any:
     stand_ins["wandb"].log = lambda metrics: None
     stand_ins["hydra"].main = lambda **_: lambda function: function
     stand_ins["omegaconf"].OmegaConf = None
+    jax_ppo.provide_distrax()
     sys.path.insert(0, str(request.published))
     script = importlib.import_module("ippo_ff_mpe")
     return script.make_train({**jax_ppo.settings(request.workload), "ENV_NAME": name, "ENV_KWARGS": {}})

@@ -67,6 +67,7 @@ def _published(request: Request) -> Any:
     wrappers.FlattenObservationWrapper = FlattenObservationWrapper
     wrappers.LogWrapper = lambda env: JoinedFlags(LogWrapper(env))
     sys.modules["wrappers"] = wrappers
+    jax_ppo.provide_distrax()
     sys.path.insert(0, str(request.published))
     script = importlib.import_module("ppo")
     return script.make_train({**jax_ppo.settings(request.workload), "ENV_NAME": "CartPole-v1"})

@@ -46,6 +46,7 @@ def prepare(request: Request) -> Prepared:
     import torch
     import yaml
 
+    torch.cuda.init()  # PyCUDA takes the context that torch has made
     workload = request.workload
     warp_drive = importlib.import_module("warp_drive")
     folder = Path(str(warp_drive.__file__)).parent / "training" / "run_configs"
@@ -124,7 +125,7 @@ def _game(name: str, settings: dict[str, Any]) -> Any:
 def _wrapper(game: Any, num_envs: int) -> Any:
     """WarpDrive's EnvWrapper; its reset on the host, once per environment, is computed once and repeated."""
     from warp_drive.env_wrapper import EnvWrapper
-    from warp_drive.utils import autoinit_pycuda  # noqa: F401 - takes torch's context
+    from warp_drive.utils import autoinit_pycuda  # noqa: F401 - pushes torch's context
 
     class OneReset(EnvWrapper):
         _first: Any = None
