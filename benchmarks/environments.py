@@ -28,18 +28,18 @@ def python_of(name: str, peer: Peer, device: str) -> Path:
         return python
     print(f"installing {', '.join([*requirements, *peer.no_deps])} into {folder.name}", file=sys.stderr, flush=True)
     if not python.exists():
-        _call(peer, [sys.executable, "-m", "venv", str(folder)])
+        _call([sys.executable, "-m", "venv", str(folder)])
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if requirements:
-        _call(peer, [*pip, *requirements])
+        _call([*pip, *requirements])
     if peer.no_deps:
-        _call(peer, [*pip, "--no-deps", *peer.no_deps])
+        _call([*pip, "--no-deps", *peer.no_deps])
     stamp.write_text(wanted)
     return python
 
 
-def _call(peer: Peer, command: list[str]) -> None:
+def _call(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         output = "\n".join((done.stdout + done.stderr).strip().splitlines()[-15:])
-        raise BenchmarkError(f"{' '.join(command)} failed:\n{output}\n{peer.note}".rstrip())
+        raise BenchmarkError(f"{' '.join(command)} failed:\n{output}")
