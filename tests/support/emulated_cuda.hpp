@@ -3,6 +3,7 @@
 // is filled with a pattern when a block begins, and the part beyond the requested size must keep it. $EMULATED_THREADS
 // gives the order in which threads run.
 #pragma once
+#include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,64 +16,114 @@
 #define __constant__ static
 #define __shared__ static __attribute__((section(".nv.shared")))  // as on a GPU
 #define __launch_bounds__(...)
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 
-struct alignas(16) uint4 {
-    unsigned x, y, z, w;
-};
+#define VECTOR2(type, name)                 \
+    struct alignas(2 * sizeof(type)) name { \
+        type x, y;                          \
+    };                                      \
+    inline name make_##name(type x, type y) { return {x, y}; }
+#define VECTOR4(type, name)                 \
+    struct alignas(4 * sizeof(type)) name { \
+        type x, y, z, w;                    \
+    };                                      \
+    inline name make_##name(type x, type y, type z, type w) { return {x, y, z, w}; }
+VECTOR2(int, int2)
+VECTOR2(unsigned, uint2)
+VECTOR2(float, float2)
+VECTOR4(int, int4)
+VECTOR4(unsigned, uint4)
+VECTOR4(float, float4)
+#undef VECTOR2
+#undef VECTOR4
 static struct {
     unsigned x;
 } threadIdx, blockIdx, blockDim, gridDim;
 alignas(16) static unsigned char shared_memory[232448];
 
 namespace emulation {
-constexpr int MOST = 1024, STACK = 128 << 10;
+constexpr int MOST = 1024, STACK = 128 << 10, EXCHANGED_WORDS = 8;
 constexpr unsigned long long BLOCK = ~0ull;
 static struct Lane {
-    ucontext_t context;
+    ucontext_t context;  // of its begin; afterwards it continues at `position`, which takes no system call
+    jmp_buf position;
     unsigned long long waits_for;  // key of the threads at the same barrier
-    bool waits, done;
+    bool begun, waits, done;
 } all_lanes[MOST];
-static ucontext_t lane_scheduler;
-static long long lane_value[MOST];
+static jmp_buf scheduler_position;
+static unsigned exchanged[MOST][EXCHANGED_WORDS];  // what each thread's last exchange shows to the others
 static unsigned char* lane_stacks;
+static unsigned blocks_run;
 static void (*kernel_body)(const void*);
 static const void* kernel_arguments;
 
+inline void require(bool holds, const char* rule) {
+    if (holds) return;
+    fprintf(stderr, "block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, rule);
+    abort();
+}
 inline unsigned long long key_of(unsigned mask) { return (unsigned long long)(threadIdx.x / 32) << 32 | mask; }
-inline bool is_member(unsigned k, unsigned long long key) {
-    return key == BLOCK ? k < blockDim.x : k / 32 == key >> 32 && key >> k % 32 & 1;
+// Calls f with each thread of the block that takes part in a barrier, while f returns true.
+template <class F>
+inline void for_members(unsigned long long key, F f) {
+    unsigned first = key == BLOCK ? 0 : (unsigned)(key >> 32) * 32;
+    unsigned end = key == BLOCK || first + 32 > blockDim.x ? blockDim.x : first + 32;
+    for (unsigned k = first; k < end; ++k)
+        if ((key == BLOCK || key >> k % 32 & 1) && !f(k)) return;
+}
+__attribute__((noinline)) static void suspend() {
+    if (!_setjmp(all_lanes[threadIdx.x].position)) _longjmp(scheduler_position, 1);
+}
+__attribute__((noinline)) static void resume(Lane& lane) {
+    if (_setjmp(scheduler_position)) return;
+    if (lane.begun) _longjmp(lane.position, 1);
+    lane.begun = true;
+    setcontext(&lane.context);
 }
 inline void wait(unsigned long long key) {
     Lane& own = all_lanes[threadIdx.x];
     own.waits_for = key;
     own.waits = true;
     bool here = true;
-    for (unsigned k = 0; k < blockDim.x; ++k)
-        if (is_member(k, key)) here &= all_lanes[k].waits && all_lanes[k].waits_for == key;
+    for_members(key, [&](unsigned k) { return here = all_lanes[k].waits && all_lanes[k].waits_for == key; });
     if (here) {
-        for (unsigned k = 0; k < blockDim.x; ++k)
-            if (is_member(k, key)) all_lanes[k].waits = false;
+        for_members(key, [](unsigned k) { return all_lanes[k].waits = false, true; });
     } else {
-        swapcontext(&own.context, &lane_scheduler);
+        suspend();
     }
 }
+template <class T>
+inline T exchanged_by(unsigned thread) {
+    T value;
+    memcpy(&value, exchanged[thread], sizeof value);
+    return value;
+}
+// Shows a value to the other threads of a barrier, and returns what f computes while all values are shown.
+template <class T, class F>
+inline auto exchange(unsigned long long key, const T& own, F f) {
+    static_assert(sizeof own <= sizeof exchanged[0]);
+    memcpy(exchanged[threadIdx.x], &own, sizeof own);
+    wait(key);
+    auto result = f();
+    wait(key);
+    return result;
+}
 inline bool any(unsigned long long key, bool p) {
-    lane_value[threadIdx.x] = p;
-    wait(key);
-    bool found = false;
-    for (unsigned k = 0; k < blockDim.x; ++k) found |= is_member(k, key) && lane_value[k];
-    wait(key);
-    return found;
+    return exchange(key, p, [&] {
+        bool found = false;
+        for_members(key, [&](unsigned k) { return !(found = exchanged_by<bool>(k)); });
+        return found;
+    });
 }
 inline void begin() {
     kernel_body(kernel_arguments);
     all_lanes[threadIdx.x].done = true;
-    swapcontext(&all_lanes[threadIdx.x].context, &lane_scheduler);
+    suspend();
 }
 inline void run_block(bool backwards) {
+    ++blocks_run;
     for (unsigned k = 0; k < blockDim.x; ++k) {
-        all_lanes[k].waits = all_lanes[k].done = false;
+        all_lanes[k].begun = all_lanes[k].waits = all_lanes[k].done = false;
         getcontext(&all_lanes[k].context);
         all_lanes[k].context.uc_stack.ss_sp = lane_stacks + (size_t)k * STACK;
         all_lanes[k].context.uc_stack.ss_size = STACK;
@@ -85,7 +136,7 @@ inline void run_block(bool backwards) {
             if (all_lanes[k].waits || all_lanes[k].done) continue;
             moved = true;
             threadIdx.x = k;
-            swapcontext(&lane_scheduler, &all_lanes[k].context);
+            resume(all_lanes[k]);
             left -= all_lanes[k].done;
         }
         if (!moved) {
@@ -123,22 +174,49 @@ inline int __syncthreads_or(int p) { return emulation::any(emulation::BLOCK, p);
 // Threads that take turns are never converged.
 inline unsigned __activemask() { return 1u << threadIdx.x % 32; }
 inline unsigned __ballot_sync(unsigned mask, int p) {
-    emulation::lane_value[threadIdx.x] = p;
-    emulation::wait(emulation::key_of(mask));
-    unsigned found = 0;
-    for (unsigned k = 0; k < 32; ++k) found |= (mask >> k & 1 && emulation::lane_value[threadIdx.x / 32 * 32 + k]) << k;
-    emulation::wait(emulation::key_of(mask));
-    return found;
+    return emulation::exchange(emulation::key_of(mask), p != 0, [&] {
+        unsigned found = 0;
+        emulation::for_members(emulation::key_of(mask), [&](unsigned k) {
+            found |= (unsigned)emulation::exchanged_by<bool>(k) << k % 32;
+            return true;
+        });
+        return found;
+    });
 }
 inline int __any_sync(unsigned mask, int p) { return emulation::any(emulation::key_of(mask), p); }
-inline int __shfl_xor_sync(unsigned mask, int x, int step) {
-    emulation::lane_value[threadIdx.x] = x;
-    emulation::wait(emulation::key_of(mask));
-    int other = (int)emulation::lane_value[threadIdx.x ^ step];
-    emulation::wait(emulation::key_of(mask));
-    return other;
+namespace emulation {
+// Of lane `from` of the segment of `width` lanes; of the thread itself where the segment has no such lane.
+template <class T>
+inline T shuffle(unsigned mask, T x, int from, int width) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+    int lane = (int)(threadIdx.x % 32), first = lane / width * width;
+    int source = from >= 0 && from < width ? first + from : lane;
+    require(mask >> source & 1, "a shuffle reads a lane that its mask lacks");
+    return exchange(key_of(mask), x, [&] { return exchanged_by<T>(threadIdx.x / 32 * 32 + source); });
+}
+}  // namespace emulation
+template <class T>
+inline T __shfl_sync(unsigned mask, T x, int from, int width = 32) {
+    return emulation::shuffle(mask, x, from & (width - 1), width);
+}
+template <class T>
+inline T __shfl_xor_sync(unsigned mask, T x, int step, int width = 32) {
+    return emulation::shuffle(mask, x, (int)(threadIdx.x % width) ^ step, width);
+}
+template <class T>
+inline T __shfl_down_sync(unsigned mask, T x, unsigned step, int width = 32) {
+    return emulation::shuffle(mask, x, (int)(threadIdx.x % width + step), width);
+}
+inline void __threadfence() {}
+template <class T>
+inline T __ldg(const T* place) {
+    return *place;
 }
 inline int atomicAdd(int* place, int n) {
+    *place += n;
+    return *place - n;
+}
+inline unsigned atomicAdd(unsigned* place, unsigned n) {
     *place += n;
     return *place - n;
 }
@@ -160,3 +238,12 @@ inline float __uint_as_float(unsigned b) {
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
 inline double __dsqrt_rn(double x) { return __builtin_sqrt(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __expf(float x) { return __builtin_expf(x); }
+inline float __logf(float x) { return __builtin_logf(x); }
+// Static shared memory lies elsewhere in the library, so that its offset may be negative.
+inline size_t __cvta_generic_to_shared(const void* p) {
+    long long offset = (const unsigned char*)p - shared_memory;
+    emulation::require(offset == (int)offset, "__cvta_generic_to_shared of an address outside of shared memory");
+    return (unsigned)offset;
+}

@@ -1,19 +1,21 @@
 """A backend that compiles the CUDA branch of the sources for the host and runs thread by thread, see emulated_cuda.hpp.
 
 It takes the place of the host's backend and tests without a GPU what only the CUDA branch has: groups of threads,
-barriers, shared memory, launch shapes. It finds no races within a warp and nothing about the GPU's floats or speed.
+barriers, shared memory, launch shapes, PTX instructions. It finds no races within a warp and nothing about the GPU's
+floats or speed.
 """
 
 import ctypes
-import re
 from pathlib import Path
 from typing import BinaryIO
 
 from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, symbol
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.host import HostBackend
+from support import emulated_ptx
 
-PRELUDE = Path(__file__).with_name("emulated_cuda.hpp").read_text()
+PRELUDE = "".join(Path(__file__).with_name(f"emulated_{part}.hpp").read_text() for part in ("cuda", "ptx"))
+TRANSLATION = Path(emulated_ptx.__file__).read_text()
 SHARED_LIMIT = 232448  # bytes that a block may have on an H200
 
 
@@ -29,7 +31,7 @@ class EmulatedCudaBackend(HostBackend):
 
     @property
     def identity(self) -> str:
-        return f"{super().identity}\n{PRELUDE}"
+        return f"{super().identity}\n{PRELUDE}\n{TRANSLATION}"
 
     def device_constants(self, shape: GroupShape) -> str:
         return cuda_constants(shape.threads_per_env, SHARED_LIMIT, shape.threads_per_block)
@@ -42,8 +44,7 @@ class EmulatedCudaBackend(HostBackend):
         text = text.replace("(name##_PARAMETERS)", "(const name##_Arguments& arguments)")
         text = text.replace("({name##_FIELDS})", "(arguments)")
         text = text.replace("extern __shared__ __align__(16) unsigned char shared_memory[];", "")
-        text = re.sub(r"asm volatile\(.*?\)\);", "", text)
-        super().compile(PRELUDE + text, target)
+        super().compile(PRELUDE + emulated_ptx.translate(text), target)
 
     def load(self, file: BinaryIO) -> "EmulatedCudaModule":
         return EmulatedCudaModule(super().load(file).library)
