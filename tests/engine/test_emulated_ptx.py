@@ -112,6 +112,13 @@ COPIES = """
     asm volatile("cp.async.wait_all;" ::: "memory");
     for (int k = 0; k < 64; ++k) out[128 + k] = own[k];
 """
+# Copies of the first block that it does not wait for.
+ABANDONED = """
+    u32 to = (u32)__cvta_generic_to_shared(shared_memory + threadIdx.x * 16);
+    if (blockIdx.x == 0) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(args.x) : "memory");
+    if (blockIdx.x == 1) asm volatile("cp.async.wait_all;" ::: "memory");
+    if (blockIdx.x == 1) args.z[threadIdx.x] = shared_memory[threadIdx.x * 16];
+"""
 BUILTINS = """
     float4 x = ((const float4*)args.x)[threadIdx.x];
     float2 y = make_float2(__fdividef(x.x, x.y), __expf(x.z));
@@ -142,6 +149,7 @@ KERNELS = {
     "shuffle_float": FLOATS,
     "shuffle_int": "const i32* x, i32* z",
     "copy": "const u8* x, u8* z",
+    "abandon": "const u8* x, u8* z",
     "builtins": "const float* x, float* z, u32* n",
 }
 SOURCE = "\n".join(
@@ -153,6 +161,7 @@ SOURCE = "\n".join(
         f"KERNEL(shuffle_float) {{ {SHUFFLES} }}",
         f"KERNEL(shuffle_int) {{ {SHUFFLES} }}",
         f"KERNEL(copy) {{ {COPIES} }}",
+        f"KERNEL(abandon) {{ {ABANDONED} }}",
         f"KERNEL(builtins) {{ {BUILTINS} }}",
     ]
 )
@@ -176,11 +185,11 @@ def program(device):
 
 @pytest.fixture(params=["forwards", "backwards"])
 def launch(request, program, monkeypatch):
-    """Runs a kernel with THREADS threads; ``z`` is its result."""
+    """Runs a kernel with blocks of THREADS threads; ``z`` is its result."""
     monkeypatch.setenv("EMULATED_THREADS", request.param)
-    shape = LaunchShape(THREADS, threads_per_block=THREADS, shared_bytes=SHARED_BYTES)
 
-    def run(kernel: str, z: np.ndarray, **inputs: np.ndarray) -> np.ndarray:
+    def run(kernel: str, z: np.ndarray, blocks: int = 1, **inputs: np.ndarray) -> np.ndarray:
+        shape = LaunchShape(blocks * THREADS, threads_per_block=THREADS, shared_bytes=SHARED_BYTES)
         given = {name: torch.from_numpy(x.copy()).to(program.device) for name, x in {**inputs, "z": z}.items()}
         program.prepare(kernel, shape, **given)()
         for name, x in inputs.items():
@@ -269,6 +278,7 @@ def floats(random: np.random.Generator) -> np.ndarray:
 def test_rounding_to_tf32(launch, random_seed):
     x = floats(np.random.default_rng(random_seed))
     tie = np.float32(1 + 2**-11)
+    x[8] = np.array(0x7FFFFFFF, np.uint32).view(np.float32)  # a NaN that a sum would carry into the sign
     x[:8] = 1, tie, -tie, np.nextafter(tie, np.float32(0)), 1 + 2**-10 + 2**-11, np.inf, -np.inf, np.nan
     found = launch("to_tf32", np.zeros(THREADS, np.uint32), x=x).view(np.float32)
     assert np.isnan((found.view(np.uint32) & ~np.uint32(0x1FFF)).view(np.float32)).tolist() == np.isnan(x).tolist()
@@ -332,6 +342,11 @@ def test_asynchronous_copies_are_there_once_they_are_waited_for(program, launch,
     if program.device.type == "cpu":  # what a GPU has not to have copied yet is not copied; nothing beyond is written
         assert (before == 0xCD).all() and (first[:, 3] == 0xCD).all()
         assert (both[:, 0, 4:] == 0xCD).all() and (both[:, 1, 8:] == 0xCD).all()
+
+
+def test_asynchronous_copies_end_with_their_block(program, launch):
+    found = launch("abandon", np.zeros(THREADS, np.uint8), blocks=2, x=np.ones(16, np.uint8))
+    assert program.device.type != "cpu" or (found == 0xCD).all()  # a GPU's shared memory begins with anything
 
 
 def test_builtins(launch, random_seed):
