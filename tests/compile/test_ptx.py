@@ -27,7 +27,7 @@ from gpu_vecenv.engine.sampler import sample_kernel
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train import learner_kernels
+from gpu_vecenv.train import learner_kernels, optimizer
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 
 USUAL = 90  # the others are compiled by `make test-exhaustive`
@@ -120,6 +120,7 @@ OF_NO_GAME = {
     "digest": [DIGEST_KERNEL],
     "layers": [LAYER_GRADIENTS],
     "minibatch": [learner_kernels.SHUFFLE, learner_kernels.GATHER_ROWS, learner_kernels.CLIP_GRAD_NORM],
+    "optimizer": [optimizer.SUM_PARTS, optimizer.ADAM_STEP],
 }
 
 

@@ -1,0 +1,136 @@
+"""Launches of the optimizer's kernels: sums of partial gradients, and clipping with a step of Adam."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
+from gpu_vecenv.declare.field import f32, f64, i32, i64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.files import cuda_folder
+
+SUM_GROUPS = 8  # threads per column; the same as GROUPS in optimizer.cu
+SUM_BLOCK = 256  # threads per block; the same as SUM_BLOCK in optimizer.cu
+ADAM_BLOCK = 1024  # threads per block; the same as ADAM_BLOCK in optimizer.cu
+
+SUM_PARTS = KernelSignature(
+    "sum_parts",
+    (
+        Array("parts", f32, const=True, shape=("rows", "columns")),
+        Array("out", f32, shape=("columns",)),
+        Scalar("rows", i64),
+        Scalar("columns", i64),
+    ),
+)
+ADAM_STEP = KernelSignature(
+    "adam_step",
+    (
+        Array("parameters", f32, shape=("size",)),
+        Array("gradient", f32, const=True, shape=("size",)),
+        Array("exp_avg", f32, shape=("size",)),
+        Array("exp_avg_sq", f32, shape=("size",)),
+        Scalar("size", i64),
+        Array("steps", f32, shape=("num_steps",)),
+        Scalar("num_steps", i32),
+        Array("learning_rate", f32, const=True, shape=()),
+        Scalar("beta1", f64),
+        Scalar("beta2", f64),
+        Scalar("eps", f64),
+        Scalar("max_grad_norm", f32),
+        Scalar("target_kl", f32),
+        Array("metrics", f32, const=True, shape=("num_metrics",)),
+        Scalar("num_metrics", i32),
+        Scalar("kl_index", i32),
+        Array("skip_update", f32, shape=()),
+        Array("metric_sums", f32, shape=("num_sums",)),
+        Scalar("num_sums", i32),
+        Array("ticket", i32, shape=()),
+    ),
+)
+
+
+def _program(functions: FunctionManager) -> Program:
+    return functions.compile(cuda_folder() / "learner/optimizer.cu", kernels=[SUM_PARTS, ADAM_STEP])
+
+
+def sum_parts_launch(functions: FunctionManager, parts: torch.Tensor, *, out: torch.Tensor) -> Launch:
+    """A launch that sums over the first axis, in an order that depends on the sizes alone.
+
+    Args:
+        functions: The FunctionManager of the tensors' device.
+        parts: (k, n) float32.
+        out: (n,) float32.
+    """
+    rows, columns = parts.shape
+    shape = LaunchShape(columns, threads_per_item=SUM_GROUPS, threads_per_block=SUM_BLOCK, work=parts.numel())
+    return _program(functions).prepare("sum_parts", shape, parts=parts, out=out, rows=rows, columns=columns)
+
+
+def adam_launch(
+    functions: FunctionManager,
+    *,
+    parameters: torch.Tensor,
+    gradient: torch.Tensor,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+    steps: torch.Tensor,
+    learning_rate: torch.Tensor,
+    metrics: torch.Tensor,
+    metric_sums: torch.Tensor,
+    skip_update: torch.Tensor,
+    max_grad_norm: float,
+    target_kl: float | None,
+    kl_index: int,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-5,
+) -> Launch:
+    """A launch of a step of Adam with a clipped gradient, or of none if the update is skipped.
+
+    It does what ``clip_grad_norm_launch`` and ``torch.optim.Adam(fused=True)`` do, but computes the norm itself and
+    leaves ``gradient`` as it is.
+
+    Args:
+        functions: The FunctionManager of the tensors' device.
+        parameters: (n,) float32, like all others.
+        gradient: (n,).
+        exp_avg: (n,) first moments, as Adam's state has them.
+        exp_avg_sq: (n,) second moments.
+        steps: (m,) the number of steps taken so far, m times.
+        learning_rate: () read on the device.
+        metrics: (k,) of the minibatch.
+        metric_sums: (k + 2,), to which metrics, the gradient's norm and ``skip_update`` are added.
+        skip_update: () set to 1 if approx_kl exceeds target_kl, or a metric or the norm is not finite. Where it is 1,
+            all later updates are skipped too.
+        max_grad_norm: See ``PPOConfig.max_grad_norm``.
+        target_kl: See ``PPOConfig.target_kl``.
+        kl_index: Index of approx_kl among the metrics.
+        betas: Decay rates of the moments.
+        eps: Added to the root of the second moment.
+    """
+    return _program(functions).prepare(
+        "adam_step",
+        LaunchShape(len(parameters), threads_per_block=ADAM_BLOCK),
+        parameters=parameters,
+        gradient=gradient,
+        exp_avg=exp_avg,
+        exp_avg_sq=exp_avg_sq,
+        size=len(parameters),
+        steps=steps,
+        num_steps=len(steps),
+        learning_rate=learning_rate,
+        beta1=betas[0],
+        beta2=betas[1],
+        eps=eps,
+        max_grad_norm=max_grad_norm,
+        target_kl=math.inf if target_kl is None else target_kl,
+        metrics=metrics,
+        num_metrics=len(metrics),
+        kl_index=kl_index,
+        skip_update=skip_update,
+        metric_sums=metric_sums,
+        num_sums=len(metrics) + 2,
+        ticket=torch.zeros((), dtype=torch.int32, device=parameters.device),
+    )
