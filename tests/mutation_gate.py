@@ -4,7 +4,8 @@
 
 The bugs are data, tests/mutants/kernels.toml and trainer.toml: a table for each, named as the bug, with "file", "old"
 (occurs there exactly once), "new", "breaks" (the effect, in one line) and "killed_by" (the node id of the fastest test
-that finds it). Exit code 1 if a bug survives, an entry is broken, or a killing test fails without a bug.
+that finds it). Exit code 1 if a bug survives, an entry is broken, or a killing test fails without a bug. Random inputs
+of tests have another seed for each bug: a survivor is printed with its own, and $FUZZ_SEED sets it.
 
 Tests run in forks of one process that has imported torch but not gpu_vecenv: each fork imports it from its own copy.
 """
@@ -76,12 +77,13 @@ class Mutant:
 
 @dataclass
 class Outcome:
-    """Result of one run of pytest: exit code, and phases of tests, (node id, phase, outcome, error)."""
+    """Result of one run of pytest: exit code, phases (test's node id, phase, outcome, error), seed of random inputs."""
 
     code: int
     phases: list[tuple[str, str, str, str]] = field(default_factory=list)
     output: str = ""
     seconds: float = 0.0
+    seed: str = ""
 
     def failed(self) -> list[tuple[str, str]]:
         """Tests that failed in the call phase, and their exceptions."""
@@ -193,7 +195,8 @@ def start(folder: Path, tests: Sequence[str], report: Path, *, stop: bool) -> in
             os.dup2(words.fileno(), 2)
             code, phases = _in_the_fork(folder, tests, stop)
             sys.stdout.flush()
-        report.write_text(json.dumps({"code": code, "phases": phases}))
+        seed = os.environ.get("FUZZ_SEED", "")  # which tests/conftest.py has set if it was not
+        report.write_text(json.dumps({"code": code, "phases": phases, "seed": seed}))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -207,7 +210,7 @@ def outcome_of(report: Path, seconds: float) -> Outcome:
     if not report.exists():
         return Outcome(-1, [], words, seconds)
     found = json.loads(report.read_text())
-    return Outcome(found["code"], [tuple(phase) for phase in found["phases"]], words, seconds)
+    return Outcome(found["code"], [tuple(phase) for phase in found["phases"]], words, seconds, found["seed"])
 
 
 def run(jobs: Sequence[Job], copies: Sequence[Copy], reports: Path) -> Iterator[tuple[Job, Outcome]]:
@@ -250,7 +253,7 @@ def verdict(outcome: Outcome) -> tuple[bool, str]:
     if outcome.code == 1 and failed and failed[0][1] not in NO_PROGRAM:
         return True, f"{failed[0][0]} ({failed[0][1]})"
     if outcome.code == 0:
-        return False, "SURVIVES"
+        return False, f"SURVIVES (FUZZ_SEED={outcome.seed} repeats it)"
     last = [line for line in outcome.output.splitlines() if line.strip()][-12:]
     why = failed[0][1] if failed else f"pytest ended with {outcome.code}"
     return False, "\n    ".join([f"BROKEN: no test failed by the bug: {why}", *last])
