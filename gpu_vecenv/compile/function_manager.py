@@ -69,6 +69,7 @@ class FunctionManager:
         *,
         kernels: Sequence[KernelSignature],
         game: Env | None = None,
+        constants: str = "",
     ) -> Program:
         """Compile custom kernels: C++ source, or the path of a ``.cu`` file.
 
@@ -81,6 +82,7 @@ class FunctionManager:
             name: Its name in error messages; by default the file's name.
             kernels: Signatures of the kernels in the source.
             game: If given, its constants and types, as ``gpu-vecenv show`` prints them, precede the source.
+            constants: Definitions in C++ that come after those of the game and precede the source.
 
         Raises:
             KernelCompileError: With file, line and the compiler's message.
@@ -88,6 +90,7 @@ class FunctionManager:
         if not isinstance(source, str | Path):
             raise TypeError(f"compile: source is a {type(source).__name__}; expected the source, or a Path to it")
         check_kind("compile: name", name, str, "a str", optional=True)
+        check_kind("compile: constants", constants, str, "a str")
         check_kind("compile: game", game, Env, "a configured Env", optional=True)
         check_kind("compile: kernels", kernels, (tuple, list), "a list of KernelSignature")
         for kernel in kernels:
@@ -100,9 +103,8 @@ class FunctionManager:
             before = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
         else:
             before = declared_source(game.layout, DEFAULT_BUILD, seen)
-        return self._build(
-            before + arguments_source(kernels) + inline_includes(text, name, folder, seen), name, kernels
-        )
+        before += arguments_source(kernels) + constants
+        return self._build(before + inline_includes(text, name, folder, seen), name, kernels)
 
     def compile_game(
         self, layout: GameLayout, *, group_shape: GroupShape | None = None, build: BuildOptions = DEFAULT_BUILD

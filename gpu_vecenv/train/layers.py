@@ -187,13 +187,13 @@ def is_supported_mlp(layers: nn.Module) -> bool:
         len(linears) == len(activations)
         and all(type(layer) in ACTIVATIONS for layer in activations)
         and all(is_plain(layer) for layer in linears)
-        and not any(_hooks(layer) for layer in (layers, *activations))
+        and not any(has_hooks(layer) for layer in (layers, *activations))
     )
 
 
 def is_plain(layer: nn.Module) -> bool:
     """Whether ``layer`` is an nn.Linear, float32, with a bias and without hooks."""
-    if type(layer) is not nn.Linear or layer.bias is None or _hooks(layer):
+    if type(layer) is not nn.Linear or layer.bias is None or has_hooks(layer):
         return False
     return layer.weight.dtype == torch.float32
 
@@ -228,7 +228,7 @@ def heads(rows: torch.Tensor, *layers: torch.Tensor) -> tuple[torch.Tensor, torc
     return outputs
 
 
-def _hooks(layer: nn.Module) -> bool:
+def has_hooks(layer: nn.Module) -> bool:
     """Whether the layer has forward or backward hooks, or a replaced ``forward``."""
     if "forward" in vars(layer) or torch.nn.modules.module._has_any_global_hook():
         return True

@@ -17,11 +17,14 @@ from gpu_vecenv.train.graph import GraphedCallable, GraphPool
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import LossKernel, RowGather, clip_grad_norm_launch, shuffle_launch
 from gpu_vecenv.train.networks import ActorCritic
+from gpu_vecenv.train.optimizer import adam_launch, sum_parts_launch
+from gpu_vecenv.train.perceptron import FlatTensors, PerceptronKernels, is_plain
 from gpu_vecenv.train.policy import Normalizer, Policy
 from gpu_vecenv.train.ppo import PPOConfig, explained_variance
 from gpu_vecenv.train.rollout_storage import Rollout
 
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
+ADAM_STATE, ADAM_EPS = ("exp_avg", "exp_avg_sq", "step"), 1e-5  # the state's tensors, by their names in torch
 LEARNER_METRICS = (*LOSS_METRICS, "skipped_fraction", "explained_variance")  # logged for each policy
 
 
@@ -37,6 +40,7 @@ class Learner:
         seed: Of the order of the samples.
         world: The processes that average gradients.
         graph_pool: Memory pool of the CUDA graphs; None runs without graphs.
+        kernels: Of the policy, which compute its gradients; None: torch does, with the kernel of the loss.
 
     Raises:
         ConfigError: The minibatches cannot have equal sizes, or have one sample each whose advantage is normalised.
@@ -51,8 +55,10 @@ class Learner:
         seed: int,
         world: World,
         graph_pool: GraphPool | None,
+        kernels: PerceptronKernels | None = None,
     ) -> None:
         self.policy, self.config, self.rollout, self.world = policy, config, rollout, world
+        self.kernels = kernels
         device, agents = rollout.rewards.device, policy.view.agents
         sample_indices = torch.arange(rollout.rewards.numel(), device=device).view_as(rollout.rewards)
         self.indices = sample_indices[:, :, agents].flatten().contiguous()
@@ -86,6 +92,7 @@ class Learner:
         self.kernel = LossKernel(
             policy,
             rollout,
+            num_minibatches=config.num_minibatches,
             minibatch=minibatch,
             chunk=chunk,
             clip=self.clip,
@@ -94,6 +101,7 @@ class Learner:
             value_clip=config.value_clip,
             normalize_advantages=config.normalize_advantages,
         )
+        self.moments = torch.zeros((config.num_minibatches, 3), dtype=torch.float64, device=device)
         # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
         sizes = [p.numel() for p in self.parameters]
         flat = torch.zeros(sum(sizes) + len(LOSS_METRICS) - 1, device=device)
@@ -101,7 +109,7 @@ class Learner:
         self.grads = [g.view_as(p) for p, g in zip(self.parameters, self.flat_grad.split(sizes), strict=True)]
         self._set_grads()
         self.optimizer = torch.optim.Adam(
-            self.parameters, lr=self.learning_rate, eps=1e-5, fused=True, capturable=device.type == "cuda"
+            self.parameters, lr=self.learning_rate, eps=ADAM_EPS, fused=True, capturable=device.type == "cuda"
         )
         # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing. The kernel clip_grad_norm sets it.
         self.skip_update = torch.ones((), device=device)
@@ -120,6 +128,33 @@ class Learner:
             skip_update=self.skip_update,
             metric_sums=self.metric_sums,
         )
+        if kernels is not None:
+            self._gradients, parts = kernels.gradients(
+                minibatch,
+                clip=self.clip,
+                entropy_coefficient=self.entropy_coefficient,
+                value_coefficient=config.value_coefficient,
+                value_clip=config.value_clip,
+                normalize_advantages=config.normalize_advantages,
+            )
+            self._sum_parts = sum_parts_launch(functions, parts, out=self.flat_grad_and_metrics)
+            self._adam_state = {name: FlatTensors(self._state_tensors(name)) for name in ADAM_STATE}
+            self._adam = adam_launch(
+                functions,
+                parameters=kernels.parameters.flat,
+                gradient=self.flat_grad,
+                exp_avg=self._adam_state["exp_avg"].flat,
+                exp_avg_sq=self._adam_state["exp_avg_sq"].flat,
+                steps=self._adam_state["step"].flat,
+                learning_rate=self.learning_rate,
+                metrics=self.metrics,
+                metric_sums=self.metric_sums,
+                skip_update=self.skip_update,
+                max_grad_norm=config.max_grad_norm,
+                target_kl=config.target_kl,
+                kl_index=LOSS_METRICS.index("approx_kl"),
+                eps=ADAM_EPS,
+            )
         self.explained_variance = torch.zeros((), device=device)
         self.reward_sums = torch.zeros_like(rollout.rewards[0, :, agents])  # discounted, of each agent's episode so far
         sources: tuple[tuple[Normalizer | None, Callable[[int], torch.Tensor]], ...] = (
@@ -131,11 +166,22 @@ class Learner:
             for normalizer, rows in sources
             if normalizer is not None
         ]
-        stages = (self.shuffle, self.backward, self.optimizer_step, self.update_normalizers)
+        stages = (
+            self.shuffle,
+            self.backward,
+            self.optimizer_step,
+            self.all_minibatches,
+            self.update_normalizers,
+        )
         roles = "+".join(policy.view.roles)
         self.stages = {
             stage.__name__: GraphedCallable(stage, f"{stage.__name__} of {roles}", graph_pool) for stage in stages
         }
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Whether the gradients come from the network's kernels: not once its layers have hooks."""
+        return self.kernels is not None and is_plain(self.policy)
 
     @property
     def num_updates(self) -> int:
@@ -148,7 +194,11 @@ class Learner:
         for tensor, value in zip(schedule, self.config.schedule(progress), strict=True):
             tensor.fill_(value)
         self._set_grads()
-        self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensor
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
+        if self.kernels is not None:
+            self.kernels.parameters.adopt(self.parameters)
+            for name, flat in self._adam_state.items():
+                flat.adopt(self._state_tensors(name))
         self.epoch.fill_(iteration * self.config.num_epochs)
         self.metric_sums.zero_()
         self.skip_update.zero_()
@@ -157,8 +207,14 @@ class Learner:
         for p, grad in zip(self.parameters, self.grads, strict=True):  # a caller's zero_grad sets them to None
             p.grad = grad
 
+    def _state_tensors(self, name: str) -> list[torch.Tensor]:
+        return [self.optimizer.state[p][name] for p in self.parameters]
+
     def update(self) -> None:
         """All epochs and minibatches of an iteration."""
+        if self.uses_kernels and self.world.size == 1:
+            self.stages["all_minibatches"]()
+            return
         for k in range(self.num_updates):
             self.minibatch_gradient(k)
             self.stages["optimizer_step"]()
@@ -204,12 +260,37 @@ class Learner:
         if self.config.num_minibatches > 1:
             self._shuffle()
         self.epoch += 1
+        self.kernel.moments(self.order, out=self.moments)
         self.minibatch_index.zero_()
 
+    def all_minibatches(self) -> None:
+        """All epochs and minibatches of an iteration, by the network's kernels."""
+        for _ in range(self.config.num_epochs):
+            self.shuffle()
+            for indices, moments in zip(self._minibatches, self.moments, strict=True):
+                self._gradient(indices, moments)
+                self.optimizer_step()
+
+    @property
+    def _minibatches(self) -> torch.Tensor:
+        return self.order.view(self.config.num_minibatches, -1)
+
     def backward(self) -> None:
-        """Write the gradient and the metrics of the next minibatch, chunk by chunk."""
-        indices = self.order.view(self.config.num_minibatches, -1).index_select(0, self.minibatch_index)[0]
-        moments = self.kernel.moments(indices)
+        """Write the gradient and the metrics of the next minibatch."""
+        indices, moments = (x.index_select(0, self.minibatch_index)[0] for x in (self._minibatches, self.moments))
+        (self._gradient if self.uses_kernels else self._gradient_by_torch)(indices, moments)
+        self.minibatch_index += 1
+
+    def _gradient(self, indices: torch.Tensor, moments: torch.Tensor) -> None:
+        """By the network's kernels."""
+        self._gradients(indices=indices, moments=moments)
+        self._sum_parts()
+        for p, grad in zip(self.parameters, self.grads, strict=True):
+            if not p.requires_grad:  # callers may freeze parameters later
+                grad.zero_()
+
+    def _gradient_by_torch(self, indices: torch.Tensor, moments: torch.Tensor) -> None:
+        """Chunk by chunk."""
         for start in range(0, len(indices), self.config.chunk_rows):
             part = slice(start, start + self.config.chunk_rows)
             with _fused(self.policy.network):
@@ -226,7 +307,6 @@ class Learner:
                 torch.cat([*parts, metrics], out=self.flat_grad_and_metrics)
             else:
                 self.flat_grad_and_metrics += torch.cat([*parts, metrics])
-        self.minibatch_index += 1
 
     def clip_grad_norm(self) -> None:
         """Scale the gradient down to ``max_grad_norm``, add up the metrics, and decide whether Adam skips the update.
@@ -239,6 +319,9 @@ class Learner:
 
     def optimizer_step(self) -> None:
         """Clip the gradient; one step of Adam, unless the update is skipped."""
+        if self.uses_kernels:
+            self._adam()
+            return
         self.clip_grad_norm()
         self.optimizer.step()
 

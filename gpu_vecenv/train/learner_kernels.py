@@ -49,8 +49,9 @@ ADVANTAGE_MOMENTS = KernelSignature(
     (
         Array("active", boolean, const=True),
         Array("estimates", f32, const=True),
-        Array("indices", i64, const=True, shape=("rows",)),
-        Array("moments", f64, shape=(3, "parts")),
+        Array("indices", i64, const=True, shape=("minibatches", "rows")),
+        Array("moments", f64, shape=("minibatches", 3, "parts")),
+        Scalar("minibatches", i64),
         Scalar("parts", i64),
         Scalar("rows", i64),
     ),
@@ -278,6 +279,7 @@ class LossKernel:
     Args:
         policy: The policy whose network gave the outputs.
         rollout: Everything but the outputs.
+        num_minibatches: Of an epoch.
         minibatch: Samples of a minibatch.
         chunk: The largest number of samples of one call.
         clip: Of the probability ratio; () float32, like the next.
@@ -292,6 +294,7 @@ class LossKernel:
         policy: Policy,
         rollout: Rollout,
         *,
+        num_minibatches: int,
         minibatch: int,
         chunk: int,
         clip: torch.Tensor,
@@ -302,8 +305,15 @@ class LossKernel:
     ) -> None:
         self.policy, self._one = policy, torch.ones((), device=rollout.rewards.device)
         program, data = _game_program(rollout.env), rollout
+        self._parts = num_minibatches, 3, min(minibatch, MAX_PARTIAL_SUMS)
         self._moments = program.prepare(
-            "advantage_moments", LaunchShape(minibatch), active=data.active, estimates=data.advantages
+            "advantage_moments",
+            LaunchShape(self._parts[-1], work=num_minibatches * minibatch),
+            active=data.active,
+            estimates=data.advantages,
+            minibatches=num_minibatches,
+            parts=self._parts[-1],
+            rows=minibatch,
         )
         self._loss = program.prepare(
             "loss_gradients",
@@ -324,14 +334,15 @@ class LossKernel:
             num_parameters=policy.view.num_parameters,
         )
 
-    def moments(self, indices: torch.Tensor) -> torch.Tensor:
-        """Count, sum and sum of squares of the advantages of a minibatch's active samples, (3,) float64.
+    def moments(self, order: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Count, sum and sum of squares of the advantages of each minibatch's active samples.
 
-        ``indices`` (minibatch,) int64, contiguous, count through (T, E, A).
+        ``order`` (num_minibatches * minibatch,) int64, contiguous, counts through (T, E, A); the result, ``out`` if
+        given, is (num_minibatches, 3) float64.
         """
-        parts = torch.empty((3, min(len(indices), MAX_PARTIAL_SUMS)), dtype=torch.float64, device=indices.device)
-        self._moments(indices=indices, moments=parts, parts=parts.shape[1], rows=len(indices))
-        return parts.sum(1)
+        parts = torch.empty(self._parts, dtype=torch.float64, device=order.device)
+        self._moments(indices=order, moments=parts)
+        return torch.sum(parts, 2, out=out)
 
     def __call__(
         self, indices: torch.Tensor, moments: torch.Tensor, parameters: torch.Tensor, values: torch.Tensor

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from gpu_vecenv.train.layers import NO_ACTIVATION, heads, is_plain, is_supported_mlp, layer, through
+from gpu_vecenv.train.layers import NO_ACTIVATION, has_hooks, heads, is_plain, is_supported_mlp, layer, through
 
 Activation = Literal["tanh", "relu"]
 
@@ -51,6 +51,7 @@ class ActorCritic(nn.Module):
         super().__init__()
         self.obs_shape = tuple(obs_shape)
         sizes = [math.prod(self.obs_shape), *hidden_sizes]
+        self.sizes = tuple(sizes)  # inputs of each layer, the heads included
         self.trunk = _layers(sizes, activation)
         self.critic_trunk = None if shared_trunk else _layers(sizes, activation)
         self.actor = _orthogonal(nn.Linear(sizes[-1], num_outputs), 0.01)
@@ -75,13 +76,16 @@ class ActorCritic(nn.Module):
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs, values.squeeze(-1)
 
-    def _may_fuse(self, rows: torch.Tensor) -> bool:
-        """Whether the kernels apply: no mixed precision, and no layer was replaced or has hooks."""
+    def is_plain(self) -> bool:
+        """Whether no layer was replaced or has hooks, and all weights are float32: then kernels can take its place."""
         trunks = [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
-        plain = all(map(is_supported_mlp, trunks)) and is_plain(self.actor) and is_plain(self.critic)
-        return (
-            plain and rows.ndim == 2 and rows.dtype == torch.float32 and not torch.is_autocast_enabled(rows.device.type)
-        )
+        layers = all(map(is_supported_mlp, trunks)) and is_plain(self.actor) and is_plain(self.critic)
+        return layers and type(self).forward is ActorCritic.forward and not has_hooks(self)
+
+    def _may_fuse(self, rows: torch.Tensor) -> bool:
+        """Whether the kernels of layers.py apply: also no mixed precision."""
+        mixed = torch.is_autocast_enabled(rows.device.type)
+        return self.is_plain() and rows.ndim == 2 and rows.dtype == torch.float32 and not mixed
 
     def _fused(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """``forward`` of rows (n, inputs) by the kernels of layers.py; equal up to rounding."""

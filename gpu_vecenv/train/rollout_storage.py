@@ -11,8 +11,7 @@ from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError
-from gpu_vecenv.train.distributions import masked
-from gpu_vecenv.train.policy import Policy, RoleView
+from gpu_vecenv.train.policy import RoleView
 from gpu_vecenv.train.reward import RewardFunction, Shaping, Transition
 
 
@@ -74,7 +73,7 @@ class Rollout:
 
     def collect(
         self,
-        policies: Collection[Policy],
+        forward_passes: Collection[Callable[[int], None]],
         sampler: Sampler,
         parameters: torch.Tensor,
         mark: Callable[[str], None] = lambda stage: None,
@@ -83,9 +82,9 @@ class Rollout:
         """All T steps of an iteration. Does not compute the values of row T.
 
         Args:
-            policies: Of all roles.
+            forward_passes: Of the policies of all roles: functions of t that write ``values[t]`` and ``parameters``.
             sampler: Of the environment.
-            parameters: (E, A, sampler.num_parameters) float32, where each policy writes its agents' outputs.
+            parameters: (E, A, sampler.num_parameters) float32, of the distributions of step t.
             mark: Called in ``timed_step`` with "policy", "sampling" and "env" as the stages begin, and with "step_end".
             timed_step: This step samples and steps in two kernels, to time them; all others in one. Results are
                 bit-identical.
@@ -94,11 +93,8 @@ class Rollout:
         for t, (buffers, sample) in enumerate(zip(self.step_buffers, self.samples, strict=True)):
             record_stage = mark if t == timed_step else lambda stage: None
             record_stage("policy")
-            for policy in policies:
-                view = policy.view
-                outputs, self.values[t][:, view.agents] = policy(view.obs(self.obs[t]))
-                mask = None if self.action_mask is None else view.mask(self.action_mask[t][:, view.agents])
-                parameters[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)
+            for forward in forward_passes:
+                forward(t)
             record_stage("sampling")
             if t == timed_step:
                 sampler.sample(parameters, out=sample)

@@ -122,6 +122,10 @@ def _run(
         highlight=False,
         markup=False,
     )
+    if env.device.type == "cuda":
+        for name, reason in trainer.torch_reasons.items():
+            how = "one kernel" if reason is None else f"torch ({reason})"
+            _print_line(console, f"gradients and forward passes of {name} by {how}")
 
     def save(compare: bool) -> Path:
         best = compare and selection.is_best()

@@ -43,6 +43,7 @@ from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
 from gpu_vecenv.train.metrics import NonFiniteMetrics, read_metrics, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
+from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, why_not_fused
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
@@ -124,16 +125,28 @@ class Trainer:
             for policy in self.policies.values():  # users' networks may differ between processes
                 for tensor in policy.state_dict().values():
                     self.world.broadcast(tensor)
+            precision = self.config.precision
+            # Why torch computes a policy; None: its kernels do.
+            self.torch_reasons = {
+                name: why_not_fused(policy, self.rollout, precision) for name, policy in self.policies.items()
+            }
+            kernels = {
+                name: PerceptronKernels(self.policies[name], self.rollout, precision) if reason is None else None
+                for name, reason in self.torch_reasons.items()
+            }
             graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
             settings: dict[str, Any] = {"seed": self.seed, "world": self.world, "graph_pool": graph_pool}
             self.learners = {
-                name: Learner(self.policies[name], self.configs[name], self.rollout, **settings)
+                name: Learner(self.policies[name], self.configs[name], self.rollout, kernels=kernels[name], **settings)
                 for name, spec in specs.items()
                 if spec.train
             }
             self.sampler = Sampler(self.env, squash=self.config.squash)
             rows = (env.num_envs, env.num_agents)
             self._parameters = torch.zeros((*rows, self.sampler.num_parameters), device=env.device)
+            self._forward_passes = [
+                Forward(policy, self.rollout, self._parameters, kernels[name]) for name, policy in self.policies.items()
+            ]
             gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():
                 gamma[learner.policy.view.agents] = learner.config.gamma
@@ -263,9 +276,9 @@ class Trainer:
     @torch.no_grad()
     def _collect_rollout(self) -> None:
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
-        data.collect(self.policies.values(), self.sampler, self._parameters, self.timer.mark, timed_step)
-        for policy in self.policies.values():
-            data.values[-1][:, policy.view.agents] = policy(policy.view.obs(data.obs[-1]))[1]
+        data.collect(self._forward_passes, self.sampler, self._parameters, self.timer.mark, timed_step)
+        for forward in self._forward_passes:
+            forward(-1, only_values=True)
         self._compute_advantages()
         for learner in self.learners.values():
             learner.update_statistics()
@@ -394,6 +407,7 @@ class Trainer:
             "_graphed_rollout",
             "_compute_advantages",
             "_parameters",
+            "_forward_passes",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles

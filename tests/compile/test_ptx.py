@@ -72,7 +72,7 @@ class Text:
     def write(self) -> str:
         text = cuda_constants(default_threads_per_env(self.layout.num_agents), SHARED_LIMIT)
         text += game_source(self.layout, self.build) + arguments_source(self.kernels_after_the_engine())
-        for name in ("sampling.cuh", "sampler.cu", "learner.cu"):
+        for name in ("sampling.cuh", "sampler.cu", "loss.cuh", "learner.cu"):
             if name == "sampling.cuh" and self.build.sampled:
                 continue  # the engine has it
             lines = [line for line in source_file(name).read_text().splitlines() if "#include" not in line]
@@ -189,7 +189,7 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
-    assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner"}
+    assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner", "perceptron"}
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import ctypes
 from pathlib import Path
 from typing import BinaryIO
 
-from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, symbol
+from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, TensorCores, symbol
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.host import HostBackend
 from support import emulated_ptx
@@ -24,6 +24,7 @@ class EmulatedCudaBackend(HostBackend):
 
     suffix = ".emulated"  # one dot: the cache reads the key before it
     processor_name = "emulated CUDA threads"
+    tensor_cores = TensorCores(multiprocessors=2, shared_bytes=SHARED_LIMIT + 1024, block_shared_bytes=SHARED_LIMIT)
 
     def __init__(self) -> None:
         super().__init__()

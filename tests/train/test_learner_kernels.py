@@ -176,6 +176,7 @@ def kernel_of(rows, config):
     return LossKernel(
         rows.policy,
         rows.rollout,
+        num_minibatches=1,
         minibatch=len(rows.indices),
         chunk=len(rows.indices),
         clip=clip,
@@ -189,7 +190,7 @@ def kernel_of(rows, config):
 def differentiated(rows, config=None):
     """Gradients of parameters and of values, and metrics, by the kernel."""
     kernel = kernel_of(rows, config or PPOConfig())
-    return kernel(rows.indices, kernel.moments(rows.indices), rows.parameters, rows.values)
+    return kernel(rows.indices, kernel.moments(rows.indices)[0], rows.parameters, rows.values)
 
 
 def expected_of(rows, config):
@@ -367,7 +368,7 @@ def test_emulated_cuda_threads_are_bitwise_equal_to_the_host(name, order, monkey
     assert len(host.indices) % 32 > 0
     config = PPOConfig(value_clip=0.4)
     for one, other in ((host, emulated), tuple(map(as_of_one_product, (host, emulated)))):
-        moments = [kernel_of(rows, config).moments(rows.indices) for rows in (one, other)]
+        moments = [kernel_of(rows, config).moments(rows.indices)[0] for rows in (one, other)]
         assert moments[0].equal(moments[1])
         for x, y in zip(differentiated(one, config), differentiated(other, config), strict=True):
             assert x.equal(y)
@@ -378,7 +379,7 @@ def test_parts_of_a_minibatch_add_up(chunk, device):
     rows = rows_of(CASES["two heads"], device)
     *expected, metrics = differentiated(rows)
     kernel = kernel_of(rows, PPOConfig())
-    moments, total = kernel.moments(rows.indices), torch.zeros_like(metrics)
+    moments, total = kernel.moments(rows.indices)[0], torch.zeros_like(metrics)
     for start in range(0, len(rows.indices), chunk):
         indices, parameters, values = (x[start : start + chunk] for x in rows[2:])
         *gradients, part = kernel(indices, moments, parameters, values)
@@ -394,7 +395,7 @@ def test_moments_are_those_of_the_active_rows(device):
     rows.rollout.advantages += 1e4  # the mean square is then nearly the squared mean
     kept = rows.rollout.advantages.flatten()[rows.indices].double()
     kept = kept[~kept.isnan()]
-    count, total, squares = kernel_of(rows, PPOConfig()).moments(rows.indices).tolist()
+    count, total, squares = kernel_of(rows, PPOConfig()).moments(rows.indices)[0].tolist()
     assert count == len(kept) < len(rows.indices)
     assert total == pytest.approx(kept.sum().item(), rel=1e-14)
     # The variance, 1, is a difference of numbers of size 1e8, each off by some 1e-16 of itself.
@@ -408,7 +409,7 @@ def test_advantages_that_do_not_differ_move_no_policy(rounding, device):
     rows, constant = rows_of(CASES["two heads"], device), np.float32(0.1).item()
     rows.rollout.advantages[rows.rollout.active[:-1]] = constant
     kernel = kernel_of(rows, PPOConfig())
-    count, total, squares = kernel.moments(rows.indices)
+    count, total, squares = kernel.moments(rows.indices)[0]
     assert total / count == constant  # a sum of some 640 equal floats is exact in float64
     moments = torch.stack([count, total, squares * (1 - rounding)])
     gradients, _, metrics = kernel(rows.indices, moments, rows.parameters, rows.values)
@@ -473,4 +474,4 @@ def test_outputs_of_other_shapes_are_refused(change, device):
     kernel = kernel_of(rows, PPOConfig())
     outputs = change(rows.parameters, rows.values)
     with pytest.raises(ConfigError, match=r"network of runner returns shapes .*; expected .*\(800, 9\), \(800,\)"):
-        kernel(rows.indices, kernel.moments(rows.indices), *outputs)
+        kernel(rows.indices, kernel.moments(rows.indices)[0], *outputs)

@@ -357,6 +357,7 @@ def with_fault(game, fault, device, monkeypatch):
         return launch
 
     monkeypatch.setattr(gpu_vecenv.train.trainer, "advantage_launch", faulty)
+    monkeypatch.setattr(gpu_vecenv.train.trainer, "why_not_fused", lambda *_: "faults are planted in torch's path")
     trainer = trained(game, device)
     errors, apart = next(shown(game, trainer, device))
     return errors, apart, trainer

@@ -91,6 +91,16 @@ class LaunchShape:
         return max(1, -(-self.items * self.threads_per_item // self.threads_per_block))
 
 
+@dataclass(frozen=True)
+class TensorCores:
+    """A GPU with the tensor cores of sm_80 or later, and the memory that its blocks share."""
+
+    multiprocessors: int
+    shared_bytes: int  # of a multiprocessor
+    block_shared_bytes: int  # the most that a block may have
+    reserved_shared_bytes: int = 1024  # of each block, for the system
+
+
 class Module(Protocol):
     """A loaded binary."""
 
@@ -111,6 +121,10 @@ class Backend(Protocol):
     @property
     def fault(self) -> str | None:
         """The error after which the device is unusable in this process; None if there was none."""
+
+    @property
+    def tensor_cores(self) -> TensorCores | None:
+        """The GPU's tensor cores; None without."""
 
     @property
     def identity(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, structure
+from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, TensorCores, structure
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler
 from gpu_vecenv.compile.device import create_primary_context
 from gpu_vecenv.declare.kernels import Array, KernelSignature
@@ -40,6 +40,13 @@ class CudaBackend:
         self.architecture = f"sm_{properties.major}{properties.minor}"
         self.shared_limit = properties.shared_memory_per_block_optin
         self.processor_name: str = properties.name
+        self.tensor_cores = None
+        if properties.major >= 8:
+            self.tensor_cores = TensorCores(
+                properties.multi_processor_count,
+                properties.shared_memory_per_multiprocessor,
+                properties.shared_memory_per_block_optin,
+            )
         self.driver_name = driver or first_working_driver(device)
         self.driver = load_driver(self.driver_name, device)
 

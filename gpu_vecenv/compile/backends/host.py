@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 import torch
 
-from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, symbol
+from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, TensorCores, symbol
 from gpu_vecenv.compile.backends.compiler_process import run_compiler
 from gpu_vecenv.compile.forks import forks
 from gpu_vecenv.compile.toolchain import find_host_compiler
@@ -52,6 +52,7 @@ class HostBackend:
     suffix = ".so"
     fault = None
     processor_name: str | None = None
+    tensor_cores: TensorCores | None = None
 
     def __init__(self) -> None:
         try:

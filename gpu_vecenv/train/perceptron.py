@@ -1,0 +1,456 @@
+"""The default network on a GPU's tensor cores: PPO's gradients of a minibatch in one launch, and the forward pass.
+
+``cuda/learner/perceptron.cuh`` is compiled for one network and one precision. Networks that do not fit, or that are not
+the default one, are computed by torch; ``why_not_fused`` says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gpu_vecenv.compile.backends import LaunchShape, TensorCores
+from gpu_vecenv.compile.function_manager import Launch, Program
+from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.declare.layout import GameLayout
+from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.distributions import masked
+from gpu_vecenv.train.layers import has_hooks
+from gpu_vecenv.train.networks import ActorCritic
+from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
+from gpu_vecenv.train.rollout_storage import Rollout
+
+METRICS = 5  # of ppo.loss
+MAX_PARTS_BYTES = 256 << 20  # of the blocks' partial sums
+OBS_DTYPES = {torch.float32: "float", torch.uint8: "u8"}
+STRUCTS: dict[Precision, str] = {"float32": "Float32", "tf32": "Tf32", "bfloat16": "Bfloat16"}  # of tensor_core.cuh
+WORD_BYTES: dict[Precision, int] = {"float32": 4, "tf32": 4, "bfloat16": 2}
+REGISTERS, MAX_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
+OTHER_REGISTERS = 64  # of a thread, beside its sums: addresses, factors
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """Rows that a block computes at a time, and its grid of warps over the rows and the columns of a layer."""
+
+    rows: int
+    row_warps: int
+    column_warps: int
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.row_warps * self.column_warps
+
+
+# In the order of preference: the first of which a multiprocessor holds enough warps is taken, else that with the most.
+TILE_SHAPES = (TileShape(64, 2, 2), TileShape(64, 2, 4), TileShape(32, 1, 8), TileShape(32, 1, 16))
+ENOUGH_WARPS = 8
+
+
+def _units(columns: int) -> int:
+    return -(-columns // 16)
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """The constants of one network, of its inputs and outputs, for the kernels."""
+
+    agents: slice  # of the game's agents
+    sizes: tuple[int, ...]  # inputs of each layer, the head included
+    actor_outputs: int
+    log_stds: int
+    shared_trunk: bool
+    relu: bool
+    precision: Precision
+    obs_type: str
+    normalize_obs: bool
+    normalize_returns: bool
+    indices: dict[str, int]  # parameter -> its first element in the flat tensor of all
+    num_parameters: int
+
+    @property
+    def towers(self) -> int:
+        """Trunks, each with a head."""
+        return 1 if self.shared_trunk else 2
+
+    @property
+    def head_outputs(self) -> int:
+        """Outputs of the first tower."""
+        return self.actor_outputs + self.shared_trunk
+
+    @property
+    def outputs(self) -> int:
+        """Parameters of the distribution."""
+        return self.actor_outputs + self.log_stds
+
+    def _layers(self, tower: int, kind: str) -> list[int]:
+        hidden = len(self.sizes) - 1
+        trunk, head = (("trunk", "actor"), ("critic_trunk", "critic"))[tower]
+        return [*(self.indices[f"{trunk}.{2 * k}.{kind}"] for k in range(hidden)), self.indices[f"{head}.{kind}"]]
+
+    def _pitch(self, columns: int, step: int = 16) -> int:
+        return -(-columns // step) * step + 16 // WORD_BYTES[self.precision]
+
+    def shared_bytes(self, shape: TileShape) -> tuple[int, int]:
+        """Shared memory of a block of the forward pass, and of the gradients."""
+        word, outputs = WORD_BYTES[self.precision], [*self.sizes[1:], self.head_outputs]
+        pitches = [self._pitch(self.sizes[0], 32 // word), *map(self._pitch, self.sizes[1:])]
+        size = sum(16 * _units(out) * (pitch * word + 4) for pitch, out in zip(pitches, outputs, strict=True))
+        size += sum(shape.rows * pitch * word for pitch in (*pitches, self._pitch(self.head_outputs)))
+        size += shape.rows * 8
+        size += _aligned(8 * self.sizes[0]) if self.normalize_obs else 0
+        row, sums = (self.outputs + 1) | 1, (self.outputs + 1 + METRICS) | 1
+        return _aligned(size + 4 * shape.rows * row), _aligned(size + 4 * shape.rows * (2 * row + sums))
+
+    def registers(self, shape: TileShape) -> int:
+        """Registers of a thread for the gradients, an estimate."""
+        sums = 0
+        for inputs, outputs in zip(self.sizes, [*self.sizes[1:], self.head_outputs], strict=True):
+            m, n = _units(outputs), _units(inputs)
+            grids = [w for w in range(1, shape.warps + 1) if shape.warps % w == 0]
+            sums += 8 * min(-(-m // w) * -(-n // (shape.warps // w)) for w in grids)
+            sums += 4 * -(-m // shape.column_warps)
+        product = max(map(_units, (*self.sizes[1:], self.head_outputs)))
+        sums += 8 * (shape.rows // 16 // shape.row_warps) * -(-product // shape.column_warps)
+        return sums + OTHER_REGISTERS
+
+    def blocks(self, shape: TileShape, cores: TensorCores) -> int:
+        """Blocks of the gradients' kernel that a multiprocessor holds at a time; 0 if none fits."""
+        size = self.shared_bytes(shape)[1]
+        if size > cores.block_shared_bytes or self.registers(shape) > min(
+            MAX_REGISTERS, REGISTERS // shape.warps // 32
+        ):
+            return 0
+        by_registers = REGISTERS // (32 * shape.warps * self.registers(shape))
+        return min(cores.shared_bytes // (size + cores.reserved_shared_bytes), by_registers)
+
+    def choose_tile(self, cores: TensorCores) -> TileShape | None:
+        """The shape of a block's tile; None if none fits."""
+        warps = {shape: shape.warps * self.blocks(shape, cores) for shape in TILE_SHAPES}
+        best = max(TILE_SHAPES, key=lambda shape: min(warps[shape], ENOUGH_WARPS))
+        return best if warps[best] else None
+
+    def source(self, shape: TileShape, blocks: int) -> str:
+        """The constants in C++."""
+
+        def table(kind: str) -> str:
+            return ", ".join("{" + ", ".join(map(str, self._layers(k, kind))) + "}" for k in range(self.towers))
+
+        forward, backward = self.shared_bytes(shape)
+        layers = len(self.sizes)
+        constants: dict[str, dict[str, object]] = {
+            "int": {
+                "ROWS": shape.rows,
+                "ROW_WARPS": shape.row_warps,
+                "COLUMN_WARPS": shape.column_warps,
+                "MIN_BLOCKS": blocks,
+                "FORWARD_SHARED": forward,
+                "BACKWARD_SHARED": backward,
+                "FIRST_OWN_AGENT": self.agents.start,
+                "OWN_AGENTS": self.agents.stop - self.agents.start,
+                "TOWERS": self.towers,
+                "HIDDEN": layers - 1,
+                "SIZES[]": f"{{{', '.join(map(str, self.sizes))}}}",
+                "ACTOR_OUTPUTS": self.actor_outputs,
+                "LOG_STDS": self.log_stds,
+            },
+            "bool": {
+                "RELU": int(self.relu),
+                "NORMALIZE_OBS": int(self.normalize_obs),
+                "NORMALIZE_RETURNS": int(self.normalize_returns),
+            },
+            "float": {"OBS_CLIP": OBS_CLIP},
+            "i64": {
+                "NUM_PARAMETERS": self.num_parameters,
+                "LOG_STD_INDEX": self.indices.get("log_std", 0),
+                "VALUE_WEIGHTS": self.indices["critic.weight"],
+                "VALUE_BIAS": self.indices["critic.bias"],
+                f"WEIGHT_INDICES[][{layers}]": f"{{{table('weight')}}}",
+                f"BIAS_INDICES[][{layers}]": f"{{{table('bias')}}}",
+            },
+        }
+        lines = [
+            f"constexpr {kind} {name} = {value};" for kind, own in constants.items() for name, value in own.items()
+        ]
+        opening = [f"#define PRECISION {STRUCTS[self.precision]}", "namespace perceptron {"]
+        return "\n".join([*opening, f"typedef {self.obs_type} Observation;", *lines, "}"]) + "\n"
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Perceptron:
+    """The constants of a policy whose network is an ActorCritic, for observations like ``obs``."""
+    network = policy.network
+    assert isinstance(network, ActorCritic)
+    names, offset, indices = (name.removeprefix("network.") for name, _ in policy.named_parameters()), 0, {}
+    for name, parameter in zip(names, policy.parameters(), strict=True):
+        indices[name] = offset
+        offset += parameter.numel()
+    return Perceptron(
+        policy.view.agents,
+        network.sizes,
+        network.actor.out_features,
+        0 if network.log_std is None else network.log_std.numel(),
+        network.critic_trunk is None,
+        isinstance(network.trunk[1], nn.ReLU),
+        precision,
+        OBS_DTYPES[obs.dtype],
+        policy.obs_normalizer is not None,
+        policy.return_normalizer is not None,
+        indices,
+        offset,
+    )
+
+
+def is_plain(policy: Policy) -> bool:
+    """Whether neither the policy nor its network, an ActorCritic, was changed or has hooks."""
+    return isinstance(policy.network, ActorCritic) and policy.network.is_plain() and not has_hooks(policy)
+
+
+def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str | None:
+    """Why torch computes a policy's gradients and forward passes, in a few words; None if the kernels do."""
+    network, cores = policy.network, rollout.env.functions.backend.tensor_cores
+    if cores is None:
+        return "no tensor cores"
+    if not isinstance(network, ActorCritic) or not is_plain(policy):
+        return "not the default network"
+    if len(network.sizes) < 2:
+        return "no hidden layers"
+    if not all(p.requires_grad and p.device == rollout.rewards.device for p in policy.parameters()):
+        return "weights that are frozen or on another device"
+    obs = rollout.flat_obs(policy.view)
+    if obs.dtype not in OBS_DTYPES:
+        return f"{str(obs.dtype).removeprefix('torch.')} observations"
+    if not obs[0].is_contiguous():
+        return "observations that are not contiguous"
+    fits = perceptron_of(policy, obs, precision).choose_tile(cores)
+    return None if fits else "a network too large for shared memory"
+
+
+class FlatTensors:
+    """Float32 tensors as consecutive parts of one, ``flat`` (n,)."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.flat = torch.cat([x.detach().flatten() for x in tensors])
+        parts = self.flat.split([x.numel() for x in tensors])
+        self._views = [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
+        self.adopt(tensors)
+
+    def adopt(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make tensors of the same shapes views of ``flat``, with their values."""
+        for tensor, view in zip(tensors, self._views, strict=True):
+            if tensor.data_ptr() != view.data_ptr():
+                view.copy_(tensor.detach())
+                tensor.data = view
+
+
+GRADIENT_ARRAYS = (
+    Array("parameters", f32, const=True),
+    Array("obs", None, const=True, strided=True),
+    Scalar("obs_stride", i64),  # elements from one agent's observation to the next agent's
+    Array("obs_mean", f64, const=True, optional=True),
+    Array("obs_var", f64, const=True, optional=True),
+    Array("return_mean", f64, const=True, optional=True),
+    Array("return_var", f64, const=True, optional=True),
+)
+FORWARD = KernelSignature(
+    "perceptron_forward",
+    (
+        *GRADIENT_ARRAYS,
+        Array("action_mask", boolean, const=True, optional=True),
+        Scalar("choices", i64),  # of an agent in the mask
+        Array("columns", i32, const=True),  # of each parameter in a row of outputs
+        Array("outputs", f32, optional=True),
+        Array("values", f32),
+        Scalar("rows", i64),
+    ),
+)
+
+
+def gradient_signature(layout: GameLayout) -> KernelSignature:
+    """The kernel of the gradients, for a game's kind of actions."""
+    return KernelSignature(
+        "perceptron_gradients",
+        (
+            *GRADIENT_ARRAYS,
+            Array("active", boolean, const=True),
+            Array("draws", layout.action.dtype, const=True),
+            Array("log_probs", f32, const=True),
+            Array("old_values", f32, const=True),
+            Array("estimates", f32, const=True),
+            Array("returns", f32, const=True),
+            Array("action_mask", boolean, const=True, optional=True),
+            Array("clip", f32, const=True, shape=()),
+            Array("entropy_coefficient", f32, const=True, shape=()),
+            Scalar("normalize_advantages", boolean),
+            Scalar("squash_by_tanh", boolean),
+            Scalar("value_coefficient", f32),
+            Scalar("value_clip", f32),
+            Array("moments", f64, const=True, shape=(3,)),
+            Array("indices", i64, const=True, shape=("rows",)),
+            Array("parts", f32),
+            Scalar("rows", i64),
+        ),
+    )
+
+
+class PerceptronKernels:
+    """The kernels of one policy: gradients of minibatches, and the forward pass of a step's observations.
+
+    Makes the policy's parameters views of one tensor.
+
+    Args:
+        policy: Its network is an ActorCritic for which ``why_not_fused`` is None.
+        rollout: The samples.
+        precision: Of the matrix products.
+        tile: Shape of a block's tile; None chooses one.
+    """
+
+    def __init__(self, policy: Policy, rollout: Rollout, precision: Precision, tile: TileShape | None = None) -> None:
+        self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()))
+        self.perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
+        cores = rollout.env.functions.backend.tensor_cores
+        assert cores is not None
+        self.cores: TensorCores = cores
+        shape = tile or self.perceptron.choose_tile(cores)
+        assert shape is not None
+        self.tile: TileShape = shape
+        self.blocks = self.perceptron.blocks(shape, cores)
+        assert self.blocks > 0
+        env, device = rollout.env, rollout.rewards.device
+        self._program: Program = env.functions.compile(
+            cuda_folder() / "learner/perceptron.cu",
+            kernels=[gradient_signature(env.game.layout), FORWARD],
+            game=env.game,
+            constants=self.perceptron.source(shape, self.blocks),
+        )
+        normalizers = policy.obs_normalizer, policy.return_normalizer
+        statistics = [(None, None) if n is None else (n.mean, n.var) for n in normalizers]
+        self._common = {"parameters": self.parameters.flat, "obs_mean": statistics[0][0], "obs_var": statistics[0][1]}
+        self._common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
+        columns = policy.view.parameter_columns
+        self._columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
+        self._columns = self._columns.to(device, torch.int32)
+
+    def _shape(self, rows: int, shared_bytes: int, most: int) -> LaunchShape:
+        blocks = min(-(-rows // self.tile.rows), most) * self.perceptron.towers
+        threads = 32 * self.tile.warps
+        return LaunchShape(blocks * threads, threads_per_block=threads, shared_bytes=shared_bytes)
+
+    def gradients(
+        self,
+        rows: int,
+        *,
+        clip: torch.Tensor,
+        entropy_coefficient: torch.Tensor,
+        value_coefficient: float,
+        value_clip: float | None,
+        normalize_advantages: bool,
+    ) -> tuple[Launch, torch.Tensor]:
+        """A launch of the gradients of a minibatch, and its output, partial sums.
+
+        The launch takes the sample ``indices`` (rows,) int64 and the ``moments`` (3,) float64 of their advantages, see
+        ``LossKernel``. The sums over the first axis of the output (k, n + 5) are the gradients of all parameters and
+        the metrics of ``ppo.loss``. k depends on ``rows``, the network and the GPU.
+
+        Args:
+            rows: Samples of a minibatch.
+            clip: Of the probability ratio; () float32, like the next.
+            entropy_coefficient: Weight of the entropy bonus.
+            value_coefficient: Weight of the value loss.
+            value_clip: Of the change of a value; None: no clipping.
+            normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
+        """
+        data, towers = self.rollout, self.perceptron.towers
+        columns = self.perceptron.num_parameters + METRICS
+        most = min(self.cores.multiprocessors * self.blocks // towers, MAX_PARTS_BYTES // (4 * columns))
+        shape = self._shape(rows, self.perceptron.shared_bytes(self.tile)[1], max(1, most))
+        parts = torch.zeros((shape.grid // towers, columns), device=data.rewards.device)
+        obs = data.flat_obs(self.policy.view)
+        launch = self._program.prepare(
+            "perceptron_gradients",
+            shape,
+            **self._common,
+            obs=obs,
+            obs_stride=obs.stride(0),
+            active=data.active,
+            draws=data.draws,
+            log_probs=data.log_probs,
+            old_values=data.values,
+            estimates=data.advantages,
+            returns=data.returns,
+            action_mask=data.action_mask,
+            clip=clip,
+            entropy_coefficient=entropy_coefficient,
+            normalize_advantages=normalize_advantages,
+            squash_by_tanh=self.policy.squash == "tanh",
+            value_coefficient=value_coefficient,
+            value_clip=-1 if value_clip is None else value_clip,
+            parts=parts,
+            rows=rows,
+        )
+        return launch, parts
+
+    def forward(self) -> Launch:
+        """A launch of the forward pass of one step's observations.
+
+        The launch takes ``obs`` (E * A, *obs_shape), ``action_mask`` (E, A, n) bool or None, and where to write the
+        ``outputs``, (E, A, sampler.num_parameters) float32 or None, and ``values`` (E, A) float32. It writes the rows
+        and columns of the policy's agents.
+        """
+        view, env = self.policy.view, self.rollout.env
+        rows = env.num_envs * view.num_agents
+        size = self.perceptron.shared_bytes(self.tile)[0]
+        resident = self.cores.shared_bytes // (size + self.cores.reserved_shared_bytes)
+        shape = self._shape(rows, size, max(1, self.cores.multiprocessors * resident // self.perceptron.towers))
+        return self._program.prepare(
+            "perceptron_forward",
+            shape,
+            **self._common,
+            obs_stride=self.rollout.flat_obs(view).stride(0),
+            choices=env.buffers_layout.num_choices or 0,
+            columns=self._columns,
+            rows=rows,
+        )
+
+
+class Forward:
+    """The forward pass of a policy in a rollout, by its kernel or by torch.
+
+    Args:
+        policy: The policy.
+        rollout: Has the observations, and stores the values.
+        outputs: (E, A, sampler.num_parameters) float32, where the parameters of its agents' distributions are written.
+        kernels: Of the policy; None: torch.
+    """
+
+    def __init__(
+        self, policy: Policy, rollout: Rollout, outputs: torch.Tensor, kernels: PerceptronKernels | None
+    ) -> None:
+        self.policy, self.rollout, self.outputs = policy, rollout, outputs
+        self.kernels = kernels
+        self._launch = None if kernels is None else kernels.forward()
+
+    def __call__(self, t: int, *, only_values: bool = False) -> None:
+        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float."""
+        data, view = self.rollout, self.policy.view
+        mask = None if data.action_mask is None or view.continuous else data.action_mask[t]
+        if self._launch is not None and is_plain(self.policy):
+            self._launch(
+                obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
+                action_mask=mask,
+                outputs=None if only_values else self.outputs,
+                values=data.values[t],
+            )
+            return
+        outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]))
+        if not only_values:
+            mask = None if mask is None else view.mask(mask[:, view.agents])
+            self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)
