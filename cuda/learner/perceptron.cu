@@ -7,21 +7,42 @@
 
 namespace perceptron {  // a game's constants may have the same names
 
-// The loss of the row of this thread, and its gradients with respect to the head's outputs.
-HD void row_loss(const perceptron_gradients_Arguments& args, const Minibatch& minibatch, int tower) {
-    int row = threadIdx.x;
+// What the loss of a sample needs, but for masks and long actions; loaded before the forward pass.
+struct Sample {
+    i64 index;  // -1: none
+    bool active;
+    float log_prob, estimate, target, old_value;
+    static constexpr bool HAS_DRAWS = ACTION_HEADS <= 4;
+    Action draws[HAS_DRAWS ? ACTION_HEADS : 1];
+};
+
+HD Sample load_sample(const perceptron_gradients_Arguments& args, i64 index) {
+    Sample sample = {index};
+    if (index < 0) return sample;
+    sample.active = args.active[index];
+    sample.log_prob = args.log_probs[index];
+    sample.estimate = args.estimates[index];
+    sample.target = args.returns[index];
+    sample.old_value = args.old_values[index];
+    if constexpr (Sample::HAS_DRAWS)
+        UNROLL for (int k = 0; k < ACTION_HEADS; ++k) sample.draws[k] = args.draws[index * ACTION_HEADS + k];
+    return sample;
+}
+
+// The loss of one row, and its gradients with respect to the head's outputs.
+HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Sample& sample, const Minibatch& minibatch,
+                 int tower) {
     float *x = result_row(row), *gradients = gradient_row(row), *sums = sum_row(row);
-    i64 index = indices()[row];
-    bool active = index >= 0 && args.active[index];
-    if (!active) {
+    if (!sample.active) {
         for (int k = 0; k <= PARAMETERS; ++k) gradients[k] = 0;
     } else {
         float* metrics = sums + PARAMETERS + 1;
         if (has_actor(tower)) {
-            PolicyLoss policy = policy_gradients(
-                x, args.draws + index * ACTION_HEADS, args.action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0),
-                (int)(index % NUM_AGENTS), args.log_probs[index], args.estimates[index], minibatch, *args.clip,
-                *args.entropy_coefficient, args.squash_by_tanh, gradients);
+            const Action* draws = Sample::HAS_DRAWS ? sample.draws : args.draws + sample.index * ACTION_HEADS;
+            const bool* mask = args.action_mask + (ACTION_MASKS ? sample.index * NUM_LOGITS : 0);
+            PolicyLoss policy =
+                policy_gradients(x, draws, mask, (int)(sample.index % NUM_AGENTS), sample.log_prob, sample.estimate,
+                                 minibatch, *args.clip, *args.entropy_coefficient, args.squash_by_tanh, gradients);
             metrics[0] += policy.loss;
             metrics[2] += policy.entropy;
             metrics[3] += policy.approx_kl;
@@ -31,8 +52,8 @@ HD void row_loss(const perceptron_gradients_Arguments& args, const Minibatch& mi
             float scale = NORMALIZE_RETURNS ? standard_deviation(*args.return_var) : 1.0f;
             float mean = NORMALIZE_RETURNS ? (float)*args.return_mean : 0.0f;
             float value = NORMALIZE_RETURNS ? x[PARAMETERS] * scale + mean : x[PARAMETERS];
-            ValueLoss loss = value_loss(value, args.old_values[index], args.returns[index], scale * scale,
-                                        minibatch.count, args.value_coefficient, args.value_clip);
+            ValueLoss loss = value_loss(value, sample.old_value, sample.target, scale * scale, minibatch.count,
+                                        args.value_coefficient, args.value_clip);
             metrics[1] += loss.loss;
             gradients[PARAMETERS] = loss.gradient * scale;
         }
@@ -53,19 +74,24 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     int tower = blockIdx.x % TOWERS;
     i64 block = blockIdx.x / TOWERS, blocks = gridDim.x / TOWERS;
     load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
-    for (int k = threadIdx.x; k < ROWS * SUM_PITCH; k += THREADS) sum_row(0)[k] = 0;
-    for (int k = threadIdx.x; k < ROWS * OUTPUT_PITCH<HIDDEN>; k += THREADS) Precision::store(head_deltas() + k, 0);
+    fill_with_zeros(head_deltas(), indices());
+    fill_with_zeros(sum_row(0), sum_row(ROWS));
     Minibatch minibatch = minibatch_of(args.moments, args.normalize_advantages);
     Gradients<HIDDEN> gradients = {};
+    int row = first_owned_row() + owner();
+    bool has_row = owner() < OWNED_ROWS;
+    auto index_of = [&](i64 k) { return has_row && k < args.rows ? args.indices[k] : -1; };
+    i64 next = index_of(block * ROWS + row);
     for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS) {
         __syncthreads();  // the previous tile has been read
-        for (int row = threadIdx.x; row < ROWS; row += THREADS)
-            indices()[row] = first + row < args.rows ? args.indices[first + row] : -1;
-        __syncthreads();
+        Sample sample = load_sample(args, next);
+        if (has_row) indices()[row] = next;
+        next = index_of(first + blocks * ROWS + row);
+        sync_owners();
         load_obs((const Observation*)args.obs, args.obs_stride);
-        __syncthreads();
+        sync_owners();
         forward_layers<0>(tower);
-        if (threadIdx.x < ROWS) row_loss(args, minibatch, tower);
+        if (has_row) row_loss(args, row, sample, minibatch, tower);
         __syncthreads();
         gradients.add_layers(head_deltas());
     }
@@ -92,31 +118,30 @@ HD void forward_rows(const perceptron_forward_Arguments& args) {
     load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
     float scale = NORMALIZE_RETURNS ? standard_deviation(*args.return_var) : 1.0f;
     float mean = NORMALIZE_RETURNS ? (float)*args.return_mean : 0.0f;
+    int row = first_owned_row() + owner();
+    bool has_row = owner() < OWNED_ROWS;
+    __syncthreads();
     for (i64 first = blockIdx.x / TOWERS * ROWS; first < args.rows; first += gridDim.x / TOWERS * ROWS) {
-        __syncthreads();
-        for (int k = threadIdx.x; k < ROWS; k += THREADS) {
-            i64 row = first + k;
-            indices()[k] = row < args.rows ? row / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + row % OWN_AGENTS : -1;
-        }
-        __syncthreads();
+        i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + k % OWN_AGENTS;
+        sync_owners();  // the previous tile has been read
+        if (has_row) indices()[row] = k < args.rows ? index : -1;
+        sync_owners();
         load_obs((const Observation*)args.obs, args.obs_stride);
-        __syncthreads();
+        sync_owners();
         forward_layers<0>(tower);
         if (has_actor(tower) && args.outputs) {
-            for (int k = threadIdx.x; k < ROWS * PARAMETERS; k += THREADS) {
-                i64 index = indices()[k / PARAMETERS];
-                if (index < 0) continue;
-                int column = args.columns[k % PARAMETERS];
-                bool forbidden = args.action_mask && !args.action_mask[index * args.choices + column];
-                args.outputs[index * PARAMETERS_PER_AGENT + column] =
-                    forbidden ? MASKED_LOGIT : result_row(k / PARAMETERS)[k % PARAMETERS];
+            for (int k = owner(); k < OWNED_ROWS * PARAMETERS; k += OWNERS) {
+                int own = first_owned_row() + k / PARAMETERS, column = args.columns[k % PARAMETERS];
+                i64 at = indices()[own];
+                if (at < 0) continue;
+                bool forbidden = args.action_mask && !args.action_mask[at * args.choices + column];
+                args.outputs[at * PARAMETERS_PER_AGENT + column] =
+                    forbidden ? MASKED_LOGIT : result_row(own)[k % PARAMETERS];
             }
         }
-        if (has_value(tower)) {
-            for (int k = threadIdx.x; k < ROWS; k += THREADS) {
-                float value = result_row(k)[PARAMETERS];
-                if (indices()[k] >= 0) args.values[indices()[k]] = NORMALIZE_RETURNS ? value * scale + mean : value;
-            }
+        if (has_value(tower) && has_row && k < args.rows) {
+            float value = result_row(row)[PARAMETERS];
+            args.values[index] = NORMALIZE_RETURNS ? value * scale + mean : value;
         }
     }
 }

@@ -25,7 +25,7 @@ constexpr int WARPS = ROW_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS;
 constexpr int ROW_TILES = ROWS / 16 / ROW_WARPS;      // of a warp
 constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;  // of the distribution
 constexpr int METRICS = 5;                            // of `loss` in ppo.py
-static_assert(ROWS % (16 * ROW_WARPS) == 0 && ROWS <= THREADS, "a tile of rows for each warp, a thread for each row");
+static_assert(ROWS % (16 * ROW_WARPS) == 0, "a whole number of tiles for each warp");
 constexpr int RESULT_PITCH = (PARAMETERS + 1) | 1;  // floats; odd, against bank conflicts
 constexpr int SUM_PITCH = (PARAMETERS + 1 + METRICS) | 1;
 
@@ -116,6 +116,20 @@ HD int member() { return lane() % 4; }
 HD int first_row() { return warp() / COLUMN_WARPS * ROW_TILES * 16; }
 HD int unit_of(int k) { return warp() % COLUMN_WARPS + k * COLUMN_WARPS; }
 
+// The threads that compute a row: a warp if it has all columns, else the block. Up to the weights' gradients they wait
+// for nobody else.
+constexpr bool WARPS_OWN_ROWS = COLUMN_WARPS == 1;
+constexpr int OWNERS = WARPS_OWN_ROWS ? 32 : THREADS, OWNED_ROWS = WARPS_OWN_ROWS ? 16 * ROW_TILES : ROWS;
+static_assert(OWNED_ROWS <= OWNERS, "a thread for each row");
+HD int owner() { return WARPS_OWN_ROWS ? lane() : (int)threadIdx.x; }
+HD int first_owned_row() { return WARPS_OWN_ROWS ? first_row() : 0; }
+HD void sync_owners() {
+    if constexpr (WARPS_OWN_ROWS)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+
 HD bool has_actor(int tower) { return tower == 0; }
 HD bool has_value(int tower) { return tower == TOWERS - 1; }
 // Where an output of the head is in a row of the results; -1 if the tower does not have it.
@@ -138,19 +152,43 @@ HD i64 bias_index(int tower, int output) {
     return L == HIDDEN && result == PARAMETERS ? VALUE_BIAS : BIAS_INDICES[tower][L] + output;
 }
 
+// Copies a matrix to rows of `pitch` words.
+HD void copy_matrix(const float* from, int rows, int columns, Word* to, int pitch) {
+    constexpr int BATCH = 8;  // loads in flight
+    for (int first = threadIdx.x; first < rows * columns; first += BATCH * THREADS) {
+        float x[BATCH];
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            int k = first + b * THREADS;
+            x[b] = k < rows * columns ? from[k] : 0.0f;
+        }
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            int k = first + b * THREADS;
+            if (k < rows * columns) Precision::store(to + k / columns * pitch + k % columns, x[b]);
+        }
+    }
+}
+
 template <int L>
-HD void load_layer(const float* parameters, int tower) {
-    constexpr int PITCH = INPUT_PITCH<L>, ROWS_OF_WEIGHTS = 16 * UNITS<OUTPUTS<L>>;
-    for (int k = threadIdx.x; k < ROWS_OF_WEIGHTS * PITCH; k += THREADS) {
-        int input = k % PITCH;
-        i64 first = weight_index<L>(tower, k / PITCH);
-        Precision::store(weights<L>() + k, first >= 0 && input < INPUTS<L> ? parameters[first + input] : 0.0f);
+HD void load_layers(const float* parameters, int tower) {
+    const float *matrix = parameters + WEIGHT_INDICES[tower][L], *bias = parameters + BIAS_INDICES[tower][L];
+    if constexpr (L < HIDDEN) {
+        copy_matrix(matrix, OUTPUTS<L>, INPUTS<L>, weights<L>(), INPUT_PITCH<L>);
+        for (int k = threadIdx.x; k < OUTPUTS<L>; k += THREADS) biases<L>()[k] = bias[k];
+        load_layers<L + 1>(parameters, tower);
+    } else {
+        int actor_rows = has_actor(tower) ? ACTOR_OUTPUTS : 0;
+        copy_matrix(matrix, actor_rows, INPUTS<L>, weights<L>(), INPUT_PITCH<L>);
+        for (int k = threadIdx.x; k < actor_rows; k += THREADS) biases<L>()[k] = bias[k];
+        if (has_value(tower)) {
+            copy_matrix(parameters + VALUE_WEIGHTS, 1, INPUTS<L>, weights<L>() + actor_rows * INPUT_PITCH<L>,
+                        INPUT_PITCH<L>);
+            if (threadIdx.x == 0) biases<L>()[actor_rows] = parameters[VALUE_BIAS];
+        }
     }
-    for (int k = threadIdx.x; k < ROWS_OF_WEIGHTS; k += THREADS) {
-        i64 index = bias_index<L>(tower, k);
-        biases<L>()[k] = index >= 0 ? parameters[index] : 0.0f;
-    }
-    if constexpr (L < HIDDEN) load_layer<L + 1>(parameters, tower);
+}
+
+HD void fill_with_zeros(void* from, const void* to) {
+    for (uint4* at = (uint4*)from + threadIdx.x; at < to; at += THREADS) *at = {0, 0, 0, 0};
 }
 
 HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance + 1e-8); }  // as policy.Normalizer
@@ -158,11 +196,11 @@ HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance
 // Everything that all tiles have in common.
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,
                         [[maybe_unused]] const double* obs_var) {
-    load_layer<0>(parameters, tower);
-    for (int k = threadIdx.x; k < ROWS * INPUT_PITCH<0>; k += THREADS) Precision::store(rows<0>() + k, 0);
-    for (int k = threadIdx.x; k < ROWS * LOG_STDS; k += THREADS)
-        result_row(k / math::max(LOG_STDS, 1))[ACTOR_OUTPUTS + k % math::max(LOG_STDS, 1)] =
-            parameters[LOG_STD_INDEX + k % math::max(LOG_STDS, 1)];
+    fill_with_zeros(shared_memory, rows<1>());  // columns beyond the sizes stay 0
+    __syncthreads();
+    load_layers<0>(parameters, tower);
+    for (int row = threadIdx.x; row < ROWS; row += THREADS)
+        for (int k = 0; k < LOG_STDS; ++k) result_row(row)[ACTOR_OUTPUTS + k] = parameters[LOG_STD_INDEX + k];
     if constexpr (NORMALIZE_OBS) {
         for (int k = threadIdx.x; k < SIZES[0]; k += THREADS) {
             obs_scales()[k] = (float)obs_mean[k];
@@ -174,15 +212,19 @@ HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] con
 // Copies the observations at `indices`, `stride` elements apart, to the inputs of the first layer.
 HD void load_obs(const Observation* obs, i64 stride) {
     constexpr int BATCH = 8;  // loads in flight
-    for (int first = threadIdx.x; first < ROWS * SIZES[0]; first += BATCH * THREADS) {
+    const int n = OWNED_ROWS * SIZES[0];
+    const i64* own_indices = indices() + first_owned_row();
+    Word* own_rows = rows<0>() + first_owned_row() * INPUT_PITCH<0>;
+    for (int first = owner(); first < n; first += BATCH * OWNERS) {
         Observation x[BATCH];
         UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * THREADS, row = k / SIZES[0];
-            x[b] = k < ROWS * SIZES[0] && indices()[row] >= 0 ? obs[indices()[row] * stride + k % SIZES[0]] : 0;
+            int k = first + b * OWNERS;
+            i64 index = k < n ? own_indices[k / SIZES[0]] : -1;
+            x[b] = index >= 0 ? obs[index * stride + k % SIZES[0]] : 0;
         }
         UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * THREADS, column = k % SIZES[0];
-            if (k >= ROWS * SIZES[0]) continue;
+            int k = first + b * OWNERS, column = k % SIZES[0];
+            if (k >= n) continue;
             float value = x[b];
             if constexpr (NORMALIZE_OBS) {
                 value = (value - obs_scales()[column]) / obs_scales()[SIZES[0] + column];
@@ -190,7 +232,7 @@ HD void load_obs(const Observation* obs, i64 stride) {
             } else if constexpr (sizeof(Observation) == 1) {
                 value = value / 255;
             }
-            Precision::store(rows<0>() + k / SIZES[0] * INPUT_PITCH<0> + column, value);
+            Precision::store(own_rows + k / SIZES[0] * INPUT_PITCH<0> + column, value);
         }
     }
 }
@@ -263,7 +305,7 @@ HD void forward_layers(int tower) {
             if (of_y >= 0) result_row(row)[of_y] = y;
         }
     });
-    __syncthreads();
+    sync_owners();
     if constexpr (L < HIDDEN) forward_layers<L + 1>(tower);
 }
 

@@ -42,11 +42,11 @@ HD void multiply_bfloat16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Rounded to 10 bits of fraction, ties away from zero. NaN and infinities stay.
+// Rounded to 10 bits of fraction, ties away from zero, as cvt.rna.tf32.f32, which some compilers translate to branches.
+// NaN and infinities stay.
 HD u32 rounded_tf32(float x) {
-    u32 y;
-    asm volatile("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return y;
+    u32 b = math::bits(x);
+    return math::is_nan(x) ? b : (b + 0x1000u) & 0xffffe000u;
 }
 // Two bfloat16, `low` in the lower half.
 HD u32 packed_bfloat16(float low, float high) {
@@ -126,10 +126,11 @@ struct Float32 : Tf32Words {
     HD static Factor factor(const Four& words) {
         Factor out;
         UNROLL for (int k = 0; k < 4; ++k) {
-            float x = math::from_bits(words.word[k]);
-            out.large[k] = rounded_tf32(x);
-            float large = math::from_bits(out.large[k]);
-            out.small[k] = math::is_finite(large) ? rounded_tf32(x - large) : 0u;  // infinity minus itself is NaN
+            u32 large = (words.word[k] + 0x1000u) & 0xffffe000u;  // as rounded_tf32; NaNs are those of `store`
+            float rest = math::from_bits(words.word[k]) - math::from_bits(large);
+            // Infinity minus itself is NaN, not less than anything: any number will do beside infinity.
+            out.large[k] = large;
+            out.small[k] = math::bits(rest < 1e30f ? rest : 1e30f);  // tensor cores ignore the last 13 bits
         }
         return out;
     }
@@ -142,8 +143,10 @@ struct Float32 : Tf32Words {
         }
     }
     HD static float tanh(float x) { return math::tanh(x); }
-    HD static void store(Word* to, float x) { *to = x; }
-    HD static void store_pair(Word* to, float x, float y) { *(float2*)to = {x, y}; }
+    // One NaN for all: rounding must not carry into the sign.
+    HD static float canonical(float x) { return math::is_nan(x) ? math::from_bits(math::NAN_BITS) : x; }
+    HD static void store(Word* to, float x) { *to = canonical(x); }
+    HD static void store_pair(Word* to, float x, float y) { *(float2*)to = {canonical(x), canonical(y)}; }
 };
 
 struct Bfloat16 {
