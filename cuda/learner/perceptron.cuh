@@ -72,14 +72,13 @@ HD constexpr int rows_end(int layers) {
     return bytes;
 }
 constexpr int ROWS_END = rows_end(HIDDEN + 1);
-constexpr int DELTAS_END = ROWS_END + ROWS * pitch(HEAD_OUTPUTS) * (int)sizeof(Word);
-constexpr int INDICES_END = DELTAS_END + ROWS * (int)sizeof(i64);
+constexpr int INDICES_END = ROWS_END + ROWS * (int)sizeof(i64);
 constexpr int SCALES_END = INDICES_END + aligned(NORMALIZE_OBS ? 2 * SIZES[0] * (int)sizeof(float) : 0);
-constexpr int OUTPUTS_END = SCALES_END + ROWS * RESULT_PITCH * (int)sizeof(float);
-constexpr int FORWARD_BYTES = aligned(OUTPUTS_END);
-constexpr int OUTPUT_GRADIENTS_END = OUTPUTS_END + ROWS * RESULT_PITCH * (int)sizeof(float);
-constexpr int BACKWARD_BYTES = aligned(OUTPUT_GRADIENTS_END + ROWS * SUM_PITCH * (int)sizeof(float));
-static_assert(FORWARD_BYTES == FORWARD_SHARED && BACKWARD_BYTES == BACKWARD_SHARED, "as Python allocates them");
+constexpr int RESULTS_END = SCALES_END + ROWS * RESULT_PITCH * (int)sizeof(float);
+constexpr int RESULT_GRADIENTS_END = RESULTS_END + ROWS * RESULT_PITCH * (int)sizeof(float);
+constexpr int SUMS_END = RESULT_GRADIENTS_END + ROWS * SUM_PITCH * (int)sizeof(float);
+constexpr int DELTAS_END = SUMS_END + ROWS * pitch(HEAD_OUTPUTS) * (int)sizeof(Word);
+static_assert(SHARED_BYTES == (FORWARD_ONLY ? RESULTS_END : DELTAS_END), "as Python allocates them");
 
 template <int L>
 constexpr int WEIGHTS_AT = weights_end(L);
@@ -101,13 +100,13 @@ template <int L>
 HD Word* rows() {
     return (Word*)(shared_memory + ROWS_AT<L>);
 }
-HD Word* head_deltas() { return (Word*)(shared_memory + ROWS_END); }
-HD i64* indices() { return (i64*)(shared_memory + DELTAS_END); }          // of the tile's rows; -1: none
+HD i64* indices() { return (i64*)(shared_memory + ROWS_END); }            // of the tile's rows; -1: none
 HD float* obs_scales() { return (float*)(shared_memory + INDICES_END); }  // means, then standard deviations
 // One row's parameters of the distribution and then its value; their gradients; sums of gradients and metrics.
 HD float* result_row(int row) { return (float*)(shared_memory + SCALES_END) + row * RESULT_PITCH; }
-HD float* gradient_row(int row) { return (float*)(shared_memory + OUTPUTS_END) + row * RESULT_PITCH; }
-HD float* sum_row(int row) { return (float*)(shared_memory + OUTPUT_GRADIENTS_END) + row * SUM_PITCH; }
+HD float* gradient_row(int row) { return (float*)(shared_memory + RESULTS_END) + row * RESULT_PITCH; }
+HD float* sum_row(int row) { return (float*)(shared_memory + RESULT_GRADIENTS_END) + row * SUM_PITCH; }
+HD Word* head_deltas() { return (Word*)(shared_memory + SUMS_END); }
 
 HD int lane() { return threadIdx.x % 32; }
 HD int warp() { return threadIdx.x / 32; }

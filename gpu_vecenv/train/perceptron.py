@@ -48,7 +48,15 @@ class TileShape:
 
 
 # In the order of preference: the first of which a multiprocessor holds enough warps is taken, else that with the most.
-TILE_SHAPES = (TileShape(64, 2, 2), TileShape(64, 2, 4), TileShape(32, 1, 8), TileShape(32, 1, 16))
+# Where a warp has all columns of its rows, it waits for no other up to the weights' gradients.
+GRADIENT_TILES = (
+    TileShape(64, 4, 1),
+    TileShape(64, 2, 2),
+    TileShape(64, 2, 4),
+    TileShape(32, 1, 8),
+    TileShape(32, 1, 16),
+)
+FORWARD_TILES = (TileShape(128, 8, 1), TileShape(64, 4, 1), TileShape(32, 2, 1), TileShape(32, 1, 4))
 ENOUGH_WARPS = 8
 
 
@@ -96,19 +104,19 @@ class Perceptron:
     def _pitch(self, columns: int, step: int = 16) -> int:
         return -(-columns // step) * step + 16 // WORD_BYTES[self.precision]
 
-    def shared_bytes(self, shape: TileShape) -> tuple[int, int]:
-        """Shared memory of a block of the forward pass, and of the gradients."""
+    def shared_bytes(self, shape: TileShape, forward: bool) -> int:
+        """Shared memory of a block of the forward pass, or of the gradients."""
         word, outputs = WORD_BYTES[self.precision], [*self.sizes[1:], self.head_outputs]
         pitches = [self._pitch(self.sizes[0], 32 // word), *map(self._pitch, self.sizes[1:])]
         size = sum(16 * _units(out) * (pitch * word + 4) for pitch, out in zip(pitches, outputs, strict=True))
-        size += sum(shape.rows * pitch * word for pitch in (*pitches, self._pitch(self.head_outputs)))
-        size += shape.rows * 8
         size += _aligned(8 * self.sizes[0]) if self.normalize_obs else 0
-        row, sums = (self.outputs + 1) | 1, (self.outputs + 1 + METRICS) | 1
-        return _aligned(size + 4 * shape.rows * row), _aligned(size + 4 * shape.rows * (2 * row + sums))
+        results, sums = (self.outputs + 1) | 1, (self.outputs + 1 + METRICS) | 1
+        row = word * sum(pitches) + 8 + 4 * results
+        row += 0 if forward else 4 * (results + sums) + word * self._pitch(self.head_outputs)
+        return size + shape.rows * row
 
-    def registers(self, shape: TileShape) -> int:
-        """Registers of a thread for the gradients, an estimate."""
+    def registers(self, shape: TileShape, forward: bool) -> int:
+        """Registers of a thread, an estimate."""
         sums = 0
         for inputs, outputs in zip(self.sizes, [*self.sizes[1:], self.head_outputs], strict=True):
             m, n = _units(outputs), _units(inputs)
@@ -116,32 +124,30 @@ class Perceptron:
             sums += 8 * min(-(-m // w) * -(-n // (shape.warps // w)) for w in grids)
             sums += 4 * -(-m // shape.column_warps)
         product = max(map(_units, (*self.sizes[1:], self.head_outputs)))
-        sums += 8 * (shape.rows // 16 // shape.row_warps) * -(-product // shape.column_warps)
-        return sums + OTHER_REGISTERS
+        product = 8 * (shape.rows // 16 // shape.row_warps) * -(-product // shape.column_warps)
+        return product + OTHER_REGISTERS + (0 if forward else sums)
 
-    def blocks(self, shape: TileShape, cores: TensorCores) -> int:
-        """Blocks of the gradients' kernel that a multiprocessor holds at a time; 0 if none fits."""
-        size = self.shared_bytes(shape)[1]
-        if size > cores.block_shared_bytes or self.registers(shape) > min(
-            MAX_REGISTERS, REGISTERS // shape.warps // 32
-        ):
+    def blocks(self, shape: TileShape, cores: TensorCores, forward: bool) -> int:
+        """Blocks that a multiprocessor holds at a time; 0 if none fits."""
+        size, registers = self.shared_bytes(shape, forward), self.registers(shape, forward)
+        if size > cores.block_shared_bytes or registers > MAX_REGISTERS:
             return 0
-        by_registers = REGISTERS // (32 * shape.warps * self.registers(shape))
+        by_registers = REGISTERS // (32 * shape.warps * registers)
         return min(cores.shared_bytes // (size + cores.reserved_shared_bytes), by_registers)
 
-    def choose_tile(self, cores: TensorCores) -> TileShape | None:
+    def choose_tile(self, cores: TensorCores, forward: bool) -> TileShape | None:
         """The shape of a block's tile; None if none fits."""
-        warps = {shape: shape.warps * self.blocks(shape, cores) for shape in TILE_SHAPES}
-        best = max(TILE_SHAPES, key=lambda shape: min(warps[shape], ENOUGH_WARPS))
+        shapes = FORWARD_TILES if forward else GRADIENT_TILES
+        warps = {shape: shape.warps * self.blocks(shape, cores, forward) for shape in shapes}
+        best = max(shapes, key=lambda shape: min(warps[shape], ENOUGH_WARPS))
         return best if warps[best] else None
 
-    def source(self, shape: TileShape, blocks: int) -> str:
+    def source(self, shape: TileShape, blocks: int, forward: bool) -> str:
         """The constants in C++."""
 
         def table(kind: str) -> str:
             return ", ".join("{" + ", ".join(map(str, self._layers(k, kind))) + "}" for k in range(self.towers))
 
-        forward, backward = self.shared_bytes(shape)
         layers = len(self.sizes)
         constants: dict[str, dict[str, object]] = {
             "int": {
@@ -149,8 +155,7 @@ class Perceptron:
                 "ROW_WARPS": shape.row_warps,
                 "COLUMN_WARPS": shape.column_warps,
                 "MIN_BLOCKS": blocks,
-                "FORWARD_SHARED": forward,
-                "BACKWARD_SHARED": backward,
+                "SHARED_BYTES": self.shared_bytes(shape, forward),
                 "FIRST_OWN_AGENT": self.agents.start,
                 "OWN_AGENTS": self.agents.stop - self.agents.start,
                 "TOWERS": self.towers,
@@ -160,6 +165,7 @@ class Perceptron:
                 "LOG_STDS": self.log_stds,
             },
             "bool": {
+                "FORWARD_ONLY": int(forward),
                 "RELU": int(self.relu),
                 "NORMALIZE_OBS": int(self.normalize_obs),
                 "NORMALIZE_RETURNS": int(self.normalize_returns),
@@ -230,8 +236,9 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
         return f"{str(obs.dtype).removeprefix('torch.')} observations"
     if not obs[0].is_contiguous():
         return "observations that are not contiguous"
-    fits = perceptron_of(policy, obs, precision).choose_tile(cores)
-    return None if fits else "a network too large for shared memory"
+    perceptron = perceptron_of(policy, obs, precision)
+    fits = [perceptron.choose_tile(cores, forward) for forward in (False, True)]
+    return None if all(fits) else "a network too large for shared memory"
 
 
 class FlatTensors:
@@ -268,6 +275,7 @@ FORWARD = KernelSignature(
         Scalar("choices", i64),  # of an agent in the mask
         Array("columns", i32, const=True),  # of each parameter in a row of outputs
         Array("outputs", f32, optional=True),
+        Scalar("masked_logit", f32),  # in the place of those that the mask forbids
         Array("values", f32),
         Scalar("rows", i64),
     ),
@@ -310,39 +318,37 @@ class PerceptronKernels:
         policy: Its network is an ActorCritic for which ``why_not_fused`` is None.
         rollout: The samples.
         precision: Of the matrix products.
-        tile: Shape of a block's tile; None chooses one.
     """
 
-    def __init__(self, policy: Policy, rollout: Rollout, precision: Precision, tile: TileShape | None = None) -> None:
+    def __init__(self, policy: Policy, rollout: Rollout, precision: Precision) -> None:
         self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()))
         self.perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
         cores = rollout.env.functions.backend.tensor_cores
         assert cores is not None
-        self.cores: TensorCores = cores
-        shape = tile or self.perceptron.choose_tile(cores)
-        assert shape is not None
-        self.tile: TileShape = shape
-        self.blocks = self.perceptron.blocks(shape, cores)
-        assert self.blocks > 0
-        env, device = rollout.env, rollout.rewards.device
-        self._program: Program = env.functions.compile(
-            cuda_folder() / "learner/perceptron.cu",
-            kernels=[gradient_signature(env.game.layout), FORWARD],
-            game=env.game,
-            constants=self.perceptron.source(shape, self.blocks),
-        )
+        self._cores: TensorCores = cores
         normalizers = policy.obs_normalizer, policy.return_normalizer
         statistics = [(None, None) if n is None else (n.mean, n.var) for n in normalizers]
         self._common = {"parameters": self.parameters.flat, "obs_mean": statistics[0][0], "obs_var": statistics[0][1]}
         self._common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
-        columns = policy.view.parameter_columns
-        self._columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
-        self._columns = self._columns.to(device, torch.int32)
 
-    def _shape(self, rows: int, shared_bytes: int, most: int) -> LaunchShape:
-        blocks = min(-(-rows // self.tile.rows), most) * self.perceptron.towers
-        threads = 32 * self.tile.warps
-        return LaunchShape(blocks * threads, threads_per_block=threads, shared_bytes=shared_bytes)
+    def _compile(
+        self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_blocks: int
+    ) -> tuple[Program, LaunchShape]:
+        """A kernel for tiles of this shape, and the shape of a launch with at most so many blocks of each tower."""
+        forward, env = kernel is FORWARD, self.rollout.env
+        tile = tile or self.perceptron.choose_tile(self._cores, forward)
+        assert tile is not None
+        resident = self.perceptron.blocks(tile, self._cores, forward)
+        program = env.functions.compile(
+            cuda_folder() / f"learner/{kernel.name}.cu",
+            kernels=[kernel],
+            game=env.game,
+            constants=self.perceptron.source(tile, resident, forward),
+        )
+        towers, threads = self.perceptron.towers, 32 * tile.warps
+        blocks = min(-(-rows // tile.rows), self._cores.multiprocessors * resident // towers, most_blocks)
+        size = self.perceptron.shared_bytes(tile, forward)
+        return program, LaunchShape(max(1, blocks) * towers * threads, threads_per_block=threads, shared_bytes=size)
 
     def gradients(
         self,
@@ -353,6 +359,7 @@ class PerceptronKernels:
         value_coefficient: float,
         value_clip: float | None,
         normalize_advantages: bool,
+        tile: TileShape | None = None,
     ) -> tuple[Launch, torch.Tensor]:
         """A launch of the gradients of a minibatch, and its output, partial sums.
 
@@ -367,14 +374,15 @@ class PerceptronKernels:
             value_coefficient: Weight of the value loss.
             value_clip: Of the change of a value; None: no clipping.
             normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
+            tile: Shape of a block's tile; None chooses one.
         """
         data, towers = self.rollout, self.perceptron.towers
         columns = self.perceptron.num_parameters + METRICS
-        most = min(self.cores.multiprocessors * self.blocks // towers, MAX_PARTS_BYTES // (4 * columns))
-        shape = self._shape(rows, self.perceptron.shared_bytes(self.tile)[1], max(1, most))
+        signature = gradient_signature(data.env.game.layout)
+        program, shape = self._compile(signature, rows, tile, MAX_PARTS_BYTES // (4 * columns))
         parts = torch.zeros((shape.grid // towers, columns), device=data.rewards.device)
         obs = data.flat_obs(self.policy.view)
-        launch = self._program.prepare(
+        launch = program.prepare(
             "perceptron_gradients",
             shape,
             **self._common,
@@ -398,25 +406,28 @@ class PerceptronKernels:
         )
         return launch, parts
 
-    def forward(self) -> Launch:
+    def forward(self, tile: TileShape | None = None) -> Launch:
         """A launch of the forward pass of one step's observations.
 
         The launch takes ``obs`` (E * A, *obs_shape), ``action_mask`` (E, A, n) bool or None, and where to write the
         ``outputs``, (E, A, sampler.num_parameters) float32 or None, and ``values`` (E, A) float32. It writes the rows
         and columns of the policy's agents.
+
+        Args:
+            tile: Shape of a block's tile; None chooses one.
         """
         view, env = self.policy.view, self.rollout.env
-        rows = env.num_envs * view.num_agents
-        size = self.perceptron.shared_bytes(self.tile)[0]
-        resident = self.cores.shared_bytes // (size + self.cores.reserved_shared_bytes)
-        shape = self._shape(rows, size, max(1, self.cores.multiprocessors * resident // self.perceptron.towers))
-        return self._program.prepare(
+        rows, columns = env.num_envs * view.num_agents, view.parameter_columns
+        columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
+        program, shape = self._compile(FORWARD, rows, tile, rows)
+        return program.prepare(
             "perceptron_forward",
             shape,
             **self._common,
             obs_stride=self.rollout.flat_obs(view).stride(0),
             choices=env.buffers_layout.num_choices or 0,
-            columns=self._columns,
+            columns=columns.to(self.rollout.rewards.device, torch.int32),
+            masked_logit=torch.finfo(torch.float32).min,
             rows=rows,
         )
 

@@ -189,7 +189,7 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
-    assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner", "perceptron"}
+    assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner", "perceptron_forward", "perceptron_gradients"}
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The default network on tensor cores: PPO's gradients of a minibatch from the rollout's samples in one launch, and the
-// forward pass. Compiled with the constants of a game's declaration and of a network.
+// PPO's gradients of the default network, of a minibatch of the rollout's samples. Compiled with the constants of a
+// game's declaration and of a network.
 #include "perceptron.cuh"
 
 #include "loss.cuh"
@@ -74,8 +74,7 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     int tower = blockIdx.x % TOWERS;
     i64 block = blockIdx.x / TOWERS, blocks = gridDim.x / TOWERS;
     load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
-    fill_with_zeros(head_deltas(), indices());
-    fill_with_zeros(sum_row(0), sum_row(ROWS));
+    fill_with_zeros(sum_row(0), shared_memory + DELTAS_END);  // and the deltas
     Minibatch minibatch = minibatch_of(args.moments, args.normalize_advantages);
     Gradients<HIDDEN> gradients = {};
     int row = first_owned_row() + owner();
@@ -111,45 +110,8 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     }
 }
 
-// Parameters of the distributions of OWN_AGENTS agents, from FIRST_OWN_AGENT on, of each environment, and their values.
-// The forward pass is that of perceptron_gradients: its bits do not depend on the rows beside a row.
-HD void forward_rows(const perceptron_forward_Arguments& args) {
-    int tower = blockIdx.x % TOWERS;
-    load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
-    float scale = NORMALIZE_RETURNS ? standard_deviation(*args.return_var) : 1.0f;
-    float mean = NORMALIZE_RETURNS ? (float)*args.return_mean : 0.0f;
-    int row = first_owned_row() + owner();
-    bool has_row = owner() < OWNED_ROWS;
-    __syncthreads();
-    for (i64 first = blockIdx.x / TOWERS * ROWS; first < args.rows; first += gridDim.x / TOWERS * ROWS) {
-        i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + k % OWN_AGENTS;
-        sync_owners();  // the previous tile has been read
-        if (has_row) indices()[row] = k < args.rows ? index : -1;
-        sync_owners();
-        load_obs((const Observation*)args.obs, args.obs_stride);
-        sync_owners();
-        forward_layers<0>(tower);
-        if (has_actor(tower) && args.outputs) {
-            for (int k = owner(); k < OWNED_ROWS * PARAMETERS; k += OWNERS) {
-                int own = first_owned_row() + k / PARAMETERS, column = args.columns[k % PARAMETERS];
-                i64 at = indices()[own];
-                if (at < 0) continue;
-                bool forbidden = args.action_mask && !args.action_mask[at * args.choices + column];
-                args.outputs[at * PARAMETERS_PER_AGENT + column] =
-                    forbidden ? MASKED_LOGIT : result_row(own)[k % PARAMETERS];
-            }
-        }
-        if (has_value(tower) && has_row && k < args.rows) {
-            float value = result_row(row)[PARAMETERS];
-            args.values[index] = NORMALIZE_RETURNS ? value * scale + mean : value;
-        }
-    }
-}
-
 }  // namespace perceptron
 
 KERNEL_WITH_LAUNCH_BOUNDS(perceptron_gradients, perceptron::THREADS, perceptron::MIN_BLOCKS) {
     perceptron::sum_gradients(args);
 }
-
-KERNEL_WITH_LAUNCH_BOUNDS(perceptron_forward, perceptron::THREADS) { perceptron::forward_rows(args); }

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The forward pass of the default network for the observations of one step. Compiled with the constants of a game's
+// declaration and of a network.
+#include "perceptron.cuh"
+
+namespace perceptron {  // a game's constants may have the same names
+
+// Parameters of the distributions of OWN_AGENTS agents, from FIRST_OWN_AGENT on, of each environment, and their values.
+// The forward pass is that of perceptron_gradients.cu: its bits do not depend on the rows beside a row.
+HD void forward_rows(const perceptron_forward_Arguments& args) {
+    int tower = blockIdx.x % TOWERS;
+    load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
+    float scale = NORMALIZE_RETURNS ? standard_deviation(*args.return_var) : 1.0f;
+    float mean = NORMALIZE_RETURNS ? (float)*args.return_mean : 0.0f;
+    int row = first_owned_row() + owner();
+    bool has_row = owner() < OWNED_ROWS;
+    __syncthreads();
+    for (i64 first = blockIdx.x / TOWERS * ROWS; first < args.rows; first += gridDim.x / TOWERS * ROWS) {
+        i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + k % OWN_AGENTS;
+        sync_owners();  // the previous tile has been read
+        if (has_row) indices()[row] = k < args.rows ? index : -1;
+        sync_owners();
+        load_obs((const Observation*)args.obs, args.obs_stride);
+        sync_owners();
+        forward_layers<0>(tower);
+        if (has_actor(tower) && args.outputs) {
+            for (int k = owner(); k < OWNED_ROWS * PARAMETERS; k += OWNERS) {
+                int own = first_owned_row() + k / PARAMETERS, column = args.columns[k % PARAMETERS];
+                i64 at = indices()[own];
+                if (at < 0) continue;
+                bool forbidden = args.action_mask && !args.action_mask[at * args.choices + column];
+                args.outputs[at * PARAMETERS_PER_AGENT + column] =
+                    forbidden ? args.masked_logit : result_row(own)[k % PARAMETERS];
+            }
+        }
+        if (has_value(tower) && has_row && k < args.rows) {
+            float value = result_row(row)[PARAMETERS];
+            args.values[index] = NORMALIZE_RETURNS ? value * scale + mean : value;
+        }
+    }
+}
+
+}  // namespace perceptron
+
+KERNEL_WITH_LAUNCH_BOUNDS(perceptron_forward, perceptron::THREADS, perceptron::MIN_BLOCKS) {
+    perceptron::forward_rows(args);
+}
