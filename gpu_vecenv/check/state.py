@@ -121,21 +121,27 @@ def _poisoned_whole(context: CheckContext, kind: str, names: set[str]) -> Findin
 
 def _own_rows(context: CheckContext, kind: str, names: set[str]) -> Findings:
     """The state of one environment, written into the rows of another, changes no third one."""
-    seed = context.seeds[0]
-    before, after = context.actions(seed, BEFORE), context.actions(seed)
+    seed, steps = context.seeds[0], context.steps
+    actions = [*context.actions(seed, BEFORE), *context.actions(context.seeds[1]), *context.actions(seed)]
     plain, session = context.session(), context.session()
     source, target = 1, 2
-    for each in (plain, session):
-        each.run(before, seed)
-        for action in context.actions(context.seeds[1]):
-            if not each.tracker.finished[target]:
-                break
-            each.step(action)  # the state of an episode that has ended counts no more
+    plain.reset(seed)
+    records, goes_on = list[Record](), list[bool]()
+    for action in actions:
+        records.append(plain.step(action))
+        goes_on.append(not (plain.tracker.finished | plain.tracker.resetting)[target])
+    # A step that ends or begins an episode may show nothing of the state before it.
+    lasting = [n for n in range(BEFORE, BEFORE + steps) if goes_on[n]]
+    begin = lasting[0] if lasting else BEFORE
+    session.run(actions[:begin], seed)
+    differed = False
 
     def write(name: str, part: Any) -> None:
+        nonlocal differed
         if name in names:
             size = len(part) // session.num_envs
             rows: Any = part[source * size : (source + 1) * size] * 1  # a copy
+            differed |= bool((part[target * size : (target + 1) * size] != rows).any())
             part[target * size : (target + 1) * size] = rows
 
     _written(state_owner(context, session, kind), kind, write)
@@ -146,11 +152,12 @@ def _own_rows(context: CheckContext, kind: str, names: set[str]) -> Findings:
     if session.allowed is not None:
         # An environment may compute masks from its state, or keep the ones that it returned.
         session.allowed[session.rows_of(target)] &= session.allowed[session.rows_of(source)]
-    expected = list(map(plain.step, after))
-    got = list(map(session.step, after))
+    expected = records[begin : begin + steps]
+    got = list(map(session.step, actions[begin : begin + steps]))
     what = f"after {kind} of env {source} was written into the rows of env {target}"
     yield from differing(what, got, expected, others)
-    if all(session.trajectory(got, r) == session.trajectory(expected, r) for r in range(session.num_envs)):
+    same = all(session.trajectory(got, r) == session.trajectory(expected, r) for r in range(session.num_envs))
+    if same and lasting and differed:
         yield Finding(f"{kind} of env {target} was overwritten, and its trajectory is the same", "another trajectory")
 
 

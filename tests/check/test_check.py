@@ -364,6 +364,44 @@ def test_shared_state_is_not_overwritten():
     assert report.passed == ["K21"] and "no array has a row for each environment" in report.notes["K21"][0]
 
 
+@pytest.mark.parametrize("mode", [SAME, NEXT, DISABLED])
+@pytest.mark.parametrize("length", [1, 2, 9, 10])  # state is overwritten after nine steps at the earliest
+def test_state_is_overwritten_where_an_episode_goes_on(length, mode):
+    class Walk(StatefulRing):
+        """In the last step of an episode nothing depends on the cell."""
+
+        names = ("cell",)
+
+        def limit(self):
+            return length
+
+        def begin(self, chosen):
+            super().begin(chosen)
+            self.goal[:] = -1
+
+    class Copied(Walk):
+        load_state_dict = None
+
+        @property
+        def state(self):
+            return {"cell": self.cell.copy()}
+
+    class Alike(Walk):
+        """All rings have the same state."""
+
+        def env_keys(self, seed):
+            return np.repeat(super().env_keys(seed)[:1], self.num_rings)
+
+        def move(self, goes, moves):
+            super().move(goes, 0 * moves)
+
+    for correct in (Walk, Alike):
+        assert check(correct, ["K21"], steps=20, max_steps=length, mode=mode).failures == []
+    found = [failure.got for failure in check(Copied, ["K21"], steps=20, max_steps=length, mode=mode).failures]
+    same = ["state of env 2 was overwritten, and its trajectory is the same"]
+    assert found == ([] if length == 1 else same)
+
+
 def test_state_of_gives_the_object_with_the_state():
     class Hidden(Ring):
         def __init__(self, *args, **kwargs):
