@@ -4,8 +4,7 @@
 //
 // Comparisons with NaN are false: each condition below is written so that NaN propagates to the loss or its gradient.
 #pragma once
-#include "kernel.cuh"
-#include "math.cuh"
+#include "sampling.cuh"
 
 // Logit of a choice that the mask forbids, as in gpu_vecenv/train/distributions.py; it has no gradient.
 constexpr float MASKED_LOGIT = -0x1.fffffep127f;
@@ -33,7 +32,7 @@ HD Head head_of(const float* x, const bool* mask, int n, float* weights) {
         float below[BATCH], weight[BATCH];
         UNROLL for (int b = 0; b < BATCH; ++b) {
             below[b] = first + b < n ? logit(x, mask, first + b) - largest : 0.0f;
-            weight[b] = math::exp(below[b]);
+            weight[b] = sampling::exp_nonpositive(below[b]);
         }
         UNROLL for (int b = 0; b < BATCH; ++b) {
             if (first + b >= n) continue;
@@ -58,9 +57,17 @@ struct Distribution {
 #endif
 };
 
-// Log-probability and entropy of what was drawn. An agent has either the elements of a Box, and then the parameters are
-// means and then log standard deviations, or discrete heads, and then they are their logits, one after the other.
-// Masks are padded to the widest role.
+#if BOX_ACTIONS
+// From the mean, in standard deviations; a greedy draw is the mean, and std may be 0.
+HD float deviation(float draw, float mean, float std) {
+    float distance = draw - mean;
+    return distance == 0 ? 0 : distance / std;
+}
+#endif
+
+// Log-probability, bitwise that of sampling.cuh, and entropy of what was drawn. An agent has either the elements of a
+// Box, and then the parameters are means and then log standard deviations, or discrete heads, and then they are their
+// logits, one after the other. Masks are padded to the widest role.
 HD Distribution distribution(const float* x, const Action* draws, [[maybe_unused]] const bool* mask, int agent,
                              [[maybe_unused]] bool squash_by_tanh, [[maybe_unused]] float* weights) {
     Distribution d;
@@ -68,8 +75,8 @@ HD Distribution distribution(const float* x, const Action* draws, [[maybe_unused
 #if BOX_ACTIONS
     const int elements = action_box::heads(agent);
     for (int head = 0; head < elements; ++head) {
-        float log_std = x[elements + head], z = (draws[head] - x[head]) * math::exp(-log_std);
-        float density = -0.5f * (z * z) - log_std - 0.9189385f;  // log(2 pi) / 2
+        float log_std = x[elements + head], z = deviation(draws[head], x[head], math::exp(log_std));
+        float density = -0.5f * z * z - log_std - 0.9189385f;  // log(2 pi) / 2
         if (squash_by_tanh) {
             // Minus log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), a form that stays accurate.
             float a = math::abs(draws[head]);
@@ -100,8 +107,8 @@ HD void backward([[maybe_unused]] const Distribution& d, const float* x, const A
 #if BOX_ACTIONS
     const int elements = action_box::heads(agent);
     for (int head = 0; head < elements; ++head) {
-        float inverse = math::exp(-x[elements + head]), z = (draws[head] - x[head]) * inverse;
-        gradients[head] = by_log_prob * (z * inverse);
+        float std = math::exp(x[elements + head]), z = deviation(draws[head], x[head], std);
+        gradients[head] = by_log_prob * (z / std);
         gradients[elements + head] = by_log_prob * (z * z - 1.0f) + by_entropy;
     }
 #endif

@@ -51,10 +51,20 @@ class EpisodeLog:
         ``latest`` then has the sums over the latest episodes of each environment, (num_envs, len(names) + 1) float64: a
         column for each of ``names``, then their number.
         """
-        sums = self._sums()
+        self.begin_update()
+        return self.add_ended()
+
+    def begin_update(self) -> None:
+        """What of ``update`` is no work of the device: after ``clear_episode_statistics`` sums begin at 0."""
         if self._clears != self._vec_env.clears:
-            self._before, self._clears = torch.zeros_like(sums), self._vec_env.clears
-        new, self._before = sums - self._before, sums
+            self._before.zero_()
+            self._clears = self._vec_env.clears
+
+    def add_ended(self) -> torch.Tensor:
+        """The rest of ``update``, which may be part of a CUDA graph."""
+        sums = self._sums()
+        new = sums - self._before
+        self._before.copy_(sums)
         self.latest.copy_(torch.where(new[:, -1:] > 0, new, self.latest))
         return new[:, -1].sum()
 

@@ -13,7 +13,7 @@ from gpu_vecenv.engine.vec_env import Fault
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
-from gpu_vecenv.train.graph import StageTimer
+from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer
 from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
 from gpu_vecenv.train.plots import EPISODE_METRICS
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -40,45 +40,80 @@ class NonFiniteMetric(NamedTuple):
         return f"iteration {self.iteration}: {self.metric} is {self.value}; {self.likely_cause}"
 
 
-def read_metrics(
-    rollout: Rollout, learners: Mapping[str, Learner], episode_log: EpisodeLog, world: World, iteration: int
-) -> dict[str, float]:
+class MetricsReader:
     """Metrics of the learners, number of episodes that ended, and means over the latest episodes, in all processes.
 
-    The means are NaN as long as "first_episodes", the number of environments in their first episode, is not 0.
-
-    Raises:
-        NonFiniteError: A loss is NaN or infinite, or an environment received an invalid action.
+    Args:
+        rollout: Of the iterations.
+        learners: By policy.
+        episode_log: Of the rollout's environment.
+        world: The processes.
+        graph_pool: Memory pool of the CUDA graph that gathers the metrics; None runs without.
     """
-    env, faults = rollout.env, rollout.env.faults()
-    names = [f"{metric}_{name}" for name in learners for metric in LEARNER_METRICS]
-    learned = [learner.metrics_of_iteration().double() / world.size for learner in learners.values()]
-    counts = {
-        "episodes": episode_log.update(),
-        "first_episodes": episode_log.in_first_episode().sum(),
-        "faults": (faults & ~int(Fault.NONFINITE)).count_nonzero(),
-        "nonfinite_envs": (faults & int(Fault.NONFINITE)).bool().sum(),
-    }
-    for role, where in env.game.layout.role_slices.items() if rollout.shaping is not None else ():
-        active = rollout.active[:-1, :, where]
-        counts[f"active_{role}"] = active.sum()
-        counts[f"shaped_reward_{role}"] = rollout.rewards[:, :, where].where(active, 0).sum(dtype=torch.float64)
-    values = torch.cat([*learned, torch.stack([x.double() for x in counts.values()]), episode_log.latest.sum(0)])
-    world.all_reduce_sum(values)
-    env.clear_episode_statistics()
-    read = values.tolist()
-    *totals, num_latest = read[len(names) + len(counts) :]
-    metrics = dict(zip([*names, *counts], read[: len(names) + len(counts)], strict=True))
-    means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
-    for name, total in zip(episode_log.names, totals, strict=True):
-        means[name] = math.nan if metrics["first_episodes"] or not num_latest else total / num_latest
-    for role in env.game.layout.role_slices if rollout.shaping is not None else ():
-        metrics[f"shaped_reward_{role}"] /= max(metrics.pop(f"active_{role}"), 1)
-    losses = {name: metrics[name] for name in names if name.startswith(LOSS_METRICS)}
-    _check(rollout, losses, metrics.pop("faults"), iteration)
-    if not env.build.end_on_nonfinite:
-        del metrics["nonfinite_envs"]
-    return {**metrics, "episode_length": means.pop("length"), "terminated_fraction": means.pop("terminated"), **means}
+
+    def __init__(
+        self,
+        rollout: Rollout,
+        learners: Mapping[str, Learner],
+        episode_log: EpisodeLog,
+        world: World,
+        graph_pool: GraphPool | None,
+    ) -> None:
+        self._rollout, self._learners, self._episode_log, self._world = rollout, learners, episode_log, world
+        self._learned = [f"{metric}_{name}" for name in learners for metric in LEARNER_METRICS]
+        self._counts: list[str] = []
+        self._values = torch.zeros(0)
+        self._gather = GraphedCallable(self._gather_values, "the metrics", graph_pool)
+
+    def _gather_values(self) -> None:
+        rollout, faults, episodes = self._rollout, self._rollout.env.faults(), self._episode_log
+        learned = [learner.metrics_of_iteration().double() / self._world.size for learner in self._learners.values()]
+        counts = {
+            "episodes": episodes.add_ended(),
+            "first_episodes": episodes.in_first_episode().sum(),
+            "faults": (faults & ~int(Fault.NONFINITE)).count_nonzero(),
+            "nonfinite_envs": (faults & int(Fault.NONFINITE)).bool().sum(),
+        }
+        for role, where in rollout.env.game.layout.role_slices.items() if rollout.shaping is not None else ():
+            active = rollout.active[:-1, :, where]
+            counts[f"active_{role}"] = active.sum()
+            counts[f"shaped_reward_{role}"] = rollout.rewards[:, :, where].where(active, 0).sum(dtype=torch.float64)
+        values = torch.cat([*learned, torch.stack([x.double() for x in counts.values()]), episodes.latest.sum(0)])
+        if not self._counts:
+            self._counts, self._values = list(counts), torch.empty_like(values)
+        self._values.copy_(values)
+
+    def __call__(self, iteration: int) -> dict[str, float]:
+        """Read them, once an iteration, after all updates.
+
+        The means are NaN as long as "first_episodes", the number of environments in their first episode, is not 0.
+
+        Raises:
+            NonFiniteError: A loss is NaN or infinite, or an environment received an invalid action.
+        """
+        rollout, env = self._rollout, self._rollout.env
+        self._episode_log.begin_update()
+        self._gather()
+        self._world.all_reduce_sum(self._values)
+        env.clear_episode_statistics()
+        names, read = [*self._learned, *self._counts], self._values.tolist()
+        *totals, num_latest = read[len(names) :]
+        metrics = dict(zip(names, read[: len(names)], strict=True))
+        means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
+        for name, total in zip(self._episode_log.names, totals, strict=True):
+            means[name] = math.nan if metrics["first_episodes"] or not num_latest else total / num_latest
+        for role in env.game.layout.role_slices if rollout.shaping is not None else ():
+            metrics[f"shaped_reward_{role}"] /= max(metrics.pop(f"active_{role}"), 1)
+        losses = {name: metrics[name] for name in self._learned if name.startswith(LOSS_METRICS)}
+        _check(rollout, losses, metrics.pop("faults"), iteration)
+        if not env.build.end_on_nonfinite:
+            del metrics["nonfinite_envs"]
+        return {
+            **metrics,
+            "episode_length": means.pop("length"),
+            "terminated_fraction": means.pop("terminated"),
+            **means,
+        }
 
 
 class NonFiniteMetrics:

@@ -30,7 +30,7 @@ OBS_DTYPES = {torch.float32: "float", torch.uint8: "u8"}
 STRUCTS: dict[Precision, str] = {"float32": "Float32", "tf32": "Tf32", "bfloat16": "Bfloat16"}  # of tensor_core.cuh
 WORD_BYTES: dict[Precision, int] = {"float32": 4, "tf32": 4, "bfloat16": 2}
 REGISTERS, MAX_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
-OTHER_REGISTERS = 64  # of a thread, beside its sums: addresses, factors
+OTHER_REGISTERS = 52  # of a thread, beside its sums: addresses, factors
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TileShape:
 # Where a warp has all columns of its rows, it waits for no other up to the weights' gradients.
 GRADIENT_TILES = (
     TileShape(64, 4, 1),
-    TileShape(64, 2, 2),
+    TileShape(32, 2, 2),
     TileShape(64, 2, 4),
     TileShape(32, 1, 8),
     TileShape(32, 1, 16),
@@ -452,16 +452,15 @@ class Forward:
     def __call__(self, t: int, *, only_values: bool = False) -> None:
         """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float."""
         data, view = self.rollout, self.policy.view
-        mask = None if data.action_mask is None or view.continuous else data.action_mask[t]
+        mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
         if self._launch is not None and is_plain(self.policy):
             self._launch(
                 obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
-                action_mask=mask,
+                action_mask=data.action_mask[t] if data.action_mask is not None and mask is not None else None,
                 outputs=None if only_values else self.outputs,
                 values=data.values[t],
             )
             return
         outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]))
         if not only_values:
-            mask = None if mask is None else view.mask(mask[:, view.agents])
             self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)

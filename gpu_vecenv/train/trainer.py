@@ -41,7 +41,7 @@ from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
-from gpu_vecenv.train.metrics import NonFiniteMetrics, read_metrics, time_fractions
+from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, why_not_fused
 from gpu_vecenv.train.policy import Policy
@@ -158,6 +158,7 @@ class Trainer:
             self.env.reset(seed=self.seed, out=self.rollout.last)
             self._check_networks(self.rollout.obs[-1:])
             self.episode_log = EpisodeLog(self.env)
+            self._read_metrics = MetricsReader(self.rollout, self.learners, self.episode_log, self.world, graph_pool)
         self.timer = StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
 
@@ -220,7 +221,7 @@ class Trainer:
             for learner in self.learners.values():
                 learner.end_update()
             self.timer.mark("updated")
-            metrics = read_metrics(self.rollout, self.learners, self.episode_log, self.world, self.iteration + 1)
+            metrics = self._read_metrics(self.iteration + 1)
         self.iteration += 1
         self._in_iteration = False
         seconds = time.perf_counter() - self._start
@@ -408,6 +409,7 @@ class Trainer:
             "_compute_advantages",
             "_parameters",
             "_forward_passes",
+            "_read_metrics",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles
