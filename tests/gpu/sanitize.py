@@ -49,6 +49,7 @@ SOURCES = (
     "gpu_vecenv/train/learner_kernels.py",
     "gpu_vecenv/train/layers.py",
     "gpu_vecenv/train/optimizer.py",
+    "gpu_vecenv/train/perceptron.py",
     "gpu_vecenv/engine/digest.py",
     "gpu_vecenv/compile/backends/cuda*.py",
     "gpu_vecenv/envs/*.py",

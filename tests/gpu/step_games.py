@@ -61,13 +61,15 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
 CROWD = ("tag_continuous", {"num_taggers": 6, "num_runners": 214})
 HUGE = ("tag_continuous", {"num_taggers": 10, "num_runners": 1500, "num_neighbors": 45})
 TICKS, MAX_STEPS = 6, 4  # every environment passes an end
-# Of each kind of policy one: a learner's kernels are made for a game's agents and actions.
-LEARNT: tuple[tuple[Game, dict[str, Any]], ...] = (
-    ("tag_gridworld", {}),
-    ("tag_continuous", FEW),
-    ("pendulum", {}),
-    (Crew, {}),
-    (Economy, {}),
+# Game, its configuration, PPO's. A learner's kernels are made for a game's agents and actions, a network, a precision.
+LEARNT: tuple[tuple[Game, dict[str, Any], dict[str, Any]], ...] = (
+    ("tag_gridworld", {}, {}),
+    ("tag_gridworld", {}, {"shared_trunk": False, "precision": "bfloat16", "hidden_sizes": (40, 24)}),
+    ("tag_continuous", FEW, {"precision": "tf32", "hidden_sizes": (128, 120)}),  # several warps share a row
+    ("pendulum", {}, {"shared_trunk": False, "activation": "relu"}),
+    ("pendulum", {}, {"hidden_sizes": (1024,)}),  # too large for a block's memory: torch and the kernels of its layers
+    (Crew, {}, {"precision": "tf32", "normalize_obs": True, "normalize_returns": True}),
+    (Economy, {}, {}),
 )
 
 
@@ -157,7 +159,7 @@ def step_game(device: str, game: Game, config: dict[str, Any], num_envs: int, mo
     return f"{name} {digest.hex()}"
 
 
-def learn_game(device: str, game: Game, config: dict[str, Any]) -> str:
+def learn_game(device: str, game: Game, config: dict[str, Any], changes: dict[str, Any]) -> str:
     """One iteration of training without graphs; the fingerprint of the advantages."""
     env = VecEnv(
         gpu_vecenv.configure(game, **{"max_steps": MAX_STEPS, **config}),
@@ -166,12 +168,12 @@ def learn_game(device: str, game: Game, config: dict[str, Any]) -> str:
         autoreset_mode="next_step",
         driver="cuda_core" if device == "cuda" else None,
     )
-    settings = PPOConfig(num_steps=5, num_epochs=1, num_minibatches=3, hidden_sizes=(8,), total_steps=10**6)
-    trainer = Trainer(env, settings, graphs=False)
+    settings = {"num_steps": 5, "num_epochs": 1, "num_minibatches": 3, "hidden_sizes": (8,), "total_steps": 10**6}
+    trainer = Trainer(env, PPOConfig(**{**settings, **changes}), graphs=False)
     trainer.train_iteration()
     digest = Digest(env.functions, env.num_envs)
     digest.add(trainer.rollout.advantages.transpose(0, 1))
-    name = f"{env.game.name()} {env.num_agents} agents learnt"
+    name = f"{env.game.name()} {env.num_agents} agents {' '.join(map(str, changes.values()))} learnt"
     trainer.close()
     return f"{name} {digest.hex()}"
 
