@@ -2,7 +2,7 @@
 
     python3 tests/gpu/learner_speed.py RESULTS.json
 
-A row has medians of ten iterations after three: milliseconds, env-steps per second, and the memory at its peak.
+A row has medians of eight iterations after three: milliseconds, env-steps per second, and the memory at its peak.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any], int, dict[str, Any]], ...] = (
         A2C,
     ),
 )
-WARM_UP, ITERATIONS = 3, 10
+WARM_UP, ITERATIONS = 3, 8
 
 
 def measured(game: str, values: dict[str, Any], num_envs: int, config: dict[str, Any]) -> dict[str, float]:

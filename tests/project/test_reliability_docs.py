@@ -30,7 +30,7 @@ def sentences() -> Iterator[str]:
     yield f"The ledger has {sum(steps) // 10**6:,} million agent-steps of an {device.removeprefix('NVIDIA ')}"
 
     found = {name: receipts.read(name)["metrics"] for name in receipts.REQUIRED}
-    (configurations,) = {found[tool]["environments"] for tool in SANITIZERS}
+    configurations = " to ".join(map(str, sorted({found[tool]["environments"] for tool in SANITIZERS})))
     yield f"{', '.join(SANITIZERS[:-1])} and {SANITIZERS[-1]} each reported its planted kernel"
     yield f"had {max(found[tool]['findings'] for tool in SANITIZERS)} findings in {configurations} configurations"
     leaks, growth = found["leaks"], found["soak"]["growth_bytes"] / 2**20
