@@ -75,18 +75,6 @@ def minibatches() -> Iterator[str]:
         yield f"| {broken} | {loss:.1f} | {spread([row['sampled'][metric] for row in rows])} |"
 
 
-def iterations() -> Iterator[str]:
-    """One line for each iteration by the kernels of the default network and by torch."""
-    measured = json.loads((DOCS / "performance" / "h200-learner.json").read_text(encoding="utf-8"))
-    for row in measured["rows"]:
-        kernels, ways = row["kernels"], [row[way] for way in ("torch", "kernels")]
-        times = [f"{way['milliseconds']:.1f}" for way in ways]
-        rates = f"{kernels['env_steps_per_s'] / 1e6:.2f} M", f"{kernels['agent_steps_per_s'] / 1e6:.0f} M"
-        memory = [f"{way['peak_bytes'] / 2**20:,.0f}" for way in ways]
-        name = row["name"], f"{row['num_envs']:,} x {row['num_steps']}"
-        yield f"| {' | '.join((*name, *times, *rates, *memory))} |"
-
-
 @pytest.mark.parametrize("file", PLACES)
 def test_the_table_of_games_is_what_was_measured(file: str) -> None:
     rows = list(learning_rows(file))
@@ -107,11 +95,6 @@ def test_the_tables_against_scripts_are_what_was_measured(game: str) -> None:
 def test_the_table_of_speeds_is_what_was_measured() -> None:
     rows = list(speeds())
     assert len(rows) == 8 and [row for row in rows if row not in TEXT] == []
-
-
-def test_the_table_of_iterations_is_what_was_measured() -> None:
-    rows, text = list(iterations()), (DOCS / "performance.md").read_text(encoding="utf-8")
-    assert len(rows) == 7 and [row for row in rows if row not in text] == []
 
 
 def test_every_curve_is_shown_and_is_there() -> None:
