@@ -237,22 +237,22 @@ HD void load_obs(const Observation* obs, i64 stride) {
 }
 
 // Adds a product to this warp's tiles of a matrix of N columns: rows of `a`, with K columns, times `b`. That is
-// [N][K] if ALONG, else [K][N].
-template <int N, int K, bool ALONG>
+// [N][K] if ALONG, else [K][N]. `a` may have infinities if INFINITE.
+template <int N, int K, bool ALONG, bool INFINITE>
 HD void add_product(const Word* a, int a_pitch, const Word* b, int b_pitch,
                     float (&sums)[ROW_TILES][WARP_UNITS<N>][2][4]) {
     _Pragma("unroll 4") for (int k = 0; k < K; k += Precision::STEP) {
         Factor a_factor[ROW_TILES];
         UNROLL for (int m = 0; m < ROW_TILES; ++m) {
             int row = first_row() + 16 * m;
-            a_factor[m] = Precision::factor(ALONG ? Precision::a_along(a, a_pitch, row, k)
-                                                  : Precision::a_along_in_pairs(a, a_pitch, row, k));
+            a_factor[m] = Precision::factor<INFINITE>(ALONG ? Precision::a_along(a, a_pitch, row, k)
+                                                            : Precision::a_along_in_pairs(a, a_pitch, row, k));
         }
         UNROLL for (int u = 0; u < WARP_UNITS<N>; ++u) {
             int unit = unit_of(u);
             if (UNITS<N> % COLUMN_WARPS != 0 && unit >= UNITS<N>) continue;
-            Factor b_factor = Precision::factor(ALONG ? Precision::b_along(b, b_pitch, 16 * unit, k)
-                                                      : Precision::b_across(b, b_pitch, 16 * unit, k));
+            Factor b_factor = Precision::factor<false>(ALONG ? Precision::b_along(b, b_pitch, 16 * unit, k)
+                                                             : Precision::b_across(b, b_pitch, 16 * unit, k));
             UNROLL for (int m = 0; m < ROW_TILES; ++m)
                 Precision::multiply(sums[m][u], a_factor[m], b_factor, BOTH_HALVES<N>);
         }
@@ -291,7 +291,7 @@ HD void forward_layers(int tower) {
         x = biases<L>()[column];
         y = biases<L>()[column + 1];
     });
-    add_product<N, INPUTS<L>, true>(rows<L>(), INPUT_PITCH<L>, weights<L>(), INPUT_PITCH<L>, sums);
+    add_product<N, INPUTS<L>, true, L == 0>(rows<L>(), INPUT_PITCH<L>, weights<L>(), INPUT_PITCH<L>, sums);
     for_pairs<N>(sums, [=](int, int, int row, int column, float x, float y) {
         if constexpr (L < HIDDEN) {
             // Beyond the size, 0 times an infinite input may be NaN.
@@ -342,11 +342,11 @@ struct LayerGradients {
             Factor b[N_TILES];
             UNROLL for (int n = 0; n < N_TILES; ++n) {
                 if (has_n(n))
-                    b[n] = Precision::factor(Precision::b_across(rows<L>(), INPUT_PITCH<L>, 16 * n_unit(n), k));
+                    b[n] = Precision::factor<L == 0>(Precision::b_across(rows<L>(), INPUT_PITCH<L>, 16 * n_unit(n), k));
             }
             UNROLL for (int m = 0; m < M_TILES; ++m) {
                 if (!has_m(m)) continue;
-                Factor a = Precision::factor(Precision::a_across(deltas, OUTPUT_PITCH<L>, 16 * m_unit(m), k));
+                Factor a = Precision::factor<false>(Precision::a_across(deltas, OUTPUT_PITCH<L>, 16 * m_unit(m), k));
                 UNROLL for (int n = 0; n < N_TILES; ++n) if (has_n(n))
                     Precision::multiply(weight[m][n], a, b[n], BOTH_HALVES<INPUTS<L>>);
             }
@@ -398,7 +398,7 @@ struct Gradients : Gradients<L - 1> {
         if constexpr (L > 0) {
             constexpr int N = INPUTS<L>;
             float sums[ROW_TILES][WARP_UNITS<N>][2][4] = {};
-            add_product<N, OUTPUTS<L>, false>(deltas, OUTPUT_PITCH<L>, weights<L>(), INPUT_PITCH<L>, sums);
+            add_product<N, OUTPUTS<L>, false, false>(deltas, OUTPUT_PITCH<L>, weights<L>(), INPUT_PITCH<L>, sums);
             __syncthreads();  // all warps have read the layer's inputs
             auto& bias = Gradients<L - 1>::layer.bias;
             for_pairs<N>(sums, [&](int u, int half, int row, int column, float x, float y) {

@@ -106,7 +106,10 @@ struct Tf32Words {
 // One product; factors are rounded when they are stored.
 struct Tf32 : Tf32Words {
     typedef Four Factor;
-    HD static Factor factor(const Four& words) { return words; }
+    template <bool>
+    HD static Factor factor(const Four& words) {
+        return words;
+    }
     HD static void multiply(float (&sums)[2][4], const Factor& a, const Factor& b, bool second) {
         multiply_tf32(sums[0], a.word, b.word[0], b.word[1]);
         if (second) multiply_tf32(sums[1], a.word, b.word[2], b.word[3]);
@@ -123,14 +126,18 @@ struct Float32 : Tf32Words {
     struct Factor {
         u32 large[4], small[4];
     };
+    // An infinity is the small part if INFINITE: times the large part of a number it has the right sign.
+    template <bool INFINITE>
     HD static Factor factor(const Four& words) {
         Factor out;
         UNROLL for (int k = 0; k < 4; ++k) {
+            float x = math::from_bits(words.word[k]);
             u32 large = (words.word[k] + 0x1000u) & 0xffffe000u;  // as rounded_tf32; NaNs are those of `store`
-            float rest = math::from_bits(words.word[k]) - math::from_bits(large);
-            // Infinity minus itself is NaN, not less than anything: any number will do beside infinity.
+            if (INFINITE && !(math::abs(x) < 0x1p127f)) large = 0;
+            float rest = x - math::from_bits(large);
+            if (!INFINITE) rest = rest < 1e30f ? rest : 1e30f;  // not infinity minus itself
             out.large[k] = large;
-            out.small[k] = math::bits(rest < 1e30f ? rest : 1e30f);  // tensor cores ignore the last 13 bits
+            out.small[k] = math::bits(rest);  // tensor cores ignore the last 13 bits
         }
         return out;
     }
@@ -185,7 +192,10 @@ struct Bfloat16 {
         load_transposed(out.word, matrix + (k + lane % 16) * pitch + n + lane / 16 * 8);
         return out;
     }
-    HD static Factor factor(const Four& words) { return words; }
+    template <bool>
+    HD static Factor factor(const Four& words) {
+        return words;
+    }
     HD static void multiply(float (&sums)[2][4], const Factor& a, const Factor& b, bool second) {
         multiply_bfloat16(sums[0], a.word, b.word[0], b.word[1]);
         if (second) multiply_bfloat16(sums[1], a.word, b.word[2], b.word[3]);

@@ -449,6 +449,11 @@ class Forward:
         self.kernels = kernels
         self._launch = None if kernels is None else kernels.forward()
 
+    def adopt(self) -> None:
+        """Let the kernels read the policy's parameters, whose tensors a caller may have replaced."""
+        if self.kernels is not None:
+            self.kernels.parameters.adopt(list(self.policy.parameters()))
+
     def __call__(self, t: int, *, only_values: bool = False) -> None:
         """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float."""
         data, view = self.rollout, self.policy.view

@@ -206,6 +206,8 @@ class Trainer:
                 learner.discard_statistics()
         self._in_iteration = True
         with self._training():
+            for forward in self._forward_passes:
+                forward.adopt()
             self.timer.mark("start")
             self._graphed_rollout()
             self.timer.mark("collected")
