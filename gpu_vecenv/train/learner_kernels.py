@@ -7,6 +7,7 @@ index; only observations are gathered into a minibatch.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -95,24 +96,59 @@ CLIP_GRAD_NORM = KernelSignature(
 )
 
 
+def loss_arguments(layout: GameLayout) -> tuple[Array | Scalar, ...]:
+    """What the loss of a sample takes beside a network's outputs: the rollout and hyperparameters."""
+    return (
+        Array("active", boolean, const=True),
+        Array("draws", layout.action.dtype, const=True),
+        Array("log_probs", f32, const=True),
+        Array("old_values", f32, const=True),
+        Array("estimates", f32, const=True),
+        Array("returns", f32, const=True),
+        Array("action_mask", boolean, const=True, optional=True),
+        Array("clip", f32, const=True, shape=()),
+        Array("entropy_coefficient", f32, const=True, shape=()),
+        Scalar("normalize_advantages", boolean),
+        Scalar("squash_by_tanh", boolean),
+        Scalar("value_coefficient", f32),
+        Scalar("value_clip", f32),
+    )
+
+
+def loss_values(
+    policy: Policy,
+    rollout: Rollout,
+    *,
+    clip: torch.Tensor,
+    entropy_coefficient: torch.Tensor,
+    value_coefficient: float,
+    value_clip: float | None,
+    normalize_advantages: bool,
+) -> dict[str, Any]:
+    """The values of ``loss_arguments``, see ``LossKernel``."""
+    return {
+        "active": rollout.active,
+        "draws": rollout.draws,
+        "log_probs": rollout.log_probs,
+        "old_values": rollout.values,
+        "estimates": rollout.advantages,
+        "returns": rollout.returns,
+        "action_mask": rollout.action_mask,
+        "clip": clip,
+        "entropy_coefficient": entropy_coefficient,
+        "normalize_advantages": normalize_advantages,
+        "squash_by_tanh": policy.squash == "tanh",
+        "value_coefficient": value_coefficient,
+        "value_clip": -1 if value_clip is None else value_clip,
+    }
+
+
 def loss_gradients(layout: GameLayout) -> KernelSignature:
     """The kernel of the loss, for a game's kind of actions."""
     return KernelSignature(
         "loss_gradients",
         (
-            Array("active", boolean, const=True),
-            Array("draws", layout.action.dtype, const=True),
-            Array("log_probs", f32, const=True),
-            Array("old_values", f32, const=True),
-            Array("estimates", f32, const=True),
-            Array("returns", f32, const=True),
-            Array("action_mask", boolean, const=True, optional=True),
-            Array("clip", f32, const=True, shape=()),
-            Array("entropy_coefficient", f32, const=True, shape=()),
-            Scalar("normalize_advantages", boolean),
-            Scalar("squash_by_tanh", boolean),
-            Scalar("value_coefficient", f32),
-            Scalar("value_clip", f32),
+            *loss_arguments(layout),
             Scalar("num_parameters", i32),
             Array("value_scale", f32, const=True, shape=()),
             Array("moments", f64, const=True, shape=(3,)),
@@ -318,19 +354,15 @@ class LossKernel:
         self._loss = program.prepare(
             "loss_gradients",
             LaunchShape(chunk, threads_per_block=LOSS_BLOCK),
-            active=data.active,
-            draws=data.draws,
-            log_probs=data.log_probs,
-            old_values=data.values,
-            estimates=data.advantages,
-            returns=data.returns,
-            action_mask=data.action_mask,
-            clip=clip,
-            entropy_coefficient=entropy_coefficient,
-            normalize_advantages=normalize_advantages,
-            squash_by_tanh=policy.squash == "tanh",
-            value_coefficient=value_coefficient,
-            value_clip=-1 if value_clip is None else value_clip,
+            **loss_values(
+                policy,
+                rollout,
+                clip=clip,
+                entropy_coefficient=entropy_coefficient,
+                value_coefficient=value_coefficient,
+                value_clip=value_clip,
+                normalize_advantages=normalize_advantages,
+            ),
             num_parameters=policy.view.num_parameters,
         )
 

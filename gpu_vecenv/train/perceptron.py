@@ -20,6 +20,7 @@ from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.layers import has_hooks
+from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -288,19 +289,7 @@ def gradient_signature(layout: GameLayout) -> KernelSignature:
         "perceptron_gradients",
         (
             *GRADIENT_ARRAYS,
-            Array("active", boolean, const=True),
-            Array("draws", layout.action.dtype, const=True),
-            Array("log_probs", f32, const=True),
-            Array("old_values", f32, const=True),
-            Array("estimates", f32, const=True),
-            Array("returns", f32, const=True),
-            Array("action_mask", boolean, const=True, optional=True),
-            Array("clip", f32, const=True, shape=()),
-            Array("entropy_coefficient", f32, const=True, shape=()),
-            Scalar("normalize_advantages", boolean),
-            Scalar("squash_by_tanh", boolean),
-            Scalar("value_coefficient", f32),
-            Scalar("value_clip", f32),
+            *loss_arguments(layout),
             Array("moments", f64, const=True, shape=(3,)),
             Array("indices", i64, const=True, shape=("rows",)),
             Array("parts", f32),
@@ -388,19 +377,15 @@ class PerceptronKernels:
             **self._common,
             obs=obs,
             obs_stride=obs.stride(0),
-            active=data.active,
-            draws=data.draws,
-            log_probs=data.log_probs,
-            old_values=data.values,
-            estimates=data.advantages,
-            returns=data.returns,
-            action_mask=data.action_mask,
-            clip=clip,
-            entropy_coefficient=entropy_coefficient,
-            normalize_advantages=normalize_advantages,
-            squash_by_tanh=self.policy.squash == "tanh",
-            value_coefficient=value_coefficient,
-            value_clip=-1 if value_clip is None else value_clip,
+            **loss_values(
+                self.policy,
+                data,
+                clip=clip,
+                entropy_coefficient=entropy_coefficient,
+                value_coefficient=value_coefficient,
+                value_clip=value_clip,
+                normalize_advantages=normalize_advantages,
+            ),
             parts=parts,
             rows=rows,
         )
