@@ -122,8 +122,9 @@ HD double power(double base, u32 exponent) {
     return result;
 }
 
-// One step of Adam with the gradient scaled down to max_grad_norm, as torch.optim.Adam(fused=True) takes it on a GPU:
-// products of the decay rates, and the sum with eps, are computed in double and rounded to float.
+// One step of Adam with the gradient scaled down to max_grad_norm, as torch.optim.Adam(fused=True) takes it.
+// Products of the decay rates, and the sum with eps, are computed in double and rounded to float: 1 - 0.999f is not
+// 0.001.
 //
 // `skip_update` becomes 1 if a metric or the norm is not finite or approx_kl exceeds target_kl; where it is 1, neither
 // parameters nor Adam's state change. Adds metrics, norm and `skip_update` to `metric_sums`.

@@ -21,14 +21,18 @@ from games.economy import Economy
 from games.probes import Target
 from safetensors.torch import load_file, save_file
 from support.bitwise import equal_bits
+from support.emulated_cuda import EmulatedCudaBackend
 from torch import nn
 
 import gpu_vecenv
+from gpu_vecenv.compile import function_manager
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.envs.registry import GAMES, Game, load_game
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ClosedEnvError, ConfigError, NonFiniteError
 from gpu_vecenv.train.distributions import masked, squashed
+from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner import LOSS_METRICS
+from gpu_vecenv.train.perceptron import PerceptronKernels
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout, max_num_envs_that_fit
@@ -129,34 +133,51 @@ def iterated(trainer, iterations):
 # Rollout
 
 
-def acting(policies, sampler, obs, mask):
-    """What policies give, laid out for the sampler: parameters and values."""
-    rows = obs.shape[:2]
-    parameters = torch.zeros((*rows, sampler.num_parameters), device=obs.device)
-    values = torch.zeros(rows, device=obs.device)
-    with torch.no_grad():
-        for policy in policies.values():
+def acting(trainer):
+    """A function of observations and masks: what the policies give as they are now, laid out for the sampler.
+
+    Its values are parameters and values, by the kernels of those networks that have kernels, else by torch.
+    """
+    data, policies, launches = trainer.rollout, copy.deepcopy(trainer.policies), {}
+    for name, policy in policies.items():
+        if trainer.torch_reasons[name] is None:
+            launches[name] = PerceptronKernels(policy, data, trainer.config.precision).forward()
+
+    @torch.no_grad()
+    def act(obs, mask):
+        rows = obs.shape[:2]
+        parameters = torch.zeros((*rows, trainer.sampler.num_parameters), device=obs.device)
+        values = torch.zeros(rows, device=obs.device)
+        for name, policy in policies.items():
             view = policy.view
-            given, values[:, view.agents] = policy(view.obs(obs))
             own_mask = None if mask is None else view.mask(mask[:, view.agents])
-            parameters[:, view.agents][..., view.parameter_columns] = masked(given, own_mask)
-    return parameters, values
+            if launch := launches.get(name):
+                flat = obs.flatten(0, 1)[(slice(None), *view.obs_slice)]
+                masks = None if own_mask is None else mask.contiguous()
+                launch(obs=flat, action_mask=masks, outputs=parameters, values=values)
+            else:
+                given, values[:, view.agents] = policy(view.obs(obs))
+                parameters[:, view.agents][..., view.parameter_columns] = masked(given, own_mask)
+        return parameters, values
+
+    return act, policies
 
 
-def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, device):
+def check_rollouts(setup, device):
+    """Those of a trainer hold what another environment gives for the same actions, and what the networks give."""
     trainer, twin = setup.trainer(device), setup.env(device)
     sampler = Sampler(twin, squash=setup.config.squash)
     obs, info = twin.reset(seed=5)
     seen = {"reset": 0, "left": 0}
     steps = setup.config.num_steps
     for _ in range(32 // steps):
-        policies, data = copy.deepcopy(trainer.policies), trainer.rollout
+        (act, policies), data = acting(trainer), trainer.rollout
         trainer.train_iteration()
         for t in range(steps):
             mask, active = info.get("action_mask"), info["active"]
             assert data.obs[t].equal(obs) and data.active[t].equal(active)
             assert mask is None or data.action_mask[t].equal(mask)
-            parameters, values = acting(policies, sampler, obs, mask)
+            parameters, values = act(obs, mask)
             drawn = sampler.sample(parameters)
             assert data.values[t].equal(values) and data.log_probs[t].equal(drawn.log_probs)
             assert data.draws[t].equal(drawn.actions if drawn.draws is None else drawn.draws)
@@ -175,7 +196,7 @@ def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, de
             obs, rewards, terminations, truncations, info = twin.step(drawn.actions)
             assert data.rewards[t].equal(rewards)
             assert data.terminations[t].equal(terminations) and data.truncations[t].equal(truncations)
-        assert data.values[-1].equal(acting(policies, sampler, obs, None)[1])
+        assert data.values[-1].equal(act(obs, None)[1])
         assert data.obs[-1].equal(obs) and data.active[-1].equal(info["active"])
         assert "action_mask" not in info or data.action_mask[-1].equal(info["action_mask"])
         # Where an episode has just ended the next step only resets; where an agent has left it does nothing.
@@ -183,6 +204,17 @@ def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, de
         assert data.returns.equal(data.advantages + data.values[:-1])
     assert seen["reset"] > 0 and (seen["left"] > 0) == (setup.game in ("tag_continuous", Crew, Economy))
     assert trainer.env.faults().eq(0).all()
+
+
+def test_a_rollout_holds_what_a_twin_environment_gives_for_its_actions(setup, device):
+    check_rollouts(setup, device)
+
+
+@pytest.mark.slow
+def test_a_rollout_by_emulated_kernels_holds_it_too(setup, monkeypatch):
+    kernel_on(torch.device("cpu"))  # which other tests share, compiled for the host
+    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+    check_rollouts(setup, "cpu")
 
 
 class Wide(nn.Module):
