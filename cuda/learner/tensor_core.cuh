@@ -61,28 +61,33 @@ HD float approximate_tanh(float x) {
     return y;
 }
 
-// Factors as float32 words, of which the tensor cores read 19 bits. Across, k runs in pairs: lane t has 2t and 2t + 1
-// where along it has t and t + 4. The order of k is free as long as both factors have the same.
-struct Tf32Words {
-    typedef float Word;
-    static constexpr int STEP = 8;
-    HD static constexpr int pitch(int columns) { return columns + 4; }  // of a multiple of 8 columns
+struct Four {
+    u32 word[4];
+};
 
-    struct Four {
-        u32 word[4];
-    };
+// Matrices along, of words of which 16 bytes hold WIDTH.
+template <class W, int WIDTH>
+struct Along {
+    typedef W Word;
+    static constexpr int STEP = 2 * WIDTH;
+    HD static constexpr int pitch(int columns) { return columns + WIDTH; }  // of a multiple of STEP columns
     HD static Four a_along(const Word* matrix, int pitch, int m, int k) {
         int lane = threadIdx.x % 32;
         Four out;
-        load_matrices(out.word, matrix + (m + lane % 16) * pitch + k + lane / 16 * 4);
+        load_matrices(out.word, matrix + (m + lane % 16) * pitch + k + lane / 16 * WIDTH);
         return out;
     }
     HD static Four b_along(const Word* matrix, int pitch, int n, int k) {
         int lane = threadIdx.x % 32;
         Four out;
-        load_matrices(out.word, matrix + (n + lane % 8 + lane / 16 * 8) * pitch + k + lane / 8 % 2 * 4);
+        load_matrices(out.word, matrix + (n + lane % 8 + lane / 16 * 8) * pitch + k + lane / 8 % 2 * WIDTH);
         return out;
     }
+};
+
+// Factors as float32 words, of which the tensor cores read 19 bits. Across, k runs in pairs: lane t has 2t and 2t + 1
+// where along it has t and t + 4. The order of k is free as long as both factors have the same.
+struct Tf32Words : Along<float, 4> {
     // The order of k of the matrices across; two lanes share a bank.
     HD static Four a_along_in_pairs(const Word* matrix, int pitch, int m, int k) {
         int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -156,27 +161,8 @@ struct Float32 : Tf32Words {
     HD static void store_pair(Word* to, float x, float y) { *(float2*)to = {canonical(x), canonical(y)}; }
 };
 
-struct Bfloat16 {
-    typedef unsigned short Word;
-    static constexpr int STEP = 16;
-    HD static constexpr int pitch(int columns) { return columns + 8; }  // of a multiple of 16 columns
-
-    struct Four {
-        u32 word[4];
-    };
+struct Bfloat16 : Along<unsigned short, 8> {
     typedef Four Factor;
-    HD static Four a_along(const Word* matrix, int pitch, int m, int k) {
-        int lane = threadIdx.x % 32;
-        Four out;
-        load_matrices(out.word, matrix + (m + lane % 16) * pitch + k + lane / 16 * 8);
-        return out;
-    }
-    HD static Four b_along(const Word* matrix, int pitch, int n, int k) {
-        int lane = threadIdx.x % 32;
-        Four out;
-        load_matrices(out.word, matrix + (n + lane % 8 + lane / 16 * 8) * pitch + k + lane / 8 % 2 * 8);
-        return out;
-    }
     HD static Four a_along_in_pairs(const Word* matrix, int pitch, int m, int k) {
         return a_along(matrix, pitch, m, k);  // pairs of k share a word in any case
     }
