@@ -15,7 +15,8 @@ HD void forward_rows(const perceptron_forward_Arguments& args) {
     int row = first_owned_row() + owner();
     bool has_row = owner() < OWNED_ROWS;
     __syncthreads();
-    for (i64 first = blockIdx.x / TOWERS * ROWS; first < args.rows; first += gridDim.x / TOWERS * ROWS) {
+    i64 block = blockIdx.x / TOWERS, blocks = gridDim.x / TOWERS;
+    for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS) {
         i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + k % OWN_AGENTS;
         sync_owners();  // the previous tile has been read
         if (has_row) indices()[row] = k < args.rows ? index : -1;

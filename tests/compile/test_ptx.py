@@ -6,6 +6,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import pytest
+import torch
 from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
@@ -15,10 +16,10 @@ from support.kernels import signature, unpack
 from support.ptx_lint import PARAMETER, Finding, instructions, lint
 
 import gpu_vecenv
-from gpu_vecenv.compile.backends import parameter_spans, structure
+from gpu_vecenv.compile.backends import TensorCores, parameter_spans, structure
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin
-from gpu_vecenv.compile.codegen import game_source, inline_includes
+from gpu_vecenv.compile.codegen import declared_source, game_source, inline_includes
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions
 from gpu_vecenv.declare.kernels import KernelSignature, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
@@ -29,6 +30,9 @@ from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train import learner_kernels, optimizer
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
+from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
+from gpu_vecenv.train.policy import Precision
+from gpu_vecenv.train.ppo import PPOConfig, make_policy
 
 USUAL = 90  # the others are compiled by `make test-exhaustive`
 ARCHITECTURES = (75, 80, 86, USUAL, 100)
@@ -122,6 +126,35 @@ OF_NO_GAME = {
     "minibatch": [learner_kernels.SHUFFLE, learner_kernels.GATHER_ROWS, learner_kernels.CLIP_GRAD_NORM],
     "optimizer": [optimizer.SUM_PARTS, optimizer.ADAM_STEP],
 }
+
+
+GPU_TENSOR_CORES = TensorCores(multiprocessors=132, shared_bytes=233472, block_shared_bytes=232448)  # an H200's
+# Whole opcodes that tensor_core.cuh writes, of each precision: nothing else may round otherwise.
+MMA = "mma.sync.aligned.m16n8k{}.row.col.f32.{}.f32"
+TENSOR_CORE_OPCODES: dict[Precision, set[str]] = {
+    "float32": {MMA.format(8, "tf32.tf32")},
+    "tf32": {MMA.format(8, "tf32.tf32"), "tanh.approx.f32"},
+    "bfloat16": {MMA.format(16, "bf16.bf16"), "tanh.approx.f32", "cvt.rn.bf16x2.f32"},
+}
+PERCEPTRONS = {
+    "discrete": ("tag_continuous", {"normalize_obs": True}),
+    "box": ("pendulum", {"shared_trunk": False, "normalize_returns": True, "hidden_sizes": (40, 24)}),
+}
+
+
+def perceptron_text(policy: str, precision: Precision, forward: bool) -> str:
+    """The program of a kernel of a default network, as on a GPU."""
+    name, config = PERCEPTRONS[policy]
+    game = gpu_vecenv.configure(name)
+    made = make_policy(game, [list(game.layout.roles)[-1]], PPOConfig(**config), None, torch.device("cpu"))
+    constants = perceptron_of(made, torch.zeros(0), precision)
+    tile = constants.choose_tile(GPU_TENSOR_CORES, forward)
+    assert tile is not None
+    kernel, seen = FORWARD if forward else gradient_signature(game.layout), set[str]()
+    text = declared_source(game.layout, DEFAULT_BUILD, seen) + arguments_source([kernel])
+    text += constants.source(tile, constants.blocks(tile, GPU_TENSOR_CORES, forward), forward)
+    path = source_file(f"{kernel.name}.cu")
+    return text + inline_includes(path.read_text(), path.name, path.parent, seen)
 
 
 def plain_text(name: str) -> str:
@@ -232,6 +265,23 @@ def test_what_is_fused_is_what_the_source_fuses(text, architecture):
     text = text.write()
     assert text.count(WRITTEN[0]) == 1
     assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture))) == []
+
+
+@pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
+@pytest.mark.parametrize("forward", [False, True], ids=["gradients", "forward"])
+@pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
+@pytest.mark.parametrize("policy", PERCEPTRONS)
+@pytest.mark.slow
+def test_networks_on_tensor_cores_round_as_written_and_address_in_64_bits(policy, precision, forward, architecture):
+    need(architecture)
+    text, kernel = perceptron_text(policy, precision, forward), "forward" if forward else "gradients"
+    cubin = compile_cubin(text, f"sm_{architecture}")
+    assert b".text.kernel_perceptron_" + kernel.encode() + b"\0" in cubin
+    assert text.count(WRITTEN[0]) == 1
+    made = ptx(text.replace(*WRITTEN), architecture=architecture)
+    opcodes = {instruction.opcode for instruction in instructions(made)}
+    assert opcodes >= TENSOR_CORE_OPCODES[precision]
+    assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
 
 
 def test_cuda_errors_name_file_and_line_too():

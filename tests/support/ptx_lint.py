@@ -14,7 +14,7 @@ name the line of the source. Float rules look at single instructions. The rule a
 
 Numbers inside an env (lanes, agents, products of them and of constants) depend on no block and are let pass: they
 are bounded by an env's size. So are numbers that were read from memory, but for local and shared memory, where what
-is read may be whatever was written there by the same kernel. The order of instructions does not matter to the rule: a
+is read may be whatever the same kernel wrote there with as many bits. The order of instructions does not matter to the rule: a
 register is whatever any instruction writes to it.
 """
 
@@ -123,8 +123,10 @@ def _split(operands: str) -> Iterator[str]:
         yield operands[start:].strip()
 
 
-def lint(ptx: str) -> list[Finding]:
+def lint(ptx: str, allowed: Collection[str] = ()) -> list[Finding]:
     """Everything in ``ptx`` that breaks a rule.
+
+    The float rules leave out the ``allowed`` instructions, whole opcodes that a source writes itself.
 
     Rules: "approximate", "flush to zero", "saturated", "may be fused" (a product or sum that a later compiler may
     contract), "fused", "minimum" (the GPU's own idea of NaN and -0), "rounding" (not to nearest), "narrow float",
@@ -133,7 +135,8 @@ def lint(ptx: str) -> list[Finding]:
     found, kernels = [], dict[str, list[Instruction]]()
     wide = {f"[{name}]" for bits, name in PARAMETER.findall(ptx) if bits == "64"}
     for instruction in instructions(ptx):
-        found += [Finding(rule, instruction) for rule in _float_rules(instruction)]
+        if instruction.opcode not in allowed:
+            found += [Finding(rule, instruction) for rule in _float_rules(instruction)]
         kernels.setdefault(instruction.kernel, []).append(instruction)
     for body in kernels.values():
         found += _addresses(body, wide)
@@ -219,14 +222,15 @@ def _addresses(body: list[Instruction], wide_parameters: Collection[str]) -> lis
 def _flow(instruction: Instruction, values: _Values) -> bool:
     """Carry what is known through one instruction; whether that told something new."""
     base, parts, operands = instruction.base, instruction.opcode.replace("::", ".").split("."), instruction.operands
-    if base == "st" and (space := SPACES.intersection(parts)):  # the memory counts as one register
-        return any(values.join(f"@{space.pop()}", *values.of(operand)) for operand in operands[1:])
+    if base == "st" and (space := SPACES.intersection(parts)):  # of each size, the memory counts as one register
+        memory = f"@{space.pop()}{_bits(parts[-1])}"
+        return any(values.join(memory, *values.of(operand)) for operand in operands[1:])
     if base in NO_RESULT or not operands:
         return False
     if base in MEMORY:
         if "param" in parts:
             return _load_parameter(instruction, values)
-        read = [f"@{space}" for space in ("local", "shared") if space in parts]
+        read = [f"@{space}{_bits(parts[-1])}" for space in ("local", "shared") if space in parts]
         return any(values.join(operands[0], *values.of(place)) for place in read)
     if base in SMALL:
         return False
