@@ -14,8 +14,8 @@ name the line of the source. Float rules look at single instructions. The rule a
 
 Numbers inside an env (lanes, agents, products of them and of constants) depend on no block and are let pass: they
 are bounded by an env's size. So are numbers that were read from memory, but for local and shared memory, where what
-is read may be whatever the same kernel wrote there with as many bits. The order of instructions does not matter to the rule: a
-register is whatever any instruction writes to it.
+is read may be whatever the same kernel wrote there with as many bits. The order of instructions does not matter to
+the rule: a register is whatever any instruction writes to it.
 """
 
 from __future__ import annotations

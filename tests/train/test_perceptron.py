@@ -324,7 +324,7 @@ def test_nan_in_an_observation_reaches_the_gradients_that_it_reaches_in_torch(na
 @pytest.mark.parametrize("sign", [1, -1])
 def test_an_infinite_observation_leaves_finite_what_it_does_in_torch(sign, device):
     """Units at their bounds have no gradient, but 0 times infinity is NaN: in the column of that input."""
-    rows = poisoned(CASES["two trunks"], sign * INF, device)
+    rows = poisoned(CASES["three layers, two trunks"], sign * INF, device)
     (exact, exact_metrics), (found, metrics) = expected_of(rows), differentiated(rows)
     columns = torch.zeros_like(found[0], dtype=torch.bool)
     columns[:, 1] = True
