@@ -283,8 +283,11 @@ def test_gradients_and_metrics_agree_with_the_loss_in_float64(name, precision, d
 @pytest.mark.parametrize(
     ("name", "tile"),
     slow_but(
-        [("sizes of no unit", GRADIENT_TILES[2])],
-        [(n, tile) for n in ("sizes of no unit", "relu, two trunks") for tile in GRADIENT_TILES],
+        [("wide", GRADIENT_TILES[2])],  # a warp has several units, not all of them as many
+        [
+            *((n, tile) for n in ("sizes of no unit", "relu, two trunks") for tile in GRADIENT_TILES),
+            *(("wide", tile) for tile in GRADIENT_TILES[2:]),
+        ],
     ),
 )
 def test_every_shape_of_tile_gives_the_gradients(name, tile, device):
