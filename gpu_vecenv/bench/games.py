@@ -14,6 +14,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, why_not_fused
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 
@@ -144,7 +145,14 @@ def measure_rollout(
     parameters = torch.zeros((num_envs, game.layout.num_agents, sampler.num_parameters), device=device)
     env.reset(seed=1, out=rollout.last)
 
-    collect = partial(rollout.collect, policies, sampler, parameters)
+    kernels = [
+        PerceptronKernels(policy, rollout, config.precision)
+        if why_not_fused(policy, rollout, config.precision) is None
+        else None
+        for policy in policies
+    ]
+    forward_passes = [Forward(policy, rollout, parameters, own) for policy, own in zip(policies, kernels, strict=True)]
+    collect = partial(rollout.collect, forward_passes, sampler, parameters)
     with torch.no_grad():
         duration = seconds(captured(collect, device), device) / config.num_steps
     row = {"rollout_num_steps": config.num_steps, "rollout_hidden_sizes": list(config.hidden_sizes)}

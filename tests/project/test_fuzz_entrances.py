@@ -145,7 +145,7 @@ def entrances(tmp_path_factory):
             cpu.compile,
             {
                 "source": ("KERNEL(k) { args.x[0] = 1; }", set()), "name": (None, NONE | TEXT),
-                "kernels": (kernels, {"[]"}), "game": (None, NONE),
+                "kernels": (kernels, {"[]"}), "game": (None, NONE), "constants": ("", TEXT),
             },
         ),
         "GymnasiumVectorEnv": (
