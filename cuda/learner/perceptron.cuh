@@ -8,7 +8,7 @@
 // of 0.
 //
 // Warps form a grid of ROW_WARPS x COLUMN_WARPS over the rows and the columns of a layer's outputs. Columns are counted
-// in units of 16; those beyond a layer's size are 0. Matrices in shared memory have rows of pitch<columns> words,
+// in units of 16; those beyond a layer's size are 0. Matrices in shared memory have rows of pitch(columns) words,
 // weights are stored as in torch, [outputs][inputs].
 #pragma once
 #include "tensor_core.cuh"
@@ -259,7 +259,8 @@ HD void add_product(const Word* a, int a_pitch, const Word* b, int b_pitch,
     }
 }
 
-// Calls f(row, column, sums of this column and the next) for this warp's tiles of a matrix of N columns.
+// Calls f(unit of this warp, half, row, column, sums of this column and the next) for this warp's tiles of a matrix of
+// N columns.
 template <int N, class F>
 HD void for_pairs(float (&sums)[ROW_TILES][WARP_UNITS<N>][2][4], F f) {
     UNROLL for (int u = 0; u < WARP_UNITS<N>; ++u) {

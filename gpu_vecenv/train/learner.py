@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -89,17 +90,20 @@ class Learner:
         self._rows = RowGather(functions, self.obs, chunk)
         if isinstance(policy.network, ActorCritic):
             kernel_on(device)  # compiled here: compilation is not possible during graph capture
+        loss_settings: dict[str, Any] = {
+            "clip": self.clip,
+            "entropy_coefficient": self.entropy_coefficient,
+            "value_coefficient": config.value_coefficient,
+            "value_clip": config.value_clip,
+            "normalize_advantages": config.normalize_advantages,
+        }
         self.kernel = LossKernel(
             policy,
             rollout,
             num_minibatches=config.num_minibatches,
             minibatch=minibatch,
             chunk=chunk,
-            clip=self.clip,
-            entropy_coefficient=self.entropy_coefficient,
-            value_coefficient=config.value_coefficient,
-            value_clip=config.value_clip,
-            normalize_advantages=config.normalize_advantages,
+            **loss_settings,
         )
         self.moments = torch.zeros((config.num_minibatches, 3), dtype=torch.float64, device=device)
         # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
@@ -117,26 +121,18 @@ class Learner:
         self.optimizer.step()  # allocates Adam's state
         self.metric_sums = torch.zeros(len(LOSS_METRICS) + 1, device=device)  # the last one counts skipped updates
         self._norm = torch.zeros((), device=device)
+        step_settings: dict[str, Any] = {
+            "max_grad_norm": config.max_grad_norm,
+            "target_kl": config.target_kl,
+            "kl_index": LOSS_METRICS.index("approx_kl"),
+            "skip_update": self.skip_update,
+            "metric_sums": self.metric_sums,
+        }
         self._clip_grad_norm = clip_grad_norm_launch(
-            functions,
-            self._norm,
-            self.metrics,
-            self.flat_grad,
-            max_grad_norm=config.max_grad_norm,
-            target_kl=config.target_kl,
-            kl_index=LOSS_METRICS.index("approx_kl"),
-            skip_update=self.skip_update,
-            metric_sums=self.metric_sums,
+            functions, self._norm, self.metrics, self.flat_grad, **step_settings
         )
         if kernels is not None:
-            self._gradients, parts = kernels.gradients(
-                minibatch,
-                clip=self.clip,
-                entropy_coefficient=self.entropy_coefficient,
-                value_coefficient=config.value_coefficient,
-                value_clip=config.value_clip,
-                normalize_advantages=config.normalize_advantages,
-            )
+            self._gradients, parts = kernels.gradients(minibatch, **loss_settings)
             self._sum_parts = sum_parts_launch(functions, parts, out=self.flat_grad_and_metrics)
             self._adam_state = {name: FlatTensors(self._state_tensors(name)) for name in ADAM_STATE}
             self._adam = adam_launch(
@@ -148,12 +144,8 @@ class Learner:
                 steps=self._adam_state["step"].flat,
                 learning_rate=self.learning_rate,
                 metrics=self.metrics,
-                metric_sums=self.metric_sums,
-                skip_update=self.skip_update,
-                max_grad_norm=config.max_grad_norm,
-                target_kl=config.target_kl,
-                kl_index=LOSS_METRICS.index("approx_kl"),
                 eps=ADAM_EPS,
+                **step_settings,
             )
         self.explained_variance = torch.zeros((), device=device)
         self.reward_sums = torch.zeros_like(rollout.rewards[0, :, agents])  # discounted, of each agent's episode so far
@@ -196,7 +188,6 @@ class Learner:
         self._set_grads()
         self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
         if self.kernels is not None:
-            self.kernels.parameters.adopt(self.parameters)
             for name, flat in self._adam_state.items():
                 flat.adopt(self._state_tensors(name))
         self.epoch.fill_(iteration * self.config.num_epochs)

@@ -6,27 +6,11 @@ import pytest
 import torch
 from oracles.shuffle import order_of
 from scipy.stats import chi2
-from support.emulated_cuda import EmulatedCudaBackend
 
 from gpu_vecenv import FunctionManager
-from gpu_vecenv.compile import function_manager
 from gpu_vecenv.train.learner_kernels import RowGather, clip_grad_norm_launch, shuffle_launch
 
 P_VALUE = 1e-6  # of a chance test, for a function that is right
-
-
-@pytest.fixture
-def functions(device):
-    return FunctionManager(device)
-
-
-@pytest.fixture(params=["forwards", "backwards"])
-def emulated(monkeypatch, request):
-    """Compiles and launches as on a GPU."""
-    monkeypatch.setenv("EMULATED_THREADS", request.param)
-    with monkeypatch.context() as patch:
-        patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
-        return FunctionManager("cpu")
 
 
 class Order:

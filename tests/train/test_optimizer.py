@@ -5,10 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 import torch
-from support.emulated_cuda import EmulatedCudaBackend
 
 from gpu_vecenv import FunctionManager
-from gpu_vecenv.compile import function_manager
 from gpu_vecenv.compile.backends import symbol
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.optimizer import ADAM_STEP, SUM_PARTS, adam_launch, sum_parts_launch
@@ -18,20 +16,6 @@ FINITE = [0.5, -0.25, 1.5, 0.01, 0.125]
 KL = 3  # index of 0.01
 NAN, INF = float("nan"), float("inf")
 SIZES = [1, 31, 1024, 5000, 20000]  # two blocks, or two host threads, begin at 1025 and 8192
-
-
-@pytest.fixture
-def functions(device):
-    return FunctionManager(device)
-
-
-@pytest.fixture(params=["forwards", "backwards"])
-def emulated(monkeypatch, request):
-    """Compiles and launches as on a GPU."""
-    monkeypatch.setenv("EMULATED_THREADS", request.param)
-    with monkeypatch.context() as patch:
-        patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
-        return FunctionManager("cpu")
 
 
 def bits(*tensors):
