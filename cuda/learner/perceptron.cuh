@@ -3,13 +3,13 @@
 // activations and their gradients are in its shared memory, sums of the weights' gradients in its registers.
 //
 // Compiled with the constants that gpu_vecenv/train/perceptron.py writes (namespace perceptron). Layer L = 0 … HIDDEN
-// has SIZES[L] inputs, layer HIDDEN is the head. A tower is a trunk with its head: one tower if actor and critic share
-// the trunk, else two, and then a block has one of them. The head of a critic is as wide as the actor's, with weights
-// of 0.
+// has layer_inputs(L) inputs, layer HIDDEN is the head. A tower is a trunk with its head: one tower if actor and critic
+// share the trunk, else two, and then a block has one of them. The head of a critic is as wide as the actor's, with
+// weights of 0.
 //
 // Warps form a grid of ROW_WARPS x COLUMN_WARPS over the rows and the columns of a layer's outputs. Columns are counted
-// in units of 16; those beyond a layer's size are 0. Matrices in shared memory have rows of pitch(columns) words,
-// weights are stored as in torch, [outputs][inputs].
+// in units of 16; those beyond a layer's size are 0. A warp that has all columns of its rows may keep a layer's outputs
+// in registers, as a factor of the next product.
 #pragma once
 #include "tensor_core.cuh"
 
@@ -27,27 +27,26 @@ constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;  // of the distribution
 constexpr int METRICS = 5;                            // of `loss` in ppo.py
 static_assert(ROWS % (16 * ROW_WARPS) == 0, "a whole number of tiles for each warp");
 constexpr int RESULT_PITCH = (PARAMETERS + 1) | 1;  // floats; odd, against bank conflicts
-constexpr int SUM_PITCH = (PARAMETERS + 1 + METRICS) | 1;
+constexpr int STEP = Precision::STEP, TILE_WORDS = Precision::TILE_WORDS;
 
 HD constexpr int aligned(int bytes) { return (bytes + 15) / 16 * 16; }
 HD constexpr int units(int columns) { return (columns + 15) / 16; }
-HD constexpr int pitch(int columns) { return Precision::pitch(16 * units(columns)); }
 // The network's inputs are padded to one step of a product only.
-HD constexpr int input_pitch(int layer) {
-    constexpr int STEP = Precision::STEP;
-    return layer == 0 ? Precision::pitch((SIZES[0] + STEP - 1) / STEP * STEP) : pitch(SIZES[layer]);
+HD constexpr int padded_inputs(int layer) {
+    return layer == 0 ? (layer_inputs(0) + STEP - 1) / STEP * STEP : 16 * units(layer_inputs(layer));
 }
 HD constexpr int divided(int a, int b) { return (a + b - 1) / b; }
 
 constexpr int HEAD_OUTPUTS = ACTOR_OUTPUTS + (TOWERS == 1 ? 1 : 0);
 template <int L>
-constexpr int INPUTS = SIZES[L];
+constexpr int INPUTS = layer_inputs(L);
 template <int L>
-constexpr int OUTPUTS = L < HIDDEN ? SIZES[L + 1] : HEAD_OUTPUTS;
+constexpr int OUTPUTS = L < HIDDEN ? layer_inputs(L + 1) : HEAD_OUTPUTS;
 template <int L>
-constexpr int INPUT_PITCH = input_pitch(L);
+constexpr int WEIGHT_PITCH = Precision::weight_pitch(padded_inputs(L));
+// Of the inputs of layer L, and of the gradients with respect to the head's outputs.
 template <int L>
-constexpr int OUTPUT_PITCH = pitch(OUTPUTS<L>);
+constexpr int PITCH = Precision::activation_pitch(ROWS, L <= HIDDEN ? padded_inputs(L) : 16 * units(HEAD_OUTPUTS));
 template <int N>
 constexpr int UNITS = units(N);
 template <int N>
@@ -56,34 +55,49 @@ constexpr int WARP_UNITS = divided(units(N), COLUMN_WARPS);
 template <int N>
 constexpr bool BOTH_HALVES = units(N) > 1 || N > 8;
 
+// The threads that compute a row: a warp if it has all columns, else the block. Up to the weights' gradients they wait
+// for nobody else.
+constexpr bool WARPS_OWN_ROWS = COLUMN_WARPS == 1;
+constexpr int OWNERS = WARPS_OWN_ROWS ? 32 : THREADS, OWNED_ROWS = WARPS_OWN_ROWS ? 16 * ROW_TILES : ROWS;
+static_assert(OWNED_ROWS <= OWNERS, "a thread for each row");
+// Whether a layer's outputs stay in registers, as a factor of the next product.
+constexpr bool CHAINED = WARPS_OWN_ROWS && Precision::CHAINS;
+// Whether the inputs of layers after the first are in shared memory.
+constexpr bool KEEPS_ACTIVATIONS = !FORWARD_ONLY || !CHAINED;
+constexpr int UNROLLED_STEPS = CHAINED ? 32 : Precision::UNROLLED_STEPS;  // all where a factor is in registers
+constexpr tensor_core::Kind ACTIVATIONS = RELU ? tensor_core::ACTIVATION : tensor_core::NUMBER;
+template <int L>
+constexpr tensor_core::Kind INPUT_KIND = L == 0 ? tensor_core::INPUT : ACTIVATIONS;
+
 // Bytes in shared memory, and their offsets, in the order of the functions below.
 HD constexpr int weight_bytes(int layer) {
-    int outputs = layer < HIDDEN ? SIZES[layer + 1] : HEAD_OUTPUTS;
-    return 16 * units(outputs) * input_pitch(layer) * (int)sizeof(Word) + 16 * units(outputs) * (int)sizeof(float);
+    int outputs = layer < HIDDEN ? layer_inputs(layer + 1) : HEAD_OUTPUTS;
+    return 16 * units(outputs) * (Precision::weight_pitch(padded_inputs(layer)) * (int)sizeof(Word) + 4);
 }
 HD constexpr int weights_end(int layers) {
     int bytes = 0;
     for (int layer = 0; layer < layers; ++layer) bytes += weight_bytes(layer);
     return bytes;
 }
+HD constexpr int activation_bytes(int columns) { return Precision::activation_words(ROWS, columns) * sizeof(Word); }
 HD constexpr int rows_end(int layers) {
     int bytes = weights_end(HIDDEN + 1);
-    for (int layer = 0; layer < layers; ++layer) bytes += ROWS * input_pitch(layer) * (int)sizeof(Word);
+    for (int layer = 0; layer < layers; ++layer)
+        bytes += layer == 0 || KEEPS_ACTIVATIONS ? activation_bytes(padded_inputs(layer)) : 0;
     return bytes;
 }
 constexpr int ROWS_END = rows_end(HIDDEN + 1);
-constexpr int INDICES_END = ROWS_END + ROWS * (int)sizeof(i64);
-constexpr int SCALES_END = INDICES_END + aligned(NORMALIZE_OBS ? 2 * SIZES[0] * (int)sizeof(float) : 0);
+constexpr int INDICES_END = ROWS_END + (FORWARD_ONLY ? 1 : 2) * ROWS * (int)sizeof(i64);
+constexpr int SCALES_END = INDICES_END + aligned(NORMALIZE_OBS ? 2 * layer_inputs(0) * (int)sizeof(float) : 0);
 constexpr int RESULTS_END = SCALES_END + ROWS * RESULT_PITCH * (int)sizeof(float);
 constexpr int RESULT_GRADIENTS_END = RESULTS_END + ROWS * RESULT_PITCH * (int)sizeof(float);
-constexpr int SUMS_END = RESULT_GRADIENTS_END + ROWS * SUM_PITCH * (int)sizeof(float);
-constexpr int DELTAS_END = SUMS_END + ROWS * pitch(HEAD_OUTPUTS) * (int)sizeof(Word);
+constexpr int DELTAS_END = RESULT_GRADIENTS_END + activation_bytes(16 * units(HEAD_OUTPUTS));
 static_assert(SHARED_BYTES == (FORWARD_ONLY ? RESULTS_END : DELTAS_END), "as Python allocates them");
 
 template <int L>
 constexpr int WEIGHTS_AT = weights_end(L);
 template <int L>
-constexpr int BIASES_AT = weights_end(L + 1) - 16 * units(L < HIDDEN ? SIZES[L + 1] : HEAD_OUTPUTS) * 4;
+constexpr int BIASES_AT = weights_end(L + 1) - 16 * units(L < HIDDEN ? layer_inputs(L + 1) : HEAD_OUTPUTS) * 4;
 template <int L>
 constexpr int ROWS_AT = rows_end(L);
 
@@ -100,26 +114,21 @@ template <int L>
 HD Word* rows() {
     return (Word*)(shared_memory + ROWS_AT<L>);
 }
-HD i64* indices() { return (i64*)(shared_memory + ROWS_END); }            // of the tile's rows; -1: none
+// Of the tile's rows, or, 1, of those of the next tile; -1: none.
+HD i64* indices(int buffer = 0) { return (i64*)(shared_memory + ROWS_END) + buffer * ROWS; }
 HD float* obs_scales() { return (float*)(shared_memory + INDICES_END); }  // means, then standard deviations
-// One row's parameters of the distribution and then its value; their gradients; sums of gradients and metrics.
+// One row's parameters of the distribution and then its value; their gradients.
 HD float* result_row(int row) { return (float*)(shared_memory + SCALES_END) + row * RESULT_PITCH; }
 HD float* gradient_row(int row) { return (float*)(shared_memory + RESULTS_END) + row * RESULT_PITCH; }
-HD float* sum_row(int row) { return (float*)(shared_memory + RESULT_GRADIENTS_END) + row * SUM_PITCH; }
-HD Word* head_deltas() { return (Word*)(shared_memory + SUMS_END); }
+HD Word* head_deltas() { return (Word*)(shared_memory + RESULT_GRADIENTS_END); }
 
-HD int lane() { return threadIdx.x % 32; }
+using tensor_core::Four;
+using tensor_core::group;
+using tensor_core::lane;
+using tensor_core::member;
 HD int warp() { return threadIdx.x / 32; }
-HD int group() { return lane() / 4; }
-HD int member() { return lane() % 4; }
 HD int first_row() { return warp() / COLUMN_WARPS * ROW_TILES * 16; }
 HD int unit_of(int k) { return warp() % COLUMN_WARPS + k * COLUMN_WARPS; }
-
-// The threads that compute a row: a warp if it has all columns, else the block. Up to the weights' gradients they wait
-// for nobody else.
-constexpr bool WARPS_OWN_ROWS = COLUMN_WARPS == 1;
-constexpr int OWNERS = WARPS_OWN_ROWS ? 32 : THREADS, OWNED_ROWS = WARPS_OWN_ROWS ? 16 * ROW_TILES : ROWS;
-static_assert(OWNED_ROWS <= OWNERS, "a thread for each row");
 HD int owner() { return WARPS_OWN_ROWS ? lane() : (int)threadIdx.x; }
 HD int first_owned_row() { return WARPS_OWN_ROWS ? first_row() : 0; }
 HD void sync_owners() {
@@ -137,50 +146,63 @@ HD int result_of(int tower, int output) {
     return has_value(tower) && output == (has_actor(tower) ? ACTOR_OUTPUTS : 0) ? PARAMETERS : -1;
 }
 
+// Of layer L's first weight and bias in the flat tensor of all parameters; constants, not a table in memory.
+template <int L>
+HD i64 layer_weight(int tower) {
+    constexpr i64 OF_FIRST = first_weight(0, L), OF_LAST = first_weight(TOWERS - 1, L);
+    return tower == 0 ? OF_FIRST : OF_LAST;
+}
+template <int L>
+HD i64 layer_bias(int tower) {
+    constexpr i64 OF_FIRST = first_bias(0, L), OF_LAST = first_bias(TOWERS - 1, L);
+    return tower == 0 ? OF_FIRST : OF_LAST;
+}
+
 // Indices in the flat tensor of all parameters, of the weight from input 0 to an output and of its bias; -1: none.
 template <int L>
 HD i64 weight_index(int tower, int output) {
     int result = L < HIDDEN ? output : result_of(tower, output);
     if (output >= OUTPUTS<L> || result < 0) return -1;
-    return L == HIDDEN && result == PARAMETERS ? VALUE_WEIGHTS : WEIGHT_INDICES[tower][L] + (i64)output * INPUTS<L>;
+    return L == HIDDEN && result == PARAMETERS ? VALUE_WEIGHTS : layer_weight<L>(tower) + (i64)output * INPUTS<L>;
 }
 template <int L>
 HD i64 bias_index(int tower, int output) {
     int result = L < HIDDEN ? output : result_of(tower, output);
     if (output >= OUTPUTS<L> || result < 0) return -1;
-    return L == HIDDEN && result == PARAMETERS ? VALUE_BIAS : BIAS_INDICES[tower][L] + output;
+    return L == HIDDEN && result == PARAMETERS ? VALUE_BIAS : layer_bias<L>(tower) + output;
 }
 
-// Copies a matrix to rows of `pitch` words.
-HD void copy_matrix(const float* from, int rows, int columns, Word* to, int pitch) {
-    constexpr int BATCH = 8;  // loads in flight
-    for (int first = threadIdx.x; first < rows * columns; first += BATCH * THREADS) {
+// Copies rows of a matrix, the first to row `to`.
+template <int L>
+HD void copy_weights(const float* from, int rows, int to) {
+    constexpr int BATCH = 16, COLUMNS = INPUTS<L>;  // loads in flight
+    for (int first = threadIdx.x; first < rows * COLUMNS; first += BATCH * THREADS) {
         float x[BATCH];
         UNROLL for (int b = 0; b < BATCH; ++b) {
             int k = first + b * THREADS;
-            x[b] = k < rows * columns ? from[k] : 0.0f;
+            x[b] = k < rows * COLUMNS ? from[k] : 0.0f;
         }
         UNROLL for (int b = 0; b < BATCH; ++b) {
             int k = first + b * THREADS;
-            if (k < rows * columns) Precision::store(to + k / columns * pitch + k % columns, x[b]);
+            int at = Precision::weight_at(WEIGHT_PITCH<L>, to + k / COLUMNS, k % COLUMNS);
+            if (k < rows * COLUMNS) Precision::store(weights<L>() + at, x[b]);
         }
     }
 }
 
 template <int L>
 HD void load_layers(const float* parameters, int tower) {
-    const float *matrix = parameters + WEIGHT_INDICES[tower][L], *bias = parameters + BIAS_INDICES[tower][L];
+    const float *matrix = parameters + layer_weight<L>(tower), *bias = parameters + layer_bias<L>(tower);
     if constexpr (L < HIDDEN) {
-        copy_matrix(matrix, OUTPUTS<L>, INPUTS<L>, weights<L>(), INPUT_PITCH<L>);
+        copy_weights<L>(matrix, OUTPUTS<L>, 0);
         for (int k = threadIdx.x; k < OUTPUTS<L>; k += THREADS) biases<L>()[k] = bias[k];
         load_layers<L + 1>(parameters, tower);
     } else {
         int actor_rows = has_actor(tower) ? ACTOR_OUTPUTS : 0;
-        copy_matrix(matrix, actor_rows, INPUTS<L>, weights<L>(), INPUT_PITCH<L>);
+        copy_weights<L>(matrix, actor_rows, 0);
         for (int k = threadIdx.x; k < actor_rows; k += THREADS) biases<L>()[k] = bias[k];
         if (has_value(tower)) {
-            copy_matrix(parameters + VALUE_WEIGHTS, 1, INPUTS<L>, weights<L>() + actor_rows * INPUT_PITCH<L>,
-                        INPUT_PITCH<L>);
+            copy_weights<L>(parameters + VALUE_WEIGHTS, 1, actor_rows);
             if (threadIdx.x == 0) biases<L>()[actor_rows] = parameters[VALUE_BIAS];
         }
     }
@@ -195,84 +217,103 @@ HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance
 // Everything that all tiles have in common.
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,
                         [[maybe_unused]] const double* obs_var) {
-    fill_with_zeros(shared_memory, rows<1>());  // columns beyond the sizes stay 0
+    fill_with_zeros(shared_memory, shared_memory + ROWS_AT<1>);  // columns beyond the sizes stay 0
     __syncthreads();
     load_layers<0>(parameters, tower);
     for (int row = threadIdx.x; row < ROWS; row += THREADS)
         for (int k = 0; k < LOG_STDS; ++k) result_row(row)[ACTOR_OUTPUTS + k] = parameters[LOG_STD_INDEX + k];
     if constexpr (NORMALIZE_OBS) {
-        for (int k = threadIdx.x; k < SIZES[0]; k += THREADS) {
+        for (int k = threadIdx.x; k < layer_inputs(0); k += THREADS) {
             obs_scales()[k] = (float)obs_mean[k];
-            obs_scales()[SIZES[0] + k] = standard_deviation(obs_var[k]);
+            obs_scales()[layer_inputs(0) + k] = standard_deviation(obs_var[k]);
         }
     }
 }
 
-// Copies the observations at `indices`, `stride` elements apart, to the inputs of the first layer.
-HD void load_obs(const Observation* obs, i64 stride) {
-    constexpr int BATCH = 8;  // loads in flight
-    const int n = OWNED_ROWS * SIZES[0];
-    const i64* own_indices = indices() + first_owned_row();
-    Word* own_rows = rows<0>() + first_owned_row() * INPUT_PITCH<0>;
-    for (int first = owner(); first < n; first += BATCH * OWNERS) {
-        Observation x[BATCH];
+// Observations on their way to the inputs of the first layer: of the elements of a tile, those that a thread loads at a
+// time.
+struct Observations {
+    static constexpr int ELEMENTS = layer_inputs(0) * OWNED_ROWS;  // that the owners of a row load together
+    static constexpr int LOADS = divided(ELEMENTS, OWNERS), BATCH = LOADS < 8 ? LOADS : 8;
+    Observation x[BATCH];
+
+    // From the batch's first element on; observations are `stride` elements apart.
+    HD void load(const Observation* obs, i64 stride, const i64* indices, int first) {
         UNROLL for (int b = 0; b < BATCH; ++b) {
             int k = first + b * OWNERS;
-            i64 index = k < n ? own_indices[k / SIZES[0]] : -1;
-            x[b] = index >= 0 ? obs[index * stride + k % SIZES[0]] : 0;
+            i64 index = k < ELEMENTS ? indices[first_owned_row() + k / layer_inputs(0)] : -1;
+            x[b] = index >= 0 ? obs[index * stride + k % layer_inputs(0)] : 0;
         }
+    }
+    HD void store(int first) const {
         UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * OWNERS, column = k % SIZES[0];
-            if (k >= n) continue;
+            int k = first + b * OWNERS, column = k % layer_inputs(0);
+            if (k >= ELEMENTS) continue;
             float value = x[b];
             if constexpr (NORMALIZE_OBS) {
-                value = (value - obs_scales()[column]) / obs_scales()[SIZES[0] + column];
+                value = (value - obs_scales()[column]) / obs_scales()[layer_inputs(0) + column];
                 value = math::clamp(value, -OBS_CLIP, OBS_CLIP);
             } else if constexpr (sizeof(Observation) == 1) {
                 value = value / 255;
             }
-            Precision::store(own_rows + k / SIZES[0] * INPUT_PITCH<0> + column, value);
+            int row = first_owned_row() + k / layer_inputs(0);
+            Precision::store(rows<0>() + Precision::activation_at(PITCH<0>, row, column), value);
         }
     }
-}
+};
 
-// Adds a product to this warp's tiles of a matrix of N columns: rows of `a`, with K columns, times `b`. That is
-// [N][K] if ALONG, else [K][N]. `a` may have infinities if INFINITE.
-template <int N, int K, bool ALONG, bool INFINITE>
-HD void add_product(const Word* a, int a_pitch, const Word* b, int b_pitch,
-                    float (&sums)[ROW_TILES][WARP_UNITS<N>][2][4]) {
-    _Pragma("unroll 4") for (int k = 0; k < K; k += Precision::STEP) {
-        Factor a_factor[ROW_TILES];
-        UNROLL for (int m = 0; m < ROW_TILES; ++m) {
-            int row = first_row() + 16 * m;
-            a_factor[m] = Precision::factor<INFINITE>(ALONG ? Precision::a_along(a, a_pitch, row, k)
-                                                            : Precision::a_along_in_pairs(a, a_pitch, row, k));
-        }
-        UNROLL for (int u = 0; u < WARP_UNITS<N>; ++u) {
-            int unit = unit_of(u);
-            if (UNITS<N> % COLUMN_WARPS != 0 && unit >= UNITS<N>) continue;
-            Factor b_factor = Precision::factor<false>(ALONG ? Precision::b_along(b, b_pitch, 16 * unit, k)
-                                                             : Precision::b_across(b, b_pitch, 16 * unit, k));
-            UNROLL for (int m = 0; m < ROW_TILES; ++m)
-                Precision::multiply(sums[m][u], a_factor[m], b_factor, BOTH_HALVES<N>);
-        }
+// Copies the observations at `indices` to the inputs of the first layer, but for the first batch, which is there.
+HD void store_obs(const Observations& first_batch, const Observation* obs, i64 stride, const i64* indices) {
+    first_batch.store(owner());
+    constexpr int STRIDE = Observations::BATCH * OWNERS;
+    for (int first = owner() + STRIDE; first < Observations::ELEMENTS; first += STRIDE) {
+        Observations batch;
+        batch.load(obs, stride, indices, first);
+        batch.store(first);
     }
 }
+// The same with the first batch.
+HD void load_obs(const Observation* obs, i64 stride) {
+    Observations batch;
+    batch.load(obs, stride, indices(), owner());
+    store_obs(batch, obs, stride, indices());
+}
 
-// Calls f(unit of this warp, half, row, column, sums of this column and the next) for this warp's tiles of a matrix of
-// N columns.
+// This warp's tiles of a matrix of N columns.
+template <int N>
+struct Tiles {
+    float sums[ROW_TILES][WARP_UNITS<N>][2][4];
+};
+
+// Calls f(k, unit) for this warp's units of N columns, the k-th being `unit`.
 template <int N, class F>
-HD void for_pairs(float (&sums)[ROW_TILES][WARP_UNITS<N>][2][4], F f) {
-    UNROLL for (int u = 0; u < WARP_UNITS<N>; ++u) {
-        int unit = unit_of(u);
-        if (UNITS<N> % COLUMN_WARPS != 0 && unit >= UNITS<N>) continue;
-        UNROLL for (int half = 0; half < 2; ++half) {
-            UNROLL for (int m = 0; m < ROW_TILES; ++m) {
-                UNROLL for (int below = 0; below < 2; ++below)
-                    f(u, half, first_row() + 16 * m + group() + 8 * below, 16 * unit + 8 * half + 2 * member(),
-                      sums[m][u][half][2 * below], sums[m][u][half][2 * below + 1]);
-            }
-        }
+HD void for_units(F f) {
+    UNROLL for (int k = 0; k < WARP_UNITS<N>; ++k) {
+        int unit = unit_of(k);
+        if (UNITS<N> % COLUMN_WARPS == 0 || unit < UNITS<N>) f(k, unit);
+    }
+}
+
+// Adds the products of factors a(tile of this warp's rows, step) and b(unit, step) over K values of k; `b` are weights.
+template <int K, tensor_core::Kind KIND, int N, class A, class B>
+HD void add_product(Tiles<N>& tiles, A a, B b) {
+    _Pragma("unroll UNROLLED_STEPS") for (int step = 0; step < divided(K, STEP); ++step) {
+        Factor a_factor[ROW_TILES];
+        UNROLL for (int m = 0; m < ROW_TILES; ++m) a_factor[m] = Precision::factor<KIND>(a(m, step));
+        for_units<N>([&](int u, int unit) {
+            Factor b_factor = Precision::factor<tensor_core::NUMBER>(b(unit, step));
+            UNROLL for (int m = 0; m < ROW_TILES; ++m)
+                Precision::multiply(tiles.sums[m][u], a_factor[m], b_factor, BOTH_HALVES<N>);
+        });
+    }
+}
+
+HD int row_of_tile(int m) { return first_row() + 16 * m; }
+// Calls f(element of the lane in a tile, its column) of a unit.
+template <class F>
+HD void for_elements(int unit, F f) {
+    UNROLL for (int half = 0; half < 2; ++half) {
+        UNROLL for (int k = 0; k < 4; ++k) f(half, k, 16 * unit + 8 * half + 2 * member() + k % 2);
     }
 }
 
@@ -280,33 +321,71 @@ HD void for_pairs(float (&sums)[ROW_TILES][WARP_UNITS<N>][2][4], F f) {
 HD float activation(float x) { return RELU ? (x < 0 ? 0.0f : x) : Precision::tanh(x); }
 HD float activation_gradient(float gradient, float output) {
     if (RELU) return output <= 0 ? 0.0f : gradient;
-    return gradient * (1.0f - output * output);
+    return gradient * math::fma(-output, output, 1.0f);
 }
 
-// Layer L of the tile's rows, and those after it. The head writes the results.
+// A layer's outputs in the registers of a warp that has all columns: in the order of the steps of the next product, the
+// words of its factors A.
+template <int N>
+struct Chain {
+    u32 words[ROW_TILES][CHAINED ? TILE_WORDS * UNITS<N> : 1];
+};
+
+// Layer L of the tile's rows, and those after it; `inputs` are its own unless it is the first. The head writes the
+// results.
+template <int L, int N_INPUTS>
+HD void forward_from(int tower, [[maybe_unused]] const Chain<N_INPUTS>& inputs) {
+    constexpr int N = OUTPUTS<L>;
+    Tiles<N> tiles;
+    for_units<N>([&](int u, int unit) {
+        UNROLL for (int m = 0; m < ROW_TILES; ++m)
+            for_elements(unit, [&](int half, int k, int column) { tiles.sums[m][u][half][k] = biases<L>()[column]; });
+    });
+    auto a = [&](int m, int step) -> Four {
+        if constexpr (L > 0 && CHAINED) {
+            const u32* words = inputs.words[m] + 4 * step;
+            return {{words[0], words[1], words[2], words[3]}};
+        } else {
+            return Precision::a_of_rows(rows<L>(), PITCH<L>, row_of_tile(m), STEP * step);
+        }
+    };
+    auto b = [](int unit, int step) {
+        return Precision::b_of_outputs<BOTH_HALVES<N>>(weights<L>(), WEIGHT_PITCH<L>, 16 * unit, STEP * step);
+    };
+    add_product<INPUTS<L>, INPUT_KIND<L>>(tiles, a, b);
+    if constexpr (L < HIDDEN) {
+        Chain<N> outputs;
+        for_units<N>([&](int u, int unit) {
+            UNROLL for (int m = 0; m < ROW_TILES; ++m) {
+                float (&x)[2][4] = tiles.sums[m][u];
+                for_elements(unit, [&](int half, int k, int column) {
+                    // Beyond the size, 0 times an infinite input may be NaN.
+                    x[half][k] = N % 16 != 0 && column >= N ? 0.0f : activation(x[half][k]);
+                });
+                u32 words[TILE_WORDS];
+                Precision::round_tile(x, words);
+                if constexpr (CHAINED)
+                    UNROLL for (int k = 0; k < TILE_WORDS; ++k) outputs.words[m][TILE_WORDS * u + k] = words[k];
+                if constexpr (KEEPS_ACTIVATIONS)
+                    Precision::store_tile(rows<L + 1>(), PITCH<L + 1>, row_of_tile(m), 16 * unit, words);
+            }
+        });
+        sync_owners();
+        forward_from<L + 1>(tower, outputs);
+    } else {
+        for_units<N>([&](int u, int unit) {
+            UNROLL for (int m = 0; m < ROW_TILES; ++m) for_elements(unit, [&](int half, int k, int column) {
+                int result = result_of(tower, column), row = row_of_tile(m) + group() + k / 2 * 8;
+                if (result >= 0) result_row(row)[result] = tiles.sums[m][u][half][k];
+            });
+        });
+        sync_owners();
+    }
+}
 template <int L>
 HD void forward_layers(int tower) {
-    constexpr int N = OUTPUTS<L>;
-    float sums[ROW_TILES][WARP_UNITS<N>][2][4] = {};
-    for_pairs<N>(sums, [](int, int, int, int column, float& x, float& y) {
-        x = biases<L>()[column];
-        y = biases<L>()[column + 1];
-    });
-    add_product<N, INPUTS<L>, true, L == 0>(rows<L>(), INPUT_PITCH<L>, weights<L>(), INPUT_PITCH<L>, sums);
-    for_pairs<N>(sums, [=](int, int, int row, int column, float x, float y) {
-        if constexpr (L < HIDDEN) {
-            // Beyond the size, 0 times an infinite input may be NaN.
-            x = N % 16 != 0 && column >= N ? 0.0f : activation(x);
-            y = N % 16 != 0 && column + 1 >= N ? 0.0f : activation(y);
-            Precision::store_pair(rows<(L < HIDDEN ? L + 1 : L)>() + row * OUTPUT_PITCH<L> + column, x, y);
-        } else {
-            int of_x = result_of(tower, column), of_y = result_of(tower, column + 1);
-            if (of_x >= 0) result_row(row)[of_x] = x;
-            if (of_y >= 0) result_row(row)[of_y] = y;
-        }
-    });
-    sync_owners();
-    if constexpr (L < HIDDEN) forward_layers<L + 1>(tower);
+    static_assert(L == 0);
+    forward_from<0>(tower, Chain<1>());
 }
 
 // The grid of warps over the tiles of a weight gradient of `m` x `n` units: the fewest tiles of a warp, then factors.
@@ -322,68 +401,68 @@ HD constexpr int warps_over_outputs(int m, int n) {
     return best;
 }
 
-// Gradients of layer L: this warp's tiles of those of the weights, and of a hidden layer this lane's part of the
-// columns of those of the biases.
+// This warp's tiles of the gradients of layer L: the products of the transposed deltas and the layer's inputs, or, if
+// it has few outputs, of the transposed inputs and the deltas.
 template <int L>
 struct LayerGradients {
-    static constexpr int M = UNITS<OUTPUTS<L>>, N = UNITS<INPUTS<L>>;
+    static constexpr bool OF_INPUTS = OUTPUTS<L> <= 8 && INPUTS<L> > 8;
+    static constexpr int M_SIZE = OF_INPUTS ? INPUTS<L> : OUTPUTS<L>, N_SIZE = OF_INPUTS ? OUTPUTS<L> : INPUTS<L>;
+    static constexpr int M = UNITS<M_SIZE>, N = UNITS<N_SIZE>;
     static constexpr int M_WARPS = warps_over_outputs(M, N), N_WARPS = WARPS / M_WARPS;
     static constexpr int M_TILES = divided(M, M_WARPS), N_TILES = divided(N, N_WARPS);
     float weight[M_TILES][N_TILES][2][4];
-    float bias[WARP_UNITS<OUTPUTS<L>>][2][2];
+    float bias[OF_INPUTS ? N_TILES : M_TILES][4];  // a tile's sums, with equal columns, or rows OF_INPUTS
 
     HD static int m_unit(int k) { return warp() / N_WARPS + k * M_WARPS; }
     HD static int n_unit(int k) { return warp() % N_WARPS + k * N_WARPS; }
     HD static bool has_m(int k) { return M % M_WARPS == 0 || m_unit(k) < M; }
     HD static bool has_n(int k) { return N % N_WARPS == 0 || n_unit(k) < N; }
+    // One of the warps that have the same outputs. All sum them: a branch would cost more.
+    HD static bool has_biases() { return (OF_INPUTS ? warp() / N_WARPS : warp() % N_WARPS) == 0; }
 
-    // Adds the product of the transposed deltas and the layer's inputs.
     HD void add(const Word* deltas) {
-        _Pragma("unroll 4") for (int k = 0; k < ROWS; k += Precision::STEP) {
+        const Word *left = OF_INPUTS ? rows<L>() : deltas, *right = OF_INPUTS ? deltas : rows<L>();
+        constexpr int LEFT_PITCH = OF_INPUTS ? PITCH<L> : PITCH<L + 1>,
+                      RIGHT_PITCH = OF_INPUTS ? PITCH<L + 1> : PITCH<L>;
+        _Pragma("unroll 4") for (int row = 0; row < ROWS; row += STEP) {
             Factor b[N_TILES];
             UNROLL for (int n = 0; n < N_TILES; ++n) {
-                if (has_n(n))
-                    b[n] = Precision::factor<L == 0>(Precision::b_across(rows<L>(), INPUT_PITCH<L>, 16 * n_unit(n), k));
+                if (!has_n(n)) continue;
+                Four words = Precision::b_of_columns<BOTH_HALVES<N_SIZE>>(right, RIGHT_PITCH, 16 * n_unit(n), row);
+                b[n] = Precision::factor<OF_INPUTS ? tensor_core::NUMBER : INPUT_KIND<L>>(words);
+                if (OF_INPUTS) Precision::add_b(bias[n], b[n]);
             }
             UNROLL for (int m = 0; m < M_TILES; ++m) {
                 if (!has_m(m)) continue;
-                Factor a = Precision::factor<false>(Precision::a_across(deltas, OUTPUT_PITCH<L>, 16 * m_unit(m), k));
+                Four words = Precision::a_of_columns(left, LEFT_PITCH, 16 * m_unit(m), row);
+                Factor a = Precision::factor<OF_INPUTS ? INPUT_KIND<L> : tensor_core::NUMBER>(words);
+                if (!OF_INPUTS) Precision::add_a(bias[m], a);
                 UNROLL for (int n = 0; n < N_TILES; ++n) if (has_n(n))
-                    Precision::multiply(weight[m][n], a, b[n], BOTH_HALVES<INPUTS<L>>);
+                    Precision::multiply(weight[m][n], a, b[n], BOTH_HALVES<N_SIZE>);
             }
         }
     }
 
-    HD void write_weights(float* out, int tower) const {
+    HD void write(float* out, int tower) const {
         UNROLL for (int m = 0; m < M_TILES; ++m) {
             UNROLL for (int n = 0; n < N_TILES; ++n) {
                 UNROLL for (int k = 0; k < 8; ++k) {
-                    int output = 16 * m_unit(m) + group() + k / 2 % 2 * 8;
-                    int input = 16 * n_unit(n) + k / 4 * 8 + 2 * member() + k % 2;
+                    int in_m = 16 * m_unit(m) + group() + k / 2 % 2 * 8;
+                    int in_n = 16 * n_unit(n) + k / 4 * 8 + 2 * member() + k % 2;
+                    int output = OF_INPUTS ? in_n : in_m, input = OF_INPUTS ? in_m : in_n;
                     i64 first = weight_index<L>(tower, output);
                     if (first >= 0 && input < INPUTS<L>) out[first + input] = weight[m][n][k / 4][k % 4];
                 }
             }
         }
-    }
-
-    // The sums of ROW_WARPS warps are added in order, in the memory of the deltas.
-    HD void write_biases(float* out, int tower) const {
-        constexpr int COLUMNS = OUTPUTS<L>;
-        float* of_warps = (float*)rows<(L < HIDDEN ? L + 1 : L)>();
-        UNROLL for (int u = 0; u < WARP_UNITS<COLUMNS>; ++u) {
-            UNROLL for (int k = 0; k < 4; ++k) {
-                float sum = bias[u][k / 2][k % 2];
-                UNROLL for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-                int column = 16 * unit_of(u) + k / 2 * 8 + 2 * member() + k % 2;
-                if (group() == 0 && column < COLUMNS) of_warps[warp() / COLUMN_WARPS * COLUMNS + column] = sum;
+        if (!has_biases()) return;
+        UNROLL for (int k = 0; k < (OF_INPUTS ? N_TILES : M_TILES); ++k) {
+            UNROLL for (int j = 0; j < 2; ++j) {
+                int output =
+                    16 * (OF_INPUTS ? n_unit(k) : m_unit(k)) + (OF_INPUTS ? 2 * member() + j : group() + 8 * j);
+                i64 at = bias_index<L>(tower, output);
+                if ((OF_INPUTS ? group() : member()) == 0 && at >= 0) out[at] = bias[k][OF_INPUTS ? j : 2 * j];
             }
-        }
-        __syncthreads();
-        for (int column = threadIdx.x; column < COLUMNS; column += THREADS) {
-            float sum = of_warps[column];
-            for (int k = 1; k < ROW_WARPS; ++k) sum += of_warps[k * COLUMNS + column];
-            out[bias_index<L>(tower, column)] = sum;
         }
     }
 };
@@ -398,17 +477,28 @@ struct Gradients : Gradients<L - 1> {
         layer.add(deltas);
         if constexpr (L > 0) {
             constexpr int N = INPUTS<L>;
-            float sums[ROW_TILES][WARP_UNITS<N>][2][4] = {};
-            add_product<N, OUTPUTS<L>, false, false>(deltas, OUTPUT_PITCH<L>, weights<L>(), INPUT_PITCH<L>, sums);
+            auto a = [=](int m, int step) {
+                return Precision::a_of_rows(deltas, PITCH<L + 1>, row_of_tile(m), STEP * step);
+            };
+            auto b = [](int unit, int step) {
+                return Precision::b_of_inputs(weights<L>(), WEIGHT_PITCH<L>, 16 * unit, STEP * step);
+            };
+            Tiles<N> tiles = {};
+            add_product<OUTPUTS<L>, tensor_core::NUMBER>(tiles, a, b);
             __syncthreads();  // all warps have read the layer's inputs
-            auto& bias = Gradients<L - 1>::layer.bias;
-            for_pairs<N>(sums, [&](int u, int half, int row, int column, float x, float y) {
-                Word* at = rows<L>() + row * INPUT_PITCH<L> + column;
-                x = N % 16 != 0 && column >= N ? 0.0f : activation_gradient(x, Precision::loaded(at, 0));
-                y = N % 16 != 0 && column + 1 >= N ? 0.0f : activation_gradient(y, Precision::loaded(at, 1));
-                bias[u][half][0] += x;
-                bias[u][half][1] += y;
-                Precision::store_pair(at, x, y);
+            for_units<N>([&](int u, int unit) {
+                UNROLL for (int m = 0; m < ROW_TILES; ++m) {
+                    float (&x)[2][4] = tiles.sums[m][u];
+                    float outputs[2][4];
+                    Precision::load_tile(rows<L>(), PITCH<L>, row_of_tile(m), 16 * unit, outputs);
+                    for_elements(unit, [&](int half, int k, int column) {
+                        float gradient = activation_gradient(x[half][k], outputs[half][k]);
+                        x[half][k] = N % 16 != 0 && column >= N ? 0.0f : gradient;
+                    });
+                    u32 words[TILE_WORDS];
+                    Precision::round_tile(x, words);
+                    Precision::store_tile(rows<L>(), PITCH<L>, row_of_tile(m), 16 * unit, words);
+                }
             });
             __syncthreads();
             Gradients<L - 1>::add_layers(rows<L>());
@@ -416,8 +506,7 @@ struct Gradients : Gradients<L - 1> {
     }
 
     HD void write(float* out, int tower) const {
-        layer.write_weights(out, tower);
-        if constexpr (L < HIDDEN) layer.write_biases(out, tower);
+        layer.write(out, tower);
         if constexpr (L > 0) Gradients<L - 1>::write(out, tower);
     }
 };

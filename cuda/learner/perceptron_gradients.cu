@@ -29,41 +29,73 @@ HD Sample load_sample(const perceptron_gradients_Arguments& args, i64 index) {
     return sample;
 }
 
+// What the losses of all rows have in common.
+struct Loss {
+    Minibatch minibatch;
+    float clip, entropy_coefficient;
+    float value_mean, value_scale;  // in whose units the network's value is
+};
+
+HD Loss loss_of(const perceptron_gradients_Arguments& args) {
+    return {minibatch_of(args.moments, args.normalize_advantages), *args.clip, *args.entropy_coefficient,
+            NORMALIZE_RETURNS ? (float)*args.return_mean : 0.0f,
+            NORMALIZE_RETURNS ? standard_deviation(*args.return_var) : 1.0f};
+}
+
+// Sums over the rows of a thread.
+constexpr int SUMS = LOG_STDS + METRICS;
+struct Sums {
+    float x[SUMS];  // gradients of the log standard deviations, then the metrics
+};
+
 // The loss of one row, and its gradients with respect to the head's outputs.
-HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Sample& sample, const Minibatch& minibatch,
-                 int tower) {
-    float *x = result_row(row), *gradients = gradient_row(row), *sums = sum_row(row);
+HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Sample& sample, const Loss& loss, int tower,
+                 Sums& sums) {
+    float *x = result_row(row), *gradients = gradient_row(row);
     if (!sample.active) {
         for (int k = 0; k <= PARAMETERS; ++k) gradients[k] = 0;
     } else {
-        float* metrics = sums + PARAMETERS + 1;
+        float* metrics = sums.x + LOG_STDS;
         if (has_actor(tower)) {
             const Action* draws = Sample::HAS_DRAWS ? sample.draws : args.draws + sample.index * ACTION_HEADS;
             const bool* mask = args.action_mask + (ACTION_MASKS ? sample.index * NUM_LOGITS : 0);
             PolicyLoss policy =
                 policy_gradients(x, draws, mask, (int)(sample.index % NUM_AGENTS), sample.log_prob, sample.estimate,
-                                 minibatch, *args.clip, *args.entropy_coefficient, args.squash_by_tanh, gradients);
+                                 loss.minibatch, loss.clip, loss.entropy_coefficient, args.squash_by_tanh, gradients);
             metrics[0] += policy.loss;
             metrics[2] += policy.entropy;
             metrics[3] += policy.approx_kl;
             metrics[4] += policy.clip_fraction;
+            UNROLL for (int k = 0; k < LOG_STDS; ++k) sums.x[k] += gradients[ACTOR_OUTPUTS + k];
         }
         if (has_value(tower)) {
-            float scale = NORMALIZE_RETURNS ? standard_deviation(*args.return_var) : 1.0f;
-            float mean = NORMALIZE_RETURNS ? (float)*args.return_mean : 0.0f;
-            float value = NORMALIZE_RETURNS ? x[PARAMETERS] * scale + mean : x[PARAMETERS];
-            ValueLoss loss = value_loss(value, sample.old_value, sample.target, scale * scale, minibatch.count,
-                                        args.value_coefficient, args.value_clip);
-            metrics[1] += loss.loss;
-            gradients[PARAMETERS] = loss.gradient * scale;
+            float scale = loss.value_scale;
+            float value = NORMALIZE_RETURNS ? x[PARAMETERS] * scale + loss.value_mean : x[PARAMETERS];
+            ValueLoss of_value = value_loss(value, sample.old_value, sample.target, scale * scale, loss.minibatch.count,
+                                            args.value_coefficient, args.value_clip);
+            metrics[1] += of_value.loss;
+            gradients[PARAMETERS] = of_value.gradient * scale;
         }
-        for (int k = has_actor(tower) ? 0 : PARAMETERS; k < PARAMETERS + (has_value(tower) ? 1 : 0); ++k)
-            sums[k] += gradients[k];
     }
-    Word* deltas = head_deltas() + row * OUTPUT_PITCH<HIDDEN>;
     for (int k = 0; k < HEAD_OUTPUTS; ++k) {
         int result = result_of(tower, k);
-        Precision::store(deltas + k, result >= 0 ? gradients[result] : 0.0f);
+        Precision::store(head_deltas() + Precision::activation_at(PITCH<HIDDEN + 1>, row, k),
+                         result >= 0 ? gradients[result] : 0.0f);
+    }
+}
+
+// Adds up the sums of all rows, in order, in the memory of the activations.
+HD void write_sums(float* out, const Sums& sums, int row, bool has_row, int tower) {
+    constexpr int PITCH = SUMS | 1;
+    float* of_rows = (float*)rows<0>();
+    static_assert(ROWS * PITCH * (int)sizeof(float) <= ROWS_END - ROWS_AT<0>, "the sums fit");
+    if (has_row) UNROLL for (int k = 0; k < SUMS; ++k) of_rows[row * PITCH + k] = sums.x[k];
+    __syncthreads();
+    for (int k = threadIdx.x; k < SUMS; k += THREADS) {
+        if (k == LOG_STDS + 1 ? !has_value(tower) : !has_actor(tower)) continue;
+        float sum = 0;
+        for (int row = 0; row < ROWS; ++row) sum += of_rows[row * PITCH + k];
+        out[k < LOG_STDS ? LOG_STD_INDEX + k : NUM_PARAMETERS + k - LOG_STDS] = sum;
     }
 }
 
@@ -74,40 +106,40 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     int tower = blockIdx.x % TOWERS;
     i64 block = blockIdx.x / TOWERS, blocks = gridDim.x / TOWERS;
     load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
-    fill_with_zeros(sum_row(0), shared_memory + DELTAS_END);  // and the deltas
-    Minibatch minibatch = minibatch_of(args.moments, args.normalize_advantages);
+    fill_with_zeros(head_deltas(), shared_memory + DELTAS_END);
+    Loss loss = loss_of(args);
     Gradients<HIDDEN> gradients = {};
+    Sums sums = {};
     int row = first_owned_row() + owner();
     bool has_row = owner() < OWNED_ROWS;
     auto index_of = [&](i64 k) { return has_row && k < args.rows ? args.indices[k] : -1; };
-    i64 next = index_of(block * ROWS + row);
-    for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS) {
+    const Observation* obs = (const Observation*)args.obs;
+    i64 index = index_of(block * ROWS + row);
+    if (has_row) indices()[row] = index;
+    sync_owners();
+    // A tile's first observations are loaded during the tile before, where registers are left for them.
+    constexpr bool EARLY = WARPS_OWN_ROWS;
+    Observations first_obs;
+    if constexpr (EARLY) first_obs.load(obs, args.obs_stride, indices(), owner());
+    int buffer = 0;  // of the tile's indices
+    for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS, buffer ^= 1) {
+        i64 next = index_of(first + blocks * ROWS + row);
+        Sample sample = load_sample(args, index);
         __syncthreads();  // the previous tile has been read
-        Sample sample = load_sample(args, next);
-        if (has_row) indices()[row] = next;
-        next = index_of(first + blocks * ROWS + row);
-        sync_owners();
-        load_obs((const Observation*)args.obs, args.obs_stride);
+        if constexpr (!EARLY) first_obs.load(obs, args.obs_stride, indices(buffer), owner());
+        store_obs(first_obs, obs, args.obs_stride, indices(buffer));
         sync_owners();
         forward_layers<0>(tower);
-        if (has_row) row_loss(args, row, sample, minibatch, tower);
+        if (has_row) row_loss(args, row, sample, loss, tower, sums);
+        if (has_row) indices(buffer ^ 1)[row] = index = next;
         __syncthreads();
+        if constexpr (EARLY) first_obs.load(obs, args.obs_stride, indices(buffer ^ 1), owner());
         gradients.add_layers(head_deltas());
     }
     __syncthreads();
     float* out = args.parts + block * (NUM_PARAMETERS + METRICS);
     gradients.write(out, tower);
-    for (int column = threadIdx.x; column < PARAMETERS + 1 + METRICS; column += THREADS) {
-        bool of_actor = column < PARAMETERS, of_value = column == PARAMETERS || column == PARAMETERS + 2;
-        if (of_value ? !has_value(tower) : !has_actor(tower)) continue;
-        float sum = 0;
-        for (int row = 0; row < ROWS; ++row) sum += sum_row(row)[column];
-        i64 at = column > PARAMETERS      ? NUM_PARAMETERS + column - PARAMETERS - 1
-                 : !of_actor              ? VALUE_BIAS
-                 : column < ACTOR_OUTPUTS ? BIAS_INDICES[0][HIDDEN] + column
-                                          : LOG_STD_INDEX + column - ACTOR_OUTPUTS;
-        out[at] = sum;
-    }
+    write_sums(out, sums, row, has_row, tower);
 }
 
 }  // namespace perceptron

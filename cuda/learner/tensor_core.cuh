@@ -2,10 +2,13 @@
 // Products of matrices in shared memory on tensor cores (NVIDIA, PTX ISA: mma.sync, ldmatrix; sm_80 and later), in
 // three precisions.
 //
-// A product sums A[m][k] * B[k][n] over k; a warp computes tiles of 16 x 16 of it, STEP values of k at a time. A matrix
-// is stored "along" if neighbouring elements in memory have neighbouring k, and "across" if they have neighbouring m or
-// n. Lane 4 * g + t holds the elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of each half, 8 columns, of a
-// tile of sums. Rows in memory are `pitch` words apart, so that the loads below have no bank conflicts but those named.
+// A product sums A[m][k] * B[k][n] over k; a warp computes tiles of 16 x 16 of it, STEP values of k at a time. Lane
+// 4 * g + t holds the elements (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of each half, 8 columns, of a tile of
+// sums.
+//
+// There are two kinds of matrices in shared memory. Weights have a row for each output, `pitch` words apart. The
+// activations of a tile of rows, and their gradients, are laid out as each precision says: in all of them a tile of
+// sums that was rounded is, in registers, a factor A of the next product, and loads and stores have no bank conflicts.
 #pragma once
 #include "kernel.cuh"
 #include "math.cuh"
@@ -20,7 +23,18 @@ HD void load_matrices(u32 (&out)[4], const void* row) {
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(address(row)));
 }
-// The same, each matrix of 16-bit elements transposed.
+// Two of them; lanes 0 … 15 give the addresses.
+HD void load_two_matrices(u32 (&out)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(out[0]), "=r"(out[1])
+                 : "r"(address(row)));
+}
+HD void load_two_transposed(u32 (&out)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(out[0]), "=r"(out[1])
+                 : "r"(address(row)));
+}
+// Four, each matrix of 16-bit elements transposed.
 HD void load_transposed(u32 (&out)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -48,6 +62,9 @@ HD u32 rounded_tf32(float x) {
     u32 b = math::bits(x);
     return math::is_nan(x) ? b : (b + 0x1000u) & 0xffffe000u;
 }
+// Nearly so in one instruction: x (1 + c) is cut off to 10 bits by the tensor cores. With c = 2/3 of half a unit the
+// mean error is 0 for fractions of any size, the largest is 2/3 of a unit instead of a half.
+HD u32 nearly_rounded_tf32(float x) { return math::bits(math::fma(x, 0x1.555556p-12f, x)); }
 // Two bfloat16, `low` in the lower half.
 HD u32 packed_bfloat16(float low, float high) {
     u32 y;
@@ -65,53 +82,115 @@ struct Four {
     u32 word[4];
 };
 
-// Matrices along, of words of which 16 bytes hold WIDTH.
+// Where a factor may be infinite. Inputs: their products have the right sign. Activations, which are not negative:
+// their products are not NaN. Elsewhere they are NaN.
+enum Kind { INPUT, ACTIVATION, NUMBER };
+
+HD int lane() { return threadIdx.x % 32; }
+HD int group() { return lane() / 4; }   // g
+HD int member() { return lane() % 4; }  // t
+
+// Loads of matrices of W, of which 16 bytes hold WIDTH, whose rows have neighbouring k.
 template <class W, int WIDTH>
 struct Along {
     typedef W Word;
     static constexpr int STEP = 2 * WIDTH;
-    HD static constexpr int pitch(int columns) { return columns + WIDTH; }  // of a multiple of STEP columns
+    static constexpr bool CHAINS = true;  // whether a factor may be kept in registers
+    static constexpr int UNROLLED_STEPS = 4;
+    HD static constexpr int weight_pitch(int columns) { return columns + WIDTH; }  // of a multiple of STEP columns
     HD static Four a_along(const Word* matrix, int pitch, int m, int k) {
-        int lane = threadIdx.x % 32;
         Four out;
-        load_matrices(out.word, matrix + (m + lane % 16) * pitch + k + lane / 16 * WIDTH);
+        load_matrices(out.word, matrix + (m + lane() % 16) * pitch + k + lane() / 16 * WIDTH);
         return out;
     }
+    // Without BOTH, only the first half of the columns.
+    template <bool BOTH>
     HD static Four b_along(const Word* matrix, int pitch, int n, int k) {
-        int lane = threadIdx.x % 32;
-        Four out;
-        load_matrices(out.word, matrix + (n + lane % 8 + lane / 16 * 8) * pitch + k + lane / 8 % 2 * WIDTH);
+        Four out = {};
+        const Word* row = matrix + (n + lane() % 8) * pitch + k + lane() / 8 % 2 * WIDTH;
+        if constexpr (BOTH)
+            load_matrices(out.word, row + lane() / 16 * 8 * pitch);
+        else
+            load_two_matrices(out.word, row);
         return out;
+    }
+    // B[k = input][n = output].
+    template <bool BOTH>
+    HD static Four b_of_outputs(const Word* weights, int pitch, int n, int k) {
+        return b_along<BOTH>(weights, pitch, n, k);
     }
 };
 
-// Factors as float32 words, of which the tensor cores read 19 bits. Across, k runs in pairs: lane t has 2t and 2t + 1
-// where along it has t and t + 4. The order of k is free as long as both factors have the same.
+// Factors as float32 words, of which the tensor cores read 19 bits. Where k counts columns of activations, lane t has
+// columns 2t and 2t + 1 of a step, as in sums, in the places of k = t and t + 4; weights are stored in this order. The
+// order of k is free as long as both factors have the same. Activations have a row of memory for each column, with the
+// rows g and g + 8 of a tile side by side.
 struct Tf32Words : Along<float, 4> {
-    // The order of k of the matrices across; two lanes share a bank.
-    HD static Four a_along_in_pairs(const Word* matrix, int pitch, int m, int k) {
-        int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const uint2 *low = (const uint2*)(matrix + (m + g) * pitch + k + 2 * t),
-                    *high = (const uint2*)(matrix + (m + g + 8) * pitch + k + 2 * t);
-        return {{low->x, high->x, low->y, high->y}};
+    HD static constexpr int activation_pitch(int rows, int) { return rows + 4; }  // 4 or 20 modulo the 32 banks
+    HD static constexpr int activation_words(int rows, int columns) {
+        return columns * activation_pitch(rows, columns);
     }
-    HD static Four a_across(const Word* matrix, int pitch, int m, int k) {
-        int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const u32* at = (const u32*)matrix + (k + 2 * t) * pitch + m + g;
-        return {{at[0], at[8], at[pitch], at[pitch + 8]}};
+    HD static constexpr int activation_at(int pitch, int row, int column) {
+        return column * pitch + row / 16 * 16 + row % 8 * 2 + row % 16 / 8;
     }
-    HD static Four b_across(const Word* matrix, int pitch, int n, int k) {
-        int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        const u32* at = (const u32*)matrix + (k + 2 * t) * pitch + n + g;
+    HD static constexpr int weight_at(int pitch, int output, int input) {
+        return output * pitch + input / 8 * 8 + place(input % 8);
+    }
+    HD static constexpr int place(int k) { return k % 2 * 4 + k / 2; }
+
+    // B[k = output][n = input].
+    HD static Four b_of_inputs(const Word* weights, int pitch, int n, int k) {
+        const u32* at = (const u32*)weights + (k + 2 * member()) * pitch + n + place(group());
         return {{at[0], at[pitch], at[8], at[pitch + 8]}};
     }
-    HD static float loaded(const Word* at, int k) { return at[k]; }
+    // A[m = row][k = column].
+    HD static Four a_of_rows(const Word* activations, int pitch, int row, int column) {
+        const float* at = activations + activation_at(pitch, row + group(), column + 2 * member());
+        uint2 left = *(const uint2*)at, right = *(const uint2*)(at + pitch);
+        return {{left.x, left.y, right.x, right.y}};
+    }
+    // A[m = column][k = row].
+    HD static Four a_of_columns(const Word* activations, int pitch, int column, int row) {
+        return a_along(activations, pitch, column, row);
+    }
+    // B[k = row][n = column].
+    template <bool BOTH>
+    HD static Four b_of_columns(const Word* activations, int pitch, int column, int row) {
+        return b_along<BOTH>(activations, pitch, column, row);
+    }
+
+    static constexpr int TILE_WORDS = 8;  // of a lane in a tile of sums
+    // Lane's words of a tile in the order of the factors A of its two steps.
+    template <class P>
+    HD static void round_tile(const float (&sums)[2][4], u32* words) {
+        UNROLL for (int half = 0; half < 2; ++half) {
+            UNROLL for (int k = 0; k < 4; ++k) words[4 * half + k] = P::rounded(sums[half][k % 2 * 2 + k / 2]);
+        }
+    }
+    HD static void store_tile(Word* activations, int pitch, int row, int column, const u32* words) {
+        UNROLL for (int half = 0; half < 2; ++half) {
+            Word* at = activations + activation_at(pitch, row + group(), column + 8 * half + 2 * member());
+            *(uint2*)at = {words[4 * half], words[4 * half + 1]};
+            *(uint2*)(at + pitch) = {words[4 * half + 2], words[4 * half + 3]};
+        }
+    }
+    HD static void load_tile(const Word* activations, int pitch, int row, int column, float (&out)[2][4]) {
+        UNROLL for (int half = 0; half < 2; ++half) {
+            const Word* at = activations + activation_at(pitch, row + group(), column + 8 * half + 2 * member());
+            float2 left = *(const float2*)at, right = *(const float2*)(at + pitch);
+            out[half][0] = left.x;
+            out[half][1] = right.x;
+            out[half][2] = left.y;
+            out[half][3] = right.y;
+        }
+    }
+    static constexpr u32 ONE = 0x3f800000u;
 };
 
 // One product; factors are rounded when they are stored.
 struct Tf32 : Tf32Words {
     typedef Four Factor;
-    template <bool>
+    template <Kind>
     HD static Factor factor(const Four& words) {
         return words;
     }
@@ -119,28 +198,38 @@ struct Tf32 : Tf32Words {
         multiply_tf32(sums[0], a.word, b.word[0], b.word[1]);
         if (second) multiply_tf32(sums[1], a.word, b.word[2], b.word[3]);
     }
+    // Adds the sums over k of A, to each column, or of the first half of B, to each row.
+    HD static void add_a(float (&sums)[4], const Factor& a) { multiply_tf32(sums, a.word, ONE, ONE); }
+    HD static void add_b(float (&sums)[4], const Factor& b) {
+        multiply_tf32(sums, {ONE, ONE, ONE, ONE}, b.word[0], b.word[1]);
+    }
     HD static float tanh(float x) { return approximate_tanh(x); }
+    HD static u32 rounded(float x) { return nearly_rounded_tf32(x); }
     HD static void store(Word* to, float x) { *to = math::from_bits(rounded_tf32(x)); }
-    HD static void store_pair(Word* to, float x, float y) { *(uint2*)to = {rounded_tf32(x), rounded_tf32(y)}; }
+    HD static void round_tile(const float (&sums)[2][4], u32* words) { Tf32Words::round_tile<Tf32>(sums, words); }
 };
 
 // float32 as the sum of two TF32 numbers: three products of them, the small one times the small one left out. The error
-// of a product is about 2^-22 of its size (Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores
-// while surpassing the FP32 theoretical peak performance", 2022).
+// of a product is about 2^-22 of its size. Tensor cores cut off what their sums cannot hold, so that errors of one sign
+// add up over k; the products of each step are summed for themselves and added with rounding. (Ootomo and Yokota,
+// "Recovering single precision accuracy from Tensor Cores while surpassing the FP32 theoretical peak performance",
+// 2022.)
 struct Float32 : Tf32Words {
+    static constexpr bool CHAINS = false;  // with all steps unrolled the code is longer than the cache of instructions
+    static constexpr int UNROLLED_STEPS = 1;
+    static constexpr u32 INFINITY_BITS = 0x7f800000u;
     struct Factor {
         u32 large[4], small[4];
     };
-    // An infinity is the small part if INFINITE: times the large part of a number it has the right sign.
-    template <bool INFINITE>
+    template <Kind KIND>
     HD static Factor factor(const Four& words) {
         Factor out;
         UNROLL for (int k = 0; k < 4; ++k) {
             float x = math::from_bits(words.word[k]);
-            u32 large = (words.word[k] + 0x1000u) & 0xffffe000u;  // as rounded_tf32; NaNs are those of `store`
-            if (INFINITE && !(math::abs(x) < 0x1p127f)) large = 0;
+            u32 large = (words.word[k] + 0x1000u) & 0xffffe000u;  // as rounded_tf32, but for NaN, which `rest` is too
+            if (KIND == INPUT && !(math::abs(x) < 0x1p127f)) large = 0;
             float rest = x - math::from_bits(large);
-            if (!INFINITE) rest = rest < 1e30f ? rest : 1e30f;  // not infinity minus itself
+            if (KIND == ACTIVATION && large == INFINITY_BITS) rest = 1e30f;
             out.large[k] = large;
             out.small[k] = math::bits(rest);  // tensor cores ignore the last 13 bits
         }
@@ -149,36 +238,89 @@ struct Float32 : Tf32Words {
     HD static void multiply(float (&sums)[2][4], const Factor& a, const Factor& b, bool second) {
         UNROLL for (int half = 0; half < 2; ++half) {
             if (half == 1 && !second) continue;
-            multiply_tf32(sums[half], a.small, b.large[2 * half], b.large[2 * half + 1]);
-            multiply_tf32(sums[half], a.large, b.small[2 * half], b.small[2 * half + 1]);
-            multiply_tf32(sums[half], a.large, b.large[2 * half], b.large[2 * half + 1]);
+            float step[4] = {};
+            multiply_tf32(step, a.small, b.large[2 * half], b.large[2 * half + 1]);
+            multiply_tf32(step, a.large, b.small[2 * half], b.small[2 * half + 1]);
+            multiply_tf32(step, a.large, b.large[2 * half], b.large[2 * half + 1]);
+            add(sums[half], step);
         }
     }
+    HD static void add(float (&sums)[4], const float (&step)[4]) {
+        UNROLL for (int k = 0; k < 4; ++k) sums[k] += step[k];
+    }
+    HD static void add_a(float (&sums)[4], const Factor& a) {
+        float step[4] = {};
+        multiply_tf32(step, a.small, ONE, ONE);
+        multiply_tf32(step, a.large, ONE, ONE);
+        add(sums, step);
+    }
+    HD static void add_b(float (&sums)[4], const Factor& b) {
+        float step[4] = {};
+        multiply_tf32(step, {ONE, ONE, ONE, ONE}, b.small[0], b.small[1]);
+        multiply_tf32(step, {ONE, ONE, ONE, ONE}, b.large[0], b.large[1]);
+        add(sums, step);
+    }
     HD static float tanh(float x) { return math::tanh(x); }
-    // One NaN for all: rounding must not carry into the sign.
-    HD static float canonical(float x) { return math::is_nan(x) ? math::from_bits(math::NAN_BITS) : x; }
-    HD static void store(Word* to, float x) { *to = canonical(x); }
-    HD static void store_pair(Word* to, float x, float y) { *(float2*)to = {canonical(x), canonical(y)}; }
+    HD static u32 rounded(float x) { return math::bits(x); }
+    HD static void store(Word* to, float x) { *to = x; }
+    HD static void round_tile(const float (&sums)[2][4], u32* words) { Tf32Words::round_tile<Float32>(sums, words); }
 };
 
+// Activations have a row of memory for each row.
 struct Bfloat16 : Along<unsigned short, 8> {
     typedef Four Factor;
-    HD static Four a_along_in_pairs(const Word* matrix, int pitch, int m, int k) {
-        return a_along(matrix, pitch, m, k);  // pairs of k share a word in any case
+    HD static constexpr int activation_pitch(int, int columns) { return columns + 8; }
+    HD static constexpr int activation_words(int rows, int columns) { return rows * activation_pitch(rows, columns); }
+    HD static constexpr int activation_at(int pitch, int row, int column) { return row * pitch + column; }
+    HD static constexpr int weight_at(int pitch, int output, int input) { return output * pitch + input; }
+
+    HD static Four b_of_inputs(const Word* weights, int pitch, int n, int k) {
+        return b_of_columns<true>(weights, pitch, n, k);
     }
-    HD static Four a_across(const Word* matrix, int pitch, int m, int k) {
-        int lane = threadIdx.x % 32;
+    HD static Four a_of_rows(const Word* activations, int pitch, int row, int column) {
+        return a_along(activations, pitch, row, column);
+    }
+    HD static Four a_of_columns(const Word* activations, int pitch, int column, int row) {
         Four out;
-        load_transposed(out.word, matrix + (k + lane % 8 + lane / 16 * 8) * pitch + m + lane / 8 % 2 * 8);
+        load_transposed(out.word,
+                        activations + (row + lane() % 8 + lane() / 16 * 8) * pitch + column + lane() / 8 % 2 * 8);
         return out;
     }
-    HD static Four b_across(const Word* matrix, int pitch, int n, int k) {
-        int lane = threadIdx.x % 32;
-        Four out;
-        load_transposed(out.word, matrix + (k + lane % 16) * pitch + n + lane / 16 * 8);
+    template <bool BOTH>
+    HD static Four b_of_columns(const Word* activations, int pitch, int column, int row) {
+        Four out = {};
+        const Word* at = activations + (row + lane() % 16) * pitch + column;
+        if constexpr (BOTH)
+            load_transposed(out.word, at + lane() / 16 * 8);
+        else
+            load_two_transposed(out.word, at);
         return out;
     }
-    template <bool>
+
+    static constexpr int TILE_WORDS = 4;
+    HD static void round_tile(const float (&sums)[2][4], u32* words) {
+        UNROLL for (int k = 0; k < 4; ++k) words[k] =
+            packed_bfloat16(sums[k / 2][k % 2 * 2], sums[k / 2][k % 2 * 2 + 1]);
+    }
+    HD static void store_tile(Word* activations, int pitch, int row, int column, const u32* words) {
+        UNROLL for (int k = 0; k < 4; ++k) * pair(activations, pitch, row, column, k) = words[k];
+    }
+    HD static void load_tile(const Word* activations, int pitch, int row, int column, float (&out)[2][4]) {
+        UNROLL for (int k = 0; k < 4; ++k) {
+            u32 word = *pair((Word*)activations, pitch, row, column, k);
+            out[k / 2][k % 2 * 2] = low(word);
+            out[k / 2][k % 2 * 2 + 1] = high(word);
+        }
+    }
+    // The lane's k-th pair of elements of a tile.
+    HD static u32* pair(Word* activations, int pitch, int row, int column, int k) {
+        return (u32*)(activations + (row + group() + k % 2 * 8) * pitch + column + k / 2 * 8 + 2 * member());
+    }
+    HD static float low(u32 word) { return math::from_bits(word << 16); }
+    HD static float high(u32 word) { return math::from_bits(word & 0xffff0000u); }
+    static constexpr u32 ONES = 0x3f803f80u;
+
+    template <Kind>
     HD static Factor factor(const Four& words) {
         return words;
     }
@@ -186,10 +328,12 @@ struct Bfloat16 : Along<unsigned short, 8> {
         multiply_bfloat16(sums[0], a.word, b.word[0], b.word[1]);
         if (second) multiply_bfloat16(sums[1], a.word, b.word[2], b.word[3]);
     }
+    HD static void add_a(float (&sums)[4], const Factor& a) { multiply_bfloat16(sums, a.word, ONES, ONES); }
+    HD static void add_b(float (&sums)[4], const Factor& b) {
+        multiply_bfloat16(sums, {ONES, ONES, ONES, ONES}, b.word[0], b.word[1]);
+    }
     HD static float tanh(float x) { return approximate_tanh(x); }
-    HD static float loaded(const Word* at, int k) { return math::from_bits((u32)at[k] << 16); }
     HD static void store(Word* to, float x) { *to = (Word)packed_bfloat16(x, 0); }
-    HD static void store_pair(Word* to, float x, float y) { *(u32*)to = packed_bfloat16(x, y); }
 };
 
 }  // namespace tensor_core

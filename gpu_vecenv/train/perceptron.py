@@ -30,8 +30,10 @@ MAX_PARTS_BYTES = 256 << 20  # of the blocks' partial sums
 OBS_DTYPES = {torch.float32: "float", torch.uint8: "u8"}
 STRUCTS: dict[Precision, str] = {"float32": "Float32", "tf32": "Tf32", "bfloat16": "Bfloat16"}  # of tensor_core.cuh
 WORD_BYTES: dict[Precision, int] = {"float32": 4, "tf32": 4, "bfloat16": 2}
+TILE_WORDS: dict[Precision, int] = {"tf32": 8, "bfloat16": 4}  # of a thread, of a tile of 16 x 16
 REGISTERS, MAX_REGISTERS = 65536, 255  # of a multiprocessor, of a thread
-OTHER_REGISTERS = 52  # of a thread, beside its sums: addresses, factors
+# Of a thread, beside sums and outputs of a layer: addresses, factors.
+OTHER_REGISTERS: dict[Precision, int] = {"float32": 60, "tf32": 44, "bfloat16": 44}
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class TileShape:
 # Where a warp has all columns of its rows, it waits for no other up to the weights' gradients.
 GRADIENT_TILES = (
     TileShape(64, 4, 1),
+    TileShape(128, 8, 1),
     TileShape(32, 2, 2),
     TileShape(64, 2, 4),
-    TileShape(32, 1, 8),
+    TileShape(32, 2, 4),
     TileShape(32, 1, 16),
 )
 FORWARD_TILES = (TileShape(128, 8, 1), TileShape(64, 4, 1), TileShape(32, 2, 1), TileShape(32, 1, 4))
@@ -63,6 +66,10 @@ ENOUGH_WARPS = 8
 
 def _units(columns: int) -> int:
     return -(-columns // 16)
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 @dataclass(frozen=True)
@@ -102,31 +109,39 @@ class Perceptron:
         trunk, head = (("trunk", "actor"), ("critic_trunk", "critic"))[tower]
         return [*(self.indices[f"{trunk}.{2 * k}.{kind}"] for k in range(hidden)), self.indices[f"{head}.{kind}"]]
 
-    def _pitch(self, columns: int, step: int = 16) -> int:
-        return -(-columns // step) * step + 16 // WORD_BYTES[self.precision]
+    def _chained(self, shape: TileShape) -> bool:
+        """Whether a warp has a layer's outputs in registers, and as a rule nowhere else."""
+        return shape.column_warps == 1 and self.precision != "float32"
+
+    def _activation_bytes(self, rows: int, columns: int) -> int:
+        if self.precision == "bfloat16":
+            return 2 * rows * (columns + 8)
+        return 4 * columns * (rows + 4)
 
     def shared_bytes(self, shape: TileShape, forward: bool) -> int:
         """Shared memory of a block of the forward pass, or of the gradients."""
-        word, outputs = WORD_BYTES[self.precision], [*self.sizes[1:], self.head_outputs]
-        pitches = [self._pitch(self.sizes[0], 32 // word), *map(self._pitch, self.sizes[1:])]
-        size = sum(16 * _units(out) * (pitch * word + 4) for pitch, out in zip(pitches, outputs, strict=True))
-        size += _aligned(8 * self.sizes[0]) if self.normalize_obs else 0
-        results, sums = (self.outputs + 1) | 1, (self.outputs + 1 + METRICS) | 1
-        row = word * sum(pitches) + 8 + 4 * results
-        row += 0 if forward else 4 * (results + sums) + word * self._pitch(self.head_outputs)
-        return size + shape.rows * row
+        word, rows, outputs = WORD_BYTES[self.precision], shape.rows, [*self.sizes[1:], self.head_outputs]
+        columns = [_padded(self.sizes[0], 32 // word), *(16 * _units(size) for size in self.sizes[1:])]
+        size = sum(16 * _units(n) * (word * k + 16 + 4) for k, n in zip(columns, outputs, strict=True))
+        kept = columns[:1] if forward and self._chained(shape) else columns
+        size += sum(self._activation_bytes(rows, k) for k in kept)
+        size += _padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
+        index, results = 8, 4 * ((self.outputs + 1) | 1)
+        size += rows * (index + results)
+        if forward:
+            return size
+        return size + rows * (index + results) + self._activation_bytes(rows, 16 * _units(self.head_outputs))
 
     def registers(self, shape: TileShape, forward: bool) -> int:
         """Registers of a thread, an estimate."""
-        sums = 0
+        sums, warps, row_tiles = 0, shape.warps, shape.rows // 16 // shape.row_warps
         for inputs, outputs in zip(self.sizes, [*self.sizes[1:], self.head_outputs], strict=True):
             m, n = _units(outputs), _units(inputs)
-            grids = [w for w in range(1, shape.warps + 1) if shape.warps % w == 0]
-            sums += 8 * min(-(-m // w) * -(-n // (shape.warps // w)) for w in grids)
-            sums += 4 * -(-m // shape.column_warps)
-        product = max(map(_units, (*self.sizes[1:], self.head_outputs)))
-        product = 8 * (shape.rows // 16 // shape.row_warps) * -(-product // shape.column_warps)
-        return product + OTHER_REGISTERS + (0 if forward else sums)
+            grids = [w for w in range(1, warps + 1) if warps % w == 0]
+            sums += 8 * min(-(-m // w) * -(-n // (warps // w)) for w in grids)
+        product = 8 * max(-(-_units(n) // shape.column_warps) for n in (*self.sizes[1:], self.head_outputs))
+        chain = max(map(_units, self.sizes[1:])) * TILE_WORDS[self.precision] if self._chained(shape) else 0
+        return row_tiles * (product + chain) + OTHER_REGISTERS[self.precision] + (0 if forward else sums)
 
     def blocks(self, shape: TileShape, cores: TensorCores, forward: bool) -> int:
         """Blocks that a multiprocessor holds at a time; 0 if none fits."""
@@ -147,9 +162,18 @@ class Perceptron:
         """The constants in C++."""
 
         def table(kind: str) -> str:
-            return ", ".join("{" + ", ".join(map(str, self._layers(k, kind))) + "}" for k in range(self.towers))
+            return "}, {".join(", ".join(map(str, self._layers(k, kind))) for k in range(self.towers))
 
         layers = len(self.sizes)
+        functions = (  # which nvcc compiles for the device, unlike constant arrays
+            f"HD constexpr int layer_inputs(int layer) {{ constexpr int x[] = {{{', '.join(map(str, self.sizes))}}}; "
+            "return x[layer]; }",
+            *(
+                f"HD constexpr i64 first_{kind}(int tower, int layer) {{ constexpr i64 x[][{layers}] = "
+                f"{{{{{table(kind)}}}}}; return x[tower][layer]; }}"
+                for kind in ("weight", "bias")
+            ),
+        )
         constants: dict[str, dict[str, object]] = {
             "int": {
                 "ROWS": shape.rows,
@@ -161,7 +185,6 @@ class Perceptron:
                 "OWN_AGENTS": self.agents.stop - self.agents.start,
                 "TOWERS": self.towers,
                 "HIDDEN": layers - 1,
-                "SIZES[]": f"{{{', '.join(map(str, self.sizes))}}}",
                 "ACTOR_OUTPUTS": self.actor_outputs,
                 "LOG_STDS": self.log_stds,
             },
@@ -177,19 +200,13 @@ class Perceptron:
                 "LOG_STD_INDEX": self.indices.get("log_std", 0),
                 "VALUE_WEIGHTS": self.indices["critic.weight"],
                 "VALUE_BIAS": self.indices["critic.bias"],
-                f"WEIGHT_INDICES[][{layers}]": f"{{{table('weight')}}}",
-                f"BIAS_INDICES[][{layers}]": f"{{{table('bias')}}}",
             },
         }
         lines = [
             f"constexpr {kind} {name} = {value};" for kind, own in constants.items() for name, value in own.items()
         ]
         opening = [f"#define PRECISION {STRUCTS[self.precision]}", "namespace perceptron {"]
-        return "\n".join([*opening, f"typedef {self.obs_type} Observation;", *lines, "}"]) + "\n"
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 16) * 16
+        return "\n".join([*opening, f"typedef {self.obs_type} Observation;", *lines, *functions, "}"]) + "\n"
 
 
 def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Perceptron:

@@ -28,8 +28,12 @@ template <int A, int B>
 struct Fragments {
     unsigned a[A], b[B];
 };
+inline float cut_off(double x) {
+    float nearest = (float)x;
+    return __builtin_fabs((double)nearest) > __builtin_fabs(x) ? __builtin_nextafterf(nearest, 0) : nearest;
+}
 // D = A B + C for A of 16 x K and B of K x 8. A register holds PER_REGISTER elements of neighbouring k; value(register,
-// k) is one of them. Products are exact and their sum is rounded once; tensor cores truncate it instead.
+// k) is one of them. Products are exact and their sum is cut off once, towards zero; tensor cores may cut off more.
 template <int PER_REGISTER, int A, int B, class F>
 inline void multiply(float* (&d)[4], const Fragments<A, B>& own, const float (&c)[4], F value) {
     struct Sums {
@@ -45,7 +49,7 @@ inline void multiply(float* (&d)[4], const Fragments<A, B>& own, const float (&c
                 sum += (double)value(exchanged[first + row % 8 * 4 + word % 4][a], k) *
                        value(exchanged[first + column * 4 + word % 4][b], k);
             }
-            result.x[i] = (float)sum;
+            result.x[i] = cut_off(sum);
         }
         return result;
     });
