@@ -42,14 +42,15 @@ LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file
 class RunConfig:
     """Output options of a run."""
 
+    log_interval: int = param(1, low=1)  # iterations between rows of metrics, checkpoints and reactions to signals
     episodes: int = param(1000, low=1)  # of each evaluation after training
-    checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one after each iteration
+    checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one with each row of metrics
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
     best_metric: str | None = None  # the best checkpoint has its largest mean; default: returns of the trained roles
     best_episodes: int = param(100, low=0)  # of an evaluation that compares checkpoints, per trained role; 0: no best
     best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
     wandb: str | None = None  # Weights & Biases project to log to
-    digests: bool = False  # log a digest of all weights each iteration, to compare runs bitwise
+    digests: bool = False  # log a digest of all weights with each row of metrics, to compare runs bitwise
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -66,7 +67,7 @@ def run(
     """Train to the end, evaluate, and write learning curve, metrics, checkpoints and evaluation to ``folder``.
 
     Under torchrun every process calls it; rank 0 writes all files but the checkpoints of other ranks. SIGTERM and
-    SIGINT stop it after the current iteration, with a checkpoint. One process at a time trains in a folder.
+    SIGINT stop it at the next row of metrics, with a checkpoint. One process at a time trains in a folder.
 
     Args:
         trainer: A new trainer; with ``resume`` the newest checkpoint of the folder is loaded into it.
@@ -139,7 +140,7 @@ def _run(
         start, saved = time.perf_counter() - seconds, time.perf_counter()
         stopped, save_due = world.all_agree(stop_signal() != 0, False)
         while trainer.iteration < trainer.num_iterations and not stopped:
-            metrics: dict[str, Any] = trainer.train_iteration()
+            metrics: dict[str, Any] = trainer.train_interval(config.log_interval)
             seconds = time.perf_counter() - start
             selection.state.training_episodes += metrics["episodes"]
             if config.digests:
