@@ -53,7 +53,7 @@ def run(
     """Train to the end, evaluate, and write learning curve, metrics, checkpoints and evaluation to ``folder``.
 
     Under torchrun every process calls it; rank 0 writes all files but the checkpoints of other ranks. SIGTERM and
-    SIGINT stop it after the current iteration, with a checkpoint. One process at a time trains in a folder.
+    SIGINT stop it at the next row of metrics, with a checkpoint. One process at a time trains in a folder.
 
     Args:
         trainer: A new trainer; with ``resume`` the newest checkpoint of the folder is loaded into it.
@@ -158,13 +158,13 @@ def run_seeds(
 
 def _train(runs: Sequence[Run], together: ParallelTrainers, on_progress: OnProgress | None = None) -> int:
     """Train, log and save until all have ended or a signal stops them: the exit code then, else 0."""
-    world, checkpoint_seconds = runs[0].trainer.world, runs[0].config.checkpoint_seconds
+    world, config = runs[0].trainer.world, runs[0].config
     before = [one.seconds for one in runs]
     with _stop_signal() as stop_signal:
         start = saved = time.perf_counter()
         stopped, save_due = world.all_agree(stop_signal() != 0, False)
         while (active := [one for one in runs if one.active]) and not stopped:
-            results = together.train_iteration([one.trainer for one in active])
+            results = together.train_interval([one.trainer for one in active], config.log_interval)
             for one, seconds in zip(runs, before, strict=True):
                 if one in active:
                     one.seconds = seconds + time.perf_counter() - start
@@ -176,7 +176,7 @@ def _train(runs: Sequence[Run], together: ParallelTrainers, on_progress: OnProgr
             if on_progress is not None:
                 on_progress(*_progress(active, results))
             since_save = time.perf_counter() - saved
-            stopped, save_due = world.all_agree(stop_signal() != 0, since_save >= checkpoint_seconds)
+            stopped, save_due = world.all_agree(stop_signal() != 0, since_save >= config.checkpoint_seconds)
             for one in active:
                 if one.error is not None or stopped:
                     continue

@@ -34,14 +34,15 @@ LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file
 class RunConfig:
     """Output options of a run."""
 
+    log_interval: int = param(1, low=1)  # iterations between rows of metrics, checkpoints and reactions to signals
     episodes: int = param(1000, low=1)  # of each evaluation after training
-    checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one after each iteration
+    checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one with each row of metrics
     keep: int = param(3, low=1)  # checkpoints to keep, besides the best
     best_metric: str | None = None  # the best checkpoint has its largest mean; default: returns of the trained roles
     best_episodes: int = param(100, low=0)  # of an evaluation that compares checkpoints, per trained role; 0: no best
     best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
     wandb: str | None = None  # Weights & Biases project to log to
-    digests: bool = False  # log a digest of all weights each iteration, to compare runs bitwise
+    digests: bool = False  # log a digest of all weights with each row of metrics, to compare runs bitwise
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -118,7 +119,7 @@ class Run:
             yield
 
     def record(self, metrics: dict[str, Any]) -> None:
-        """Log the metrics of an iteration, after ``seconds`` of training."""
+        """Log the metrics since the last row, after ``seconds`` of training."""
         self.selection.state.training_episodes += metrics["episodes"]
         if self.config.digests:
             metrics["weights"] = weights_digest(self.trainer)
