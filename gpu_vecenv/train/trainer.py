@@ -221,8 +221,8 @@ class Trainer:
         Raises:
             CapacityError: Not enough device memory.
         """
-        self._prepare_iteration()
         with self._training():
+            self._prepare_iteration()
             if self.world.size == 1 and all(learner.uses_kernels for learner in self.learners.values()):
                 self._graphed_iteration()
             else:
@@ -243,8 +243,12 @@ class Trainer:
         if not self._unread:
             raise ConfigError("read_iteration: no iteration since the last read; expected launch_iteration() before it")
         first, count = self.iteration - self._unread + 1, self._unread
+        rates = {
+            f"learning_rate_{name}": learner.config.schedule(self._progress)[0]
+            for name, learner in self.learners.items()
+        }
         try:
-            with self._training():
+            with torch.cuda.stream(self._stream):
                 read = self._metrics(f"iteration {first}" if count == 1 else f"iterations {first} to {self.iteration}")
         except NonFiniteError:
             self.iteration -= count
@@ -252,13 +256,12 @@ class Trainer:
             raise
         seconds = (time.perf_counter() - self._start) / count
         self._unread = 0
-        rates = {name: learner.config.schedule(self._progress)[0] for name, learner in self.learners.items()}
         metrics = {
             "iteration": self.iteration,
             "env_steps": self.iteration * self.env_steps_per_iteration,
             "agent_steps_per_s": self.env_steps_per_iteration * self.env.num_agents / seconds,
             **time_fractions(self.timer, seconds),
-            **{f"learning_rate_{name}": rate for name, rate in rates.items()},
+            **rates,
             **read,
         }
         for found in self._nonfinite(metrics):
@@ -268,8 +271,8 @@ class Trainer:
 
     def begin_iteration(self) -> None:
         """Collect a rollout and prepare the learners, for callers with an update loop of their own."""
-        self._prepare_iteration()
         with self._training():
+            self._prepare_iteration()
             self._graphed_rollout()
 
     def end_iteration(self) -> dict[str, float]:
@@ -285,17 +288,16 @@ class Trainer:
         if not self._unread:
             self._start = time.perf_counter()
         self._progress = min(self.iteration / self.num_iterations, 1.0)
-        with self._training():
-            if self._in_iteration:
-                self.rollout.refresh_last_step()
-                for learner in self.learners.values():
-                    learner.discard_statistics()
-            self._in_iteration = True
-            for forward in self._forward_passes:
-                forward.adopt()
+        if self._in_iteration:
+            self.rollout.refresh_last_step()
             for learner in self.learners.values():
-                learner.prepare_update(self.iteration)
-            self._metrics.begin_iteration()
+                learner.discard_statistics()
+        self._in_iteration = True
+        for forward in self._forward_passes:
+            forward.adopt()
+        for learner in self.learners.values():
+            learner.prepare_update(self.iteration)
+        self._metrics.begin_iteration()
 
     def _count_iteration(self) -> None:
         self.iteration += 1
