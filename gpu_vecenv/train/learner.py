@@ -278,8 +278,6 @@ class Learner:
             self.stages["shuffle"]()
         self.stages["backward"]()
         self.world.all_reduce_mean(self.flat_grad_and_metrics)
-        if self.world.size > 1 and self.uses_kernels:
-            self._sum_squares()
 
     def reduce_moments(self) -> None:
         """Add the moments of all processes, before ``update_normalizers``."""
@@ -369,6 +367,8 @@ class Learner:
     def optimizer_step(self) -> None:
         """Clip the gradient; one step of Adam, unless the update is skipped."""
         if self.uses_kernels:
+            if self.world.size > 1:  # the gradient is an average, no longer the sum of this process's parts
+                self._sum_squares()
             self._adam()
             return
         self.clip_grad_norm()

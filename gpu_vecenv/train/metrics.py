@@ -142,8 +142,9 @@ class NonFiniteMetrics:
         """Those that are not finite for the first time. Means over episodes are NaN until there are any."""
         found = []
         for name, value in metrics.items():
-            missing = name.startswith(EPISODE_METRICS) and metrics["first_episodes"]
-            if isinstance(value, str) or math.isfinite(value) or missing or name in self._known:
+            if isinstance(value, str) or math.isfinite(value) or name in self._known:
+                continue
+            if name.startswith(EPISODE_METRICS) and metrics["first_episodes"]:
                 continue
             self._known.add(name)
             cause = next(cause for start, cause in CAUSES.items() if name.startswith(start))

@@ -84,8 +84,7 @@ class ParallelTrainers:
 
     def _launch(self, trainers: tuple[Trainer, ...]) -> None:
         """Start an iteration of each."""
-        for trainer in trainers:
-            trainer.prepare_iteration()
+        _Branches(trainers, self._branches, Trainer.prepare_iteration)()
         if all(trainer.by_kernels for trainer in trainers):
             if trainers not in self._graphed:
                 each = _Branches(trainers, self._branches, Trainer.enqueue_iteration)
@@ -95,6 +94,7 @@ class ParallelTrainers:
         else:
             _Branches(trainers, self._branches, Trainer.enqueue_iteration)()
         for trainer in trainers:
+            self._branches[trainer].wait_stream(torch.cuda.current_stream())  # where metrics are read
             trainer.count_iteration()
 
     @contextlib.contextmanager
@@ -121,7 +121,7 @@ class _Branches:
         for _, stream in self._branches:  # before any of the work: a branch must not wait for another one
             stream.wait_stream(current)
         for trainer, stream in self._branches:
-            with torch.cuda.stream(stream):
+            with torch.cuda.stream(stream), trainer.training():
                 self._call(trainer)
         for _, stream in self._branches:
             current.wait_stream(stream)

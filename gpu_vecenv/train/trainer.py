@@ -221,8 +221,9 @@ class Trainer:
         Raises:
             CapacityError: Not enough device memory.
         """
-        self.prepare_iteration()
-        self.enqueue_iteration()
+        with self.training():
+            self.prepare_iteration()
+            self.enqueue_iteration()
         self.count_iteration()
 
     def read_iteration(self) -> dict[str, float]:
@@ -239,8 +240,12 @@ class Trainer:
         if not self._unread:
             raise ConfigError("read_iteration: no iteration since the last read; expected launch_iteration() before it")
         first, count = self.iteration - self._unread + 1, self._unread
+        rates = {
+            f"learning_rate_{name}": learner.config.schedule(self._progress)[0]
+            for name, learner in self.learners.items()
+        }
         try:
-            with self._training():
+            with torch.cuda.stream(self._stream):
                 read = self._metrics(f"iteration {first}" if count == 1 else f"iterations {first} to {self.iteration}")
         except NonFiniteError:
             self.iteration -= count
@@ -248,13 +253,12 @@ class Trainer:
             raise
         seconds = (time.perf_counter() - self._start) / count
         self._unread = 0
-        rates = {name: learner.config.schedule(self._progress)[0] for name, learner in self.learners.items()}
         metrics = {
             "iteration": self.iteration,
             "env_steps": self.iteration * self.env_steps_per_iteration,
             "agent_steps_per_s": self.env_steps_per_iteration * self.env.num_agents / seconds,
             **time_fractions(self.timer, seconds),
-            **{f"learning_rate_{name}": rate for name, rate in rates.items()},
+            **rates,
             **read,
         }
         for found in self._nonfinite(metrics):
@@ -264,13 +268,13 @@ class Trainer:
 
     def begin_iteration(self) -> None:
         """Collect a rollout and prepare the learners, for callers with an update loop of their own."""
-        self.prepare_iteration()
-        with self._training():
+        with self.training():
+            self.prepare_iteration()
             self._graphed_rollout()
 
     def end_iteration(self) -> dict[str, float]:
         """Update the normalizers and return the metrics of an iteration; errors as in ``read_iteration``."""
-        with self._training():
+        with self.training():
             self._end_in_stages()
         self.count_iteration()
         return self.read_iteration()
@@ -290,25 +294,23 @@ class Trainer:
         if not self._unread:
             self._start = time.perf_counter()
         self._progress = min(self.iteration / self.num_iterations, 1.0)
-        with self._training():
-            if self._in_iteration:
-                self.rollout.refresh_last_step()
-                for learner in self.learners.values():
-                    learner.discard_statistics()
-            self._in_iteration = True
-            for forward in self._forward_passes:
-                forward.adopt()
+        if self._in_iteration:
+            self.rollout.refresh_last_step()
             for learner in self.learners.values():
-                learner.prepare_update(self.iteration)
-            self._metrics.begin_iteration()
+                learner.discard_statistics()
+        self._in_iteration = True
+        for forward in self._forward_passes:
+            forward.adopt()
+        for learner in self.learners.values():
+            learner.prepare_update(self.iteration)
+        self._metrics.begin_iteration()
 
     def enqueue_iteration(self) -> None:
         """All of an iteration that the device does, as CUDA graphs."""
-        with self._training():
-            if self.by_kernels:
-                self._graphed_iteration()
-            else:
-                self._iteration_in_stages()
+        if self.by_kernels:
+            self._graphed_iteration()
+        else:
+            self._iteration_in_stages()
 
     def count_iteration(self) -> None:
         """Take down that an iteration was enqueued."""
@@ -320,11 +322,10 @@ class Trainer:
 
     def iteration_on_device(self) -> None:
         """All of an iteration that the device does, if it is ``by_kernels``; may be captured in a CUDA graph."""
-        with self._training():
-            self._collect_rollout()
-            for learner in self.learners.values():
-                learner.all_minibatches()
-            self._end_updates()
+        self._collect_rollout()
+        for learner in self.learners.values():
+            learner.all_minibatches()
+        self._end_updates()
 
     def _iteration_in_stages(self) -> None:
         """The same of all learners and in several processes, each stage a graph."""
@@ -343,7 +344,7 @@ class Trainer:
             check_independent_rows(name, learner.policy, obs)
 
     @contextlib.contextmanager
-    def _training(self) -> Iterator[None]:
+    def training(self) -> Iterator[None]:
         """``training_stream``, with a CapacityError in place of torch's OutOfMemoryError."""
         try:
             with self.training_stream():
