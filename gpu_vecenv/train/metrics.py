@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -94,8 +94,13 @@ class MetricsReader:
         """Begin anew without a read."""
         self._totals.zero_()
 
-    def __call__(self, iterations: str) -> dict[str, float]:
-        """Read them, and begin anew; ``iterations`` says which they are, for errors.
+    def totals(self) -> torch.Tensor:
+        """What ``read_totals`` reads, of all processes."""
+        self._world.all_reduce_sum(self._totals)
+        return self._totals
+
+    def __call__(self, totals: Iterable[float], iterations: str) -> dict[str, float]:
+        """The metrics in what ``read_totals`` read; ``iterations`` says of which iterations, for errors.
 
         The means are NaN as long as "first_episodes", the number of environments in their first episode, is not 0.
 
@@ -103,16 +108,14 @@ class MetricsReader:
             NonFiniteError: A loss is NaN or infinite, or an environment received an invalid action.
         """
         rollout, env = self._rollout, self._rollout.env
-        self._world.all_reduce_sum(self._totals)
-        read = iter(self._totals.tolist())
-        self.discard()
-        learned, shaped, totals, counts = (list(islice(read, n)) for n in self._sizes)
+        read = iter(totals)
+        learned, shaped, episodes, counts = (list(islice(read, n)) for n in self._sizes)
         *counts, iterations_read = counts  # each in all processes
         metrics = {name: value / iterations_read for name, value in zip(self._learned, learned, strict=True)}
         metrics |= dict(zip(COUNTS, counts, strict=False))
         for k, role in enumerate(self._roles):
             metrics[f"shaped_reward_{role}"] = shaped[len(self._roles) + k] / max(shaped[k], 1)
-        *sums, num_latest = totals
+        *sums, num_latest = episodes
         means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
         for name, total in zip(self._episode_log.names, sums, strict=True):
             means[name] = math.nan if metrics["first_episodes"] or not num_latest else total / num_latest
@@ -126,6 +129,15 @@ class MetricsReader:
             "terminated_fraction": means.pop("terminated"),
             **means,
         }
+
+
+def read_totals(readers: Sequence[MetricsReader]) -> list[list[float]]:
+    """What each reader has gathered, in one copy to the host, which waits for the device; they begin anew."""
+    totals = [reader.totals() for reader in readers]
+    values = iter((totals[0] if len(totals) == 1 else torch.cat(totals)).tolist())
+    for reader in readers:
+        reader.discard()
+    return [list(islice(values, len(own))) for own in totals]
 
 
 class NonFiniteMetrics:

@@ -13,6 +13,7 @@ import torch
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream
+from gpu_vecenv.train.metrics import read_totals
 from gpu_vecenv.train.trainer import Trainer
 
 # Streams, at most; further trainers share them. Torch keeps a cuBLAS workspace for each, see ``capture_stream``.
@@ -76,7 +77,8 @@ class ParallelTrainers:
             while launching:
                 self._launch(launching)
                 launching = tuple(t for t in launching if t.iteration % log_interval and t.iteration < t.num_iterations)
-            results = [_result(trainer.read_iteration) for trainer in trainers]
+            totals = read_totals([trainer.metrics_reader for trainer in trainers])
+            results = [_result(partial(t.read_iteration, read)) for t, read in zip(trainers, totals, strict=True)]
         ended = {t for t, result in zip(trainers, results, strict=True) if isinstance(result, NonFiniteError)}
         for together in [together for together in self._graphed if ended.intersection(together)]:
             del self._graphed[together]  # and with it the memory of its graph
@@ -94,7 +96,6 @@ class ParallelTrainers:
         else:
             _Branches(trainers, self._branches, Trainer.enqueue_iteration)()
         for trainer in trainers:
-            self._branches[trainer].wait_stream(torch.cuda.current_stream())  # where metrics are read
             trainer.count_iteration()
 
     @contextlib.contextmanager

@@ -42,7 +42,7 @@ from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
-from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, time_fractions
+from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, why_not_fused
 from gpu_vecenv.train.policy import Policy
@@ -162,7 +162,7 @@ class Trainer:
             self.env.reset(seed=self.seed, out=self.rollout.last)
             self._check_networks(self.rollout.obs[-1:])
             self.episode_log = EpisodeLog(self.env)
-            self._metrics = MetricsReader(self.rollout, self.learners, self.episode_log, self.world)
+            self.metrics_reader = MetricsReader(self.rollout, self.learners, self.episode_log, self.world)
         self.graphs, self.timer = graph_pool is not None, StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
         self._graphed_end = GraphedCallable(self._end_updates, "the metrics", graph_pool)
@@ -226,11 +226,14 @@ class Trainer:
             self.enqueue_iteration()
         self.count_iteration()
 
-    def read_iteration(self) -> dict[str, float]:
+    def read_iteration(self, totals: Sequence[float] | None = None) -> dict[str, float]:
         """Wait for the device and return the metrics of all iterations since the last read.
 
         ``iteration``, ``env_steps``, rates and means over episodes are as they are after the last of them; ``episodes``
         is a sum, and metrics of the learners are means, over all of them. Shares of time are those of the last.
+
+        Args:
+            totals: What ``read_totals`` read of ``metrics_reader``, for several trainers in one copy; None reads it.
 
         Raises:
             NonFiniteError: A loss or gradient became NaN or infinite in one of them; all later updates were skipped.
@@ -245,8 +248,11 @@ class Trainer:
             for name, learner in self.learners.items()
         }
         try:
-            with torch.cuda.stream(self._stream):
-                read = self._metrics(f"iteration {first}" if count == 1 else f"iterations {first} to {self.iteration}")
+            if totals is None:
+                with torch.cuda.stream(self._stream):
+                    (totals,) = read_totals([self.metrics_reader])
+            iterations = f"iteration {first}" if count == 1 else f"iterations {first} to {self.iteration}"
+            read = self.metrics_reader(totals, iterations)
         except NonFiniteError:
             self.iteration -= count
             self._unread, self._in_iteration = 0, True
@@ -303,7 +309,7 @@ class Trainer:
             forward.adopt()
         for learner in self.learners.values():
             learner.prepare_update(self.iteration)
-        self._metrics.begin_iteration()
+        self.metrics_reader.begin_iteration()
 
     def enqueue_iteration(self) -> None:
         """All of an iteration that the device does, as CUDA graphs."""
@@ -400,7 +406,7 @@ class Trainer:
         for learner in self.learners.values():
             learner.update_normalizers()
         self.timer.mark("updated")
-        self._metrics.add_iteration()
+        self.metrics_reader.add_iteration()
 
     def evaluate(
         self,
@@ -515,7 +521,7 @@ class Trainer:
         self.iteration = int(manifest["iteration"])
         self.rollout.refresh_last_step()
         self._unread = 0
-        self._metrics.discard()
+        self.metrics_reader.discard()
 
     def close(self) -> None:
         """Release the memory of the environment, the rollout and the graphs."""
@@ -531,7 +537,7 @@ class Trainer:
             "_compute_advantages",
             "_parameters",
             "_forward_passes",
-            "_metrics",
+            "metrics_reader",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles
