@@ -16,6 +16,7 @@ SUM_GROUPS = 8  # threads per column; the same as GROUPS in optimizer.cu
 SUM_BLOCK = 256  # threads per block; the same as SUM_BLOCK in optimizer.cu
 SUM_COLUMNS = SUM_BLOCK // SUM_GROUPS  # columns of a block; the same as COLUMNS in optimizer.cu
 ADAM_BLOCK = 256  # threads per block; the same as ADAM_BLOCK in optimizer.cu
+ADAM_THREADS = 2**16  # at most: each block adds up all squares
 
 SUM_PARTS = KernelSignature(
     "sum_parts",
@@ -138,7 +139,7 @@ def adam_launch(
     """
     return _program(functions).prepare(
         "adam_step",
-        LaunchShape(len(parameters), threads_per_block=ADAM_BLOCK),
+        LaunchShape(min(len(parameters), ADAM_THREADS), threads_per_block=ADAM_BLOCK, work=len(parameters)),
         parameters=parameters,
         gradient=gradient,
         squares=squares,
