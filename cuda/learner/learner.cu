@@ -3,41 +3,31 @@
 // `advantages` and `loss` in gpu_vecenv/train/ppo.py. Compiled with the constants of a game's declaration.
 #include "loss.cuh"
 
+constexpr int STEPS_AT_ONCE = 8;  // loads in flight
+
 // Generalised advantage estimates and returns of each agent, from the last step to the first.
 KERNEL(advantages) {
     FOR_ITEMS (column, args.columns) {
         int agent = (int)(column % NUM_AGENTS);
         float discount = args.gamma[agent], decay = discount * args.gae_lambda[agent], gae = 0;
-        for (i64 k = (args.num_steps - 1) * args.columns + column; k >= 0; k -= args.columns) {
-            float bootstrap = args.terminations[k] ? 0.0f : discount * args.next_values[k];
-            float delta = args.active[k] ? args.rewards[k] + bootstrap - args.values[k] : 0.0f;
-            bool continues = args.active[k] && !(args.terminations[k] || args.truncations[k]);
-            gae = math::fma(continues ? decay : 0.0f, gae, delta);
-            args.estimates[k] = gae;
-            args.returns[k] = gae + args.values[k];
-        }
-    }
-}
-
-// Of each minibatch the count of active samples, sum of their advantages and of the squares, as partial sums: `part`
-// adds every parts-th row. They give mean and variance of a minibatch. In doubles, mean square minus squared mean is
-// accurate for floats.
-KERNEL(advantage_moments) {
-    FOR_ITEMS (part, args.parts) {
-        for (i64 minibatch = 0; minibatch < args.minibatches; ++minibatch) {
-            const i64* indices = args.indices + minibatch * args.rows;
-            double count = 0, sum = 0, squares = 0;
-            for (i64 row = part; row < args.rows; row += args.parts) {
-                i64 index = indices[row];
-                double x = args.active[index] ? (double)args.estimates[index] : 0.0;
-                count += args.active[index];
-                sum += x;
-                squares += x * x;
+        for (i64 last = args.num_steps - 1; last >= 0; last -= STEPS_AT_ONCE) {
+            float decays[STEPS_AT_ONCE], deltas[STEPS_AT_ONCE], values[STEPS_AT_ONCE];
+            UNROLL for (int j = 0; j < STEPS_AT_ONCE; ++j) {
+                if (last - j < 0) continue;
+                i64 k = (last - j) * args.columns + column;
+                bool active = args.active[k], terminates = args.terminations[k];
+                float bootstrap = terminates ? 0.0f : discount * args.next_values[k];
+                values[j] = args.values[k];
+                deltas[j] = active ? args.rewards[k] + bootstrap - values[j] : 0.0f;
+                decays[j] = active && !(terminates || args.truncations[k]) ? decay : 0.0f;
             }
-            double* moments = args.moments + minibatch * 3 * args.parts + part;
-            moments[0] = count;
-            moments[args.parts] = sum;
-            moments[2 * args.parts] = squares;
+            UNROLL for (int j = 0; j < STEPS_AT_ONCE; ++j) {
+                if (last - j < 0) continue;
+                i64 k = (last - j) * args.columns + column;
+                gae = math::fma(decays[j], gae, deltas[j]);
+                args.estimates[k] = gae;
+                args.returns[k] = gae + values[j];
+            }
         }
     }
 }
@@ -76,7 +66,7 @@ HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, 
 // Gradients of the loss with respect to a network's outputs for the samples at these indices, and each sample's part of
 // policy loss, value loss, entropy, approx_kl and clip_fraction. All are 0 if the agent was not active. A row of
 // `gradients` has `width` columns; without `value_gradients` the value's gradient fills the columns after the
-// parameters'. `moments` are the sums of advantage_moments. A negative value_clip means no clipping.
+// parameters'. `moments` are those of `shuffle`. A negative value_clip means no clipping.
 KERNEL(loss_gradients) {
     FOR_ITEMS (row, args.rows) {
         const float* x = args.parameters + row * args.parameter_stride;

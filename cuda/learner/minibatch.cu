@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Minibatches: permutation of the samples, gathering of rows, gradient clipping.
-#include "kernel.cuh"
+// Minibatches: permutation of the samples, moments of their advantages, gathering of rows, gradient clipping.
+#include "blocks.cuh"
 #include "math.cuh"
 #include "rng.cuh"
 
@@ -31,24 +31,80 @@ struct Permutation {
     }
 };
 
-// `indices` in a pseudo-random order, a function of seed, epoch and number of rows alone. The permutation of a power of
+// A pseudo-random permutation of [0, rows), a function of seed, epoch and `rows` alone. The permutation of a power of
 // two is applied until the result is below `rows`: Black and Rogaway, "Ciphers with arbitrary finite domains", 2002.
-KERNEL(shuffle) {
+struct RowPermutation {
     Permutation permutation;
-    int bits = MIN_BITS;
-    while (args.rows > 1 && (args.rows - 1) >> bits) ++bits;
-    permutation.left_bits = bits / 2;
-    permutation.right_bits = bits - bits / 2;
-    for (int k = 0; k < ROUNDS / 4; ++k) {
-        Philox4 draws = philox({{(u32)*args.epoch, (u32)((u64)*args.epoch >> 32), (u32)k, EPOCH_COUNTER}},
-                               (u32)*args.seed, (u32)(*args.seed >> 32));
-        for (int j = 0; j < 4; ++j) permutation.key[4 * k + j] = draws.word[j];
+    u64 rows;
+
+    HD RowPermutation(u64 seed, u64 epoch, i64 n) : rows((u64)n) {
+        int bits = MIN_BITS;
+        while (n > 1 && (n - 1) >> bits) ++bits;
+        permutation.left_bits = bits / 2;
+        permutation.right_bits = bits - bits / 2;
+        for (int k = 0; k < ROUNDS / 4; ++k) {
+            Philox4 draws =
+                philox({{(u32)epoch, (u32)(epoch >> 32), (u32)k, EPOCH_COUNTER}}, (u32)seed, (u32)(seed >> 32));
+            for (int j = 0; j < 4; ++j) permutation.key[4 * k + j] = draws.word[j];
+        }
     }
-    FOR_ITEMS (row, args.rows) {
+
+    HD i64 operator()(i64 row) const {
         u64 index = (u64)row;
         do index = permutation(index);
-        while (index >= (u64)args.rows);
-        args.order[row] = args.indices[index];
+        while (index >= rows);
+        return (i64)index;
+    }
+};
+
+// Of samples: the number of active ones, the sum of their advantages and that of the squares. They give mean and
+// variance. In doubles, mean square minus squared mean is accurate for floats.
+struct Moments {
+    double count, sum, squares;
+
+    HD void operator+=(const Moments& other) {
+        count += other.count;
+        sum += other.sum;
+        squares += other.squares;
+    }
+};
+
+constexpr int SHUFFLE_BLOCK = 256;  // a power of two; the same as SHUFFLE_BLOCK in learner_kernels.py
+constexpr int TILE_ROWS = 1024;     // whose moments a block adds up; the same as TILE_ROWS in learner_kernels.py
+
+// An epoch's order of the samples, permuted or as `indices` has them, and the moments of each minibatch of it.
+// `epoch` then counts the next one. `tickets` has one for each minibatch, and one for all.
+BLOCK_KERNEL(shuffle, SHUFFLE_BLOCK) {
+    SHARED Moments sums[SHUFFLE_BLOCK];
+    i64 tiles = (args.rows + TILE_ROWS - 1) / TILE_ROWS;
+    RowPermutation permuted((u64)*args.seed, (u64)*args.epoch, args.rows * args.minibatches);
+    FOR_BLOCKS (block, tiles * args.minibatches) {
+        i64 minibatch = 0, tile = block;
+        for (; tile >= tiles; tile -= tiles) ++minibatch;  // there are few, and a 64-bit division is slow
+        i64 first = tile * TILE_ROWS;
+        Moments* parts = (Moments*)args.parts + minibatch * tiles;
+        FOR_THREADS (k, SHUFFLE_BLOCK) {
+            Moments sum = {};
+            UNROLL for (int j = 0; j < TILE_ROWS; j += SHUFFLE_BLOCK) {
+                if (first + j + k >= args.rows) continue;
+                i64 row = minibatch * args.rows + first + j + k;
+                i64 index = args.indices[args.permutes ? permuted(row) : row];
+                args.order[row] = index;
+                double x = args.active[index] ? (double)args.estimates[index] : 0.0;
+                sum += {(double)args.active[index], x, x * x};
+            }
+            sums[k] = sum;
+        }
+        add_up<SHUFFLE_BLOCK>(sums);
+        FOR_THREADS (k, 1) parts[tile] = sums[0];
+        if (!arrives_last(args.tickets + minibatch, tiles)) continue;
+
+        FOR_THREADS (k, SHUFFLE_BLOCK)
+            sums[k] = sum_of_rows<Moments>(k, tiles, SHUFFLE_BLOCK, [=](i64 row) { return parts[row]; });
+        add_up<SHUFFLE_BLOCK>(sums);
+        FOR_THREADS (k, 1) ((Moments*)args.moments)[minibatch] = sums[0];
+        if (arrives_last(args.tickets + args.minibatches, args.minibatches))
+            FOR_THREADS (k, 1) *args.epoch += 1;
     }
 }
 
@@ -60,9 +116,6 @@ template <>
 struct Word<1> {
     u8 part;
 };
-
-// Loads in flight.
-constexpr int BATCH = 8;
 
 template <int BYTES>
 HD void copy_row(const void* from, void* to, i64 words) {

@@ -18,8 +18,8 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import check_output, replace_file
 from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
+from gpu_vecenv.train.evaluation_tables import evaluation_table
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
-from gpu_vecenv.train.run import evaluation_table
 
 
 @dataclass(frozen=True, kw_only=True)

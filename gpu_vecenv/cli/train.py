@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal
@@ -41,7 +42,8 @@ from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
-from gpu_vecenv.train.run import SETTINGS, RunConfig, make_selection, run
+from gpu_vecenv.train.run import run, run_seeds
+from gpu_vecenv.train.run_folder import SEEDS_FILE, SETTINGS, RunConfig, make_selection, seed_folder
 from gpu_vecenv.train.trainer import Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
@@ -58,7 +60,8 @@ class Train(DeviceOptions, Generic[GameT]):
     game_name: GameName  # a name, or a file that declares it
     num_envs: int | Literal["auto"] = "auto"  # environments of all processes; "auto": as suits and fits the device
     seed: int = 0  # of environments, weights and minibatches
-    out: Path | None = None  # run folder; default: runs/<game>-<date>-<time>
+    seeds: int | None = param(None, low=1)  # train with so many seeds at a time, from --seed on, each in a run folder
+    out: Path | None = None  # run folder, of --seeds that of their folders; default: runs/<game>-<date>-<time>
     algorithm: Literal["ppo", "a2c"] = "ppo"  # selects the default hyper-parameters
     share_policy: bool = False  # one policy for all roles, instead of one for each
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
@@ -68,6 +71,9 @@ class Train(DeviceOptions, Generic[GameT]):
     run: RunConfig = field(default_factory=RunConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     game: GameT
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def for_arguments(cls, arguments: Sequence[str]) -> tuple[Any, Any]:
@@ -98,20 +104,28 @@ class Train(DeviceOptions, Generic[GameT]):
         with process_group(self.device) as (world, device):
             if self.out is None and world.size > 1:
                 raise ConfigError("several processes need one run folder: give --out")
+            if self.seeds is not None and world.size > 1:
+                raise ConfigError(
+                    "--seeds trains in one process; leave out --seeds, or start one process without torchrun"
+                )
             if self.out is not None:
                 check_output("out", self.out, folder=True)
-            env = self._env(game, device, world)
+            seeds = [self.seed] if self.seeds is None else [self.seed + index for index in range(self.seeds)]
+            make_env = self._env_maker(game, device, world, len(seeds))
             reward = None if self.reward is None else imported("reward", self.reward)
-            how: dict[str, Any] = {"seed": self.seed, "reward": reward, "graphs": self.graphs}
-            trainer = Trainer(env, self.ppo, policies=self._policy_specs(game), **how)
-            make_selection(trainer, self.run)  # raises for a wrong name before anything is written
+            how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": self._policy_specs(game)}
+            trainers = [Trainer(make_env(), self.ppo, seed=seed, **how) for seed in seeds]
+            make_selection(trainers[0], self.run)  # raises for a wrong name before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
             settings["reward"] = None if self.reward is None else absolute(self.reward)
-            return run(trainer, folder, self.run, settings={**settings, "run": dataclasses.asdict(self.run)})
+            settings["run"] = dataclasses.asdict(self.run)
+            if self.seeds is None:
+                return run(trainers[0], folder, self.run, settings=settings)
+            return run_seeds(trainers, folder, self.run, settings=settings)
 
-    def _env(self, game: Env, device_name: str | None, world: World) -> VecEnv:
-        """The environments of this process."""
+    def _env_maker(self, game: Env, device_name: str | None, world: World, runs: int) -> Callable[[], VecEnv]:
+        """Makes the environments of this process, for each of several runs anew."""
         device = resolve_device(device_name)
 
         def make(num_envs: int, first: int = 0) -> VecEnv:
@@ -120,10 +134,10 @@ class Train(DeviceOptions, Generic[GameT]):
         if self.num_envs == "auto":
             if world.size > 1:  # free memory, and with it the number, may differ between processes
                 raise ConfigError("several processes need one number of environments: give --num-envs")
-            envs_per_process = max_num_envs_that_fit(make, self.ppo.num_steps, AUTO_NUM_ENVS[device.type])
+            envs_per_process = max_num_envs_that_fit(make, self.ppo.num_steps, AUTO_NUM_ENVS[device.type], runs)
         else:
             envs_per_process = world.envs_per_process(self.num_envs)
-        return make(envs_per_process, world.rank * envs_per_process)
+        return functools.partial(make, envs_per_process, world.rank * envs_per_process)
 
     def _policy_specs(self, game: Env) -> dict[str, PolicySpec]:
         roles = list(game.layout.present_roles)
@@ -174,7 +188,7 @@ class _Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume(DeviceOptions):
-    """Continue an interrupted run bit-identically, with the configuration stored in it."""
+    """Continue an interrupted run, or those of several seeds, bit-identically, with the configuration stored in it."""
 
     game_name: OptionalGameName = None  # file that declares the game, unless it is a bundled one
     resume: Path  # folder of the run
@@ -188,32 +202,39 @@ class Resume(DeviceOptions):
     def __call__(self) -> int:
         """Continue; the exit code of the run."""
         given = game_class(self.game_name) if self.game_name is not None else None
-        settings, run_config = _read_settings(self.resume)
+        seeds = _read_seeds(self.resume)
+        folders = [self.resume] if seeds is None else [seed_folder(self.resume, seed) for seed in seeds]
+        settings, run_config = _read_settings(folders[0])
         with process_group(settings["device"] if self.device is None else self.device) as (world, device):
-            checkpoints = CheckpointFolder(self.resume / CHECKPOINTS, rank=world.rank, world_size=world.size)
-            _, manifest = checkpoints.load()
-            if manifest["game"] != settings["game"]:
-                raise ConfigError(
-                    f"{self.resume} is a run of {settings['game']}; its checkpoint is of {manifest['game']}"
-                )
-            kind = given or _registered(manifest["game"], self.resume)
-            env = VecEnv(
-                kind(**_known_keys(kind, manifest["game_config"])),
-                manifest["num_envs"],
-                resolve_device(device),
-                autoreset_mode="next_step",
-                driver=self.driver,
-                first_env_index=manifest["first_env_index"],
-            )
-            changes = {} if self.total_steps is None else {"total_steps": self.total_steps}
-            configs = {name: PPOConfig(**{**values, **changes}) for name, values in manifest["policies"].items()}
-            specs = {name: PolicySpec(config=c, train=name in manifest["trained"]) for name, c in configs.items()}
-            ppo = PPOConfig(**{**manifest["config"], **changes})
-            source = settings["reward"] if self.reward is None else self.reward
-            reward = None if source is None else imported("reward", source)
-            how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
-            trainer = Trainer(env, ppo, policies=specs, **how)
-            return run(trainer, self.resume, run_config, resume=True)
+            manifests = [_newest_manifest(folder, world) for folder in folders]
+            trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
+            if seeds is None:
+                return run(trainers[0], self.resume, run_config, resume=True)
+            return run_seeds(trainers, self.resume, run_config, resume=True)
+
+    def _trainer(
+        self, manifest: Mapping[str, Any], given: type[Env] | None, settings: Mapping[str, Any], device: str | None
+    ) -> Trainer:
+        """A new trainer like the one of a checkpoint's manifest."""
+        if manifest["game"] != settings["game"]:
+            raise ConfigError(f"{self.resume} is a run of {settings['game']}; its checkpoint is of {manifest['game']}")
+        kind = given or _registered(manifest["game"], self.resume)
+        env = VecEnv(
+            kind(**_known_keys(kind, manifest["game_config"])),
+            manifest["num_envs"],
+            resolve_device(device),
+            autoreset_mode="next_step",
+            driver=self.driver,
+            first_env_index=manifest["first_env_index"],
+        )
+        changes = {} if self.total_steps is None else {"total_steps": self.total_steps}
+        configs = {name: PPOConfig(**{**values, **changes}) for name, values in manifest["policies"].items()}
+        specs = {name: PolicySpec(config=c, train=name in manifest["trained"]) for name, c in configs.items()}
+        ppo = PPOConfig(**{**manifest["config"], **changes})
+        source = settings["reward"] if self.reward is None else self.reward
+        reward = None if source is None else imported("reward", source)
+        how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
+        return Trainer(env, ppo, policies=specs, **how)
 
 
 def _new_folder(name: str) -> Path:
@@ -225,6 +246,25 @@ def _new_folder(name: str) -> Path:
             folder.mkdir(parents=True)
             break
     return folder
+
+
+def _newest_manifest(folder: Path, world: World) -> dict[str, Any]:
+    """The manifest of this process's newest usable checkpoint in a run folder."""
+    return CheckpointFolder(folder / CHECKPOINTS, rank=world.rank, world_size=world.size).load()[1]
+
+
+def _read_seeds(folder: Path) -> list[int] | None:
+    """The seeds of a folder of several runs; None if it is one run's."""
+    path = folder / SEEDS_FILE
+    if not path.is_file():
+        return None
+    try:
+        seeds = json.loads(path.read_text(encoding="utf-8"))["seeds"]
+        if not seeds or not all(type(seed) is int for seed in seeds):
+            raise ValueError(f"seeds is {seeds!r:.80}; expected a list of ints")
+    except (LookupError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged or of another version: {type(error).__name__}: {error}") from error
+    return list(seeds)
 
 
 def _read_settings(folder: Path) -> tuple[dict[str, Any], RunConfig]:

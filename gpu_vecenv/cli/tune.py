@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gpu_vecenv.cli.options import DeviceOptions, GameName, game_class
-from gpu_vecenv.engine.tuning import Tuning, tune
+from gpu_vecenv.engine.tuning import Tuning, sampling_name, tune
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.escapes import printable
@@ -19,9 +19,10 @@ from gpu_vecenv.progress import ProgressDisplay
 
 @dataclass(frozen=True, kw_only=True)
 class Tune(DeviceOptions):
-    """Measure which threads_per_env and threads_per_block are fastest for a game on this GPU, and store the result.
+    """Measure which threads_per_env, threads_per_block and fuse_sampling are fastest for a game on this GPU.
 
-    Environments of this game with this configuration use it from then on. Results of the game do not depend on it.
+    It is stored: environments of this game with this configuration use it from then on. Results of the game do not
+    depend on it.
     """
 
     game_name: GameName  # a name, or a file that declares it
@@ -34,24 +35,30 @@ class Tune(DeviceOptions):
         with ProgressDisplay("tune") as on_progress:
             tuning = tune(game, self.num_envs, self.device, driver=self.driver, on_progress=on_progress)
         Console().print(_table(tuning))
-        for candidate in tuning.candidates:
+        for candidate in (*tuning.candidates, *tuning.sampling):
             if candidate.problem is not None:
                 problem = " ".join(candidate.problem.split())
-                print(printable(f"skipped {candidate.shape}: {problem:.300}"))
-        print(f"stored for {game.name()} with about {self.num_envs:,} environments: {tuning.shape}, in")
+                print(printable(f"skipped {candidate}: {problem:.300}"))
+        chosen = f"{tuning.shape}, {sampling_name(tuning.fuse_sampling)}"
+        print(f"stored for {game.name()} with about {self.num_envs:,} environments: {chosen}, in")
         print(printable(f"  {tuning.path}"))
 
 
 def _table(tuning: Tuning) -> Table:
-    table = Table("threads_per_env", "threads_per_block", "µs per step", "ratio to default")
-    for candidate in sorted(tuning.candidates, key=lambda c: c.seconds or float("inf")):
-        duration, ratio = "-", "-"
-        if candidate.seconds is not None and tuning.default.seconds is not None:
-            duration = f"{candidate.seconds * 1e6:,.2f}"
-            ratio = f"{candidate.seconds / tuning.default.seconds:.3f}"
-        shape = candidate.shape
-        ratio += " (default)" * (shape == tuning.default.shape) + " (stored)" * (shape == tuning.shape)
-        table.add_row(str(shape.threads_per_env), str(shape.threads_per_block), duration, ratio)
+    table = Table("threads_per_env", "threads_per_block", "of a step", "µs per step", "ratio to default")
+    for candidates, stored in ((tuning.candidates, None), (tuning.sampling, tuning.fuse_sampling)):
+        default = candidates[0]
+        for candidate in sorted(candidates, key=lambda c: c.seconds or float("inf")):
+            duration, ratio = "-", "-"
+            if candidate.seconds is not None and default.seconds is not None:
+                duration = f"{candidate.seconds * 1e6:,.2f}"
+                ratio = f"{candidate.seconds / default.seconds:.3f}"
+            shape, fused = candidate.shape, candidate.fuse_sampling
+            ratio += " (default)" * (candidate == default)
+            ratio += " (stored)" * (shape == tuning.shape and fused == stored)
+            what = "actions given" if fused is None else sampling_name(fused)
+            table.add_row(str(shape.threads_per_env), str(shape.threads_per_block), what, duration, ratio)
+        table.add_section()
     return table
 
 

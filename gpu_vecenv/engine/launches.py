@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv.compile.backends import GroupShape, LaunchShape
+from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.engine_kernels import BuildOptions
 from gpu_vecenv.compile.forks import forks
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
@@ -18,6 +18,7 @@ from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.data_manager import DataManager
 from gpu_vecenv.engine.guards import check, check_records, fill, new_records, output_guard_bands, state_guard_bands
 from gpu_vecenv.engine.step_buffers import StepBuffers
+from gpu_vecenv.engine.tuning_cache import LaunchChoice, fused_sampling_pays_off
 from gpu_vecenv.errors import ClosedEnvError, ConcurrentUseError, ForkedProcessError
 
 OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' arguments
@@ -32,7 +33,7 @@ class Kernels:
         layout: The configured game.
         data: The environment's tensors.
         num_envs: Number of environments.
-        group_shape: Threads per environment and per block; None on the host.
+        choice: Threads per environment and per block, and whether a step that draws its actions is one kernel.
         build: Build options of the engine.
         mode: Autoreset mode, a value of the enum in step.cuh.
         agents_as_envs: Whether each agent is a row.
@@ -49,13 +50,14 @@ class Kernels:
         data: DataManager,
         num_envs: int,
         *,
-        group_shape: GroupShape | None,
+        choice: LaunchChoice,
         build: BuildOptions,
         mode: int,
         agents_as_envs: bool,
         first_env_index: int,
     ) -> None:
-        self._functions, self._game_layout, self._num_envs, self._group_shape = functions, layout, num_envs, group_shape
+        self._functions, self._game_layout, self._num_envs = functions, layout, num_envs
+        self._group_shape = choice.group_shape
         self.data, self.build = data, build
         self._lock = threading.RLock()  # reentrant: an interrupt may prevent the release, and its thread calls again
         self._holder = forks()  # of the process in which the lock was acquired last
@@ -69,8 +71,9 @@ class Kernels:
         self._records = new_records(num_envs, data.device) if build.guards else None
         if self._records is not None:
             self._state["violations"] = self._records
-        self.program = functions.compile_game(layout, group_shape=group_shape, build=build)
-        scratch_bytes, shared_bytes, self._fused_sampling_pays_off = self._layout(self.program)
+        self.program = functions.compile_game(layout, group_shape=choice.group_shape, build=build)
+        scratch_bytes, shared_bytes, may_pay_off = self._layout(self.program)
+        self.fuse_sampling = self._fuse_sampling(choice, bool(may_pay_off))
         shape, copies = self._shape(shared_bytes)
         scratch = torch.empty(max(1, scratch_bytes * copies), dtype=torch.uint8, device=data.device)
         self._work: dict[str, object] = {"scratch": scratch, "num_envs": num_envs}
@@ -90,10 +93,19 @@ class Kernels:
             fill(state_guard_bands(data))
 
     def _layout(self, program: Program) -> list[int]:
-        """Bytes of scratch per environment, of shared memory per block, and whether a fused draw and step is faster."""
+        """Bytes of scratch per environment, of shared memory per block, and whether these allow a faster fused draw."""
         layout = torch.zeros(3, dtype=torch.int64, device=self.data.device)
         program.launch("vecenv_layout", 1, out=layout)
         return layout.tolist()
+
+    def _fuse_sampling(self, choice: LaunchChoice, may_pay_off: bool) -> bool:
+        """Whether a step that draws its actions is one kernel; ``may_pay_off``: its use of memory allows a gain."""
+        if choice.fuse_sampling is not None or choice.group_shape is None:
+            return bool(choice.fuse_sampling)
+        resident_threads = self._functions.backend.resident_threads
+        assert resident_threads is not None
+        agents = self._game_layout.num_agents
+        return may_pay_off and fused_sampling_pays_off(self._num_envs, agents, choice.group_shape, resident_threads)
 
     def _shape(self, shared_bytes: int) -> tuple[LaunchShape, int]:
         """The launch shape, and the number of environments that need scratch memory at the same time."""
@@ -132,11 +144,11 @@ class Kernels:
         self.run(self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **_addresses(out))
 
     def fuses_sampling(self) -> bool:
-        """Whether a kernel that draws actions and steps is worth its use and compiled.
+        """Whether a kernel that draws actions and steps is to be used and compiled.
 
         Compiles it at the first call, which synchronises with the device; not during graph capture, where that fails.
         """
-        if not self._fused_sampling_pays_off:
+        if not self.fuse_sampling:
             return False
         if self._sampled_step is None:
             if self.data.device.type == "cuda" and torch.cuda.is_current_stream_capturing():

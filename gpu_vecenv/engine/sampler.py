@@ -127,9 +127,9 @@ class Sampler:
     ) -> tuple[Sample, Outputs]:
         """Draw one action per agent and step: bit-identical to ``env.step(sampler.sample(parameters).actions)``.
 
-        On a GPU this is one kernel if an environment's parameters fit in shared memory, and faster than two. That
-        kernel is compiled at the first call; if the first call is in a graph capture, the graph draws and steps with
-        two kernels.
+        On a GPU this is one kernel where that is faster than two: see the argument ``fuse_sampling`` of ``VecEnv``.
+        That kernel is compiled at the first call; if the first call is in a graph capture, the graph draws and steps
+        with two kernels.
 
         Args:
             parameters: As in ``sample``.

@@ -1,9 +1,10 @@
-"""Cache of tuning results, and the choice of an environment's threads_per_env and threads_per_block."""
+"""Cache of tuning results, and the choice of an environment's threads, and of one or two kernels to sample and step."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 from gpu_vecenv._version import __version__
@@ -14,14 +15,33 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.escapes import warn
 
 SUFFIX = ".tuning.json"
+# The part of a group's threads without an agent from which on sampling and step in one kernel are slower than in two,
+# once the GPU is full. On an H200, one kernel's time by that of two: 3 of 8 threads (tag_gridworld) 1.12 with 100,000
+# environments, 1.18 with 1,000,000; 1 of 4 (simple_spread) 1.01 with 100,000; 18 of 128 (tag_continuous) 1.02 with
+# 20,000, 24 of 224 (tag_gridworld) 0.83 with 2,000; none 0.65 to 0.99. With 3 of 8 and a GPU that is not full 0.75 to
+# 0.98 (docs/performance/h200-*.json).
+IDLE_THREADS = 0.25
 
 
-def resolve_group_shape(
-    game: Env, num_envs: int, backend: Backend, threads_per_env: int | None, threads_per_block: int | None
-) -> GroupShape | None:
-    """Explicit values, with the default for a missing one; without any, the tuned values, else the default.
+@dataclass(frozen=True)
+class LaunchChoice:
+    """How an environment's kernels are launched. It affects speed only."""
 
-    None on the host, where one thread runs an environment; explicit values are checked there too.
+    group_shape: GroupShape | None  # None on the host
+    fuse_sampling: bool | None  # whether ``Sampler.step`` is one kernel; None: by ``fused_sampling_pays_off``
+
+
+def resolve_launches(
+    game: Env,
+    num_envs: int,
+    backend: Backend,
+    threads_per_env: int | None = None,
+    threads_per_block: int | None = None,
+    fuse_sampling: bool | None = None,
+) -> LaunchChoice:
+    """Explicit values; without any of the threads, what was tuned, else the default.
+
+    On the host, where one thread runs an environment and the two kernels are separate, explicit values are checked too.
 
     Raises:
         ConfigError: ``threads_per_env`` or ``threads_per_block`` is not supported, or they do not fit together.
@@ -31,13 +51,28 @@ def resolve_group_shape(
         threads_per_block,
     )
     if backend.processor_name is None:
-        return None
+        return LaunchChoice(None, False)
     tuned = (
         read(tuning_path(game, num_envs, backend.processor_name))
         if threads_per_env is None and threads_per_block is None
         else None
     )
-    return tuned or given
+    if tuned is None:
+        return LaunchChoice(given, fuse_sampling)
+    return LaunchChoice(tuned.group_shape, tuned.fuse_sampling if fuse_sampling is None else fuse_sampling)
+
+
+def fused_sampling_pays_off(num_envs: int, num_agents: int, shape: GroupShape, resident_threads: int) -> bool:
+    """Whether sampling and step in one kernel are likely faster than in two, where the kernel's memory allows it.
+
+    One kernel saves a launch, and the actions' way through memory. But the threads of a group that have no agent do
+    nothing while the others draw, where a kernel of its own for sampling has a thread for each agent. Until the GPU is
+    full that costs nothing; beyond it other groups wait for these threads.
+    """
+    threads = shape.threads_per_env
+    rounds = -(-num_agents // threads)
+    idle = 1 - num_agents / (rounds * threads)
+    return idle < IDLE_THREADS or num_envs * threads <= resident_threads
 
 
 def tuning_path(game: Env, num_envs: int, processor_name: str) -> Path:
@@ -58,15 +93,17 @@ def nearest_power_of_four(num_envs: int) -> int:
     return power
 
 
-def read(path: Path) -> GroupShape | None:
-    """The group shape in a file; None if it is missing, unreadable or, with a warning, damaged."""
+def read(path: Path) -> LaunchChoice | None:
+    """The choice in a file; None if it is missing, unreadable or, with a warning, damaged."""
     try:
         content = path.read_bytes()
     except OSError:
         return None
     try:
         found = json.loads(content)
-        return GroupShape(found["threads_per_env"], found["threads_per_block"])
+        if not isinstance(fuse_sampling := found["fuse_sampling"], bool):
+            raise TypeError(f"fuse_sampling is {fuse_sampling!r:.80}; expected true or false")
+        return LaunchChoice(GroupShape(found["threads_per_env"], found["threads_per_block"]), fuse_sampling)
     except (ValueError, TypeError, LookupError, RecursionError) as error:  # errors of JSON, missing keys, wrong types
         warn(f"{path} is damaged and ignored ({error!r:.200}); run tune() again", stacklevel=2)
         return None

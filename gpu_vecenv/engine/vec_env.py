@@ -34,7 +34,7 @@ from gpu_vecenv.engine.arguments import (
 from gpu_vecenv.engine.data_manager import TORCH_TYPES, ArrayLike, DataManager
 from gpu_vecenv.engine.launches import Closed, Kernels
 from gpu_vecenv.engine.step_buffers import StepBuffers, StepBuffersLayout, StepBuffersPool
-from gpu_vecenv.engine.tuning_cache import resolve_group_shape
+from gpu_vecenv.engine.tuning_cache import resolve_launches
 from gpu_vecenv.errors import (
     CapacityError,
     ClosedEnvError,
@@ -98,6 +98,8 @@ class VecEnv:
         threads_per_block: Threads per block, a power of two from 32 to 1024; groups of more than 32 threads have a
             block each. Affects speed only. None: as for ``threads_per_env``; if either is given, no tuning result is
             used.
+        fuse_sampling: Whether ``Sampler.step`` draws actions and steps with one kernel on a GPU, instead of two.
+            Affects speed only. None: the result of ``tune``, else by the sizes of the game and the GPU.
         thread_order: Debug builds: 1 is backwards, 2 shuffled: of every range on the host, of blocks on a GPU. Results
             must be bitwise equal.
         guards: Debug builds: an index out of bounds of a state field, or of an array or action of ``io``, is not
@@ -126,6 +128,7 @@ class VecEnv:
         first_env_index: int = 0,
         threads_per_env: int | None = None,
         threads_per_block: int | None = None,
+        fuse_sampling: bool | None = None,
         end_on_nonfinite: bool = False,
         thread_order: int = 0,
         guards: bool = False,
@@ -149,14 +152,18 @@ class VecEnv:
                 raise TypeError(f"{name} is {flag!r} ({type(flag).__name__}); expected True or False")
         if agents_as_envs and guards:
             raise ConfigError("guards=True needs outputs with an axis of environments; use agents_as_envs=False")
+        if not isinstance(fuse_sampling, bool | None):
+            raise TypeError(
+                f"fuse_sampling is {fuse_sampling!r} ({type(fuse_sampling).__name__}); expected True, False or None"
+            )
         thread_order = validate_int("thread_order", thread_order, 0, 2)
         self.autoreset_mode, self.validate = validate_autoreset_mode(autoreset_mode), validate
         self.functions = FunctionManager(device, driver)
         self.device = self.functions.device
-        # None on the host.
-        self.group_shape = resolve_group_shape(
-            game, self.num_envs, self.functions.backend, threads_per_env, threads_per_block
+        choice = resolve_launches(
+            game, self.num_envs, self.functions.backend, threads_per_env, threads_per_block, fuse_sampling
         )
+        self.group_shape = choice.group_shape  # None on the host
         self.closed = False
         self._process = forks() if self.device.type == "cuda" else None
         self._data = DataManager(self.device)
@@ -184,13 +191,13 @@ class VecEnv:
             self.layout,
             self._data,
             self.num_envs,
-            group_shape=self.group_shape,
+            choice=choice,
             build=self.build,
             mode=MODES[self.autoreset_mode],
             agents_as_envs=agents_as_envs,
             first_env_index=self.first_env_index,
         )
-        self.program = self._kernels.program
+        self.program, self.fuse_sampling = self._kernels.program, self._kernels.fuse_sampling
         self.seed: int | tuple[int, ...] | None = None  # of the last seeded reset
         self._begun = False
         # Number of calls of load_state_dict and clear_episode_statistics: caches of derived values compare them.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from gpu_vecenv.compile.function_manager import Launch
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.train.iteration_kernels import OTHER_SUMS, episode_metrics_launch
 
 
 class EpisodeLog:
@@ -30,9 +32,30 @@ class EpisodeLog:
             role: where for role, where in vec_env.game.layout.role_slices.items() if where.stop > where.start
         }
         self.names = (*(f"return_{role}" for role in self._agents), "length", "terminated")
-        self._before, self._clears = self._sums(), vec_env.clears
+        device, columns = vec_env.device, len(self.names) + 1
+        self._before = torch.zeros((vec_env.num_envs, columns), dtype=torch.float64, device=device)
+        self.latest, self._clears = torch.zeros_like(self._before), vec_env.clears
         self._first = vec_env.data["engine_episode"][:, 0].clamp(min=0)
-        self.latest = torch.zeros_like(self._before)
+        self._sums = torch.zeros(self.num_sums, dtype=torch.float64, device=device)
+        self._bounds = torch.tensor([*(where.start for where in self._agents.values()), vec_env.layout.num_agents])
+        self._bounds = self._bounds.to(device)
+        self._launch = self.launch_into(self._sums, clears=False)
+        self.take_in(self._launch)  # what ended before does not count
+        self.latest.zero_()
+
+    @property
+    def num_sums(self) -> int:
+        """Numbers that a launch writes."""
+        return len(self.names) + 1 + OTHER_SUMS + 1
+
+    def launch_into(self, sums: torch.Tensor, *, clears: bool) -> Launch:
+        """What ``take_in`` launches, see ``episode_metrics_launch``; ``sums`` is (num_sums,) float64."""
+        given = {"bounds": self._bounds, "first": self._first, "before": self._before, "latest": self.latest}
+        return episode_metrics_launch(self._vec_env, **given, sums=sums, clears=clears)
+
+    def take_in(self, launch: Launch) -> None:
+        """The work of ``update`` on the device, which may be part of a CUDA graph."""
+        self._vec_env.launch(launch, "episode_statistics")
 
     def means(self) -> dict[str, torch.Tensor]:
         """Mean return of an agent of each role, length in steps, and fraction of episodes that were not truncated.
@@ -42,7 +65,8 @@ class EpisodeLog:
         older state the count starts at the next call.
         """
         self.update()
-        *totals, episodes = torch.where(self.in_first_episode().any(), torch.nan, self.latest.sum(0)).unbind()
+        columns = len(self.names) + 1
+        *totals, episodes = torch.where(self._sums[columns + 1] > 0, torch.nan, self._sums[:columns]).unbind()
         return {name: total / episodes for name, total in zip(self.names, totals, strict=True)}
 
     def update(self) -> torch.Tensor:
@@ -52,7 +76,8 @@ class EpisodeLog:
         column for each of ``names``, then their number.
         """
         self.begin_update()
-        return self.add_ended()
+        self.take_in(self._launch)
+        return self._sums[len(self.names) + 1].clone()
 
     def begin_update(self) -> None:
         """What of ``update`` is no work of the device: after ``clear_episode_statistics`` sums begin at 0."""
@@ -60,21 +85,7 @@ class EpisodeLog:
             self._before.zero_()
             self._clears = self._vec_env.clears
 
-    def add_ended(self) -> torch.Tensor:
-        """The rest of ``update``, which may be part of a CUDA graph."""
-        sums = self._sums()
-        new = sums - self._before
-        self._before.copy_(sums)
-        self.latest.copy_(torch.where(new[:, -1:] > 0, new, self.latest))
-        return new[:, -1].sum()
-
-    def in_first_episode(self) -> torch.Tensor:
-        """The environments whose first episode since the log was made has not ended, (num_envs,) bool."""
-        return (self._vec_env.data["engine_episode"][:, 0] <= self._first) & self._vec_env.active.any(1)
-
-    def _sums(self) -> torch.Tensor:
-        """Sums over all completed episodes of each environment, with the columns of ``latest``."""
-        statistics = self._vec_env.episode_statistics()
-        columns = [statistics["returns"][:, where].mean(1, dtype=torch.float64) for where in self._agents.values()]
-        columns += [statistics[name].double() for name in ("lengths", "terminations", "episodes")]
-        return torch.stack(columns, 1)
+    def cleared(self) -> None:
+        """Count what a launch with ``clears`` does as a ``clear_episode_statistics``, which this log has followed."""
+        self._vec_env.clears += 1
+        self._clears = self._vec_env.clears

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import time
 from collections.abc import Callable
 from functools import cache
@@ -12,13 +13,17 @@ import torch
 
 from gpu_vecenv.escapes import warn
 
+EXTERNAL_EVENTS: dict[str, Any] = (
+    {"external": True} if "external" in inspect.signature(torch.cuda.Event.__new__).parameters else {}
+)
+
 
 @cache
-def capture_stream(device: torch.device, thread: int) -> torch.cuda.Stream:
+def capture_stream(device: torch.device, thread: int, branch: int = 0) -> torch.cuda.Stream:
     """A stream for graph capture, one per thread: a capture records everything in its stream.
 
-    Trainers of one thread share it, because torch keeps a cuBLAS workspace for each stream with a matrix product, some
-    65 MB on an H200, until the process ends.
+    Trainers of one thread share it, and those that run at the same time one for each branch: torch keeps a cuBLAS
+    workspace for each stream with a matrix product, some 65 MB on an H200, until the process ends.
     """
     return torch.cuda.Stream(device)
 
@@ -45,10 +50,18 @@ class GraphedCallable:
         call: Must use the same tensors each time and must not read their values on the host.
         name: Name for the warning.
         graph_pool: Memory pool of the graph; None never captures.
+        parts: Does the same in several GraphedCallables. It takes the place of a callable that cannot be captured,
+            without a warning: that of the part which cannot says more.
     """
 
-    def __init__(self, call: Callable[[], None], name: str, graph_pool: GraphPool | None) -> None:
-        self.call, self.name, self.graph_pool = call, name, graph_pool
+    def __init__(
+        self,
+        call: Callable[[], None],
+        name: str,
+        graph_pool: GraphPool | None,
+        parts: Callable[[], None] | None = None,
+    ) -> None:
+        self.call, self.name, self.graph_pool, self._parts = call, name, graph_pool, parts
         self.graph: torch.cuda.CUDAGraph | None = None
         self._warm = False
 
@@ -76,6 +89,9 @@ class GraphedCallable:
             graph_pool.reset_handle()
             self.graph_pool = None
             torch.cuda.synchronize()
+            if self._parts is not None:
+                self.call = self._parts
+                return
             cause: BaseException = error
             while cause.__context__ is not None:  # the first error, not that of ending the capture
                 cause = cause.__context__
@@ -92,7 +108,7 @@ class StageTimer:
     """Times between marks in repeated work.
 
     On a GPU a mark is a CUDA event, which graphs can contain; on the CPU it is the clock. Versions of torch without
-    external events (before 2.8) skip marks inside graphs.
+    external events (before 2.8) have no marks inside graphs.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -104,13 +120,11 @@ class StageTimer:
         if self.device.type == "cpu":
             self._marks[name] = time.perf_counter()
             return
+        if not EXTERNAL_EVENTS and torch.cuda.is_current_stream_capturing():
+            self._marks.pop(name, None)
+            return
         if name not in self._marks:
-            try:
-                self._marks[name] = torch.cuda.Event(enable_timing=True, external=True)
-            except TypeError:
-                if torch.cuda.is_current_stream_capturing():
-                    return
-                self._marks[name] = torch.cuda.Event(enable_timing=True)
+            self._marks[name] = torch.cuda.Event(enable_timing=True, **EXTERNAL_EVENTS)
         event = self._marks[name]
         assert isinstance(event, torch.cuda.Event)
         event.record()

@@ -232,5 +232,5 @@ def has_hooks(layer: nn.Module) -> bool:
     """Whether the layer has forward or backward hooks, or a replaced ``forward``."""
     if "forward" in vars(layer) or torch.nn.modules.module._has_any_global_hook():
         return True
-    kinds = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    return any(map(bool, kinds))
+    forward = layer._forward_hooks or layer._forward_pre_hooks
+    return bool(forward or layer._backward_hooks or layer._backward_pre_hooks)

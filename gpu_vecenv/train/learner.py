@@ -12,16 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from gpu_vecenv.compile.function_manager import Launch
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool
+from gpu_vecenv.train.iteration_kernels import begin_update_launch, explained_variance_launch, learner_metrics_launch
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import LossKernel, RowGather, clip_grad_norm_launch, shuffle_launch
 from gpu_vecenv.train.networks import ActorCritic
-from gpu_vecenv.train.optimizer import adam_launch, sum_parts_launch
+from gpu_vecenv.train.optimizer import adam_launch, num_squares, sum_parts_launch
 from gpu_vecenv.train.perceptron import FlatTensors, PerceptronKernels, is_plain
 from gpu_vecenv.train.policy import Normalizer, Policy
-from gpu_vecenv.train.ppo import PPOConfig, explained_variance
+from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout
 
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
@@ -42,6 +44,7 @@ class Learner:
         world: The processes that average gradients.
         graph_pool: Memory pool of the CUDA graphs; None runs without graphs.
         kernels: Of the policy, which compute its gradients; None: torch does, with the kernel of the loss.
+        num_iterations: Of the run, which the schedules follow.
 
     Raises:
         ConfigError: The minibatches cannot have equal sizes, or have one sample each whose advantage is normalised.
@@ -57,9 +60,10 @@ class Learner:
         world: World,
         graph_pool: GraphPool | None,
         kernels: PerceptronKernels | None = None,
+        num_iterations: int = 1,
     ) -> None:
         self.policy, self.config, self.rollout, self.world = policy, config, rollout, world
-        self.kernels = kernels
+        self.kernels, self.num_iterations = kernels, num_iterations
         device, agents = rollout.rewards.device, policy.view.agents
         sample_indices = torch.arange(rollout.rewards.numel(), device=device).view_as(rollout.rewards)
         self.indices = sample_indices[:, :, agents].flatten().contiguous()
@@ -76,10 +80,22 @@ class Learner:
                 "normalize_advantages=False"
             )
         self.order = self.indices.clone()
-        self.epoch, self.minibatch_index = torch.zeros((2, 1), dtype=torch.int64, device=device)
-        seed_tensor = torch.tensor([seed - (seed >> 63 << 64)], device=device)  # uint64 reinterpreted as int64
+        self.epoch, self.minibatch_index, self.iteration = torch.zeros((3, 1), dtype=torch.int64, device=device)
+        self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
+        self._clock: int | None = 0  # what the host last knew of ``iteration``; None: nothing
+        self.moments = torch.zeros((config.num_minibatches, 3), dtype=torch.float64, device=device)
         functions = rollout.env.functions
-        self._shuffle = shuffle_launch(functions, self.indices, seed_tensor, self.epoch, out=self.order)
+        self._shuffle = shuffle_launch(
+            functions,
+            self.indices,
+            torch.tensor([seed - (seed >> 63 << 64)], device=device),  # uint64 reinterpreted as int64
+            self.epoch,
+            rollout.active,
+            rollout.advantages,
+            permutes=config.num_minibatches > 1,
+            out=self.order,
+            moments=self.moments,
+        )
         self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.obs = rollout.flat_obs(policy.view)
@@ -97,15 +113,7 @@ class Learner:
             "value_clip": config.value_clip,
             "normalize_advantages": config.normalize_advantages,
         }
-        self.kernel = LossKernel(
-            policy,
-            rollout,
-            num_minibatches=config.num_minibatches,
-            minibatch=minibatch,
-            chunk=chunk,
-            **loss_settings,
-        )
-        self.moments = torch.zeros((config.num_minibatches, 3), dtype=torch.float64, device=device)
+        self.kernel = LossKernel(policy, rollout, chunk=chunk, **loss_settings)
         # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
         sizes = [p.numel() for p in self.parameters]
         flat = torch.zeros(sum(sizes) + len(LOSS_METRICS) - 1, device=device)
@@ -133,12 +141,22 @@ class Learner:
         )
         if kernels is not None:
             self._gradients, parts = kernels.gradients(minibatch, **loss_settings)
-            self._sum_parts = sum_parts_launch(functions, parts, out=self.flat_grad_and_metrics)
+            # Of the columns of `flat`: callers may freeze parameters later.
+            self._is_trainable, self._trainable = torch.ones_like(flat, dtype=torch.bool), [True] * len(sizes)
+            sums: dict[str, Any] = {
+                "trainable": self._is_trainable,
+                "out": flat,
+                "squares": torch.zeros(num_squares(len(flat)), dtype=torch.float64, device=device),
+                "num_squared": len(self.flat_grad),
+            }
+            self._sum_parts = sum_parts_launch(functions, parts, **sums)
+            self._sum_squares = sum_parts_launch(functions, flat[None], **sums)
             self._adam_state = {name: FlatTensors(self._state_tensors(name)) for name in ADAM_STATE}
             self._adam = adam_launch(
                 functions,
                 parameters=kernels.parameters.flat,
                 gradient=self.flat_grad,
+                squares=sums["squares"],
                 exp_avg=self._adam_state["exp_avg"].flat,
                 exp_avg_sq=self._adam_state["exp_avg_sq"].flat,
                 steps=self._adam_state["step"].flat,
@@ -148,6 +166,21 @@ class Learner:
                 **step_settings,
             )
         self.explained_variance = torch.zeros((), device=device)
+        self._explain_variance = explained_variance_launch(
+            functions, self.indices, rollout.returns, rollout.advantages, rollout.active, out=self.explained_variance
+        )
+        self._begin = begin_update_launch(
+            functions,
+            config,
+            num_iterations,
+            iteration=self.iteration,
+            progress=self.progress,
+            scheduled=(self.learning_rate, self.clip, self.entropy_coefficient),
+            epoch=self.epoch,
+            skip_update=self.skip_update,
+            metric_sums=self.metric_sums,
+        )
+        self._add_metrics: Launch | None = None
         self.reward_sums = torch.zeros_like(rollout.rewards[0, :, agents])  # discounted, of each agent's episode so far
         sources: tuple[tuple[Normalizer | None, Callable[[int], torch.Tensor]], ...] = (
             (policy.obs_normalizer, lambda t: policy.view.obs(rollout.obs[t]).flatten(0, 1)),
@@ -158,13 +191,7 @@ class Learner:
             for normalizer, rows in sources
             if normalizer is not None
         ]
-        stages = (
-            self.shuffle,
-            self.backward,
-            self.optimizer_step,
-            self.all_minibatches,
-            self.update_normalizers,
-        )
+        stages = self.shuffle, self.backward, self.optimizer_step, self.all_minibatches
         roles = "+".join(policy.view.roles)
         self.stages = {
             stage.__name__: GraphedCallable(stage, f"{stage.__name__} of {roles}", graph_pool) for stage in stages
@@ -180,23 +207,58 @@ class Learner:
         """Minibatches per iteration, all epochs together."""
         return self.config.num_epochs * self.config.num_minibatches
 
-    def begin_update(self, progress: float, iteration: int) -> None:
-        """Begin an iteration's updates, when the fraction ``progress`` of the run is done: schedules and metrics."""
-        schedule = (self.learning_rate, self.clip, self.entropy_coefficient)
-        for tensor, value in zip(schedule, self.config.schedule(progress), strict=True):
-            tensor.fill_(value)
+    def report_to(self, totals: torch.Tensor, faults: torch.Tensor, stopped: torch.Tensor) -> None:
+        """Where ``add_metrics`` adds LEARNER_METRICS and when updates are skipped, see ``learner_metrics_launch``."""
+        self._stopped = stopped
+        self._add_metrics = learner_metrics_launch(
+            self.rollout.env.functions,
+            metric_sums=self.metric_sums,
+            explained_variance=self.explained_variance,
+            num_losses=len(LOSS_METRICS),
+            num_updates=self.num_updates,
+            faults=faults,
+            totals=totals,
+            stopped=stopped,
+        )
+
+    def prepare_update(self, iteration: int) -> None:
+        """What of an iteration's updates is no work of the device, after so many iterations.
+
+        Adopts what callers may have changed: gradients, the optimizer's tensors, which parameters can learn.
+        """
+        if self._clock != iteration:
+            self.iteration.fill_(iteration)
+            self.progress.fill_(min(iteration / self.num_iterations, 1.0))
+        self._clock = None
         self._set_grads()
         self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
         if self.kernels is not None:
             for name, flat in self._adam_state.items():
                 flat.adopt(self._state_tensors(name))
-        self.epoch.fill_(iteration * self.config.num_epochs)
-        self.metric_sums.zero_()
-        self.skip_update.zero_()
+            trainable = [p.requires_grad for p in self.parameters]
+            if trainable != self._trainable:
+                parts = self._is_trainable[: len(self.flat_grad)].split([p.numel() for p in self.parameters])
+                for part, learns in zip(parts, trainable, strict=True):
+                    part.fill_(learns)
+                self._trainable = trainable
+
+    def enqueued(self, iteration: int) -> None:
+        """The device will have counted so many iterations."""
+        self._clock = iteration
+
+    def begin_update(self) -> None:
+        """Begin an iteration's updates on the device: schedules, number of the first epoch, sums of metrics."""
+        self._begin(stopped=self._stopped)
+
+    def add_metrics(self) -> None:
+        """Add an iteration's metrics to the totals of ``report_to``, on the device."""
+        assert self._add_metrics is not None
+        self._add_metrics()
 
     def _set_grads(self) -> None:
         for p, grad in zip(self.parameters, self.grads, strict=True):  # a caller's zero_grad sets them to None
-            p.grad = grad
+            if p.grad is not grad:
+                p.grad = grad
 
     def _state_tensors(self, name: str) -> list[torch.Tensor]:
         return [self.optimizer.state[p][name] for p in self.parameters]
@@ -217,18 +279,15 @@ class Learner:
         self.stages["backward"]()
         self.world.all_reduce_mean(self.flat_grad_and_metrics)
 
-    def end_update(self) -> None:
-        """Add the iteration's samples, of all processes, to the running statistics of the normalizers."""
+    def reduce_moments(self) -> None:
+        """Add the moments of all processes, before ``update_normalizers``."""
         for _, _, moments in self.normalizer_updates:
             self.world.all_reduce_sum(moments)
-        if self.normalizer_updates:
-            self.stages["update_normalizers"]()
 
     def update_statistics(self) -> None:
         """Explained variance of the rollout, and its moments for the normalizers."""
-        data, agents = self.rollout, self.policy.view.agents
-        active, returns, estimates = (x[:, :, agents] for x in (data.active[:-1], data.returns, data.advantages))
-        self.explained_variance.copy_(explained_variance(returns, estimates, active))
+        self._explain_variance()
+        active = self.rollout.active[:-1, :, self.policy.view.agents]
         for normalizer, rows, moments in self.normalizer_updates:
             for t, mask in enumerate(active.flatten(1)):
                 moments += normalizer.moments(rows(t), mask)
@@ -247,17 +306,17 @@ class Learner:
         return sums.flatten()
 
     def shuffle(self) -> None:
-        """A new order of the samples: a function of seed, epoch and sample index alone, the same on every device."""
-        if self.config.num_minibatches > 1:
-            self._shuffle()
-        self.epoch += 1
-        self.kernel.moments(self.order, out=self.moments)
+        """A new order of the samples: a function of seed, epoch and sample index alone, the same on every device.
+
+        Also the moments of each minibatch's advantages.
+        """
+        self._shuffle()
         self.minibatch_index.zero_()
 
     def all_minibatches(self) -> None:
         """All epochs and minibatches of an iteration, by the network's kernels."""
         for _ in range(self.config.num_epochs):
-            self.shuffle()
+            self._shuffle()
             for indices, moments in zip(self._minibatches, self.moments, strict=True):
                 self._gradient(indices, moments)
                 self.optimizer_step()
@@ -276,9 +335,6 @@ class Learner:
         """By the network's kernels."""
         self._gradients(indices=indices, moments=moments)
         self._sum_parts()
-        for p, grad in zip(self.parameters, self.grads, strict=True):
-            if not p.requires_grad:  # callers may freeze parameters later
-                grad.zero_()
 
     def _gradient_by_torch(self, indices: torch.Tensor, moments: torch.Tensor) -> None:
         """Chunk by chunk."""
@@ -311,13 +367,18 @@ class Learner:
     def optimizer_step(self) -> None:
         """Clip the gradient; one step of Adam, unless the update is skipped."""
         if self.uses_kernels:
+            if self.world.size > 1:  # the gradient is an average, no longer the sum of this process's parts
+                self._sum_squares()
             self._adam()
             return
         self.clip_grad_norm()
         self.optimizer.step()
 
     def update_normalizers(self) -> None:
-        """Update the normalizers, once an iteration: within one, observations are always normalised alike."""
+        """Update the normalizers, once an iteration: within one, observations are always normalised alike.
+
+        With the samples of all processes, see ``reduce_moments``.
+        """
         for normalizer, _, moments in self.normalizer_updates:
             normalizer.update_from_moments(moments)
             moments.zero_()
@@ -327,10 +388,6 @@ class Learner:
         self.reward_sums.zero_()
         for _, _, moments in self.normalizer_updates:
             moments.zero_()
-
-    def metrics_of_iteration(self) -> torch.Tensor:
-        """Means over the minibatches, (len(LEARNER_METRICS),) float32, on the device."""
-        return torch.cat([self.metric_sums / self.num_updates, self.explained_variance[None]])
 
     def state(self) -> dict[str, torch.Tensor]:
         """The optimizer's live tensors by name, and the reward sums."""

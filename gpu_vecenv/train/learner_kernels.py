@@ -1,4 +1,4 @@
-"""Launches of the learner's kernels: advantages, shuffling, gathering rows, PPO's loss and its gradients.
+"""Launches of the learner's kernels: advantages, orders of samples, gathered rows, PPO's loss and its gradients.
 
 ``advantages`` and ``loss`` in ``ppo.py`` are their reference in torch. Kernels read the rollout's tensors by sample
 index; only observations are gathered into a minibatch.
@@ -23,9 +23,10 @@ from gpu_vecenv.train.layers import are_packed, width_of
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.rollout_storage import Rollout
 
+ADVANTAGE_BLOCK = 64  # threads per block: a column is a loop over all steps, and columns are few for a GPU
 LOSS_BLOCK = 128  # threads per block; the same as LOSS_BLOCK in learner.cu
-MAX_PARTIAL_SUMS = 2**15  # of the moments of a minibatch
-
+SHUFFLE_BLOCK = 256  # threads per block; the same as SHUFFLE_BLOCK in minibatch.cu
+TILE_ROWS = 1024  # whose moments a block adds up; the same as TILE_ROWS in minibatch.cu
 
 _STEPS = ("num_steps", "columns")
 ADVANTAGES = KernelSignature(
@@ -45,26 +46,21 @@ ADVANTAGES = KernelSignature(
         Scalar("columns", i64),
     ),
 )
-ADVANTAGE_MOMENTS = KernelSignature(
-    "advantage_moments",
-    (
-        Array("active", boolean, const=True),
-        Array("estimates", f32, const=True),
-        Array("indices", i64, const=True, shape=("minibatches", "rows")),
-        Array("moments", f64, shape=("minibatches", 3, "parts")),
-        Scalar("minibatches", i64),
-        Scalar("parts", i64),
-        Scalar("rows", i64),
-    ),
-)
 SHUFFLE = KernelSignature(
     "shuffle",
     (
-        Array("indices", i64, const=True, shape=("rows",)),
+        Array("indices", i64, const=True),
         Array("seed", u64, const=True, shape=(1,)),
-        Array("epoch", i64, const=True, shape=(1,)),
-        Array("order", i64, shape=("rows",)),
-        Scalar("rows", i64),
+        Array("epoch", i64, shape=(1,)),
+        Scalar("permutes", boolean),
+        Array("active", boolean, const=True),
+        Array("estimates", f32, const=True),
+        Array("order", i64),
+        Array("moments", f64, shape=("minibatches", 3)),
+        Array("parts", f64),
+        Array("tickets", i32),
+        Scalar("minibatches", i64),
+        Scalar("rows", i64),  # of a minibatch
     ),
 )
 GATHER_ROWS = KernelSignature(
@@ -167,7 +163,7 @@ def loss_gradients(layout: GameLayout) -> KernelSignature:
 
 
 def _game_program(env: VecEnv) -> Program:
-    kernels = [ADVANTAGES, ADVANTAGE_MOMENTS, loss_gradients(env.game.layout)]
+    kernels = [ADVANTAGES, loss_gradients(env.game.layout)]
     return env.functions.compile(cuda_folder() / "learner/learner.cu", kernels=kernels, game=env.game)
 
 
@@ -207,7 +203,7 @@ def advantage_launch(
     columns = rewards[0].numel()
     return _game_program(env).prepare(
         "advantages",
-        LaunchShape(columns, work=rewards.numel()),
+        LaunchShape(columns, threads_per_block=ADVANTAGE_BLOCK, work=rewards.numel()),
         rewards=rewards,
         values=values,
         next_values=next_values,
@@ -224,19 +220,51 @@ def advantage_launch(
 
 
 def shuffle_launch(
-    functions: FunctionManager, indices: torch.Tensor, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor
+    functions: FunctionManager,
+    indices: torch.Tensor,
+    seed: torch.Tensor,
+    epoch: torch.Tensor,
+    active: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    permutes: bool,
+    out: torch.Tensor,
+    moments: torch.Tensor,
 ) -> Launch:
-    """A launch that writes a pseudo-random permutation of ``indices``: a function of seed, epoch and length alone.
+    """A launch that orders the samples of an epoch, and adds up the advantages of each of its minibatches.
 
     Args:
         functions: The FunctionManager of the tensors' device.
-        indices: (rows,) int64.
+        indices: (num_minibatches * rows,) int64, which count through ``advantages``.
         seed: (1,) int64, the bits of a uint64; read on the device, like ``epoch``.
-        epoch: (1,) int64.
-        out: (rows,) int64.
+        epoch: (1,) int64, increased by 1.
+        active: (T + 1, E, A) bool.
+        advantages: (T, E, A) float32.
+        permutes: Whether the order is a pseudo-random one, a function of seed, epoch and length alone; otherwise it is
+            that of ``indices``.
+        out: (num_minibatches * rows,) int64, the indices in their order.
+        moments: (num_minibatches, 3) float64: the number of a minibatch's active samples, the sum of their advantages
+            and that of the squares.
     """
-    rows, program = len(indices), _minibatch_program(functions)
-    return program.prepare("shuffle", LaunchShape(rows), indices=indices, seed=seed, epoch=epoch, order=out, rows=rows)
+    minibatches, device = len(moments), indices.device
+    rows = len(indices) // minibatches
+    tiles = -(-rows // TILE_ROWS) * minibatches
+    return _minibatch_program(functions).prepare(
+        "shuffle",
+        LaunchShape(tiles, threads_per_item=SHUFFLE_BLOCK, threads_per_block=SHUFFLE_BLOCK, work=len(indices)),
+        indices=indices,
+        seed=seed,
+        epoch=epoch,
+        permutes=permutes,
+        active=active,
+        estimates=advantages,
+        order=out,
+        moments=moments,
+        parts=torch.zeros(tiles * 3, dtype=torch.float64, device=device),
+        tickets=torch.zeros(minibatches + 1, dtype=torch.int32, device=device),
+        minibatches=minibatches,
+        rows=rows,
+    )
 
 
 class RowGather:
@@ -315,8 +343,6 @@ class LossKernel:
     Args:
         policy: The policy whose network gave the outputs.
         rollout: Everything but the outputs.
-        num_minibatches: Of an epoch.
-        minibatch: Samples of a minibatch.
         chunk: The largest number of samples of one call.
         clip: Of the probability ratio; () float32, like the next.
         entropy_coefficient: Weight of the entropy bonus.
@@ -330,8 +356,6 @@ class LossKernel:
         policy: Policy,
         rollout: Rollout,
         *,
-        num_minibatches: int,
-        minibatch: int,
         chunk: int,
         clip: torch.Tensor,
         entropy_coefficient: torch.Tensor,
@@ -340,18 +364,7 @@ class LossKernel:
         normalize_advantages: bool,
     ) -> None:
         self.policy, self._one = policy, torch.ones((), device=rollout.rewards.device)
-        program, data = _game_program(rollout.env), rollout
-        self._parts = num_minibatches, 3, min(minibatch, MAX_PARTIAL_SUMS)
-        self._moments = program.prepare(
-            "advantage_moments",
-            LaunchShape(self._parts[-1], work=num_minibatches * minibatch),
-            active=data.active,
-            estimates=data.advantages,
-            minibatches=num_minibatches,
-            parts=self._parts[-1],
-            rows=minibatch,
-        )
-        self._loss = program.prepare(
+        self._loss = _game_program(rollout.env).prepare(
             "loss_gradients",
             LaunchShape(chunk, threads_per_block=LOSS_BLOCK),
             **loss_values(
@@ -365,16 +378,6 @@ class LossKernel:
             ),
             num_parameters=policy.view.num_parameters,
         )
-
-    def moments(self, order: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Count, sum and sum of squares of the advantages of each minibatch's active samples.
-
-        ``order`` (num_minibatches * minibatch,) int64, contiguous, counts through (T, E, A); the result, ``out`` if
-        given, is (num_minibatches, 3) float64.
-        """
-        parts = torch.empty(self._parts, dtype=torch.float64, device=order.device)
-        self._moments(indices=order, moments=parts)
-        return torch.sum(parts, 2, out=out)
 
     def __call__(
         self, indices: torch.Tensor, moments: torch.Tensor, parameters: torch.Tensor, values: torch.Tensor

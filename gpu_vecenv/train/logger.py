@@ -87,8 +87,7 @@ class RunLog:
         numbers = {name: value for name, value in metrics.items() if not isinstance(value, str)}
         step = int(numbers["env_steps"])
         if self._events is not None:
-            for name, value in numbers.items():
-                self._events.add_scalar(name.replace("_", "/", 1) if name.startswith("return_") else name, value, step)
+            self._events.file_writer.add_summary(_summary(numbers), step)
         if self._wandb is not None:
             self._wandb.log(numbers, step=step)
         returns = " ".join(
@@ -132,6 +131,14 @@ def _tensorboard(folder: Path, steps: int) -> Any:
     if not steps:
         shutil.rmtree(folder, ignore_errors=True)
     return SummaryWriter(str(folder), purge_step=steps + 1 if steps else None)
+
+
+def _summary(metrics: Mapping[str, float]) -> Any:
+    """All metrics as one event, which takes a fifth of the time of an event for each, as ``add_scalar`` writes."""
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    tags = {name.replace("_", "/", 1) if name.startswith("return_") else name: x for name, x in metrics.items()}
+    return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in tags.items()])
 
 
 def _wandb(project: str | None, folder: Path, done: int) -> Any:

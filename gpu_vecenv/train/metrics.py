@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import torch
 
-from gpu_vecenv.engine.vec_env import Fault
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
-from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer
+from gpu_vecenv.train.graph import StageTimer
 from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
 from gpu_vecenv.train.plots import EPISODE_METRICS
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -40,51 +39,68 @@ class NonFiniteMetric(NamedTuple):
         return f"iteration {self.iteration}: {self.metric} is {self.value}; {self.likely_cause}"
 
 
+COUNTS = ("episodes", "first_episodes", "faults", "nonfinite_envs", "iterations")  # as EpisodeLog's launch has them
+
+
 class MetricsReader:
-    """Metrics of the learners, number of episodes that ended, and means over the latest episodes, in all processes.
+    """Metrics of the iterations since the last read, in all processes; the host reads them in one copy.
+
+    Means over minibatches are means over these iterations too, numbers of episodes are sums. Means over episodes are
+    those over the latest ones, and faults are counted, as they are at the end of the last iteration. A loss that is not
+    finite, or an invalid action, stops all learners until the next read, which raises.
 
     Args:
         rollout: Of the iterations.
         learners: By policy.
         episode_log: Of the rollout's environment.
         world: The processes.
-        graph_pool: Memory pool of the CUDA graph that gathers the metrics; None runs without.
     """
 
     def __init__(
-        self,
-        rollout: Rollout,
-        learners: Mapping[str, Learner],
-        episode_log: EpisodeLog,
-        world: World,
-        graph_pool: GraphPool | None,
+        self, rollout: Rollout, learners: Mapping[str, Learner], episode_log: EpisodeLog, world: World
     ) -> None:
         self._rollout, self._learners, self._episode_log, self._world = rollout, learners, episode_log, world
         self._learned = [f"{metric}_{name}" for name in learners for metric in LEARNER_METRICS]
-        self._counts: list[str] = []
-        self._values = torch.zeros(0)
-        self._gather = GraphedCallable(self._gather_values, "the metrics", graph_pool)
+        self._roles = dict(rollout.env.game.layout.role_slices) if rollout.shaping is not None else {}
+        columns = episode_log.num_sums - len(COUNTS)
+        self._sizes = len(self._learned), 2 * len(self._roles), columns, len(COUNTS)
+        self._totals = torch.zeros(sum(self._sizes) + 1, dtype=torch.float64, device=rollout.rewards.device)
+        learned, self._shaped, episodes, stopped = self._totals.split([*self._sizes[:2], columns + len(COUNTS), 1])
+        self._take_in_episodes = episode_log.launch_into(episodes, clears=True)
+        faults = episodes[columns + COUNTS.index("faults")]
+        for learner, totals in zip(learners.values(), learned.view(len(learners), len(LEARNER_METRICS)), strict=True):
+            learner.report_to(totals, faults, stopped)
 
-    def _gather_values(self) -> None:
-        rollout, faults, episodes = self._rollout, self._rollout.env.faults(), self._episode_log
-        learned = [learner.metrics_of_iteration().double() / self._world.size for learner in self._learners.values()]
-        counts = {
-            "episodes": episodes.add_ended(),
-            "first_episodes": episodes.in_first_episode().sum(),
-            "faults": (faults & ~int(Fault.NONFINITE)).count_nonzero(),
-            "nonfinite_envs": (faults & int(Fault.NONFINITE)).bool().sum(),
-        }
-        for role, where in rollout.env.game.layout.role_slices.items() if rollout.shaping is not None else ():
-            active = rollout.active[:-1, :, where]
-            counts[f"active_{role}"] = active.sum()
-            counts[f"shaped_reward_{role}"] = rollout.rewards[:, :, where].where(active, 0).sum(dtype=torch.float64)
-        values = torch.cat([*learned, torch.stack([x.double() for x in counts.values()]), episodes.latest.sum(0)])
-        if not self._counts:
-            self._counts, self._values = list(counts), torch.empty_like(values)
-        self._values.copy_(values)
+    def begin_iteration(self) -> None:
+        """What of ``add_iteration`` is no work of the device."""
+        self._episode_log.begin_update()
+        self._episode_log.cleared()
 
-    def __call__(self, iteration: int) -> dict[str, float]:
-        """Read them, once an iteration, after all updates.
+    def add_iteration(self) -> None:
+        """Add the metrics of an iteration, after all its updates, and clear the statistics of episodes; on the device.
+
+        It may be part of a CUDA graph.
+        """
+        self._episode_log.take_in(self._take_in_episodes)
+        for learner in self._learners.values():
+            learner.add_metrics()
+        if self._roles:
+            active = [self._rollout.active[:-1, :, where] for where in self._roles.values()]
+            rewards = [self._rollout.rewards[:, :, where] for where in self._roles.values()]
+            sums = [x.where(a, 0).sum(dtype=torch.float64) for x, a in zip(rewards, active, strict=True)]
+            self._shaped += torch.stack([*(a.sum().double() for a in active), *sums])
+
+    def discard(self) -> None:
+        """Begin anew without a read."""
+        self._totals.zero_()
+
+    def totals(self) -> torch.Tensor:
+        """What ``read_totals`` reads, of all processes."""
+        self._world.all_reduce_sum(self._totals)
+        return self._totals
+
+    def __call__(self, totals: Iterable[float], iterations: str) -> dict[str, float]:
+        """The metrics in what ``read_totals`` read; ``iterations`` says of which iterations, for errors.
 
         The means are NaN as long as "first_episodes", the number of environments in their first episode, is not 0.
 
@@ -92,20 +108,19 @@ class MetricsReader:
             NonFiniteError: A loss is NaN or infinite, or an environment received an invalid action.
         """
         rollout, env = self._rollout, self._rollout.env
-        self._episode_log.begin_update()
-        self._gather()
-        self._world.all_reduce_sum(self._values)
-        env.clear_episode_statistics()
-        names, read = [*self._learned, *self._counts], self._values.tolist()
-        *totals, num_latest = read[len(names) :]
-        metrics = dict(zip(names, read[: len(names)], strict=True))
+        read = iter(totals)
+        learned, shaped, episodes, counts = (list(islice(read, n)) for n in self._sizes)
+        *counts, iterations_read = counts  # each in all processes
+        metrics = {name: value / iterations_read for name, value in zip(self._learned, learned, strict=True)}
+        metrics |= dict(zip(COUNTS, counts, strict=False))
+        for k, role in enumerate(self._roles):
+            metrics[f"shaped_reward_{role}"] = shaped[len(self._roles) + k] / max(shaped[k], 1)
+        *sums, num_latest = episodes
         means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
-        for name, total in zip(self._episode_log.names, totals, strict=True):
+        for name, total in zip(self._episode_log.names, sums, strict=True):
             means[name] = math.nan if metrics["first_episodes"] or not num_latest else total / num_latest
-        for role in env.game.layout.role_slices if rollout.shaping is not None else ():
-            metrics[f"shaped_reward_{role}"] /= max(metrics.pop(f"active_{role}"), 1)
         losses = {name: metrics[name] for name in self._learned if name.startswith(LOSS_METRICS)}
-        _check(rollout, losses, metrics.pop("faults"), iteration)
+        _check(rollout, losses, metrics.pop("faults"), iterations)
         if not env.build.end_on_nonfinite:
             del metrics["nonfinite_envs"]
         return {
@@ -114,6 +129,15 @@ class MetricsReader:
             "terminated_fraction": means.pop("terminated"),
             **means,
         }
+
+
+def read_totals(readers: Sequence[MetricsReader]) -> list[list[float]]:
+    """What each reader has gathered, in one copy to the host, which waits for the device; they begin anew."""
+    totals = [reader.totals() for reader in readers]
+    values = iter((totals[0] if len(totals) == 1 else torch.cat(totals)).tolist())
+    for reader in readers:
+        reader.discard()
+    return [list(islice(values, len(own))) for own in totals]
 
 
 class NonFiniteMetrics:
@@ -130,8 +154,9 @@ class NonFiniteMetrics:
         """Those that are not finite for the first time. Means over episodes are NaN until there are any."""
         found = []
         for name, value in metrics.items():
-            missing = name.startswith(EPISODE_METRICS) and metrics["first_episodes"]
-            if isinstance(value, str) or math.isfinite(value) or missing or name in self._known:
+            if isinstance(value, str) or math.isfinite(value) or name in self._known:
+                continue
+            if name.startswith(EPISODE_METRICS) and metrics["first_episodes"]:
                 continue
             self._known.add(name)
             cause = next(cause for start, cause in CAUSES.items() if name.startswith(start))
@@ -139,7 +164,7 @@ class NonFiniteMetrics:
         return found
 
 
-def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iteration: int) -> None:
+def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iterations: str) -> None:
     """Raise NonFiniteError, with the likely cause, if a loss is not finite or environments have faults."""
     reasons, advice = [], "try a smaller learning_rate or max_grad_norm"
     if not all(map(math.isfinite, losses.values())):
@@ -157,7 +182,7 @@ def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iterati
             advice = f"rewards that {rollout.shaping.name} returned are not finite"
     if advice.startswith("the game's"):
         advice += ": mend its step() or observe(), or make the environments with end_on_nonfinite=True"
-    raise NonFiniteError(f"iteration {iteration}: {' and '.join(reasons)}; {advice}")
+    raise NonFiniteError(f"{iterations}: {' and '.join(reasons)}; {advice}")
 
 
 def time_fractions(timer: StageTimer, seconds: float) -> dict[str, float]:

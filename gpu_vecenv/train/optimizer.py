@@ -8,19 +8,24 @@ import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
-from gpu_vecenv.declare.field import f32, f64, i32, i64
+from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 
 SUM_GROUPS = 8  # threads per column; the same as GROUPS in optimizer.cu
 SUM_BLOCK = 256  # threads per block; the same as SUM_BLOCK in optimizer.cu
-ADAM_BLOCK = 1024  # threads per block; the same as ADAM_BLOCK in optimizer.cu
+SUM_COLUMNS = SUM_BLOCK // SUM_GROUPS  # columns of a block; the same as COLUMNS in optimizer.cu
+ADAM_BLOCK = 256  # threads per block; the same as ADAM_BLOCK in optimizer.cu
+ADAM_THREADS = 2**16  # at most: each block adds up all squares
 
 SUM_PARTS = KernelSignature(
     "sum_parts",
     (
         Array("parts", f32, const=True, shape=("rows", "columns")),
+        Array("trainable", boolean, const=True, shape=("columns",)),
         Array("out", f32, shape=("columns",)),
+        Array("squares", f64),
+        Scalar("num_squared", i64),
         Scalar("rows", i64),
         Scalar("columns", i64),
     ),
@@ -30,6 +35,8 @@ ADAM_STEP = KernelSignature(
     (
         Array("parameters", f32, shape=("size",)),
         Array("gradient", f32, const=True, shape=("size",)),
+        Array("squares", f64, const=True, shape=("num_squares",)),
+        Scalar("num_squares", i64),
         Array("exp_avg", f32, shape=("size",)),
         Array("exp_avg_sq", f32, shape=("size",)),
         Scalar("size", i64),
@@ -56,17 +63,36 @@ def _program(functions: FunctionManager) -> Program:
     return functions.compile(cuda_folder() / "learner/optimizer.cu", kernels=[SUM_PARTS, ADAM_STEP])
 
 
-def sum_parts_launch(functions: FunctionManager, parts: torch.Tensor, *, out: torch.Tensor) -> Launch:
+def num_squares(columns: int) -> int:
+    """Partial sums of squares that ``sum_parts_launch`` writes for so many columns."""
+    return -(-columns // SUM_COLUMNS)
+
+
+def sum_parts_launch(
+    functions: FunctionManager,
+    parts: torch.Tensor,
+    *,
+    trainable: torch.Tensor,
+    out: torch.Tensor,
+    squares: torch.Tensor,
+    num_squared: int,
+) -> Launch:
     """A launch that sums over the first axis, in an order that depends on the sizes alone.
 
     Args:
         functions: The FunctionManager of the tensors' device.
         parts: (k, n) float32.
-        out: (n,) float32.
+        trainable: (n,) bool: where it is False, the sum is 0.
+        out: (n,) float32; with k = 1 it may be ``parts`` itself.
+        squares: (num_squares(n),) float64, partial sums of the squares of the first results.
+        num_squared: The number of these results.
     """
     rows, columns = parts.shape
     shape = LaunchShape(columns, threads_per_item=SUM_GROUPS, threads_per_block=SUM_BLOCK, work=parts.numel())
-    return _program(functions).prepare("sum_parts", shape, parts=parts, out=out, rows=rows, columns=columns)
+    tensors = {"parts": parts, "trainable": trainable, "out": out, "squares": squares}
+    return _program(functions).prepare(
+        "sum_parts", shape, **tensors, num_squared=num_squared, rows=rows, columns=columns
+    )
 
 
 def adam_launch(
@@ -74,6 +100,7 @@ def adam_launch(
     *,
     parameters: torch.Tensor,
     gradient: torch.Tensor,
+    squares: torch.Tensor,
     exp_avg: torch.Tensor,
     exp_avg_sq: torch.Tensor,
     steps: torch.Tensor,
@@ -89,13 +116,13 @@ def adam_launch(
 ) -> Launch:
     """A launch of a step of Adam with a clipped gradient, or of none if the update is skipped.
 
-    It does what ``clip_grad_norm_launch`` and ``torch.optim.Adam(fused=True)`` do, but computes the norm itself and
-    leaves ``gradient`` as it is.
+    It does what ``clip_grad_norm_launch`` and ``torch.optim.Adam(fused=True)`` do, but leaves ``gradient`` as it is.
 
     Args:
         functions: The FunctionManager of the tensors' device.
         parameters: (n,) float32, like all others.
         gradient: (n,).
+        squares: (j,) float64, whose sum is the square of the gradient's norm; see ``sum_parts_launch``.
         exp_avg: (n,) first moments, as Adam's state has them.
         exp_avg_sq: (n,) second moments.
         steps: (m,) the number of steps taken so far, m times.
@@ -112,9 +139,11 @@ def adam_launch(
     """
     return _program(functions).prepare(
         "adam_step",
-        LaunchShape(len(parameters), threads_per_block=ADAM_BLOCK),
+        LaunchShape(min(len(parameters), ADAM_THREADS), threads_per_block=ADAM_BLOCK, work=len(parameters)),
         parameters=parameters,
         gradient=gradient,
+        squares=squares,
+        num_squares=len(squares),
         exp_avg=exp_avg,
         exp_avg_sq=exp_avg_sq,
         size=len(parameters),

@@ -2,8 +2,8 @@
 
 Shapes: T steps, E environments, A agents, B = T * E * A samples, D observation size.
 
-``advantages`` and ``loss`` are the reference. The trainer computes the same numbers with the kernels of
-``cuda/learner/learner.cu``, in one pass each (``learner.py``), and the tests compare the two. ``trainer.py`` has the
+``advantages``, ``loss`` and ``explained_variance`` are the reference. The trainer computes the same numbers with the
+kernels of ``cuda/learner``, in one pass each (``learner.py``), and the tests compare the two. ``trainer.py`` has the
 loop: collect a rollout, update.
 """
 
@@ -21,6 +21,8 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.train.networks import Activation
 from gpu_vecenv.train.policy import Policy, Precision, RoleView, default_network
+
+SCHEDULED = ("learning_rate", "clip", "entropy_coefficient")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,17 +70,14 @@ class PPOConfig:
         settings = {"num_steps": 5, "num_epochs": 1, "num_minibatches": 1, "gae_lambda": 1.0, "learning_rate": 7e-4}
         return cls(**{**settings, "normalize_advantages": False, **changes})
 
-    def schedule(self, progress: float) -> tuple[float, float, float]:
+    def schedule_ends(self) -> dict[str, tuple[float, float]]:
+        """What changes linearly with the progress of the run: name -> its values at the start and at the end."""
+        ends = {name: (getattr(self, name), getattr(self, f"final_{name}")) for name in SCHEDULED}
+        return {name: (start, start if end is None else end) for name, (start, end) in ends.items()}
+
+    def schedule(self, progress: float) -> tuple[float, ...]:
         """Learning rate, clip and entropy coefficient when the fraction ``progress`` of the run is done."""
-
-        def between(start: float, end: float | None) -> float:
-            return start if end is None else start + (end - start) * progress
-
-        return (
-            between(self.learning_rate, self.final_learning_rate),
-            between(self.clip, self.final_clip),
-            between(self.entropy_coefficient, self.final_entropy_coefficient),
-        )
+        return tuple(start + (end - start) * progress for start, end in self.schedule_ends().values())
 
 
 def advantages(

@@ -143,14 +143,18 @@ def check_capacity(env: VecEnv, num_steps: int) -> None:
         )
 
 
-def max_num_envs_that_fit(make_env: Callable[[int], VecEnv], num_steps: int, wanted: int) -> int:
-    """The largest number of environments, up to ``wanted``, that fit with their rollout in 80 % of the free memory."""
+def max_num_envs_that_fit(make_env: Callable[[int], VecEnv], num_steps: int, wanted: int, runs: int = 1) -> int:
+    """The largest number of environments of each run, up to ``wanted``.
+
+    Those of all runs must fit with their rollouts in 80 % of the free memory.
+    """
     env = make_env(1)
-    each = env.bytes_per_env() + Rollout.bytes_per_env(env, num_steps)
+    each = runs * (env.bytes_per_env() + Rollout.bytes_per_env(env, num_steps))
     fit = int(0.8 * free_bytes(env.device)) // each
     env.close()
     if fit < 1:
+        of_each = f" of each of {runs} runs" * (runs > 1)
         raise CapacityError(
-            f"one environment needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
+            f"one environment{of_each} needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
         )
     return min(wanted, fit)

@@ -1,58 +1,45 @@
-"""A training run in a folder, as ``gpu-vecenv train`` does it: metrics, checkpoints, learning curve, evaluation."""
+"""Training runs in folders, as ``gpu-vecenv train`` does them: one, or several at a time that differ in the seed."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
+import math
 import shlex
 import signal
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from gpu_vecenv.declare.config import check_fields, param
-from gpu_vecenv.declare.env import Env
-from gpu_vecenv.errors import ConfigError, counted
+from gpu_vecenv.errors import ConfigError, NonFiniteError, counted
 from gpu_vecenv.escapes import printable
-from gpu_vecenv.files import replace_file
 from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_progress, part
-from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder
+from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS
 from gpu_vecenv.train.distributed import World
-from gpu_vecenv.train.logger import RunLog
+from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, mean_and_worst, seeds_table
+from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
-from gpu_vecenv.train.selection import Selection, SelectionState
+from gpu_vecenv.train.run_folder import (
+    CURVE_FILE,
+    EVALUATION_FILE,
+    SEEDS_FILE,
+    Run,
+    RunConfig,
+    check_free,
+    locked,
+    seed_folder,
+    write_json,
+)
 from gpu_vecenv.train.trainer import Trainer
 
-CURVE_FILE, EVALUATION_FILE = "learning_curve.png", "evaluation.json"
-SETTINGS = "settings.json"  # what the command line was given that is neither the game's nor the policies'
-LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file itself stays and means nothing
+__all__ = ["RunConfig", "run", "run_seeds"]
 
-
-@dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """Output options of a run."""
-
-    episodes: int = param(1000, low=1)  # of each evaluation after training
-    checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one after each iteration
-    keep: int = param(3, low=1)  # checkpoints to keep, besides the best
-    best_metric: str | None = None  # the best checkpoint has its largest mean; default: returns of the trained roles
-    best_episodes: int = param(100, low=0)  # of an evaluation that compares checkpoints, per trained role; 0: no best
-    best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
-    wandb: str | None = None  # Weights & Biases project to log to
-    digests: bool = False  # log a digest of all weights each iteration, to compare runs bitwise
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+NOTE = "other roles act randomly"
 
 
 def run(
@@ -66,7 +53,7 @@ def run(
     """Train to the end, evaluate, and write learning curve, metrics, checkpoints and evaluation to ``folder``.
 
     Under torchrun every process calls it; rank 0 writes all files but the checkpoints of other ranks. SIGTERM and
-    SIGINT stop it after the current iteration, with a checkpoint. One process at a time trains in a folder.
+    SIGINT stop it at the next row of metrics, with a checkpoint. One process at a time trains in a folder.
 
     Args:
         trainer: A new trainer; with ``resume`` the newest checkpoint of the folder is loaded into it.
@@ -83,133 +70,145 @@ def run(
             run's metrics.
         CheckpointCorruptError: No checkpoint to resume from is usable.
         FileNotFoundError: There is no checkpoint to resume from.
+        NonFiniteError: A loss or gradient became NaN or infinite.
+    """
+    folder, console = Path(folder), _console(trainer.world)
+    one = Run(trainer, folder, config or RunConfig())  # this and the next raise before anything is written
+    line_interval()
+    with locked(folder, trainer.world, create=not resume), contextlib.closing(one):
+        one.begin(resume=resume, settings=settings)
+        _print_sizes(console, [one], folder)
+        with ProgressDisplay("train", console) as on_progress, one.logging(on_progress):
+            stopped = _train([one], ParallelTrainers([trainer]))
+        if one.error is not None:
+            raise one.error
+        if stopped:
+            return _stopped(console, stopped, str(one.checkpoint), folder)
+        if trainer.world.rank == 0:
+            _write_results(one, console)
+        return 0
+
+
+def run_seeds(
+    trainers: Sequence[Trainer],
+    folder: Path,
+    config: RunConfig | None = None,
+    *,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+) -> int:
+    """Train several trainers that differ in the seed at the same time, each in a run folder of its own.
+
+    ``folder`` has a folder seed-<seed> for each, with what ``run`` writes, bit-identical but for times; ``run`` may
+    resume each alone. Beside them are the seeds, ``seeds.json``, a learning curve of all, and the evaluation of all
+    with mean and worst. A trainer whose loss or gradient becomes NaN or infinite ends there; the others go on.
+
+    Args:
+        trainers: New trainers on environments of their own, in one process; with ``resume`` the newest checkpoint of
+            each run is loaded.
+        folder: The folder of the run folders.
+        config: Output options, of each run.
+        resume: Continue the runs in ``folder``.
+        settings: Written to ``settings.json`` in each folder at the start of a new run.
+
+    Returns:
+        0, or 128 plus the number of the signal that stopped it.
+
+    Raises:
+        TypeError, ValueError, ConfigError: No trainers, of several processes or devices, two with the same seed, or
+            ``wandb``, which logs one run of a process; and as for ``run``.
+        CheckpointCorruptError, FileNotFoundError: As for ``run``.
+        NonFiniteError: At the end, naming each seed that did not reach it.
     """
     config, folder = config or RunConfig(), Path(folder)
-    selection = make_selection(trainer, config)  # these raise before anything is written
+    together = ParallelTrainers(trainers)
+    seeds = [trainer.seed for trainer in trainers]
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"the seeds are {seeds}; expected each once: trainers with one seed are identical")
+    if config.wandb is not None:
+        raise ConfigError(
+            f"wandb is {config.wandb!r}, but it logs one run of a process, not {len(seeds)}; leave it out"
+        )
+    console, world = _console(trainers[0].world), trainers[0].world
+    runs = [Run(trainer, seed_folder(folder, trainer.seed), config) for trainer in trainers]
     line_interval()
-    with _locked(folder, trainer.world, create=not resume), contextlib.closing(selection):
-        return _run(trainer, folder, config, selection, resume, settings)
+    with contextlib.ExitStack() as held:
+        held.enter_context(locked(folder, world, create=not resume))
+        if not resume:
+            check_free(folder)
+            write_json(folder / SEEDS_FILE, {"seeds": seeds})
+        for one in runs:
+            held.enter_context(locked(one.folder, world, create=not resume))
+            held.enter_context(contextlib.closing(one))
+            one.begin(resume=resume, settings=settings)
+        _print_sizes(console, runs, folder)
+        with ProgressDisplay("train", console) as on_progress, contextlib.ExitStack() as logs:
+            for one in runs:
+                logs.enter_context(one.logging(no_progress))
+            stopped = _train(runs, together, on_progress)
+        if stopped:
+            return _stopped(console, stopped, f"checkpoints of {counted(len(runs), 'seed')} in {folder}", folder)
+        if complete := [one for one in runs if one.error is None]:
+            _write_results_of_seeds(complete, folder, console)
+        failed = [f"seed {one.trainer.seed}: {one.error}" for one in runs if one.error is not None]
+        if failed:
+            raise NonFiniteError("; ".join(failed))
+        return 0
 
 
-def _run(
-    trainer: Trainer,
-    folder: Path,
-    config: RunConfig,
-    selection: Selection,
-    resume: bool,
-    settings: Mapping[str, Any] | None,
-) -> int:
-    world, console = trainer.world, Console(quiet=trainer.world.rank > 0)
-    checkpoints = CheckpointFolder(folder / CHECKPOINTS, keep=config.keep, rank=world.rank, world_size=world.size)
-    seconds = 0.0  # of training, including the time before a resume
-    if resume:
-        tensors, manifest = checkpoints.load()
-        trainer.load_state(tensors, manifest, str(folder))
-        progress = manifest.get("progress", {})
-        seconds, selection.state = progress.get("seconds", 0.0), SelectionState(**progress.get("selection", {}))
-    elif checkpoints.begun():
-        raise ConfigError(f"{folder} already has a run; use another folder, or resume it: --resume {folder}")
-    elif settings is not None and world.rank == 0:
-        replace_file(folder / SETTINGS, json.dumps(settings, indent=1).encode())
-    world.barrier()
-    checkpoints.clean()
-    env = trainer.env
-    console.print(
-        f"{printable(repr(env.game))}\n{counted(env.num_envs * world.size, 'environment')} x "
-        f"{counted(env.num_agents, 'agent')} on {env.device}"
-        f"{f' and {world.size - 1} more' * (world.size > 1)}, iterations {trainer.iteration} to "
-        f"{trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}, run folder {printable(str(folder))}",
-        highlight=False,
-        markup=False,
-    )
-    if env.device.type == "cuda":
-        for name, reason in trainer.torch_reasons.items():
-            how = "one kernel" if reason is None else f"torch ({reason})"
-            _print_line(console, f"gradients and forward passes of {name} by {how}")
-
-    def save(compare: bool) -> Path:
-        best = compare and selection.is_best()
-        tensors, manifest = trainer.state()
-        manifest["progress"] = {"seconds": seconds, "selection": vars(selection.state)}
-        path = checkpoints.save(trainer.iteration, tensors, manifest, best=best)
-        world.barrier()
-        return path
-
-    with _stop_signal() as stop_signal, _log(trainer, folder, config, console) as log:
-        start, saved = time.perf_counter() - seconds, time.perf_counter()
+def _train(runs: Sequence[Run], together: ParallelTrainers, on_progress: OnProgress | None = None) -> int:
+    """Train, log and save until all have ended or a signal stops them: the exit code then, else 0."""
+    world, config = runs[0].trainer.world, runs[0].config
+    before = [one.seconds for one in runs]
+    with _stop_signal() as stop_signal:
+        start = saved = time.perf_counter()
         stopped, save_due = world.all_agree(stop_signal() != 0, False)
-        while trainer.iteration < trainer.num_iterations and not stopped:
-            metrics: dict[str, Any] = trainer.train_iteration()
-            seconds = time.perf_counter() - start
-            selection.state.training_episodes += metrics["episodes"]
-            if config.digests:
-                metrics["weights"] = weights_digest(trainer)
-            log({"iteration": metrics.pop("iteration"), "seconds": seconds, **metrics})
+        while (active := [one for one in runs if one.active]) and not stopped:
+            results = together.train_interval([one.trainer for one in active], config.log_interval)
+            for one, seconds in zip(runs, before, strict=True):
+                if one in active:
+                    one.seconds = seconds + time.perf_counter() - start
+            for one, result in zip(active, results, strict=True):
+                if isinstance(result, NonFiniteError):
+                    one.error = result
+                else:
+                    one.record(result)
+            if on_progress is not None:
+                on_progress(*_progress(active, results))
             since_save = time.perf_counter() - saved
             stopped, save_due = world.all_agree(stop_signal() != 0, since_save >= config.checkpoint_seconds)
-            if save_due and not stopped and trainer.iteration < trainer.num_iterations:
-                save(selection.due())
+            for one in active:
+                if one.error is not None or stopped:
+                    continue
+                if not one.active:
+                    one.save(compare=True)
+                elif save_due:
+                    one.save(compare=one.selection.due())
+            if save_due and not stopped:
                 saved = time.perf_counter()
-        path = save(trainer.iteration >= trainer.num_iterations or (save_due and selection.due()))
-        stopped = stopped or stop_signal() != 0
-    if stopped:
-        name = signal.Signals(stop_signal()).name if stop_signal() else "another process"
-        _print_line(console, f"{name}: saved {path}")
-        _print_line(console, f"resume with: gpu-vecenv train --resume {shlex.quote(str(folder))}")
-        return 128 + stop_signal() if stop_signal() else 1
-    if world.rank == 0:
-        _write_results(trainer, folder, path, config.episodes, selection.state, console)
-    return 0
+        for one in runs:
+            if one.error is None and not one.saved:
+                one.save(compare=not one.active or (save_due and one.selection.due()))
+        if not stopped and stop_signal() == 0:
+            return 0
+        return 128 + stop_signal() if stop_signal() else 1  # 1: another process was stopped
 
 
-def make_selection(trainer: Trainer, config: RunConfig) -> Selection:
-    """What selects the best checkpoint of a run. Raises ConfigError if ``best_metric`` is not one of its metrics."""
-    return Selection(trainer, config.best_metric, config.best_episodes, config.best_interval)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path, world: World, create: bool) -> Iterator[None]:
-    """Hold the lock of a run folder, which the system releases when the process ends; rank 0 does it for all."""
-    from filelock import FileLock, Timeout  # importing it writes to the temporary folder
-
-    with contextlib.ExitStack() as held:
-        refused = False
-        if world.rank == 0 and (create or folder.is_dir()):
-            folder.mkdir(parents=True, exist_ok=True)
-            try:
-                held.enter_context(FileLock(folder / LOCK_FILE, timeout=0))
-            except Timeout:
-                refused = True
-        if world.all_agree(refused, False)[0]:
-            raise ConfigError(
-                f"another process trains in {folder}: it holds {folder / LOCK_FILE}; wait until it has ended, stop it "
-                "with SIGTERM, or use another folder"
-            )
-        yield
-
-
-def weights_digest(trainer: Trainer) -> str:
-    """The first 16 hexadecimal digits of the SHA-256 of all weights. Synchronises with the device."""
-    digest = hashlib.sha256()
-    for policy in trainer.policies.values():
-        for tensor in policy.state_dict().values():
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-@contextlib.contextmanager
-def _log(
-    trainer: Trainer, folder: Path, config: RunConfig, console: Console
-) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Logger of rank 0; no-op on other ranks."""
-    if trainer.world.rank > 0:
-        yield lambda metrics: None
-        return
-    with (
-        ProgressDisplay("train", console) as on_progress,
-        RunLog(folder, trainer.num_iterations, on_progress, done=trainer.iteration, wandb=config.wandb) as log,
-    ):
-        yield log
+def _progress(active: Sequence[Run], results: Sequence[Mapping[str, Any] | NonFiniteError]) -> tuple[float, str]:
+    """Of several runs: the fraction that is done, and a text with mean and worst of each return."""
+    slowest = min((one.trainer for one in active), key=lambda trainer: trainer.iteration)
+    found = [result for result in results if not isinstance(result, NonFiniteError)]
+    rate = sum(metrics["agent_steps_per_s"] for metrics in found)
+    returns = []
+    for name in (name for name in (found[0] if found else ()) if name.startswith("return_")):
+        values = [metrics[name] for metrics in found if math.isfinite(metrics[name])]
+        if values:
+            role = name.removeprefix("return_")
+            returns.append(f"{role} {statistics.fmean(values):.2f} (worst {min(values):.2f})")
+    shown = f"return: {' '.join(returns)}" if returns else "no returns yet: first episodes are running"
+    iteration, count = slowest.iteration, slowest.num_iterations
+    seeds = counted(len(found), "seed")
+    return iteration / count, f"iteration {iteration} of {count}  {rate / 1e3:,.0f}k agent-steps/s  {seeds}  {shown}"
 
 
 @contextlib.contextmanager
@@ -232,57 +231,78 @@ def _stop_signal() -> Iterator[Callable[[], int]]:
             signal.signal(number, handler)
 
 
-def _write_results(
-    trainer: Trainer, folder: Path, checkpoint: Path, episodes: int, chosen: SelectionState, console: Console
-) -> None:
+def _stopped(console: Console, code: int, saved: str, folder: Path) -> int:
+    """Print what stopped the training and how to resume it; its exit code."""
+    name = signal.Signals(code - 128).name if code > 128 else "another process"
+    _print_line(console, f"{name}: saved {saved}")
+    _print_line(console, f"resume with: gpu-vecenv train --resume {shlex.quote(str(folder))}")
+    return code
+
+
+def _write_results(one: Run, console: Console) -> None:
     with ProgressDisplay("evaluate", console) as on_progress:
-        results = evaluations(trainer, episodes, on_progress)
-    replace_file(folder / EVALUATION_FILE, (json.dumps(results, indent=1) + "\n").encode())
-    console.print(evaluation_table(trainer.env.game, results, "other roles act randomly"))
-    drawn = plot_runs([folder], folder / CURVE_FILE)
+        results, drawn = one.write_results(on_progress)
+    console.print(evaluation_table(one.trainer.env.game, results, NOTE))
+    chosen = one.selection.state
+    best = f"of iteration {chosen.best_iteration}: {one.folder / CHECKPOINTS / BEST}"
+    _print_files(
+        console,
+        one.folder,
+        drawn,
+        {
+            "checkpoint": str(one.checkpoint),
+            "best checkpoint": "none" if chosen.best is None else best,
+            "evaluation": str(one.folder / EVALUATION_FILE),
+            "metrics": str(one.folder / METRICS_FILE),
+        },
+        to_watch=one.folder,
+    )
+
+
+def _write_results_of_seeds(runs: Sequence[Run], folder: Path, console: Console) -> None:
+    results: dict[int, Results] = {}
+    with ProgressDisplay("evaluate", console) as on_progress:
+        for index, one in enumerate(runs):
+            seed = one.trainer.seed
+            results[seed], _ = one.write_results(part(on_progress, index, len(runs), f"seed {seed}"))
+    game = runs[0].trainer.env.game
+    summary = mean_and_worst(game, list(results.values()))
+    write_json(folder / EVALUATION_FILE, {"seeds": {str(seed): found for seed, found in results.items()}} | summary)
+    drawn = plot_runs([one.folder for one in runs], folder / CURVE_FILE)
+    console.print(seeds_table(game, results, NOTE))
+    files = {"evaluation": str(folder / EVALUATION_FILE), "runs": " ".join(str(one.folder) for one in runs)}
+    _print_files(console, folder, drawn, files, to_watch=runs[0].folder)
+
+
+def _print_files(console: Console, folder: Path, drawn: bool, files: Mapping[str, str], to_watch: Path) -> None:
     curve = str(folder / CURVE_FILE) if drawn else 'not drawn: matplotlib is missing (pip install "gpu_vecenv[train]")'
-    best = "none" if chosen.best is None else f"of iteration {chosen.best_iteration}: {folder / CHECKPOINTS / BEST}"
-    for label, value in (
-        ("learning curve", curve),
-        ("checkpoint", str(checkpoint)),
-        ("best checkpoint", best),
-        ("evaluation", str(folder / EVALUATION_FILE)),
-        ("metrics", str(folder / METRICS_FILE)),
-        ("to watch it", f"gpu-vecenv replay record {shlex.quote(str(folder))}"),
-    ):
+    watch = f"gpu-vecenv replay record {shlex.quote(str(to_watch))}"
+    for label, value in {"learning curve": curve, **files, "to watch it": watch}.items():
         _print_line(console, f"{label:15} {value}")
+
+
+def _console(world: World) -> Console:
+    return Console(quiet=world.rank > 0)
+
+
+def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
+    """Sizes, device and folder, and on a GPU what computes each policy."""
+    trainer = min((one.trainer for one in runs), key=lambda trainer: trainer.iteration)
+    env, processes = trainer.env, trainer.world.size
+    seeds = f", seeds {', '.join(str(one.trainer.seed) for one in runs)}" if len(runs) > 1 else ""
+    console.print(
+        f"{printable(repr(env.game))}\n{counted(env.num_envs * processes, 'environment')} x "
+        f"{counted(env.num_agents, 'agent')} on {env.device}"
+        f"{f' and {processes - 1} more' * (processes > 1)}{seeds}, iterations {trainer.iteration} to "
+        f"{trainer.num_iterations} of {counted(trainer.config.num_steps, 'step')}, run folder {printable(str(folder))}",
+        highlight=False,
+        markup=False,
+    )
+    if env.device.type == "cuda":
+        for name, reason in trainer.torch_reasons.items():
+            how = "one kernel" if reason is None else f"torch ({reason})"
+            _print_line(console, f"gradients and forward passes of {name} by {how}")
 
 
 def _print_line(console: Console, line: str) -> None:
     console.print(printable(line), highlight=False, markup=False, soft_wrap=True)
-
-
-def evaluations(trainer: Trainer, episodes: int, on_progress: OnProgress = no_progress) -> dict[str, dict[str, float]]:
-    """Evaluations with all roles random, with each single role trained, and with all roles trained."""
-    roles = list(trainer.env.game.layout.roles)
-    pairings: dict[str, Sequence[str]] = {"all random": roles}
-    if len(roles) > 1:
-        for role in roles:
-            others = [other for other in roles if other != role]
-            pairings[f"{role} trained"] = others
-    pairings["all trained"] = []
-    return {
-        name: trainer.evaluate(episodes, random_roles=random, on_progress=part(on_progress, index, len(pairings), name))
-        for index, (name, random) in enumerate(pairings.items())
-    }
-
-
-def evaluation_table(game: Env, results: Mapping[str, Mapping[str, float]], note: str = "") -> Table:
-    """Results of ``evaluate`` as a table, a row each; ``note`` follows the number of episodes in its title."""
-    episodes = next(iter(results.values()))["episodes"]
-    title = f"{game.name()}: {counted(episodes, 'episode')}{' each' if len(results) > 1 else ''}{note and f'; {note}'}"
-    table = Table(title=Text(printable(title)))
-    table.add_column("policies", no_wrap=True)
-    for heading in (game.termination_label, "steps", *(f"return, {role}" for role in game.layout.roles)):
-        table.add_column(Text(printable(heading)), justify="right")
-    for name, metrics in results.items():
-        returns = [f"{metrics[f'return_{role}']:.2f}" for role in game.layout.roles]
-        table.add_row(
-            Text(printable(name)), f"{metrics['terminated_fraction']:.1%}", f"{metrics['episode_length']:.1f}", *returns
-        )
-    return table

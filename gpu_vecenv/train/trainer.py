@@ -6,9 +6,10 @@ The environment runs in "next_step" mode: the last observation of an episode is 
 forward pass computes its value. At the step after it the environment resets; that transition is masked, like those of
 agents that have left the game.
 
-On a GPU the rollout, the permutation of the samples, the gradient of a minibatch and the optimizer step are CUDA
-graphs, and the host reads the device once an iteration. Checkpoints hold everything that an iteration depends on: an
-interrupted run resumes bit-identically.
+On a GPU an iteration whose gradients come from kernels is one CUDA graph. With several processes, or where torch
+computes gradients, these are graphs: rollout, permutation of the samples, gradient of a minibatch, optimizer step,
+metrics. The host reads the device once in one or more iterations. Checkpoints hold everything that an iteration depends
+on: an interrupted run resumes bit-identically.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from torch import nn
 
 from gpu_vecenv._version import __version__
 from gpu_vecenv.declare.arguments import check_flag, check_kind
-from gpu_vecenv.engine.arguments import validate_seed
+from gpu_vecenv.engine.arguments import validate_int, validate_seed
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError
+from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
 from gpu_vecenv.escapes import warn
 from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
@@ -41,7 +42,7 @@ from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
-from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, time_fractions
+from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, why_not_fused
 from gpu_vecenv.train.policy import Policy
@@ -69,7 +70,8 @@ class Trainer:
             must be torch operations alone, without host reads, random numbers or Python state that changes. Logged
             returns and evaluations are those of the game; "shaped_reward_<role>" is its mean over agent-steps.
         graphs: Whether to use CUDA graphs on a GPU.
-        on_iteration: Called with a dictionary of metrics after every iteration; training ends when it returns True.
+        on_iteration: Called with a dictionary of metrics after every iteration that ``train`` reads; training ends when
+            it returns True.
 
     Raises:
         ConfigError: The configuration does not match the environment.
@@ -101,7 +103,8 @@ class Trainer:
         self._nonfinite = NonFiniteMetrics()
         self._networks_checked = False
         self._in_iteration = False  # stays True after an iteration that an error or an interrupt ended
-        self._start = self._progress = 0.0  # of the iteration: clock time, and the fraction of the run done before it
+        self._progress = 0.0  # the fraction of the run that was done before the iteration
+        self._unread, self._start = 0, 0.0  # iterations whose metrics were not read, and when the first of them began
         if self.world.size > 1 and env.first_env_index != self.world.rank * env.num_envs:
             raise ConfigError(
                 f"env.first_env_index is {env.first_env_index} in process {self.world.rank} of "
@@ -136,6 +139,7 @@ class Trainer:
             }
             graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
             settings: dict[str, Any] = {"seed": self.seed, "world": self.world, "graph_pool": graph_pool}
+            settings["num_iterations"] = self.num_iterations
             self.learners = {
                 name: Learner(self.policies[name], self.configs[name], self.rollout, kernels=kernels[name], **settings)
                 for name, spec in specs.items()
@@ -158,9 +162,12 @@ class Trainer:
             self.env.reset(seed=self.seed, out=self.rollout.last)
             self._check_networks(self.rollout.obs[-1:])
             self.episode_log = EpisodeLog(self.env)
-            self._read_metrics = MetricsReader(self.rollout, self.learners, self.episode_log, self.world, graph_pool)
-        self.timer = StageTimer(env.device)
+            self.metrics_reader = MetricsReader(self.rollout, self.learners, self.episode_log, self.world)
+        self.graphs, self.timer = graph_pool is not None, StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)
+        self._graphed_end = GraphedCallable(self._end_updates, "the metrics", graph_pool)
+        stages = self._iteration_in_stages
+        self._graphed_iteration = GraphedCallable(self.iteration_on_device, "the iteration", graph_pool, stages)
 
     @property
     def env_steps_per_iteration(self) -> int:
@@ -172,14 +179,29 @@ class Trainer:
         """Iterations of the whole run; the last one completes ``total_steps``."""
         return -(-self.config.total_steps // self.env_steps_per_iteration)
 
-    def train(self) -> dict[str, float]:
-        """Run the remaining iterations, or until ``on_iteration`` returns True; return the metrics of the last one."""
+    def train(self, log_interval: int = 1) -> dict[str, float]:
+        """Run the remaining iterations, or until ``on_iteration`` returns True; return the metrics that were read last.
+
+        Args:
+            log_interval: See ``train_interval``.
+        """
         metrics: dict[str, float] = {}
         while self.iteration < self.num_iterations:
-            metrics = self.train_iteration()
+            metrics = self.train_interval(log_interval)
             if self.on_iteration and self.on_iteration(metrics):
                 break
         return metrics
+
+    def train_interval(self, log_interval: int) -> dict[str, float]:
+        """Train up to the next iteration that is a multiple of ``log_interval``, or to the last; return metrics.
+
+        The host reads the device once in all these iterations. Weights do not depend on ``log_interval``. See
+        ``read_iteration`` for the metrics and errors.
+        """
+        log_interval = validate_int("log_interval", log_interval, 1)
+        while (self.iteration + 1) % log_interval and self.iteration + 1 < self.num_iterations:
+            self.launch_iteration()
+        return self.train_iteration()
 
     def train_iteration(self) -> dict[str, float]:
         """Collect one rollout and update all policies; return metrics. One device synchronisation, to read them.
@@ -190,63 +212,145 @@ class Trainer:
             NonFiniteError: A loss or gradient became NaN or infinite; all later updates were skipped.
             CapacityError: Not enough device memory.
         """
-        self.begin_iteration()
-        with self._training():
-            for learner in self.learners.values():
-                learner.update()
-        return self.end_iteration()
+        self.launch_iteration()
+        return self.read_iteration()
 
-    def begin_iteration(self) -> None:
-        """Collect a rollout and prepare the learners, for callers with an update loop of their own."""
-        self.env.check_ready("train_iteration")
-        self._start, self._progress = time.perf_counter(), min(self.iteration / self.num_iterations, 1.0)
-        if self._in_iteration:
-            self.rollout.refresh_last_step()
-            for learner in self.learners.values():
-                learner.discard_statistics()
-        self._in_iteration = True
-        with self._training():
-            for forward in self._forward_passes:
-                forward.adopt()
-            self.timer.mark("start")
-            self._graphed_rollout()
-            self.timer.mark("collected")
-            if not self._networks_checked:  # the first observations of all environments may have been equal
-                self._check_networks(self.rollout.obs[:-1])
-                self._networks_checked = True
-            for learner in self.learners.values():
-                learner.begin_update(self._progress, self.iteration)
+    def launch_iteration(self) -> None:
+        """Start an iteration on the device. No device synchronisation, but for the first iteration's checks.
 
-    def end_iteration(self) -> dict[str, float]:
-        """Update the normalizers and return the metrics of an iteration; errors as in ``train_iteration``."""
-        with self._training():
-            for learner in self.learners.values():
-                learner.end_update()
-            self.timer.mark("updated")
-            metrics = self._read_metrics(self.iteration + 1)
-        self.iteration += 1
-        self._in_iteration = False
-        seconds = time.perf_counter() - self._start
-        rates = {name: learner.config.schedule(self._progress)[0] for name, learner in self.learners.items()}
+        Raises:
+            CapacityError: Not enough device memory.
+        """
+        with self.training():
+            self.prepare_iteration()
+            self.enqueue_iteration()
+        self.count_iteration()
+
+    def read_iteration(self, totals: Sequence[float] | None = None) -> dict[str, float]:
+        """Wait for the device and return the metrics of all iterations since the last read.
+
+        ``iteration``, ``env_steps``, rates and means over episodes are as they are after the last of them; ``episodes``
+        is a sum, and metrics of the learners are means, over all of them. Shares of time are those of the last.
+
+        Args:
+            totals: What ``read_totals`` read of ``metrics_reader``, for several trainers in one copy; None reads it.
+
+        Raises:
+            NonFiniteError: A loss or gradient became NaN or infinite in one of them; all later updates were skipped.
+                ``iteration`` is then that of the last read.
+            ConfigError: There was none since the last read.
+        """
+        if not self._unread:
+            raise ConfigError("read_iteration: no iteration since the last read; expected launch_iteration() before it")
+        first, count = self.iteration - self._unread + 1, self._unread
+        rates = {
+            f"learning_rate_{name}": learner.config.schedule(self._progress)[0]
+            for name, learner in self.learners.items()
+        }
+        try:
+            if totals is None:
+                with torch.cuda.stream(self._stream):
+                    (totals,) = read_totals([self.metrics_reader])
+            iterations = f"iteration {first}" if count == 1 else f"iterations {first} to {self.iteration}"
+            read = self.metrics_reader(totals, iterations)
+        except NonFiniteError:
+            self.iteration -= count
+            self._unread, self._in_iteration = 0, True
+            raise
+        seconds = (time.perf_counter() - self._start) / count
+        self._unread = 0
         metrics = {
             "iteration": self.iteration,
             "env_steps": self.iteration * self.env_steps_per_iteration,
             "agent_steps_per_s": self.env_steps_per_iteration * self.env.num_agents / seconds,
             **time_fractions(self.timer, seconds),
-            **{f"learning_rate_{name}": rate for name, rate in rates.items()},
-            **metrics,
+            **rates,
+            **read,
         }
         for found in self._nonfinite(metrics):
             if self.world.rank == 0:
                 warn(str(found), RuntimeWarning, stacklevel=3)
         return metrics
 
+    def begin_iteration(self) -> None:
+        """Collect a rollout and prepare the learners, for callers with an update loop of their own."""
+        with self.training():
+            self.prepare_iteration()
+            self._graphed_rollout()
+
+    def end_iteration(self) -> dict[str, float]:
+        """Update the normalizers and return the metrics of an iteration; errors as in ``read_iteration``."""
+        with self.training():
+            self._end_in_stages()
+        self.count_iteration()
+        return self.read_iteration()
+
+    @property
+    def by_kernels(self) -> bool:
+        """Whether all of an iteration is ``iteration_on_device``: of learners with kernels, in one process."""
+        return self.world.size == 1 and all(learner.uses_kernels for learner in self.learners.values())
+
+    def use_stream(self, stream: torch.cuda.Stream) -> None:
+        """Run on this stream from now on: trainers on different ones may run at the same time."""
+        self._stream = stream
+
+    def prepare_iteration(self) -> None:
+        """What of an iteration is no work of the device, and what is needed only now and then."""
+        self.env.check_ready("train_iteration")
+        if not self._unread:
+            self._start = time.perf_counter()
+        self._progress = min(self.iteration / self.num_iterations, 1.0)
+        if self._in_iteration:
+            self.rollout.refresh_last_step()
+            for learner in self.learners.values():
+                learner.discard_statistics()
+        self._in_iteration = True
+        for forward in self._forward_passes:
+            forward.adopt()
+        for learner in self.learners.values():
+            learner.prepare_update(self.iteration)
+        self.metrics_reader.begin_iteration()
+
+    def enqueue_iteration(self) -> None:
+        """All of an iteration that the device does, as CUDA graphs."""
+        if self.by_kernels:
+            self._graphed_iteration()
+        else:
+            self._iteration_in_stages()
+
+    def count_iteration(self) -> None:
+        """Take down that an iteration was enqueued."""
+        self.iteration += 1
+        self._unread += 1
+        for learner in self.learners.values():
+            learner.enqueued(self.iteration)
+        self._in_iteration = False
+
+    def iteration_on_device(self) -> None:
+        """All of an iteration that the device does, if it is ``by_kernels``; may be captured in a CUDA graph."""
+        self._collect_rollout()
+        for learner in self.learners.values():
+            learner.all_minibatches()
+        self._end_updates()
+
+    def _iteration_in_stages(self) -> None:
+        """The same of all learners and in several processes, each stage a graph."""
+        self._graphed_rollout()
+        for learner in self.learners.values():
+            learner.update()
+        self._end_in_stages()
+
+    def _end_in_stages(self) -> None:
+        for learner in self.learners.values():
+            learner.reduce_moments()
+        self._graphed_end()
+
     def _check_networks(self, obs: torch.Tensor) -> None:
         for name, learner in self.learners.items():
             check_independent_rows(name, learner.policy, obs)
 
     @contextlib.contextmanager
-    def _training(self) -> Iterator[None]:
+    def training(self) -> Iterator[None]:
         """``training_stream``, with a CapacityError in place of torch's OutOfMemoryError."""
         try:
             with self.training_stream():
@@ -268,16 +372,21 @@ class Trainer:
         before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
         matmul.allow_tf32 = cudnn.allow_tf32 = self.config.precision == "tf32"
         cudnn.deterministic = True
-        self._stream.wait_stream(torch.cuda.current_stream(self.env.device))
+        callers = torch.cuda.current_stream(self.env.device)
+        if callers != self._stream:
+            self._stream.wait_stream(callers)
         try:
             with torch.cuda.stream(self._stream):
                 yield
         finally:
             matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
-            torch.cuda.current_stream(self.env.device).wait_stream(self._stream)
+            if callers != self._stream:
+                callers.wait_stream(self._stream)
 
     @torch.no_grad()
     def _collect_rollout(self) -> None:
+        """Also prepare the learners for it."""
+        self.timer.mark("start")
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
         data.collect(self._forward_passes, self.sampler, self._parameters, self.timer.mark, timed_step)
         for forward in self._forward_passes:
@@ -285,6 +394,19 @@ class Trainer:
         self._compute_advantages()
         for learner in self.learners.values():
             learner.update_statistics()
+            learner.begin_update()
+        self.timer.mark("collected")
+        if not self._networks_checked:  # the first observations of all environments may have been equal
+            self._check_networks(self.rollout.obs[:-1])
+            self._networks_checked = True
+
+    @torch.no_grad()
+    def _end_updates(self) -> None:
+        """Update the normalizers, and take down the metrics."""
+        for learner in self.learners.values():
+            learner.update_normalizers()
+        self.timer.mark("updated")
+        self.metrics_reader.add_iteration()
 
     def evaluate(
         self,
@@ -398,6 +520,8 @@ class Trainer:
                 tensor.copy_(tensors[name])
         self.iteration = int(manifest["iteration"])
         self.rollout.refresh_last_step()
+        self._unread = 0
+        self.metrics_reader.discard()
 
     def close(self) -> None:
         """Release the memory of the environment, the rollout and the graphs."""
@@ -407,11 +531,13 @@ class Trainer:
             "learners",
             "sampler",
             "episode_log",
+            "_graphed_iteration",
             "_graphed_rollout",
+            "_graphed_end",
             "_compute_advantages",
             "_parameters",
             "_forward_passes",
-            "_read_metrics",
+            "metrics_reader",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles

@@ -28,7 +28,7 @@ from gpu_vecenv.engine.sampler import sample_kernel
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train import learner_kernels, optimizer
+from gpu_vecenv.train import iteration_kernels, learner_kernels, optimizer
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
 from gpu_vecenv.train.policy import Precision
@@ -38,7 +38,7 @@ USUAL = 90  # the others are compiled by `make test-exhaustive`
 ARCHITECTURES = (75, 80, 86, USUAL, 100)
 EACH = [pytest.param(k, marks=[] if k == USUAL else pytest.mark.exhaustive) for k in ARCHITECTURES]
 ENGINE_KERNELS = {f"kernel_vecenv_{name}" for name in ("layout", "reset", "step", "observe", "random_actions")}
-LEARNER_KERNELS = {f"kernel_{name}" for name in ("advantages", "advantage_moments", "loss_gradients")}
+LEARNER_KERNELS = {f"kernel_{name}" for name in ("advantages", "loss_gradients")}
 SHARED_LIMIT = 48 << 10
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3}
 BUNDLED = [name for name, game in GAMES.items() if game.__module__.startswith("gpu_vecenv.")]
@@ -70,8 +70,8 @@ class Text:
         return gpu_vecenv.configure(self.game, **dict(self.config)).layout
 
     def kernels_after_the_engine(self) -> list[KernelSignature]:
-        learner = [learner_kernels.ADVANTAGES, learner_kernels.ADVANTAGE_MOMENTS]
-        return [sample_kernel(self.layout), *learner, learner_kernels.loss_gradients(self.layout)]
+        learner = [learner_kernels.ADVANTAGES, learner_kernels.loss_gradients(self.layout)]
+        return [sample_kernel(self.layout), *learner]
 
     def write(self) -> str:
         text = cuda_constants(default_threads_per_env(self.layout.num_agents), SHARED_LIMIT)
@@ -122,6 +122,12 @@ TEXTS = [
 
 OF_NO_GAME = {
     "digest": [DIGEST_KERNEL],
+    "iteration": [
+        iteration_kernels.BEGIN_UPDATE,
+        iteration_kernels.EXPLAINED_VARIANCE,
+        iteration_kernels.LEARNER_METRICS,
+        iteration_kernels.EPISODE_METRICS,
+    ],
     "layers": [LAYER_GRADIENTS],
     "minibatch": [learner_kernels.SHUFFLE, learner_kernels.GATHER_ROWS, learner_kernels.CLIP_GRAD_NORM],
     "optimizer": [optimizer.SUM_PARTS, optimizer.ADAM_STEP],
@@ -159,7 +165,8 @@ def perceptron_text(policy: str, precision: Precision, forward: bool) -> str:
 
 def plain_text(name: str) -> str:
     source = f'#include "kernel.cuh"\n{arguments_source(OF_NO_GAME[name])}#line 1 "{name}.cu"\n'
-    return inline_includes(source + source_file(f"{name}.cu").read_text(), f"{name}.cu", None)
+    path = source_file(f"{name}.cu")
+    return inline_includes(source + path.read_text(), path.name, path.parent)
 
 
 # ---------------------------------------------------------------------- the compiler

@@ -1,6 +1,7 @@
 """threads_per_env and threads_per_block: valid values, tuning and its cache; results never depend on them."""
 
 import copy
+import dataclasses
 import json
 import pickle
 import re
@@ -15,15 +16,21 @@ from games.crew import Crew
 from support.emulated_cuda import EmulatedCudaBackend
 
 import gpu_vecenv
-from gpu_vecenv import VecEnv
+from gpu_vecenv import Sampler, VecEnv
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.compile.backends import GROUP_SIZES, GroupShape
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.cache import cache_dir
 from gpu_vecenv.engine.digest import trajectory_digest
-from gpu_vecenv.engine.tuning import Candidate, candidate_shapes, choose, tune
-from gpu_vecenv.engine.tuning_cache import nearest_power_of_four, read, tuning_path
+from gpu_vecenv.engine.tuning import Candidate, candidate_shapes, choose, sampling_name, tune
+from gpu_vecenv.engine.tuning_cache import (
+    LaunchChoice,
+    fused_sampling_pays_off,
+    nearest_power_of_four,
+    read,
+    tuning_path,
+)
 from gpu_vecenv.envs.cartpole import Cartpole
 from gpu_vecenv.errors import ConfigError, DeviceUnavailableError, KernelCompileError
 
@@ -54,6 +61,12 @@ def kept(cache: Path) -> Iterator[Path]:
 def emulated(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulate a GPU's thread groups on the device "cpu", thread by thread."""
     monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+
+
+def store(game, num_envs, threads_per_env, threads_per_block, fuse_sampling=True):
+    """A tuning result for a number of environments."""
+    numbers = {"threads_per_env": threads_per_env, "threads_per_block": threads_per_block}
+    tuning_path(game, num_envs, EMULATED).write_text(json.dumps({**numbers, "fuse_sampling": fuse_sampling}))
 
 
 def words(threads_per_env=None, threads_per_block=None, *, game=GRIDWORLD, device="cpu", num_envs=37):
@@ -213,12 +226,14 @@ def test_the_key_contains_all_that_a_result_may_depend_on(cache, tmp_path):
         b"[]",
         b"8",
         b"null",
-        b'{"threads_per_env": 8}',
-        b'{"threads_per_env": 7, "threads_per_block": 128}',
-        b'{"threads_per_env": 8, "threads_per_block": 96}',
-        b'{"threads_per_env": "8", "threads_per_block": 128}',
-        b'{"threads_per_env": 8, "threads_per_block": [128]}',
-        b'{"threads_per_env": true, "threads_per_block": 128}',
+        b'{"threads_per_env": 8, "fuse_sampling": true}',
+        b'{"threads_per_env": 7, "threads_per_block": 128, "fuse_sampling": true}',
+        b'{"threads_per_env": 8, "threads_per_block": 96, "fuse_sampling": true}',
+        b'{"threads_per_env": "8", "threads_per_block": 128, "fuse_sampling": true}',
+        b'{"threads_per_env": 8, "threads_per_block": [128], "fuse_sampling": true}',
+        b'{"threads_per_env": true, "threads_per_block": 128, "fuse_sampling": true}',
+        b'{"threads_per_env": 8, "threads_per_block": 128}',
+        b'{"threads_per_env": 8, "threads_per_block": 128, "fuse_sampling": 1}',
         b"[" * 100_000,
     ],
 )
@@ -238,7 +253,7 @@ def test_a_missing_or_unreadable_file_is_ignored(tmp_path):
 
 
 def test_a_stored_result_is_used_unless_a_number_is_given(kept, emulated):
-    tuning_path(CARTPOLE, 4, EMULATED).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
+    store(CARTPOLE, 4, 2, 64)
     assert VecEnv(CARTPOLE, 4, "cpu").group_shape == GroupShape(2, 64)
     assert VecEnv(CARTPOLE, 4, "cpu", threads_per_env=4).group_shape == GroupShape(4, 128)
     assert VecEnv(CARTPOLE, 4, "cpu", threads_per_block=256).group_shape == GroupShape(1, 256)
@@ -247,11 +262,72 @@ def test_a_stored_result_is_used_unless_a_number_is_given(kept, emulated):
 
 
 def test_the_host_does_not_read_stored_results(kept):
-    tuning_path(CARTPOLE, 4, EMULATED).write_text('{"threads_per_env": 2, "threads_per_block": 64}')
-    assert (
-        VecEnv(CARTPOLE, 4, "cpu").group_shape is None
-        and VecEnv(CARTPOLE, 4, "cpu", threads_per_env=8, threads_per_block=64).group_shape is None
-    )
+    store(CARTPOLE, 4, 2, 64)
+    for given in ({}, {"threads_per_env": 8, "threads_per_block": 64, "fuse_sampling": True}):
+        env = VecEnv(CARTPOLE, 4, "cpu", **given)
+        assert env.group_shape is None and not env.fuse_sampling
+
+
+def test_a_stored_way_to_sample_is_used_unless_it_or_the_threads_are_given(kept, emulated):
+    """Results do not depend on it."""
+    store(CARTPOLE, 4, 1, 64, fuse_sampling=False)
+    found = {}
+    for stored, given in (
+        (False, {}),
+        (True, {"threads_per_env": 1}),
+        (True, {"threads_per_block": 64}),
+        (True, {"fuse_sampling": True}),
+    ):
+        env = VecEnv(CARTPOLE, 4, "cpu", **given)
+        assert env.fuse_sampling == env.like().fuse_sampling == stored
+        assert env.group_shape.threads_per_block == (128 if "threads_per_env" in given else 64)
+        sampler = Sampler(env)
+        env.reset(seed=5)
+        for _ in range(8):
+            sample, (obs, *_) = sampler.step(torch.ones((4, 1, 2)))
+        found[stored] = sample.actions, sample.log_probs, obs, *env.state_dict().values()
+    assert all(torch.equal(one, two) for one, two in zip(found[False], found[True], strict=True))
+
+
+# ---------------------------------------------------------------------- sampling and step in one kernel or two
+
+
+def test_sampling_is_fused_unless_idle_threads_fill_the_gpu():
+    h200 = 132 * 2048
+    measured = {  # environments, agents, threads of a group: whether one kernel was not slower than two on an H200
+        (2000, 5, 8): True,
+        (31_623, 5, 8): True,
+        (100_000, 5, 8): False,
+        (1_000_000, 5, 8): False,
+        (100_000, 3, 4): False,
+        (100_000, 4, 4): True,
+        (1_000_000, 1, 1): True,
+        (2000, 100, 128): True,
+        (2000, 200, 224): True,
+        (2000, 1000, 256): True,
+    }
+    for (num_envs, agents, threads), fused in measured.items():
+        assert fused_sampling_pays_off(num_envs, agents, GroupShape.of(threads), h200) == fused, (num_envs, agents)
+    full = h200 // 8
+    assert fused_sampling_pays_off(full, 5, GroupShape.of(8), h200)
+    assert not fused_sampling_pays_off(full + 1, 5, GroupShape.of(8), h200)
+    assert fused_sampling_pays_off(full + 1, 5, GroupShape.of(1), h200)  # one thread for five agents is never idle
+
+
+def test_without_tuning_the_sizes_of_game_and_gpu_decide(kept, emulated):
+    full = EmulatedCudaBackend.resident_threads // 8
+    for num_envs, fused in ((full, True), (full + 1, False)):
+        assert VecEnv(GRIDWORLD, num_envs, "cpu").fuse_sampling is fused
+    # With 42 logits for each of five agents one kernel is never faster, but may be asked for.
+    many_logits = gpu_vecenv.configure("tag_continuous", num_taggers=4, num_runners=1, max_steps=6)
+    assert VecEnv(many_logits, 3, "cpu").fuse_sampling is False
+    assert VecEnv(many_logits, 3, "cpu", fuse_sampling=True).fuse_sampling is True
+
+
+@pytest.mark.parametrize("value", [1, 0, "yes", [True]])
+def test_the_way_to_sample_is_checked(value):
+    with pytest.raises(TypeError, match=r"fuse_sampling is .*expected True, False or None"):
+        VecEnv(CARTPOLE, 2, "cpu", fuse_sampling=value)
 
 
 # ---------------------------------------------------------------------- measuring
@@ -279,9 +355,12 @@ def test_candidates_are_the_neighbours_of_the_default(default, group_sizes, bloc
 def test_another_shape_must_be_clearly_faster_than_the_default():
     default, other, broken = GroupShape.of(8), GroupShape.of(4), Candidate(GroupShape.of(2), None, "too large")
     for seconds, chosen in ((0.9, other), (0.96, other), (0.98, default), (1.0, default), (1.5, default)):
-        assert choose([Candidate(default, 1.0), broken, Candidate(other, seconds)], default) == chosen
+        assert choose([Candidate(default, 1.0), broken, Candidate(other, seconds)]).shape == chosen
     third = GroupShape.of(16)
-    assert choose([Candidate(s, t) for s, t in ((default, 1.0), (other, 0.8), (third, 0.7))], default) == third
+    assert choose([Candidate(s, t) for s, t in ((default, 1.0), (other, 0.8), (third, 0.7))]).shape == third
+    fused, split = (Candidate(default, 1.0, fuse_sampling=way) for way in (True, False))
+    faster = dataclasses.replace(split, seconds=0.9)
+    assert (choose([fused, split]), choose([split, fused]), choose([fused, faster])) == (fused, split, faster)
 
 
 def only(folder: Path, condition: str) -> Cartpole:
@@ -303,20 +382,31 @@ def test_the_fastest_is_stored_and_used_and_shapes_that_do_not_compile_are_skipp
     found = tune(game, 40, "cpu", on_progress=lambda *report: told.append(report))
     shapes = candidate_shapes(GroupShape.of(1))
     assert [one.shape for one in found.candidates] == shapes
-    assert [text for _, text in told] == [*map(str, shapes), f"{shapes[0]} again", str(found.shape)]
-    assert [fraction for fraction, _ in told] == [k / (len(shapes) + 1) for k in range(len(shapes) + 2)]
+    assert all(one.fuse_sampling is None for one in found.candidates)
+    fused, split = (f"{found.shape}, {sampling_name(way)}" for way in (True, False))
+    chosen = fused if found.fuse_sampling else split
+    assert [text for _, text in told] == [
+        *map(str, shapes),
+        f"{shapes[0]} again",
+        *(fused, split, f"{fused} again", chosen),
+    ]
+    assert [fraction for fraction, _ in told] == [k / (len(shapes) + 4) for k in range(len(shapes) + 5)]
     problems = {one.shape: one.problem for one in found.candidates if one.seconds is None}
     assert set(problems) == {GroupShape(1, 64), GroupShape(2, 64), GroupShape(2, 128), GroupShape(2, 256)}
     assert all("too many registers" in problem for problem in problems.values())
     assert all(one.seconds > 0 and one.problem is None for one in found.candidates if one.shape not in problems)
     assert found.default == found.candidates[0] and found.default.seconds > 0
-    assert found.shape == choose(found.candidates, GroupShape.of(1))
+    assert found.shape == choose(found.candidates).shape
+    assert [(one.shape, one.fuse_sampling) for one in found.sampling] == [(found.shape, True), (found.shape, False)]
+    assert all(one.seconds > 0 and one.problem is None for one in found.sampling)
+    assert found.fuse_sampling == choose(found.sampling).fuse_sampling
 
-    assert found.path == tuning_path(game, 40, EMULATED) and read(found.path) == found.shape
+    stored = LaunchChoice(found.shape, found.fuse_sampling)
+    assert found.path == tuning_path(game, 40, EMULATED) and read(found.path) == stored
     assert [path.name for path in kept.iterdir() if "tuning" in path.name] == [found.path.name]  # no draft
     measured = json.loads(found.path.read_text())["measured"]
-    assert [one["seconds"] for one in measured] == [one.seconds for one in found.candidates]
-    found.path.write_text('{"threads_per_env": 1, "threads_per_block": 512}')  # not the default, whatever was chosen
+    assert [one["seconds"] for one in measured] == [one.seconds for one in (*found.candidates, *found.sampling)]
+    store(game, 40, 1, 512)  # not the default, whatever was chosen
     assert VecEnv(game, 37, "cpu").group_shape == GroupShape(1, 512)
     assert words(game=game).equal(words(1, 128, game=game))
 
@@ -325,7 +415,7 @@ def test_a_default_that_does_not_compile_is_an_error(kept, emulated, tmp_path):
     told = []
     with pytest.raises(KernelCompileError, match="too many registers"):
         tune(only(tmp_path, "THREADS_PER_ENV > 1"), 40, "cpu", on_progress=lambda *report: told.append(report))
-    assert told == [(0.0, str(GroupShape.of(1)))] and list(kept.glob("*.tuning.json")) == []
+    assert told == [(0.0, str(Candidate(GroupShape.of(1), None)))] and list(kept.glob("*.tuning.json")) == []
 
 
 def test_tuning_on_the_host_is_refused(kept):
@@ -354,20 +444,24 @@ def test_the_command_prints_the_measurements_and_the_path_of_the_result(kept, em
     output, errors = capsys.readouterr()
     shapes = candidate_shapes(GroupShape.of(1))
     lines = [re.fullmatch(r"tune: (\d+)%(?:, .+)?  (.+)", line).groups() for line in errors.splitlines()]
-    assert [int(percent) for percent, _ in lines] == [100 * k // (len(shapes) + 1) for k in range(len(shapes) + 2)]
-    assert [text for _, text in lines[:-2]] == list(map(str, shapes))
+    assert [int(percent) for percent, _ in lines] == [100 * k // (len(shapes) + 4) for k in range(len(shapes) + 5)]
+    assert [text for _, text in lines[:-5]] == list(map(str, shapes))
     path = tuning_path(CARTPOLE, 40, EMULATED)
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
     measured = {
-        GroupShape(int(threads_per_env), int(threads_per_block)): (float(us.replace(",", "")), note)
-        for threads_per_env, threads_per_block, us, note in rows
+        (GroupShape(int(threads_per_env), int(threads_per_block)), what): (float(us.replace(",", "")), note)
+        for threads_per_env, threads_per_block, what, us, note in rows
     }
-    assert set(measured) == set(candidate_shapes(GroupShape.of(1)))
-    times = [us for us, _ in measured.values()]
-    assert times == sorted(times) and times[0] > 0
-    assert measured[GroupShape.of(1)][1].startswith("1.000 (default)")
-    assert [shape for shape, (_, note) in measured.items() if "(stored)" in note] == [read(path)]
-    assert f"{read(path)}, in\n  {path}\n" in output
+    stored, given, ways = read(path), "actions given", [sampling_name(way) for way in (True, False)]
+    expected = [(shape, given) for shape in shapes] + [(stored.group_shape, way) for way in ways]
+    assert set(measured) == set(expected) and len(rows) == len(expected)
+    for times in ([us for (_, what), (us, _) in measured.items() if (what == given) == part] for part in (True, False)):
+        assert times == sorted(times) and times[0] > 0
+    assert measured[GroupShape.of(1), given][1].startswith("1.000 (default)")
+    assert measured[stored.group_shape, ways[0]][1].startswith("1.000 (default)")
+    chosen = (stored.group_shape, sampling_name(stored.fuse_sampling))
+    assert {way for way, (_, note) in measured.items() if "(stored)" in note} == {chosen, (stored.group_shape, given)}
+    assert f"{stored.group_shape}, {chosen[1]}, in\n  {path}\n" in output
 
 
 @pytest.mark.parametrize(
@@ -396,10 +490,15 @@ def test_a_result_on_a_gpu_is_used_by_environments(driver, kept):
     game = gpu_vecenv.configure("tag_gridworld", num_taggers=40, max_steps=6)
     found = tune(game, 100, "cuda", driver=driver)
     assert all(one.problem is None and one.seconds > 0 for one in found.candidates)
-    assert read(found.path) == found.shape == choose(found.candidates, found.default.shape)
-    assert VecEnv(game, 100, "cuda", driver=driver).group_shape == found.shape
-    found.path.write_text('{"threads_per_env": 16, "threads_per_block": 256}')  # not the default, whatever was chosen
-    assert VecEnv(game, 100, "cuda", driver=driver).group_shape == GroupShape(16, 256)
+    assert read(found.path) == LaunchChoice(found.shape, found.fuse_sampling)
+    assert found.shape == choose(found.candidates).shape
+    assert found.fuse_sampling == choose(found.sampling).fuse_sampling
+    env = VecEnv(game, 100, "cuda", driver=driver)
+    assert (env.group_shape, env.fuse_sampling) == (found.shape, found.fuse_sampling)
+    numbers = {"threads_per_env": 16, "threads_per_block": 256, "fuse_sampling": not found.fuse_sampling}
+    found.path.write_text(json.dumps(numbers))  # not the default, whatever was chosen
+    env = VecEnv(game, 100, "cuda", driver=driver)
+    assert (env.group_shape, env.fuse_sampling) == (GroupShape(16, 256), not found.fuse_sampling)
     assert words(game=game, device="cuda").equal(words(game=game))
 
 

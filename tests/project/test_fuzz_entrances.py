@@ -114,7 +114,7 @@ def entrances(tmp_path_factory):
                 "arrays": (None, NONE | {"{}"}), "initial_states": (None, NONE | {"{}"}),
                 "randomize": (None, NONE | {"[]", "{}"}), "first_env_index": (0, set()),
                 "threads_per_env": (None, NONE), "threads_per_block": (None, NONE), "end_on_nonfinite": (False, TRUE),
-                "thread_order": (0, set()), "guards": (False, TRUE),
+                "fuse_sampling": (None, NONE | TRUE), "thread_order": (0, set()), "guards": (False, TRUE),
             },
         ),
         "step": (env.step, {"actions": (env.sample_actions(), set()), "out": (None, NONE)}),

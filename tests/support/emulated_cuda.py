@@ -24,6 +24,7 @@ class EmulatedCudaBackend(HostBackend):
 
     suffix = ".emulated"  # one dot: the cache reads the key before it
     processor_name = "emulated CUDA threads"
+    resident_threads = 2 * 2048  # of two multiprocessors
     tensor_cores = TensorCores(multiprocessors=2, shared_bytes=SHARED_LIMIT + 1024, block_shared_bytes=SHARED_LIMIT)
 
     def __init__(self) -> None:

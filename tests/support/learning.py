@@ -1,5 +1,7 @@
 """Samples of a rollout for the loss in torch, and one update of a learner."""
 
+import torch
+
 from gpu_vecenv.train.learner import LEARNER_METRICS
 from gpu_vecenv.train.ppo import Batch
 
@@ -18,7 +20,15 @@ def batch_of(rollout, view, indices, advantages):
 
 def run_update(learner, progress=0.0, iteration=0):
     """All updates of an iteration; returns its metrics."""
-    learner.begin_update(progress, iteration)
+    learner.prepare_update(iteration)
+    learner.progress.fill_(progress)
+    learner.begin_update()
     learner.update()
-    learner.end_update()
-    return dict(zip(LEARNER_METRICS, learner.metrics_of_iteration().tolist(), strict=True))
+    learner.update_normalizers()
+    return metrics_of(learner)
+
+
+def metrics_of(learner):
+    """Means over the minibatches of the last iteration."""
+    means = torch.cat([learner.metric_sums / learner.num_updates, learner.explained_variance[None]])
+    return dict(zip(LEARNER_METRICS, means.tolist(), strict=True))

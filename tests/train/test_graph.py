@@ -150,13 +150,34 @@ def test_a_network_that_reads_values_on_the_host_trains_bitwise_equally(device):
     found, said, trainer, network = trained(device, looks=True, graphs=True)
     assert network.seen and not no_warnings
     assert all(found[name].equal(tensor) for name, tensor in plain.items()) and found.keys() == plain.keys()
-    stages = [trainer._graphed_rollout, *trainer.learners["tagger+runner"].stages.values()]
+    stages = [trainer._graphed_rollout, trainer._graphed_end, *trainer.learners["tagger+runner"].stages.values()]
     if device == "cpu":
         assert not said and all(stage.graph is None for stage in stages)
         return
     assert [text.split(" cannot ")[0] for text in said] == ["backward of tagger+runner", "the rollout"]
     captured = {stage.name for stage in stages if stage.graph is not None}
-    assert captured == {f"{stage} of tagger+runner" for stage in ("shuffle", "optimizer_step", "update_normalizers")}
+    assert captured == {"the metrics", "shuffle of tagger+runner", "optimizer_step of tagger+runner"}
+
+
+@pytest.mark.gpu
+def test_what_cannot_be_captured_is_done_in_parts_without_a_warning_of_its_own(stream):
+    work, first, second = Work("cuda", looks=True), Work("cuda"), Work("cuda")
+    graph_pool = GraphPool()
+    stage = GraphedCallable(second, "the second part", graph_pool)
+
+    def whole():
+        work(), second()
+
+    def parts():
+        first(), stage()
+
+    repeated = GraphedCallable(whole, "the work", graph_pool, parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(5):
+            repeated()
+    assert repeated.graph is None and stage.graph is not None
+    assert work.x.equal(done(1, "cuda")) and first.x.equal(done(4, "cuda")) and second.x.equal(done(5, "cuda"))
 
 
 # The clock

@@ -20,7 +20,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.layers import are_packed, width_of
 from gpu_vecenv.train.learner import Learner
-from gpu_vecenv.train.learner_kernels import LossKernel, advantage_launch
+from gpu_vecenv.train.learner_kernels import LossKernel, advantage_launch, shuffle_launch
 from gpu_vecenv.train.policy import Policy, default_network
 from gpu_vecenv.train.ppo import Batch, PPOConfig, advantages, loss, masked_normalize
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -176,8 +176,6 @@ def kernel_of(rows, config):
     return LossKernel(
         rows.policy,
         rows.rollout,
-        num_minibatches=1,
-        minibatch=len(rows.indices),
         chunk=len(rows.indices),
         clip=clip,
         entropy_coefficient=entropy_coefficient,
@@ -187,10 +185,21 @@ def kernel_of(rows, config):
     )
 
 
+def moments_of(rows):
+    """Of one minibatch of all rows."""
+    functions, data, moments = rows.rollout.env.functions, rows.rollout, torch.zeros((1, 3), dtype=torch.float64)
+    order, moments = torch.full_like(rows.indices, -1), moments.to(rows.indices.device)
+    seed, epoch = torch.zeros((2, 1), dtype=torch.int64, device=rows.indices.device)
+    given = (functions, rows.indices, seed, epoch, data.active, data.advantages)
+    shuffle_launch(*given, permutes=False, out=order, moments=moments)()
+    assert order.equal(rows.indices) and epoch == 1
+    return moments[0]
+
+
 def differentiated(rows, config=None):
     """Gradients of parameters and of values, and metrics, by the kernel."""
     kernel = kernel_of(rows, config or PPOConfig())
-    return kernel(rows.indices, kernel.moments(rows.indices)[0], rows.parameters, rows.values)
+    return kernel(rows.indices, moments_of(rows), rows.parameters, rows.values)
 
 
 def expected_of(rows, config):
@@ -368,7 +377,7 @@ def test_emulated_cuda_threads_are_bitwise_equal_to_the_host(name, order, monkey
     assert len(host.indices) % 32 > 0
     config = PPOConfig(value_clip=0.4)
     for one, other in ((host, emulated), tuple(map(as_of_one_product, (host, emulated)))):
-        moments = [kernel_of(rows, config).moments(rows.indices)[0] for rows in (one, other)]
+        moments = [moments_of(rows) for rows in (one, other)]
         assert moments[0].equal(moments[1])
         for x, y in zip(differentiated(one, config), differentiated(other, config), strict=True):
             assert x.equal(y)
@@ -379,7 +388,7 @@ def test_parts_of_a_minibatch_add_up(chunk, device):
     rows = rows_of(CASES["two heads"], device)
     *expected, metrics = differentiated(rows)
     kernel = kernel_of(rows, PPOConfig())
-    moments, total = kernel.moments(rows.indices)[0], torch.zeros_like(metrics)
+    moments, total = moments_of(rows), torch.zeros_like(metrics)
     for start in range(0, len(rows.indices), chunk):
         indices, parameters, values = (x[start : start + chunk] for x in rows[2:])
         *gradients, part = kernel(indices, moments, parameters, values)
@@ -395,7 +404,7 @@ def test_moments_are_those_of_the_active_rows(device):
     rows.rollout.advantages += 1e4  # the mean square is then nearly the squared mean
     kept = rows.rollout.advantages.flatten()[rows.indices].double()
     kept = kept[~kept.isnan()]
-    count, total, squares = kernel_of(rows, PPOConfig()).moments(rows.indices)[0].tolist()
+    count, total, squares = moments_of(rows).tolist()
     assert count == len(kept) < len(rows.indices)
     assert total == pytest.approx(kept.sum().item(), rel=1e-14)
     # The variance, 1, is a difference of numbers of size 1e8, each off by some 1e-16 of itself.
@@ -409,7 +418,7 @@ def test_advantages_that_do_not_differ_move_no_policy(rounding, device):
     rows, constant = rows_of(CASES["two heads"], device), np.float32(0.1).item()
     rows.rollout.advantages[rows.rollout.active[:-1]] = constant
     kernel = kernel_of(rows, PPOConfig())
-    count, total, squares = kernel.moments(rows.indices)[0]
+    count, total, squares = moments_of(rows)
     assert total / count == constant  # a sum of some 640 equal floats is exact in float64
     moments = torch.stack([count, total, squares * (1 - rounding)])
     gradients, _, metrics = kernel(rows.indices, moments, rows.parameters, rows.values)
@@ -474,4 +483,4 @@ def test_outputs_of_other_shapes_are_refused(change, device):
     kernel = kernel_of(rows, PPOConfig())
     outputs = change(rows.parameters, rows.values)
     with pytest.raises(ConfigError, match=r"network of runner returns shapes .*; expected .*\(800, 9\), \(800,\)"):
-        kernel(rows.indices, kernel.moments(rows.indices)[0], *outputs)
+        kernel(rows.indices, moments_of(rows), *outputs)

@@ -1,5 +1,7 @@
 """The log of a run: metrics.csv, and the text that goes with its progress."""
 
+import pytest
+
 from gpu_vecenv.train.logger import RunLog
 
 
@@ -33,3 +35,18 @@ def test_means_are_left_empty_while_first_episodes_are_running(tmp_path):
 def test_each_iteration_is_a_row_of_the_table(tmp_path):
     logged(tmp_path, range(1, 6))
     assert len((tmp_path / "metrics.csv").read_text().splitlines()) == 6
+
+
+def test_tensorboard_has_each_metric_of_each_iteration(tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    logged(tmp_path, range(1, 4))
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    found = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    assert found["return/agent"] == [(20, 7.25), (30, 7.25)]  # none while first episodes are running
+    assert found["episode_length"] == [(20, 12.0), (30, 12.0)]
+    assert found["agent_steps_per_s"] == [(10, 2e6), (20, 2e6), (30, 2e6)]
+    assert set(found) == {
+        *("iteration", "env_steps", "agent_steps_per_s", "return/agent"),
+        *("episodes", "first_episodes", "episode_length"),
+    }

@@ -22,7 +22,17 @@ class Order:
             *torch.zeros((2, 1), dtype=torch.int64, device=functions.device),
         )
         self.out = torch.full_like(self.indices, -1)
-        self.launch = shuffle_launch(functions, self.indices, self.seed, self.epoch, out=self.out)
+        self.launch = shuffle_launch(
+            functions,
+            self.indices,
+            self.seed,
+            self.epoch,
+            torch.ones(rows, dtype=torch.bool, device=functions.device),
+            torch.zeros(rows, device=functions.device),
+            permutes=True,
+            out=self.out,
+            moments=torch.zeros((1, 3), dtype=torch.float64, device=functions.device),
+        )
 
     def __call__(self, seed, epoch):
         self.seed.fill_(seed - (seed >> 63 << 64))
@@ -59,8 +69,8 @@ def test_emulated_cuda_threads_shuffle_like_the_host(rows, emulated):
 def test_places_are_what_is_ordered(functions):
     order = Order(functions, 500)
     numbers = order(1, 1).clone()
-    order.indices.mul_(7).add_(3)
-    assert order(1, 1).equal(numbers * 7 + 3)
+    order.indices.copy_(order.indices.flip(0))
+    assert order(1, 1).equal(499 - numbers)
 
 
 def test_orders_of_other_epochs_and_seeds_are_others(functions):

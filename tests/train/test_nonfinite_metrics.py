@@ -10,8 +10,9 @@ from gymnasium.spaces import Discrete
 from support.training import SMALL, leaving
 
 import gpu_vecenv
-from gpu_vecenv import Env, Field
+from gpu_vecenv import Env, Field, FunctionManager
 from gpu_vecenv.declare.env import i32
+from gpu_vecenv.train.iteration_kernels import explained_variance_launch
 from gpu_vecenv.train.metrics import NonFiniteMetrics
 from gpu_vecenv.train.ppo import PPOConfig, explained_variance
 from gpu_vecenv.train.run import RunConfig, run
@@ -106,8 +107,21 @@ def test_each_metric_is_found_once_with_its_likely_cause():
     assert find(first | {"return_a": nan, "first_episodes": 0.0, "x": float("inf")})[0].metric == "x"
 
 
+def by_kernel(returns, errors, active):
+    """Explained variance of (T, E) samples."""
+    indices, out = torch.arange(returns.numel(), device=returns.device), torch.zeros((), device=returns.device)
+    functions = FunctionManager(returns.device)
+    explained_variance_launch(functions, indices, *(x.contiguous() for x in (returns, errors, active)), out=out)()
+    return out
+
+
+WAYS = {"torch": explained_variance, "kernel": by_kernel}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("level", [0.0, 3.3, -1e9])
-def test_explained_variance_of_returns_that_do_not_vary_is_one_or_zero(level, device):
+def test_explained_variance_of_returns_that_do_not_vary_is_one_or_zero(level, way, device):
+    explained_variance = WAYS[way]
     active = torch.arange(1000, device=device).view(10, 100) % 3 > 0
     returns = torch.where(active, level, torch.nan)
     generator = torch.Generator().manual_seed(1)
@@ -120,10 +134,10 @@ def test_explained_variance_of_returns_that_do_not_vary_is_one_or_zero(level, de
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 1e30])
-def test_explained_variance_says_that_returns_are_not_finite(value):
+@pytest.mark.parametrize("way", WAYS)
+def test_explained_variance_says_that_returns_are_not_finite(way, value):
     trainer = Trainer(leaving("cpu"), SMALL)
-    learner = trainer.learners["tagger"]
     trainer.begin_iteration()
-    trainer.rollout.returns[:, 0] = value
-    learner.update_statistics()
-    assert learner.explained_variance.isnan()
+    data = trainer.rollout
+    data.returns[:, 0] = value
+    assert WAYS[way](data.returns, data.advantages, data.active[:-1]).isnan()

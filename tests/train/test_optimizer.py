@@ -9,13 +9,13 @@ import torch
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile.backends import symbol
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.optimizer import ADAM_STEP, SUM_PARTS, adam_launch, sum_parts_launch
+from gpu_vecenv.train.optimizer import ADAM_STEP, SUM_PARTS, adam_launch, num_squares, sum_parts_launch
 
 HALF_ULP = 2.0**-24  # the largest relative error of a rounding to float32
 FINITE = [0.5, -0.25, 1.5, 0.01, 0.125]
 KL = 3  # index of 0.01
 NAN, INF = float("nan"), float("inf")
-SIZES = [1, 31, 1024, 5000, 20000]  # two blocks, or two host threads, begin at 1025 and 8192
+SIZES = [1, 31, 1024, 5000, 20000]  # two blocks, or two host threads, begin at 257 and 8192
 
 
 def bits(*tensors):
@@ -50,10 +50,25 @@ def sum_in_order(parts):
     return total
 
 
+class Sums:
+    """A launch that sums parts, all of whose columns can learn, and what it writes."""
+
+    def __init__(self, functions, parts, num_squared=None):
+        parts = torch.from_numpy(parts).to(functions.device)
+        self.trainable = torch.ones(parts.shape[1], dtype=torch.bool, device=functions.device)
+        self.out = torch.full((parts.shape[1],), NAN, device=functions.device)
+        self.squares = torch.full((num_squares(parts.shape[1]),), NAN, dtype=torch.float64, device=functions.device)
+        written = {"trainable": self.trainable, "out": self.out, "squares": self.squares}
+        num_squared = parts.shape[1] if num_squared is None else num_squared
+        self.launch = sum_parts_launch(functions, parts, **written, num_squared=num_squared)
+
+    def __call__(self):
+        self.launch()
+        return self.out.cpu().numpy()
+
+
 def summed(functions, parts):
-    out = torch.full((parts.shape[1],), NAN, device=functions.device)
-    sum_parts_launch(functions, torch.from_numpy(parts).to(functions.device), out=out)()
-    return out.cpu().numpy()
+    return Sums(functions, parts)()
 
 
 SHAPES = [(1, 1), (7, 31), (8, 32), (9, 33), (64, 5), (65, 64), (132, 1000), (264, 1025)]
@@ -82,9 +97,49 @@ def test_zeros_of_either_sign_and_what_is_not_finite(functions):
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_any_number_of_host_threads_gives_the_same_sums(workers):
     functions, parts = FunctionManager("cpu"), parts_of(20, 100)
-    out = torch.full((100,), NAN)
-    on_workers(functions, "sum_parts", sum_parts_launch(functions, torch.from_numpy(parts), out=out), workers)
-    assert bits(out) == [sum_in_order(parts).tobytes()]
+    sums, whole = Sums(functions, parts), Sums(functions, parts)
+    on_workers(functions, "sum_parts", sums.launch, workers)
+    whole()
+    assert bits(sums.out) == [sum_in_order(parts).tobytes()] and sums.squares.equal(whole.squares)
+
+
+@pytest.mark.parametrize("num_squared", [0, 1, 31, 64, 95, 100])
+def test_squares_are_those_of_the_first_sums(num_squared, functions):
+    parts = parts_of(20, 100)
+    sums = Sums(functions, parts, num_squared)
+    found = sums().astype(np.float64)
+    blocks = [found[k : min(k + 32, num_squared)] for k in range(0, 100, 32)]
+    # Each sum of 32 squares in double has an order of its own.
+    np.testing.assert_allclose(sums.squares.cpu(), [(block**2).sum() for block in blocks], rtol=1e-14)
+
+
+def test_emulated_cuda_threads_square_like_the_host(emulated):
+    parts = parts_of(9, 70)
+    host, other = Sums(FunctionManager("cpu"), parts, 66), Sums(emulated, parts, 66)
+    host(), other()
+    assert host.squares.equal(other.squares)
+
+
+def test_columns_that_cannot_learn_have_no_gradient(functions):
+    parts = parts_of(12, 70)
+    parts[3, 40] = NAN  # not even of what is not finite
+    sums = Sums(functions, parts)
+    sums.trainable[30:50] = False
+    found, expected = sums(), sum_in_order(parts)
+    expected[30:50] = 0
+    assert found.tobytes() == expected.tobytes()
+    assert sums.squares.sum().item() == pytest.approx((expected.astype(np.float64) ** 2).sum(), rel=1e-14)
+
+
+def test_the_squares_of_one_row_replace_those_of_the_parts(functions):
+    """As after an average over processes, in place."""
+    gradient = torch.from_numpy(parts_of(1, 70)).to(functions.device)
+    sums = Sums(functions, parts_of(5, 70))
+    before = gradient.clone()
+    written = {"trainable": sums.trainable, "out": gradient[0], "squares": sums.squares}
+    sum_parts_launch(functions, gradient, **written, num_squared=70)()
+    assert gradient.equal(before)
+    torch.testing.assert_close(sums.squares.sum(), gradient.double().square().sum(), rtol=1e-14, atol=0)
 
 
 # Steps
@@ -106,14 +161,19 @@ class Adam:
         self.learning_rate = torch.tensor(learning_rate, device=device)
         self.metrics = torch.tensor(FINITE, device=device)
         self.metric_sums, self.skip_update = torch.zeros(7, device=device), torch.zeros((), device=device)
+        self.squares = torch.zeros(num_squares(size), dtype=torch.float64, device=device)
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
         del tensors["gradient_scale"]
+        trainable = torch.ones(size, dtype=torch.bool, device=device)
+        written = {"trainable": trainable, "out": self.gradient, "squares": self.squares}
+        self.square = sum_parts_launch(functions, self.gradient[None], **written, num_squared=size)
         settings = {"max_grad_norm": max_grad_norm, "target_kl": target_kl, "kl_index": KL, "betas": betas}
         self.launch = adam_launch(functions, **tensors, **settings)
 
     def draw(self):
         gradient = torch.randn(len(self.gradient), generator=self.random) * self.gradient_scale
         self.gradient.copy_(gradient)
+        self.square()
 
     @property
     def updated(self):
@@ -187,7 +247,7 @@ def test_every_device_takes_the_same_steps(size, functions):
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("size", [1, 31, 1024, 1025, 5000])
+@pytest.mark.parametrize("size", [1, 31, 256, 257, 1025, 5000])
 def test_emulated_cuda_threads_step_like_the_host(size, emulated):
     runs = []
     for where in (FunctionManager("cpu"), emulated):
@@ -226,6 +286,7 @@ def decided(functions, *, size=3000, metrics=FINITE, gradient=None, skip_update=
     adam.exp_avg_sq.fill_(0.5)
     if gradient is not None:
         adam.gradient[size // 2] = gradient
+        adam.square()
     adam.metrics.copy_(torch.tensor(metrics))
     adam.metric_sums.fill_(1)
     adam.skip_update.fill_(skip_update)

@@ -10,13 +10,13 @@ import torch
 from games.crew import Crew
 from games.script import Script
 from oracles.shuffle import order_of
-from support.learning import batch_of, run_update
+from support.learning import batch_of, metrics_of, run_update
 from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
-from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
+from gpu_vecenv.train.learner import LOSS_METRICS, Learner
 from gpu_vecenv.train.policy import Normalizer, Policy, default_network
 from gpu_vecenv.train.ppo import Batch, PPOConfig, loss, masked_mean, masked_normalize
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -314,7 +314,7 @@ def test_chunks_change_gradients_by_rounding_alone(chunk_rows, device):
         if name.endswith("exp_avg"):  # a mean of gradients: no quotient that would enlarge an error
             # Sums of 48 terms, of magnitude at most 1 each after clipping, in another order: 48 roundings, 4 times.
             torch.testing.assert_close(found[name], expected[name], rtol=0, atol=200 * 2.0**-24)
-    expected_figures = dict(zip(LEARNER_METRICS, learner.metrics_of_iteration().tolist(), strict=True))
+    expected_figures = metrics_of(learner)
     assert metrics == pytest.approx(expected_figures, rel=1e-4, abs=1e-4)
 
 
@@ -689,7 +689,7 @@ def test_the_unit_of_values_does_not_depend_on_the_critic(device):
         tensor.mul_(1e6)
     for learner in learners:
         learner.update_statistics()
-        learner.end_update()
+        learner.update_normalizers()
     assert equal_bits(*(learner.policy.return_normalizer.state_dict() for learner in learners))
 
 

@@ -131,6 +131,10 @@ class Backend(Protocol):
         """Everything except the source that the binary depends on: compiler, version, flags, architecture."""
 
     @property
+    def resident_threads(self) -> int | None:
+        """Threads that the GPU holds at the same time, at most; None on the CPU."""
+
+    @property
     def processor_name(self) -> str | None:
         """The name of the GPU, part of the key of tuning results; None on the CPU."""
 

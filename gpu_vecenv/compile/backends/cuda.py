@@ -40,6 +40,7 @@ class CudaBackend:
         self.architecture = f"sm_{properties.major}{properties.minor}"
         self.shared_limit = properties.shared_memory_per_block_optin
         self.processor_name: str = properties.name
+        self.resident_threads: int = properties.multi_processor_count * properties.max_threads_per_multi_processor
         self.tensor_cores = None
         if properties.major >= 8:
             self.tensor_cores = TensorCores(

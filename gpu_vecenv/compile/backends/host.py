@@ -53,6 +53,7 @@ class HostBackend:
     fault = None
     processor_name: str | None = None
     tensor_cores: TensorCores | None = None
+    resident_threads: int | None = None
 
     def __init__(self) -> None:
         try:

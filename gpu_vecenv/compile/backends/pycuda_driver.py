@@ -52,10 +52,28 @@ class PyCudaDriver:
         self.device = device
         self._dropped: list[Any] = []  # unused modules, unloaded when the next one is loaded
         self.context = cuda.Device(device.index).retain_primary_context()
+        _track_handles(self.context)
+        self._default_fork = self._new_fork()
+        self._forks: dict[int, tuple[Any, torch.cuda.ExternalStream]] = {}  # by the handle of torch's stream
+
+    def _new_fork(self) -> tuple[Any, torch.cuda.ExternalStream]:
+        """A stream of PyCUDA, also as torch's."""
         with self._current():
-            self.stream = cuda.Stream()
-        _track_handles(self.context, self.stream)
-        self.fork = torch.cuda.ExternalStream(self.stream.handle, device=device)
+            stream = cuda.Stream()
+        _track_handles(stream)
+        return stream, torch.cuda.ExternalStream(stream.handle, device=self.device)
+
+    def _fork(self, handle: int) -> tuple[Any, torch.cuda.ExternalStream]:
+        """The fork of a stream of torch: its own, so that kernels on several streams overlap.
+
+        No stream is made during a capture, which other calls of the driver may invalidate: what is captured without a
+        launch before is correct, but waits for other branches.
+        """
+        if handle not in self._forks:
+            if torch.cuda.is_current_stream_capturing():
+                return self._default_fork
+            self._forks[handle] = self._new_fork()
+        return self._forks[handle]
 
     @contextmanager
     def _current(self) -> Iterator[None]:
@@ -87,13 +105,15 @@ class PyCudaDriver:
         grid, block, shared = (shape.grid, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
 
         def launch(kept_alive: _Module = loaded) -> None:
-            if current_stream(self.device) == 0:  # the default stream, which PyCUDA can use
+            handle = current_stream(self.device)
+            if handle == 0:  # the default stream, which PyCUDA can use
                 function.prepared_async_call(grid, block, None, bytes(arguments)[:end], shared_size=shared)
                 return
-            # PyCUDA cannot use a stream of torch: fork its own stream from torch's and join it again.
+            # PyCUDA cannot use a stream of torch: fork a stream of its own from torch's and join it again.
             current = torch.cuda.current_stream(self.device)
-            self.fork.wait_stream(current)
-            function.prepared_async_call(grid, block, self.stream, bytes(arguments)[:end], shared_size=shared)
-            current.wait_stream(self.fork)
+            stream, fork = self._fork(handle)
+            fork.wait_stream(current)
+            function.prepared_async_call(grid, block, stream, bytes(arguments)[:end], shared_size=shared)
+            current.wait_stream(fork)
 
         return launch

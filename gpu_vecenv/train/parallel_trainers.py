@@ -1,0 +1,135 @@
+"""ParallelTrainers: several trainers in one process, whose iterations run at the same time on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from gpu_vecenv.engine.arguments import validate_int
+from gpu_vecenv.errors import ConfigError, NonFiniteError
+from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream
+from gpu_vecenv.train.metrics import read_totals
+from gpu_vecenv.train.trainer import Trainer
+
+# Streams, at most; further trainers share them. Torch keeps a cuBLAS workspace for each, see ``capture_stream``.
+MAX_BRANCHES = 16
+Result: TypeAlias = dict[str, Any] | NonFiniteError
+
+
+class ParallelTrainers:
+    """Runs iterations of several trainers, each bit-identical to its iteration alone.
+
+    On a GPU the kernels of different trainers overlap: the iterations are parallel branches of one CUDA graph, where
+    all learners have kernels, else graphs of each trainer on streams of their own. On the CPU they run in turn. The
+    trainers share nothing but compiled kernels.
+
+    Args:
+        trainers: On one device, each on an environment of its own, in one process. They keep the streams that they get.
+
+    Raises:
+        TypeError, ConfigError: ``trainers`` are not that.
+    """
+
+    def __init__(self, trainers: Sequence[Trainer]) -> None:
+        for trainer in trainers:
+            if not isinstance(trainer, Trainer):
+                raise TypeError(f"trainers has a {type(trainer).__name__}; expected trainers")
+        if not trainers:
+            raise ConfigError("there are no trainers; expected at least one")
+        self.device = trainers[0].env.device
+        devices = {str(trainer.env.device) for trainer in trainers}
+        if len(devices) > 1:
+            raise ConfigError(f"the trainers are on {sorted(devices)}; expected one device")
+        if len({id(trainer.env) for trainer in trainers}) < len(trainers):
+            raise ConfigError("trainers share an environment; expected one environment for each")
+        if len(trainers) > 1 and trainers[0].world.size > 1:
+            raise ConfigError(
+                f"{len(trainers)} trainers in each of {trainers[0].world.size} processes; expected one process for all"
+            )
+        self._stream: torch.cuda.Stream | None = None
+        self._branches: dict[Trainer, torch.cuda.Stream] = {}
+        if self.device.type == "cuda" and len(trainers) > 1:
+            streams = [capture_stream(self.device, threading.get_ident(), k) for k in range(MAX_BRANCHES + 1)]
+            self._stream = streams[0]
+            for index, trainer in enumerate(trainers):
+                self._branches[trainer] = streams[1 + index % MAX_BRANCHES]
+                trainer.use_stream(self._branches[trainer])
+        graphs = self._stream is not None and all(trainer.graphs for trainer in trainers)
+        self._graph_pool = GraphPool() if graphs else None
+        self._graphed: dict[tuple[Trainer, ...], GraphedCallable] = {}  # of the trainers that run together
+
+    def train_interval(self, trainers: Sequence[Trainer], log_interval: int = 1) -> list[Result]:
+        """``Trainer.train_interval`` of some of the trainers: for each its metrics, or the error of a loss.
+
+        Raises:
+            CapacityError: Not enough device memory.
+        """
+        log_interval = validate_int("log_interval", log_interval, 1)
+        if self._stream is None or len(trainers) == 1:
+            return [_result(partial(trainer.train_interval, log_interval)) for trainer in trainers]
+        with self._on_stream(self._stream):
+            launching = tuple(trainers)
+            while launching:
+                self._launch(launching)
+                launching = tuple(t for t in launching if t.iteration % log_interval and t.iteration < t.num_iterations)
+            totals = read_totals([trainer.metrics_reader for trainer in trainers])
+            results = [_result(partial(t.read_iteration, read)) for t, read in zip(trainers, totals, strict=True)]
+        ended = {t for t, result in zip(trainers, results, strict=True) if isinstance(result, NonFiniteError)}
+        for together in [together for together in self._graphed if ended.intersection(together)]:
+            del self._graphed[together]  # and with it the memory of its graph
+        return results
+
+    def _launch(self, trainers: tuple[Trainer, ...]) -> None:
+        """Start an iteration of each."""
+        _Branches(trainers, self._branches, Trainer.prepare_iteration)()
+        if all(trainer.by_kernels for trainer in trainers):
+            if trainers not in self._graphed:
+                each = _Branches(trainers, self._branches, Trainer.enqueue_iteration)
+                one = _Branches(trainers, self._branches, Trainer.iteration_on_device)
+                self._graphed[trainers] = GraphedCallable(one, "the iterations", self._graph_pool, each)
+            self._graphed[trainers]()
+        else:
+            _Branches(trainers, self._branches, Trainer.enqueue_iteration)()
+        for trainer in trainers:
+            trainer.count_iteration()
+
+    @contextlib.contextmanager
+    def _on_stream(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """Run on a stream where graphs can be captured."""
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        try:
+            with torch.cuda.stream(stream):
+                yield
+        finally:
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+
+
+class _Branches:
+    """Calls a function of each trainer on the trainer's stream; all of them begin, and are joined, together."""
+
+    def __init__(
+        self, trainers: Sequence[Trainer], streams: dict[Trainer, torch.cuda.Stream], call: Callable[[Trainer], None]
+    ) -> None:
+        self._branches, self._call = [(trainer, streams[trainer]) for trainer in trainers], call
+
+    def __call__(self) -> None:
+        current = torch.cuda.current_stream()
+        for _, stream in self._branches:  # before any of the work: a branch must not wait for another one
+            stream.wait_stream(current)
+        for trainer, stream in self._branches:
+            with torch.cuda.stream(stream), trainer.training():
+                self._call(trainer)
+        for _, stream in self._branches:
+            current.wait_stream(stream)
+
+
+def _result(iteration: Callable[[], dict[str, float]]) -> Result:
+    try:
+        return dict(iteration())
+    except NonFiniteError as error:
+        return error

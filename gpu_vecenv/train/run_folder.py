@@ -1,0 +1,202 @@
+"""Run: one training run in its folder, with its lock, log, checkpoints, best checkpoint and evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.errors import ConfigError, NonFiniteError
+from gpu_vecenv.files import replace_file
+from gpu_vecenv.progress import OnProgress
+from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
+from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.evaluation_tables import evaluations
+from gpu_vecenv.train.logger import RunLog
+from gpu_vecenv.train.plots import plot_runs
+from gpu_vecenv.train.selection import Selection, SelectionState
+from gpu_vecenv.train.trainer import Trainer
+
+CURVE_FILE, EVALUATION_FILE = "learning_curve.png", "evaluation.json"
+SETTINGS = "settings.json"  # what the command line was given that is neither the game's nor the policies'
+SEEDS_FILE = "seeds.json"  # in the folder of several runs: their seeds
+LOCK_FILE = ".lock"  # locked by the process that trains in the folder; the file itself stays and means nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Output options of a run."""
+
+    log_interval: int = param(1, low=1)  # iterations between rows of metrics, checkpoints and reactions to signals
+    episodes: int = param(1000, low=1)  # of each evaluation after training
+    checkpoint_seconds: float = param(60.0, low=0)  # time between checkpoints; 0 saves one with each row of metrics
+    keep: int = param(3, low=1)  # checkpoints to keep, besides the best
+    best_metric: str | None = None  # the best checkpoint has its largest mean; default: returns of the trained roles
+    best_episodes: int = param(100, low=0)  # of an evaluation that compares checkpoints, per trained role; 0: no best
+    best_interval: int = param(10, low=0)  # training episodes between these evaluations, per episode of one
+    wandb: str | None = None  # Weights & Biases project to log to
+    digests: bool = False  # log a digest of all weights with each row of metrics, to compare runs bitwise
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Run:
+    """A trainer and the folder that its run leaves. Rank 0 writes all files but the checkpoints of other ranks.
+
+    Attributes:
+        seconds: Of training, including the time before a resume.
+        checkpoint: The last one that this process saved.
+        error: What ended the run before its last iteration.
+
+    Args:
+        trainer: A new trainer.
+        folder: The run folder.
+        config: Output options.
+
+    Raises:
+        ConfigError: ``best_metric`` is not one of the run's metrics.
+    """
+
+    def __init__(self, trainer: Trainer, folder: Path, config: RunConfig) -> None:
+        self.trainer, self.folder, self.config, world = trainer, folder, config, trainer.world
+        self.selection = make_selection(trainer, config)
+        rank_and_size = {"rank": world.rank, "world_size": world.size}
+        self.checkpoints = CheckpointFolder(folder / CHECKPOINTS, keep=config.keep, **rank_and_size)
+        self.seconds = 0.0
+        self.checkpoint: Path | None = None
+        self.error: NonFiniteError | None = None
+        self._log: RunLog | None = None
+        self._saved: int | None = None  # the iteration of the checkpoint
+
+    @property
+    def saved(self) -> bool:
+        """Whether the checkpoint is of the latest iteration."""
+        return self._saved == self.trainer.iteration
+
+    @property
+    def active(self) -> bool:
+        """Whether there is an iteration to come."""
+        return self.error is None and self.trainer.iteration < self.trainer.num_iterations
+
+    def begin(self, *, resume: bool, settings: Mapping[str, Any] | None) -> None:
+        """Load the newest checkpoint into the trainer; of a new run write the settings.
+
+        Raises:
+            ConfigError: The folder already has a run.
+            CheckpointCorruptError, FileNotFoundError: No checkpoint to resume from is usable, or there is none.
+        """
+        world = self.trainer.world
+        if resume:
+            tensors, manifest = self.checkpoints.load()
+            self.trainer.load_state(tensors, manifest, str(self.folder))
+            progress = manifest.get("progress", {})
+            self.seconds = progress.get("seconds", 0.0)
+            self.selection.state = SelectionState(**progress.get("selection", {}))
+        else:
+            check_free(self.folder)
+        if not resume and settings is not None and world.rank == 0:
+            replace_file(self.folder / SETTINGS, json.dumps(settings, indent=1).encode())
+        world.barrier()
+        self.checkpoints.clean()
+
+    @contextlib.contextmanager
+    def logging(self, on_progress: OnProgress) -> Iterator[None]:
+        """Open the log; only rank 0 has one."""
+        trainer = self.trainer
+        if trainer.world.rank > 0:
+            yield
+            return
+        done, wandb = trainer.iteration, self.config.wandb
+        with RunLog(self.folder, trainer.num_iterations, on_progress, done=done, wandb=wandb) as self._log:
+            yield
+
+    def record(self, metrics: dict[str, Any]) -> None:
+        """Log the metrics since the last row, after ``seconds`` of training."""
+        self.selection.state.training_episodes += metrics["episodes"]
+        if self.config.digests:
+            metrics["weights"] = weights_digest(self.trainer)
+        if self._log is not None:
+            self._log({"iteration": metrics.pop("iteration"), "seconds": self.seconds, **metrics})
+
+    def save(self, *, compare: bool) -> None:
+        """Save a checkpoint; ``compare``: also as the best, if its score is larger than all before."""
+        best = compare and self.selection.is_best()
+        tensors, manifest = self.trainer.state()
+        manifest["progress"] = {"seconds": self.seconds, "selection": vars(self.selection.state)}
+        self.checkpoint = self.checkpoints.save(self.trainer.iteration, tensors, manifest, best=best)
+        self._saved = self.trainer.iteration
+        self.trainer.world.barrier()
+
+    def write_results(self, on_progress: OnProgress) -> tuple[dict[str, dict[str, float]], bool]:
+        """Evaluate, and write the evaluation and the learning curve; the evaluation, and whether there is a curve."""
+        results = evaluations(self.trainer, self.config.episodes, on_progress)
+        write_json(self.folder / EVALUATION_FILE, results)
+        return results, plot_runs([self.folder], self.folder / CURVE_FILE)
+
+    def close(self) -> None:
+        """Release the memory of evaluations during training."""
+        self.selection.close()
+
+
+def make_selection(trainer: Trainer, config: RunConfig) -> Selection:
+    """What selects the best checkpoint of a run. Raises ConfigError if ``best_metric`` is not one of its metrics."""
+    return Selection(trainer, config.best_metric, config.best_episodes, config.best_interval)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Replace a file by an object as JSON."""
+    replace_file(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def seed_folder(folder: Path, seed: int) -> Path:
+    """The run folder of one of several seeds."""
+    return Path(folder) / f"seed-{seed}"
+
+
+def check_free(folder: Path) -> None:
+    """Raise ConfigError if the folder has a run, or runs of several seeds, with any checkpoint."""
+    for one in (folder, *folder.glob("seed-*")):
+        if CheckpointFolder(one / CHECKPOINTS).begun():
+            raise ConfigError(f"{folder} already has a run; use another folder, or resume it: --resume {folder}")
+
+
+@contextlib.contextmanager
+def locked(folder: Path, world: World, *, create: bool) -> Iterator[None]:
+    """Hold the lock of a run folder, which the system releases when the process ends; rank 0 does it for all.
+
+    Raises:
+        ConfigError: Another process holds it.
+    """
+    from filelock import FileLock, Timeout  # importing it writes to the temporary folder
+
+    with contextlib.ExitStack() as held:
+        refused = False
+        if world.rank == 0 and (create or folder.is_dir()):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                held.enter_context(FileLock(folder / LOCK_FILE, timeout=0))
+            except Timeout:
+                refused = True
+        if world.all_agree(refused, False)[0]:
+            raise ConfigError(
+                f"another process trains in {folder}: it holds {folder / LOCK_FILE}; wait until it has ended, stop it "
+                "with SIGTERM, or use another folder"
+            )
+        yield
+
+
+def weights_digest(trainer: Trainer) -> str:
+    """The first 16 hexadecimal digits of the SHA-256 of all weights. Synchronises with the device."""
+    digest = hashlib.sha256()
+    for policy in trainer.policies.values():
+        for tensor in policy.state_dict().values():
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
