@@ -17,14 +17,14 @@ from gpu_vecenv.train.rollout_storage import Rollout
 
 GAMMA = 0.9
 NAN = float("nan")
-ROLES = {  # numbers of an observation: 4, 3, of a smaller role beside another one, more than 32, images of uint8
+ROLES = {
     "cartpole": ("cartpole", ("agent",), {}),
     "pendulum": ("pendulum", ("agent",), {}),
     "two roles": ("tag_continuous", ("tagger", "runner"), {}),
     "second role": ("tag_continuous", ("runner",), {}),
-    "smaller": (Crew, ("helper",), {}),
+    "smaller": (Crew, ("driver",), {}),
     "other": (Economy, ("planner",), {}),
-    "scouts": (Scouts, None, {}),
+    "parts of images": (Scouts, ("scout",), {}),
     "images": (Painter, ("agent",), {}),
 }
 
@@ -35,7 +35,6 @@ class Collected:
     def __init__(self, name, device, num_envs=70, num_steps=11):
         game, roles, arguments = ROLES[name]
         env = gpu_vecenv.make(game, num_envs, device, autoreset_mode="next_step", **arguments)
-        roles = roles or tuple(env.game.layout.present_roles)[:1]
         self.view, self.rollout = RoleView(env.game, roles, env.device), Rollout(env, num_steps)
         data, random = self.rollout, torch.Generator().manual_seed(1)
         data.active.copy_(torch.rand(data.active.shape, generator=random) < 0.8)
