@@ -97,6 +97,15 @@ def test_moments_of_observations_are_those_of_torch(name, device):
     assert update.moments.equal(2 * once)
 
 
+def test_numbers_of_an_observation_may_lie_apart(device):
+    collected = Collected("parts of images", device)
+    collected.view.obs_slice, collected.view.obs_shape = (slice(0, 2), slice(0, 2), slice(0, 2)), (2, 2, 2)
+    update, normalizer, rows = collected.of_obs()
+    assert rows.shape[1:] == (2, 2, 2)
+    update.add_samples()
+    check_moments(update.moments, normalizer, rows, collected.active)
+
+
 @pytest.mark.parametrize("num_envs", [3, 93, 94, 300])
 def test_tiles_that_are_not_full(num_envs, device):
     """Few samples, one less than a tile of 1024, and one of the next."""
