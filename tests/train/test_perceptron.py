@@ -1,6 +1,7 @@
 """The default network's kernels against float64 and against torch, on emulated CUDA threads and on a GPU."""
 
 import copy
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
+from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.perceptron import (
     FORWARD_TILES,
@@ -611,6 +613,59 @@ def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
     other.load(path)
     other.train_iteration()
     assert equal_bits(state_of(trainer), state_of(other))
+
+
+def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
+    """As a caller with an update loop of its own does it."""
+    whole, stages = (trainer_of(RUNS["roles"], kernels=True) for _ in range(2))
+    for _ in range(2):
+        expected = whole.train_iteration()
+        stages.begin_iteration()
+        for learner in stages.learners.values():
+            learner.update()
+        found = stages.end_iteration()
+        names = [name for name in expected if "time_fraction" not in name and "_per_s" not in name]
+        # Means over episodes are NaN in the beginning.
+        assert [found[name] for name in names] == pytest.approx(
+            [expected[name] for name in names], rel=0, abs=0, nan_ok=True
+        )
+    assert equal_bits(state_of(whole), state_of(stages))
+
+
+@dataclass(frozen=True)
+class Twins(World):
+    """Two processes with equal gradients, whose average is the gradient of one."""
+
+    size: int = 2
+
+    def all_reduce_mean(self, tensor):
+        pass
+
+    def all_reduce_sum(self, tensor):
+        pass
+
+
+def test_gradients_that_were_averaged_are_clipped_by_the_norm_of_the_average(trainer_of):
+    alone, twins, halved = (trainer_of(RUNS["two trunks"], kernels=True) for _ in range(3))
+
+    class Halved(Twins):
+        def all_reduce_mean(self, tensor):
+            tensor.mul_(0.5)
+
+    twins.learners["agent"].world, halved.learners["agent"].world = Twins(), Halved()
+    found = []
+    for trainer in (alone, twins, halved):
+        trainer.begin_iteration()
+        trainer.learners["agent"].update()
+        found.append(trainer.end_iteration()["grad_norm_agent"])
+    assert equal_bits(state_of(alone), state_of(twins)) and found[0] == found[1]
+    learner = halved.learners["agent"]
+    halved.begin_iteration()
+    learner.minibatch_gradient(0)
+    norm = learner.flat_grad.double().norm()
+    learner.stages["optimizer_step"]()
+    # The norm is the first that was added since the iteration began; one rounding to float32.
+    torch.testing.assert_close(learner.metric_sums[5].double(), norm, rtol=2.0**-23, atol=0)
 
 
 def test_the_order_of_threads_trains_the_same_bits(trainer_of, monkeypatch):
