@@ -14,6 +14,7 @@ from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
 from support.learning import batch_of
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
@@ -630,6 +631,32 @@ def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
             [expected[name] for name in names], rel=0, abs=0, nan_ok=True
         )
     assert equal_bits(state_of(whole), state_of(stages))
+
+
+class Writes(TorchDispatchMode):
+    """Names of torch's operations in this block that write to memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        views = any(
+            value.alias_info is not None and not value.alias_info.is_write for value in operation._schema.returns
+        )
+        if not views and operation is not torch.ops.aten.unbind.int:
+            self.names.append(str(operation))
+        return operation(*args, **(kwargs or {}))
+
+
+def test_an_iteration_is_kernels_and_the_copies_of_its_first_row(trainer_of):
+    """Each operation of torch's would be one or more launches."""
+    trainer = trainer_of(Run("cartpole", BOTH), kernels=True)
+    trainer.train_iteration()
+    with Writes() as writes:
+        trainer.launch_iteration()
+    assert writes.names == 2 * ["aten.copy_.default"]  # observations and who is active
+    assert trainer.read_iteration()["iteration"] == 2
 
 
 @dataclass(frozen=True)
