@@ -50,11 +50,12 @@ HD bool arrives_last(i32* ticket, i64 calls) {
 // Loads in flight.
 constexpr int BATCH = 8;
 
-// Adds up sums[0], …, sums[N - 1], N a power of two, in an order that depends on N alone. The total is then in sums[0].
+// Adds up every width-th of sums[0], …, sums[N - 1], powers of two, in an order that depends on these alone. The totals
+// are then in sums[0], …, sums[width - 1].
 template <int N, class T>
-HD void add_up(T* sums) {
+HD void add_up(T* sums, int width = 1) {
     block_barrier();
-    for (int half = N / 2; half > 0; half /= 2) {
+    for (int half = N / 2; half >= width; half /= 2) {
         FOR_THREADS (k, half) sums[k] += sums[k + half];
         block_barrier();
     }

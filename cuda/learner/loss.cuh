@@ -139,7 +139,7 @@ struct Minibatch {
     float deviation, count;  // of these advantages, else 1; active samples, at least 1
 };
 
-// From the sums of advantage_moments.
+// From the moments of `shuffle`.
 HD Minibatch minibatch_of(const double* moments, bool normalize_advantages) {
     double count = moments[0] > 1 ? moments[0] : 1.0;
     if (!normalize_advantages) return {0, 1, (float)count};

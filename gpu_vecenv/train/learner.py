@@ -5,7 +5,7 @@ Shapes: T steps, E environments, A agents, B = T * E * A samples, D observation 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +20,10 @@ from gpu_vecenv.train.iteration_kernels import begin_update_launch, explained_va
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import LossKernel, RowGather, clip_grad_norm_launch, shuffle_launch
 from gpu_vecenv.train.networks import ActorCritic
+from gpu_vecenv.train.normalizer_kernels import NormalizerUpdate, obs_update, reward_update
 from gpu_vecenv.train.optimizer import adam_launch, num_squares, sum_parts_launch
 from gpu_vecenv.train.perceptron import FlatTensors, PerceptronKernels, is_plain
-from gpu_vecenv.train.policy import Normalizer, Policy
+from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout
 
@@ -181,16 +182,15 @@ class Learner:
             metric_sums=self.metric_sums,
         )
         self._add_metrics: Launch | None = None
-        self.reward_sums = torch.zeros_like(rollout.rewards[0, :, agents])  # discounted, of each agent's episode so far
-        sources: tuple[tuple[Normalizer | None, Callable[[int], torch.Tensor]], ...] = (
-            (policy.obs_normalizer, lambda t: policy.view.obs(rollout.obs[t]).flatten(0, 1)),
-            (policy.return_normalizer, self._discounted_reward_sums),
-        )
-        self.normalizer_updates = [
-            (normalizer, rows, torch.zeros(1 + 2 * normalizer.mean.numel(), dtype=torch.float64, device=device))
-            for normalizer, rows in sources
-            if normalizer is not None
-        ]
+        # Discounted, of each agent's episode so far.
+        self.reward_sums = torch.zeros(rollout.rewards[0, :, agents].shape, device=device)
+        self.normalizer_updates: list[NormalizerUpdate] = []
+        if policy.obs_normalizer is not None:
+            self.normalizer_updates.append(obs_update(policy.obs_normalizer, rollout, policy.view, self.indices))
+        if policy.return_normalizer is not None:
+            self.normalizer_updates.append(
+                reward_update(policy.return_normalizer, rollout, self.indices, self.reward_sums, config.gamma)
+            )
         stages = self.shuffle, self.backward, self.optimizer_step, self.all_minibatches
         roles = "+".join(policy.view.roles)
         self.stages = {
@@ -281,29 +281,14 @@ class Learner:
 
     def reduce_moments(self) -> None:
         """Add the moments of all processes, before ``update_normalizers``."""
-        for _, _, moments in self.normalizer_updates:
-            self.world.all_reduce_sum(moments)
+        for update in self.normalizer_updates:
+            self.world.all_reduce_sum(update.moments)
 
     def update_statistics(self) -> None:
         """Explained variance of the rollout, and its moments for the normalizers."""
         self._explain_variance()
-        active = self.rollout.active[:-1, :, self.policy.view.agents]
-        for normalizer, rows, moments in self.normalizer_updates:
-            for t, mask in enumerate(active.flatten(1)):
-                moments += normalizer.moments(rows(t), mask)
-
-    def _discounted_reward_sums(self, t: int) -> torch.Tensor:
-        """Add step t's rewards to the sums; return the sums up to and including it, (E * A,).
-
-        They are the statistic of ``gymnasium.wrappers.NormalizeReward``: a function of rewards alone. Statistics of
-        ``rollout.returns``, which contain the critic's values, would feed its errors back into the unit of its output.
-        """
-        data, agents = self.rollout, self.policy.view.agents
-        active, rewards = data.active[t][:, agents], data.rewards[t][:, agents]
-        sums = torch.where(active, rewards + self.config.gamma * self.reward_sums, self.reward_sums)
-        ended = data.terminations[t][:, agents] | data.truncations[t][:, agents]
-        self.reward_sums.copy_(torch.where(ended | ~sums.isfinite(), 0, sums))
-        return sums.flatten()
+        for update in self.normalizer_updates:
+            update.add_samples()
 
     def shuffle(self) -> None:
         """A new order of the samples: a function of seed, epoch and sample index alone, the same on every device.
@@ -379,15 +364,14 @@ class Learner:
 
         With the samples of all processes, see ``reduce_moments``.
         """
-        for normalizer, _, moments in self.normalizer_updates:
-            normalizer.update_from_moments(moments)
-            moments.zero_()
+        for update in self.normalizer_updates:
+            update.apply()
 
     def discard_statistics(self) -> None:
         """Drop the moments and reward sums of a rollout whose iteration was interrupted."""
         self.reward_sums.zero_()
-        for _, _, moments in self.normalizer_updates:
-            moments.zero_()
+        for update in self.normalizer_updates:
+            update.moments.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
         """The optimizer's live tensors by name, and the reward sums."""

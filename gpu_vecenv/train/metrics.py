@@ -72,8 +72,11 @@ class MetricsReader:
             learner.report_to(totals, faults, stopped)
 
     def begin_iteration(self) -> None:
-        """What of ``add_iteration`` is no work of the device."""
+        """What of ``add_iteration`` is no work of the device, before it."""
         self._episode_log.begin_update()
+
+    def count_iteration(self) -> None:
+        """The same after it."""
         self._episode_log.cleared()
 
     def add_iteration(self) -> None:

@@ -324,6 +324,7 @@ class Trainer:
         self._unread += 1
         for learner in self.learners.values():
             learner.enqueued(self.iteration)
+        self._metrics.count_iteration()
         self._in_iteration = False
 
     def iteration_on_device(self) -> None:

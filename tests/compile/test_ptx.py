@@ -28,7 +28,7 @@ from gpu_vecenv.engine.sampler import sample_kernel
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train import iteration_kernels, learner_kernels, optimizer
+from gpu_vecenv.train import iteration_kernels, learner_kernels, normalizer_kernels, optimizer
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
 from gpu_vecenv.train.policy import Precision
@@ -130,6 +130,11 @@ OF_NO_GAME = {
     ],
     "layers": [LAYER_GRADIENTS],
     "minibatch": [learner_kernels.SHUFFLE, learner_kernels.GATHER_ROWS, learner_kernels.CLIP_GRAD_NORM],
+    "normalizers": [
+        normalizer_kernels.OBS_MOMENTS,
+        normalizer_kernels.REWARD_MOMENTS,
+        normalizer_kernels.UPDATE_NORMALIZER,
+    ],
     "optimizer": [optimizer.SUM_PARTS, optimizer.ADAM_STEP],
 }
 

@@ -228,6 +228,17 @@ def test_any_number_of_host_threads_takes_in_the_same_episodes(workers):
     assert all(x.equal(y) for x, y in zip(*found, strict=True)) and found[0][0][5] > 0
 
 
+@pytest.mark.parametrize("clears", [False, True])
+def test_emulated_cuda_threads_log_like_the_host(clears, emulated):
+    host, env = script(300, "cpu"), script(300, "cpu")
+    env.functions = emulated
+    assert all(
+        x.equal(y)
+        for one, other in zip(logged(host, clears), logged(env, clears), strict=True)
+        for x, y in zip(one, other, strict=True)
+    )
+
+
 def test_debug_builds_are_logged_alike(device):
     """Their statistics have guard bytes between environments."""
     assert all(

@@ -1,6 +1,7 @@
 """The default network's kernels against float64 and against torch, on emulated CUDA threads and on a GPU."""
 
 import copy
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import pytest
@@ -13,9 +14,11 @@ from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
 from support.learning import batch_of
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
+from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.perceptron import (
     FORWARD_TILES,
@@ -637,6 +640,85 @@ def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
     other.load(path)
     other.train_iteration()
     assert equal_bits(state_of(trainer), state_of(other))
+
+
+def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
+    """As a caller with an update loop of its own does it."""
+    whole, stages = (trainer_of(RUNS["roles"], kernels=True) for _ in range(2))
+    for _ in range(2):
+        expected = whole.train_iteration()
+        stages.begin_iteration()
+        for learner in stages.learners.values():
+            learner.update()
+        found = stages.end_iteration()
+        names = [name for name in expected if "time_fraction" not in name and "_per_s" not in name]
+        # Means over episodes are NaN in the beginning.
+        assert [found[name] for name in names] == pytest.approx(
+            [expected[name] for name in names], rel=0, abs=0, nan_ok=True
+        )
+    assert equal_bits(state_of(whole), state_of(stages))
+
+
+class Writes(TorchDispatchMode):
+    """Names of torch's operations in this block that write to memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        views = any(
+            value.alias_info is not None and not value.alias_info.is_write for value in operation._schema.returns
+        )
+        if not views and operation is not torch.ops.aten.unbind.int:
+            self.names.append(str(operation))
+        return operation(*args, **(kwargs or {}))
+
+
+def test_an_iteration_is_kernels_and_the_copies_of_its_first_row(trainer_of):
+    """Each operation of torch's would be one or more launches."""
+    trainer = trainer_of(Run("cartpole", BOTH), kernels=True)
+    trainer.train_iteration()
+    with Writes() as writes:
+        trainer.launch_iteration()
+    assert writes.names == 2 * ["aten.copy_.default"]  # observations and who is active
+    assert trainer.read_iteration()["iteration"] == 2
+
+
+@dataclass(frozen=True)
+class Twins(World):
+    """Two processes with equal gradients, whose average is the gradient of one."""
+
+    size: int = 2
+
+    def all_reduce_mean(self, tensor):
+        pass
+
+    def all_reduce_sum(self, tensor):
+        pass
+
+
+def test_gradients_that_were_averaged_are_clipped_by_the_norm_of_the_average(trainer_of):
+    alone, twins, halved = (trainer_of(RUNS["two trunks"], kernels=True) for _ in range(3))
+
+    class Halved(Twins):
+        def all_reduce_mean(self, tensor):
+            tensor.mul_(0.5)
+
+    twins.learners["agent"].world, halved.learners["agent"].world = Twins(), Halved()
+    found = []
+    for trainer in (alone, twins, halved):
+        trainer.begin_iteration()
+        trainer.learners["agent"].update()
+        found.append(trainer.end_iteration()["grad_norm_agent"])
+    assert equal_bits(state_of(alone), state_of(twins)) and found[0] == found[1]
+    learner = halved.learners["agent"]
+    halved.begin_iteration()
+    learner.minibatch_gradient(0)
+    norm = learner.flat_grad.double().norm()
+    learner.stages["optimizer_step"]()
+    # The norm is the first that was added since the iteration began; one rounding to float32.
+    torch.testing.assert_close(learner.metric_sums[5].double(), norm, rtol=2.0**-23, atol=0)
 
 
 def test_the_order_of_threads_trains_the_same_bits(trainer_of, monkeypatch):

@@ -506,6 +506,16 @@ def test_a_frozen_policy_acts_and_stays_as_it_is(device):
         assert policy(policy.view.obs(trainer.rollout.obs[-1]))[1].equal(trainer.rollout.values[-1, :, 3:])
 
 
+def test_a_policy_that_normalises_moves_its_statistics(device):
+    trainer = Trainer(leaving(device), changed(**BOTH), seed=1)
+    policy, counts = trainer.policies["tagger"], []
+    for _ in range(2):
+        trainer.train_iteration()
+        counts.append([policy.obs_normalizer.count.item(), policy.return_normalizer.count.item()])
+    active = int(trainer.rollout.active[:-1, :, :3].sum())
+    assert counts[1] == pytest.approx([count + active for count in counts[0]])
+
+
 def test_a_run_without_anything_to_learn_is_a_run(device):
     trainer = Trainer(leaving(device), SMALL, policies={"tagger+runner": PolicySpec(train=False)})
     before = weights(trainer, "tagger+runner")

@@ -1,0 +1,180 @@
+"""Launches of the kernels of normalizers: moments of a rollout's samples, and the update from them.
+
+``Normalizer.moments`` and ``Normalizer.update_from_moments`` in ``policy.py`` are their reference in torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
+from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
+from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
+from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.policy import Normalizer, RoleView
+from gpu_vecenv.train.rollout_storage import Rollout
+
+MOMENTS_BLOCK = 256  # threads per block; the same as MOMENTS_BLOCK in normalizers.cu
+TILE_ROWS = 1024  # samples that a block adds up; the same as TILE_ROWS in normalizers.cu
+MAX_LANE_BITS = 5  # of the number of neighbouring threads that read neighbouring numbers of an observation
+
+OBS_MOMENTS = KernelSignature(
+    "obs_moments",
+    (
+        Array("obs", None, const=True, strided=True),
+        Scalar("bytes", boolean),  # uint8, otherwise float32
+        Scalar("stride", i64),  # elements from one agent's observation to the next agent's
+        Array("offsets", i64, const=True, shape=("size",)),
+        Array("indices", i64, const=True, shape=("rows",)),
+        Array("active", boolean, const=True),
+        Array("mean", f64, const=True, shape=("size",)),
+        Array("moments", f64),
+        Array("parts", f64),
+        Array("tickets", i32),
+        Scalar("rows", i64),
+        Scalar("size", i64),
+        Scalar("lanes", i64),  # a power of two
+        Scalar("groups", i64),  # of lanes in a block
+        Scalar("lane_bits", i32),
+        Scalar("lane_mask", i32),
+    ),
+)
+REWARD_MOMENTS = KernelSignature(
+    "reward_moments",
+    (
+        Array("rewards", f32, const=True),
+        Array("terminations", boolean, const=True),
+        Array("truncations", boolean, const=True),
+        Array("active", boolean, const=True),
+        Array("indices", i64, const=True, shape=("rows",)),  # of the first step
+        Array("reward_sums", f32, shape=("rows",)),
+        Array("mean", f64, const=True, shape=()),
+        Array("moments", f64, shape=(3,)),
+        Array("parts", f64),
+        Array("ticket", i32, shape=()),
+        Scalar("gamma", f32),
+        Scalar("num_steps", i64),
+        Scalar("step", i64),  # samples from one step to the next
+        Scalar("rows", i64),
+    ),
+)
+UPDATE_NORMALIZER = KernelSignature(
+    "update_normalizer",
+    (
+        Array("mean", f64, shape=("size",)),
+        Array("var", f64, shape=("size",)),
+        Array("count", f64, shape=()),
+        Array("moments", f64),
+        Scalar("size", i64),
+    ),
+)
+
+
+def _program(functions: FunctionManager) -> Program:
+    kernels = [OBS_MOMENTS, REWARD_MOMENTS, UPDATE_NORMALIZER]
+    return functions.compile(cuda_folder() / "learner/normalizers.cu", kernels=kernels)
+
+
+@dataclass(frozen=True)
+class NormalizerUpdate:
+    """The update of one normalizer.
+
+    Attributes:
+        add_samples: Adds the moments of a rollout's active samples to ``moments``.
+        moments: (1 + 2 * size,) float64, as ``Normalizer.moments`` has them.
+        apply: Updates the normalizer from ``moments`` and sets these to 0.
+    """
+
+    add_samples: Launch
+    moments: torch.Tensor
+    apply: Launch
+
+
+def _zeros(count: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.zeros(count, dtype=dtype, device=device)
+
+
+def update_launch(functions: FunctionManager, normalizer: Normalizer, moments: torch.Tensor) -> Launch:
+    """A launch that updates a normalizer from ``moments``, (1 + 2 * size,) float64, and sets these to 0."""
+    size = normalizer.mean.numel()
+    statistics = {"mean": normalizer.mean, "var": normalizer.var, "count": normalizer.count}
+    shape = LaunchShape(MOMENTS_BLOCK, threads_per_block=MOMENTS_BLOCK, work=size)
+    return _program(functions).prepare("update_normalizer", shape, **statistics, moments=moments, size=size)
+
+
+def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices: torch.Tensor) -> NormalizerUpdate:
+    """Of observations.
+
+    Args:
+        normalizer: Of the role's observations.
+        rollout: The samples.
+        view: Of the role.
+        indices: (rows,) int64, its samples, which count through (T, E, A).
+    """
+    functions, device, rows, size = rollout.env.functions, indices.device, len(indices), normalizer.mean.numel()
+    table = rollout.obs[:-1].flatten(0, 2)
+    offsets = torch.arange(table[0].numel(), device=device).view(table[0].shape)[tuple(view.obs_slice)]
+    lane_bits = min(MAX_LANE_BITS, max(0, size - 1).bit_length())
+    tiles, columns = -(-rows // TILE_ROWS), -(-size >> lane_bits)
+    moments = _zeros(1 + 2 * size, device)
+    launch = _program(functions).prepare(
+        "obs_moments",
+        LaunchShape(tiles * columns, threads_per_item=MOMENTS_BLOCK, threads_per_block=MOMENTS_BLOCK, work=rows * size),
+        obs=table,
+        bytes=table.dtype == torch.uint8,
+        stride=table.stride(0),
+        offsets=offsets.flatten().contiguous(),
+        indices=indices,
+        active=rollout.active,
+        mean=normalizer.mean,
+        moments=moments,
+        parts=_zeros(3 * tiles * columns << lane_bits, device),
+        tickets=_zeros(max(1, columns), device, torch.int32),
+        rows=rows,
+        size=size,
+        lanes=1 << lane_bits,
+        groups=MOMENTS_BLOCK >> lane_bits,
+        lane_bits=lane_bits,
+        lane_mask=(1 << lane_bits) - 1,
+    )
+    return NormalizerUpdate(launch, moments, update_launch(functions, normalizer, moments))
+
+
+def reward_update(
+    normalizer: Normalizer, rollout: Rollout, indices: torch.Tensor, reward_sums: torch.Tensor, gamma: float
+) -> NormalizerUpdate:
+    """Of discounted sums of rewards.
+
+    Args:
+        normalizer: Of the returns.
+        rollout: The samples.
+        indices: (T * rows,) int64, the policy's samples, which count through (T, E, A).
+        reward_sums: (E, …) float32, rows in all: the sums of each agent's episode so far; the launch continues them.
+        gamma: The discount.
+    """
+    functions, device, rows = rollout.env.functions, indices.device, reward_sums.numel()
+    moments, tiles = _zeros(3, device), -(-rows // MOMENTS_BLOCK)
+    launch = _program(functions).prepare(
+        "reward_moments",
+        LaunchShape(
+            tiles, threads_per_item=MOMENTS_BLOCK, threads_per_block=MOMENTS_BLOCK, work=rollout.rewards.numel()
+        ),
+        rewards=rollout.rewards,
+        terminations=rollout.terminations,
+        truncations=rollout.truncations,
+        active=rollout.active,
+        indices=indices[:rows],
+        reward_sums=reward_sums,
+        mean=normalizer.mean,
+        moments=moments,
+        parts=_zeros(3 * tiles, device),
+        ticket=_zeros(1, device, torch.int32),
+        gamma=gamma,
+        num_steps=len(rollout.rewards),
+        step=rollout.rewards[0].numel(),
+        rows=rows,
+    )
+    return NormalizerUpdate(launch, moments, update_launch(functions, normalizer, moments))
