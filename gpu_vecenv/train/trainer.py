@@ -38,6 +38,7 @@ from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
@@ -147,6 +148,10 @@ class Trainer:
             self._forward_passes = [
                 Forward(policy, self.rollout, self._parameters, kernels[name]) for name, policy in self.policies.items()
             ]
+            # Why a rollout takes several launches a step; None: it is one launch.
+            self._fused_rollout, self.rollout_reason = fused_rollout(
+                self.rollout, self.sampler, self.torch_reasons, kernels
+            )
             gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():
                 gamma[learner.policy.view.agents] = learner.config.gamma
@@ -279,9 +284,12 @@ class Trainer:
     @torch.no_grad()
     def _collect_rollout(self) -> None:
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
-        data.collect(self._forward_passes, self.sampler, self._parameters, self.timer.mark, timed_step)
-        for forward in self._forward_passes:
-            forward(-1, only_values=True)
+        if self._fused_rollout is not None and self._fused_rollout.applies():
+            self._fused_rollout()
+        else:
+            data.collect(self._forward_passes, self.sampler, self._parameters, self.timer.mark, timed_step)
+            for forward in self._forward_passes:
+                forward(-1, only_values=True)
         self._compute_advantages()
         for learner in self.learners.values():
             learner.update_statistics()
@@ -411,6 +419,7 @@ class Trainer:
             "_compute_advantages",
             "_parameters",
             "_forward_passes",
+            "_fused_rollout",
             "_read_metrics",
         ):
             vars(self).pop(name, None)
