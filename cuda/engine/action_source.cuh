@@ -31,14 +31,14 @@ HD ActionSource action_source_of(const Arguments& args) {
 
 #else
 
-// Draws the actions of all agents from rows that are `pitch` numbers apart: into `actions`, which the game reads, and
-// into the caller's tensors.
-HD void draw_actions(const float* rows, int pitch, const sampling::SampleArguments& sample, EngineState m, i64 env,
-                     Action* actions) {
+// Draws the actions of all agents from their parameters, row_of(agent): into `actions`, which the game reads, and into
+// the caller's tensors.
+template <class F>
+HD void draw_actions(F row_of, const sampling::SampleArguments& sample, EngineState m, i64 env, Action* actions) {
     Rng rng = rng_at(m, SAMPLER_STREAM, m.episode[0], m.elapsed_steps[0]);
     FOR_AGENTS (i) {
         Action action[ACTION_HEADS];
-        sampling::sample_row(rows + (i64)i * pitch, rng, i, sample, env * NUM_AGENTS + i, action);
+        sampling::sample_row(row_of(i), rng, i, sample, env * NUM_AGENTS + i, action);
         UNROLL for (int head = 0; head < ACTION_HEADS; ++head) actions[i * ACTION_HEADS + head] = action[head];
     }
 }
@@ -74,7 +74,7 @@ struct ActionSource {
         }
     }
     HD void draw(EngineState m, i64 env, Action* actions) const {
-        draw_actions(rows, PARAMETERS_PER_AGENT, sample, m, env, actions);
+        draw_actions([=](int i) { return rows + (i64)i * PARAMETERS_PER_AGENT; }, sample, m, env, actions);
     }
 };
 

@@ -62,7 +62,7 @@ HD constexpr int weight_bytes(int layer) {
     return 16 * units(outputs) * input_pitch(layer) * (int)sizeof(Word) + 16 * units(outputs) * (int)sizeof(float);
 }
 HD constexpr int weights_end(int layers) {
-    int bytes = 0;
+    int bytes = SHARED_FIRST;
     for (int layer = 0; layer < layers; ++layer) bytes += weight_bytes(layer);
     return bytes;
 }
@@ -78,7 +78,7 @@ constexpr int RESULTS_END = SCALES_END + ROWS * RESULT_PITCH * (int)sizeof(float
 constexpr int RESULT_GRADIENTS_END = RESULTS_END + ROWS * RESULT_PITCH * (int)sizeof(float);
 constexpr int SUMS_END = RESULT_GRADIENTS_END + ROWS * SUM_PITCH * (int)sizeof(float);
 constexpr int DELTAS_END = SUMS_END + ROWS * pitch(HEAD_OUTPUTS) * (int)sizeof(Word);
-static_assert(SHARED_BYTES == (FORWARD_ONLY ? RESULTS_END : DELTAS_END), "as Python allocates them");
+static_assert(SHARED_FIRST + SHARED_BYTES == (FORWARD_ONLY ? RESULTS_END : DELTAS_END), "as Python allocates them");
 
 template <int L>
 constexpr int WEIGHTS_AT = weights_end(L);
@@ -195,7 +195,7 @@ HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance
 // Everything that all tiles have in common.
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,
                         [[maybe_unused]] const double* obs_var) {
-    fill_with_zeros(shared_memory, rows<1>());  // columns beyond the sizes stay 0
+    fill_with_zeros(shared_memory + SHARED_FIRST, rows<1>());  // columns beyond the sizes stay 0
     __syncthreads();
     load_layers<0>(parameters, tower);
     for (int row = threadIdx.x; row < ROWS; row += THREADS)

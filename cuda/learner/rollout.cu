@@ -1,49 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
-// All steps of a rollout in one launch: forward pass, sampling, step, observation and storage. Compiled with the
-// constants of one policy of all agents (perceptron.cuh), after a game and the engine's step.cuh.
+// All steps of a rollout in one launch: forward passes, sampling, step, observation and storage. Compiled after a game,
+// the engine's step.cuh and rollout_policy.cuh for each policy; `Policies`, all of them, and FirstPolicy are generated.
 //
 // Environments are independent, so that a block runs its own for all steps, with the weights and, where they fit, their
-// states in its shared memory or registers. The threads that compute a row of the network (`owners`: a warp or the
-// block) step the environments of their rows, and wait for nobody else. Bits are those of perceptron_forward.cu and of
+// states in its shared memory or registers. The threads that compute rows of the networks (`owners`: a warp or the
+// block) step the environments of these rows, and wait for nobody else. Bits are those of perceptron_forward.cu and of
 // a sampled step, whatever the shape of the launch.
-#include "return_scale.cuh"
 #include "step.cuh"
 
 namespace fused_rollout {  // a game's constants may have the same names
 
-using perceptron::first_owned_row, perceptron::owner, perceptron::result_row, perceptron::sync_owners;
-using perceptron::OWNED_ROWS, perceptron::OWNERS, perceptron::PARAMETERS;
+constexpr int OWNED_ENVS = ENVS_PER_BLOCK * FirstPolicy::ROWS_OF_OWNERS / FirstPolicy::BLOCK_ROWS;
+constexpr int ROW = NUM_AGENTS * OBS_SIZE;  // elements of an environment's observations
+static_assert(OWNED_ENVS > 0, "no environment is divided");
 
-constexpr int OWNED_ENVS = OWNED_ROWS / NUM_AGENTS;      // whose rows the same threads compute
-constexpr int ROW = NUM_AGENTS * OBS_SIZE;               // elements of an environment's observations
-constexpr bool HAS_VALUES = perceptron::TOWERS == 1;     // else the critic is computed after the rollout, all steps at once
-constexpr i64 CHOICES = ACTION_MASKS ? (i64)NUM_AGENTS * NUM_LOGITS : 0;  // of an environment
-static_assert(OWNED_ENVS > 0 && ENVS_PER_BLOCK == perceptron::ROWS / OWNED_ROWS * OWNED_ENVS, "as Python counts them");
-static_assert(perceptron::OWN_AGENTS == NUM_AGENTS && PARAMETERS == PARAMETERS_PER_AGENT, "one policy of all agents");
-static_assert(perceptron::SIZES[0] == OBS_SIZE, "which all have the same observations");
-static_assert(SHARED_BEGIN == perceptron::SHARED_BYTES, "environments have what the network leaves");
+HD int owner() { return FirstPolicy::owner(); }
+HD void sync_owners() { FirstPolicy::sync_owners(); }
+HD int first_owned_env() { return FirstPolicy::first_owned_row() / FirstPolicy::ROWS_OF_OWNERS * OWNED_ENVS; }
 
-// Draws from the network's results.
+// Draws from the networks' results for the k-th environment of the owners.
 struct ActionSource {
     static constexpr bool int64_actions = false;
-    const float* results;  // of the environment's first agent
     sampling::SampleArguments sample;
+    int k;
 
+    HD static float* parameters_of(int k, int agent) {
+        float* row = nullptr;
+        Policies::each_type([&](auto policy) {
+            if (policy.has(agent)) row = policy.parameters_of(k, agent);
+        });
+        return row;
+    }
     HD const void* actions_of(i64 env) const { return sample.actions + env * NUM_AGENTS * ACTION_HEADS; }
     HD void load(i64) {}
     HD void stage() {}
     HD void draw(EngineState m, i64 env, Action* actions) const {
-        stepping::draw_actions(results, perceptron::RESULT_PITCH, sample, m, env, actions);
+        int own = k;
+        stepping::draw_actions([=](int i) { return parameters_of(own, i); }, sample, m, env, actions);
+    }
+    // Choices that the game masks have the logit of the forward pass.
+    HD void mask([[maybe_unused]] EngineState m, [[maybe_unused]] float logit) const {
+#if ACTION_MASKS
+        FOR_AGENTS (i) {
+            Policies::each_type([&](auto policy) {
+                if (policy.IS_GAUSSIAN || !policy.has(i)) return;
+                float* row = policy.parameters_of(k, i);
+                for (int choice = 0; choice < policy.NUM_PARAMETERS; ++choice)
+                    if (!m.action_mask[i][choice]) row[choice] = logit;
+            });
+        }
+#endif
     }
 };
-
-// The tensors of step t, and those that it writes for step t + 1.
-HD ActionSource action_source_of(const rollout_Arguments& args, i64 t, const float* results) {
+HD sampling::SampleArguments sample_arguments(const rollout_Arguments& args, i64 t) {
     i64 first = t * args.num_envs * NUM_AGENTS;
     float* draws = BOX_ACTIONS ? args.draws + first * ACTION_HEADS : nullptr;
-    Action* actions = args.actions + t * args.actions_stride;
-    return {results, {false, args.squash_by_tanh, actions, args.log_probs + first, nullptr, draws}};
+    return {false, args.squash_by_tanh, args.actions + t * args.actions_stride, args.log_probs + first, nullptr, draws};
 }
+
+// What step t writes, its own rows and those before step t + 1.
 HD StepOutputs outputs_of(const rollout_Arguments& args, i64 t) {
     i64 first = t * args.num_envs * NUM_AGENTS, next = first + args.num_envs * NUM_AGENTS;
     StepOutputs out = {};
@@ -57,18 +72,17 @@ HD StepOutputs outputs_of(const rollout_Arguments& args, i64 t) {
 }
 
 // The environments of this thread's owners.
-struct Envs {
+struct OwnedEnvs {
     i64 first;  // index of the first
     int count;
 
-    // Copies items of the owners' environments.
     template <class T>
-    HD void copy(const T* from, T* to, i64 items_per_env) const {
-        for (i64 k = owner(); k < count * items_per_env; k += OWNERS) to[k] = from[k];
+    HD void copy(const T* from, T* to, int items_per_env) const {
+        for (int k = owner(); k < count * items_per_env; k += FirstPolicy::NUM_OWNERS) to[k] = from[k];
     }
     // Row T of the rollout before becomes row 0.
     template <class T>
-    HD void carry_over(T* rows, const rollout_Arguments& args, i64 items_per_env) const {
+    HD void carry_over(T* rows, const rollout_Arguments& args, int items_per_env) const {
         T* own = rows + first * items_per_env;
         copy(own + args.num_steps * args.num_envs * items_per_env, own, items_per_env);
     }
@@ -76,63 +90,52 @@ struct Envs {
 
 HD Observation* staged_obs() {
     if constexpr (staging::OBS_IN_SHARED)
-        return staging::obs_of_block() + first_owned_row() / OWNED_ROWS * OWNED_ENVS * ROW;
+        return staging::obs_of_block() + first_owned_env() * ROW;
     else
         return nullptr;
 }
 
-// Choices that are masked have the logit of the forward pass.
-HD void mask_results([[maybe_unused]] EngineState m, [[maybe_unused]] float* results, [[maybe_unused]] float logit) {
-#if ACTION_MASKS
-    FOR_AGENTS (i) {
-        for (int k = 0; k < NUM_LOGITS; ++k)
-            if (!m.action_mask[i][k]) results[i * perceptron::RESULT_PITCH + k] = logit;
-    }
-#endif
-}
-
-// All steps of the environments of the block.
 HD void collect(const rollout_Arguments& args) {
-    const perceptron::ReturnScale scale = perceptron::ReturnScale::of(args.return_mean, args.return_var);
-    Envs envs = {(i64)blockIdx.x * ENVS_PER_BLOCK + first_owned_row() / OWNED_ROWS * OWNED_ENVS, OWNED_ENVS};
+    OwnedEnvs envs = {(i64)blockIdx.x * ENVS_PER_BLOCK + first_owned_env(), OWNED_ENVS};
     i64 left = args.num_envs - envs.first;
     if (left < OWNED_ENVS) envs.count = left < 0 ? 0 : (int)left;
+    Policies policies;
+    policies.each([&](auto& policy) { policy.begin(args, envs.count); });
     envs.carry_over(args.obs, args, ROW);
     envs.carry_over(args.active, args, NUM_AGENTS);
-    if constexpr (ACTION_MASKS) envs.carry_over(args.action_mask, args, CHOICES);
+    if constexpr (ACTION_MASKS) envs.carry_over(args.action_mask, args, NUM_AGENTS * NUM_LOGITS);
     if constexpr (staging::OBS_IN_SHARED) envs.copy(args.obs + envs.first * ROW, staged_obs(), ROW);
-    const int rows = envs.count * NUM_AGENTS;
-    for (int row = owner(); row < OWNED_ROWS; row += OWNERS)
-        perceptron::indices()[first_owned_row() + row] = row < rows ? row : -1;
 
     const int own = group_of_block() % OWNED_ENVS;  // this group's environment
     const bool has_env = group_of_warp() < GROUPS_PER_WARP && group_of_block() < ENVS_PER_BLOCK && own < envs.count;
     const i64 env = has_env ? envs.first + own : 0;
-    float* results = result_row(first_owned_row() + own * NUM_AGENTS);
     EngineState engine = engine_state_of(args, env);
     State state = state_of(args, env);
     guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
     staging::Staged in_registers;
     staging::Staged& staged = staging::staged_of(in_registers);
-    ActionSource source = action_source_of(args, 0, results);
-    stepping::StepContext c =
-        stepping::context_of(env, engine, state, NEXT_STEP, 0, guarded_scratch::begin(memory));
+    ActionSource source = {sample_arguments(args, 0), own};
+    stepping::StepContext c = stepping::context_of(env, engine, state, NEXT_STEP, 0, guarded_scratch::begin(memory));
     if (has_env) stepping::load(c, staged, source);
+    __syncthreads();  // weights have been loaded
 
     for (i64 t = 0;; ++t) {
-        if (t == args.num_steps && !HAS_VALUES) break;
         i64 first_row = (t * args.num_envs + envs.first) * NUM_AGENTS;
+        const Observation* obs = staging::OBS_IN_SHARED ? staged_obs() : args.obs + first_row * OBS_SIZE;
         sync_owners();
-        perceptron::load_obs(staging::OBS_IN_SHARED ? staged_obs() : args.obs + first_row * OBS_SIZE, OBS_SIZE);
+        policies.each([&](auto& policy) {
+            if (policy.HAS_VALUES || t < args.num_steps) policy.load_obs(obs);
+        });
         sync_owners();
-        perceptron::forward_layers<0>(0);
-        if (HAS_VALUES && owner() < rows)
-            args.values[first_row + owner()] = scale.value(result_row(first_owned_row() + owner())[PARAMETERS]);
+        policies.each([&](auto& policy) {
+            if (policy.HAS_VALUES || t < args.num_steps) policy.forward();
+            if (policy.HAS_VALUES) policy.store_values(envs.count, args.values + first_row);
+        });
         if (t == args.num_steps) break;
         if (has_env) {
-            source = action_source_of(args, t, results);
             StepOutputs out = outputs_of(args, t);
-            mask_results(c.engine, results, args.masked_logit);
+            source.sample = sample_arguments(args, t);
+            source.mask(c.engine, args.masked_logit);
             if constexpr (!staging::IS_STAGED) c.io.actions = source.actions_of(env);
             stepping::step_loaded(c, source, initial_states_of(args), out, host_simd::EnvRange());
             stepping::store_rewards_and_ends(c, staged, out);
@@ -155,8 +158,4 @@ KERNEL(rollout_layout) {
     }
 }
 
-KERNEL_WITH_LAUNCH_BOUNDS(rollout, perceptron::THREADS, perceptron::MIN_BLOCKS) {
-    perceptron::load_parameters(args.parameters, 0, args.obs_mean, args.obs_var);
-    __syncthreads();
-    fused_rollout::collect(args);
-}
+KERNEL_WITH_LAUNCH_BOUNDS(rollout, FirstPolicy::BLOCK, FirstPolicy::BLOCKS) { fused_rollout::collect(args); }

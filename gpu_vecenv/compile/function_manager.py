@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from gpu_vecenv.compile.codegen import (
     inline_includes,
     missing_definitions,
     own_source,
-    stepping_source,
 )
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
@@ -46,19 +44,6 @@ TENSOR_DTYPES: dict[np.dtype[Any], tuple[torch.dtype, ...]] = {
 DIAGNOSTIC = re.compile(r"error|undefined|unresolved|in expansion of macro", re.IGNORECASE)
 SHOWN_DIAGNOSTICS = 3
 OWN_ERROR = re.compile(r"[^:(]+(:\d+(:\d+)?:|\(\d+\):) (fatal |catastrophic )?error")  # file.cu:3:8: or file.cu(3):
-
-
-@dataclass(frozen=True)
-class Stepping:
-    """How a kernel that is not the engine's steps environments.
-
-    Args:
-        groups: Definitions of ``backends.group_constants``.
-        build: Of the engine.
-    """
-
-    groups: str
-    build: BuildOptions
 
 
 class FunctionManager:
@@ -85,7 +70,6 @@ class FunctionManager:
         kernels: Sequence[KernelSignature],
         game: Env | None = None,
         constants: str = "",
-        stepping: Stepping | None = None,
     ) -> Program:
         """Compile custom kernels: C++ source, or the path of a ``.cu`` file.
 
@@ -99,7 +83,6 @@ class FunctionManager:
             kernels: Signatures of the kernels in the source.
             game: If given, its constants and types, as ``gpu-vecenv show`` prints them, precede the source.
             constants: Definitions in C++ that come after those of the game and precede the source.
-            stepping: If given, the game's own source and step.cuh precede the constants, for kernels that step it.
 
         Raises:
             KernelCompileError: With file, line and the compiler's message.
@@ -116,11 +99,7 @@ class FunctionManager:
         folder = None if isinstance(source, str) else source.parent
         name = name or ("kernel.cu" if isinstance(source, str) else source.name)
         seen = set[str]()
-        if stepping is not None:
-            check_kind("compile: game", game, Env, "a configured Env")
-            assert game is not None
-            before = stepping.groups + stepping_source(game.layout, stepping.build, seen)
-        elif game is None:
+        if game is None:
             before = inline_includes('#include "kernel.cuh"', "generated header", None, seen)
         else:
             before = declared_source(game.layout, DEFAULT_BUILD, seen)

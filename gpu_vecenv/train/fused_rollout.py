@@ -1,19 +1,19 @@
 """A rollout in one launch: forward pass, sampling, step, observation and storage of all steps.
 
-``cuda/learner/rollout.cu`` is compiled for one game, one policy of all its agents and one precision. All other rollouts
-take a few launches a step (``Rollout.collect``), with bit-identical results; ``why_not_fused`` says why.
+``cuda/learner/rollout.cu`` is compiled for one game, its policies and one precision. Where it does not apply, a rollout
+takes a few launches a step (``Rollout.collect``), with bit-identical results; ``fused_rollout`` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape, TensorCores, group_constants
+from gpu_vecenv.compile.codegen import inline_includes, stepping_source
 from gpu_vecenv.compile.engine_kernels import BuildOptions, state_arguments
-from gpu_vecenv.compile.function_manager import Launch, Stepping
 from gpu_vecenv.declare.field import boolean, f32, f64, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
@@ -26,84 +26,121 @@ from gpu_vecenv.train.rollout_storage import Rollout
 # In the order of preference: the first with which a launch runs all environments at once is taken, as the steps of a
 # small tile take the least time; else that with which it runs the most.
 TILES = (TileShape(16, 1, 4), TileShape(32, 2, 2), TileShape(64, 4, 1), TileShape(64, 2, 2), TileShape(128, 8, 1))
-MAX_AGENTS = 32  # of one environment: a group is at most a warp
+MAX_AGENTS = 32  # of one environment: its group is at most a warp
 STEP_REGISTERS = 64  # of a thread for its environment, beside those of the network; an estimate
+REGISTERS = 65536  # of a multiprocessor
+STATIC_BYTES = 1024  # of shared memory that the engine keeps for variables of kernels
+MAX_BLOCKS = 8  # that the compiler must keep resident
+TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f64, "return_var": f64}  # of a policy
 
 
 @dataclass(frozen=True)
-class EnvsOfTile:
-    """How the threads of a block step the environments whose rows the block computes.
+class RolloutTile:
+    """A block's tile of rows, of each policy, and how its threads step the environments of these rows.
 
     Args:
-        tile: Rows and warps of the block.
-        num_agents: Rows of an environment.
+        tile: Rows and warps of a block.
+        layout: The game.
+        perceptrons: The networks of its policies.
     """
 
     tile: TileShape
-    num_agents: int
-
-    @property
-    def owners(self) -> int:
-        """Warps that have all columns of their rows, each with environments of its own, or one block."""
-        return self.tile.row_warps if self.tile.column_warps == 1 else 1
-
-    @property
-    def envs(self) -> int:
-        """Environments of the block; 0 if the rows of one are too many."""
-        return self.owners * (self.tile.rows // self.owners // self.num_agents)
+    layout: GameLayout
+    perceptrons: tuple[Perceptron, ...]
 
     @property
     def threads_per_env(self) -> int:
-        """The next power of two."""
-        return 1 << (self.num_agents - 1).bit_length()
+        """Agents, rounded up to a power of two."""
+        return 1 << (self.layout.num_agents - 1).bit_length()
 
     @property
-    def groups_per_warp(self) -> int:
-        """Environments of a warp; the last warps of a block may have fewer."""
-        return -(-self.envs // self.tile.warps)
+    def envs(self) -> int:
+        """Environments of a block; 0 if the rows or the threads of one are too many.
 
-    def fits(self) -> bool:
-        """Whether the threads suffice."""
-        return self.envs > 0 and self.groups_per_warp * self.threads_per_env <= 32
+        Warps that have all columns of their rows have environments of their own.
+        """
+        owners = self.tile.row_warps if self.tile.column_warps == 1 else 1
+        most_agents = max(p.agents.stop - p.agents.start for p in self.perceptrons)
+        groups = self.tile.warps // owners * (32 // self.threads_per_env)
+        return owners * min(self.tile.rows // owners // most_agents, groups)
 
-    def constants(self, shared_begin: int, shared_limit: int) -> str:
-        """The constants in C++, with the bytes of shared memory that the network has and those that the rest may use."""
+    @property
+    def network_bytes(self) -> int:
+        """Shared memory of the networks."""
+        return sum(perceptron.shared_bytes(self.tile, forward=True) for perceptron in self.perceptrons)
+
+    def envs_at_once(self, cores: TensorCores) -> int:
+        """Environments that a GPU runs at the same time, an estimate; 0 if a block does not fit."""
+        fields = (field for field in (*self.layout.fields, *self.layout.engine_fields) if not field.shared)
+        each = sum(field.nbytes for field in fields)
+        each += self.layout.obs_size * self.layout.num_agents * self.layout.observation.dtype.itemsize
+        static_bytes = STATIC_BYTES + 4 * len(self.layout.randomized) * self.envs
+        if self.envs == 0 or self.network_bytes + static_bytes > cores.block_shared_bytes:
+            return 0
+        registers = STEP_REGISTERS + max(p.registers(self.tile, forward=True) for p in self.perceptrons)
+        size = self.network_bytes + each * self.envs + cores.reserved_shared_bytes
+        blocks = min(cores.shared_bytes // size, REGISTERS // (32 * self.tile.warps * registers))
+        return self.envs * cores.multiprocessors * max(1, blocks)
+
+    def constants(self, cores: TensorCores) -> str:
+        """The constants of the groups of threads in C++."""
         return group_constants(
-            self.threads_per_env, self.envs, self.groups_per_warp, shared_limit - shared_begin, shared_begin
+            self.threads_per_env,
+            self.envs,
+            -(-self.envs // self.tile.warps),
+            cores.block_shared_bytes - self.network_bytes,
+            self.network_bytes,
         )
 
+    def source(self, build: BuildOptions, cores: TensorCores, resident_blocks: int) -> str:
+        """The program of rollout.cu; kernel.cuh precedes it."""
+        folder, seen = cuda_folder() / "learner", set[str]()
 
-def choose_tile(perceptron: Perceptron, env: VecEnv, cores: TensorCores) -> TileShape | None:
+        def include(name: str, seen: set[str]) -> str:
+            return inline_includes(f'#include "{name}"', "rollout", folder, seen)
+
+        include("kernel.cuh", seen)
+        text = self.constants(cores) + stepping_source(self.layout, build, seen) + include("tensor_core.cuh", seen)
+        text += f"struct PolicyTensors {{ const float* parameters; const double {', '.join(f'*{n}' for n in TENSORS if n != 'parameters')}; }};\n"
+        names, first = [f"perceptron_{k}" for k in range(len(self.perceptrons))], 0
+        for k, (name, perceptron) in enumerate(zip(names, self.perceptrons, strict=True)):
+            tensors = ", ".join(f"args.{tensor}_{k}" for tensor in TENSORS)
+            text += f"#define perceptron {name}\n{perceptron.source(self.tile, resident_blocks, True, first)}"
+            text += f"namespace {name} {{ HD PolicyTensors tensors_of(const rollout_Arguments& args) {{ return {{{tensors}}}; }} }}\n"
+            text += include("rollout_policy.cuh", set(seen)) + "#undef perceptron\n"
+            first += perceptron.shared_bytes(self.tile, forward=True)
+        members = " ".join(f"{name}::RolloutPolicy {name}_;" for name in names)
+        calls, types = (" ".join(f"f({name}{end});" for name in names) for end in ("_", "::RolloutPolicy()"))
+        text += f"""typedef {names[0]}::RolloutPolicy FirstPolicy;
+struct Policies {{
+    {members}
+    template <class F> HD void each(F f) {{ {calls} }}
+    template <class F> HD static void each_type(F f) {{ {types} }}
+}};
+"""
+        return text + inline_includes((folder / "rollout.cu").read_text(encoding="utf-8"), "rollout.cu", folder, seen)
+
+
+def choose_tile(layout: GameLayout, perceptrons: Sequence[Perceptron], num_envs: int, cores: TensorCores) -> RolloutTile | None:
     """The shape of a block's tile; None if none fits."""
-    layout = env.layout
-    each = layout.obs_size * layout.num_agents * layout.observation.dtype.itemsize
-    each += sum(field.nbytes for field in (*layout.fields, *layout.engine_fields) if not field.shared)
-
-    def envs_at_once(tile: TileShape) -> int:
-        own = EnvsOfTile(tile, layout.num_agents)
-        size = perceptron.shared_bytes(tile, forward=True)
-        registers = perceptron.registers(tile, forward=True) + STEP_REGISTERS
-        if not own.fits() or size > cores.block_shared_bytes - 1024:
-            return 0
-        blocks = cores.shared_bytes // (size + each * own.envs + cores.reserved_shared_bytes)
-        return own.envs * cores.multiprocessors * max(1, min(blocks, 65536 // (32 * tile.warps * registers)))
-
-    at_once = {tile: envs_at_once(tile) for tile in TILES}
-    best = max(TILES, key=lambda tile: min(at_once[tile], env.num_envs))
-    return best if at_once[best] else None
+    tiles = [RolloutTile(tile, layout, tuple(perceptrons)) for tile in TILES]
+    best = max(tiles, key=lambda tile: min(tile.envs_at_once(cores), num_envs))
+    return best if best.envs_at_once(cores) else None
 
 
-def rollout_kernels(layout: GameLayout, build: BuildOptions) -> tuple[KernelSignature, KernelSignature]:
+def rollout_kernels(
+    layout: GameLayout, build: BuildOptions, num_policies: int
+) -> tuple[KernelSignature, KernelSignature]:
     """The kernels of rollout.cu and their arguments."""
     rollout = KernelSignature(
         "rollout",
         (
             *state_arguments(layout, build),
-            Array("parameters", f32, const=True),
-            Array("obs_mean", f64, const=True, optional=True),
-            Array("obs_var", f64, const=True, optional=True),
-            Array("return_mean", f64, const=True, optional=True),
-            Array("return_var", f64, const=True, optional=True),
+            *(
+                Array(f"{name}_{k}", dtype, const=True, optional=name != "parameters")
+                for k in range(num_policies)
+                for name, dtype in TENSORS.items()
+            ),
             Array("obs", layout.observation.dtype),
             Array("active", boolean),
             Array("action_mask", boolean, optional=True),
@@ -137,13 +174,13 @@ def why_not_fused(rollout: Rollout, torch_reasons: Mapping[str, str | None]) -> 
         return "no tensor cores"
     if reason := next((reason for reason in torch_reasons.values() if reason is not None), None):
         return f"a policy by torch: {reason}"
-    if len(torch_reasons) > 1:
-        return "several policies"
     if rollout.shaping is not None:
         return "a reward function"
     if reason := env.why_not_fused():
         return reason
-    return None if env.num_agents <= MAX_AGENTS else f"more than {MAX_AGENTS} agents"
+    if env.num_agents > MAX_AGENTS:
+        return f"more than {MAX_AGENTS} agents"
+    return None
 
 
 def fused_rollout(
@@ -164,52 +201,54 @@ def fused_rollout(
     """
     if reason := why_not_fused(rollout, torch_reasons):
         return None, reason
-    (own,), cores = kernels.values(), rollout.env.functions.backend.tensor_cores
-    assert own is not None and cores is not None
-    tile = tile or choose_tile(own.perceptron, rollout.env, cores)
+    own, cores = [kernel for kernel in kernels.values() if kernel is not None], rollout.env.functions.backend.tensor_cores
+    assert len(own) == len(kernels) and cores is not None
+    if not all(isinstance(kernel.policy.view.parameter_columns, slice) for kernel in own):
+        return None, "roles with heads of different sizes"
+    layout, perceptrons = rollout.env.layout, tuple(kernel.perceptron for kernel in own)
     if tile is None:
-        return None, "a network too large for shared memory"
-    fused = FusedRollout(rollout, sampler, own, tile)
-    return fused, None
+        chosen = choose_tile(layout, perceptrons, rollout.env.num_envs, cores)
+    else:
+        chosen = RolloutTile(tile, layout, perceptrons)
+    if chosen is None:
+        return None, "networks too large for shared memory"
+    return FusedRollout(rollout, sampler, own, chosen), None
 
 
 class FusedRollout:
     """All steps of a rollout by one launch, and the values of row T.
 
-    Where actor and critic have a trunk each, the values of all rows are a second launch.
+    Where actor and critic have a trunk each, the values of all rows are one more launch.
 
     Args:
         rollout: Where it is stored.
         sampler: Of the environment.
-        kernels: Of the policy of all agents.
-        tile: Shape of a block's tile.
+        kernels: Of all policies.
+        tile: Of a block.
     """
 
-    def __init__(self, rollout: Rollout, sampler: Sampler, kernels: PerceptronKernels, tile: TileShape) -> None:
+    def __init__(
+        self, rollout: Rollout, sampler: Sampler, kernels: Sequence[PerceptronKernels], tile: RolloutTile
+    ) -> None:
         self.rollout, self.kernels, self.tile = rollout, kernels, tile
-        env, perceptron, cores = rollout.env, kernels.perceptron, rollout.env.functions.backend.tensor_cores
+        env, cores, threads = rollout.env, rollout.env.functions.backend.tensor_cores, 32 * tile.tile.warps
         assert cores is not None
-        own = EnvsOfTile(tile, env.num_agents)
-        begin, limit = perceptron.shared_bytes(tile, forward=True), cores.block_shared_bytes
         build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True)
-        blocks = -(-env.num_envs // own.envs)
+        blocks = -(-env.num_envs // tile.envs)
         program = env.functions.compile(
-            cuda_folder() / "learner/rollout.cu",
-            kernels=rollout_kernels(env.layout, build),
-            game=env.game,
-            constants=perceptron.source(tile, max(1, min(8, -(-blocks // cores.multiprocessors))), forward=True),
-            stepping=Stepping(own.constants(begin, limit), build),
+            tile.source(build, cores, min(MAX_BLOCKS, -(-blocks // cores.multiprocessors))),
+            "rollout.cu",
+            kernels=rollout_kernels(env.layout, build, len(kernels)),
         )
         sizes = torch.zeros(2, dtype=torch.int64, device=env.device)
         program.launch("rollout_layout", 1, out=sizes)
         scratch_bytes, shared_bytes = sizes.tolist()
         data, action = rollout, env.layout.action
-        threads = 32 * tile.warps
         self._launch: Launch = env.prepare(
             program,
             "rollout",
             LaunchShape(blocks * threads, threads_per_block=threads, shared_bytes=shared_bytes),
-            **kernels.common,
+            **{f"{name}_{k}": tensor for k, own in enumerate(kernels) for name, tensor in own.common.items()},
             obs=data.obs,
             active=data.active,
             action_mask=data.action_mask,
@@ -227,15 +266,19 @@ class FusedRollout:
             scratch=torch.empty(max(1, scratch_bytes * env.num_envs), dtype=torch.uint8, device=env.device),
             num_envs=env.num_envs,
         )
-        self._values = None if perceptron.towers == 1 else kernels.forward(num_steps=len(data.rewards) + 1)
+        # Of the policies whose actor and critic have a trunk each.
+        self._values = [
+            (own.policy.view, own.forward(num_steps=len(data.values))) for own in kernels if own.perceptron.towers == 2
+        ]
 
     def applies(self) -> bool:
-        """Whether neither policy nor environment was changed since."""
-        return is_plain(self.kernels.policy) and self.rollout.env.why_not_fused() is None
+        """Whether neither policies nor environment were changed since."""
+        return self.rollout.env.why_not_fused() is None and all(is_plain(own.policy) for own in self.kernels)
 
     def __call__(self) -> None:
-        """Collect a rollout, as ``Rollout.collect`` and the forward pass of row T do."""
+        """Collect a rollout, as ``Rollout.collect`` and the forward passes of row T do."""
         data = self.rollout
         data.env.launch(self._launch, "rollout")
-        if self._values is not None:
-            self._values(obs=data.obs.flatten(0, 2), action_mask=None, outputs=None, values=data.values)
+        for view, forward in self._values:
+            obs = data.obs.flatten(0, 2)[(slice(None), *view.obs_slice)]
+            forward(obs=obs, action_mask=None, outputs=None, values=data.values)

@@ -143,8 +143,8 @@ class Perceptron:
         best = max(shapes, key=lambda shape: min(warps[shape], ENOUGH_WARPS))
         return best if warps[best] else None
 
-    def source(self, shape: TileShape, blocks: int, forward: bool) -> str:
-        """The constants in C++."""
+    def source(self, shape: TileShape, blocks: int, forward: bool, shared_first: int = 0) -> str:
+        """The constants in C++; ``shared_first`` is the first of the network's bytes in shared memory."""
 
         def table(kind: str) -> str:
             return ", ".join("{" + ", ".join(map(str, self._layers(k, kind))) + "}" for k in range(self.towers))
@@ -156,6 +156,7 @@ class Perceptron:
                 "ROW_WARPS": shape.row_warps,
                 "COLUMN_WARPS": shape.column_warps,
                 "MIN_BLOCKS": blocks,
+                "SHARED_FIRST": shared_first,
                 "SHARED_BYTES": self.shared_bytes(shape, forward),
                 "FIRST_OWN_AGENT": self.agents.start,
                 "OWN_AGENTS": self.agents.stop - self.agents.start,
