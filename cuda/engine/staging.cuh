@@ -58,9 +58,7 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 // What is before SHARED_BEGIN belongs to the kernel that steps environments.
 HD unsigned char* at(u64 offset) { return shared_memory + SHARED_BEGIN + offset; }
 HD i64 first_env_of_block() { return (i64)visit_order(blockIdx.x, gridDim.x) * ENVS_PER_BLOCK; }
-HD float* parameters_of_group() {
-    return (float*)at(PARAMETERS_BEGIN + PARAMETERS_STRIDE * group_of_block());
-}
+HD float* parameters_of_group() { return (float*)at(PARAMETERS_BEGIN + PARAMETERS_STRIDE * group_of_block()); }
 HD guarded_scratch::Memory* scratch_at(guarded_scratch::Memory* scratches, i64 env) {
     if constexpr (SCRATCH_IN_SHARED)
         return (guarded_scratch::Memory*)at(SCRATCH_STRIDE * group_of_block());

@@ -60,6 +60,18 @@ struct StepContext {
     bool some_have_final_obs;  // final_obs gets only the rows that final_mask names
 };
 
+HD void use_staged(StepContext& c, staging::Staged& staged) {
+    if constexpr (staging::IS_STAGED) {
+        c.engine = staging::staged_engine(staged, c.engine);
+        c.state = staging::staged_state(staged, c.state);
+        c.io.rewards = staged.rewards;
+        c.io.terminations = staged.terminations;
+        c.io.truncations = staged.truncations;
+        c.io.actions = staged.actions;
+        c.io.int64_actions = false;
+    }
+}
+
 // Brings state, actions and policy outputs to the group's staged copies. All loads are issued before the first store.
 template <class Source>
 HD void load(StepContext& c, staging::Staged& staged, Source& source) {
@@ -68,13 +80,7 @@ HD void load(StepContext& c, staging::Staged& staged, Source& source) {
     c.io.int64_actions = source.int64_actions;
     if constexpr (staging::IS_STAGED) {
         staging::load_staged(staged, c.engine, c.state, c.io.actions, c.io.int64_actions);
-        c.engine = staging::staged_engine(staged, c.engine);
-        c.state = staging::staged_state(staged, c.state);
-        c.io.rewards = staged.rewards;
-        c.io.terminations = staged.terminations;
-        c.io.truncations = staged.truncations;
-        c.io.actions = staged.actions;
-        c.io.int64_actions = false;
+        use_staged(c, staged);
     }
     source.stage();
     if (SAMPLED || staging::IS_STAGED) group_sync();
@@ -253,9 +259,9 @@ HD StepContext context_of(i64 env, EngineState engine, State state, i32 mode, i3
     return c;
 }
 
-// One step after load(). With agents_as_envs, each agent is an environment of its own to the caller: one that ends early
-// has its final_obs then, rows of zeros until its environment's episode ends, and terminates there once more, so that no
-// learner bootstraps across the reset.
+// One step after load(). With agents_as_envs, each agent is an environment of its own to the caller: one that ends
+// early has its final_obs then, rows of zeros until its environment's episode ends, and terminates there once more, so
+// that no learner bootstraps across the reset.
 template <class Source>
 HD void step_loaded(StepContext& c, const Source& source, InitialStates initial_states, const StepOutputs& out,
                     const host_simd::EnvRange& range) {

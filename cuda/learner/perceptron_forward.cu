@@ -34,8 +34,7 @@ HD void forward_rows(const perceptron_forward_Arguments& args) {
                     forbidden ? args.masked_logit : result_row(own)[k % PARAMETERS];
             }
         }
-        if (has_value(tower) && has_row && k < args.rows)
-            args.values[index] = scale.value(result_row(row)[PARAMETERS]);
+        if (has_value(tower) && has_row && k < args.rows) args.values[index] = scale.value(result_row(row)[PARAMETERS]);
     }
 }
 

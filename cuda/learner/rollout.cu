@@ -44,9 +44,12 @@ struct ActionSource {
         FOR_AGENTS (i) {
             Policies::each_type([&](auto policy) {
                 if (policy.IS_GAUSSIAN || !policy.has(i)) return;
-                float* row = policy.parameters_of(k, i);
-                for (int choice = 0; choice < policy.NUM_PARAMETERS; ++choice)
-                    if (!m.action_mask[i][choice]) row[choice] = logit;
+                float* own = policy.parameters_of(k, i);
+                for (int head = 0; head < DISCRETE_HEADS; ++head) {
+                    const bool* allowed = m.action_mask[i] + logit_offset(head);
+                    for (int choice = 0; choice < action_size(i, head); ++choice, ++own)
+                        if (!allowed[choice]) *own = logit;
+                }
             });
         }
 #endif
@@ -55,7 +58,8 @@ struct ActionSource {
 HD sampling::SampleArguments sample_arguments(const rollout_Arguments& args, i64 t) {
     i64 first = t * args.num_envs * NUM_AGENTS;
     float* draws = BOX_ACTIONS ? args.draws + first * ACTION_HEADS : nullptr;
-    return {false, args.squash_by_tanh, args.actions + t * args.actions_stride, args.log_probs + first, nullptr, draws};
+    Action* actions = args.actions + t * args.actions_stride;
+    return {false, args.squash_by_tanh, actions, args.log_probs + first, nullptr, draws, true};
 }
 
 // What step t writes, its own rows and those before step t + 1.
@@ -117,7 +121,8 @@ HD void collect(const rollout_Arguments& args) {
     ActionSource source = {sample_arguments(args, 0), own};
     stepping::StepContext c = stepping::context_of(env, engine, state, NEXT_STEP, 0, guarded_scratch::begin(memory));
     if (has_env) stepping::load(c, staged, source);
-    __syncthreads();  // weights have been loaded
+    stepping::use_staged(c, staged);  // the same pointers in all threads: so the compiler keeps the copy in registers
+    __syncthreads();                  // weights have been loaded
 
     for (i64 t = 0;; ++t) {
         i64 first_row = (t * args.num_envs + envs.first) * NUM_AGENTS;

@@ -13,10 +13,10 @@ import gymnasium.vector
 import numpy as np
 import torch
 
+from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.engine_kernels import GUARD_ROWS, BuildOptions
 from gpu_vecenv.compile.forks import forks
-from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.randomize import checked_ranges

@@ -18,7 +18,6 @@ from gpu_vecenv.declare.field import boolean, f32, f64, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.sampler import Sampler
-from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.perceptron import Perceptron, PerceptronKernels, TileShape, is_plain
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -27,10 +26,10 @@ from gpu_vecenv.train.rollout_storage import Rollout
 # small tile take the least time; else that with which it runs the most.
 TILES = (TileShape(16, 1, 4), TileShape(32, 2, 2), TileShape(64, 4, 1), TileShape(64, 2, 2), TileShape(128, 8, 1))
 MAX_AGENTS = 32  # of one environment: its group is at most a warp
-STEP_REGISTERS = 64  # of a thread for its environment, beside those of the network; an estimate
+STEP_REGISTERS = 40  # of a thread for its environment, beside those of the network; an estimate
 REGISTERS = 65536  # of a multiprocessor
 STATIC_BYTES = 1024  # of shared memory that the engine keeps for variables of kernels
-MAX_BLOCKS = 8  # that the compiler must keep resident
+MAX_BLOCKS = 8  # of a multiprocessor; with more the registers are too few
 TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f64, "return_var": f64}  # of a policy
 
 
@@ -57,22 +56,23 @@ class RolloutTile:
     def envs(self) -> int:
         """Environments of a block; 0 if the rows or the threads of one are too many.
 
-        Warps that have all columns of their rows have environments of their own.
+        All warps have as many, if there are enough: a warp whose groups are not all at work takes longer.
         """
-        owners = self.tile.row_warps if self.tile.column_warps == 1 else 1
-        most_agents = max(p.agents.stop - p.agents.start for p in self.perceptrons)
-        groups = self.tile.warps // owners * (32 // self.threads_per_env)
-        return owners * min(self.tile.rows // owners // most_agents, groups)
+        owners = self.tile.row_warps if self.tile.column_warps == 1 else 1  # of rows, with environments of their own
+        most_agents: int = max(p.agents.stop - p.agents.start for p in self.perceptrons)
+        warps = self.tile.warps // owners
+        each = min(self.tile.rows // owners // most_agents, warps * (32 // self.threads_per_env))
+        return owners * (each if each < warps else each // warps * warps)
 
     @property
     def network_bytes(self) -> int:
         """Shared memory of the networks."""
         return sum(perceptron.shared_bytes(self.tile, forward=True) for perceptron in self.perceptrons)
 
-    def envs_at_once(self, cores: TensorCores) -> int:
-        """Environments that a GPU runs at the same time, an estimate; 0 if a block does not fit."""
+    def blocks(self, cores: TensorCores) -> int:
+        """Blocks that a multiprocessor holds at a time, an estimate; 0 if none fits."""
         fields = (field for field in (*self.layout.fields, *self.layout.engine_fields) if not field.shared)
-        each = sum(field.nbytes for field in fields)
+        each: int = sum(field.nbytes for field in fields)
         each += self.layout.obs_size * self.layout.num_agents * self.layout.observation.dtype.itemsize
         static_bytes = STATIC_BYTES + 4 * len(self.layout.randomized) * self.envs
         if self.envs == 0 or self.network_bytes + static_bytes > cores.block_shared_bytes:
@@ -80,7 +80,7 @@ class RolloutTile:
         registers = STEP_REGISTERS + max(p.registers(self.tile, forward=True) for p in self.perceptrons)
         size = self.network_bytes + each * self.envs + cores.reserved_shared_bytes
         blocks = min(cores.shared_bytes // size, REGISTERS // (32 * self.tile.warps * registers))
-        return self.envs * cores.multiprocessors * max(1, blocks)
+        return max(1, min(blocks, MAX_BLOCKS))
 
     def constants(self, cores: TensorCores) -> str:
         """The constants of the groups of threads in C++."""
@@ -101,13 +101,12 @@ class RolloutTile:
 
         include("kernel.cuh", seen)
         text = self.constants(cores) + stepping_source(self.layout, build, seen) + include("tensor_core.cuh", seen)
-        text += f"struct PolicyTensors {{ const float* parameters; const double {', '.join(f'*{n}' for n in TENSORS if n != 'parameters')}; }};\n"
         names, first = [f"perceptron_{k}" for k in range(len(self.perceptrons))], 0
         for k, (name, perceptron) in enumerate(zip(names, self.perceptrons, strict=True)):
             tensors = ", ".join(f"args.{tensor}_{k}" for tensor in TENSORS)
             text += f"#define perceptron {name}\n{perceptron.source(self.tile, resident_blocks, True, first)}"
-            text += f"namespace {name} {{ HD PolicyTensors tensors_of(const rollout_Arguments& args) {{ return {{{tensors}}}; }} }}\n"
-            text += include("rollout_policy.cuh", set(seen)) + "#undef perceptron\n"
+            text += f"#define POLICY_TENSORS {tensors}\n{include('rollout_policy.cuh', set(seen))}"
+            text += "#undef POLICY_TENSORS\n#undef perceptron\n"
             first += perceptron.shared_bytes(self.tile, forward=True)
         members = " ".join(f"{name}::RolloutPolicy {name}_;" for name in names)
         calls, types = (" ".join(f"f({name}{end});" for name in names) for end in ("_", "::RolloutPolicy()"))
@@ -121,11 +120,14 @@ struct Policies {{
         return text + inline_includes((folder / "rollout.cu").read_text(encoding="utf-8"), "rollout.cu", folder, seen)
 
 
-def choose_tile(layout: GameLayout, perceptrons: Sequence[Perceptron], num_envs: int, cores: TensorCores) -> RolloutTile | None:
+def choose_tile(
+    layout: GameLayout, perceptrons: Sequence[Perceptron], num_envs: int, cores: TensorCores
+) -> RolloutTile | None:
     """The shape of a block's tile; None if none fits."""
     tiles = [RolloutTile(tile, layout, tuple(perceptrons)) for tile in TILES]
-    best = max(tiles, key=lambda tile: min(tile.envs_at_once(cores), num_envs))
-    return best if best.envs_at_once(cores) else None
+    at_once = {tile.tile: tile.blocks(cores) * tile.envs * cores.multiprocessors for tile in tiles}
+    best = max(tiles, key=lambda tile: min(at_once[tile.tile], num_envs))
+    return best if at_once[best.tile] else None
 
 
 def rollout_kernels(
@@ -201,10 +203,11 @@ def fused_rollout(
     """
     if reason := why_not_fused(rollout, torch_reasons):
         return None, reason
-    own, cores = [kernel for kernel in kernels.values() if kernel is not None], rollout.env.functions.backend.tensor_cores
+    own, cores = (
+        [kernel for kernel in kernels.values() if kernel is not None],
+        rollout.env.functions.backend.tensor_cores,
+    )
     assert len(own) == len(kernels) and cores is not None
-    if not all(isinstance(kernel.policy.view.parameter_columns, slice) for kernel in own):
-        return None, "roles with heads of different sizes"
     layout, perceptrons = rollout.env.layout, tuple(kernel.perceptron for kernel in own)
     if tile is None:
         chosen = choose_tile(layout, perceptrons, rollout.env.num_envs, cores)
@@ -236,18 +239,18 @@ class FusedRollout:
         build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True)
         blocks = -(-env.num_envs // tile.envs)
         program = env.functions.compile(
-            tile.source(build, cores, min(MAX_BLOCKS, -(-blocks // cores.multiprocessors))),
+            tile.source(build, cores, min(tile.blocks(cores), -(-blocks // cores.multiprocessors))),
             "rollout.cu",
             kernels=rollout_kernels(env.layout, build, len(kernels)),
         )
         sizes = torch.zeros(2, dtype=torch.int64, device=env.device)
         program.launch("rollout_layout", 1, out=sizes)
-        scratch_bytes, shared_bytes = sizes.tolist()
+        scratch_bytes, self.shared_bytes = sizes.tolist()
         data, action = rollout, env.layout.action
-        self._launch: Launch = env.prepare(
+        self._launch = env.prepare(
             program,
             "rollout",
-            LaunchShape(blocks * threads, threads_per_block=threads, shared_bytes=shared_bytes),
+            LaunchShape(blocks * threads, threads_per_block=threads, shared_bytes=self.shared_bytes),
             **{f"{name}_{k}": tensor for k, own in enumerate(kernels) for name, tensor in own.common.items()},
             obs=data.obs,
             active=data.active,

@@ -1,9 +1,11 @@
 """Rollouts in one launch against rollouts of several launches a step, on emulated CUDA threads and on a GPU."""
 
+import dataclasses
 from typing import NamedTuple
 
 import pytest
 import torch
+from games.crew import Crew
 from games.economy import Economy
 from games.fragile import Fragile
 from games.painter import Painter
@@ -14,13 +16,15 @@ from support.emulated_cuda import EmulatedCudaBackend
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.engine.sampler import Sampler
-from gpu_vecenv.train.fused_rollout import TILES, FusedRollout, fused_rollout, why_not_fused
+from gpu_vecenv.train.fused_rollout import STATIC_BYTES, TILES, FusedRollout, fused_rollout, why_not_fused
 from gpu_vecenv.train.layers import kernel_on
-from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, TileShape
+from gpu_vecenv.train.perceptron import Forward, PerceptronKernels
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.trainer import Trainer
 
+NAN = float("nan")
 APART = {"shared_trunk": False}
 BOTH = {"normalize_obs": True, "normalize_returns": True}
 
@@ -52,12 +56,11 @@ CASES = {
     ),
     "a policy for each role": Case("tag_gridworld", {"max_steps": 6}, {"hidden_sizes": (24,)}),
     "narrower observations": Case("simple_adversary", {"max_steps": 5}, {**APART, **BOTH, "hidden_sizes": (24, 16)}),
-    "box beside choices": Case(Economy, {}, {"normalize_returns": True, "hidden_sizes": (24,)}),
+    "box beside choices": Case(Economy, {}, {**APART, "normalize_returns": True, "hidden_sizes": (24,)}),
+    "masks of roles": Case(Crew, {}, {"hidden_sizes": (16,)}),
     "masks": Case(Forbidden, {}, {"hidden_sizes": (16,)}),
     "images": Case(Painter, {}, {**APART, "hidden_sizes": (24,)}),
-    "randomised": Case(
-        "cartpole", {"randomize": {"gravity": (8.0, 12.0)}, "max_steps": 6}, {"hidden_sizes": (16,)}
-    ),
+    "randomised": Case("cartpole", {"randomize": {"gravity": (8.0, 12.0)}, "max_steps": 6}, {"hidden_sizes": (16,)}),
     "non-finite numbers": Case(Fragile, {"num_actions": 7}, {"hidden_sizes": (16,)}, env={"end_on_nonfinite": True}),
 }
 
@@ -147,3 +150,125 @@ def test_one_launch_collects_what_several_launches_a_step_do(name, device):
         assert differing(expected.results(), found.results()) == []
     assert expected.env.episode_statistics()["episodes"].sum() > 0
     assert len(expected.rollout.draws.unique()) > 1 or name == "images"
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("name", ["two trunks", "several agents", "a policy for each role"])
+def test_results_do_not_depend_on_the_shape_of_the_launch(name, tile, device, monkeypatch):
+    case = CASES[name]._replace(num_envs=29)
+    expected, found = Setup(case, device, "tf32"), Setup(case, device, "tf32")
+    fused = found.fused(tile)
+    assert fused.tile.tile == tile and 0 < fused.tile.envs <= tile.rows
+    for order in ("forwards", "backwards"):
+        monkeypatch.setenv("EMULATED_THREADS", order)
+        expected.collect()
+        fused()
+        assert differing(expected.results(), found.results()) == []
+
+
+def test_bfloat16_and_one_environment(device):
+    case = CASES["two roles in one"]._replace(num_envs=1)
+    expected, found = Setup(case, device, "bfloat16"), Setup(case, device, "bfloat16")
+    expected.collect()
+    found.fused()()
+    assert differing(expected.results(), found.results()) == []
+
+
+@pytest.mark.parametrize("name", ["several agents", "two roles in one", "randomised"])
+def test_environments_that_do_not_fit_in_shared_memory(name, device, monkeypatch):
+    """State, scratch memory and observations are then in device memory."""
+    expected, found = Setup(CASES[name], device), Setup(CASES[name], device)
+    tile, cores = TILES[0], found.env.functions.backend.tensor_cores
+    network = found.fused(tile).tile.network_bytes
+    few = dataclasses.replace(cores, block_shared_bytes=network + STATIC_BYTES + 4 * tile.rows)
+    monkeypatch.setattr(found.env.functions.backend, "tensor_cores", few)
+    fused = found.fused(tile)
+    assert fused.shared_bytes == fused.tile.network_bytes
+    for _ in range(2):
+        expected.collect()
+        fused()
+        assert differing(expected.results(), found.results()) == []
+
+
+@pytest.mark.parametrize("name", ["two trunks", "box", "several agents"])
+def test_a_network_that_is_nan_faults_its_environments(name, device):
+    expected, found = Setup(CASES[name], device), Setup(CASES[name], device)
+    fused = found.fused()
+    expected.collect()
+    fused()
+    for setup in (expected, found):
+        for kernels in setup.kernels.values():
+            with torch.no_grad():
+                kernels.policy.network.actor.bias.fill_(NAN)
+    for _ in range(2):
+        expected.collect()
+        fused()
+        assert differing(expected.results(), found.results()) == []
+    assert (found.env.faults() != 0).all()
+    assert found.rollout.rewards.isnan().any()
+
+
+# Where a rollout takes several launches a step
+
+
+def test_reasons_for_several_launches_a_step(device):
+    def reason(setup, **reasons):
+        found, why = fused_rollout(setup.rollout, setup.sampler, {**setup.reasons, **reasons}, setup.kernels)
+        assert (found is None) == (why is not None)
+        return why
+
+    setup = Setup(CASES["two trunks"], device)
+    assert reason(setup) is None
+    assert reason(setup, agent="no hidden layers") == "a policy by torch: no hidden layers"
+    setup.rollout.shaping = lambda transition: transition.rewards
+    assert reason(setup) == "a reward function"
+    setup.rollout.shaping = None
+    setup.env.step = setup.env.step
+    assert reason(setup) == "an overridden step"
+    del setup.env.step
+    assert reason(setup) is None
+    assert reason(Setup(CASES["two trunks"]._replace(env={"validate": "sync"}), device)) == 'validate="sync"'
+    many = CASES["many agents"]._replace(arguments={"num_taggers": 32})
+    assert reason(Setup(many, device)) == "more than 32 agents"
+    setup = Setup(CASES["a policy for each role"], device)
+    backend = setup.env.functions.backend
+    backend.tensor_cores = dataclasses.replace(backend.tensor_cores, block_shared_bytes=20 << 10)
+    assert reason(setup) == "networks too large for shared memory"
+
+
+def test_a_processor_without_tensor_cores_takes_several_launches():
+    env = gpu_vecenv.make("cartpole", 4, "cpu", autoreset_mode="next_step")
+    assert why_not_fused(Rollout(env, 3), {"agent": "no tensor cores"}) == "no tensor cores"
+
+
+def trainer_of(case, device):
+    config = PPOConfig(total_steps=10**6, num_steps=7, num_epochs=1, num_minibatches=2, **case.config)
+    env = gpu_vecenv.make(case.game, 8, device, autoreset_mode="next_step", **case.arguments)
+    return Trainer(env, config, seed=2)
+
+
+@pytest.mark.parametrize("name", ["shared trunk", "narrower observations"])
+def test_a_trainer_trains_the_same_either_way(name, device):
+    fused, other = (trainer_of(CASES[name], device) for _ in range(2))
+    assert fused.rollout_reason is other.rollout_reason is None
+    overridden = other.env.step
+    other.env.step = lambda *arguments, **named: overridden(*arguments, **named)
+    for _ in range(3):
+        metrics, expected = fused.train_iteration(), other.train_iteration()
+        assert differing(fused.state()[0], other.state()[0]) == []
+        timed = {key for key in {*metrics, *expected} if key.endswith(("_time_fraction", "_per_s"))}
+        assert metrics["rollout_time_fraction"] > 0 and "env_time_fraction" not in metrics
+        assert expected["env_time_fraction"] > 0 and "rollout_time_fraction" not in expected
+        assert [metrics[key] for key in metrics if key not in timed] == pytest.approx(
+            [expected[key] for key in expected if key not in timed], rel=0, abs=0, nan_ok=True
+        )
+
+
+def test_a_changed_policy_is_computed_as_it_is(device):
+    trainer = trainer_of(CASES["shared trunk"], device)
+    trainer.train_iteration()
+    (policy,) = trainer.policies.values()
+    calls = []
+    policy.register_forward_hook(lambda *_: calls.append(1))
+    trainer.train_iteration()
+    assert len(calls) >= trainer.config.num_steps
