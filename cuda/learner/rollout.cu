@@ -11,7 +11,8 @@
 namespace fused_rollout {  // a game's constants may have the same names
 
 constexpr int OWNED_ENVS = ENVS_PER_BLOCK * FirstPolicy::ROWS_OF_OWNERS / FirstPolicy::BLOCK_ROWS;
-constexpr int ROW = NUM_AGENTS * OBS_SIZE;  // elements of an environment's observations
+constexpr int ROW = NUM_AGENTS * OBS_SIZE;        // elements of an environment's observations
+constexpr float MASKED_LOGIT = -0x1.fffffep127f;  // as the forward pass writes it
 static_assert(OWNED_ENVS > 0, "no environment is divided");
 
 HD int owner() { return FirstPolicy::owner(); }
@@ -39,7 +40,7 @@ struct ActionSource {
         stepping::draw_actions([=](int i) { return parameters_of(own, i); }, sample, m, env, actions);
     }
     // Choices that the game masks have the logit of the forward pass.
-    HD void mask([[maybe_unused]] EngineState m, [[maybe_unused]] float logit) const {
+    HD void mask([[maybe_unused]] EngineState m) const {
 #if ACTION_MASKS
         FOR_AGENTS (i) {
             Policies::each_type([&](auto policy) {
@@ -48,7 +49,7 @@ struct ActionSource {
                 for (int head = 0; head < DISCRETE_HEADS; ++head) {
                     const bool* allowed = m.action_mask[i] + logit_offset(head);
                     for (int choice = 0; choice < action_size(i, head); ++choice, ++own)
-                        if (!allowed[choice]) *own = logit;
+                        if (!allowed[choice]) *own = MASKED_LOGIT;
                 }
             });
         }
@@ -140,7 +141,7 @@ HD void collect(const rollout_Arguments& args) {
         if (has_env) {
             StepOutputs out = outputs_of(args, t);
             source.sample = sample_arguments(args, t);
-            source.mask(c.engine, args.masked_logit);
+            source.mask(c.engine);
             if constexpr (!staging::IS_STAGED) c.io.actions = source.actions_of(env);
             stepping::step_loaded(c, source, initial_states_of(args), out, host_simd::EnvRange());
             stepping::store_rewards_and_ends(c, staged, out);

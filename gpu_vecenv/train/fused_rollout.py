@@ -146,7 +146,6 @@ def rollout_kernels(
             Array("obs", layout.observation.dtype),
             Array("active", boolean),
             Array("action_mask", boolean, optional=True),
-            Scalar("masked_logit", f32),  # in the place of those that the mask forbids
             Scalar("squash_by_tanh", boolean),
             Array("actions", layout.action.dtype),
             Scalar("actions_stride", i64),  # elements from one step's to those of the next
@@ -255,7 +254,6 @@ class FusedRollout:
             obs=data.obs,
             active=data.active,
             action_mask=data.action_mask,
-            masked_logit=torch.finfo(torch.float32).min,
             squash_by_tanh=sampler.squash == "tanh",
             actions=data.draws if action.discrete else data.samples[0].actions,
             actions_stride=data.draws[0].numel() if action.discrete else 0,
