@@ -123,12 +123,11 @@ HD void collect(const rollout_Arguments& args) {
     stepping::StepContext c = stepping::context_of(env, engine, state, NEXT_STEP, 0, guarded_scratch::begin(memory));
     if (has_env) stepping::load(c, staged, source);
     stepping::use_staged(c, staged);  // the same pointers in all threads: so the compiler keeps the copy in registers
-    __syncthreads();                  // weights have been loaded
+    __syncthreads();
 
     for (i64 t = 0;; ++t) {
         i64 first_row = (t * args.num_envs + envs.first) * NUM_AGENTS;
         const Observation* obs = staging::OBS_IN_SHARED ? staged_obs() : args.obs + first_row * OBS_SIZE;
-        sync_owners();
         policies.each([&](auto& policy) {
             if (policy.HAS_VALUES || t < args.num_steps) policy.load_obs(obs);
         });
@@ -146,10 +145,9 @@ HD void collect(const rollout_Arguments& args) {
             stepping::step_loaded(c, source, initial_states_of(args), out, host_simd::EnvRange());
             stepping::store_rewards_and_ends(c, staged, out);
         }
-        if constexpr (staging::OBS_IN_SHARED) {
-            sync_owners();
+        sync_owners();  // observations are read next
+        if constexpr (staging::OBS_IN_SHARED)
             envs.copy(staged_obs(), args.obs + (first_row + args.num_envs * NUM_AGENTS) * OBS_SIZE, ROW);
-        }
     }
     if (has_env) stepping::store_state(staged, engine, state);
 }
