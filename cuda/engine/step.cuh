@@ -174,7 +174,6 @@ HD void terminate_rows(StepContext& c) {
 }
 
 HD void write_fault(const StepContext& c, bool* fault) {
-    if (!fault) return;
     FOR_AGENTS (i) fault[c.row + i] = c.faulted;
 }
 
@@ -183,9 +182,7 @@ HD void write_final_mask(StepContext& c, bool* final_mask) {
     bool any = false;
     FOR_AGENTS (i) {
         bool agent_ended = c.agents_as_envs && c.mode == SAME_STEP && (c.io.terminations[i] || c.io.truncations[i]);
-        agent_ended |= c.all_have_final_obs;
-        any |= agent_ended;
-        if (final_mask) final_mask[c.row + i] = agent_ended;
+        any |= final_mask[c.row + i] = c.all_have_final_obs || agent_ended;
     }
     c.some_have_final_obs = c.agents_as_envs && group_any(any) && !c.all_have_final_obs;
     c.resets |= c.all_have_final_obs;
@@ -261,8 +258,9 @@ HD StepContext context_of(i64 env, EngineState engine, State state, i32 mode, i3
 
 // One step after load(). With agents_as_envs, each agent is an environment of its own to the caller: one that ends
 // early has its final_obs then, rows of zeros until its environment's episode ends, and terminates there once more, so
-// that no learner bootstraps across the reset.
-template <class Source>
+// that no learner bootstraps across the reset. Without WRITES_MASKS, for NEXT_STEP only, `fault` and `final_mask` stay
+// as they are.
+template <bool WRITES_MASKS = true, class Source>
 HD void step_loaded(StepContext& c, const Source& source, InitialStates initial_states, const StepOutputs& out,
                     const host_simd::EnvRange& range) {
     staging::EpisodeStatistics statistics;
@@ -278,8 +276,10 @@ HD void step_loaded(StepContext& c, const Source& source, InitialStates initial_
         load_statistics(c, statistics);
     }
     terminate_rows(c);
-    write_fault(c, out.fault);
-    write_final_mask(c, out.final_mask);
+    if constexpr (WRITES_MASKS) {
+        write_fault(c, out.fault);
+        write_final_mask(c, out.final_mask);
+    }
     observe_and_reset(c, out.final_obs, initial_states);
     copy_final_rows(c, out);
     zero_rows_and_write_active(c, out);

@@ -142,7 +142,7 @@ HD void collect(const rollout_Arguments& args) {
             source.sample = sample_arguments(args, t);
             source.mask(c.engine);
             if constexpr (!staging::IS_STAGED) c.io.actions = source.actions_of(env);
-            stepping::step_loaded(c, source, initial_states_of(args), out, host_simd::EnvRange());
+            stepping::step_loaded<false>(c, source, initial_states_of(args), out, host_simd::EnvRange());
             stepping::store_rewards_and_ends(c, staged, out);
         }
         sync_owners();  // observations are read next

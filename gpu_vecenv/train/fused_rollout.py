@@ -18,6 +18,7 @@ from gpu_vecenv.declare.field import boolean, f32, f64, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.sampler import Sampler
+from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.perceptron import Perceptron, PerceptronKernels, TileShape, is_plain
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -214,7 +215,10 @@ def fused_rollout(
         chosen = RolloutTile(tile, layout, perceptrons)
     if chosen is None:
         return None, "networks too large for shared memory"
-    return FusedRollout(rollout, sampler, own, chosen), None
+    try:
+        return FusedRollout(rollout, sampler, own, chosen), None
+    except KernelCompileError as error:  # macros of a game's source may have names of the network's
+        return None, f"one kernel of game and networks does not compile: {str(error).splitlines()[-1].strip()}"
 
 
 class FusedRollout:

@@ -16,6 +16,7 @@ from support.emulated_cuda import EmulatedCudaBackend
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.engine.sampler import Sampler
+from gpu_vecenv.envs.cartpole import Cartpole
 from gpu_vecenv.train.fused_rollout import STATIC_BYTES, TILES, FusedRollout, fused_rollout, why_not_fused
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.perceptron import Forward, PerceptronKernels
@@ -234,6 +235,16 @@ def test_reasons_for_several_launches_a_step(device):
     backend = setup.env.functions.backend
     backend.tensor_cores = dataclasses.replace(backend.tensor_cores, block_shared_bytes=20 << 10)
     assert reason(setup) == "networks too large for shared memory"
+
+
+def test_a_game_whose_macros_are_names_of_the_network_takes_several_launches(device, tmp_path):
+    source = tmp_path / "own.cu"
+    source.write_text("#define OWNED_ROWS 7\n" + Cartpole.source_path().read_text())
+    own = dataclasses.dataclass(frozen=True, kw_only=True)(type("Own", (Cartpole,), {"source": source}))
+    setup = Setup(Case(own, {}, {"hidden_sizes": (16,)}), device)
+    fused, reason = fused_rollout(setup.rollout, setup.sampler, setup.reasons, setup.kernels)
+    assert fused is None and reason.startswith("one kernel of game and networks does not compile: ")
+    assert "perceptron.cuh" in reason
 
 
 def test_a_processor_without_tensor_cores_takes_several_launches():
