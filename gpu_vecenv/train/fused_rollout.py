@@ -218,7 +218,7 @@ def fused_rollout(
     try:
         return FusedRollout(rollout, sampler, own, chosen), None
     except KernelCompileError as error:  # macros of a game's source may have names of the network's
-        return None, f"one kernel of game and networks does not compile: {str(error).splitlines()[-1].strip()}"
+        return None, f"one kernel of game and networks does not compile: {str(error).splitlines()[1].strip()}"
 
 
 class FusedRollout:
