@@ -24,9 +24,24 @@ struct ActionSource {
     HD void draw(EngineState, i64, Action*) const {}
 };
 
-HD ActionSource action_source_of(const vecenv_step_Arguments& args) { return {args.actions, args.int64_actions}; }
+template <class Arguments>
+HD ActionSource action_source_of(const Arguments& args) {
+    return {args.actions, args.int64_actions};
+}
 
 #else
+
+// Draws the actions of all agents from their parameters, row_of(agent): into `actions`, which the game reads, and into
+// the caller's tensors.
+template <class F>
+HD void draw_actions(F row_of, const sampling::SampleArguments& sample, EngineState m, i64 env, Action* actions) {
+    Rng rng = rng_at(m, SAMPLER_STREAM, m.episode[0], m.elapsed_steps[0]);
+    FOR_AGENTS (i) {
+        Action action[ACTION_HEADS];
+        sampling::sample_row(row_of(i), rng, i, sample, env * NUM_AGENTS + i, action);
+        UNROLL for (int head = 0; head < ACTION_HEADS; ++head) actions[i * ACTION_HEADS + head] = action[head];
+    }
+}
 
 // Policy outputs of one environment: loaded early into registers, then stored to shared memory, from which any thread
 // of the group reads the rows of its agents.
@@ -58,18 +73,13 @@ struct ActionSource {
             rows = (const float*)staged;
         }
     }
-    // Draws the actions of all agents: into `actions`, which the game reads, and into the caller's tensors.
     HD void draw(EngineState m, i64 env, Action* actions) const {
-        Rng rng = rng_at(m, SAMPLER_STREAM, m.episode[0], m.elapsed_steps[0]);
-        FOR_AGENTS (i) {
-            Action action[ACTION_HEADS];
-            sampling::sample_row(rows + (i64)i * PARAMETERS_PER_AGENT, rng, i, sample, env * NUM_AGENTS + i, action);
-            UNROLL for (int head = 0; head < ACTION_HEADS; ++head) actions[i * ACTION_HEADS + head] = action[head];
-        }
+        draw_actions([=](int i) { return rows + (i64)i * PARAMETERS_PER_AGENT; }, sample, m, env, actions);
     }
 };
 
-HD ActionSource action_source_of(const vecenv_step_Arguments& args) {
+template <class Arguments>
+HD ActionSource action_source_of(const Arguments& args) {
     return {args.parameters,
             {args.greedy, args.squash_by_tanh, args.actions, args.log_probs, args.entropies, args.draws},
             {},

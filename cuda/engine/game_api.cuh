@@ -42,18 +42,26 @@ static_assert(THREADS_PER_ENV <= 32 ? 32 % THREADS_PER_ENV == 0 : THREADS_PER_EN
               "THREADS_PER_ENV must divide 32 or be a multiple of 32");
 
 HD int thread_rank() { return threadIdx.x % THREADS_PER_ENV; }
+// The first GROUPS_PER_WARP groups of a warp run environments; lanes beyond them run none.
+HD int group_of_warp() { return threadIdx.x % 32 / THREADS_PER_ENV; }
+HD int group_of_block() {
+    if constexpr (GROUPS_PER_WARP * THREADS_PER_ENV >= 32) return threadIdx.x / THREADS_PER_ENV;
+    return threadIdx.x / 32 * GROUPS_PER_WARP + group_of_warp();
+}
+constexpr u32 ALL_GROUPS =
+    GROUPS_PER_WARP * THREADS_PER_ENV >= 32 ? 0xffffffffu : (1u << GROUPS_PER_WARP * THREADS_PER_ENV % 32) - 1;
 HD u32 group_mask() {
     return (0xffffffffu >> (32 - THREADS_PER_ENV % 33)) << (threadIdx.x % 32 / THREADS_PER_ENV * THREADS_PER_ENV);
 }
-// Whether all threads of the warp are converged: then one full-mask instruction serves all its groups. Diverged groups
-// execute one after the other, each under its own mask, which takes more instructions.
-HD bool is_full_warp() { return THREADS_PER_ENV == 32 || __activemask() == 0xffffffffu; }
+// Whether all groups of the warp are converged: then one instruction serves them all. Diverged groups execute one after
+// the other, each under its own mask, which takes more instructions.
+HD bool is_full_warp() { return THREADS_PER_ENV == 32 || __activemask() == ALL_GROUPS; }
 HD void group_sync() {
     if constexpr (THREADS_PER_ENV > 32) {
         __syncthreads();  // a block has one environment
     } else if constexpr (THREADS_PER_ENV > 1) {
         if (is_full_warp())
-            __syncwarp();
+            __syncwarp(ALL_GROUPS);
         else
             __syncwarp(group_mask());
     }
@@ -61,7 +69,7 @@ HD void group_sync() {
 HD bool group_any(bool p) {
     if constexpr (THREADS_PER_ENV > 32) return __syncthreads_or(p);
     if constexpr (THREADS_PER_ENV == 1) return p;
-    if (is_full_warp()) return __ballot_sync(0xffffffffu, p) & group_mask();
+    if (is_full_warp()) return __ballot_sync(ALL_GROUPS, p) & group_mask();
     return __any_sync(group_mask(), p);
 }
 HD int atomic_add(int* p, int n) {
@@ -72,7 +80,7 @@ HD int atomic_add(int* p, int n) {
 HD int group_reduce_min(int x) {
     constexpr int WIDTH = THREADS_PER_ENV > 32 ? 32 : THREADS_PER_ENV;
     if (WIDTH == 32 || is_full_warp()) {
-        UNROLL for (int step = WIDTH / 2; step > 0; step /= 2) x = math::min(x, __shfl_xor_sync(0xffffffffu, x, step));
+        UNROLL for (int step = WIDTH / 2; step > 0; step /= 2) x = math::min(x, __shfl_xor_sync(ALL_GROUPS, x, step));
     } else {
         UNROLL for (int step = WIDTH / 2; step > 0; step /= 2) x = math::min(x, __shfl_xor_sync(group_mask(), x, step));
     }

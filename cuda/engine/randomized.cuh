@@ -24,11 +24,11 @@ HD float uniform(Rng rng, int draw, float low, float high, float last) {
 }
 
 #if defined(__CUDACC__)
-#define RANDOMIZED_PARAMETER(name)                         \
-    HD float& stored_##name() {                            \
-        __shared__ float values[ENVS_PER_BLOCK];           \
-        return values[(int)threadIdx.x / THREADS_PER_ENV]; \
-    }                                                      \
+#define RANDOMIZED_PARAMETER(name)               \
+    HD float& stored_##name() {                  \
+        __shared__ float values[ENVS_PER_BLOCK]; \
+        return values[group_of_block()];         \
+    }                                            \
     HD float value_##name() { return stored_##name(); }
 #else
 #define RANDOMIZED_PARAMETER(name)                   \

@@ -13,6 +13,7 @@ struct SampleArguments {
     bool greedy, squash_by_tanh;
     Action* actions;
     float *log_probs, *entropies, *draws;  // draws: only where a role has a Box
+    bool dense = false;                    // an agent's logits are those of its own choices only
 };
 
 struct LogProbAndEntropy {
@@ -32,17 +33,20 @@ HD float exp_nonpositive(float x) {
 }
 
 // Samples every discrete head. The logits of an agent are stored head after head, each padded to the widest role's
-// size. A choice is drawn by inverting the cumulative distribution; sums run in the order of the choices.
+// size unless they are dense. A choice is drawn by inverting the cumulative distribution; sums run in the order of the
+// choices.
 HD LogProbAndEntropy sample_choices(const float* logits, Rng rng, int agent, const SampleArguments& sample,
                                     Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
+    int own_offset = 0;
     Philox4 random = {};
     for (int head = 0; head < DISCRETE_HEADS; ++head) {
         if (head % 4 == 0) random = rng.block(agent, head / 4);
         u32 word = random.word[0];  // one per head
         random = {{random.word[1], random.word[2], random.word[3], 0}};
         int n = action_size(agent, head);
-        const float* x = logits + logit_offset(head);
+        const float* x = logits + (sample.dense ? own_offset : logit_offset(head));
+        own_offset += n;
         action[head] = 0;
         if (n == 0) continue;
         float largest = x[0], weight[LARGEST_HEAD], total = 0;

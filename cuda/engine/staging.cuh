@@ -55,26 +55,26 @@ constexpr u64 SHARED_BYTES = PARAMETERS_IN_SHARED && PARAMETERS_END > OBS_END ? 
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
+// What is before SHARED_BEGIN belongs to the kernel that steps environments.
+HD unsigned char* at(u64 offset) { return shared_memory + SHARED_BEGIN + offset; }
 HD i64 first_env_of_block() { return (i64)visit_order(blockIdx.x, gridDim.x) * ENVS_PER_BLOCK; }
-HD int group_of_block() { return threadIdx.x / THREADS_PER_ENV; }
-HD float* parameters_of_group() {
-    return (float*)(shared_memory + PARAMETERS_BEGIN + PARAMETERS_STRIDE * group_of_block());
-}
+HD float* parameters_of_group() { return (float*)at(PARAMETERS_BEGIN + PARAMETERS_STRIDE * group_of_block()); }
 HD guarded_scratch::Memory* scratch_at(guarded_scratch::Memory* scratches, i64 env) {
     if constexpr (SCRATCH_IN_SHARED)
-        return (guarded_scratch::Memory*)(shared_memory + SCRATCH_STRIDE * group_of_block());
+        return (guarded_scratch::Memory*)at(SCRATCH_STRIDE * group_of_block());
     else
         return scratches + env;
 }
 HD Staged& staged_of(Staged& in_registers) {
     if constexpr (STAGED_IN_SHARED)
-        return *(Staged*)(shared_memory + SCRATCH_END + STAGED_STRIDE * group_of_block());
+        return *(Staged*)at(SCRATCH_END + STAGED_STRIDE * group_of_block());
     else
         return in_registers;
 }
+HD Observation* obs_of_block() { return (Observation*)at(STAGED_END); }
 HD Observation* obs_target(Observation* output) {
     if constexpr (OBS_IN_SHARED)
-        return (Observation*)(shared_memory + STAGED_END) + NUM_AGENTS * OBS_SIZE * group_of_block();
+        return obs_of_block() + NUM_AGENTS * OBS_SIZE * group_of_block();
     else
         return output;
 }
@@ -89,7 +89,7 @@ HD void write_obs(Observation* obs, i64 num_envs) {
         // ENVS_PER_BLOCK is a power of two: the mask changes nothing but proves to the PTX lint that the cast is exact.
         int groups = left < ENVS_PER_BLOCK ? (int)(left & (ENVS_PER_BLOCK - 1)) : ENVS_PER_BLOCK;
         int n = groups * ROW * (int)sizeof(Observation);
-        const unsigned char* from = shared_memory + STAGED_END;
+        const unsigned char* from = at(STAGED_END);
         unsigned char* to = (unsigned char*)(obs + first * ROW);
         int whole = (u64)to % 16 == 0 ? n / 16 : 0;
         for (int k = threadIdx.x; k < whole; k += blockDim.x) ((uint4*)to)[k] = ((const uint4*)from)[k];
@@ -109,7 +109,7 @@ constexpr int RESIDENT_BLOCKS =
 
 #define SCRATCH(scratches, env) staging::scratch_at((guarded_scratch::Memory*)(scratches), env)
 #define ENV_KERNEL(name) KERNEL_WITH_LAUNCH_BOUNDS(name, staging::BLOCK, staging::RESIDENT_BLOCKS)
-#define FOR_ENVS(env, n) if (i64 env = staging::first_env_of_block() + staging::group_of_block(); env < (n))
+#define FOR_ENVS(env, n) if (i64 env = staging::first_env_of_block() + group_of_block(); env < (n))
 
 #else
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels that run any game: reset, step with autoreset and episode statistics, observe, random actions. Compiled
-// after the game's own source.
+// Resets and steps of one environment, for any game: autoreset, episode statistics, observations. Compiled after the
+// game's own source.
 #pragma once
 #include "action_source.cuh"
 #include "host_simd.cuh"
@@ -60,13 +60,8 @@ struct StepContext {
     bool some_have_final_obs;  // final_obs gets only the rows that final_mask names
 };
 
-// Brings state, actions and policy outputs to the group's staged copies. All loads are issued before the first store.
-HD void load(StepContext& c, staging::Staged& staged, ActionSource& source) {
-    source.load(c.env);
-    c.io.actions = source.actions_of(c.env);
-    c.io.int64_actions = source.int64_actions;
+HD void use_staged(StepContext& c, staging::Staged& staged) {
     if constexpr (staging::IS_STAGED) {
-        staging::load_staged(staged, c.engine, c.state, c.io.actions, c.io.int64_actions);
         c.engine = staging::staged_engine(staged, c.engine);
         c.state = staging::staged_state(staged, c.state);
         c.io.rewards = staged.rewards;
@@ -75,11 +70,29 @@ HD void load(StepContext& c, staging::Staged& staged, ActionSource& source) {
         c.io.actions = staged.actions;
         c.io.int64_actions = false;
     }
+}
+
+// Brings state, actions and policy outputs to the group's staged copies. All loads are issued before the first store.
+template <class Source>
+HD void load(StepContext& c, staging::Staged& staged, Source& source) {
+    source.load(c.env);
+    c.io.actions = source.actions_of(c.env);
+    c.io.int64_actions = source.int64_actions;
+    if constexpr (staging::IS_STAGED) {
+        staging::load_staged(staged, c.engine, c.state, c.io.actions, c.io.int64_actions);
+        use_staged(c, staged);
+    }
     source.stage();
     if (SAMPLED || staging::IS_STAGED) group_sync();
 }
 
 HD void prepare_io(StepContext& c, const StepOutputs& out) {
+    c.episode_ended = c.nonfinite = c.faulted = false;
+    if constexpr (!staging::IS_STAGED) {
+        c.io.rewards = out.rewards + c.row;
+        c.io.terminations = out.terminations + c.row;
+        c.io.truncations = out.truncations + c.row;
+    }
     c.obs = staging::obs_target(out.obs + c.row * OBS_SIZE);
     c.io.elapsed_steps = c.engine.elapsed_steps[0];
     c.io.rng = rng_at(c.engine, STEP_STREAM, c.engine.episode[0], c.io.elapsed_steps + 1);
@@ -213,11 +226,8 @@ HD void zero_rows_and_write_active(const StepContext& c, const StepOutputs& out)
     write_active(c.engine, c.env, out.active, out.action_mask);
 }
 
-HD void store(const StepContext& c, const staging::Staged& staged, EngineState engine, State state,
-              const StepOutputs& out) {
+HD void store_rewards_and_ends(const StepContext& c, const staging::Staged& staged, const StepOutputs& out) {
     if constexpr (staging::IS_STAGED) {
-        group_sync();
-        staging::store_staged(staged, engine, state);
         FOR_AGENTS (i) {
             out.rewards[c.row + i] = staged.rewards[i];
             out.terminations[c.row + i] = staged.terminations[i];
@@ -226,12 +236,15 @@ HD void store(const StepContext& c, const staging::Staged& staged, EngineState e
     }
 }
 
-// One step of one environment. With agents_as_envs, each agent is an environment of its own to the caller: one that
-// ends early has its final_obs then, rows of zeros until its environment's episode ends, and terminates there once
-// more, so that no learner bootstraps across the reset.
-HD void step_env(i64 env, EngineState engine, State state, InitialStates initial_states, ActionSource source,
-                 const StepOutputs& out, i32 mode, i32 agents_as_envs, Scratch* scratch,
-                 const host_simd::EnvRange& range) {
+HD void store_state(const staging::Staged& staged, EngineState engine, State state) {
+    if constexpr (staging::IS_STAGED) {
+        group_sync();
+        staging::store_staged(staged, engine, state);
+    }
+}
+
+// One environment before its first step here; the state is in its tensors.
+HD StepContext context_of(i64 env, EngineState engine, State state, i32 mode, i32 agents_as_envs, Scratch* scratch) {
     StepContext c = {};
     c.env = env;
     c.row = env * OUTPUT_ROWS;
@@ -239,17 +252,20 @@ HD void step_env(i64 env, EngineState engine, State state, InitialStates initial
     c.agents_as_envs = agents_as_envs;
     c.engine = engine;
     c.state = state;
-    c.io.rewards = out.rewards + c.row;
-    c.io.terminations = out.terminations + c.row;
-    c.io.truncations = out.truncations + c.row;
     c.io.scratch = scratch;
-    staging::Staged in_registers;
-    staging::Staged& staged = staging::staged_of(in_registers);
-    staging::EpisodeStatistics statistics;
+    return c;
+}
 
-    load(c, staged, source);
+// One step after load(). With agents_as_envs, each agent is an environment of its own to the caller: one that ends
+// early has its final_obs then, rows of zeros until its environment's episode ends, and terminates there once more, so
+// that no learner bootstraps across the reset. Without WRITES_MASKS, for NEXT_STEP only, `fault` and `final_mask` stay
+// as they are.
+template <bool WRITES_MASKS = true, class Source>
+HD void step_loaded(StepContext& c, const Source& source, InitialStates initial_states, const StepOutputs& out,
+                    const host_simd::EnvRange& range) {
+    staging::EpisodeStatistics statistics;
     randomized::use(c.state);
-    source.draw(c.engine, env, (Action*)c.io.actions);
+    source.draw(c.engine, c.env, (Action*)c.io.actions);
     prepare_io(c, out);
     int fault = find_fault(c);
     if (fault) {
@@ -260,97 +276,27 @@ HD void step_env(i64 env, EngineState engine, State state, InitialStates initial
         load_statistics(c, statistics);
     }
     terminate_rows(c);
-    write_fault(c, out.fault);
-    write_final_mask(c, out.final_mask);
+    if constexpr (WRITES_MASKS) {
+        write_fault(c, out.fault);
+        write_final_mask(c, out.final_mask);
+    }
     observe_and_reset(c, out.final_obs, initial_states);
     copy_final_rows(c, out);
     zero_rows_and_write_active(c, out);
     if (c.episode_ended && !c.faulted) statistics.store(c.engine);
-    store(c, staged, engine, state, out);
+}
+
+// One step of one environment, whose state is in its tensors.
+HD void step_env(i64 env, EngineState engine, State state, InitialStates initial_states, ActionSource source,
+                 const StepOutputs& out, i32 mode, i32 agents_as_envs, Scratch* scratch,
+                 const host_simd::EnvRange& range) {
+    StepContext c = context_of(env, engine, state, mode, agents_as_envs, scratch);
+    staging::Staged in_registers;
+    staging::Staged& staged = staging::staged_of(in_registers);
+    load(c, staged, source);
+    step_loaded(c, source, initial_states, out, range);
+    store_state(staged, engine, state);
+    store_rewards_and_ends(c, staged, out);
 }
 
 }  // namespace stepping
-
-// Bytes of scratch per environment in device memory, bytes of shared memory per block, and whether one launch that
-// draws actions and steps is faster than two.
-KERNEL(vecenv_layout) {
-    FOR_ITEMS (k, 1) {
-        args.out[0] = staging::SCRATCH_IN_SHARED ? 0 : sizeof(guarded_scratch::Memory);
-        args.out[1] = staging::SHARED_BYTES;
-        args.out[2] = staging::FUSED_SAMPLING_PAYS_OFF;
-    }
-}
-
-ENV_KERNEL(vecenv_step) {
-    const stepping::ActionSource source = stepping::action_source_of(args);
-    const StepOutputs out = {args.obs,        args.rewards, args.terminations, args.truncations, args.active,
-                             args.final_mask, args.fault,   args.action_mask,  args.final_obs};
-    host_simd::EnvRange range = {engine_state_of(args, 0), state_of(args, 0), source, out};
-    FOR_REMAINING_ENVS (env, args.num_envs, range) {
-        bounds::use(args, env);
-        guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
-        stepping::step_env(env, engine_state_of(args, env), state_of(args, env), initial_states_of(args), source, out,
-                           args.mode, args.agents_as_envs, guarded_scratch::begin(memory), range);
-        guarded_scratch::check(memory);
-    }
-    staging::write_obs(args.obs, args.num_envs);
-}
-
-#if !SAMPLED
-
-ENV_KERNEL(vecenv_reset) {
-    FOR_ENVS (env, args.num_envs) {
-        bounds::use(args, env);
-        EngineState m = engine_state_of(args, env);
-        State s = state_of(args, env);
-        Io io = {};
-        io.active = m.active;
-        guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
-        io.scratch = guarded_scratch::begin(memory);
-        if (!args.mask || args.mask[env]) {
-            ONCE {
-                m.fault[0] = 0;
-                if (args.reseed) {
-                    if (args.seeds)
-                        env_key(args.seeds[env], 0, (u32*)m.key);  // as of an environment that is made alone
-                    else
-                        env_key(args.seed, args.first_env_index + env, (u32*)m.key);
-                    m.episode[0] = -1;
-                }
-            }
-            group_sync();
-            stepping::begin_episode(m, s, io, initial_states_of(args));
-        }
-        stepping::observe_env(m, s, io, args.agents_as_envs, args.obs + env * OUTPUT_ROWS * OBS_SIZE);
-        write_active(m, env, args.active, args.action_mask);
-        guarded_scratch::check(memory);
-    }
-}
-
-ENV_KERNEL(vecenv_observe) {
-    FOR_ENVS (env, args.num_envs) {
-        bounds::use(args, env);
-        EngineState m = engine_state_of(args, env);
-        Io io = {};
-        io.active = m.active;
-        guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
-        io.scratch = guarded_scratch::begin(memory);
-        stepping::observe_env(m, state_of(args, env), io, args.agents_as_envs, args.obs + env * OUTPUT_ROWS * OBS_SIZE);
-        guarded_scratch::check(memory);
-    }
-}
-
-// Valid uniform actions of the coming step, int32 or float32.
-ENV_KERNEL(vecenv_random_actions) {
-    FOR_ENVS (env, args.num_envs) {
-        bounds::use(args, env);
-        EngineState m = engine_state_of(args, env);
-        Rng rng = rng_at(m, RANDOM_ACTION_STREAM, m.episode[0], m.elapsed_steps[0]);
-        FOR_RANGE (k, NUM_AGENTS * ACTION_HEADS) {
-            int i = k / ACTION_HEADS, head = k % ACTION_HEADS;
-            args.actions[env * NUM_AGENTS * ACTION_HEADS + k] = random_action(m, rng, i, head);
-        }
-    }
-}
-
-#endif

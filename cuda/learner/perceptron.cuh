@@ -75,7 +75,7 @@ HD constexpr int weight_bytes(int layer) {
     return 16 * units(outputs) * (Precision::weight_pitch(padded_inputs(layer)) * (int)sizeof(Word) + 4);
 }
 HD constexpr int weights_end(int layers) {
-    int bytes = 0;
+    int bytes = SHARED_FIRST;
     for (int layer = 0; layer < layers; ++layer) bytes += weight_bytes(layer);
     return bytes;
 }
@@ -92,7 +92,7 @@ constexpr int SCALES_END = INDICES_END + aligned(NORMALIZE_OBS ? 2 * layer_input
 constexpr int RESULTS_END = SCALES_END + ROWS * RESULT_PITCH * (int)sizeof(float);
 constexpr int RESULT_GRADIENTS_END = RESULTS_END + ROWS * RESULT_PITCH * (int)sizeof(float);
 constexpr int DELTAS_END = RESULT_GRADIENTS_END + activation_bytes(16 * units(HEAD_OUTPUTS));
-static_assert(SHARED_BYTES == (FORWARD_ONLY ? RESULTS_END : DELTAS_END), "as Python allocates them");
+static_assert(SHARED_FIRST + SHARED_BYTES == (FORWARD_ONLY ? RESULTS_END : DELTAS_END), "as Python allocates them");
 
 template <int L>
 constexpr int WEIGHTS_AT = weights_end(L);
@@ -217,7 +217,7 @@ HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance
 // Everything that all tiles have in common.
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,
                         [[maybe_unused]] const double* obs_var) {
-    fill_with_zeros(shared_memory, shared_memory + ROWS_AT<1>);  // columns beyond the sizes stay 0
+    fill_with_zeros(shared_memory + SHARED_FIRST, shared_memory + ROWS_AT<1>);  // columns beyond the sizes stay 0
     __syncthreads();
     load_layers<0>(parameters, tower);
     for (int row = threadIdx.x; row < ROWS; row += THREADS)

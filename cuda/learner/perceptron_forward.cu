@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // The forward pass of the default network for the observations of one step. Compiled with the constants of a game's
 // declaration and of a network.
-#include "perceptron.cuh"
+#include "return_scale.cuh"
 
 namespace perceptron {  // a game's constants may have the same names
 
 // Parameters of the distributions of OWN_AGENTS agents, from FIRST_OWN_AGENT on, of each environment, and their values.
 // The forward pass is that of perceptron_gradients.cu: its bits do not depend on the rows beside a row.
 HD void forward_rows(const perceptron_forward_Arguments& args) {
-    int tower = blockIdx.x % TOWERS;
+    int first_tower = args.outputs ? 0 : TOWERS - 1, towers = TOWERS - first_tower;  // without outputs, only values
+    int tower = first_tower + blockIdx.x % towers;
     load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
-    float scale = NORMALIZE_RETURNS ? standard_deviation(*args.return_var) : 1.0f;
-    float mean = NORMALIZE_RETURNS ? (float)*args.return_mean : 0.0f;
+    const ReturnScale scale = ReturnScale::of(args.return_mean, args.return_var);
     int row = first_owned_row() + owner();
     bool has_row = owner() < OWNED_ROWS;
     __syncthreads();
-    i64 block = blockIdx.x / TOWERS, blocks = gridDim.x / TOWERS;
+    i64 block = blockIdx.x / towers, blocks = gridDim.x / towers;
     for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS) {
         i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + k % OWN_AGENTS;
         sync_owners();  // the previous tile has been read
@@ -34,10 +34,7 @@ HD void forward_rows(const perceptron_forward_Arguments& args) {
                     forbidden ? args.masked_logit : result_row(own)[k % PARAMETERS];
             }
         }
-        if (has_value(tower) && has_row && k < args.rows) {
-            float value = result_row(row)[PARAMETERS];
-            args.values[index] = NORMALIZE_RETURNS ? value * scale + mean : value;
-        }
+        if (has_value(tower) && has_row && k < args.rows) args.values[index] = scale.value(result_row(row)[PARAMETERS]);
     }
 }
 

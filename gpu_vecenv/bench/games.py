@@ -14,6 +14,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, why_not_fused
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
@@ -141,18 +142,19 @@ def measure_rollout(
     env = VecEnv(game, num_envs, device, autoreset_mode="next_step", driver=driver, threads_per_env=threads_per_env)
     check_capacity(env, config.num_steps)
     rollout, sampler = Rollout(env, config.num_steps), Sampler(env, squash=config.squash)
-    policies = [make_policy(game, [role], config, None, device) for role in game.layout.present_roles]
+    policies = {role: make_policy(game, [role], config, None, device) for role in game.layout.present_roles}
     parameters = torch.zeros((num_envs, game.layout.num_agents, sampler.num_parameters), device=device)
     env.reset(seed=1, out=rollout.last)
 
-    kernels = [
-        PerceptronKernels(policy, rollout, config.precision)
-        if why_not_fused(policy, rollout, config.precision) is None
-        else None
-        for policy in policies
-    ]
-    forward_passes = [Forward(policy, rollout, parameters, own) for policy, own in zip(policies, kernels, strict=True)]
-    collect = partial(rollout.collect, forward_passes, sampler, parameters)
+    reasons = {role: why_not_fused(policy, rollout, config.precision) for role, policy in policies.items()}
+    kernels = {
+        role: PerceptronKernels(policy, rollout, config.precision) if reasons[role] is None else None
+        for role, policy in policies.items()
+    }
+    collect: Callable[[], None] | None = fused_rollout(rollout, sampler, reasons, kernels)[0]
+    if collect is None:
+        forward_passes = [Forward(policy, rollout, parameters, kernels[role]) for role, policy in policies.items()]
+        collect = partial(rollout.collect, forward_passes, sampler, parameters)
     with torch.no_grad():
         duration = seconds(captured(collect, device), device) / config.num_steps
     row = {"rollout_num_steps": config.num_steps, "rollout_hidden_sizes": list(config.hidden_sizes)}

@@ -32,7 +32,7 @@ CONFIGURATIONS = (
 UPDATES = {(1, 1): "one step on the whole batch", (4, 4): "4 epochs of 4 minibatches"}
 WARM_UP, RUNS = 3, 5  # iterations; measurements, whose median is reported
 AGENT_STEPS_PER_RUN, MAX_SECONDS = 10_000_000, 2.0  # or this many seconds, whichever ends first
-SHARES = ("policy_time_fraction", "sampling_time_fraction", "env_time_fraction", "update_time_fraction")
+SHARES = tuple(f"{part}_time_fraction" for part in ("rollout", "policy", "sampling", "env", "update"))
 
 
 def num_rows(precisions: Sequence[Precision]) -> int:

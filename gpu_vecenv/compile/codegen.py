@@ -166,7 +166,17 @@ def declared_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> 
 
 def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
     """The self-contained translation unit of one game, without the constants of the device."""
-    path, seen = layout.source_path, set[str]()
+    seen = set[str]()
+    return (
+        stepping_source(layout, build, seen)
+        + arguments_source(engine_kernels(layout, build))
+        + inline_includes('#include "entry_points.cuh"', "generated functions", None, seen)
+    )
+
+
+def stepping_source(layout: GameLayout, build: BuildOptions, seen: set[str]) -> str:
+    """One game and the engine's functions that reset and step it; ``seen`` collects the included files."""
+    path = layout.source_path
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -193,7 +203,6 @@ def game_source(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> str:
         + '#line 1 "generated functions"\n'
         + generate_state_functions(layout, build)
         + _state_of_arguments(layout, build)
-        + arguments_source(engine_kernels(layout, build))
         + engine
     )
 

@@ -1,4 +1,4 @@
-"""The kernels of step.cuh: build options, and the signatures that follow from them and the layout of a game."""
+"""The kernels of entry_points.cuh: build options, and the signatures that follow from them and the layout of a game."""
 
 from __future__ import annotations
 
@@ -43,15 +43,8 @@ DEFAULT_BUILD = BuildOptions()
 
 
 def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> tuple[KernelSignature, ...]:
-    """The kernels of step.cuh and their arguments."""
-    obs, action = layout.observation.dtype, layout.action.dtype
-    state: list[Array | Scalar] = [
-        Array(name, field.dtype, const=name.startswith("initial_") or field.shared)
-        for name, field in layout.state_tensors(build.initial_fields)
-    ]
-    state.append(Scalar("num_initial_states", i64))
-    if build.guards:
-        state.append(Array("violations", i64))
+    """The kernels of entry_points.cuh and their arguments."""
+    obs, action, state = layout.observation.dtype, layout.action.dtype, state_arguments(layout, build)
     sizes = KernelSignature("vecenv_layout", (Array("out", i64, shape=(3,)),))
     num_envs = Scalar("num_envs", i64)
     agents_as_envs = Scalar("agents_as_envs", boolean)
@@ -100,6 +93,16 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
     observe = KernelSignature("vecenv_observe", (*state, agents_as_envs, Array("obs", obs), *end))
     random_actions = KernelSignature("vecenv_random_actions", (*state, Array("actions", action), num_envs))
     return sizes, reset, step, observe, random_actions
+
+
+def state_arguments(layout: GameLayout, build: BuildOptions) -> tuple[Array | Scalar, ...]:
+    """Arguments of a kernel that reads or writes the state of environments."""
+    tensors = (
+        Array(name, field.dtype, const=name.startswith("initial_") or field.shared)
+        for name, field in layout.state_tensors(build.initial_fields)
+    )
+    records = (Array("violations", i64),) if build.guards else ()
+    return (*tensors, Scalar("num_initial_states", i64), *records)
 
 
 def sample_arguments(action: np.dtype[Any]) -> tuple[Array | Scalar, ...]:

@@ -26,7 +26,7 @@ OBS, ACTIVE, ACTION_MASK = (OUTPUTS.index(name) for name in ("obs", "active", "a
 
 
 class Kernels:
-    """The kernels of step.cuh on one environment's tensors: reset, step, observe, random_actions.
+    """The kernels of entry_points.cuh on one environment's tensors: reset, step, observe, random_actions.
 
     Args:
         functions: The FunctionManager of the device.
@@ -173,6 +173,10 @@ class Kernels:
     def random_actions(self, actions: torch.Tensor) -> None:
         """Write random valid actions for the next step."""
         self.run(self._random_actions, "sample_actions", None, actions=actions.data_ptr())
+
+    def prepare(self, program: Program, kernel: str, shape: LaunchShape, **arguments: object) -> Launch:
+        """A launch, for ``run``, of another program's kernel that takes ``engine_kernels.state_arguments``."""
+        return program.prepare(kernel, shape, **self._state, **arguments)
 
     def run(self, launch: Launch, call: str, out: StepBuffers | None, **varying: int | None) -> None:
         """Launch with these addresses and numbers, unchecked: the environment has allocated or checked the tensors."""

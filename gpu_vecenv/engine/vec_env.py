@@ -13,10 +13,11 @@ import gymnasium.vector
 import numpy as np
 import torch
 
+from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.compile.engine_kernels import GUARD_ROWS, BuildOptions
 from gpu_vecenv.compile.forks import forks
-from gpu_vecenv.compile.function_manager import FunctionManager, Launch
+from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.randomize import checked_ranges
 from gpu_vecenv.engine.actions import ActionValidator
@@ -345,11 +346,20 @@ class VecEnv:
 
     def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> Outputs | None:
         """For ``Sampler.step``: a step that draws its own actions; None if they must be drawn before ``step``."""
-        overridden = type(self).step is not VecEnv.step or "step" in vars(self)
-        if overridden or self.validate == "sync" or not self._kernels.fuses_sampling():
+        if self.why_not_fused() is not None or not self._kernels.fuses_sampling():
             return None
         self._kernels.step_sampled(sample_arguments, out)
         return _outputs(out)
+
+    def why_not_fused(self) -> str | None:
+        """Why other kernels cannot step these environments in place of ``step``, in a few words; None if they can."""
+        if type(self).step is not VecEnv.step or "step" in vars(self):
+            return "an overridden step"
+        return 'validate="sync"' if self.validate == "sync" else None
+
+    def prepare(self, program: Program, kernel: str, shape: LaunchShape, **arguments: object) -> Launch:
+        """A launch, for ``launch``, of a kernel that takes ``engine_kernels.state_arguments``: those of this."""
+        return self._kernels.prepare(program, kernel, shape, **arguments)
 
     def launch(self, launch: Launch, call: str, **fields: int | None) -> None:
         """Run a prepared launch on this environment's tensors, unchecked; ``Sampler`` draws with it."""

@@ -129,6 +129,10 @@ class StageTimer:
         assert isinstance(event, torch.cuda.Event)
         event.record()
 
+    def has(self, name: str) -> bool:
+        """Whether a mark was ever recorded."""
+        return name in self._marks
+
     def seconds(self, start: str, end: str) -> float:
         """Seconds between two marks, which the device must have completed; 0 if one is missing."""
         a, b = self._marks.get(start), self._marks.get(end)

@@ -75,7 +75,7 @@ class RunLog:
     def __call__(self, metrics: Mapping[str, float | str]) -> None:
         """Log the metrics of one iteration. Means over episodes are left empty until there are any."""
         if self._csv is None:
-            self._csv = csv.DictWriter(self._file, list(metrics))
+            self._csv = csv.DictWriter(self._file, list(metrics), extrasaction="ignore")
             self._csv.writeheader()
         if found := self._nonfinite(metrics):
             self._nonfinite_rows += [metric._asdict() for metric in found]

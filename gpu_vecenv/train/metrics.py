@@ -189,8 +189,13 @@ def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iterati
 
 
 def time_fractions(timer: StageTimer, seconds: float) -> dict[str, float]:
-    """Fractions of an iteration's time: update, and the rollout's stages in proportion to those of one step."""
+    """Fractions of an iteration's time: update, and the rollout's stages in proportion to those of one step.
+
+    Where no step was timed, as the rollout is one launch, the whole rollout is in place of its stages.
+    """
     update, rollout = timer.seconds("collected", "updated"), timer.seconds("start", "collected")
+    if not timer.has("step_end"):
+        return {"rollout_time_fraction": rollout / seconds, "update_time_fraction": update / seconds}
     stages = {name: timer.seconds(name, end) for name, end in pairwise(("policy", "sampling", "env", "step_end"))}
     step = sum(stages.values())
     fractions = {

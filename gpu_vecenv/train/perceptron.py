@@ -158,8 +158,8 @@ class Perceptron:
         best = max(shapes, key=lambda shape: min(warps[shape], ENOUGH_WARPS))
         return best if warps[best] else None
 
-    def source(self, shape: TileShape, blocks: int, forward: bool) -> str:
-        """The constants in C++."""
+    def source(self, shape: TileShape, blocks: int, forward: bool, shared_first: int = 0) -> str:
+        """The constants in C++; ``shared_first`` is the first of the network's bytes in shared memory."""
 
         def table(kind: str) -> str:
             return "}, {".join(", ".join(map(str, self._layers(k, kind))) for k in range(self.towers))
@@ -180,6 +180,7 @@ class Perceptron:
                 "ROW_WARPS": shape.row_warps,
                 "COLUMN_WARPS": shape.column_warps,
                 "MIN_BLOCKS": blocks,
+                "SHARED_FIRST": shared_first,
                 "SHARED_BYTES": self.shared_bytes(shape, forward),
                 "FIRST_OWN_AGENT": self.agents.start,
                 "OWN_AGENTS": self.agents.stop - self.agents.start,
@@ -334,8 +335,8 @@ class PerceptronKernels:
         self._cores: TensorCores = cores
         normalizers = policy.obs_normalizer, policy.return_normalizer
         statistics = [(None, None) if n is None else (n.mean, n.var) for n in normalizers]
-        self._common = {"parameters": self.parameters.flat, "obs_mean": statistics[0][0], "obs_var": statistics[0][1]}
-        self._common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
+        self.common = {"parameters": self.parameters.flat, "obs_mean": statistics[0][0], "obs_var": statistics[0][1]}
+        self.common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
 
     def _compile(
         self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_blocks: int
@@ -391,7 +392,7 @@ class PerceptronKernels:
         launch = program.prepare(
             "perceptron_gradients",
             shape,
-            **self._common,
+            **self.common,
             obs=obs,
             obs_stride=obs.stride(0),
             **loss_values(
@@ -408,8 +409,8 @@ class PerceptronKernels:
         )
         return launch, parts
 
-    def forward(self, tile: TileShape | None = None) -> Launch:
-        """A launch of the forward pass of one step's observations.
+    def forward(self, tile: TileShape | None = None, num_steps: int = 1) -> Launch:
+        """A launch of the forward pass of the observations of one step, or of several.
 
         The launch takes ``obs`` (E * A, *obs_shape), ``action_mask`` (E, A, n) bool or None, and where to write the
         ``outputs``, (E, A, sampler.num_parameters) float32 or None, and ``values`` (E, A) float32. It writes the rows
@@ -417,15 +418,16 @@ class PerceptronKernels:
 
         Args:
             tile: Shape of a block's tile; None chooses one.
+            num_steps: Of which the tensors have rows: with n, all have n * E rows of environments.
         """
         view, env = self.policy.view, self.rollout.env
-        rows, columns = env.num_envs * view.num_agents, view.parameter_columns
+        rows, columns = num_steps * env.num_envs * view.num_agents, view.parameter_columns
         columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
         program, shape = self._compile(FORWARD, rows, tile, rows)
         return program.prepare(
             "perceptron_forward",
             shape,
-            **self._common,
+            **self.common,
             obs_stride=self.rollout.flat_obs(view).stride(0),
             choices=env.buffers_layout.num_choices or 0,
             columns=columns.to(self.rollout.rewards.device, torch.int32),

@@ -243,7 +243,7 @@ def _title_and_unit(metric: str) -> tuple[str, str]:
         "seconds": "s",
         "terminated_fraction": "fraction of episodes",
         **dict.fromkeys(
-            ("policy_time_fraction", "sampling_time_fraction", "env_time_fraction", "update_time_fraction"),
+            (f"{part}_time_fraction" for part in ("rollout", "policy", "sampling", "env", "update")),
             "fraction of time",
         ),
     }

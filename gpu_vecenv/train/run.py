@@ -302,6 +302,9 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
         for name, reason in trainer.torch_reasons.items():
             how = "one kernel" if reason is None else f"torch ({reason})"
             _print_line(console, f"gradients and forward passes of {name} by {how}")
+        reason = trainer.rollout_reason
+        how = "one launch for all steps" if reason is None else f"several launches a step ({reason})"
+        _print_line(console, f"rollouts by {how}")
 
 
 def _print_line(console: Console, line: str) -> None:

@@ -39,6 +39,7 @@ from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
@@ -151,6 +152,10 @@ class Trainer:
             self._forward_passes = [
                 Forward(policy, self.rollout, self._parameters, kernels[name]) for name, policy in self.policies.items()
             ]
+            # Why a rollout takes several launches a step; None: it is one launch.
+            self._fused_rollout, self.rollout_reason = fused_rollout(
+                self.rollout, self.sampler, self.torch_reasons, kernels
+            )
             gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():
                 gamma[learner.policy.view.agents] = learner.config.gamma
@@ -324,7 +329,7 @@ class Trainer:
         self._unread += 1
         for learner in self.learners.values():
             learner.enqueued(self.iteration)
-        self._metrics.count_iteration()
+        self.metrics_reader.count_iteration()
         self._in_iteration = False
 
     def iteration_on_device(self) -> None:
@@ -389,9 +394,12 @@ class Trainer:
         """Also prepare the learners for it."""
         self.timer.mark("start")
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
-        data.collect(self._forward_passes, self.sampler, self._parameters, self.timer.mark, timed_step)
-        for forward in self._forward_passes:
-            forward(-1, only_values=True)
+        if self._fused_rollout is not None and self._fused_rollout.applies():
+            self._fused_rollout()
+        else:
+            data.collect(self._forward_passes, self.sampler, self._parameters, self.timer.mark, timed_step)
+            for forward in self._forward_passes:
+                forward(-1, only_values=True)
         self._compute_advantages()
         for learner in self.learners.values():
             learner.update_statistics()
@@ -538,6 +546,7 @@ class Trainer:
             "_compute_advantages",
             "_parameters",
             "_forward_passes",
+            "_fused_rollout",
             "metrics_reader",
         ):
             vars(self).pop(name, None)

@@ -155,7 +155,7 @@ def test_training_of_any_game_and_size_is_measured(quick):
         assert (row["config"], row["num_steps"], row["units"]) == ({"num_taggers": 2}, 4, [8, 4])
         assert row["update"] == "2 epochs of 2 minibatches"
         assert row["agent_steps_per_s"] == pytest.approx(3 * row["env_steps_per_s"], abs=2)  # both are rounded to 1
-        shares = [row[name] for name in bench_training.SHARES]
+        shares = [row[name] for name in bench_training.SHARES if name != "rollout_time_fraction"]
         assert all(share > 0 for share in shares) and sum(shares) <= 1.0002  # each is rounded to 0.0001
 
 

@@ -29,6 +29,7 @@ from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train import iteration_kernels, learner_kernels, normalizer_kernels, optimizer
+from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
 from gpu_vecenv.train.policy import Precision
@@ -168,6 +169,33 @@ def perceptron_text(policy: str, precision: Precision, forward: bool) -> str:
     return text + inline_includes(path.read_text(), path.name, path.parent, seen)
 
 
+ROLLOUTS = {
+    "one agent, box": (
+        "pendulum",
+        20_000,
+        {"shared_trunk": False, "normalize_returns": True, "hidden_sizes": (40, 24)},
+    ),
+    "two policies": ("tag_gridworld", 100, {"normalize_obs": True}),
+    "masks": (Crew, 100, {}),
+}
+
+
+def rollout_text(rollout: str, precision: Precision) -> str:
+    """The program of a whole rollout with a default network for each role, as on a GPU."""
+    name, num_envs, config = ROLLOUTS[rollout]
+    layout, build = gpu_vecenv.configure(name).layout, BuildOptions(sampled=True)
+    policies = [
+        make_policy(gpu_vecenv.configure(name), [role], PPOConfig(**config), None, torch.device("cpu"))
+        for role in layout.present_roles
+    ]
+    networks = [perceptron_of(policy, torch.zeros(0), precision) for policy in policies]
+    tile = choose_tile(layout, networks, num_envs, GPU_TENSOR_CORES)
+    assert tile is not None
+    kernels = rollout_kernels(layout, build, len(networks))
+    before = inline_includes('#include "kernel.cuh"', "generated header", None) + arguments_source(kernels)
+    return before + tile.source(build, GPU_TENSOR_CORES, 2)
+
+
 def plain_text(name: str) -> str:
     source = f'#include "kernel.cuh"\n{arguments_source(OF_NO_GAME[name])}#line 1 "{name}.cu"\n'
     path = source_file(f"{name}.cu")
@@ -234,7 +262,8 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
-    assert sources == {*BUNDLED, *OF_NO_GAME, "sampler", "learner", "perceptron_forward", "perceptron_gradients"}
+    of_networks = {"perceptron_forward", "perceptron_gradients", "rollout"}
+    assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, "sampler", "learner"}
 
 
 @pytest.mark.slow
@@ -293,6 +322,20 @@ def test_networks_on_tensor_cores_round_as_written_and_address_in_64_bits(policy
     made = ptx(text.replace(*WRITTEN), architecture=architecture)
     opcodes = {instruction.opcode for instruction in instructions(made)}
     assert opcodes >= TENSOR_CORE_OPCODES[precision]
+    assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
+
+
+@pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
+@pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
+@pytest.mark.parametrize("rollout", ROLLOUTS)
+@pytest.mark.slow
+def test_rollouts_round_as_written_and_address_in_64_bits(rollout, precision, architecture):
+    need(architecture)
+    text = rollout_text(rollout, precision)
+    assert b".text.kernel_rollout\0" in compile_cubin(text, f"sm_{architecture}")
+    assert text.count(WRITTEN[0]) == 1
+    made = ptx(text.replace(*WRITTEN), architecture=architecture)
+    assert {instruction.opcode for instruction in instructions(made)} >= TENSOR_CORE_OPCODES[precision]
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
 
 

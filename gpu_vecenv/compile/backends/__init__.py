@@ -101,6 +101,25 @@ class TensorCores:
     reserved_shared_bytes: int = 1024  # of each block, for the system
 
 
+def group_constants(
+    threads_per_env: int, envs_per_block: int, groups_per_warp: int, shared_limit: int, shared_begin: int = 0
+) -> str:
+    """Definitions for code that steps environments by groups of threads.
+
+    Args:
+        threads_per_env: Threads of a group.
+        envs_per_block: Groups of a block.
+        groups_per_warp: Groups of a warp; 1 if a group has several warps.
+        shared_limit: Bytes of shared memory that a block may use for environments.
+        shared_begin: Bytes of dynamic shared memory before these, a multiple of 16.
+    """
+    return (
+        f"constexpr int THREADS_PER_ENV = {threads_per_env}, ENVS_PER_BLOCK = {envs_per_block};\n"
+        f"constexpr int GROUPS_PER_WARP = {groups_per_warp};\n"
+        f"constexpr unsigned long long SHARED_LIMIT = {shared_limit}, SHARED_BEGIN = {shared_begin};\n"
+    )
+
+
 class Module(Protocol):
     """A loaded binary."""
 

@@ -12,7 +12,14 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from gpu_vecenv.compile.backends import GroupShape, Launcher, LaunchShape, TensorCores, structure
+from gpu_vecenv.compile.backends import (
+    GroupShape,
+    Launcher,
+    LaunchShape,
+    TensorCores,
+    group_constants,
+    structure,
+)
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler
 from gpu_vecenv.compile.device import create_primary_context
 from gpu_vecenv.declare.kernels import Array, KernelSignature
@@ -129,10 +136,11 @@ def _is_unusable(device: torch.device) -> bool:
 def cuda_constants(threads_per_env: int, shared_limit: int, threads_per_block: int | None = None) -> str:
     """Definitions that depend on the GPU: group size, groups per block, and the limit of shared memory per block."""
     shape = GroupShape.of(threads_per_env, threads_per_block)
-    return (
-        f"constexpr int THREADS_PER_ENV = {shape.threads_per_env}, ENVS_PER_BLOCK = "
-        f"{shape.threads_per_block // shape.threads_per_env};\n"
-        f"constexpr unsigned long long SHARED_LIMIT = {shared_limit};\n"
+    return group_constants(
+        shape.threads_per_env,
+        shape.threads_per_block // shape.threads_per_env,
+        max(1, 32 // shape.threads_per_env),
+        shared_limit,
     )
 
 
