@@ -19,41 +19,78 @@ HD int owner() { return FirstPolicy::owner(); }
 HD void sync_owners() { FirstPolicy::sync_owners(); }
 HD int first_owned_env() { return FirstPolicy::first_owned_row() / FirstPolicy::ROWS_OF_OWNERS * OWNED_ENVS; }
 
+// What is done for each policy; NVRTC 13.0 takes generic lambdas for functions of the host.
+struct FindParameters {
+    int k, agent;
+    float** row;
+    template <class P>
+    HD void operator()(P policy) const {
+        if (policy.has(agent)) *row = policy.parameters_of(k, agent);
+    }
+};
+// Choices that the game masks have the logit of the forward pass.
+struct MaskParameters {
+    EngineState engine;
+    int k, agent;
+    template <class P>
+    HD void operator()([[maybe_unused]] P policy) const {
+#if ACTION_MASKS
+        if (P::IS_GAUSSIAN || !policy.has(agent)) return;
+        float* own = policy.parameters_of(k, agent);
+        for (int head = 0; head < DISCRETE_HEADS; ++head) {
+            const bool* allowed = engine.action_mask[agent] + logit_offset(head);
+            for (int choice = 0; choice < action_size(agent, head); ++choice, ++own)
+                if (!allowed[choice]) *own = MASKED_LOGIT;
+        }
+#endif
+    }
+};
+struct Begin {
+    const rollout_Arguments& args;
+    int envs;
+    template <class P>
+    HD void operator()(P& policy) const {
+        policy.begin(args, envs);
+    }
+};
+struct LoadObs {
+    const Observation* obs;
+    bool acts;
+    template <class P>
+    HD void operator()(P& policy) const {
+        if (P::HAS_VALUES || acts) policy.load_obs(obs);
+    }
+};
+struct Forward {
+    float* values;  // of the first environment
+    int envs;
+    bool acts;
+    template <class P>
+    HD void operator()(P& policy) const {
+        if (P::HAS_VALUES || acts) policy.forward();
+        if (P::HAS_VALUES) policy.store_values(envs, values);
+    }
+};
+
+// Parameters of the distribution of an agent in the k-th environment of the owners.
+HD float* parameters_of(int k, int agent) {
+    float* row = nullptr;
+    Policies::each_type(FindParameters{k, agent, &row});
+    return row;
+}
+
 // Draws from the networks' results for the k-th environment of the owners.
 struct ActionSource {
     static constexpr bool int64_actions = false;
     sampling::SampleArguments sample;
     int k;
 
-    HD static float* parameters_of(int k, int agent) {
-        float* row = nullptr;
-        Policies::each_type([&](auto policy) {
-            if (policy.has(agent)) row = policy.parameters_of(k, agent);
-        });
-        return row;
-    }
     HD const void* actions_of(i64 env) const { return sample.actions + env * NUM_AGENTS * ACTION_HEADS; }
     HD void load(i64) {}
     HD void stage() {}
     HD void draw(EngineState m, i64 env, Action* actions) const {
         int own = k;
         stepping::draw_actions([=](int i) { return parameters_of(own, i); }, sample, m, env, actions);
-    }
-    // Choices that the game masks have the logit of the forward pass.
-    HD void mask([[maybe_unused]] EngineState m) const {
-#if ACTION_MASKS
-        FOR_AGENTS (i) {
-            Policies::each_type([&](auto policy) {
-                if (policy.IS_GAUSSIAN || !policy.has(i)) return;
-                float* own = policy.parameters_of(k, i);
-                for (int head = 0; head < DISCRETE_HEADS; ++head) {
-                    const bool* allowed = m.action_mask[i] + logit_offset(head);
-                    for (int choice = 0; choice < action_size(i, head); ++choice, ++own)
-                        if (!allowed[choice]) *own = MASKED_LOGIT;
-                }
-            });
-        }
-#endif
     }
 };
 HD sampling::SampleArguments sample_arguments(const rollout_Arguments& args, i64 t) {
@@ -105,7 +142,7 @@ HD void collect(const rollout_Arguments& args) {
     i64 left = args.num_envs - envs.first;
     if (left < OWNED_ENVS) envs.count = left < 0 ? 0 : (int)left;
     Policies policies;
-    policies.each([&](auto& policy) { policy.begin(args, envs.count); });
+    policies.each(Begin{args, envs.count});
     envs.carry_over(args.obs, args, ROW);
     envs.carry_over(args.active, args, NUM_AGENTS);
     if constexpr (ACTION_MASKS) envs.carry_over(args.action_mask, args, NUM_AGENTS * NUM_LOGITS);
@@ -128,19 +165,16 @@ HD void collect(const rollout_Arguments& args) {
     for (i64 t = 0;; ++t) {
         i64 first_row = (t * args.num_envs + envs.first) * NUM_AGENTS;
         const Observation* obs = staging::OBS_IN_SHARED ? staged_obs() : args.obs + first_row * OBS_SIZE;
-        policies.each([&](auto& policy) {
-            if (policy.HAS_VALUES || t < args.num_steps) policy.load_obs(obs);
-        });
+        bool acts = t < args.num_steps;
+        policies.each(LoadObs{obs, acts});
         sync_owners();
-        policies.each([&](auto& policy) {
-            if (policy.HAS_VALUES || t < args.num_steps) policy.forward();
-            if (policy.HAS_VALUES) policy.store_values(envs.count, args.values + first_row);
-        });
-        if (t == args.num_steps) break;
+        policies.each(Forward{args.values + first_row, envs.count, acts});
+        if (!acts) break;
         if (has_env) {
             StepOutputs out = outputs_of(args, t);
             source.sample = sample_arguments(args, t);
-            source.mask(c.engine);
+            if constexpr (ACTION_MASKS)
+                FOR_AGENTS (i) Policies::each_type(MaskParameters{c.engine, own, i});
             if constexpr (!staging::IS_STAGED) c.io.actions = source.actions_of(env);
             stepping::step_loaded<false>(c, source, initial_states_of(args), out, host_simd::EnvRange());
             stepping::store_rewards_and_ends(c, staged, out);
