@@ -14,7 +14,7 @@ HD double root(double x) { return __builtin_sqrt(x); }
 #endif
 
 constexpr int COLUMNS = 32;  // of a block: neighbouring lanes read neighbouring columns; as in optimizer.py
-constexpr int GROUPS = 8;    // of rows; the same as SUM_GROUPS in optimizer.py
+constexpr int GROUPS = 32;   // of rows; the same as SUM_GROUPS in optimizer.py
 constexpr int SUM_BLOCK = COLUMNS * GROUPS;
 
 // The sum of each column: that of the first group of rows, plus those of the other groups in turn; 0 where the column

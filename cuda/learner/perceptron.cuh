@@ -65,6 +65,7 @@ constexpr bool CHAINED = WARPS_OWN_ROWS && Precision::CHAINS;
 // Whether the inputs of layers after the first are in shared memory.
 constexpr bool KEEPS_ACTIVATIONS = !FORWARD_ONLY || !CHAINED;
 constexpr int UNROLLED_STEPS = CHAINED ? 32 : Precision::UNROLLED_STEPS;  // all where a factor is in registers
+constexpr int UNROLLED_ROWS = Precision::UNROLLED_STEPS;                  // of the weights' gradients
 constexpr tensor_core::Kind ACTIVATIONS = RELU ? tensor_core::ACTIVATION : tensor_core::NUMBER;
 template <int L>
 constexpr tensor_core::Kind INPUT_KIND = L == 0 ? tensor_core::INPUT : ACTIVATIONS;
@@ -424,7 +425,7 @@ struct LayerGradients {
         const Word *left = OF_INPUTS ? rows<L>() : deltas, *right = OF_INPUTS ? deltas : rows<L>();
         constexpr int LEFT_PITCH = OF_INPUTS ? PITCH<L> : PITCH<L + 1>,
                       RIGHT_PITCH = OF_INPUTS ? PITCH<L + 1> : PITCH<L>;
-        _Pragma("unroll 4") for (int row = 0; row < ROWS; row += STEP) {
+        _Pragma("unroll UNROLLED_ROWS") for (int row = 0; row < ROWS; row += STEP) {
             Factor b[N_TILES];
             UNROLL for (int n = 0; n < N_TILES; ++n) {
                 if (!has_n(n)) continue;

@@ -6,11 +6,11 @@ import gc
 import inspect
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
 
+from gpu_vecenv.compile.backends import Backend
 from gpu_vecenv.escapes import warn
 
 EXTERNAL_EVENTS: dict[str, Any] = (
@@ -18,14 +18,19 @@ EXTERNAL_EVENTS: dict[str, Any] = (
 )
 
 
-@cache
-def capture_stream(device: torch.device, thread: int, branch: int = 0) -> torch.cuda.Stream:
-    """A stream for graph capture, one per thread: a capture records everything in its stream.
+_capture_streams: dict[tuple[torch.device, str | None, int, int], torch.cuda.Stream | None] = {}
 
-    Trainers of one thread share it, and those that run at the same time one for each branch: torch keeps a cuBLAS
-    workspace for each stream with a matrix product, some 65 MB on an H200, until the process ends.
+
+def capture_stream(backend: Backend, thread: int, branch: int = 0) -> torch.cuda.Stream | None:
+    """A stream for graph capture, one per thread: a capture records everything in its stream. None on the host.
+
+    Trainers of one thread and driver share it, and those that run at the same time one for each branch: torch keeps a
+    cuBLAS workspace for each stream with a matrix product, some 65 MB on an H200, until the process ends.
     """
-    return torch.cuda.Stream(device)
+    key = backend.device, backend.driver_name, thread, branch
+    if key not in _capture_streams:
+        _capture_streams[key] = backend.new_stream()
+    return _capture_streams[key]
 
 
 class GraphPool:

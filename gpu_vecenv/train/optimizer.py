@@ -12,8 +12,8 @@ from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 
-SUM_GROUPS = 8  # threads per column; the same as GROUPS in optimizer.cu
-SUM_BLOCK = 256  # threads per block; the same as SUM_BLOCK in optimizer.cu
+SUM_GROUPS = 32  # threads per column; the same as GROUPS in optimizer.cu
+SUM_BLOCK = 1024  # threads per block; the same as SUM_BLOCK in optimizer.cu
 SUM_COLUMNS = SUM_BLOCK // SUM_GROUPS  # columns of a block; the same as COLUMNS in optimizer.cu
 ADAM_BLOCK = 256  # threads per block; the same as ADAM_BLOCK in optimizer.cu
 ADAM_THREADS = 2**16  # at most: each block adds up all squares

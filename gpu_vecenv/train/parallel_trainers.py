@@ -54,11 +54,13 @@ class ParallelTrainers:
         self._stream: torch.cuda.Stream | None = None
         self._branches: dict[Trainer, torch.cuda.Stream] = {}
         if self.device.type == "cuda" and len(trainers) > 1:
-            streams = [capture_stream(self.device, threading.get_ident(), k) for k in range(MAX_BRANCHES + 1)]
-            self._stream = streams[0]
+            backend, thread = trainers[0].env.functions.backend, threading.get_ident()
+            self._stream = capture_stream(backend, thread)
             for index, trainer in enumerate(trainers):
-                self._branches[trainer] = streams[1 + index % MAX_BRANCHES]
-                trainer.use_stream(self._branches[trainer])
+                stream = capture_stream(backend, thread, 1 + index % MAX_BRANCHES)
+                assert stream is not None
+                self._branches[trainer] = stream
+                trainer.use_stream(stream)
         graphs = self._stream is not None and all(trainer.graphs for trainer in trainers)
         self._graph_pool = GraphPool() if graphs else None
         self._graphed: dict[tuple[Trainer, ...], GraphedCallable] = {}  # of the trainers that run together

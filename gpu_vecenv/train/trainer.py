@@ -116,7 +116,7 @@ class Trainer:
         check_capacity(env, self.config.num_steps)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
-        self._stream = capture_stream(env.device, threading.get_ident()) if env.device.type == "cuda" else None
+        self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         with self.training_stream():
             self.rollout = Rollout(self.env, self.config.num_steps, reward)
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}

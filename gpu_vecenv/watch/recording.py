@@ -93,7 +93,7 @@ def record(
     for replay in replays:
         on_progress((1 + replay.env_index) / (episodes + 1), f"verify episode {replay.env_index + 1:,} of {episodes:,}")
         try:
-            rerun(replay, game, env.device, getattr(env.functions.backend, "driver_name", None))
+            rerun(replay, game, env.device, env.functions.backend.driver_name)
         except ReplayMismatchError as error:
             raise ReplayMismatchError(
                 f"{type(game).__name__} is not reproducible and cannot be recorded: its trajectories depend "

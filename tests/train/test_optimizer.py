@@ -40,10 +40,10 @@ def parts_of(rows, columns):
 
 
 def sum_in_order(parts):
-    """Eight sums of every eighth row, each from 0; then their sum."""
-    groups = np.zeros((8, parts.shape[1]), np.float32)
+    """32 sums of every 32nd row, each from 0; then their sum."""
+    groups = np.zeros((32, parts.shape[1]), np.float32)
     for row, part in enumerate(parts):
-        groups[row % 8] += part
+        groups[row % 32] += part
     total = groups[0]
     for group in groups[1:]:
         total = total + group

@@ -29,7 +29,7 @@ class Own(nn.Module):
 
     def forward(self, obs):
         out = self.heads(self.body(obs))
-        return out[:, :2], out[:, 2]
+        return out[..., :2], out[..., 2]
 
 
 def make(device, seed, *, driver=None, reward=None, own=False, graphs=True, **changes):

@@ -150,6 +150,10 @@ class Backend(Protocol):
         """Everything except the source that the binary depends on: compiler, version, flags, architecture."""
 
     @property
+    def driver_name(self) -> str | None:
+        """Which driver loads and launches, "pycuda" or "cuda_core"; None on the CPU."""
+
+    @property
     def resident_threads(self) -> int | None:
         """Threads that the GPU holds at the same time, at most; None on the CPU."""
 
@@ -168,6 +172,9 @@ class Backend(Protocol):
 
     def load(self, file: BinaryIO) -> Module:
         """Load a compiled binary, open for reading."""
+
+    def new_stream(self) -> torch.cuda.Stream | None:
+        """A stream for graph capture, on which kernels are launched without a detour; None on the CPU."""
 
 
 def structure(kernel: KernelSignature) -> ctypes.Structure:

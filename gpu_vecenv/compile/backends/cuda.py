@@ -75,6 +75,10 @@ class CudaBackend:
     def compile(self, text: str, target: Path) -> None:
         target.write_bytes(compile_cubin(text, self.architecture))
 
+    def new_stream(self) -> torch.cuda.Stream:
+        stream: torch.cuda.Stream = self.driver.new_stream()
+        return stream
+
     def load(self, file: BinaryIO) -> CudaModule:
         file.seek(0)
         with torch.cuda.device(self.device):

@@ -50,6 +50,10 @@ class CudaCoreDriver:
                 self._dropped.append(module)
         return _Module(_checked(bindings.cuModuleLoadData, cubin), self._dropped)
 
+    def new_stream(self) -> torch.cuda.Stream:
+        """A stream on which this driver launches directly, as it does on all of torch's."""
+        return torch.cuda.Stream(self.device)
+
     def launcher(self, loaded: _Module, kernel: str, arguments: ctypes.Structure, shape: LaunchShape) -> Launcher:
         try:
             function = _checked(bindings.cuModuleGetFunction, loaded.handle, symbol(kernel).encode())

@@ -54,6 +54,7 @@ class HostBackend:
     processor_name: str | None = None
     tensor_cores: TensorCores | None = None
     resident_threads: int | None = None
+    driver_name: str | None = None
 
     def __init__(self) -> None:
         try:
@@ -89,6 +90,9 @@ class HostBackend:
             source = Path(folder, "kernel.cpp")
             source.write_text(text, encoding="utf-8")
             run_compiler([*self.command, "-o", str(target), str(source)], " ".join(self.command))
+
+    def new_stream(self) -> None:
+        pass
 
     def load(self, file: BinaryIO) -> HostModule:
         if not FILE_DESCRIPTORS.is_dir():

@@ -15,7 +15,9 @@ import torch
 from gpu_vecenv.compile.backends import Launcher, LaunchShape, parameter_spans, symbol
 from gpu_vecenv.compile.device import current_stream
 
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: independent of the default stream, as torch's streams are
 _handles: list[weakref.ref[Any]] = []
+_streams: dict[int, Any] = {}  # PyCUDA's streams that torch uses too, by their handles
 
 
 def _track_handles(*handles: Any) -> None:
@@ -75,6 +77,18 @@ class PyCudaDriver:
             self._forks[handle] = self._new_fork()
         return self._forks[handle]
 
+    def new_stream(self) -> torch.cuda.Stream:
+        """A stream on which this driver launches directly.
+
+        On a stream of torch's own each launch is a branch, which costs time: in a graph each kernel would depend on all
+        kernels before it.
+        """
+        with self._current():
+            stream = cuda.Stream(NON_BLOCKING)
+        _track_handles(stream)
+        _streams[stream.handle] = stream
+        return torch.cuda.ExternalStream(stream.handle, device=self.device)
+
     @contextmanager
     def _current(self) -> Iterator[None]:
         # PyCUDA aborts the process if its own stack of contexts is not empty at exit.
@@ -106,8 +120,9 @@ class PyCudaDriver:
 
         def launch(kept_alive: _Module = loaded) -> None:
             handle = current_stream(self.device)
-            if handle == 0:  # the default stream, which PyCUDA can use
-                function.prepared_async_call(grid, block, None, bytes(arguments)[:end], shared_size=shared)
+            if handle == 0 or handle in _streams:  # the default stream is None
+                stream = _streams.get(handle)
+                function.prepared_async_call(grid, block, stream, bytes(arguments)[:end], shared_size=shared)
                 return
             # PyCUDA cannot use a stream of torch: fork a stream of its own from torch's and join it again.
             current = torch.cuda.current_stream(self.device)
