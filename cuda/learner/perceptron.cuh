@@ -173,44 +173,60 @@ HD i64 bias_index(int tower, int output) {
     return L == HIDDEN && result == PARAMETERS ? VALUE_BIAS : layer_bias<L>(tower) + output;
 }
 
-// Copies rows of a matrix, the first to row `to`.
-template <int L>
-HD void copy_weights(const float* from, int rows, int to) {
-    constexpr int BATCH = 16, COLUMNS = INPUTS<L>;  // loads in flight
-    for (int first = threadIdx.x; first < rows * COLUMNS; first += BATCH * THREADS) {
-        float x[BATCH];
-        UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * THREADS;
-            x[b] = k < rows * COLUMNS ? from[k] : 0.0f;
-        }
-        UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * THREADS;
-            int at = Precision::weight_at(WEIGHT_PITCH<L>, to + k / COLUMNS, k % COLUMNS);
-            if (k < rows * COLUMNS) Precision::store(weights<L>() + at, x[b]);
-        }
-    }
-}
-
-template <int L>
-HD void load_layers(const float* parameters, int tower) {
-    const float *matrix = parameters + layer_weight<L>(tower), *bias = parameters + layer_bias<L>(tower);
-    if constexpr (L < HIDDEN) {
-        copy_weights<L>(matrix, OUTPUTS<L>, 0);
-        for (int k = threadIdx.x; k < OUTPUTS<L>; k += THREADS) biases<L>()[k] = bias[k];
-        load_layers<L + 1>(parameters, tower);
-    } else {
-        int actor_rows = has_actor(tower) ? ACTOR_OUTPUTS : 0;
-        copy_weights<L>(matrix, actor_rows, 0);
-        for (int k = threadIdx.x; k < actor_rows; k += THREADS) biases<L>()[k] = bias[k];
-        if (has_value(tower)) {
-            copy_weights<L>(parameters + VALUE_WEIGHTS, 1, actor_rows);
-            if (threadIdx.x == 0) biases<L>()[actor_rows] = parameters[VALUE_BIAS];
-        }
-    }
-}
-
 HD void fill_with_zeros(void* from, const void* to) {
     for (uint4* at = (uint4*)from + threadIdx.x; at < to; at += THREADS) *at = {0, 0, 0, 0};
+}
+
+// Weights and biases of layer L on their way to shared memory: those that a thread loads at a time.
+template <int L>
+struct LayerLoads {
+    static constexpr int ELEMENTS = OUTPUTS<L> * INPUTS<L>, LOADS = divided(ELEMENTS, THREADS);
+    static constexpr int BATCH = LOADS < 16 ? LOADS : 16;
+    float weight[BATCH];
+
+    HD void load(const float* parameters, int tower, int first) {
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            int k = first + b * THREADS;
+            i64 row = k < ELEMENTS ? weight_index<L>(tower, k / INPUTS<L>) : -1;
+            weight[b] = row >= 0 ? parameters[row + k % INPUTS<L>] : 0.0f;
+        }
+    }
+    HD void store(int first) const {
+        UNROLL for (int b = 0; b < BATCH; ++b) {
+            int k = first + b * THREADS;
+            int at = Precision::weight_at(WEIGHT_PITCH<L>, k / INPUTS<L>, k % INPUTS<L>);
+            if (k < ELEMENTS) Precision::store(weights<L>() + at, weight[b]);
+        }
+    }
+};
+template <int L>
+HD float bias_of(const float* parameters, int tower, int output) {
+    i64 at = output < OUTPUTS<L> ? bias_index<L>(tower, output) : -1;
+    return at >= 0 ? parameters[at] : 0.0f;
+}
+
+// Fills the memory of the layers from L on; the first loads of all of them are in flight at the same time.
+template <int L>
+HD void load_layers(const float* parameters, int tower) {
+    int first = threadIdx.x;
+    LayerLoads<L> loads;
+    loads.load(parameters, tower, first);
+    float bias = bias_of<L>(parameters, tower, first);
+    if constexpr (L < HIDDEN) {
+        load_layers<L + 1>(parameters, tower);
+    } else {
+        fill_with_zeros(shared_memory + SHARED_FIRST, shared_memory + ROWS_AT<1>);  // columns beyond the sizes stay 0
+        __syncthreads();
+    }
+    loads.store(first);
+    while ((first += LayerLoads<L>::BATCH * THREADS) < LayerLoads<L>::ELEMENTS) {
+        loads.load(parameters, tower, first);
+        loads.store(first);
+    }
+    for (int k = threadIdx.x; k < OUTPUTS<L>; k += THREADS) {
+        biases<L>()[k] = bias;
+        bias = bias_of<L>(parameters, tower, k + THREADS);
+    }
 }
 
 HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance + 1e-8); }  // as policy.Normalizer
@@ -218,8 +234,6 @@ HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance
 // Everything that all tiles have in common.
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,
                         [[maybe_unused]] const double* obs_var) {
-    fill_with_zeros(shared_memory + SHARED_FIRST, shared_memory + ROWS_AT<1>);  // columns beyond the sizes stay 0
-    __syncthreads();
     load_layers<0>(parameters, tower);
     for (int row = threadIdx.x; row < ROWS; row += THREADS)
         for (int k = 0; k < LOG_STDS; ++k) result_row(row)[ACTOR_OUTPUTS + k] = parameters[LOG_STD_INDEX + k];
