@@ -90,10 +90,14 @@ KERNEL(loss_gradients) {
             for (int k = 0; k < args.num_parameters; ++k) own[k] = 0;
         } else {
             Minibatch minibatch = minibatch_of(args.moments, args.normalize_advantages);
-            PolicyLoss policy = policy_gradients(
-                x, args.draws + index * ACTION_HEADS, args.action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0),
-                (int)(index % NUM_AGENTS), args.log_probs[index], args.estimates[index], minibatch, *args.clip,
-                *args.entropy_coefficient, args.squash_by_tanh, own);
+            const Action* draws = args.draws + index * ACTION_HEADS;
+            const bool* mask = args.action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0);
+            int agent = (int)(index % NUM_AGENTS);
+            const Part<1> all = {0};
+            Distribution<1> d = distribution(x, draws, mask, agent, args.squash_by_tanh, own, all);
+            sum_heads(d, [](float of_head, int) { return of_head; });
+            PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
+                                                 minibatch, *args.clip, *args.entropy_coefficient, own, all);
             ValueLoss value = value_loss(args.values[row * args.value_stride], args.old_values[index],
                                          args.returns[index], *args.value_scale * *args.value_scale, minibatch.count,
                                          args.value_coefficient, args.value_clip);

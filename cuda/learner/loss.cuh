@@ -13,7 +13,8 @@ constexpr float MASKED_LOGIT = -0x1.fffffep127f;
 // Softmax of one head: the probability of choice k is exp(logit - largest) * share.
 struct Head {
     float largest, log_total, share, entropy;
-    bool exists;  // has an allowed choice
+    bool exists;     // has an allowed choice
+    float log_prob;  // of what was drawn
 };
 
 HD bool allowed([[maybe_unused]] const bool* mask, [[maybe_unused]] int k) { return !ACTION_MASKS || mask[k]; }
@@ -24,7 +25,7 @@ HD float logit(const float* x, const bool* mask, int k) { return allowed(mask, k
 HD Head head_of(const float* x, const bool* mask, int n, float* weights) {
     bool exists = false;
     for (int k = 0; k < n; ++k) exists = exists || allowed(mask, k);
-    if (!exists) return {0, 0, 0, 0, false};
+    if (!exists) return {};
     float largest = logit(x, mask, 0), total = 0, moment = 0;
     for (int k = 1; k < n; ++k) largest = math::max(logit(x, mask, k), largest);
     constexpr int BATCH = 4;  // independent exponentials
@@ -42,7 +43,7 @@ HD Head head_of(const float* x, const bool* mask, int n, float* weights) {
         }
     }
     float log_total = math::log(total), share = 1.0f / total;
-    return {largest, log_total, share, log_total - moment * share, true};
+    return {largest, log_total, share, log_total - moment * share, true, 0};
 }
 
 // The choice that was drawn. The sampler returns -1 for NaN logits; their log-probability is NaN.
@@ -50,12 +51,41 @@ HD int choice_of(i32 draw) { return math::max(draw, 0); }
 HD int choice_of(float draw) { return math::max(math::to_int(draw), 0); }
 #endif
 
+// Several threads may compute a row, each a part of its discrete heads: every COUNT-th one from `first` on. The k-th of
+// them has the same place in the code of all threads.
+template <int COUNT>
+struct Part {
+    static constexpr int HEADS = (DISCRETE_HEADS + COUNT - 1) / COUNT;  // at most
+    int first;
+    HD int head(int k) const { return k * COUNT + first; }
+    HD bool has(int k) const { return COUNT == 1 || head(k) < DISCRETE_HEADS; }
+};
+
+template <int COUNT>
 struct Distribution {
     float log_prob, entropy;  // sums over the heads
 #if DISCRETE_HEADS > 0
-    Head heads[DISCRETE_HEADS];
+    Head heads[Part<COUNT>::HEADS];
 #endif
 };
+
+#if DISCRETE_HEADS > 0
+// One of a part's heads: where its logits and its mask begin, and what was drawn; not an index into registers.
+struct HeadPlace {
+    int size, first_logit, choice;
+    const bool* mask;
+};
+template <int COUNT>
+HD HeadPlace place_of(Part<COUNT> part, int k, const Action* draws, const bool* mask, int agent) {
+    int head = part.head(k), first = 0;
+    Action draw = draws[k * COUNT];
+    UNROLL for (int other = 0; other < DISCRETE_HEADS; ++other) {
+        if (other < head) first += action_size(agent, other);
+        if (other == head) draw = draws[other];
+    }
+    return {action_size(agent, head), first, choice_of(draw), mask + (ACTION_MASKS ? logit_offset(head) : 0)};
+}
+#endif
 
 #if BOX_ACTIONS
 // From the mean, in standard deviations; a greedy draw is the mean, and std may be 0.
@@ -65,13 +95,14 @@ HD float deviation(float draw, float mean, float std) {
 }
 #endif
 
-// Log-probability, bitwise that of sampling.cuh, and entropy of what was drawn. An agent has either the elements of a
-// Box, and then the parameters are means and then log standard deviations, or discrete heads, and then they are their
-// logits, one after the other. Masks are padded to the widest role.
-HD Distribution distribution(const float* x, const Action* draws, [[maybe_unused]] const bool* mask, int agent,
-                             [[maybe_unused]] bool squash_by_tanh, [[maybe_unused]] float* weights) {
-    Distribution d;
-    d.log_prob = d.entropy = 0;
+// Log-probability and entropy of what was drawn, of discrete heads those of each in a part; see sum_heads. An agent has
+// either the elements of a Box, and then the parameters are means and then log standard deviations, or discrete heads,
+// and then they are their logits, one after the other. Masks are padded to the widest role.
+template <int COUNT>
+HD Distribution<COUNT> distribution(const float* x, const Action* draws, [[maybe_unused]] const bool* mask, int agent,
+                                    [[maybe_unused]] bool squash_by_tanh, [[maybe_unused]] float* weights,
+                                    [[maybe_unused]] Part<COUNT> part) {
+    Distribution<COUNT> d = {};
 #if BOX_ACTIONS
     const int elements = action_box::heads(agent);
     for (int head = 0; head < elements; ++head) {
@@ -87,23 +118,35 @@ HD Distribution distribution(const float* x, const Action* draws, [[maybe_unused
     }
 #endif
 #if DISCRETE_HEADS > 0
-    for (int head = 0; head < DISCRETE_HEADS; ++head) {
-        int n = action_size(agent, head);
-        const bool* own = mask + (ACTION_MASKS ? logit_offset(head) : 0);
-        Head h = d.heads[head] = head_of(x, own, n, weights);
-        if (h.exists) d.log_prob += logit(x, own, choice_of(draws[head])) - h.largest - h.log_total;
-        d.entropy += h.entropy;
-        x += n;
-        weights += n;
+    for (int k = 0; k < part.HEADS; ++k) {
+        if (!part.has(k)) continue;
+        HeadPlace own = place_of(part, k, draws, mask, agent);
+        const float* logits = x + own.first_logit;
+        Head& h = d.heads[k] = head_of(logits, own.mask, own.size, weights + own.first_logit);
+        if (h.exists) h.log_prob = logit(logits, own.mask, own.choice) - h.largest - h.log_total;
     }
 #endif
     return d;
 }
 
+// Adds up what all parts have of the discrete heads, in the order of the heads: the log-probability is bitwise that of
+// sampling.cuh. `exchange(x, k)` is x of part k's thread.
+template <int COUNT, class F>
+HD void sum_heads([[maybe_unused]] Distribution<COUNT>& d, [[maybe_unused]] F exchange) {
+#if DISCRETE_HEADS > 0
+    for (int head = 0; head < DISCRETE_HEADS; ++head) {
+        d.log_prob += exchange(d.heads[head / COUNT].log_prob, head % COUNT);
+        d.entropy += exchange(d.heads[head / COUNT].entropy, head % COUNT);
+    }
+#endif
+}
+
 // Gradients of the parameters, from those of log-probability and entropy. Squashing does not change them. Of discrete
-// heads it overwrites the weights in `gradients`.
-HD void backward([[maybe_unused]] const Distribution& d, const float* x, const Action* draws,
-                 [[maybe_unused]] const bool* mask, int agent, float by_log_prob, float by_entropy, float* gradients) {
+// heads it overwrites a part's weights in `gradients`.
+template <int COUNT>
+HD void backward([[maybe_unused]] const Distribution<COUNT>& d, const float* x, const Action* draws,
+                 [[maybe_unused]] const bool* mask, int agent, float by_log_prob, float by_entropy, float* gradients,
+                 [[maybe_unused]] Part<COUNT> part) {
 #if BOX_ACTIONS
     const int elements = action_box::heads(agent);
     for (int head = 0; head < elements; ++head) {
@@ -113,22 +156,22 @@ HD void backward([[maybe_unused]] const Distribution& d, const float* x, const A
     }
 #endif
 #if DISCRETE_HEADS > 0
-    for (int head = 0; head < DISCRETE_HEADS; ++head) {
-        int n = action_size(agent, head), choice = choice_of(draws[head]);
-        const bool* own = mask + (ACTION_MASKS ? logit_offset(head) : 0);
-        const Head& h = d.heads[head];
-        for (int k = 0; k < n; ++k) {
-            if (!allowed(own, k)) {
-                gradients[k] = 0;
+    for (int k = 0; k < part.HEADS; ++k) {
+        if (!part.has(k)) continue;
+        HeadPlace own = place_of(part, k, draws, mask, agent);
+        const float* logits = x + own.first_logit;
+        float* of_logits = gradients + own.first_logit;
+        const Head& h = d.heads[k];
+        for (int j = 0; j < own.size; ++j) {
+            if (!allowed(own.mask, j)) {
+                of_logits[j] = 0;
                 continue;
             }
-            float log_p = x[k] - h.largest - h.log_total, p = gradients[k] * h.share;
+            float log_p = logits[j] - h.largest - h.log_total, p = of_logits[j] * h.share;
             // log_p may be -infinity; then p = 0, and p times the bound is 0.
             float of_entropy = -p * (math::max(log_p, -1e30f) + h.entropy);
-            gradients[k] = by_log_prob * ((k == choice ? 1.0f : 0.0f) - p) + by_entropy * of_entropy;
+            of_logits[j] = by_log_prob * ((j == own.choice ? 1.0f : 0.0f) - p) + by_entropy * of_entropy;
         }
-        x += n;
-        gradients += n;
     }
 #endif
 }
@@ -152,17 +195,17 @@ struct PolicyLoss {
     float loss, entropy, approx_kl, clip_fraction;
 };
 
-// Writes the gradients with respect to the parameters x of the distribution.
-HD PolicyLoss policy_gradients(const float* x, const Action* draws, const bool* mask, int agent, float old_log_prob,
-                               float estimate, const Minibatch& minibatch, float clip, float entropy_coefficient,
-                               bool squash_by_tanh, float* gradients) {
+// Writes the gradients with respect to the parameters x of the distribution d, of discrete heads those of a part.
+template <int COUNT>
+HD PolicyLoss policy_gradients(const Distribution<COUNT>& d, const float* x, const Action* draws, const bool* mask,
+                               int agent, float old_log_prob, float estimate, const Minibatch& minibatch, float clip,
+                               float entropy_coefficient, float* gradients, Part<COUNT> part) {
     float advantage = (float)(estimate - minibatch.mean) / minibatch.deviation, count = minibatch.count;
-    Distribution d = distribution(x, draws, mask, agent, squash_by_tanh, gradients);
     float log_ratio = d.log_prob - old_log_prob, ratio = math::exp(log_ratio);
     float surrogate = ratio * advantage, surrogate_clipped = math::clamp(ratio, 1.0f - clip, 1.0f + clip) * advantage;
     bool is_clipped = surrogate_clipped < surrogate;
     float by_log_prob = is_clipped ? 0.0f : -surrogate / count;
-    backward(d, x, draws, mask, agent, by_log_prob, -entropy_coefficient / count, gradients);
+    backward(d, x, draws, mask, agent, by_log_prob, -entropy_coefficient / count, gradients, part);
     return {-(is_clipped ? surrogate_clipped : surrogate) / count, d.entropy / count,
             (ratio - 1.0f - log_ratio) / count, (math::abs(ratio - 1.0f) > clip ? 1.0f : 0.0f) / count};
 }

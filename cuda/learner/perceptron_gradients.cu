@@ -48,48 +48,61 @@ struct Sums {
     float x[SUMS];  // gradients of the log standard deviations, then the metrics
 };
 
-// The loss of one row, and its gradients with respect to the head's outputs.
+// Threads that compute the loss of a row, neighbouring lanes, each for a part of the action's heads.
+HD constexpr int parts_of_row() {
+    int parts = 1;
+    while (!BOX_ACTIONS && 2 * parts <= DISCRETE_HEADS && 2 * parts <= OWNERS / OWNED_ROWS) parts *= 2;
+    return parts;
+}
+constexpr int PARTS = parts_of_row();
+static_assert(PARTS == 1 || OWNED_ROWS * PARTS % 32 == 0, "whole warps");
+
+// The loss of one row, and its gradients with respect to the head's outputs. All parts of a row are here.
 HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Sample& sample, const Loss& loss, int tower,
                  Sums& sums) {
-    float *x = result_row(row), *gradients = gradient_row(row);
-    if (!sample.active) {
-        for (int k = 0; k <= PARAMETERS; ++k) gradients[k] = 0;
-    } else {
-        float* metrics = sums.x + LOG_STDS;
-        if (has_actor(tower)) {
-            const Action* draws = Sample::HAS_DRAWS ? sample.draws : args.draws + sample.index * ACTION_HEADS;
-            const bool* mask = args.action_mask + (ACTION_MASKS ? sample.index * NUM_LOGITS : 0);
-            PolicyLoss policy =
-                policy_gradients(x, draws, mask, (int)(sample.index % NUM_AGENTS), sample.log_prob, sample.estimate,
-                                 loss.minibatch, loss.clip, loss.entropy_coefficient, args.squash_by_tanh, gradients);
+    const Part<PARTS> part = {owner() % PARTS};
+    float *x = result_row(row), *gradients = gradient_row(row), *metrics = sums.x + LOG_STDS;
+    if (has_actor(tower)) {
+        const Action* draws = Sample::HAS_DRAWS ? sample.draws : args.draws + sample.index * ACTION_HEADS;
+        const bool* mask = args.action_mask + (ACTION_MASKS ? sample.index * NUM_LOGITS : 0);
+        int agent = (int)(sample.index % NUM_AGENTS);
+        Distribution<PARTS> d = {};
+        if (sample.active) d = distribution(x, draws, mask, agent, args.squash_by_tanh, gradients, part);
+        sum_heads(d, [](float of_part, int k) {
+            return PARTS == 1 ? of_part : __shfl_sync(~0u, of_part, lane() / PARTS * PARTS + k);
+        });
+        if (sample.active) {
+            PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, sample.log_prob, sample.estimate,
+                                                 loss.minibatch, loss.clip, loss.entropy_coefficient, gradients, part);
             metrics[0] += policy.loss;
             metrics[2] += policy.entropy;
             metrics[3] += policy.approx_kl;
             metrics[4] += policy.clip_fraction;
             UNROLL for (int k = 0; k < LOG_STDS; ++k) sums.x[k] += gradients[ACTOR_OUTPUTS + k];
         }
-        if (has_value(tower)) {
-            float scale = loss.value_scale;
-            float value = NORMALIZE_RETURNS ? x[PARAMETERS] * scale + loss.value_mean : x[PARAMETERS];
-            ValueLoss of_value = value_loss(value, sample.old_value, sample.target, scale * scale, loss.minibatch.count,
-                                            args.value_coefficient, args.value_clip);
-            metrics[1] += of_value.loss;
-            gradients[PARAMETERS] = of_value.gradient * scale;
-        }
     }
-    for (int k = 0; k < HEAD_OUTPUTS; ++k) {
+    if (has_value(tower) && part.first == 0 && sample.active) {
+        float scale = loss.value_scale;
+        float value = NORMALIZE_RETURNS ? x[PARAMETERS] * scale + loss.value_mean : x[PARAMETERS];
+        ValueLoss of_value = value_loss(value, sample.old_value, sample.target, scale * scale, loss.minibatch.count,
+                                        args.value_coefficient, args.value_clip);
+        metrics[1] += of_value.loss;
+        gradients[PARAMETERS] = of_value.gradient * scale;
+    }
+    if constexpr (PARTS > 1) __syncwarp();
+    for (int k = part.first; k < HEAD_OUTPUTS; k += PARTS) {
         int result = result_of(tower, k);
         Precision::store(head_deltas() + Precision::activation_at(PITCH<HIDDEN + 1>, row, k),
-                         result >= 0 ? gradients[result] : 0.0f);
+                         sample.active && result >= 0 ? gradients[result] : 0.0f);
     }
 }
 
 // Adds up the sums of all rows, in order, in the memory of the activations.
-HD void write_sums(float* out, const Sums& sums, int row, bool has_row, int tower) {
+HD void write_sums(float* out, const Sums& sums, int row, bool is_first, int tower) {
     constexpr int PITCH = SUMS | 1;
     float* of_rows = (float*)rows<0>();
     static_assert(ROWS * PITCH * (int)sizeof(float) <= ROWS_END - ROWS_AT<0>, "the sums fit");
-    if (has_row) UNROLL for (int k = 0; k < SUMS; ++k) of_rows[row * PITCH + k] = sums.x[k];
+    if (is_first) UNROLL for (int k = 0; k < SUMS; ++k) of_rows[row * PITCH + k] = sums.x[k];
     __syncthreads();
     for (int k = threadIdx.x; k < SUMS; k += THREADS) {
         if (k == LOG_STDS + 1 ? !has_value(tower) : !has_actor(tower)) continue;
@@ -110,12 +123,13 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     Loss loss = loss_of(args);
     Gradients<HIDDEN> gradients = {};
     Sums sums = {};
-    int row = first_owned_row() + owner();
-    bool has_row = owner() < OWNED_ROWS;
+    int row = first_owned_row() + owner() / PARTS;
+    bool has_row = owner() < OWNED_ROWS * PARTS;
+    bool is_first = has_row && owner() % PARTS == 0;  // of the threads of its row
     auto index_of = [&](i64 k) { return has_row && k < args.rows ? args.indices[k] : -1; };
     const Observation* obs = (const Observation*)args.obs;
     i64 index = index_of(block * ROWS + row);
-    if (has_row) indices()[row] = index;
+    if (is_first) indices()[row] = index;
     sync_owners();
     // A tile's first observations are loaded during the tile before, where registers are left for them.
     constexpr bool EARLY = WARPS_OWN_ROWS;
@@ -131,7 +145,8 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
         sync_owners();
         forward_layers<0>(tower);
         if (has_row) row_loss(args, row, sample, loss, tower, sums);
-        if (has_row) indices(buffer ^ 1)[row] = index = next;
+        index = next;
+        if (is_first) indices(buffer ^ 1)[row] = index;
         __syncthreads();
         if constexpr (EARLY) first_obs.load(obs, args.obs_stride, indices(buffer ^ 1), owner());
         gradients.add_layers(head_deltas());
@@ -139,7 +154,7 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     __syncthreads();
     float* out = args.parts + block * (NUM_PARAMETERS + METRICS);
     gradients.write(out, tower);
-    write_sums(out, sums, row, has_row, tower);
+    write_sums(out, sums, row, is_first, tower);
 }
 
 }  // namespace perceptron

@@ -2,7 +2,8 @@
 
     python3 tests/gpu/learner_speed.py RESULTS.json
 
-A row has medians of eight iterations after three: milliseconds, env-steps per second, and the memory at its peak.
+A row has medians of eight iterations after three: milliseconds, env-steps per second, and the memory at its peak; and
+the milliseconds of an iteration where the host reads metrics once in ten.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any], int, dict[str, Any]], ...] = (
         A2C,
     ),
 )
-WARM_UP, ITERATIONS = 3, 8
+WARM_UP, ITERATIONS, INTERVAL = 3, 8, 10
 
 
 def measured(game: str, values: dict[str, Any], num_envs: int, config: dict[str, Any]) -> dict[str, float]:
@@ -64,10 +65,16 @@ def measured(game: str, values: dict[str, Any], num_envs: int, config: dict[str,
         metrics = trainer.train_iteration()
         seconds.append(time.perf_counter() - start)
     median = statistics.median(seconds[WARM_UP:])
+    in_intervals = []
+    for _ in range(3):
+        start = time.perf_counter()
+        trainer.train_interval(INTERVAL)
+        in_intervals.append((time.perf_counter() - start) / INTERVAL)
     row = {
         "milliseconds": 1e3 * median,
         "env_steps_per_s": trainer.env_steps_per_iteration / median,
         "agent_steps_per_s": trainer.env_steps_per_iteration * env.num_agents / median,
+        "milliseconds_in_intervals": 1e3 * statistics.median(in_intervals),
         "update_time_fraction": metrics["update_time_fraction"],
         "peak_bytes": torch.cuda.max_memory_allocated(),
     }

@@ -8,6 +8,7 @@ Nothing here fails where a goal is missed: it says so.
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from gpu_vecenv.views.gymnasium_env import GymnasiumVectorEnv
 
 Row = dict[str, Any]
 THOUSAND = {"num_taggers": 100, "num_runners": 900}
+SEEDS = 10  # of the runs to 475
 MANY = {"num_taggers": 999, "full_observation": False}
 # Game, configuration, envs, steps (sampling and step) of all environments in a second, share of the copy bandwidth.
 TICKS: tuple[tuple[str, dict[str, Any], int, float, float | None], ...] = (
@@ -157,7 +159,10 @@ def trained(game: Env, num_envs: int, config: PPOConfig, shared: bool, device: t
 
 
 def solved(device: torch.device) -> Iterator[Row]:
-    """CartPole-v1 to 475 over the latest episode of each environment; wall-clock after the start."""
+    """CartPole-v1 to 475 over the latest episode of each environment: seconds from before the environment is made.
+
+    Kernels are compiled, graphs are not captured yet.
+    """
     config = PPOConfig(
         total_steps=10**9,
         num_steps=32,
@@ -170,18 +175,25 @@ def solved(device: torch.device) -> Iterator[Row]:
         entropy_coefficient=0.0,
     )
     for num_envs in (256, 1024, 4096):
-        trainer = Trainer(VecEnv(configure("cartpole"), num_envs, device), config)
-        trainer.train_iteration()
-        start, length = time.perf_counter(), 0.0
-        while (
-            not length >= 475 and time.perf_counter() - start < 20
-        ):  # NaN until every environment has ended an episode
-            length = trainer.train_iteration()["episode_length"]
-        duration = round(time.perf_counter() - start, 2)
-        row = {"game": "cartpole", "num_envs": num_envs, "iterations": trainer.iteration}
-        row["episode_length"] = round(length, 1)
-        trainer.close()
-        yield {**row, "seconds_to_solve": duration, "goals": {"seconds_to_solve": 2.0}}
+        durations, unsolved = [], 0
+        for seed in range(-1, SEEDS):  # the first run compiles
+            start, length = time.perf_counter(), 0.0
+            trainer = Trainer(VecEnv(configure("cartpole"), num_envs, device), config, seed=max(seed, 0))
+            while not length >= 475 and time.perf_counter() - start < 20:  # NaN until each environment ended an episode
+                length = trainer.train_iteration()["episode_length"]
+            if seed >= 0:
+                durations.append(time.perf_counter() - start)
+                unsolved += not length >= 475
+            trainer.close()
+        yield {
+            "game": "cartpole",
+            "num_envs": num_envs,
+            "seeds": SEEDS,
+            "unsolved": unsolved,
+            "seconds_to_solve": round(statistics.median(durations), 3),
+            "seconds_of_the_slowest": round(max(durations), 3),
+            "goals": {"seconds_to_solve": 0.12, "seconds_of_the_slowest": 0.25},
+        }
 
 
 SECTIONS = {call.__name__: call for call in (steps, sampler, eager, training, solved)}
