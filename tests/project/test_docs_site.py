@@ -143,10 +143,12 @@ def test_documented_performance_is_what_was_measured() -> None:
         )
     for row in json.loads((DOCS / "performance" / "h200-learner.json").read_text())["rows"]:
         torch, kernels = row["torch"], row["kernels"]
+        in_intervals = kernels["milliseconds_in_intervals"]
+        faster = kernels["milliseconds"] / in_intervals
         told.add(
             f"{row['name']} | {row['num_envs']:,} x {row['num_steps']} | {torch['milliseconds']:.1f} | "
-            f"{kernels['milliseconds']:.1f} | {kernels['env_steps_per_s'] / 1e6:.2f} M | "
-            f"{kernels['agent_steps_per_s'] / 1e6:.0f} M | {torch['peak_bytes'] / 2**20:,.0f} | "
+            f"{kernels['milliseconds']:.1f} | {in_intervals:.1f} | {kernels['env_steps_per_s'] * faster / 1e6:.2f} M | "
+            f"{kernels['agent_steps_per_s'] * faster / 1e6:.0f} M | {torch['peak_bytes'] / 2**20:,.0f} | "
             f"{kernels['peak_bytes'] / 2**20:,.0f}"
         )
     heads = {row for row in rows if row.startswith(("game |", "configuration |", "iteration |"))}

@@ -11,14 +11,11 @@ from games.fragile import Fragile
 from games.painter import Painter
 from games.probes import Forbidden
 from support.bitwise import equal_bits
-from support.emulated_cuda import EmulatedCudaBackend
 
 import gpu_vecenv
-from gpu_vecenv.compile import function_manager
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.envs.cartpole import Cartpole
 from gpu_vecenv.train.fused_rollout import STATIC_BYTES, TILES, FusedRollout, fused_rollout, why_not_fused
-from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.perceptron import Forward, PerceptronKernels
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
@@ -66,13 +63,9 @@ CASES = {
 }
 
 
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cuda":
-        return "cuda"
-    kernel_on(torch.device("cpu"))  # which is shared with other tests, compiled for the host
-    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
-    return "cpu"
+@pytest.fixture
+def device(device_of_networks):
+    return device_of_networks
 
 
 class Setup:

@@ -77,13 +77,9 @@ CASES = {
 }
 
 
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request, monkeypatch):
-    if request.param == "cuda":
-        return "cuda"
-    kernel_on(torch.device("cpu"))  # which is shared with other tests, compiled for the host
-    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
-    return "cpu"
+@pytest.fixture
+def device(device_of_networks):
+    return device_of_networks
 
 
 class Rows(NamedTuple):

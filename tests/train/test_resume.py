@@ -16,7 +16,6 @@ import torch
 from reliability.resume import DEADLINE, differences, ended, kill_and_resume, names, process, same_bits, saved, table
 
 import gpu_vecenv
-from gpu_vecenv.cli.main import main
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.plots import METRICS_FILE
@@ -42,19 +41,12 @@ def one_thread():
 
 
 @pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
-    """Runs a command line in an empty folder: exit code, lines of output, lines of errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+def command(command):
+    """The same with lines of output."""
 
     def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code
-        output, errors = capsys.readouterr()
-        return code, output.splitlines(), errors.splitlines()
+        code, output, errors = command(*arguments)
+        return code, output.splitlines(), errors
 
     return run
 

@@ -32,24 +32,6 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def command(capsys, monkeypatch, tmp_path):
-    """Runs a command line in an empty folder: exit code, output, lines of errors."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments):
-        capsys.readouterr()
-        try:
-            code = main([str(argument) for argument in arguments])
-        except SystemExit as stop:
-            code = stop.code
-        output, errors = capsys.readouterr()
-        return code, output, errors.splitlines()
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, device):
     """Folder of the runs of all seeds together, "many", and of each alone, "alone-<seed>". Only to be read."""
