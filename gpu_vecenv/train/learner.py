@@ -83,7 +83,8 @@ class Learner:
         self.order = self.indices.clone()
         self.epoch, self.minibatch_index, self.iteration = torch.zeros((3, 1), dtype=torch.int64, device=device)
         self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
-        self._clock: int | None = 0  # what the host last knew of ``iteration``; None: nothing
+        # The value of `iteration` that the host expects on the device; None: it must be written.
+        self._clock: int | None = 0
         self.moments = torch.zeros((config.num_minibatches, 3), dtype=torch.float64, device=device)
         functions = rollout.env.functions
         self._shuffle = shuffle_launch(

@@ -101,7 +101,8 @@ def run_seeds(
 
     ``folder`` has a folder seed-<seed> for each, with what ``run`` writes, bit-identical but for times; ``run`` may
     resume each alone. Beside them are the seeds, ``seeds.json``, a learning curve of all, and the evaluation of all
-    with mean and worst. A trainer whose loss or gradient becomes NaN or infinite ends there; the others go on.
+    with mean and worst. A trainer whose loss or gradient becomes NaN or infinite ends there; the others are
+    trained to their end.
 
     Args:
         trainers: New trainers on environments of their own, in one process; with ``resume`` the newest checkpoint of

@@ -324,7 +324,7 @@ class Trainer:
             self._iteration_in_stages()
 
     def count_iteration(self) -> None:
-        """Take down that an iteration was enqueued."""
+        """Count an iteration that was enqueued."""
         self.iteration += 1
         self._unread += 1
         for learner in self.learners.values():
@@ -411,7 +411,7 @@ class Trainer:
 
     @torch.no_grad()
     def _end_updates(self) -> None:
-        """Update the normalizers, and take down the metrics."""
+        """Update the normalizers, and add the metrics of the iteration."""
         for learner in self.learners.values():
             learner.update_normalizers()
         self.timer.mark("updated")

@@ -3,7 +3,7 @@
     python3 tests/gpu/seeds_speed.py RESULTS.json
 
 Medians of blocks of iterations, one and all alternately; the goal is five times the throughput with eight seeds. Logs
-are not written. Nothing here fails where it is missed: it says so.
+are not written. Where it is missed the row says so; nothing fails.
 """
 
 from __future__ import annotations
