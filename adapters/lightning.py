@@ -136,10 +136,9 @@ class PPOModule(LightningModule):
         own = {name: x[inner.world.rank] for name, x in found["envs"].items()}
         sums = {name: own.pop(f"reward_sums.{name}") for name in self.learners}
         inner.env.load_state_dict(own)  # raises if the sizes differ
-        for name, learner in self.learners.items():
-            learner.reward_sums.copy_(sums[name])
-        inner.iteration = found["iteration"]
-        inner.rollout.refresh_last_step()
+        with inner.restoring(found["iteration"]):
+            for name, learner in self.learners.items():
+                learner.reward_sums.copy_(sums[name])
 
 
 def make(game: Any, num_envs: int, device: Any = None, config: Any = None, seed: int = 0, **options: Any) -> PPOModule:

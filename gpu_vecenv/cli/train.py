@@ -42,7 +42,7 @@ from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
-from gpu_vecenv.train.run import run, run_seeds
+from gpu_vecenv.train.run import check_log, run, run_seeds
 from gpu_vecenv.train.run_folder import SEEDS_FILE, SETTINGS, RunConfig, make_selection, seed_folder
 from gpu_vecenv.train.trainer import Trainer
 
@@ -108,6 +108,7 @@ class Train(DeviceOptions, Generic[GameT]):
                 raise ConfigError(
                     "--seeds trains in one process; leave out --seeds, or start one process without torchrun"
                 )
+            check_log(self.run, self.seeds or 1)
             if self.out is not None:
                 check_output("out", self.out, folder=True)
             seeds = [self.seed] if self.seeds is None else [self.seed + index for index in range(self.seeds)]
@@ -204,9 +205,15 @@ class Resume(DeviceOptions):
         given = game_class(self.game_name) if self.game_name is not None else None
         seeds = _read_seeds(self.resume)
         folders = [self.resume] if seeds is None else [seed_folder(self.resume, seed) for seed in seeds]
-        settings, run_config = _read_settings(folders[0])
+        begun = [folder for folder in folders if CheckpointFolder(folder / CHECKPOINTS).begun()]
+        settings, run_config = _read_settings((begun or folders)[0])
         with process_group(settings["device"] if self.device is None else self.device) as (world, device):
-            manifests = [_newest_manifest(folder, world) for folder in folders]
+            if seeds is None or not begun:
+                manifests = [_newest_manifest(folders[0], world)]
+            else:  # a seed that has no checkpoint begins anew, like those that have
+                found = {folder: _newest_manifest(folder, world) for folder in begun}
+                pairs = zip(folders, seeds, strict=True)
+                manifests = [found.get(folder, {**found[begun[0]], "seed": seed}) for folder, seed in pairs]
             trainers = [self._trainer(manifest, given, settings, device) for manifest in manifests]
             if seeds is None:
                 return run(trainers[0], self.resume, run_config, resume=True)

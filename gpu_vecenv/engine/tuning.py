@@ -218,11 +218,16 @@ def _sample_and_step_seconds(env: VecEnv) -> float:
     env.reset(seed=1, out=buffers)
     parameters = torch.zeros((env.num_envs, env.num_agents, sampler.num_parameters), device=env.device)
     sample = dataclasses.replace(sampler.sample(parameters), entropies=None)
+    action = env.layout.action
+    is_discrete = torch.ones((env.num_agents, 1), dtype=torch.bool, device=env.device)
+    for role in action.bounds:  # their parameters are means and deviations
+        is_discrete[env.layout.role_slices[role]] = False
 
     def steps() -> None:
         for _ in range(STEPS):
             if buffers.action_mask is not None:  # a forbidden action would end the episode
-                parameters.zero_().masked_fill_(~buffers.action_mask, -torch.inf)
+                logits = parameters.zero_()[..., : buffers.action_mask.shape[-1]]
+                logits.masked_fill_(~buffers.action_mask & is_discrete, -torch.inf)
             sampler.step(parameters, sample=sample, out=buffers)
 
     return seconds(captured(steps, env.device), env.device) / STEPS

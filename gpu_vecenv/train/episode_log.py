@@ -80,7 +80,7 @@ class EpisodeLog:
         return self._sums[len(self.names) + 1].clone()
 
     def begin_update(self) -> None:
-        """What of ``update`` is no work of the device: after ``clear_episode_statistics`` sums begin at 0."""
+        """The host's part of ``update``: after ``clear_episode_statistics`` sums begin at 0."""
         if self._clears != self._vec_env.clears:
             self._before.zero_()
             self._clears = self._vec_env.clears

@@ -20,7 +20,7 @@ from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.perceptron import Perceptron, PerceptronKernels, TileShape, is_plain
+from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, TileShape, is_plain
 from gpu_vecenv.train.rollout_storage import Rollout
 
 # In the order of preference, as measured on an H200: the first with which a launch runs all environments at once is
@@ -28,7 +28,6 @@ from gpu_vecenv.train.rollout_storage import Rollout
 TILES = (TileShape(64, 4, 1), TileShape(32, 2, 2), TileShape(16, 1, 4), TileShape(64, 2, 2), TileShape(128, 8, 1))
 MAX_AGENTS = 32  # of one environment: its group is at most a warp
 STEP_REGISTERS = 40  # of a thread for its environment, beside those of the network; an estimate
-REGISTERS = 65536  # of a multiprocessor
 STATIC_BYTES = 1024  # of shared memory that the engine keeps for variables of kernels
 MAX_BLOCKS = 8  # of a multiprocessor; with more the registers are too few
 TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f64, "return_var": f64}  # of a policy

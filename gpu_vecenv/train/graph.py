@@ -135,7 +135,7 @@ class StageTimer:
         event.record()
 
     def has(self, name: str) -> bool:
-        """Whether a mark was ever recorded."""
+        """Whether a mark is recorded."""
         return name in self._marks
 
     def seconds(self, start: str, end: str) -> float:

@@ -89,7 +89,8 @@ def _program(functions: FunctionManager) -> Program:
     return functions.compile(cuda_folder() / "learner/iteration.cu", kernels=kernels)
 
 
-def _zeros(count: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def zeros(count: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """(count,) zeros."""
     return torch.zeros(count, dtype=dtype, device=device)
 
 
@@ -167,8 +168,8 @@ def explained_variance_launch(
         errors=errors,
         active=active,
         explained_variance=out,
-        parts=_zeros(max(1, tiles) * MOMENTS, device),
-        ticket=_zeros(1, device, torch.int32),
+        parts=zeros(max(1, tiles) * MOMENTS, device),
+        ticket=zeros(1, device, torch.int32),
         rows=rows,
     )
 
@@ -249,8 +250,8 @@ def episode_metrics_launch(
         before=before,
         latest=latest,
         sums=sums,
-        parts=_zeros(tiles * (len(sums) - 1), device),
-        ticket=_zeros(1, device, torch.int32),
+        parts=zeros(tiles * (len(sums) - 1), device),
+        ticket=zeros(1, device, torch.int32),
         num_envs=num_envs,
         agents=agents,
         roles=len(bounds) - 1,

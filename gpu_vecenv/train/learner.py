@@ -223,7 +223,7 @@ class Learner:
         )
 
     def prepare_update(self, iteration: int) -> None:
-        """What of an iteration's updates is no work of the device, after so many iterations.
+        """The host's part of an iteration's updates, after so many iterations, before kernels are launched.
 
         Adopts what callers may have changed: gradients, the optimizer's tensors, which parameters can learn.
         """

@@ -22,7 +22,7 @@ NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
 
 
 class RunLog:
-    """Writes each iteration's metrics to ``metrics.csv``, to TensorBoard if installed, and shows the run's progress.
+    """Writes rows of metrics to ``metrics.csv``, to TensorBoard if installed, and shows the run's progress.
 
     Metrics that are NaN or infinite for the first time are also rows of ``nonfinite.csv``, with the likely cause.
 
@@ -73,7 +73,7 @@ class RunLog:
             self._nonfinite_path.unlink(missing_ok=True)
 
     def __call__(self, metrics: Mapping[str, float | str]) -> None:
-        """Log the metrics of one iteration. Means over episodes are left empty until there are any."""
+        """Log a row of metrics. Means over episodes are left empty until there are any."""
         if self._csv is None:
             self._csv = csv.DictWriter(self._file, list(metrics), extrasaction="ignore")
             self._csv.writeheader()

@@ -28,7 +28,7 @@ CAUSES = {
 
 
 class NonFiniteMetric(NamedTuple):
-    """A metric that is NaN or infinite, the iteration in which it is for the first time, and the likely cause."""
+    """A metric that is NaN or infinite, the iteration of the first metrics in which it is, and the likely cause."""
 
     iteration: int
     metric: str
@@ -72,11 +72,11 @@ class MetricsReader:
             learner.report_to(totals, faults, stopped)
 
     def begin_iteration(self) -> None:
-        """What of ``add_iteration`` is no work of the device, before it."""
+        """The host's part of an iteration's metrics, before its kernels are launched."""
         self._episode_log.begin_update()
 
     def count_iteration(self) -> None:
-        """The same after it."""
+        """The host's part after they are launched."""
         self._episode_log.cleared()
 
     def add_iteration(self) -> None:
@@ -191,8 +191,11 @@ def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iterati
 def time_fractions(timer: StageTimer, seconds: float) -> dict[str, float]:
     """Fractions of an iteration's time: update, and the rollout's stages in proportion to those of one step.
 
-    Where no step was timed, as the rollout is one launch, the whole rollout is in place of its stages.
+    Where no step was timed, as the rollout is one launch, the whole rollout is in place of its stages. Where an iteration
+    is one graph and torch has no events in graphs (before 2.8), nothing was timed: there are none.
     """
+    if not timer.has("updated"):
+        return {}
     update, rollout = timer.seconds("collected", "updated"), timer.seconds("start", "collected")
     if not timer.has("step_end"):
         return {"rollout_time_fraction": rollout / seconds, "update_time_fraction": update / seconds}

@@ -14,6 +14,7 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.iteration_kernels import zeros
 from gpu_vecenv.train.policy import Normalizer, RoleView
 from gpu_vecenv.train.rollout_storage import Rollout
 
@@ -93,10 +94,6 @@ class NormalizerUpdate:
     apply: Launch
 
 
-def _zeros(count: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.zeros(count, dtype=dtype, device=device)
-
-
 def update_launch(functions: FunctionManager, normalizer: Normalizer, moments: torch.Tensor) -> Launch:
     """A launch that updates a normalizer from ``moments``, (1 + 2 * size,) float64, and sets these to 0."""
     size = normalizer.mean.numel()
@@ -119,7 +116,7 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
     offsets = torch.arange(table[0].numel(), device=device).view(table[0].shape)[tuple(view.obs_slice)]
     lane_bits = min(MAX_LANE_BITS, max(0, size - 1).bit_length())
     tiles, columns = -(-rows // TILE_ROWS), -(-size >> lane_bits)
-    moments = _zeros(1 + 2 * size, device)
+    moments = zeros(1 + 2 * size, device)
     launch = _program(functions).prepare(
         "obs_moments",
         LaunchShape(tiles * columns, threads_per_item=MOMENTS_BLOCK, threads_per_block=MOMENTS_BLOCK, work=rows * size),
@@ -131,8 +128,8 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
         active=rollout.active,
         mean=normalizer.mean,
         moments=moments,
-        parts=_zeros(3 * tiles * columns << lane_bits, device),
-        tickets=_zeros(max(1, columns), device, torch.int32),
+        parts=zeros(3 * tiles * columns << lane_bits, device),
+        tickets=zeros(max(1, columns), device, torch.int32),
         rows=rows,
         size=size,
         lanes=1 << lane_bits,
@@ -156,7 +153,7 @@ def reward_update(
         gamma: The discount.
     """
     functions, device, rows = rollout.env.functions, indices.device, reward_sums.numel()
-    moments, tiles = _zeros(3, device), -(-rows // MOMENTS_BLOCK)
+    moments, tiles = zeros(3, device), -(-rows // MOMENTS_BLOCK)
     launch = _program(functions).prepare(
         "reward_moments",
         LaunchShape(
@@ -170,8 +167,8 @@ def reward_update(
         reward_sums=reward_sums,
         mean=normalizer.mean,
         moments=moments,
-        parts=_zeros(3 * tiles, device),
-        ticket=_zeros(1, device, torch.int32),
+        parts=zeros(3 * tiles, device),
+        ticket=zeros(1, device, torch.int32),
         gamma=gamma,
         num_steps=len(rollout.rewards),
         step=rollout.rewards[0].numel(),

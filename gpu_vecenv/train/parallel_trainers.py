@@ -32,7 +32,8 @@ class ParallelTrainers:
         trainers: On one device, each on an environment of its own, in one process. They keep the streams that they get.
 
     Raises:
-        TypeError, ConfigError: ``trainers`` are not that.
+        TypeError: One is not a trainer.
+        ConfigError: There are none, or they are on several devices, share an environment, or are of several processes.
     """
 
     def __init__(self, trainers: Sequence[Trainer]) -> None:
@@ -51,6 +52,7 @@ class ParallelTrainers:
             raise ConfigError(
                 f"{len(trainers)} trainers in each of {trainers[0].world.size} processes; expected one process for all"
             )
+        self._trainers = set(trainers)
         self._stream: torch.cuda.Stream | None = None
         self._branches: dict[Trainer, torch.cuda.Stream] = {}
         if self.device.type == "cuda" and len(trainers) > 1:
@@ -70,8 +72,13 @@ class ParallelTrainers:
 
         Raises:
             CapacityError: Not enough device memory.
+            ConfigError: One is not of this object's trainers.
         """
         log_interval = validate_int("log_interval", log_interval, 1)
+        if not self._trainers.issuperset(trainers):
+            raise ConfigError("trainers has one that ParallelTrainers was not made with; expected some of its own")
+        if not trainers:
+            return []
         if self._stream is None or len(trainers) == 1:
             return [_result(partial(trainer.train_interval, log_interval)) for trainer in trainers]
         with self._on_stream(self._stream):
@@ -81,7 +88,8 @@ class ParallelTrainers:
                 launching = tuple(t for t in launching if t.iteration % log_interval and t.iteration < t.num_iterations)
             totals = read_totals([trainer.metrics_reader for trainer in trainers])
             results = [_result(partial(t.read_iteration, read)) for t, read in zip(trainers, totals, strict=True)]
-        ended = {t for t, result in zip(trainers, results, strict=True) if isinstance(result, NonFiniteError)}
+        failed = {t for t, result in zip(trainers, results, strict=True) if isinstance(result, NonFiniteError)}
+        ended = failed | {t for t in trainers if t.iteration >= t.num_iterations}
         for together in [together for together in self._graphed if ended.intersection(together)]:
             del self._graphed[together]  # and with it the memory of its graph
         return results

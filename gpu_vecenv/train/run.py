@@ -106,7 +106,7 @@ def run_seeds(
 
     Args:
         trainers: New trainers on environments of their own, in one process; with ``resume`` the newest checkpoint of
-            each run is loaded.
+            each run that has one is loaded.
         folder: The folder of the run folders.
         config: Output options, of each run.
         resume: Continue the runs in ``folder``.
@@ -126,10 +126,7 @@ def run_seeds(
     seeds = [trainer.seed for trainer in trainers]
     if len(set(seeds)) < len(seeds):
         raise ConfigError(f"the seeds are {seeds}; expected each once: trainers with one seed are identical")
-    if config.wandb is not None:
-        raise ConfigError(
-            f"wandb is {config.wandb!r}, but it logs one run of a process, not {len(seeds)}; leave it out"
-        )
+    check_log(config, len(seeds))
     console, world = _console(trainers[0].world), trainers[0].world
     runs = [Run(trainer, seed_folder(folder, trainer.seed), config) for trainer in trainers]
     line_interval()
@@ -137,24 +134,36 @@ def run_seeds(
         held.enter_context(locked(folder, world, create=not resume))
         if not resume:
             check_free(folder)
-            write_json(folder / SEEDS_FILE, {"seeds": seeds})
         for one in runs:
             held.enter_context(locked(one.folder, world, create=not resume))
             held.enter_context(contextlib.closing(one))
-            one.begin(resume=resume, settings=settings)
+        if not resume:
+            write_json(folder / SEEDS_FILE, {"seeds": seeds})
+        for one in runs:
+            # A seed without a checkpoint failed, or was stopped before its first one.
+            one.begin(resume=resume and one.checkpoints.begun(), settings=settings)
         _print_sizes(console, runs, folder)
         with ProgressDisplay("train", console) as on_progress, contextlib.ExitStack() as logs:
             for one in runs:
                 logs.enter_context(one.logging(no_progress))
             stopped = _train(runs, together, on_progress)
-        if stopped:
-            return _stopped(console, stopped, f"checkpoints of {counted(len(runs), 'seed')} in {folder}", folder)
-        if complete := [one for one in runs if one.error is None]:
-            _write_results_of_seeds(complete, folder, console)
+        complete = [one for one in runs if one.error is None]
         failed = [f"seed {one.trainer.seed}: {one.error}" for one in runs if one.error is not None]
+        if stopped:
+            for line in failed:
+                _print_line(console, line)
+            return _stopped(console, stopped, f"checkpoints of {counted(len(complete), 'seed')} in {folder}", folder)
+        if complete:
+            _write_results_of_seeds(complete, folder, console)
         if failed:
             raise NonFiniteError("; ".join(failed))
         return 0
+
+
+def check_log(config: RunConfig, runs: int) -> None:
+    """Raise ConfigError if so many runs of one process cannot be logged."""
+    if config.wandb is not None and runs > 1:
+        raise ConfigError(f"wandb is {config.wandb!r}, but it logs one run of a process, not {runs}; leave it out")
 
 
 def _train(runs: Sequence[Run], together: ParallelTrainers, on_progress: OnProgress | None = None) -> int:
@@ -301,7 +310,7 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     )
     if env.device.type == "cuda":
         for name, reason in trainer.torch_reasons.items():
-            how = "one kernel" if reason is None else f"torch ({reason})"
+            how = "kernels" if reason is None else f"torch ({reason})"
             _print_line(console, f"gradients and forward passes of {name} by {how}")
         reason = trainer.rollout_reason
         how = "one launch for all steps" if reason is None else f"several launches a step ({reason})"

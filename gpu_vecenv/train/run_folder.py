@@ -102,8 +102,10 @@ class Run:
             self.selection.state = SelectionState(**progress.get("selection", {}))
         else:
             check_free(self.folder)
-        if not resume and settings is not None and world.rank == 0:
-            replace_file(self.folder / SETTINGS, json.dumps(settings, indent=1).encode())
+            if world.rank == 0:
+                (self.folder / SEEDS_FILE).unlink(missing_ok=True)  # of runs that were stopped before any checkpoint
+                if settings is not None:
+                    replace_file(self.folder / SETTINGS, json.dumps(settings, indent=1).encode())
         world.barrier()
         self.checkpoints.clean()
 

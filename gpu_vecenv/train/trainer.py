@@ -198,7 +198,8 @@ class Trainer:
         return metrics
 
     def train_interval(self, log_interval: int) -> dict[str, float]:
-        """Train up to the next iteration that is a multiple of ``log_interval``, or to the last; return metrics.
+        """Train up to the next iteration that is a multiple of ``log_interval``, or to the last; return metrics. After
+        the last iteration it trains one more.
 
         The host reads the device once in all these iterations. Weights do not depend on ``log_interval``. See
         ``read_iteration`` for the metrics and errors.
@@ -221,7 +222,8 @@ class Trainer:
         return self.read_iteration()
 
     def launch_iteration(self) -> None:
-        """Start an iteration on the device. No device synchronisation, but for the first iteration's checks.
+        """Start an iteration on the device. No device synchronisation, but in the first two iterations, which check
+        networks, compile and capture.
 
         Raises:
             CapacityError: Not enough device memory.
@@ -292,7 +294,7 @@ class Trainer:
 
     @property
     def by_kernels(self) -> bool:
-        """Whether all of an iteration is ``iteration_on_device``: of learners with kernels, in one process."""
+        """Whether an iteration can be one CUDA graph: all gradients come from kernels, in one process."""
         return self.world.size == 1 and all(learner.uses_kernels for learner in self.learners.values())
 
     def use_stream(self, stream: torch.cuda.Stream) -> None:
@@ -300,7 +302,7 @@ class Trainer:
         self._stream = stream
 
     def prepare_iteration(self) -> None:
-        """What of an iteration is no work of the device, and what is needed only now and then."""
+        """The host's part of an iteration, before its kernels are launched."""
         self.env.check_ready("train_iteration")
         if not self._unread:
             self._start = time.perf_counter()
@@ -524,13 +526,23 @@ class Trainer:
                 f"{source} was made with {before}, this is {self._platform()}: results may differ bitwise", stacklevel=3
             )
         self.env.load_state_dict({n.removeprefix("env."): x for n, x in tensors.items() if n.startswith("env.")})
-        for name, tensor in own.items():
-            if not name.startswith("env."):
-                tensor.copy_(tensors[name])
-        self.iteration = int(manifest["iteration"])
-        self.rollout.refresh_last_step()
-        self._unread = 0
+        with self.restoring(int(manifest["iteration"])):
+            for name, tensor in own.items():
+                if not name.startswith("env."):
+                    tensor.copy_(tensors[name])
+
+    @contextlib.contextmanager
+    def restoring(self, iteration: int) -> Iterator[None]:
+        """Continue after this iteration with the environment's state and with what is copied in this block.
+
+        Nothing is left of iterations before, also where one of them failed or was interrupted.
+        """
+        for learner in self.learners.values():
+            learner.discard_statistics()
+        yield
+        self.iteration, self._unread, self._in_iteration = iteration, 0, False
         self.metrics_reader.discard()
+        self.rollout.refresh_last_step()
 
     def close(self) -> None:
         """Release the memory of the environment, the rollout and the graphs."""

@@ -222,3 +222,11 @@ def test_the_memory_of_the_graph_is_released():
     allocated()  # permanent allocations
     before = allocated()
     assert allocated() == before
+
+
+def test_only_own_trainers_are_trained(device):
+    own, other = make(device, 1), make(device, 2)
+    together = ParallelTrainers([own])
+    with pytest.raises(ConfigError, match="trainers has one that ParallelTrainers was not made with"):
+        together.train_interval([own, other])
+    assert together.train_interval([]) == [] and own.iteration == 0

@@ -1,5 +1,6 @@
 """Runs that are interrupted: by signals, by SIGKILL, by damage; and going on from what they left, bit by bit."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -14,9 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 from reliability.resume import DEADLINE, differences, ended, kill_and_resume, names, process, same_bits, saved, table
+from support.bitwise import equal_bits
 
 import gpu_vecenv
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.plots import METRICS_FILE
 from gpu_vecenv.train.ppo import PPOConfig
@@ -49,6 +51,26 @@ def command(command):
         return code, output.splitlines(), errors
 
     return run
+
+
+def test_a_trainer_that_failed_resumes_from_a_checkpoint_like_a_new_one(device, tmp_path):
+    config = dataclasses.replace(SHORT, total_steps=9 * STEPS, normalize_returns=True, normalize_obs=True)
+
+    def made():
+        env = gpu_vecenv.make("cartpole", 4, device, max_steps=7, autoreset_mode="next_step")
+        return Trainer(env, config)
+
+    failed, new = made(), made()
+    for _ in range(3):
+        failed.train_iteration()
+    path = failed.save(tmp_path / "checkpoint")
+    failed.env.state["x"].fill_(float("nan"))
+    with pytest.raises(NonFiniteError):
+        failed.train_iteration()
+    for trainer in (failed, new):
+        trainer.load(path)
+        trainer.train_iteration()
+    assert equal_bits(failed.state()[0], new.state()[0])
 
 
 @pytest.fixture(scope="module")

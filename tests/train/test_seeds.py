@@ -127,6 +127,23 @@ def test_all_seeds_are_resumed(done, runs, command, tmp_path):
     assert (copy / "evaluation.json").read_bytes() == (runs / "many" / "evaluation.json").read_bytes()
 
 
+def test_a_seed_that_has_no_checkpoint_begins_anew(runs, command, tmp_path):
+    copy = interrupted(runs / "many", {3: 2, 4: 2, 5: 4}, tmp_path / "copy")
+    shutil.rmtree(of_seed(copy, 4) / "checkpoints")
+    code, _, errors = command("train", "--resume", copy)
+    assert (code, errors) == (0, [])
+    for seed in SEEDS:
+        assert differences(of_seed(copy, seed), of_seed(runs / "many", seed)) == []
+
+
+def test_a_run_in_a_folder_of_seeds_without_checkpoints_is_a_run(command, device, tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "seeds.json").write_text('{"seeds": [0, 1]}')
+    options = [*GRID, "--device", device, "--total-steps", STEPS, "--out", "folder"]
+    assert command(*options)[0] == 0 and not (tmp_path / "folder" / "seeds.json").exists()
+    assert command("train", "--resume", "folder", "--total-steps", 2 * STEPS)[0] == 0
+
+
 def test_a_seed_is_resumed_alone(runs, command, tmp_path):
     copy = interrupted(runs / "many", {4: 2}, tmp_path / "copy")
     assert command("train", "--resume", of_seed(copy, 4))[0] == 0
@@ -187,6 +204,22 @@ def test_a_seed_that_fails_is_named_at_the_end_and_the_others_go_on(device, tmp_
     assert set(json.loads((tmp_path / "many" / "evaluation.json").read_text())["seeds"]) == {"3", "5"}
 
 
+def stopping(transition):
+    """Sends SIGTERM to this process as soon as it handles it."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        signal.raise_signal(signal.SIGTERM)
+    return transition.rewards
+
+
+def test_a_signal_does_not_hide_a_seed_that_failed(device, tmp_path, capsys):
+    config = RunConfig(episodes=4, best_episodes=0, checkpoint_seconds=0)
+    assert run_seeds(list(trainers(device, (None, not_finite, stopping))), tmp_path / "many", config) == 143
+    output = capsys.readouterr().out
+    assert re.search(r"^seed 4: iteration 1: losses .* are not finite", output, re.MULTILINE)
+    assert "SIGTERM: saved checkpoints of 2 seeds in" in output
+    assert [saved(of_seed(tmp_path / "many", seed)) for seed in SEEDS] == [1, 0, 1]
+
+
 def test_where_all_seeds_fail_there_are_no_results(device, tmp_path):
     with pytest.raises(NonFiniteError, match=r"seed 3: .*; seed 4: .*; seed 5: "):
         run_seeds(list(trainers(device, (not_finite,) * 3)), tmp_path, RunConfig(episodes=4))
@@ -218,6 +251,12 @@ def test_a_folder_in_which_another_process_trains_is_refused(name, runs, command
     copy = shutil.copytree(runs / "many", tmp_path / "copy")
     with FileLock(copy / name / ".lock"):
         refused(command("train", "--resume", copy), "another process trains in")
+    new = tmp_path / "new"
+    (new / name).mkdir(parents=True)
+    with FileLock(new / name / ".lock"):
+        options = ["--seed", 3, "--seeds", 3, "--total-steps", STEPS, "--device", "cpu", "--out", new]
+        refused(command(*GRID, *options), "another process trains in")
+    assert {path.name for path in new.rglob("*") if path.is_file()} <= {".lock"}
 
 
 @pytest.mark.parametrize(
