@@ -151,7 +151,8 @@ def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     finds = verb == "doctor" or (verb == "check" and ":" in arguments[0])
     assert done.returncode in ((0, 1) if finds else (0,)), done.stderr
     if verb == "train" and not helps and not resumes:
-        assert {"checkpoints", "evaluation.json", "metrics.csv"} <= set(os.listdir(tmp_path / "run"))
+        first = "run/seed-0" if "--seeds" in arguments else "run"
+        assert {"checkpoints", "evaluation.json", "metrics.csv"} <= set(os.listdir(tmp_path / first))
 
 
 def test_make_targets_exist() -> None:
