@@ -191,8 +191,8 @@ def _check(rollout: Rollout, losses: Mapping[str, float], faults: float, iterati
 def time_fractions(timer: StageTimer, seconds: float) -> dict[str, float]:
     """Fractions of an iteration's time: update, and the rollout's stages in proportion to those of one step.
 
-    Where no step was timed, as the rollout is one launch, the whole rollout is in place of its stages. Where an iteration
-    is one graph and torch has no events in graphs (before 2.8), nothing was timed: there are none.
+    Where no step was timed, as the rollout is one launch, the whole rollout is in place of its stages. There are none
+    where an iteration is one graph and torch has no events in graphs (before 2.8).
     """
     if not timer.has("updated"):
         return {}

@@ -198,8 +198,9 @@ class Trainer:
         return metrics
 
     def train_interval(self, log_interval: int) -> dict[str, float]:
-        """Train up to the next iteration that is a multiple of ``log_interval``, or to the last; return metrics. After
-        the last iteration it trains one more.
+        """Train up to the next iteration that is a multiple of ``log_interval``, or to the last; return metrics.
+
+        After the last iteration it trains one more.
 
         The host reads the device once in all these iterations. Weights do not depend on ``log_interval``. See
         ``read_iteration`` for the metrics and errors.
@@ -222,8 +223,9 @@ class Trainer:
         return self.read_iteration()
 
     def launch_iteration(self) -> None:
-        """Start an iteration on the device. No device synchronisation, but in the first two iterations, which check
-        networks, compile and capture.
+        """Start an iteration on the device.
+
+        No device synchronisation, but in the first two iterations, which check networks, compile and capture.
 
         Raises:
             CapacityError: Not enough device memory.
