@@ -202,10 +202,8 @@ def fused_rollout(
     """
     if reason := why_not_fused(rollout, torch_reasons):
         return None, reason
-    own, cores = (
-        [kernel for kernel in kernels.values() if kernel is not None],
-        rollout.env.functions.backend.tensor_cores,
-    )
+    own = [kernel for kernel in kernels.values() if kernel is not None]
+    cores = rollout.env.functions.backend.tensor_cores
     assert len(own) == len(kernels) and cores is not None
     layout, perceptrons = rollout.env.layout, tuple(kernel.perceptron for kernel in own)
     if tile is None:

@@ -89,11 +89,6 @@ def _program(functions: FunctionManager) -> Program:
     return functions.compile(cuda_folder() / "learner/iteration.cu", kernels=kernels)
 
 
-def zeros(count: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """(count,) zeros."""
-    return torch.zeros(count, dtype=dtype, device=device)
-
-
 def begin_update_launch(
     functions: FunctionManager,
     config: PPOConfig,
@@ -168,8 +163,8 @@ def explained_variance_launch(
         errors=errors,
         active=active,
         explained_variance=out,
-        parts=zeros(max(1, tiles) * MOMENTS, device),
-        ticket=zeros(1, device, torch.int32),
+        parts=torch.zeros(max(1, tiles) * MOMENTS, dtype=torch.float64, device=device),
+        ticket=torch.zeros(1, dtype=torch.int32, device=device),
         rows=rows,
     )
 
@@ -250,8 +245,8 @@ def episode_metrics_launch(
         before=before,
         latest=latest,
         sums=sums,
-        parts=zeros(tiles * (len(sums) - 1), device),
-        ticket=zeros(1, device, torch.int32),
+        parts=torch.zeros(tiles * (len(sums) - 1), dtype=torch.float64, device=device),
+        ticket=torch.zeros(1, dtype=torch.int32, device=device),
         num_envs=num_envs,
         agents=agents,
         roles=len(bounds) - 1,

@@ -14,7 +14,6 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.iteration_kernels import zeros
 from gpu_vecenv.train.policy import Normalizer, RoleView
 from gpu_vecenv.train.rollout_storage import Rollout
 
@@ -116,7 +115,7 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
     offsets = torch.arange(table[0].numel(), device=device).view(table[0].shape)[tuple(view.obs_slice)]
     lane_bits = min(MAX_LANE_BITS, max(0, size - 1).bit_length())
     tiles, columns = -(-rows // TILE_ROWS), -(-size >> lane_bits)
-    moments = zeros(1 + 2 * size, device)
+    moments = torch.zeros(1 + 2 * size, dtype=torch.float64, device=device)
     launch = _program(functions).prepare(
         "obs_moments",
         LaunchShape(tiles * columns, threads_per_item=MOMENTS_BLOCK, threads_per_block=MOMENTS_BLOCK, work=rows * size),
@@ -128,8 +127,8 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
         active=rollout.active,
         mean=normalizer.mean,
         moments=moments,
-        parts=zeros(3 * tiles * columns << lane_bits, device),
-        tickets=zeros(max(1, columns), device, torch.int32),
+        parts=torch.zeros(3 * tiles * columns << lane_bits, dtype=torch.float64, device=device),
+        tickets=torch.zeros(max(1, columns), dtype=torch.int32, device=device),
         rows=rows,
         size=size,
         lanes=1 << lane_bits,
@@ -153,7 +152,7 @@ def reward_update(
         gamma: The discount.
     """
     functions, device, rows = rollout.env.functions, indices.device, reward_sums.numel()
-    moments, tiles = zeros(3, device), -(-rows // MOMENTS_BLOCK)
+    moments, tiles = torch.zeros(3, dtype=torch.float64, device=device), -(-rows // MOMENTS_BLOCK)
     launch = _program(functions).prepare(
         "reward_moments",
         LaunchShape(
@@ -167,8 +166,8 @@ def reward_update(
         reward_sums=reward_sums,
         mean=normalizer.mean,
         moments=moments,
-        parts=zeros(3 * tiles, device),
-        ticket=zeros(1, device, torch.int32),
+        parts=torch.zeros(3 * tiles, dtype=torch.float64, device=device),
+        ticket=torch.zeros(1, dtype=torch.int32, device=device),
         gamma=gamma,
         num_steps=len(rollout.rewards),
         step=rollout.rewards[0].numel(),
