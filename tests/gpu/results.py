@@ -4,9 +4,9 @@ usage: python tests/gpu/results.py FOLDER [--device cuda] [--seeds 5] [--games c
            [--minibatch-factors 1,4,16]
 
 Each run equals the command line's, gpu-vecenv train GAME --seed SEED, with the number of minibatches times a factor.
-Runs share one process, a thread and a CUDA stream each, so that their small kernels overlap.
+Every game has a process of its own; the seeds of a game run together, as with ``train --seeds``.
 
-FOLDER/results.json holds the returns of each run and the metrics that were not finite; runs that it has are not
+FOLDER/results.json holds the returns of each run and the metrics that were not finite; games that it has are not
 repeated. FOLDER/GAME.png has the curves, FOLDER/runs the metrics. For the games of tag, policies also play against the
 scripts of examples/tag_baselines.py.
 """
@@ -18,13 +18,13 @@ import importlib.util
 import itertools
 import json
 import math
+import multiprocessing
 import statistics
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.plots import EPISODE_METRICS, METRICS_FILE, plot_runs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
@@ -57,7 +58,6 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "pendulum": ("pendulum", {}),
     "cartpole": ("cartpole", {}),
 }
-WARM_UP = 2  # iterations: the second one captures the CUDA graphs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,78 +70,101 @@ class ResultsConfig:
     minibatch_factors: str = "1"  # the preset's num_minibatches times each of these
     total_steps: int | None = None  # of every run; default: the preset's
     episodes: int = 1000  # of each evaluation
-    max_seconds: float = math.inf  # then all runs end, where they are
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run."""
-
-    row: str
-    factor: int
-    seed: int
+    processes: int = 16  # at a time
+    max_seconds: float = math.inf  # of training, for each game; then its runs end, where they are
 
     @property
-    def name(self) -> str:
-        """Of its folder and its row in the results."""
-        return f"{self.row}{'' if self.factor == 1 else f'-x{self.factor}'}-seed{self.seed}"
+    def factors(self) -> list[int]:
+        """Of the numbers of minibatches."""
+        return [int(factor) for factor in self.minibatch_factors.split(",")]
 
 
-class Training:
-    """A run and its metrics. Made one at a time: torch captures a graph only while no other thread uses the GPU.
+def run_name(row: str, factor: int, seed: int | None = None) -> str:
+    """Of a run's folder and its row in the results; without a seed, of the picture of all seeds."""
+    return f"{row}{'' if factor == 1 else f'-x{factor}'}{'' if seed is None else f'-seed{seed}'}"
 
-    ``Trainer`` has a CUDA stream of the thread that makes it.
-    """
 
-    def __init__(self, job: Job, device: torch.device, config: ResultsConfig) -> None:
-        self.job, self.config = job, config
-        name, values = ROWS[job.row]
-        self.game = configure(name, **values)
-        preset = dict(self.game.preset)
-        num_envs = preset.pop("num_envs")
-        preset["num_minibatches"] = preset.get("num_minibatches", PPOConfig().num_minibatches) * job.factor
-        preset |= {} if config.total_steps is None else {"total_steps": config.total_steps}
-        driver = "cuda_core" if device.type == "cuda" else None  # PyCUDA has one stream for all threads
-        env = gpu_vecenv.VecEnv(self.game, num_envs, device, autoreset_mode="next_step", driver=driver)
-        self.trainer = Trainer(env, PPOConfig(**preset), seed=job.seed)
-        self.metrics: list[dict[str, float]] = []
-        self.started, self.error = time.perf_counter(), ""
-        self.train(WARM_UP, math.inf)
+def make_trainer(row: str, factor: int, seed: int, device: torch.device, config: ResultsConfig) -> Trainer:
+    """As the command line makes it."""
+    name, values = ROWS[row]
+    game = configure(name, **values)
+    preset = dict(game.preset)
+    num_envs = preset.pop("num_envs")
+    preset["num_minibatches"] = preset.get("num_minibatches", PPOConfig().num_minibatches) * factor
+    preset |= {} if config.total_steps is None else {"total_steps": config.total_steps}
+    env = gpu_vecenv.VecEnv(game, num_envs, device, autoreset_mode="next_step")
+    return Trainer(env, PPOConfig(**preset), seed=seed)
 
-    def train(self, iterations: int, deadline: float) -> None:
-        """Train up to this number of iterations, or until the deadline or the first loss that is not finite."""
-        try:
-            while self.trainer.iteration < iterations and time.perf_counter() < deadline:
-                metrics = self.trainer.train_iteration()
-                if metrics["first_episodes"]:  # means over episodes are NaN
-                    metrics = {key: value for key, value in metrics.items() if not key.startswith(EPISODE_METRICS)}
-                self.metrics.append({"seconds": time.perf_counter() - self.started, **metrics})
-        except NonFiniteError as raised:
-            self.error = str(raised)
 
-    def finish(self, folder: Path, deadline: float) -> tuple[dict[str, Any], gpu_vecenv.GamePolicy]:
-        """Train to the end; the row of the results, with the metrics that were not finite, and the policies."""
-        self.train(self.trainer.num_iterations, deadline)
-        path, lines, config = folder / "runs" / self.job.name, self.metrics, self.trainer.config
+def train(trainers: list[Trainer], deadline: float) -> tuple[list[list[dict[str, float]]], list[str]]:
+    """Train all to their ends, their first losses that are not finite, or the deadline: metrics and errors of each."""
+    together, started = ParallelTrainers(trainers), time.perf_counter()
+    metrics: list[list[dict[str, float]]] = [[] for _ in trainers]
+    errors = [""] * len(trainers)
+    running = list(trainers)
+    while running and time.perf_counter() < deadline:
+        for trainer, result in zip(running, together.train_interval(running), strict=True):
+            index = trainers.index(trainer)
+            if isinstance(result, NonFiniteError):
+                errors[index] = str(result)
+                continue
+            if result["first_episodes"]:  # means over episodes are NaN
+                result = {key: value for key, value in result.items() if not key.startswith(EPISODE_METRICS)}
+            metrics[index].append({"seconds": time.perf_counter() - started, **result})
+        running = [t for t in running if not errors[trainers.index(t)] and t.iteration < t.num_iterations]
+    return metrics, errors
+
+
+def train_factor(row: str, factor: int, folder: Path, config: ResultsConfig, deadline: float) -> dict[str, Any]:
+    """Train all seeds of a game with one number of minibatches, and evaluate: rows of the results."""
+    device = resolve_device(config.device)
+    trainers = [make_trainer(row, factor, seed, device, config) for seed in range(config.seeds)]
+    all_metrics, errors = train(trainers, deadline)
+    rows, policies = [], []
+    for seed, (trainer, lines, error) in enumerate(zip(trainers, all_metrics, errors, strict=True)):
+        name = run_name(row, factor, seed)
+        path = folder / "runs" / name
         path.mkdir(parents=True, exist_ok=True)
         with (path / METRICS_FILE).open("w", newline="") as file:
             writer = csv.DictWriter(file, dict.fromkeys(key for line in lines for key in line))
             writer.writeheader()
             writer.writerows(lines)
-        broken = {key for line in lines for key, value in line.items() if not math.isfinite(value)}
-        row = {
-            "run": self.job.name,
-            "num_minibatches": config.num_minibatches,
+        result = {
+            "run": name,
+            "num_minibatches": trainer.config.num_minibatches,
             "seconds": lines[-1]["seconds"],
             "env_steps": lines[-1]["env_steps"],
-            "complete": self.trainer.iteration == self.trainer.num_iterations,
-            "error": self.error,
-            "not_finite": sorted(broken),
+            "complete": trainer.iteration == trainer.num_iterations,
+            "error": error,
+            "not_finite": sorted({key for line in lines for key, value in line.items() if not math.isfinite(value)}),
             "largest_value_loss": max(v for line in lines for k, v in line.items() if k.startswith("value_loss")),
         }
-        policy = gpu_vecenv.GamePolicy(self.game, self.trainer.policies)
-        self.trainer.close()
-        return (row if self.error else row | returns_of(policy, self.config.episodes)), policy
+        policy = gpu_vecenv.GamePolicy(trainer.env.game, trainer.policies)
+        rows.append(result if error else result | returns_of(policy, config.episodes))
+        policies.append(policy)
+        print(json.dumps(rows[-1]), flush=True)
+    scripts: list[dict[str, Any]] = []
+    if row.startswith("tag_") and factor == 1 and all(result["complete"] for result in rows):
+        scripts = list(against_scripts(policies, min(config.episodes, 200 if "continuous" in row else 1000)))
+    for trainer in trainers:
+        trainer.close()
+        trainer.env.close()
+    return {"rows": rows, "against_scripts": scripts}
+
+
+def train_row(row: str, folder: Path, config: ResultsConfig) -> dict[str, Any]:
+    """Train a game with each number of minibatches; a failure ends the game, what came before it stays."""
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {"rows": [], "against_scripts": []}
+    deadline = time.perf_counter() + config.max_seconds
+    for factor in config.factors:
+        try:
+            for key, lines in train_factor(row, factor, folder, config, deadline).items():
+                results[key] += lines
+        except Exception:
+            traceback.print_exc()
+            break
+    return results
 
 
 def returns_of(policy: Any, episodes: int) -> dict[str, Any]:
@@ -182,52 +205,35 @@ def against_scripts(policies: list[Any], episodes: int) -> Iterator[dict[str, An
 
 def main(folder: Path, config: ResultsConfig) -> None:
     """Train, evaluate, draw, write."""
-    device, names = resolve_device(config.device), config.games.split(",")
+    names = config.games.split(",")
     if unknown := set(names) - set(ROWS):
         raise SystemExit(f"unknown rows {sorted(unknown)}; known: {', '.join(ROWS)}")
-    factors = [int(factor) for factor in config.minibatch_factors.split(",")]
-    jobs = [Job(*job) for job in itertools.product(names, factors, range(config.seeds))]
     file = folder / "results.json"
-    results: dict[str, Any] = {**provenance(device), "rows": [], "against_scripts": []}
+    results: dict[str, Any] = {**provenance(resolve_device(config.device)), "rows": [], "against_scripts": []}
     if file.is_file():
-        results["rows"] = json.loads(file.read_text())["rows"]
+        results |= {key: json.loads(file.read_text())[key] for key in ("rows", "against_scripts")}
     done = {row["run"] for row in results["rows"]}
-    jobs_left = [job for job in jobs if job.name not in done]
-    results["runs_at_once"] = len(jobs_left)
-    lock, policies = threading.Lock(), dict[str, Any]()
-    all_made, started = threading.Barrier(max(len(jobs_left), 1)), time.perf_counter()
-
-    def work(job: Job) -> None:
-        try:
-            with lock:
-                training = Training(job, device, config)
-        except BaseException:
-            traceback.print_exc()  # others raise BrokenBarrierError
-            all_made.abort()
-            raise
-        all_made.wait()
-        row, policies[job.name] = training.finish(folder, started + config.max_seconds)
-        with lock:
-            results["rows"].append(row)
-            file.write_text(json.dumps(results, indent=1) + "\n")
-            print(json.dumps(row), flush=True)
-
-    torch.set_num_threads(1)
+    expected = {
+        row: [run_name(row, *job) for job in itertools.product(config.factors, range(config.seeds))] for row in names
+    }
+    left = [row for row in names if not done.issuperset(expected[row])]
     folder.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(max(len(jobs_left), 1)) as pool:
-        list(pool.map(work, jobs_left))
-    for row, factor in itertools.product(names, factors):
-        own = [job.name for job in jobs if (job.row, job.factor) == (row, factor)]
-        complete = {row["run"] for row in results["rows"] if row["complete"]}
-        if not complete >= set(own):
-            continue
-        plot_runs([folder / "runs" / name for name in own], folder / f"{row}{'' if factor == 1 else f'-x{factor}'}.png")
-        if row.startswith("tag_") and factor == 1 and policies.keys() >= set(own):
-            episodes = min(config.episodes, 200 if "continuous" in row else 1000)
-            for line in against_scripts([policies[name] for name in own], episodes):
-                results["against_scripts"].append(line)
-                print(json.dumps(line), flush=True)
-    file.write_text(json.dumps(results, indent=1) + "\n")
+    results["runs_at_once"] = min(len(left), config.processes) * config.seeds
+    failed = False
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    with ProcessPoolExecutor(config.processes, mp_context=context) as pool:
+        for future in as_completed([pool.submit(train_row, row, folder, config) for row in left]):
+            made = future.result()
+            failed |= len(made["rows"]) < config.seeds * len(config.factors)
+            results["rows"] += [row for row in made["rows"] if row["run"] not in done]
+            results["against_scripts"] += made["against_scripts"]
+            file.write_text(json.dumps(results, indent=1) + "\n")
+    complete = {row["run"] for row in results["rows"] if row["complete"]}
+    for row, factor in itertools.product(names, config.factors):
+        runs = [run_name(row, factor, seed) for seed in range(config.seeds)]
+        if complete.issuperset(runs):
+            plot_runs([folder / "runs" / run for run in runs], folder / f"{run_name(row, factor)}.png")
+    raise SystemExit(failed)
 
 
 if __name__ == "__main__":
