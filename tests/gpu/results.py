@@ -158,6 +158,8 @@ def train_row(row: str, folder: Path, config: ResultsConfig) -> dict[str, Any]:
     results: dict[str, Any] = {"rows": [], "against_scripts": []}
     deadline = time.perf_counter() + config.max_seconds
     for factor in config.factors:
+        if time.perf_counter() >= deadline:
+            break
         try:
             for key, lines in train_factor(row, factor, folder, config, deadline).items():
                 results[key] += lines
