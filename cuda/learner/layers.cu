@@ -45,6 +45,39 @@ HD void accumulate_partial_sum(const float* gradients, const float* outputs, flo
     ((Word<N>*)sums)[partial_sum] = sum;
 }
 
+#if !defined(__CUDACC__)
+constexpr int CHUNK = 64;  // neighbouring partial sums that are added at the same time, by vector instructions
+
+template <int ACTIVATION>
+static void add_chunk(const float* __restrict gradients, const float* __restrict outputs, float* __restrict inputs,
+                      int count, float* __restrict sums) {
+    for (int k = 0; k < count; ++k) {
+        float input = gradients[k];
+        if (ACTIVATION != NO_ACTIVATION) inputs[k] = input = activation_gradient(input, outputs[k], ACTIVATION);
+        sums[k] += input;
+    }
+}
+
+// The partial sums from `first` on.
+template <int ACTIVATION>
+static void accumulate_chunk(const layer_gradients_Arguments& args, i64 first) {
+    float sums[CHUNK] = {};
+    i64 left = args.partial_sums - first;
+    int count = left < CHUNK ? (int)left : CHUNK;
+    for (i64 at = first; at < args.floats; at += args.partial_sums) {
+        int own = args.floats - at < count ? (int)(args.floats - at) : count;
+        bool is_activation = ACTIVATION != NO_ACTIVATION;
+        const float* outputs = is_activation ? args.outputs + at : nullptr;
+        float* inputs = is_activation ? args.inputs + at : nullptr;
+        if (own == CHUNK)  // a constant number of vectors
+            add_chunk<ACTIVATION>(args.gradients + at, outputs, inputs, CHUNK, sums);
+        else
+            add_chunk<ACTIVATION>(args.gradients + at, outputs, inputs, own, sums);
+    }
+    for (int k = 0; k < count; ++k) args.sums[first + k] = sums[k];
+}
+#endif
+
 // Gradients with respect to an activation's inputs, and partial sums of them over the rows, in one pass; without an
 // activation only the sums. sums[k] adds the floats k, k + partial_sums, k + 2 * partial_sums and so on, in this order.
 // `partial_sums` is a multiple of the number of columns, so that each sum is of one column. On a GPU neighbouring lanes
@@ -63,17 +96,13 @@ KERNEL(layer_gradients) {
     }
 #else
     // The same sums in the same order, but with contiguous memory accesses.
-    FOR_ITEMS (k, args.partial_sums) args.sums[k] = 0;
-    for (i64 first = 0; first < args.floats; first += args.partial_sums) {
-        i64 left = args.floats - first;
-        FOR_ITEMS (k, args.partial_sums) {
-            if (k >= left) break;
-            float input = args.gradients[first + k];
-            if (args.activation != NO_ACTIVATION) {
-                args.inputs[first + k] = input = activation_gradient(input, args.outputs[first + k], args.activation);
-            }
-            args.sums[k] += input;
-        }
+    FOR_ITEMS (chunk, (args.partial_sums + CHUNK - 1) / CHUNK) {
+        if (args.activation == TANH)
+            accumulate_chunk<TANH>(args, chunk * CHUNK);
+        else if (args.activation == RELU)
+            accumulate_chunk<RELU>(args, chunk * CHUNK);
+        else
+            accumulate_chunk<NO_ACTIVATION>(args, chunk * CHUNK);
     }
 #endif
 }
