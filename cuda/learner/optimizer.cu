@@ -22,10 +22,11 @@ constexpr int SUM_BLOCK = COLUMNS * GROUPS;
 BLOCK_KERNEL(sum_parts, SUM_BLOCK) {
     SHARED float sums[GROUPS][COLUMNS];
     SHARED double squares[COLUMNS];
+    const int groups = (int)(args.rows < GROUPS ? args.rows : GROUPS);  // that have rows
     FOR_BLOCKS (block, (args.columns + COLUMNS - 1) / COLUMNS) {
         i64 first = block * COLUMNS;
         int columns = (int)(args.columns - first < COLUMNS ? args.columns - first : COLUMNS);
-        FOR_THREADS (k, SUM_BLOCK) {
+        FOR_THREADS (k, groups * COLUMNS) {
             int group = k / COLUMNS, column = k % COLUMNS;
             if (column >= columns) continue;
             const float* own = args.parts + first + column;
@@ -37,7 +38,7 @@ BLOCK_KERNEL(sum_parts, SUM_BLOCK) {
             float sum = 0;
             if (column < columns && args.trainable[first + column]) {
                 sum = sums[0][column];
-                for (int group = 1; group < GROUPS; ++group) sum += sums[group][column];
+                for (int group = 1; group < groups; ++group) sum += sums[group][column];
             }
             if (column < columns) args.out[first + column] = sum;
             squares[column] = first + column < args.num_squared ? (double)sum * (double)sum : 0.0;

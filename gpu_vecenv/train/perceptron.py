@@ -6,13 +6,16 @@ the default one, are computed by torch; ``why_not_fused`` says why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
 
 from gpu_vecenv.compile.backends import LaunchShape, TensorCores
+from gpu_vecenv.compile.backends.host import num_host_threads
 from gpu_vecenv.compile.function_manager import Launch, Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
@@ -62,6 +65,11 @@ GRADIENT_TILES = (
 )
 FORWARD_TILES = (TileShape(128, 8, 1), TileShape(64, 4, 1), TileShape(32, 2, 1), TileShape(32, 1, 4))
 ENOUGH_WARPS = 8
+# On a CPU.
+HOST_TILE, HOST_PAD = 64, 16  # rows; the same as TILE in host_perceptron.cuh and PAD in host_vectors.cuh
+HOST_ROWS, MAX_HOST_PARTS = 512, 64  # of a part of a minibatch, at least; parts, at most
+MAX_HOST_FLOATS = 1 << 20  # of a worker
+HOST_WORK = 128  # parameters of a row whose work counts as one of LaunchShape.work
 
 
 def _units(columns: int) -> int:
@@ -151,6 +159,13 @@ class Perceptron:
         by_registers = REGISTERS // (32 * shape.warps * registers)
         return min(cores.shared_bytes // (size + cores.reserved_shared_bytes), by_registers)
 
+    @property
+    def host_floats(self) -> int:
+        """Memory of a worker on a CPU, in floats, at most."""
+        columns = [_padded(size, HOST_PAD) for size in (*self.sizes, self.head_outputs)]
+        weights = sum(n * (k + 1) for k, n in pairwise(columns))
+        return 3 * weights + 2 * HOST_TILE * sum(columns)
+
     def choose_tile(self, cores: TensorCores, forward: bool) -> TileShape | None:
         """The shape of a block's tile; None if none fits."""
         shapes = FORWARD_TILES if forward else GRADIENT_TILES
@@ -160,6 +175,19 @@ class Perceptron:
 
     def source(self, shape: TileShape, blocks: int, forward: bool, shared_first: int = 0) -> str:
         """The constants in C++; ``shared_first`` is the first of the network's bytes in shared memory."""
+        tile = {
+            "ROWS": shape.rows,
+            "ROW_WARPS": shape.row_warps,
+            "COLUMN_WARPS": shape.column_warps,
+            "MIN_BLOCKS": blocks,
+            "SHARED_FIRST": shared_first,
+            "SHARED_BYTES": self.shared_bytes(shape, forward),
+            "FORWARD_ONLY": int(forward),
+        }
+        return f"#define PRECISION {STRUCTS[self.precision]}\n" + self.network_source(tile)
+
+    def network_source(self, others: Mapping[str, int]) -> str:
+        """The constants of the network, and others, in C++."""
 
         def table(kind: str) -> str:
             return "}, {".join(", ".join(map(str, self._layers(k, kind))) for k in range(self.towers))
@@ -176,12 +204,7 @@ class Perceptron:
         )
         constants: dict[str, dict[str, object]] = {
             "int": {
-                "ROWS": shape.rows,
-                "ROW_WARPS": shape.row_warps,
-                "COLUMN_WARPS": shape.column_warps,
-                "MIN_BLOCKS": blocks,
-                "SHARED_FIRST": shared_first,
-                "SHARED_BYTES": self.shared_bytes(shape, forward),
+                **others,
                 "FIRST_OWN_AGENT": self.agents.start,
                 "OWN_AGENTS": self.agents.stop - self.agents.start,
                 "TOWERS": self.towers,
@@ -190,7 +213,6 @@ class Perceptron:
                 "LOG_STDS": self.log_stds,
             },
             "bool": {
-                "FORWARD_ONLY": int(forward),
                 "RELU": int(self.relu),
                 "NORMALIZE_OBS": int(self.normalize_obs),
                 "NORMALIZE_RETURNS": int(self.normalize_returns),
@@ -206,8 +228,8 @@ class Perceptron:
         lines = [
             f"constexpr {kind} {name} = {value};" for kind, own in constants.items() for name, value in own.items()
         ]
-        opening = [f"#define PRECISION {STRUCTS[self.precision]}", "namespace perceptron {"]
-        return "\n".join([*opening, f"typedef {self.obs_type} Observation;", *lines, *functions, "}"]) + "\n"
+        opening = ["namespace perceptron {", f"typedef {self.obs_type} Observation;"]
+        return "\n".join([*opening, *lines, *functions, "}"]) + "\n"
 
 
 def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Perceptron:
@@ -241,8 +263,9 @@ def is_plain(policy: Policy) -> bool:
 
 def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str | None:
     """Why torch computes a policy's gradients and forward passes, in a few words; None if the kernels do."""
-    network, cores = policy.network, rollout.env.functions.backend.tensor_cores
-    if cores is None:
+    network, backend = policy.network, rollout.env.functions.backend
+    cores, on_cpu = backend.tensor_cores, backend.device.type == "cpu"
+    if cores is None and not on_cpu:
         return "no tensor cores"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
@@ -256,6 +279,10 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
     if not obs[0].is_contiguous():
         return "observations that are not contiguous"
     perceptron = perceptron_of(policy, obs, precision)
+    if cores is None:
+        if precision == "bfloat16":
+            return "bfloat16 on a CPU"
+        return None if perceptron.host_floats <= MAX_HOST_FLOATS else "a network too large for the caches"
     fits = [perceptron.choose_tile(cores, forward) for forward in (False, True)]
     return None if all(fits) else "a network too large for shared memory"
 
@@ -316,6 +343,16 @@ def gradient_signature(layout: GameLayout) -> KernelSignature:
     )
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """A kernel that is ready to be launched."""
+
+    program: Program
+    shape: LaunchShape
+    parts: int  # of the rows, each with sums of its own
+    arguments: dict[str, Any]  # beside those that all kernels have
+
+
 class PerceptronKernels:
     """The kernels of one policy: gradients of minibatches, and the forward pass of a step's observations.
 
@@ -330,18 +367,16 @@ class PerceptronKernels:
     def __init__(self, policy: Policy, rollout: Rollout, precision: Precision) -> None:
         self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()))
         self.perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
-        cores = rollout.env.functions.backend.tensor_cores
-        assert cores is not None
-        self._cores: TensorCores = cores
+        self._cores = rollout.env.functions.backend.tensor_cores
         normalizers = policy.obs_normalizer, policy.return_normalizer
         statistics = [(None, None) if n is None else (n.mean, n.var) for n in normalizers]
         self.common = {"parameters": self.parameters.flat, "obs_mean": statistics[0][0], "obs_var": statistics[0][1]}
         self.common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
 
-    def _compile(
-        self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_blocks: int
-    ) -> tuple[Program, LaunchShape]:
-        """A kernel for tiles of this shape, and the shape of a launch with at most so many blocks of each tower."""
+    def _compile(self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_parts: int) -> _Compiled:
+        """A kernel for so many rows, in tiles of this shape, in at most so many parts."""
+        if self._cores is None:
+            return self._compile_for_host(kernel, rows, most_parts)
         forward, env = kernel is FORWARD, self.rollout.env
         tile = tile or self.perceptron.choose_tile(self._cores, forward)
         assert tile is not None
@@ -353,9 +388,26 @@ class PerceptronKernels:
             constants=self.perceptron.source(tile, resident, forward),
         )
         towers, threads = self.perceptron.towers, 32 * tile.warps
-        blocks = min(-(-rows // tile.rows), self._cores.multiprocessors * resident // towers, most_blocks)
-        size = self.perceptron.shared_bytes(tile, forward)
-        return program, LaunchShape(max(1, blocks) * towers * threads, threads_per_block=threads, shared_bytes=size)
+        blocks = min(-(-rows // tile.rows), self._cores.multiprocessors * resident // towers, most_parts)
+        size, parts = self.perceptron.shared_bytes(tile, forward), max(1, blocks)
+        shape = LaunchShape(parts * towers * threads, threads_per_block=threads, shared_bytes=size)
+        return _Compiled(program, shape, parts, {})
+
+    def _compile_for_host(self, kernel: KernelSignature, rows: int, most_parts: int) -> _Compiled:
+        """The same for a CPU, where the number of parts does not depend on the number of threads."""
+        env, floats = self.rollout.env, self.perceptron.host_floats
+        parts = max(1, min(rows // HOST_ROWS, MAX_HOST_PARTS, most_parts))
+        own = (Array("scratch", f32), Scalar("num_parts", i64))
+        program = env.functions.compile(
+            cuda_folder() / f"learner/{kernel.name.replace('perceptron', 'host')}.cu",
+            kernels=[KernelSignature(kernel.name, (*kernel.arguments, *own))],
+            game=env.game,
+            constants=self.perceptron.network_source({"SCRATCH": floats}),
+        )
+        items = self.perceptron.towers * (-(-rows // HOST_TILE) if kernel is FORWARD else parts)
+        shape = LaunchShape(items, work=rows * self.perceptron.num_parameters // HOST_WORK)
+        scratch = torch.zeros(min(items, num_host_threads()), floats)
+        return _Compiled(program, shape, parts, {"scratch": scratch, "num_parts": parts})
 
     def gradients(
         self,
@@ -383,16 +435,17 @@ class PerceptronKernels:
             normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
             tile: Shape of a block's tile; None chooses one.
         """
-        data, towers = self.rollout, self.perceptron.towers
+        data = self.rollout
         columns = self.perceptron.num_parameters + METRICS
         signature = gradient_signature(data.env.game.layout)
-        program, shape = self._compile(signature, rows, tile, MAX_PARTS_BYTES // (4 * columns))
-        parts = torch.zeros((shape.grid // towers, columns), device=data.rewards.device)
+        compiled = self._compile(signature, rows, tile, MAX_PARTS_BYTES // (4 * columns))
+        parts = torch.zeros((compiled.parts, columns), device=data.rewards.device)
         obs = data.flat_obs(self.policy.view)
-        launch = program.prepare(
+        launch = compiled.program.prepare(
             "perceptron_gradients",
-            shape,
+            compiled.shape,
             **self.common,
+            **compiled.arguments,
             obs=obs,
             obs_stride=obs.stride(0),
             **loss_values(
@@ -423,11 +476,12 @@ class PerceptronKernels:
         view, env = self.policy.view, self.rollout.env
         rows, columns = num_steps * env.num_envs * view.num_agents, view.parameter_columns
         columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
-        program, shape = self._compile(FORWARD, rows, tile, rows)
-        return program.prepare(
+        compiled = self._compile(FORWARD, rows, tile, rows)
+        return compiled.program.prepare(
             "perceptron_forward",
-            shape,
+            compiled.shape,
             **self.common,
+            **compiled.arguments,
             obs_stride=self.rollout.flat_obs(view).stride(0),
             choices=env.buffers_layout.num_choices or 0,
             columns=columns.to(self.rollout.rewards.device, torch.int32),

@@ -18,11 +18,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
+from gpu_vecenv.compile.backends import host
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.perceptron import (
     FORWARD_TILES,
     GRADIENT_TILES,
+    HOST_TILE,
     METRICS,
     PerceptronKernels,
     why_not_fused,
@@ -545,9 +547,63 @@ def test_torch_computes_what_the_kernels_do_not(device):
     assert reason() is None
 
 
-def test_a_processor_without_tensor_cores_has_torch():
-    rows = rows_of(CASES["two trunks"], "cpu")
+def test_a_gpu_without_tensor_cores_has_torch(device_of_networks, monkeypatch):
+    rows = rows_of(CASES["two trunks"], device_of_networks)
+    backend = rows.rollout.env.functions.backend
+    monkeypatch.setattr(backend, "tensor_cores", None)
+    monkeypatch.setattr(backend, "device", torch.device("cuda"))
     assert why_not_fused(rows.policy, rows.rollout, "float32") == "no tensor cores"
+
+
+# On a CPU, by vector instructions
+
+
+QUICK_ON_CPU = {"relu", "sizes of no unit", "two heads", "masks, fewer choices", "box", "images"}
+ON_CPU = [pytest.param(name, marks=[] if name in QUICK_ON_CPU else pytest.mark.slow) for name in CASES]
+
+
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_cpu_has_the_gradients_and_outputs(name):
+    check(rows_of(CASES[name], "cpu"))
+    check_forward(rows_of(CASES[name], "cpu"))
+
+
+def test_samples_of_several_parts_and_tiles_on_a_cpu():
+    rows = rows_of(CASES["two trunks"]._replace(rows=1500), "cpu")
+    assert 1 < len(launch_of(rows)[2]) < 1500 / HOST_TILE
+    check(rows)
+
+
+def test_numbers_that_are_not_finite_on_a_cpu():
+    test_nan_in_an_observation_reaches_the_gradients_that_it_reaches_in_torch("two trunks", "cpu")
+    test_an_infinite_observation_leaves_finite_what_it_does_in_torch(1, "cpu")
+
+
+@pytest.mark.parametrize("name", ["two heads", pytest.param("box, tanh", marks=pytest.mark.slow)])
+def test_the_first_epoch_on_a_cpu_begins_with_the_bits_of_the_rollout(name):
+    test_the_forward_pass_of_the_gradients_is_that_of_the_rollout_bit_by_bit(name, "float32", "cpu")
+
+
+def test_the_number_of_threads_changes_no_bit_on_a_cpu(monkeypatch):
+    found = []
+    for count in (1, 2, 5):
+        monkeypatch.setattr(host, "_processors", lambda count=count: count)
+        rows = rows_of(CASES["two trunks"]._replace(rows=5000), "cpu")
+        _, launch, parts = launch_of(rows)
+        parts.fill_(NAN)
+        launch()
+        found.append((parts, forward_of_step(rows)[0]))
+    assert all(equal_bits(found[0], other) for other in found[1:])
+
+
+def test_what_torch_computes_on_a_cpu():
+    rows = rows_of(CASES["two trunks"], "cpu")
+    assert why_not_fused(rows.policy, rows.rollout, "float32") is None
+    assert why_not_fused(rows.policy, rows.rollout, "bfloat16") == "bfloat16 on a CPU"
+    large = make_policy(
+        rows.rollout.env.game, ("agent",), PPOConfig(hidden_sizes=(1024, 1024)), None, torch.device("cpu")
+    )
+    assert why_not_fused(large, rows.rollout, "float32") == "a network too large for the caches"
 
 
 # The trainer
@@ -581,6 +637,8 @@ def trainer_of(monkeypatch):
         with monkeypatch.context() as patch:
             if kernels:
                 patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+            else:
+                patch.setattr(gpu_vecenv.train.trainer, "why_not_fused", lambda *_: "to compare")
             env = gpu_vecenv.make(run.game, 8, "cpu", autoreset_mode="next_step", **run.arguments)
             config = {"num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (24, 16), **run.config}
             trainer = Trainer(env, PPOConfig(total_steps=10**6, **config), seed=seed)

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// perceptron_forward.cu for a CPU.
+#include "host_perceptron.cuh"
+
+namespace perceptron {
+
+// Of agent k among the OWN_AGENTS agents, from FIRST_OWN_AGENT on, of all environments.
+HD i64 index_of(i64 k) { return k / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + k % OWN_AGENTS; }
+
+static void write_outputs(const perceptron_forward_Arguments& args, const float* x, i64 index) {
+    for (int k = 0; k < PARAMETERS; ++k) {
+        int column = args.columns[k];
+        bool forbidden = args.action_mask && !args.action_mask[index * args.choices + column];
+        float own = k < ACTOR_OUTPUTS ? x[k] : args.parameters[LOG_STD_INDEX + k - ACTOR_OUTPUTS];
+        args.outputs[index * PARAMETERS_PER_AGENT + column] = forbidden ? args.masked_logit : own;
+    }
+}
+
+}  // namespace perceptron
+
+KERNEL(perceptron_forward) {
+    using namespace perceptron;
+    const ObsScale obs_scale(args.obs_mean, args.obs_var);
+    const ReturnScale return_scale(args.return_mean, args.return_var);
+    auto& layers = memory_of<Layers<0>>(args.scratch, worker_);
+    const i64 tiles = (args.rows + TILE - 1) / TILE;
+    int first_tower = args.outputs ? 0 : TOWERS - 1, loaded = -1;  // without outputs, only values
+    FOR_ITEMS (item, tiles * (TOWERS - first_tower)) {
+        int tower = first_tower + (int)(item / tiles);
+        if (tower != loaded) layers.load(args.parameters, loaded = tower);
+        i64 first = item % tiles * TILE;
+        int rows = (int)(args.rows - first < TILE ? args.rows - first : TILE);
+        for (int row = 0; row < rows; ++row)
+            obs_scale.copy((const Observation*)args.obs + index_of(first + row) * args.obs_stride, layers.inputs[row]);
+        layers.forward(padded(rows));
+        const auto& results = static_cast<Layers<HIDDEN + 1>&>(layers).inputs;
+        for (int row = 0; row < rows; ++row) {
+            i64 index = index_of(first + row);
+            if (has_actor(tower) && args.outputs) write_outputs(args, results[row], index);
+            if (has_value(tower)) args.values[index] = return_scale.value(results[row][value_output(tower)]);
+        }
+    }
+}
