@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from gpu_vecenv.compile.backends import Backend, LaunchShape, Module, joined_structure
 from gpu_vecenv.declare.kernels import KernelSignature
@@ -57,7 +58,7 @@ class JoinedKernels:
         count = -(-len(values) // capacity)
         ends = [len(values) * k // count for k in range(count + 1)]
         launchers = []
-        for first, end in zip(ends, ends[1:], strict=False):
+        for first, end in pairwise(ends):
             arguments = joined_structure(kernel, capacity, values[first:end])
             joined = dataclasses.replace(shape, launches=end - first)
             launchers.append(self._module.launcher(kernel.name, arguments, joined))
@@ -80,8 +81,10 @@ class RecordedLaunch:
 
     @property
     def kind(self) -> Hashable:
+        """The kernel, its blocks and their shared memory."""
         shape = self.shape
         return self.kernels.kind, self.kernel, shape.grid, shape.threads_per_block, shape.shared_bytes
 
     def join(self, others: Sequence[RecordedLaunch]) -> Callable[[], None]:
+        """A function that launches this and the others as one."""
         return self.kernels.launcher(self.kernel, self.shape, [self.values, *(other.values for other in others)])

@@ -64,9 +64,11 @@ class RecordedOperation:
 
     @property
     def kind(self) -> Hashable:
-        return self.operator
+        """The operation, whatever its arguments."""
+        return str(self.operator)
 
     def join(self, others: Sequence[RecordedOperation]) -> Callable[[], None]:
+        """A function that does this and the others in turn."""
         return _OneByOne([self, *others])
 
 
@@ -84,7 +86,7 @@ class _OneByOne:
 
 class _RecordOperations(TorchDispatchMode):
     def __init__(self, record: Callable[[Recorded], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._record = record
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

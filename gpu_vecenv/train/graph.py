@@ -168,7 +168,9 @@ class RecordedMark:
 
     @property
     def kind(self) -> Hashable:
+        """The mark's name."""
         return self.name
 
     def join(self, others: Sequence[RecordedMark]) -> Callable[[], None]:
+        """A function that marks the time in this timer alone."""
         return partial(self.timer.mark, self.name)

@@ -19,6 +19,7 @@ class JoinedIterations:
         self._works = list(works)
 
     def __call__(self) -> None:
+        """Launch everything on torch's current stream."""
         for work in self._works:
             work()
 

@@ -160,10 +160,15 @@ class _Branches:
         self._streams = [streams[trainer] for trainer in trainers if trainer in streams]
 
     def __call__(self) -> None:
-        current = torch.cuda.current_stream() if self._streams else None
+        if not self._streams:
+            for trainer in self._trainers:
+                with trainer.training():
+                    self._call(trainer)
+            return
+        current = torch.cuda.current_stream()
         for stream in self._streams:  # before any of the work: a branch must not wait for another one
             stream.wait_stream(current)
-        for trainer, stream in zip(self._trainers, self._streams or [None] * len(self._trainers), strict=True):
+        for trainer, stream in zip(self._trainers, self._streams, strict=True):
             with torch.cuda.stream(stream), trainer.training():
                 self._call(trainer)
         for stream in self._streams:
