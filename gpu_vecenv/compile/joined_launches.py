@@ -19,6 +19,11 @@ from gpu_vecenv.declare.kernels import KernelSignature
 MAX_JOINED = 16  # launches in one; parameters take memory and time even where they are not used
 
 
+def joined_source(text: str, parameter_bytes: int) -> str:
+    """A source with other entry points of its kernels, for joined launches."""
+    return f"#define JOINED_LAUNCHES {MAX_JOINED}\n#define PARAMETER_BYTES {parameter_bytes}\n{text}"
+
+
 class JoinedKernels:
     """The kernels of one source, for joined launches. Compiled when they are first used.
 
@@ -38,8 +43,7 @@ class JoinedKernels:
 
     @cached_property
     def _module(self) -> Module:
-        limits = f"#define JOINED_LAUNCHES {MAX_JOINED}\n#define PARAMETER_BYTES {self._parameter_bytes}\n"
-        return self._load(limits + self._text)
+        return self._load(joined_source(self._text, self._parameter_bytes))
 
     @property
     def _parameter_bytes(self) -> int:

@@ -87,7 +87,9 @@ def sum_parts_launch(
         num_squared: The number of these results.
     """
     rows, columns = parts.shape
-    shape = LaunchShape(columns, threads_per_item=SUM_BLOCK // SUM_COLUMNS, threads_per_block=SUM_BLOCK, work=parts.numel())
+    shape = LaunchShape(
+        columns, threads_per_item=SUM_BLOCK // SUM_COLUMNS, threads_per_block=SUM_BLOCK, work=parts.numel()
+    )
     tensors = {"parts": parts, "trainable": trainable, "out": out, "squares": squares}
     return _program(functions).prepare(
         "sum_parts", shape, **tensors, num_squared=num_squared, rows=rows, columns=columns
