@@ -182,6 +182,7 @@ def test_writes_of_torch_are_done_one_by_one():
         lambda x: bool(x[0] > 0),
         lambda x: torch.add(x, x, out=x),
     ],
+    ids=["addition", "sum", "clone", "allocation", "number", "flag", "out argument"],
 )
 def test_other_uses_of_torch_cannot_be_recorded(use):
     x = torch.zeros(3)

@@ -74,13 +74,12 @@ def test_several_policies_and_box_actions_are_bitwise_as_alone(game, device_of_n
 @pytest.mark.parametrize(
     "other",
     [
-        {"num_epochs": 2},
-        {"several_launches": True},
-        pytest.param({"num_envs": 512}, marks=pytest.mark.slow),
-        pytest.param({"hidden_sizes": (5,)}, marks=pytest.mark.slow),
-        pytest.param({"shared_trunk": True}, marks=pytest.mark.slow),
+        pytest.param({"num_epochs": 2}, id="num_epochs"),
+        pytest.param({"several_launches": True}, id="several_launches"),
+        pytest.param({"num_envs": 512}, id="num_envs", marks=pytest.mark.slow),
+        pytest.param({"hidden_sizes": (5,)}, id="hidden_sizes", marks=pytest.mark.slow),
+        pytest.param({"shared_trunk": True}, id="shared_trunk", marks=pytest.mark.slow),
     ],
-    ids=str,
 )
 def test_trainers_of_other_work_are_not_joined(other, device_of_networks):
     trainers = [make(device_of_networks, 1), make(device_of_networks, 2, **other)]
