@@ -23,12 +23,30 @@ HD bool needs_scalar_path(bool p) { return p; }
 // a struct in parameter memory, and then unrolls and splits loops less. The symbol kernel_<name> cannot clash with the
 // C library's names.
 #define KERNEL(name) KERNEL_WITH_LAUNCH_BOUNDS(name, 256)
+#if !defined(JOINED_LAUNCHES)
 #define KERNEL_WITH_LAUNCH_BOUNDS(name, ...)                                                     \
     static HD void body_of_##name(name##_Arguments args);                                        \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__) kernel_##name(name##_PARAMETERS) { \
         body_of_##name({name##_FIELDS});                                                         \
     }                                                                                            \
     static HD void body_of_##name(const name##_Arguments args)
+#else
+// Several launches in one, each a layer of the grid in z; an argument struct of each is in the parameters, which are
+// constant memory. JOINED_LAUNCHES and PARAMETER_BYTES are those of gpu_vecenv/compile/joined_launches.py.
+HD constexpr int joined_launches(int bytes) {
+    return PARAMETER_BYTES / bytes < JOINED_LAUNCHES ? PARAMETER_BYTES / bytes : JOINED_LAUNCHES;
+}
+#define KERNEL_WITH_LAUNCH_BOUNDS(name, ...)                              \
+    static HD void body_of_##name(name##_Arguments args);                 \
+    struct name##_Launches {                                              \
+        name##_Arguments of[joined_launches(sizeof(name##_Arguments))];   \
+    };                                                                    \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__)             \
+        kernel_##name(const __grid_constant__ name##_Launches launches) { \
+        body_of_##name(launches.of[blockIdx.z]);                          \
+    }                                                                     \
+    static HD void body_of_##name(const name##_Arguments args)
+#endif
 // Every k in [0, n), distributed over the grid.
 #define FOR_ITEMS(k, n) \
     for (i64 k = (i64)blockIdx.x * blockDim.x + threadIdx.x, n_##k = (n); k < n_##k; k += (i64)gridDim.x * blockDim.x)

@@ -14,31 +14,44 @@ HD double root(double x) { return __builtin_sqrt(x); }
 #endif
 
 constexpr int COLUMNS = 32;  // of a block: neighbouring lanes read neighbouring columns; as in optimizer.py
-constexpr int GROUPS = 32;   // of rows; the same as SUM_GROUPS in optimizer.py
-constexpr int SUM_BLOCK = COLUMNS * GROUPS;
+constexpr int GROUPS = 32;   // of rows
+// A thread has several groups of its column: with fewer threads per block more blocks are on a multiprocessor, and the
+// barriers of one are hidden by the loads of others.
+constexpr int SUM_BLOCK = 256;  // threads; the same as SUM_BLOCK in optimizer.py
+constexpr int THREAD_GROUPS = GROUPS * COLUMNS / SUM_BLOCK;
+constexpr int STEPS = 4;  // rows of a group that a thread loads at a time
 
 // The sum of each column: that of the first group of rows, plus those of the other groups in turn; 0 where the column
 // is not `trainable`. Also the sum of the squares of each block's results among the first `num_squared`.
 BLOCK_KERNEL(sum_parts, SUM_BLOCK) {
     SHARED float sums[GROUPS][COLUMNS];
     SHARED double squares[COLUMNS];
-    const int groups = (int)(args.rows < GROUPS ? args.rows : GROUPS);  // that have rows
     FOR_BLOCKS (block, (args.columns + COLUMNS - 1) / COLUMNS) {
         i64 first = block * COLUMNS;
         int columns = (int)(args.columns - first < COLUMNS ? args.columns - first : COLUMNS);
-        FOR_THREADS (k, groups * COLUMNS) {
-            int group = k / COLUMNS, column = k % COLUMNS;
+        FOR_THREADS (k, SUM_BLOCK) {
+            int column = k % COLUMNS;
             if (column >= columns) continue;
             const float* own = args.parts + first + column;
-            sums[group][column] =
-                sum_of_rows<float>(group, args.rows, GROUPS, [=](i64 row) { return own[row * args.columns]; });
+            float sum[THREAD_GROUPS] = {};
+            for (i64 begin = k / COLUMNS; begin < args.rows; begin += STEPS * GROUPS) {
+                float batch[STEPS * THREAD_GROUPS] = {};  // loads in flight
+                UNROLL for (int b = 0; b < STEPS * THREAD_GROUPS; ++b) {
+                    i64 row = begin + b * (GROUPS / THREAD_GROUPS);
+                    if (row < args.rows) batch[b] = own[row * args.columns];
+                }
+                // Never -0, so that adding 0 changes no bit.
+                UNROLL for (int b = 0; b < STEPS * THREAD_GROUPS; ++b) sum[b % THREAD_GROUPS] += batch[b];
+            }
+            UNROLL for (int j = 0; j < THREAD_GROUPS; ++j) sums[k / COLUMNS + j * (GROUPS / THREAD_GROUPS)][column] =
+                sum[j];
         }
         block_barrier();
         FOR_THREADS (column, COLUMNS) {
             float sum = 0;
             if (column < columns && args.trainable[first + column]) {
                 sum = sums[0][column];
-                for (int group = 1; group < groups; ++group) sum += sums[group][column];
+                for (int group = 1; group < GROUPS; ++group) sum += sums[group][column];
             }
             if (column < columns) args.out[first + column] = sum;
             squares[column] = first + column < args.num_squared ? (double)sum * (double)sum : 0.0;

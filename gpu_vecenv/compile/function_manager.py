@@ -24,6 +24,8 @@ from gpu_vecenv.compile.codegen import (
 )
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, engine_kernels
+from gpu_vecenv.compile.joined_launches import JoinedKernels, RecordedLaunch
+from gpu_vecenv.compile.recording import recorder
 from gpu_vecenv.compile.source_rules import check_source_rules, check_variables
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
@@ -161,6 +163,10 @@ class FunctionManager:
     def _build(
         self, text: str, name: str, kernels: Iterable[KernelSignature], game: GameLayout | None = None
     ) -> Program:
+        joined = JoinedKernels(self.backend, text, lambda source: self._load(source, name, game))
+        return Program(name, self.device, self._load(text, name, game), kernels, joined)
+
+    def _load(self, text: str, name: str, game: GameLayout | None) -> Module:
         # What a binary was checked for is part of its key: one in the cache is not checked again.
         rules = f"rules but {sorted(game.allows)}" if game is not None and game.host else "no rules"
         key = "\n".join([__version__, self.backend.identity, rules, text])
@@ -171,14 +177,21 @@ class FunctionManager:
             shown = "\n  ".join(lines[:SHOWN_DIAGNOSTICS])
             raise KernelCompileError(f"{name} did not compile ({error}):\n  {shown}", error.log) from None
         with file:
-            return Program(name, self.device, self.backend.load(file), kernels)
+            return self.backend.load(file)
 
 
 class Program:
     """Compiled kernels of one source."""
 
-    def __init__(self, name: str, device: torch.device, module: Module, kernels: Iterable[KernelSignature]) -> None:
-        self.name, self.device, self.module = name, device, module
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        module: Module,
+        kernels: Iterable[KernelSignature],
+        joined: JoinedKernels,
+    ) -> None:
+        self.name, self.device, self.module, self.joined = name, device, module, joined
         self.kernels = {kernel.name: kernel for kernel in kernels}
 
     def prepare(self, kernel: str, shape: LaunchShape, /, **arguments: object) -> Launch:
@@ -219,16 +232,15 @@ class Launch:
     Attributes:
         fields: The kernel's argument struct. The step path, whose tensors have been checked already, sets addresses and
             numbers in it by name, unchecked, and calls ``run``.
-        run: Launches with the values in ``fields``, on torch's current stream.
     """
 
     def __init__(
         self, program: Program, kernel: KernelSignature, shape: LaunchShape, arguments: dict[str, object]
     ) -> None:
         self.kernel, self.device = f"{program.name}: {kernel.name}", program.device
-        self._signature, self._sizes = kernel, dict[str, int]()
+        self._signature, self._sizes, self._shape, self._joined = kernel, dict[str, int](), shape, program.joined
         self.fields: Any = structure(kernel)
-        self.run = program.module.launcher(kernel.name, self.fields, shape)
+        self._launch = program.module.launcher(kernel.name, self.fields, shape)
         self._given_at_call = frozenset(kernel.by_name) - frozenset(arguments)
         if not arguments.keys() <= kernel.by_name.keys():
             raise self._wrong_names(arguments, kernel.by_name, missing=())
@@ -251,6 +263,13 @@ class Launch:
         self._write(arguments)
         self._check_sizes(self._shapes_at_call)
         self.run()
+
+    def run(self) -> None:
+        """Launch with the values in ``fields``, on torch's current stream; or record it, see ``recording``."""
+        if (record := recorder()) is None:
+            self._launch()
+        else:
+            record(RecordedLaunch(self._joined, self._signature, self._shape, bytes(self.fields)))
 
     def _wrong_names(self, given: Iterable[str], expected: Iterable[str], missing: Iterable[str]) -> TypeError:
         unknown = set(given) - set(expected)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from gpu_vecenv.compile.backends import Backend
+from gpu_vecenv.compile.recording import recorder
 from gpu_vecenv.escapes import warn
 
 EXTERNAL_EVENTS: dict[str, Any] = (
@@ -119,9 +122,17 @@ class StageTimer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._marks: dict[str, float | torch.cuda.Event] = {}
+        self._source = self._marks  # of the marks that are read
+
+    def follow(self, other: StageTimer) -> None:
+        """Read the marks of another timer, in whose work this one's is, from now on; or again those of this."""
+        self._source = other._marks
 
     def mark(self, name: str) -> None:
         """Record the time of a mark."""
+        if (record := recorder()) is not None:
+            record(RecordedMark(self, name))
+            return
         if self.device.type == "cpu":
             self._marks[name] = time.perf_counter()
             return
@@ -136,13 +147,30 @@ class StageTimer:
 
     def has(self, name: str) -> bool:
         """Whether a mark is recorded."""
-        return name in self._marks
+        return name in self._source
 
     def seconds(self, start: str, end: str) -> float:
         """Seconds between two marks, which the device must have completed; 0 if one is missing."""
-        a, b = self._marks.get(start), self._marks.get(end)
+        a, b = self._source.get(start), self._source.get(end)
         if isinstance(a, float) and isinstance(b, float):
             return b - a
         if isinstance(a, torch.cuda.Event) and isinstance(b, torch.cuda.Event):
             return float(a.elapsed_time(b)) / 1e3
         return 0.0
+
+
+@dataclass(frozen=True)
+class RecordedMark:
+    """A mark that was recorded. Of several that are joined the first timer has it; the others can ``follow`` it."""
+
+    timer: StageTimer
+    name: str
+
+    @property
+    def kind(self) -> Hashable:
+        """The mark's name."""
+        return self.name
+
+    def join(self, others: Sequence[RecordedMark]) -> Callable[[], None]:
+        """A function that marks the time in this timer alone."""
+        return partial(self.timer.mark, self.name)

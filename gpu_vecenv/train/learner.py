@@ -153,7 +153,8 @@ class Learner:
             }
             self._sum_parts = sum_parts_launch(functions, parts, **sums)
             self._sum_squares = sum_parts_launch(functions, flat[None], **sums)
-            self._adam_state = {name: FlatTensors(self._state_tensors(name)) for name in ADAM_STATE}
+            states = self._states()
+            self._adam_state = {name: FlatTensors([state[name] for state in states]) for name in ADAM_STATE}
             self._adam = adam_launch(
                 functions,
                 parameters=kernels.parameters.flat,
@@ -234,8 +235,9 @@ class Learner:
         self._set_grads()
         self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
         if self.kernels is not None:
+            states = self._states()
             for name, flat in self._adam_state.items():
-                flat.adopt(self._state_tensors(name))
+                flat.adopt([state[name] for state in states])
             trainable = [p.requires_grad for p in self.parameters]
             if trainable != self._trainable:
                 parts = self._is_trainable[: len(self.flat_grad)].split([p.numel() for p in self.parameters])
@@ -261,8 +263,9 @@ class Learner:
             if p.grad is not grad:
                 p.grad = grad
 
-    def _state_tensors(self, name: str) -> list[torch.Tensor]:
-        return [self.optimizer.state[p][name] for p in self.parameters]
+    def _states(self) -> list[dict[str, torch.Tensor]]:
+        """The optimizer's, of each parameter."""
+        return [self.optimizer.state[p] for p in self.parameters]
 
     def update(self) -> None:
         """All epochs and minibatches of an iteration."""

@@ -12,9 +12,8 @@ from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 
-SUM_GROUPS = 32  # threads per column; the same as GROUPS in optimizer.cu
-SUM_BLOCK = 1024  # threads per block; the same as SUM_BLOCK in optimizer.cu
-SUM_COLUMNS = SUM_BLOCK // SUM_GROUPS  # columns of a block; the same as COLUMNS in optimizer.cu
+SUM_BLOCK = 256  # threads per block; the same as SUM_BLOCK in optimizer.cu
+SUM_COLUMNS = 32  # columns of a block; the same as COLUMNS in optimizer.cu
 ADAM_BLOCK = 256  # threads per block; the same as ADAM_BLOCK in optimizer.cu
 ADAM_THREADS = 2**16  # at most: each block adds up all squares
 
@@ -88,7 +87,9 @@ def sum_parts_launch(
         num_squared: The number of these results.
     """
     rows, columns = parts.shape
-    shape = LaunchShape(columns, threads_per_item=SUM_GROUPS, threads_per_block=SUM_BLOCK, work=parts.numel())
+    shape = LaunchShape(
+        columns, threads_per_item=SUM_BLOCK // SUM_COLUMNS, threads_per_block=SUM_BLOCK, work=parts.numel()
+    )
     tensors = {"parts": parts, "trainable": trainable, "out": out, "squares": squares}
     return _program(functions).prepare(
         "sum_parts", shape, **tensors, num_squared=num_squared, rows=rows, columns=columns

@@ -1,10 +1,14 @@
-"""ParallelTrainers: several trainers in one process, whose iterations run at the same time on a GPU."""
+"""ParallelTrainers: several trainers in one process, whose iterations run at the same time on a GPU.
+
+Where the iterations of all are the same launches of kernels, each launch is one for all trainers, see
+``joined_iterations``. Otherwise each trainer has a stream.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -13,6 +17,7 @@ import torch
 from gpu_vecenv.engine.arguments import validate_int
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, capture_stream
+from gpu_vecenv.train.joined_iterations import JoinedIterations, join_iterations
 from gpu_vecenv.train.metrics import read_totals
 from gpu_vecenv.train.trainer import Trainer
 
@@ -24,19 +29,21 @@ Result: TypeAlias = dict[str, Any] | NonFiniteError
 class ParallelTrainers:
     """Runs iterations of several trainers, each bit-identical to its iteration alone.
 
-    On a GPU the kernels of different trainers overlap: the iterations are parallel branches of one CUDA graph, where
-    all learners have kernels, else graphs of each trainer on streams of their own. On the CPU they run in turn. The
-    trainers share nothing but compiled kernels.
+    On a GPU an iteration of all is one CUDA graph where all learners have kernels. If these are the same, as with
+    trainers that differ in nothing but the seed, each launch is one for all trainers; else their iterations are
+    parallel branches of the graph. Where torch computes gradients, each trainer has graphs and a stream of its own. On
+    the CPU they run in turn. The trainers share nothing but compiled kernels.
 
     Args:
         trainers: On one device, each on an environment of its own, in one process. They keep the streams that they get.
+        join: Whether launches may be joined; False always takes branches.
 
     Raises:
         TypeError: One is not a trainer.
         ConfigError: There are none, or they are on several devices, share an environment, or are of several processes.
     """
 
-    def __init__(self, trainers: Sequence[Trainer]) -> None:
+    def __init__(self, trainers: Sequence[Trainer], *, join: bool = True) -> None:
         for trainer in trainers:
             if not isinstance(trainer, Trainer):
                 raise TypeError(f"trainers has a {type(trainer).__name__}; expected trainers")
@@ -52,11 +59,12 @@ class ParallelTrainers:
             raise ConfigError(
                 f"{len(trainers)} trainers in each of {trainers[0].world.size} processes; expected one process for all"
             )
-        self._trainers = set(trainers)
+        backend = trainers[0].env.functions.backend
+        self._trainers, self._joins = set(trainers), join and backend.parameter_bytes is not None
         self._stream: torch.cuda.Stream | None = None
         self._branches: dict[Trainer, torch.cuda.Stream] = {}
         if self.device.type == "cuda" and len(trainers) > 1:
-            backend, thread = trainers[0].env.functions.backend, threading.get_ident()
+            thread = threading.get_ident()
             self._stream = capture_stream(backend, thread)
             for index, trainer in enumerate(trainers):
                 stream = capture_stream(backend, thread, 1 + index % MAX_BRANCHES)
@@ -79,9 +87,9 @@ class ParallelTrainers:
             raise ConfigError("trainers has one that ParallelTrainers was not made with; expected some of its own")
         if not trainers:
             return []
-        if self._stream is None or len(trainers) == 1:
+        if len(trainers) == 1 or (self._stream is None and not self._joins):
             return [_result(partial(trainer.train_interval, log_interval)) for trainer in trainers]
-        with self._on_stream(self._stream):
+        with self._on_stream():
             launching = tuple(trainers)
             while launching:
                 self._launch(launching)
@@ -96,21 +104,41 @@ class ParallelTrainers:
 
     def _launch(self, trainers: tuple[Trainer, ...]) -> None:
         """Start an iteration of each."""
-        _Branches(trainers, self._branches, Trainer.prepare_iteration)()
-        if all(trainer.by_kernels for trainer in trainers):
+        for trainer in trainers:
+            with trainer.capacity_errors():
+                trainer.prepare_iteration()
+        if all(trainer.by_kernels and trainer.networks_checked for trainer in trainers):
             if trainers not in self._graphed:
-                each = _Branches(trainers, self._branches, Trainer.enqueue_iteration)
-                one = _Branches(trainers, self._branches, Trainer.iteration_on_device)
-                self._graphed[trainers] = GraphedCallable(one, "the iterations", self._graph_pool, each)
+                self._graphed[trainers] = self._graphed_iterations(trainers)
             self._graphed[trainers]()
+            if self.joins(trainers):
+                for trainer in trainers:
+                    trainer.timer.follow(trainers[0].timer)
         else:
             _Branches(trainers, self._branches, Trainer.enqueue_iteration)()
         for trainer in trainers:
             trainer.count_iteration()
 
+    def _graphed_iterations(self, trainers: tuple[Trainer, ...]) -> GraphedCallable:
+        joined = join_iterations(trainers) if self._joins else None
+        if joined is not None:
+            return GraphedCallable(joined, "the iterations", self._graph_pool)
+        each = _Branches(trainers, self._branches, Trainer.enqueue_iteration)
+        one = _Branches(trainers, self._branches, Trainer.iteration_on_device)
+        return GraphedCallable(one, "the iterations", self._graph_pool, each)
+
+    def joins(self, trainers: Sequence[Trainer]) -> bool:
+        """Whether each launch of the last iteration of these trainers was one for all of them."""
+        graphed = self._graphed.get(tuple(trainers))
+        return graphed is not None and isinstance(graphed.call, JoinedIterations)
+
     @contextlib.contextmanager
-    def _on_stream(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """Run on a stream where graphs can be captured."""
+    def _on_stream(self) -> Iterator[None]:
+        """Run on a stream where graphs can be captured; no effect on the CPU."""
+        if self._stream is None:
+            yield
+            return
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
             with torch.cuda.stream(stream):
@@ -120,21 +148,30 @@ class ParallelTrainers:
 
 
 class _Branches:
-    """Calls a function of each trainer on the trainer's stream; all of them begin, and are joined, together."""
+    """Calls a function of each trainer on the trainer's stream; all of them begin, and are joined, together.
+
+    Without streams it calls them in turn.
+    """
 
     def __init__(
-        self, trainers: Sequence[Trainer], streams: dict[Trainer, torch.cuda.Stream], call: Callable[[Trainer], None]
+        self, trainers: Sequence[Trainer], streams: Mapping[Trainer, torch.cuda.Stream], call: Callable[[Trainer], None]
     ) -> None:
-        self._branches, self._call = [(trainer, streams[trainer]) for trainer in trainers], call
+        self._trainers, self._call = list(trainers), call
+        self._streams = [streams[trainer] for trainer in trainers if trainer in streams]
 
     def __call__(self) -> None:
+        if not self._streams:
+            for trainer in self._trainers:
+                with trainer.training():
+                    self._call(trainer)
+            return
         current = torch.cuda.current_stream()
-        for _, stream in self._branches:  # before any of the work: a branch must not wait for another one
+        for stream in self._streams:  # before any of the work: a branch must not wait for another one
             stream.wait_stream(current)
-        for trainer, stream in self._branches:
+        for trainer, stream in zip(self._trainers, self._streams, strict=True):
             with torch.cuda.stream(stream), trainer.training():
                 self._call(trainer)
-        for _, stream in self._branches:
+        for stream in self._streams:
             current.wait_stream(stream)
 
 

@@ -22,7 +22,7 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.distributions import masked
-from gpu_vecenv.train.layers import has_hooks
+from gpu_vecenv.train.layers import has_hooks, parameters_of
 from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
@@ -294,10 +294,13 @@ class FlatTensors:
         self.flat = torch.cat([x.detach().flatten() for x in tensors])
         parts = self.flat.split([x.numel() for x in tensors])
         self._views = [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
+        self._addresses = [view.data_ptr() for view in self._views]
         self.adopt(tensors)
 
     def adopt(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make tensors of the same shapes views of ``flat``, with their values."""
+        if [tensor.data_ptr() for tensor in tensors] == self._addresses:
+            return
         for tensor, view in zip(tensors, self._views, strict=True):
             if tensor.data_ptr() != view.data_ptr():
                 view.copy_(tensor.detach())
@@ -510,7 +513,7 @@ class Forward:
     def adopt(self) -> None:
         """Let the kernels read the policy's parameters, whose tensors a caller may have replaced."""
         if self.kernels is not None:
-            self.kernels.parameters.adopt(list(self.policy.parameters()))
+            self.kernels.parameters.adopt(parameters_of(self.policy))
 
     def __call__(self, t: int, *, only_values: bool = False) -> None:
         """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float."""

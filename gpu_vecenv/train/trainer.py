@@ -303,9 +303,15 @@ class Trainer:
         """Run on this stream from now on: trainers on different ones may run at the same time."""
         self._stream = stream
 
+    @property
+    def networks_checked(self) -> bool:
+        """Whether an iteration was trained, whose observations checked the networks."""
+        return self._networks_checked
+
     def prepare_iteration(self) -> None:
         """The host's part of an iteration, before its kernels are launched."""
         self.env.check_ready("train_iteration")
+        self.timer.follow(self.timer)
         if not self._unread:
             self._start = time.perf_counter()
         self._progress = min(self.iteration / self.num_iterations, 1.0)
@@ -361,10 +367,15 @@ class Trainer:
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
-        """``training_stream``, with a CapacityError in place of torch's OutOfMemoryError."""
+        """``training_stream``, with the errors of ``capacity_errors``."""
+        with self.capacity_errors(), self.training_stream():
+            yield
+
+    @contextlib.contextmanager
+    def capacity_errors(self) -> Iterator[None]:
+        """A CapacityError in place of torch's OutOfMemoryError."""
         try:
-            with self.training_stream():
-                yield
+            yield
         except torch.OutOfMemoryError as error:
             each = Rollout.bytes_per_env(self.env, self.config.num_steps)
             raise CapacityError(

@@ -21,6 +21,7 @@ from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin
 from gpu_vecenv.compile.codegen import declared_source, game_source, inline_includes
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions
+from gpu_vecenv.compile.joined_launches import joined_source
 from gpu_vecenv.declare.kernels import KernelSignature, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.digest import DIGEST_KERNEL
@@ -337,6 +338,34 @@ def test_rollouts_round_as_written_and_address_in_64_bits(rollout, precision, ar
     made = ptx(text.replace(*WRITTEN), architecture=architecture)
     assert {instruction.opcode for instruction in instructions(made)} >= TENSOR_CORE_OPCODES[precision]
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
+
+
+@pytest.mark.parametrize("parameter_bytes", [4096, 32764])
+@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("name", OF_NO_GAME)
+def test_joined_launches_follow_the_rules_too(name, architecture, parameter_bytes):
+    need(architecture)
+    text = joined_source(plain_text(name), parameter_bytes)
+    cubin = compile_cubin(text, f"sm_{architecture}")
+    assert all(b".text.kernel_" + kernel.name.encode() + b"\0" in cubin for kernel in OF_NO_GAME[name])
+    made = ptx(text, architecture=architecture)
+    assert told(lint(made)) == []
+    # Arguments stay in the parameters: no thread copies them to memory of its own.
+    assert "__local_depot" not in made and "%ctaid.z" in made
+
+
+@pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
+@pytest.mark.slow
+def test_joined_launches_of_games_and_networks_follow_the_rules_too(architecture):
+    need(architecture)
+    games = [joined_source(text.write(), 4096) for text in (Text("tag_continuous"), Text(Crew), Text("pendulum"))]
+    assert told(f for text in games for f in lint(ptx(text, architecture=architecture)) if f.rule != "fused") == []
+    networks = [perceptron_text("discrete", "tf32", False), perceptron_text("box", "bfloat16", True)]
+    networks += [rollout_text("masks", "tf32"), rollout_text("two policies", "bfloat16")]
+    for precision, text in zip(("tf32", "bfloat16") * 2, networks, strict=True):
+        made = ptx(joined_source(text.replace(*WRITTEN), 4096), architecture=architecture)
+        assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
+        assert "%ctaid.z" in made
 
 
 def test_cuda_errors_name_file_and_line_too():

@@ -37,7 +37,7 @@ VECTOR4(float, float4)
 #undef VECTOR2
 #undef VECTOR4
 static struct {
-    unsigned x;
+    unsigned x, y, z;
 } threadIdx, blockIdx, blockDim, gridDim;
 alignas(16) static unsigned char shared_memory[232448];
 
@@ -147,16 +147,20 @@ inline void run_block(bool backwards) {
     }
 }
 extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(const void*), unsigned grid,
-                                                              unsigned block, size_t shared_bytes, const void* values) {
+                                                              unsigned launches, unsigned block, size_t shared_bytes,
+                                                              const void* values) {
     if (!lane_stacks) lane_stacks = (unsigned char*)malloc((size_t)MOST * STACK);
     const char* order = getenv("EMULATED_THREADS");
     bool backwards = order && !strcmp(order, "backwards");
     kernel_body = kernel;
     kernel_arguments = values;
     gridDim.x = grid;
+    gridDim.z = launches;
     blockDim.x = block;
-    for (unsigned k = 0; k < grid; ++k) {
-        blockIdx.x = backwards ? grid - 1 - k : k;
+    for (unsigned k = 0; k < grid * launches; ++k) {
+        unsigned block_index = backwards ? grid * launches - 1 - k : k;
+        blockIdx.x = block_index % grid;
+        blockIdx.z = block_index / grid;
         memset(shared_memory, 0xCD, sizeof shared_memory);
         run_block(backwards);
         for (size_t at = shared_bytes; at < sizeof shared_memory; ++at)

@@ -25,6 +25,7 @@ class EmulatedCudaBackend(HostBackend):
     suffix = ".emulated"  # one dot: the cache reads the key before it
     processor_name = "emulated CUDA threads"
     resident_threads = 2 * 2048  # of two multiprocessors
+    parameter_bytes = 4096
     tensor_cores = TensorCores(multiprocessors=2, shared_bytes=SHARED_LIMIT + 1024, block_shared_bytes=SHARED_LIMIT)
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class EmulatedCudaBackend(HostBackend):
         # A kernel takes the address of its arguments, however many: launch() calls every kernel in the same way.
         text = text.replace("(name##_PARAMETERS)", "(const name##_Arguments& arguments)")
         text = text.replace("({name##_FIELDS})", "(arguments)")
+        text = text.replace("(const __grid_constant__ name##_Launches launches)", "(const name##_Launches& launches)")
         text = text.replace("extern __shared__ __align__(16) unsigned char shared_memory[];", "")
         super().compile(PRELUDE + emulated_ptx.translate(text), target)
 
@@ -63,6 +65,7 @@ class EmulatedCudaModule:
 
         def launch() -> None:
             shared_bytes = ctypes.c_size_t(shape.shared_bytes)
-            self.library.launch(function, shape.grid, shape.threads_per_block, shared_bytes, address)
+            grid = shape.grid, shape.launches
+            self.library.launch(function, *grid, shape.threads_per_block, shared_bytes, address)
 
         return launch

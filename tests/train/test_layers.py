@@ -9,7 +9,17 @@ from torch import nn
 
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile import function_manager
-from gpu_vecenv.train.layers import NO_ACTIVATION, RELU, TANH, LayerKernel, are_packed, kernel_on, packed, width_of
+from gpu_vecenv.train.layers import (
+    NO_ACTIVATION,
+    RELU,
+    TANH,
+    LayerKernel,
+    are_packed,
+    kernel_on,
+    packed,
+    parameters_of,
+    width_of,
+)
 from gpu_vecenv.train.networks import ActorCritic
 
 HALF_ULP = 2.0**-24  # the most by which a float32 operation is off, relative to its result
@@ -243,3 +253,14 @@ def test_columns_of_one_tensor_are_joined_without_a_copy(count):
 def test_a_device_has_one_kernel(device):
     place = torch.zeros(1, device=device).device
     assert kernel_on(place) is kernel_on(place)
+
+
+def test_parameters_are_those_of_torch_in_their_order():
+    shared = nn.Linear(2, 2)
+    inner = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Sequential(shared, nn.Linear(2, 1, bias=False)))
+    module = nn.ModuleDict({"a": inner, "b": nn.PReLU(), "c": shared, "d": nn.Sequential()})
+    module.own = nn.Parameter(torch.zeros(1))
+    module.register_module("none", None)
+    found, expected = parameters_of(module), list(module.parameters())
+    assert len(found) == len(expected) == 7
+    assert all(one is other for one, other in zip(found, expected, strict=True))

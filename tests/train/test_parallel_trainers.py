@@ -1,4 +1,4 @@
-"""ParallelTrainers: several trainers at a time, each bitwise as alone; on a GPU as branches of one CUDA graph."""
+"""ParallelTrainers: several trainers at a time, each bitwise as alone; on a GPU in one CUDA graph."""
 
 import warnings
 
@@ -53,11 +53,15 @@ def trained(trainer, log_interval=1):
     return metrics, trainer.state()[0]
 
 
-def trained_together(trainers, together, log_interval=1):
+def trained_together(trainers, together, log_interval=1, at_iteration=None):
+    """Metrics and final tensors of each; ``at_iteration``: a number of iterations, and what is called after them."""
+    iteration, check = at_iteration or (None, None)
     metrics = [[] for _ in trainers]
     while active := [k for k, trainer in enumerate(trainers) if trainer.iteration < trainer.num_iterations]:
         for k, result in zip(active, together.train_interval([trainers[k] for k in active], log_interval), strict=True):
             metrics[k].append(without_times(result))
+        if trainers[0].iteration == iteration:
+            check()
     return [(each, trainer.state()[0]) for each, trainer in zip(metrics, trainers, strict=True)]
 
 
@@ -124,23 +128,28 @@ def test_wrong_trainers_are_refused(device):
 # On a GPU
 
 
-def graphs_of(together):
-    return [graphed.graph for graphed in together._graphed.values()]
+def captured(together):
+    """Whether each set of trainers that run together has a graph; there is none once one of them has ended."""
+    return [graphed.graph is not None for graphed in together._graphed.values()]
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("join", [True, False], ids=["joined", "branches"])
 @pytest.mark.parametrize("driver", ["pycuda", "cuda_core"])
 @pytest.mark.parametrize("precision", ["tf32", "float32", "bfloat16"])
-def test_iterations_by_kernels_are_branches_of_one_graph(driver, precision):
+def test_iterations_by_kernels_are_one_graph(driver, precision, join):
     changes = {"driver": driver, "precision": precision, **NORMALIZED}
     trainers = [make("cuda", seed, **changes) for seed in range(8)]
     assert all(trainer.by_kernels for trainer in trainers)
-    together = ParallelTrainers(trainers)
+    together, checks = ParallelTrainers(trainers, join=join), []
+
+    def check():
+        checks.append((captured(together), together.joins(trainers)))
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = trained_together(trainers, together)
-    (graph,) = graphs_of(together)
-    assert graph is not None
+        found = trained_together(trainers, together, at_iteration=(ITERATIONS - 1, check))
+    assert checks == [([True], join)]
     assert_same(found, [trained(make("cuda", seed, **changes)) for seed in range(8)])
 
 
@@ -167,20 +176,22 @@ def test_kernels_are_launched_on_a_stream_of_each_branch(driver):
 
 @pytest.mark.gpu
 def test_a_graph_of_those_that_are_left_replaces_that_of_all():
-    trainers = [make("cuda", seed) for seed in (1, 2, 3)]
+    iterations = ITERATIONS + 2
+    longer = {"total_steps": NUM_ENVS * 8 * iterations}
+    trainers = [make("cuda", seed, **longer) for seed in (1, 2, 3)]
     together = ParallelTrainers(trainers)
     for _ in range(3):
         together.train_interval(trainers)
-    assert [graph is not None for graph in graphs_of(together)] == [True]
+    assert captured(together) == [True]
     trainers[1].rollout.env.state["x"].fill_(float("nan"))
     results = together.train_interval(trainers)
     assert [isinstance(result, NonFiniteError) for result in results] == [False, True, False]
-    assert graphs_of(together) == []
-    left = [trainers[0], trainers[2]]
-    found = trained_together(left, together)
-    assert [graph is not None for graph in graphs_of(together)] == [True]
+    assert captured(together) == []
+    left, checks = [trainers[0], trainers[2]], []
+    found = trained_together(left, together, at_iteration=(iterations - 1, lambda: checks.append(captured(together))))
+    assert checks == [[True]] and captured(together) == []
     for (_, tensors), seed in zip(found, (1, 3), strict=True):
-        assert equal_bits(tensors, trained(make("cuda", seed))[1])
+        assert equal_bits(tensors, trained(make("cuda", seed, **longer))[1])
 
 
 @pytest.mark.gpu
@@ -189,18 +200,21 @@ def test_networks_of_torch_run_on_streams_of_their_own():
     assert not any(trainer.by_kernels for trainer in trainers)
     together = ParallelTrainers(trainers)
     found = trained_together(trainers, together)
-    assert graphs_of(together) == [] and len(set(together._branches.values())) == 3
+    assert captured(together) == [] and len(set(together._branches.values())) == 3
     assert_same(found, [trained(make("cuda", seed, own=True)) for seed in (1, 2, 3)])
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("join", [True, False], ids=["joined", "branches"])
 @pytest.mark.parametrize("graphs", [True, False])
-def test_more_trainers_than_streams_share_them(graphs):
-    count = MAX_BRANCHES + 3
+def test_more_trainers_than_streams_share_them(graphs, join):
+    count, checks = MAX_BRANCHES + 3, []
     trainers = [make("cuda", seed, graphs=graphs) for seed in range(count)]
-    together = ParallelTrainers(trainers)
-    found = trained_together(trainers, together)
-    assert [graph is not None for graph in graphs_of(together)] == [graphs]
+    together = ParallelTrainers(trainers, join=join)
+    found = trained_together(
+        trainers, together, at_iteration=(ITERATIONS - 1, lambda: checks.append(captured(together)))
+    )
+    assert checks == [[graphs]]
     assert len({stream.cuda_stream for stream in together._branches.values()}) <= MAX_BRANCHES
     assert_same(found, [trained(make("cuda", seed, graphs=graphs)) for seed in range(count)])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -84,6 +84,7 @@ class LaunchShape:
     threads_per_block: int = 256
     shared_bytes: int = 0
     work: int | None = None  # items times their size, from which the number of host threads follows; None: items
+    launches: int = 1  # that are joined in one, on a GPU: the grid's size in z
 
     @property
     def grid(self) -> int:
@@ -150,6 +151,10 @@ class Backend(Protocol):
         """Everything except the source that the binary depends on: compiler, version, flags, architecture."""
 
     @property
+    def parameter_bytes(self) -> int | None:
+        """Bytes that the parameters of a kernel may have, at most; None where launches cannot be joined."""
+
+    @property
     def driver_name(self) -> str | None:
         """Which driver loads and launches, "pycuda" or "cuda_core"; None on the CPU."""
 
@@ -185,6 +190,16 @@ def structure(kernel: KernelSignature) -> ctypes.Structure:
     if ctypes.sizeof(arguments) != kernel.struct.itemsize or offsets != kernel.offsets:
         raise AssertionError(f"{kernel.name}: ctypes lays the arguments out as {offsets}, NumPy as {kernel.offsets}")
     return arguments
+
+
+def joined_structure(kernel: KernelSignature, capacity: int, values: Sequence[bytes]) -> ctypes.Structure:
+    """The one parameter of a kernel that joins launches: the argument structs of up to ``capacity`` of them."""
+    arguments = type(structure(kernel))
+    fields = [("of", arguments * capacity)]
+    joined: Any = type(f"{kernel.name}_Launches", (ctypes.Structure,), {"_fields_": fields})()
+    for k, own in enumerate(values):
+        joined.of[k] = arguments.from_buffer_copy(own)
+    return joined  # type: ignore[no-any-return]
 
 
 def parameter_spans(arguments: ctypes.Structure) -> list[tuple[int, int]]:

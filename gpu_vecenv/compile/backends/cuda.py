@@ -20,7 +20,7 @@ from gpu_vecenv.compile.backends import (
     group_constants,
     structure,
 )
-from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler
+from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin, compiler, parameter_bytes
 from gpu_vecenv.compile.device import create_primary_context
 from gpu_vecenv.declare.kernels import Array, KernelSignature
 from gpu_vecenv.errors import DeviceFaultError, DeviceUnavailableError
@@ -65,6 +65,10 @@ class CudaBackend:
     @property
     def identity(self) -> str:
         return "\n".join([compiler(), *FLAGS, self.architecture])
+
+    @property
+    def parameter_bytes(self) -> int:
+        return parameter_bytes(compiler())
 
     def device_constants(self, shape: GroupShape) -> str:
         return cuda_constants(shape.threads_per_env, self.shared_limit, shape.threads_per_block)

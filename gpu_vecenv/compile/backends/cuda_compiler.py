@@ -41,6 +41,12 @@ def compiler() -> str:
     return "nvcc " + subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
 
 
+def parameter_bytes(version: str) -> int:
+    """Bytes of a kernel's parameters that a ``compiler()`` and each driver for it take."""
+    major = re.search(r"(?:nvrtc |release )(\d+)", version)
+    return 32764 if major and int(major[1]) >= 13 else 4096
+
+
 def compile_cubin(text: str, architecture: str) -> bytes:
     """The cubin of ``text`` for an architecture such as "sm_90".
 

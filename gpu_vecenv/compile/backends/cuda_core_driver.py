@@ -68,7 +68,8 @@ class CudaCoreDriver:
         fields = [struct + offset for offset, _ in parameter_spans(arguments)]
         addresses = (ctypes.c_void_p * len(fields))(*fields)
         parameters = ctypes.addressof(addresses)
-        grid, block, shared = (shape.grid, 1, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
+        grid, block = (shape.grid, 1, shape.launches), (shape.threads_per_block, 1, 1)
+        shared = shape.shared_bytes
 
         def launch(kept_alive: tuple[Any, ...] = (loaded, arguments, addresses)) -> None:
             (status,) = bindings.cuLaunchKernel(

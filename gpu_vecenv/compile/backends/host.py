@@ -54,6 +54,7 @@ class HostBackend:
     processor_name: str | None = None
     tensor_cores: TensorCores | None = None
     resident_threads: int | None = None
+    parameter_bytes: int | None = None
     driver_name: str | None = None
 
     def __init__(self) -> None:

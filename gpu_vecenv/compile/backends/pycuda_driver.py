@@ -116,7 +116,7 @@ class PyCudaDriver:
             if shape.shared_bytes > 0:
                 function.set_attribute(cuda.function_attribute.MAX_DYNAMIC_SHARED_SIZE_BYTES, shape.shared_bytes)
             function.prepare([f"{end}s"])
-        grid, block, shared = (shape.grid, 1), (shape.threads_per_block, 1, 1), shape.shared_bytes
+        grid, block, shared = (shape.grid, 1, shape.launches), (shape.threads_per_block, 1, 1), shape.shared_bytes
 
         def launch(kept_alive: _Module = loaded) -> None:
             handle = current_stream(self.device)
