@@ -62,14 +62,23 @@ inline void require(bool holds, const char* rule) {
     fprintf(stderr, "block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, rule);
     abort();
 }
+// The threads of a numbered barrier are neighbours, as many as it says.
+constexpr unsigned long long NUMBERED = 1ull << 63;
+inline unsigned long long key_of_barrier(unsigned barrier, unsigned threads) {
+    require(barrier > 0 && barrier < 16 && threads % 32 == 0, "a barrier of whole warps has a number from 1 to 15");
+    return NUMBERED | (unsigned long long)barrier << 48 | (unsigned long long)(threadIdx.x / threads * threads) << 32 |
+           threads;
+}
 inline unsigned long long key_of(unsigned mask) { return (unsigned long long)(threadIdx.x / 32) << 32 | mask; }
 // Calls f with each thread of the block that takes part in a barrier, while f returns true.
 template <class F>
 inline void for_members(unsigned long long key, F f) {
-    unsigned first = key == BLOCK ? 0 : (unsigned)(key >> 32) * 32;
-    unsigned end = key == BLOCK || first + 32 > blockDim.x ? blockDim.x : first + 32;
+    bool all = key == BLOCK || key & NUMBERED;
+    unsigned first = key == BLOCK ? 0 : key & NUMBERED ? (unsigned)(key >> 32) & 0xffff : (unsigned)(key >> 32) * 32;
+    unsigned end = key == BLOCK ? blockDim.x : first + (key & NUMBERED ? (unsigned)key : 32);
+    if (end > blockDim.x) end = blockDim.x;
     for (unsigned k = first; k < end; ++k)
-        if ((key == BLOCK || key >> k % 32 & 1) && !f(k)) return;
+        if ((all || key >> k % 32 & 1) && !f(k)) return;
 }
 __attribute__((noinline)) static void suspend() {
     if (!_setjmp(all_lanes[threadIdx.x].position)) _longjmp(scheduler_position, 1);
