@@ -277,7 +277,7 @@ def test_reasons_for_several_launches_a_step(device, monkeypatch):
     assert reason(Setup(many, device)) == "networks too large for shared memory"
     setup = Setup(CASES["a policy for each role"], device)
     backend = setup.env.functions.backend
-    few = dataclasses.replace(backend.tensor_cores, block_shared_bytes=20 << 10)
+    few = dataclasses.replace(backend.tensor_cores, block_shared_bytes=8 << 10)
     monkeypatch.setattr(backend, "tensor_cores", few)
     assert reason(setup) == "networks too large for shared memory"
 
