@@ -111,7 +111,13 @@ struct OwnedEnvs {
 
     template <class T>
     HD void copy(const T* from, T* to, int items_per_env) const {
-        for (int k = owner(); k < count * items_per_env; k += FirstPolicy::NUM_OWNERS) to[k] = from[k];
+        constexpr int BATCH = 8, OWNERS = FirstPolicy::NUM_OWNERS;  // loads in flight
+        int items = count * items_per_env;
+        for (int first = owner(); first < items; first += BATCH * OWNERS) {
+            T x[BATCH];
+            UNROLL for (int b = 0; b < BATCH; ++b) if (first + b * OWNERS < items) x[b] = from[first + b * OWNERS];
+            UNROLL for (int b = 0; b < BATCH; ++b) if (first + b * OWNERS < items) to[first + b * OWNERS] = x[b];
+        }
     }
     // Row T of the rollout before becomes row 0.
     template <class T>

@@ -14,23 +14,25 @@ import torch
 from gpu_vecenv.compile.backends import LaunchShape, TensorCores, group_constants
 from gpu_vecenv.compile.codegen import inline_includes, stepping_source
 from gpu_vecenv.compile.engine_kernels import BuildOptions, state_arguments
+from gpu_vecenv.compile.function_manager import Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.sampler import Sampler
+from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, TileShape, is_plain
 from gpu_vecenv.train.rollout_storage import Rollout
 
 # In the order of preference, as measured on an H200: the first with which a launch runs all environments at once is
-# taken, else that with which it runs the most.
+# taken, else that with which it runs the most; of groups of several warps, the most threads of groups.
 TILES = (TileShape(64, 4, 1), TileShape(32, 2, 2), TileShape(16, 1, 4), TileShape(64, 2, 2), TileShape(128, 8, 1))
 MAX_GROUPS = 8  # of several warps in a block; barriers are numbered up to 15
 MAX_THREADS = 1024  # of a block
 STEP_REGISTERS = 40  # of a thread for its environment, beside those of the network; an estimate
-LARGE_GROUP_REGISTERS = 128  # of a thread of a group of several warps; the compiler is held to what the launch needs
-SCRATCH_BYTES = 64  # of an agent, of the game's working memory; an estimate
+LARGE_GROUP_REGISTERS = 128  # of a thread of a group of several warps, at most
+SCRATCH_BYTES = 32  # of an agent, of the game's working memory; an estimate
 STATIC_BYTES = 1024  # of shared memory that the engine keeps for variables of kernels
 MAX_BLOCKS = 8  # of a multiprocessor; with more the registers are too few
 TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f64, "return_var": f64}  # of a policy
@@ -51,6 +53,7 @@ class RolloutTile:
         groups: Of several warps in a block; 0: the environments have up to 32 agents.
         stages_obs: With groups of several warps, whether their observations are in shared memory if they fit; else
             forward passes read them from device memory.
+        most_registers: Of a thread of groups of several warps.
     """
 
     tile: TileShape
@@ -58,12 +61,13 @@ class RolloutTile:
     perceptrons: tuple[Perceptron, ...]
     groups: int = 0
     stages_obs: bool = False
+    most_registers: int = LARGE_GROUP_REGISTERS
 
     def __str__(self) -> str:
         if not self.groups:
             return str(self.tile)
-        obs = "shared" if self.stages_obs else "device"
-        return f"{self.groups} groups of {self.threads_per_env}, {self.tile.rows} rows, observations in {obs} memory"
+        obs = f"observations in {'shared' if self.stages_obs else 'device'} memory"
+        return f"{self.groups} x {self.threads_per_env} threads, {obs}, up to {self.most_registers} registers"
 
     @property
     def threads_per_env(self) -> int:
@@ -110,7 +114,8 @@ class RolloutTile:
         fields = (field for field in (*self.layout.fields, *self.layout.engine_fields) if not field.shared)
         each: int = sum(field.nbytes for field in fields)
         if self.groups:
-            each += SCRATCH_BYTES * self.layout.num_agents
+            outputs = 6 + self.layout.action.heads * self.layout.action.dtype.itemsize  # rewards, flags, actions
+            each += (SCRATCH_BYTES + outputs) * self.layout.num_agents
         if self.stages_obs or not self.groups:
             each += self.layout.obs_size * self.layout.num_agents * self.layout.observation.dtype.itemsize
         static_bytes = STATIC_BYTES + 4 * len(self.layout.randomized) * self.envs
@@ -118,12 +123,13 @@ class RolloutTile:
             return 0
         registers = STEP_REGISTERS + max(p.registers(self.tile, forward=True) for p in self.perceptrons)
         if self.groups:
-            registers = min(registers, LARGE_GROUP_REGISTERS)
+            registers = min(registers, self.most_registers)
         by_registers = REGISTERS // (32 * self.tile.warps * registers)
-        if self.groups and by_registers == 0:
-            return 0
         size = self.network_bytes + each * self.envs + cores.reserved_shared_bytes
-        return max(1, min(cores.shared_bytes // size, by_registers, MAX_BLOCKS))
+        blocks = min(cores.shared_bytes // size, by_registers, MAX_BLOCKS)
+        if self.groups > 1 or self.stages_obs:  # a block with one group and without them may need less
+            return blocks
+        return max(1, blocks)
 
     def constants(self, cores: TensorCores, resident_blocks: int) -> str:
         """The constants of the groups of threads in C++."""
@@ -205,9 +211,10 @@ def choose_tile(
 ) -> RolloutTile | None:
     """The shape of a block's tile; None if none fits."""
     tiles = rollout_tiles(layout, perceptrons, default_threads_per_env)
-    at_once = [min(tile.blocks(cores) * tile.envs * cores.multiprocessors, num_envs) for tile in tiles]
-    most = max(at_once)
-    return tiles[at_once.index(most)] if most else None
+    envs = [min(tile.blocks(cores) * tile.envs * cores.multiprocessors, num_envs) for tile in tiles]
+    threads = [at_once * tile.threads_per_env for at_once, tile in zip(envs, tiles, strict=True)]
+    most = max(threads)
+    return tiles[threads.index(most)] if most else None
 
 
 def rollout_kernels(
@@ -295,6 +302,19 @@ def fused_rollout(
         return None, f"one kernel of game and networks does not compile: {str(error).splitlines()[1].strip()}"
 
 
+def rollout_program(env: VecEnv, tile: RolloutTile) -> Program:
+    """The program of rollout.cu for the environments of ``env`` and tiles that fit on its device."""
+    cores = env.functions.backend.tensor_cores
+    assert cores is not None
+    build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True)
+    of_multiprocessor = -(-env.num_envs // (tile.envs * cores.multiprocessors))
+    return env.functions.compile(
+        tile.source(build, cores, min(tile.blocks(cores), of_multiprocessor)),
+        "rollout.cu",
+        kernels=rollout_kernels(env.layout, build, len(tile.perceptrons)),
+    )
+
+
 class FusedRollout:
     """All steps of a rollout by one launch, and the values of row T.
 
@@ -311,15 +331,8 @@ class FusedRollout:
         self, rollout: Rollout, sampler: Sampler, kernels: Sequence[PerceptronKernels], tile: RolloutTile
     ) -> None:
         self.rollout, self.kernels, self.tile = rollout, kernels, tile
-        env, cores, threads = rollout.env, rollout.env.functions.backend.tensor_cores, 32 * tile.tile.warps
-        assert cores is not None
-        build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True)
-        blocks = -(-env.num_envs // tile.envs)
-        program = env.functions.compile(
-            tile.source(build, cores, min(tile.blocks(cores), -(-blocks // cores.multiprocessors))),
-            "rollout.cu",
-            kernels=rollout_kernels(env.layout, build, len(kernels)),
-        )
+        env, threads = rollout.env, 32 * tile.tile.warps
+        blocks, program = -(-env.num_envs // tile.envs), rollout_program(env, tile)
         sizes = torch.zeros(2, dtype=torch.int64, device=env.device)
         program.launch("rollout_layout", 1, out=sizes)
         scratch_bytes, self.shared_bytes = sizes.tolist()

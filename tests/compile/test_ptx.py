@@ -195,7 +195,7 @@ def rollout_text(rollout: str, precision: Precision) -> str:
     assert tile is not None
     kernels = rollout_kernels(layout, build, len(networks))
     before = inline_includes('#include "kernel.cuh"', "generated header", None) + arguments_source(kernels)
-    return before + tile.source(build, GPU_TENSOR_CORES, 2)
+    return before + tile.source(build, GPU_TENSOR_CORES, min(2, tile.blocks(GPU_TENSOR_CORES)))
 
 
 def plain_text(name: str) -> str:

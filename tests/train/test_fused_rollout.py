@@ -61,18 +61,18 @@ CASES = {
     "many agents": Case(
         "tag_gridworld", {"num_taggers": 19, "max_steps": 5}, {"hidden_sizes": (16,)}, ("tagger+runner",), num_envs=5
     ),
-    "groups of two warps": Case(
+    "groups": Case(
         "tag_gridworld",
         {"num_taggers": 35, "max_steps": 5, "full_observation": False},
         {**BOTH, "activation": "relu", "hidden_sizes": (16,)},
         ("tagger+runner",),
         num_envs=5,
     ),
-    "groups of two warps, a policy for each role": Case("tag_continuous", MANY, {"hidden_sizes": (24,)}, num_envs=5),
+    "groups, a policy for each role": Case("tag_continuous", MANY, {"hidden_sizes": (24,)}, num_envs=5),
     "a policy for each role": Case("tag_gridworld", {"max_steps": 6}, {"hidden_sizes": (24,)}),
     "narrower observations": Case("simple_adversary", {"max_steps": 5}, {**APART, **BOTH, "hidden_sizes": (24, 16)}),
     "box beside choices": Case(Economy, {}, {**APART, "normalize_returns": True, "hidden_sizes": (24,)}),
-    "groups of two warps, box beside choices": Case(
+    "groups, box beside choices": Case(
         Economy, {"num_workers": 34}, {"normalize_returns": True, "hidden_sizes": (16,)}, num_envs=4
     ),
     "masks of roles": Case(Crew, {}, {"hidden_sizes": (16,)}),
@@ -188,14 +188,19 @@ def test_results_do_not_depend_on_the_shape_of_the_launch(name, tile, device, mo
         assert differing(expected.results(), found.results()) == []
 
 
-# Warps of a group, rows of a warp's tile, groups of a block, and whether observations are in shared memory.
-GROUPS = [(2, 16, 1, True), (2, 16, 3, False), (4, 32, 2, True)]
+# Case, warps of a group, rows of a warp's tile, groups of a block, whether observations are in shared memory. In the
+# first one warp has more tiles than the other.
+GROUPS = [
+    ("groups", 2, 16, 1, True),
+    ("groups, a policy for each role", 2, 16, 3, False),
+    ("groups, a policy for each role", 4, 32, 2, True),
+]
 
 
-@pytest.mark.parametrize(("warps", "rows", "groups", "stages_obs"), GROUPS)
+@pytest.mark.parametrize(("name", "warps", "rows", "groups", "stages_obs"), GROUPS)
 @pytest.mark.parametrize("precision", ["tf32", *(pytest.param(p, marks=pytest.mark.slow) for p in OTHERS)])
-def test_groups_of_several_warps_share_a_block(warps, rows, groups, stages_obs, precision, device, monkeypatch):
-    case = CASES["groups of two warps, a policy for each role"]._replace(num_envs=4)
+def test_groups_of_several_warps_share_a_block(name, warps, rows, groups, stages_obs, precision, device, monkeypatch):
+    case = CASES[name]._replace(num_envs=4)
     expected, found = Setup(case, device, precision), Setup(case, device, precision)
     tile = found.tile(TileShape(rows * warps * groups, warps * groups, 1), groups, stages_obs)
     fused = found.fused(tile)
@@ -218,12 +223,12 @@ def test_bfloat16_and_one_environment(device):
     assert differing(expected.results(), found.results()) == []
 
 
-@pytest.mark.parametrize("name", ["several agents", "two roles in one", "randomised", "groups of two warps"])
+@pytest.mark.parametrize("name", ["several agents", "two roles in one", "randomised", "groups"])
 def test_environments_that_do_not_fit_in_shared_memory(name, device, monkeypatch):
     """State, scratch memory and observations are then in device memory."""
     expected, found = Setup(CASES[name], device), Setup(CASES[name], device)
     cores = found.env.functions.backend.tensor_cores
-    tile = found.tile(TileShape(32, 2, 1), 1) if name == "groups of two warps" else found.tile(TILES[0])
+    tile = found.tile(TileShape(32, 2, 1), 1) if name == "groups" else found.tile(TILES[0])
     few = dataclasses.replace(cores, block_shared_bytes=tile.network_bytes + STATIC_BYTES + 4 * tile.tile.rows)
     monkeypatch.setattr(found.env.functions.backend, "tensor_cores", few)
     fused = found.fused(tile)
@@ -272,8 +277,8 @@ def test_reasons_for_several_launches_a_step(device, monkeypatch):
     del setup.env.step
     assert reason(setup) is None
     assert reason(Setup(CASES["two trunks"]._replace(env={"validate": "sync"}), device)) == 'validate="sync"'
-    assert reason(Setup(CASES["groups of two warps"], device)) is None
-    many = CASES["groups of two warps"]._replace(arguments={"num_taggers": 9000, "full_observation": False}, num_envs=1)
+    assert reason(Setup(CASES["groups"], device)) is None
+    many = CASES["groups"]._replace(arguments={"num_taggers": 9000, "full_observation": False}, num_envs=1)
     assert reason(Setup(many, device)) == "networks too large for shared memory"
     setup = Setup(CASES["a policy for each role"], device)
     backend = setup.env.functions.backend
