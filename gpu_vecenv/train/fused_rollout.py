@@ -193,10 +193,12 @@ def rollout_tiles(
     if layout.num_agents <= 32:
         return [RolloutTile(tile, layout, networks) for tile in TILES]
     warps = default_threads_per_env // 32
+    obs_bytes = layout.num_agents * layout.obs_size * layout.observation.dtype.itemsize
+    engine_stages = obs_bytes <= layout.obs_staging_bytes
     return [
         RolloutTile(TileShape(16 * groups * own, groups * own, 1), layout, networks, groups, stages_obs)
         for own in sorted({warps, 2 * warps, max(2, warps // 2)}, key=lambda own: abs(own - warps))
-        for stages_obs in (False, True)
+        for stages_obs in (engine_stages, not engine_stages)
         for groups in range(1, MAX_GROUPS + 1)
         if 32 * groups * own <= MAX_THREADS
     ]

@@ -46,13 +46,16 @@ ROWS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("simple_adversary", 4096, TF32),
 )
 
-# The same, and the policies' roles.
-LARGE: tuple[tuple[str, int, dict[str, Any], tuple[str, ...]], ...] = (
-    ("tag_continuous", 2000, {"num_steps": 25, "precision": "tf32"}, ("tagger", "runner")),
-    ("tag_continuous", 2000, {"num_steps": 25, "precision": "tf32"}, ("tagger+runner",)),
+TAG = {"num_steps": 25, "precision": "tf32"}
+A2C = {"num_steps": 5, "hidden_sizes": (32, 32)}
+# The same, and the game's configuration and the policies' roles.
+LARGE: tuple[tuple[str, int, dict[str, Any], dict[str, Any], tuple[str, ...]], ...] = (
+    ("tag_continuous", 2000, TAG, {}, ("tagger", "runner")),
+    ("tag_continuous", 2000, TAG, {}, ("tagger+runner",)),
+    ("tag_gridworld", 2000, A2C, {"num_taggers": 999, "full_observation": False}, ("tagger", "runner")),
 )
 FEWER_REGISTERS = 96
-ENOUGH_THREADS = 384  # of a multiprocessor
+ENOUGH_THREADS = 384  # of a multiprocessor, in groups
 PROCESSES, MOST_TILES = 14, 12  # that compile side by side; of a row
 
 
@@ -70,10 +73,12 @@ def tiles_of(env: VecEnv, networks: list[Perceptron]) -> list[RolloutTile]:
     return [tile for tile, own in zip(tiles, threads, strict=True) if own >= enough]
 
 
-def compile_tile(game: str, num_envs: int, config: dict[str, Any], roles: tuple[str, ...], k: int) -> bool:
+def compile_tile(
+    game: str, num_envs: int, config: dict[str, Any], values: dict[str, Any], roles: tuple[str, ...], k: int
+) -> bool:
     """Compile the program of the k-th tile, for the cache; False if there is none."""
-    env = VecEnv(configure(game), num_envs, resolve_device("cuda"), autoreset_mode="next_step")
-    settings, obs = PPOConfig(**config), torch.zeros(env.num_envs, env.num_agents, env.layout.obs_size, device="cuda")
+    env = VecEnv(configure(game, **values), num_envs, resolve_device("cuda"), autoreset_mode="next_step")
+    settings, obs = PPOConfig(**config), torch.zeros(1, env.num_agents, env.layout.obs_size, device=env.device)
     specs = resolve_specs(env.game, settings, {name: PolicySpec() for name in roles} or None)
     policies = [policy_of_spec(name, spec, settings, env.game, obs) for name, spec in specs.items()]
     tiles = tiles_of(env, [perceptron_of(policy, obs, settings.precision) for policy in policies])
@@ -90,15 +95,23 @@ def compile_ahead() -> None:
 
 
 @torch.no_grad()
-def measured(game: str, num_envs: int, config: dict[str, Any], roles: tuple[str, ...] = ()) -> dict[str, Any]:
+def measured(
+    game: str, num_envs: int, config: dict[str, Any], values: dict[str, Any] | None = None, roles: tuple[str, ...] = ()
+) -> dict[str, Any]:
     """Microseconds of a rollout by each way."""
-    device = resolve_device("cuda")
-    env, policies = VecEnv(configure(game), num_envs, device), {name: PolicySpec() for name in roles} or None
+    device, policies = resolve_device("cuda"), {name: PolicySpec() for name in roles} or None
+    env = VecEnv(configure(game, **(values or {})), num_envs, device)
     trainer = Trainer(env, PPOConfig(total_steps=10**12, **config), policies=policies, graphs=False)
     data, env, passes = trainer.rollout, trainer.env, trainer._forward_passes
     kernels = {name: own.kernels for name, own in zip(trainer.policies, passes, strict=True)}
     networks = [own.perceptron for own in kernels.values() if own is not None]
-    row: dict[str, Any] = {"game": game, "num_envs": num_envs, "policies": list(trainer.policies), **config}
+    row: dict[str, Any] = {
+        "game": game,
+        "num_envs": num_envs,
+        "policies": list(trainer.policies),
+        **config,
+        **(values or {}),
+    }
 
     def launches() -> None:
         data.collect(passes, trainer.sampler, trainer._parameters)
