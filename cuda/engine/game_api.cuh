@@ -56,9 +56,27 @@ HD u32 group_mask() {
 // Whether all groups of the warp are converged: then one instruction serves them all. Diverged groups execute one after
 // the other, each under its own mask, which takes more instructions.
 HD bool is_full_warp() { return THREADS_PER_ENV == 32 || __activemask() == ALL_GROUPS; }
+// Groups of several warps in one block have barriers of their own; barrier 0 is that of the block.
+constexpr int NUM_BARRIERS = 16;
+static_assert(THREADS_PER_ENV <= 32 || ENVS_PER_BLOCK < NUM_BARRIERS, "a barrier for each group");
+HD void group_barrier() {
+    if constexpr (ENVS_PER_BLOCK == 1)
+        __syncthreads();
+    else
+        asm volatile("barrier.sync %0, %1;" : : "r"(1 + group_of_block()), "n"(THREADS_PER_ENV) : "memory");
+}
+HD bool group_barrier_any(bool p) {
+    if constexpr (ENVS_PER_BLOCK == 1) return __syncthreads_or(p);
+    u32 any;
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; barrier.red.or.pred p, %2, %3, p; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(any)
+                 : "r"((u32)p), "r"(1 + group_of_block()), "n"(THREADS_PER_ENV)
+                 : "memory");
+    return any;
+}
 HD void group_sync() {
     if constexpr (THREADS_PER_ENV > 32) {
-        __syncthreads();  // a block has one environment
+        group_barrier();
     } else if constexpr (THREADS_PER_ENV > 1) {
         if (is_full_warp())
             __syncwarp(ALL_GROUPS);
@@ -67,7 +85,7 @@ HD void group_sync() {
     }
 }
 HD bool group_any(bool p) {
-    if constexpr (THREADS_PER_ENV > 32) return __syncthreads_or(p);
+    if constexpr (THREADS_PER_ENV > 32) return group_barrier_any(p);
     if constexpr (THREADS_PER_ENV == 1) return p;
     if (is_full_warp()) return __ballot_sync(ALL_GROUPS, p) & group_mask();
     return __any_sync(group_mask(), p);
@@ -85,11 +103,12 @@ HD int group_reduce_min(int x) {
         UNROLL for (int step = WIDTH / 2; step > 0; step /= 2) x = math::min(x, __shfl_xor_sync(group_mask(), x, step));
     }
     if constexpr (THREADS_PER_ENV > 32) {
-        __shared__ int least[(THREADS_PER_ENV + 31) / 32];
-        if (thread_rank() % 32 == 0) least[thread_rank() / 32] = x;
-        __syncthreads();
-        for (int warp = 0; warp < THREADS_PER_ENV / 32; ++warp) x = math::min(x, least[warp]);
-        __syncthreads();  // the next call may write `least`
+        __shared__ int least[ENVS_PER_BLOCK][(THREADS_PER_ENV + 31) / 32];
+        int* own = least[group_of_block()];
+        if (thread_rank() % 32 == 0) own[thread_rank() / 32] = x;
+        group_barrier();
+        for (int warp = 0; warp < THREADS_PER_ENV / 32; ++warp) x = math::min(x, own[warp]);
+        group_barrier();  // the next call may write `least`
     }
     return x;
 }

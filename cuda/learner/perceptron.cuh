@@ -84,13 +84,13 @@ HD constexpr int activation_bytes(int columns) { return Precision::activation_wo
 HD constexpr int rows_end(int layers) {
     int bytes = weights_end(HIDDEN + 1);
     for (int layer = 0; layer < layers; ++layer)
-        bytes += layer == 0 || KEEPS_ACTIVATIONS ? activation_bytes(padded_inputs(layer)) : 0;
+        bytes += (layer == 0 ? !READS_OBS : KEEPS_ACTIVATIONS) ? activation_bytes(padded_inputs(layer)) : 0;
     return bytes;
 }
 constexpr int ROWS_END = rows_end(HIDDEN + 1);
-constexpr int INDICES_END = ROWS_END + (FORWARD_ONLY ? 1 : 2) * ROWS * (int)sizeof(i64);
+constexpr int INDICES_END = ROWS_END + (READS_OBS ? 0 : FORWARD_ONLY ? 1 : 2) * ROWS * (int)sizeof(i64);
 constexpr int SCALES_END = INDICES_END + aligned(NORMALIZE_OBS ? 2 * layer_inputs(0) * (int)sizeof(float) : 0);
-constexpr int RESULTS_END = SCALES_END + ROWS * RESULT_PITCH * (int)sizeof(float);
+constexpr int RESULTS_END = SCALES_END + RESULT_ROWS * RESULT_PITCH * (int)sizeof(float);
 constexpr int RESULT_GRADIENTS_END = RESULTS_END + ROWS * RESULT_PITCH * (int)sizeof(float);
 constexpr int DELTAS_END = RESULT_GRADIENTS_END + activation_bytes(16 * units(HEAD_OUTPUTS));
 static_assert(SHARED_FIRST + SHARED_BYTES == (FORWARD_ONLY ? RESULTS_END : DELTAS_END), "as Python allocates them");
@@ -110,7 +110,8 @@ template <int L>
 HD float* biases() {
     return (float*)(shared_memory + BIASES_AT<L>);
 }
-// Inputs of layer L. In the backward pass the gradients with respect to the inputs of its activation take their place.
+// Inputs of layer L; of the first only if they are not read from the observations. In the backward pass the gradients
+// with respect to the inputs of its activation take their place.
 template <int L>
 HD Word* rows() {
     return (Word*)(shared_memory + ROWS_AT<L>);
@@ -235,7 +236,7 @@ HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,
                         [[maybe_unused]] const double* obs_var) {
     load_layers<0>(parameters, tower);
-    for (int row = threadIdx.x; row < ROWS; row += THREADS)
+    for (int row = threadIdx.x; row < RESULT_ROWS; row += THREADS)
         for (int k = 0; k < LOG_STDS; ++k) result_row(row)[ACTOR_OUTPUTS + k] = parameters[LOG_STD_INDEX + k];
     if constexpr (NORMALIZE_OBS) {
         for (int k = threadIdx.x; k < layer_inputs(0); k += THREADS) {
@@ -243,6 +244,18 @@ HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] con
             obs_scales()[layer_inputs(0) + k] = standard_deviation(obs_var[k]);
         }
     }
+}
+
+// An input of the first layer.
+HD float input_of(Observation x, [[maybe_unused]] int column) {
+    float value = x;
+    if constexpr (NORMALIZE_OBS) {
+        value = (value - obs_scales()[column]) / obs_scales()[layer_inputs(0) + column];
+        value = math::clamp(value, -OBS_CLIP, OBS_CLIP);
+    } else if constexpr (sizeof(Observation) == 1) {
+        value = value / 255;
+    }
+    return value;
 }
 
 // Observations on their way to the inputs of the first layer: of the elements of a tile, those that a thread loads at a
@@ -264,15 +277,8 @@ struct Observations {
         UNROLL for (int b = 0; b < BATCH; ++b) {
             int k = first + b * OWNERS, column = k % layer_inputs(0);
             if (k >= ELEMENTS) continue;
-            float value = x[b];
-            if constexpr (NORMALIZE_OBS) {
-                value = (value - obs_scales()[column]) / obs_scales()[layer_inputs(0) + column];
-                value = math::clamp(value, -OBS_CLIP, OBS_CLIP);
-            } else if constexpr (sizeof(Observation) == 1) {
-                value = value / 255;
-            }
             int row = first_owned_row() + k / layer_inputs(0);
-            Precision::store(rows<0>() + Precision::activation_at(PITCH<0>, row, column), value);
+            Precision::store(rows<0>() + Precision::activation_at(PITCH<0>, row, column), input_of(x[b], column));
         }
     }
 };
@@ -339,37 +345,51 @@ HD float activation_gradient(float gradient, float output) {
     return gradient * math::fma(-output, output, 1.0f);
 }
 
-// A layer's outputs in the registers of a warp that has all columns: in the order of the steps of the next product, the
-// words of its factors A.
-template <int N>
-struct Chain {
-    u32 words[ROW_TILES][CHAINED ? TILE_WORDS * UNITS<N> : 1];
+// The inputs of layer L as factors A of its product. In the registers of a warp that has all columns they are the words
+// of these factors, in the order of the steps; else they are in shared memory.
+template <int L>
+struct LayerInputs {
+    static constexpr bool IN_REGISTERS = L > 0 && CHAINED;
+    u32 words[ROW_TILES][IN_REGISTERS ? TILE_WORDS * units(INPUTS<L>) : 1];
+
+    HD Four factor(int m, int step) const {
+        if constexpr (IN_REGISTERS) {
+            const u32* own = words[m] + 4 * step;
+            return {{own[0], own[1], own[2], own[3]}};
+        } else {
+            return Precision::a_of_rows(rows<L>(), PITCH<L>, row_of_tile(m), STEP * step);
+        }
+    }
 };
 
-// Layer L of the tile's rows, and those after it; `inputs` are its own unless it is the first. The head writes the
-// results.
-template <int L, int N_INPUTS>
-HD void forward_from(int tower, [[maybe_unused]] const Chain<N_INPUTS>& inputs) {
+// The inputs of the first layer, of which each lane reads its own elements from the observations.
+struct ObsInputs {
+    const Observation* row[ROW_TILES][2];  // those of rows g and g + 8 of each tile; null: zeros
+
+    HD Four factor(int m, int step) const {
+        return Precision::a_of(STEP * step, [&](int half, int column) {
+            bool exists = row[m][half] && (INPUTS<0> % STEP == 0 || column < INPUTS<0>);
+            return exists ? input_of(row[m][half][column], column) : 0.0f;
+        });
+    }
+};
+
+// Layer L of the tile's rows, and those after it. The head writes the results, to the rows from `first_result` on.
+template <int L, class Inputs>
+HD void forward_from(int tower, int first_result, const Inputs& inputs) {
     constexpr int N = OUTPUTS<L>;
     Tiles<N> tiles;
     for_units<N>([&](int u, int unit) {
         UNROLL for (int m = 0; m < ROW_TILES; ++m)
             for_elements(unit, [&](int half, int k, int column) { tiles.sums[m][u][half][k] = biases<L>()[column]; });
     });
-    auto a = [&](int m, int step) -> Four {
-        if constexpr (L > 0 && CHAINED) {
-            const u32* words = inputs.words[m] + 4 * step;
-            return {{words[0], words[1], words[2], words[3]}};
-        } else {
-            return Precision::a_of_rows(rows<L>(), PITCH<L>, row_of_tile(m), STEP * step);
-        }
-    };
+    auto a = [&](int m, int step) { return inputs.factor(m, step); };
     auto b = [](int unit, int step) {
         return Precision::b_of_outputs<BOTH_HALVES<N>>(weights<L>(), WEIGHT_PITCH<L>, 16 * unit, STEP * step);
     };
     add_product<INPUTS<L>, INPUT_KIND<L>>(tiles, a, b);
     if constexpr (L < HIDDEN) {
-        Chain<N> outputs;
+        LayerInputs<L + 1> outputs;
         for_units<N>([&](int u, int unit) {
             UNROLL for (int m = 0; m < ROW_TILES; ++m) {
                 float (&x)[2][4] = tiles.sums[m][u];
@@ -386,11 +406,11 @@ HD void forward_from(int tower, [[maybe_unused]] const Chain<N_INPUTS>& inputs) 
             }
         });
         sync_owners();
-        forward_from<L + 1>(tower, outputs);
+        forward_from<L + 1>(tower, first_result, outputs);
     } else {
         for_units<N>([&](int u, int unit) {
             UNROLL for (int m = 0; m < ROW_TILES; ++m) for_elements(unit, [&](int half, int k, int column) {
-                int result = result_of(tower, column), row = row_of_tile(m) + group() + k / 2 * 8;
+                int result = result_of(tower, column), row = first_result + 16 * m + group() + k / 2 * 8;
                 if (result >= 0) result_row(row)[result] = tiles.sums[m][u][half][k];
             });
         });
@@ -400,7 +420,7 @@ HD void forward_from(int tower, [[maybe_unused]] const Chain<N_INPUTS>& inputs) 
 template <int L>
 HD void forward_layers(int tower) {
     static_assert(L == 0);
-    forward_from<0>(tower, Chain<1>());
+    forward_from<0>(tower, first_row(), LayerInputs<0>());
 }
 
 // The grid of warps over the tiles of a weight gradient of `m` x `n` units: the fewest tiles of a warp, then factors.

@@ -3,8 +3,8 @@
 // the engine's step.cuh and rollout_policy.cuh for each policy; `Policies`, all of them, and FirstPolicy are generated.
 //
 // Environments are independent, so that a block runs its own for all steps, with the weights and, where they fit, their
-// states in its shared memory or registers. The threads that compute rows of the networks (`owners`: a warp or the
-// block) step the environments of these rows, and wait for nobody else. Bits are those of perceptron_forward.cu and of
+// states in its shared memory or registers. The threads that step environments and compute the rows of their agents
+// (`owners`: a warp, a group of warps or the block) wait for no others. Bits are those of perceptron_forward.cu and of
 // a sampled step, whatever the shape of the launch.
 #include "step.cuh"
 
@@ -47,28 +47,19 @@ struct MaskParameters {
 };
 struct Begin {
     const rollout_Arguments& args;
-    int envs;
     template <class P>
     HD void operator()(P& policy) const {
-        policy.begin(args, envs);
-    }
-};
-struct LoadObs {
-    const Observation* obs;
-    bool acts;
-    template <class P>
-    HD void operator()(P& policy) const {
-        if (P::HAS_VALUES || acts) policy.load_obs(obs);
+        policy.begin(args);
     }
 };
 struct Forward {
-    float* values;  // of the first environment
+    const Observation* obs;  // of the first environment, as the next
+    float* values;
     int envs;
     bool acts;
     template <class P>
     HD void operator()(P& policy) const {
-        if (P::HAS_VALUES || acts) policy.forward();
-        if (P::HAS_VALUES) policy.store_values(envs, values);
+        if (P::HAS_VALUES || acts) policy.forward(obs, envs, values);
     }
 };
 
@@ -120,7 +111,13 @@ struct OwnedEnvs {
 
     template <class T>
     HD void copy(const T* from, T* to, int items_per_env) const {
-        for (int k = owner(); k < count * items_per_env; k += FirstPolicy::NUM_OWNERS) to[k] = from[k];
+        constexpr int BATCH = 8, OWNERS = FirstPolicy::NUM_OWNERS;  // loads in flight
+        int items = count * items_per_env;
+        for (int first = owner(); first < items; first += BATCH * OWNERS) {
+            T x[BATCH];
+            UNROLL for (int b = 0; b < BATCH; ++b) if (first + b * OWNERS < items) x[b] = from[first + b * OWNERS];
+            UNROLL for (int b = 0; b < BATCH; ++b) if (first + b * OWNERS < items) to[first + b * OWNERS] = x[b];
+        }
     }
     // Row T of the rollout before becomes row 0.
     template <class T>
@@ -142,7 +139,7 @@ HD void collect(const rollout_Arguments& args) {
     i64 left = args.num_envs - envs.first;
     if (left < OWNED_ENVS) envs.count = left < 0 ? 0 : (int)left;
     Policies policies;
-    policies.each(Begin{args, envs.count});
+    policies.each(Begin{args});
     envs.carry_over(args.obs, args, ROW);
     envs.carry_over(args.active, args, NUM_AGENTS);
     if constexpr (ACTION_MASKS) envs.carry_over(args.action_mask, args, NUM_AGENTS * NUM_LOGITS);
@@ -166,10 +163,9 @@ HD void collect(const rollout_Arguments& args) {
         i64 first_row = (t * args.num_envs + envs.first) * NUM_AGENTS;
         const Observation* obs = staging::OBS_IN_SHARED ? staged_obs() : args.obs + first_row * OBS_SIZE;
         bool acts = t < args.num_steps;
-        policies.each(LoadObs{obs, acts});
-        sync_owners();
-        policies.each(Forward{args.values + first_row, envs.count, acts});
+        policies.each(Forward{obs, args.values + first_row, envs.count, acts});
         if (!acts) break;
+        if constexpr (FirstPolicy::BY_GROUPS) sync_owners();  // other warps have computed some of the rows
         if (has_env) {
             StepOutputs out = outputs_of(args, t);
             source.sample = sample_arguments(args, t);

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // One policy of a rollout: its network, for the rows of its agents. Compiled once for each policy, in a namespace of
 // its own in place of `perceptron`; POLICY_TENSORS are its arguments of the kernel.
+//
+// The results of a block's environments lie one after the other, each as rows of its agents. Up to a warp's agents, the
+// threads that compute rows of the networks, a warp or the block, have whole environments and compute their rows at
+// once. Of larger environments a group of several warps has one: its warps take turns at the tiles of its rows, those
+// of one policy after those of the other.
 #pragma once
 #include "return_scale.cuh"
 
@@ -12,18 +17,31 @@ struct PolicyTensors {
 };
 
 struct RolloutPolicy {
-    static constexpr int BLOCK_ROWS = ROWS, ROWS_OF_OWNERS = OWNED_ROWS, NUM_OWNERS = OWNERS;
-    static constexpr int BLOCK = THREADS, BLOCKS = MIN_BLOCKS;
+    static constexpr bool BY_GROUPS = THREADS_PER_ENV > 32;
+    static constexpr int BLOCK_ROWS = RESULT_ROWS, BLOCK = THREADS, BLOCKS = MIN_BLOCKS;
+    static constexpr int ROWS_OF_OWNERS = BY_GROUPS ? RESULT_ROWS / ENVS_PER_BLOCK : OWNED_ROWS;
+    static constexpr int NUM_OWNERS = BY_GROUPS ? THREADS_PER_ENV : OWNERS;
+    static constexpr int GROUP_WARPS = BY_GROUPS ? THREADS_PER_ENV / 32 : 1;
+    static constexpr int PASSES = ROWS_OF_OWNERS / OWNED_ROWS;  // each by one of the group's warps
     static constexpr bool IS_GAUSSIAN = LOG_STDS > 0;
     // With two trunks the critic is computed after the rollout, for all steps at once.
     static constexpr bool HAS_VALUES = TOWERS == 1;
     static_assert(PARAMETERS <= PARAMETERS_PER_AGENT && layer_inputs(0) <= OBS_SIZE, "a policy of this game");
+    static_assert(PASSES * OWNED_ROWS == ROWS_OF_OWNERS && (!BY_GROUPS || WARPS_OWN_ROWS), "tiles of a warp's own");
 
     ReturnScale scale;
 
-    HD static int owner() { return perceptron::owner(); }
-    HD static int first_owned_row() { return perceptron::first_owned_row(); }
-    HD static void sync_owners() { perceptron::sync_owners(); }
+    HD static int owner() { return BY_GROUPS ? thread_rank() : perceptron::owner(); }
+    // Of the results of the owners' environments.
+    HD static int first_owned_row() {
+        return BY_GROUPS ? group_of_block() * ROWS_OF_OWNERS : perceptron::first_owned_row();
+    }
+    HD static void sync_owners() {
+        if constexpr (BY_GROUPS)
+            group_sync();
+        else
+            perceptron::sync_owners();
+    }
     HD static bool has(int agent) { return agent >= FIRST_OWN_AGENT && agent < FIRST_OWN_AGENT + OWN_AGENTS; }
     // Parameters of the distribution of an agent in the k-th environment of this thread's owners.
     HD static float* parameters_of(int k, int agent) {
@@ -32,20 +50,34 @@ struct RolloutPolicy {
     // Index of the agent of a row, from the first agent of the owners' environments on.
     HD static int agent_of(int row) { return row / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + row % OWN_AGENTS; }
 
-    // Weights, and the rows of the owners' environments.
-    HD void begin(const rollout_Arguments& args, int envs) {
+    HD void begin(const rollout_Arguments& args) {
         const PolicyTensors own = {POLICY_TENSORS};
         load_parameters(own.parameters, 0, own.obs_mean, own.obs_var);
         scale = ReturnScale::of(own.return_mean, own.return_var);
-        for (int row = owner(); row < OWNED_ROWS; row += OWNERS)
-            indices()[first_owned_row() + row] = row < envs * OWN_AGENTS ? agent_of(row) : -1;
     }
-    // Observations of the owners' environments, one agent after the other.
-    HD static void load_obs(const ::Observation* obs) { perceptron::load_obs(obs, OBS_SIZE); }
-    HD static void forward() { forward_layers<0>(0); }
-    HD void store_values(int envs, float* values) const {
-        if (owner() < envs * OWN_AGENTS)
-            values[agent_of(owner())] = scale.value(result_row(first_owned_row() + owner())[PARAMETERS]);
+
+    // Results and values of the owners' environments, whose observations and values are given, agent after agent.
+    HD void forward(const ::Observation* obs, int envs, float* values) const {
+        int first_pass = BY_GROUPS ? (thread_rank() / 32 + GROUP_WARPS - FIRST_PASS % GROUP_WARPS) % GROUP_WARPS : 0;
+        _Pragma("unroll 1") for (int pass = first_pass; pass < PASSES; pass += GROUP_WARPS) {
+            forward_rows(obs, envs, pass * OWNED_ROWS);
+            int row = pass * OWNED_ROWS + perceptron::owner();
+            if (HAS_VALUES && perceptron::owner() < OWNED_ROWS && row < envs * OWN_AGENTS)
+                values[agent_of(row)] = scale.value(result_row(first_owned_row() + row)[PARAMETERS]);
+            __syncwarp();  // instructions of the next tile are those of whole warps
+        }
+    }
+    // Those of OWNED_ROWS rows, counted in the owners' from `first` on.
+    HD static void forward_rows(const ::Observation* obs, int envs, int first) {
+        first += first_row() - perceptron::first_owned_row();  // the warp's rows
+        ObsInputs inputs;
+        UNROLL for (int m = 0; m < ROW_TILES; ++m) {
+            UNROLL for (int half = 0; half < 2; ++half) {
+                int row = first + 16 * m + group() + 8 * half;
+                inputs.row[m][half] = row < envs * OWN_AGENTS ? obs + (i64)agent_of(row) * OBS_SIZE : nullptr;
+            }
+        }
+        forward_from<0>(0, first_owned_row() + first, inputs);
     }
 };
 

@@ -149,6 +149,12 @@ struct Tf32Words : Along<float, 4> {
         uint2 left = *(const uint2*)at, right = *(const uint2*)(at + pitch);
         return {{left.x, left.y, right.x, right.y}};
     }
+    // The same of x(half, column), the lane's elements in the rows g and g + 8; `column` is the step's first.
+    template <class P, class F>
+    HD static Four a_of(int column, F x) {
+        int left = column + 2 * member(), right = left + 1;
+        return {{P::word(x(0, left)), P::word(x(1, left)), P::word(x(0, right)), P::word(x(1, right))}};
+    }
     // A[m = column][k = row].
     HD static Four a_of_columns(const Word* activations, int pitch, int column, int row) {
         return a_along(activations, pitch, column, row);
@@ -205,7 +211,12 @@ struct Tf32 : Tf32Words {
     }
     HD static float tanh(float x) { return approximate_tanh(x); }
     HD static u32 rounded(float x) { return nearly_rounded_tf32(x); }
-    HD static void store(Word* to, float x) { *to = math::from_bits(rounded_tf32(x)); }
+    HD static u32 word(float x) { return rounded_tf32(x); }
+    HD static void store(Word* to, float x) { *to = math::from_bits(word(x)); }
+    template <class F>
+    HD static Four a_of(int column, F x) {
+        return Tf32Words::a_of<Tf32>(column, x);
+    }
     HD static void round_tile(const float (&sums)[2][4], u32* words) { Tf32Words::round_tile<Tf32>(sums, words); }
 };
 
@@ -262,7 +273,12 @@ struct Float32 : Tf32Words {
     }
     HD static float tanh(float x) { return math::tanh(x); }
     HD static u32 rounded(float x) { return math::bits(x); }
+    HD static u32 word(float x) { return math::bits(x); }
     HD static void store(Word* to, float x) { *to = x; }
+    template <class F>
+    HD static Four a_of(int column, F x) {
+        return Tf32Words::a_of<Float32>(column, x);
+    }
     HD static void round_tile(const float (&sums)[2][4], u32* words) { Tf32Words::round_tile<Float32>(sums, words); }
 };
 
@@ -279,6 +295,15 @@ struct Bfloat16 : Along<unsigned short, 8> {
     }
     HD static Four a_of_rows(const Word* activations, int pitch, int row, int column) {
         return a_along(activations, pitch, row, column);
+    }
+    template <class F>
+    HD static Four a_of(int column, F x) {
+        Four out;
+        UNROLL for (int k = 0; k < 4; ++k) {
+            int half = k % 2, first = column + k / 2 * 8 + 2 * member();
+            out.word[k] = packed_bfloat16(x(half, first), x(half, first + 1));
+        }
+        return out;
     }
     HD static Four a_of_columns(const Word* activations, int pitch, int column, int row) {
         Four out;

@@ -7,27 +7,32 @@ takes a few launches a step (``Rollout.collect``), with bit-identical results; `
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape, TensorCores, group_constants
 from gpu_vecenv.compile.codegen import inline_includes, stepping_source
 from gpu_vecenv.compile.engine_kernels import BuildOptions, state_arguments
+from gpu_vecenv.compile.function_manager import Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.engine.sampler import Sampler
+from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, TileShape, is_plain
 from gpu_vecenv.train.rollout_storage import Rollout
 
 # In the order of preference, as measured on an H200: the first with which a launch runs all environments at once is
-# taken, else that with which it runs the most.
+# taken, else that with which it runs the most; of groups of several warps, the most threads of groups.
 TILES = (TileShape(64, 4, 1), TileShape(32, 2, 2), TileShape(16, 1, 4), TileShape(64, 2, 2), TileShape(128, 8, 1))
-MAX_AGENTS = 32  # of one environment: its group is at most a warp
+MAX_GROUPS = 8  # of several warps in a block; barriers are numbered up to 15
+MAX_THREADS = 1024  # of a block
 STEP_REGISTERS = 40  # of a thread for its environment, beside those of the network; an estimate
+LARGE_GROUP_REGISTERS = 128  # of a thread of a group of several warps, at most
+SCRATCH_BYTES = 32  # of an agent, of the game's working memory; an estimate
 STATIC_BYTES = 1024  # of shared memory that the engine keeps for variables of kernels
 MAX_BLOCKS = 8  # of a multiprocessor; with more the registers are too few
 TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f64, "return_var": f64}  # of a policy
@@ -37,19 +42,38 @@ TENSORS = {"parameters": f32, "obs_mean": f64, "obs_var": f64, "return_mean": f6
 class RolloutTile:
     """A block's tile of rows, of each policy, and how its threads step the environments of these rows.
 
+    Environments of up to 32 agents are stepped by a part of a warp each, and the tile has the rows of all of a block's
+    agents. Those of more agents are stepped by a group of several warps each, whose warps take turns at the tiles of
+    its agents' rows.
+
     Args:
-        tile: Rows and warps of a block.
+        tile: Rows and warps of a block; of groups of several warps the rows that they compute at a time.
         layout: The game.
         perceptrons: The networks of its policies.
+        groups: Of several warps in a block; 0: the environments have up to 32 agents.
+        stages_obs: With groups of several warps, whether their observations are in shared memory if they fit; else
+            forward passes read them from device memory.
+        most_registers: Of a thread of groups of several warps.
     """
 
     tile: TileShape
     layout: GameLayout
     perceptrons: tuple[Perceptron, ...]
+    groups: int = 0
+    stages_obs: bool = False
+    most_registers: int = LARGE_GROUP_REGISTERS
+
+    def __str__(self) -> str:
+        if not self.groups:
+            return str(self.tile)
+        obs = f"observations in {'shared' if self.stages_obs else 'device'} memory"
+        return f"{self.groups} x {self.threads_per_env} threads, {obs}, up to {self.most_registers} registers"
 
     @property
     def threads_per_env(self) -> int:
-        """Agents, rounded up to a power of two."""
+        """Agents, rounded up to a power of two; of groups of several warps all of their threads."""
+        if self.groups:
+            return 32 * self.tile.warps // self.groups
         return 1 << (self.layout.num_agents - 1).bit_length()
 
     @property
@@ -58,37 +82,65 @@ class RolloutTile:
 
         All warps have as many, if there are enough: a warp whose groups are not all at work takes longer.
         """
+        if self.groups:
+            return self.groups
         owners = self.tile.row_warps if self.tile.column_warps == 1 else 1  # of rows, with environments of their own
         most_agents: int = max(p.agents.stop - p.agents.start for p in self.perceptrons)
         warps = self.tile.warps // owners
         each = min(self.tile.rows // owners // most_agents, warps * (32 // self.threads_per_env))
         return owners * (each if each < warps else each // warps * warps)
 
+    def _passes(self, perceptron: Perceptron) -> int:
+        """Tiles of a warp that the rows of one environment are, for groups of several warps."""
+        agents: int = perceptron.agents.stop - perceptron.agents.start
+        return -(-agents * self.tile.warps // self.tile.rows)
+
+    def _result_rows(self, perceptron: Perceptron) -> int:
+        """Rows of a network's results that a block has."""
+        if not self.groups:
+            return self.tile.rows
+        return self.groups * self._passes(perceptron) * self.tile.rows // self.tile.warps
+
+    def _bytes_of(self, perceptron: Perceptron) -> int:
+        return perceptron.shared_bytes(self.tile, forward=True, result_rows=self._result_rows(perceptron))
+
     @property
     def network_bytes(self) -> int:
         """Shared memory of the networks."""
-        return sum(perceptron.shared_bytes(self.tile, forward=True) for perceptron in self.perceptrons)
+        return sum(map(self._bytes_of, self.perceptrons))
 
     def blocks(self, cores: TensorCores) -> int:
         """Blocks that a multiprocessor holds at a time, an estimate; 0 if none fits."""
         fields = (field for field in (*self.layout.fields, *self.layout.engine_fields) if not field.shared)
         each: int = sum(field.nbytes for field in fields)
-        each += self.layout.obs_size * self.layout.num_agents * self.layout.observation.dtype.itemsize
+        if self.groups:
+            outputs = 6 + self.layout.action.heads * self.layout.action.dtype.itemsize  # rewards, flags, actions
+            each += (SCRATCH_BYTES + outputs) * self.layout.num_agents
+        if self.stages_obs or not self.groups:
+            each += self.layout.obs_size * self.layout.num_agents * self.layout.observation.dtype.itemsize
         static_bytes = STATIC_BYTES + 4 * len(self.layout.randomized) * self.envs
         if self.envs == 0 or self.network_bytes + static_bytes > cores.block_shared_bytes:
             return 0
         registers = STEP_REGISTERS + max(p.registers(self.tile, forward=True) for p in self.perceptrons)
+        if self.groups:
+            registers = min(registers, self.most_registers)
+        by_registers = REGISTERS // (32 * self.tile.warps * registers)
         size = self.network_bytes + each * self.envs + cores.reserved_shared_bytes
-        blocks = min(cores.shared_bytes // size, REGISTERS // (32 * self.tile.warps * registers))
-        return max(1, min(blocks, MAX_BLOCKS))
+        blocks = min(cores.shared_bytes // size, by_registers, MAX_BLOCKS)
+        if self.groups > 1 or self.stages_obs:  # a block with one group and without them may need less
+            return blocks
+        return max(1, blocks)
 
-    def constants(self, cores: TensorCores) -> str:
+    def constants(self, cores: TensorCores, resident_blocks: int) -> str:
         """The constants of the groups of threads in C++."""
+        limit = cores.block_shared_bytes
+        if self.groups:  # what is in shared memory must leave that of the other blocks
+            limit = min(limit, cores.shared_bytes // resident_blocks - cores.reserved_shared_bytes)
         return group_constants(
             self.threads_per_env,
             self.envs,
-            -(-self.envs // self.tile.warps),
-            cores.block_shared_bytes - self.network_bytes,
+            1 if self.groups else -(-self.envs // self.tile.warps),
+            limit - self.network_bytes,
             self.network_bytes,
         )
 
@@ -100,14 +152,21 @@ class RolloutTile:
             return inline_includes(f'#include "{name}"', "rollout", folder, seen)
 
         include("kernel.cuh", seen)
-        text = self.constants(cores) + stepping_source(self.layout, build, seen) + include("tensor_core.cuh", seen)
-        names, first = [f"perceptron_{k}" for k in range(len(self.perceptrons))], 0
+        layout = self.layout
+        if self.groups:
+            layout = replace(layout, obs_staging_bytes=cores.block_shared_bytes if self.stages_obs else 0)
+        text = self.constants(cores, resident_blocks)
+        text += stepping_source(layout, build, seen) + include("tensor_core.cuh", seen)
+        names, first, first_pass = [f"perceptron_{k}" for k in range(len(self.perceptrons))], 0, 0
         for k, (name, perceptron) in enumerate(zip(names, self.perceptrons, strict=True)):
             tensors = ", ".join(f"args.{tensor}_{k}" for tensor in TENSORS)
-            text += f"#define perceptron {name}\n{perceptron.source(self.tile, resident_blocks, True, first)}"
+            rows = self._result_rows(perceptron)
+            text += f"#define perceptron {name}\n{perceptron.source(self.tile, resident_blocks, True, first, rows)}"
+            text += f"namespace perceptron {{ constexpr int FIRST_PASS = {first_pass}; }}\n"
             text += f"#define POLICY_TENSORS {tensors}\n{include('rollout_policy.cuh', set(seen))}"
             text += "#undef POLICY_TENSORS\n#undef perceptron\n"
-            first += perceptron.shared_bytes(self.tile, forward=True)
+            first += self._bytes_of(perceptron)
+            first_pass += self._passes(perceptron) if self.groups else 0
         members = " ".join(f"{name}::RolloutPolicy {name}_;" for name in names)
         calls, types = (" ".join(f"f({name}{end});" for name in names) for end in ("_", "::RolloutPolicy()"))
         text += f"""typedef {names[0]}::RolloutPolicy FirstPolicy;
@@ -120,14 +179,44 @@ struct Policies {{
         return text + inline_includes((folder / "rollout.cu").read_text(encoding="utf-8"), "rollout.cu", folder, seen)
 
 
+def rollout_tiles(
+    layout: GameLayout, perceptrons: Sequence[Perceptron], default_threads_per_env: int
+) -> list[RolloutTile]:
+    """The tiles of blocks that are tried, in the order of preference.
+
+    Args:
+        layout: The game.
+        perceptrons: The networks of its policies.
+        default_threads_per_env: With which the engine steps an environment.
+    """
+    networks = tuple(perceptrons)
+    if layout.num_agents <= 32:
+        return [RolloutTile(tile, layout, networks) for tile in TILES]
+    warps = default_threads_per_env // 32
+    obs_bytes = layout.num_agents * layout.obs_size * layout.observation.dtype.itemsize
+    engine_stages = obs_bytes <= layout.obs_staging_bytes
+    return [
+        RolloutTile(TileShape(16 * groups * own, groups * own, 1), layout, networks, groups, stages_obs)
+        for own in sorted({warps, 2 * warps, max(2, warps // 2)}, key=lambda own: abs(own - warps))
+        for stages_obs in (engine_stages, not engine_stages)
+        for groups in range(1, MAX_GROUPS + 1)
+        if 32 * groups * own <= MAX_THREADS
+    ]
+
+
 def choose_tile(
-    layout: GameLayout, perceptrons: Sequence[Perceptron], num_envs: int, cores: TensorCores
+    layout: GameLayout,
+    perceptrons: Sequence[Perceptron],
+    num_envs: int,
+    cores: TensorCores,
+    default_threads_per_env: int,
 ) -> RolloutTile | None:
     """The shape of a block's tile; None if none fits."""
-    tiles = [RolloutTile(tile, layout, tuple(perceptrons)) for tile in TILES]
-    at_once = {tile.tile: tile.blocks(cores) * tile.envs * cores.multiprocessors for tile in tiles}
-    best = max(tiles, key=lambda tile: min(at_once[tile.tile], num_envs))
-    return best if at_once[best.tile] else None
+    tiles = rollout_tiles(layout, perceptrons, default_threads_per_env)
+    envs = [min(tile.blocks(cores) * tile.envs * cores.multiprocessors, num_envs) for tile in tiles]
+    threads = [at_once * tile.threads_per_env for at_once, tile in zip(envs, tiles, strict=True)]
+    most = max(threads)
+    return tiles[threads.index(most)] if most else None
 
 
 def rollout_kernels(
@@ -179,8 +268,6 @@ def why_not_fused(rollout: Rollout, torch_reasons: Mapping[str, str | None]) -> 
         return "a reward function"
     if reason := env.why_not_fused():
         return reason
-    if env.num_agents > MAX_AGENTS:
-        return f"more than {MAX_AGENTS} agents"
     return None
 
 
@@ -189,7 +276,7 @@ def fused_rollout(
     sampler: Sampler,
     torch_reasons: Mapping[str, str | None],
     kernels: Mapping[str, PerceptronKernels | None],
-    tile: TileShape | None = None,
+    tile: RolloutTile | None = None,
 ) -> tuple[FusedRollout | None, str | None]:
     """A rollout in one launch, or None with the reason why there is none.
 
@@ -198,24 +285,36 @@ def fused_rollout(
         sampler: Of the environment.
         torch_reasons: Policy -> why torch computes it, see ``perceptron.why_not_fused``.
         kernels: Policy -> its kernels; None: torch.
-        tile: Shape of a block's tile; None chooses one.
+        tile: Of a block; None chooses one.
     """
     if reason := why_not_fused(rollout, torch_reasons):
         return None, reason
     own = [kernel for kernel in kernels.values() if kernel is not None]
-    cores = rollout.env.functions.backend.tensor_cores
+    env = rollout.env
+    backend, cores = env.functions.backend, env.functions.backend.tensor_cores
     assert len(own) == len(kernels) and cores is not None
-    layout, perceptrons = rollout.env.layout, tuple(kernel.perceptron for kernel in own)
     if tile is None:
-        chosen = choose_tile(layout, perceptrons, rollout.env.num_envs, cores)
-    else:
-        chosen = RolloutTile(tile, layout, perceptrons)
-    if chosen is None:
+        threads = backend.default_threads_per_env(env.num_agents)
+        tile = choose_tile(env.layout, [kernel.perceptron for kernel in own], env.num_envs, cores, threads)
+    if tile is None:
         return None, "networks too large for shared memory"
     try:
-        return FusedRollout(rollout, sampler, own, chosen), None
+        return FusedRollout(rollout, sampler, own, tile), None
     except KernelCompileError as error:  # macros of a game's source may have names of the network's
         return None, f"one kernel of game and networks does not compile: {str(error).splitlines()[1].strip()}"
+
+
+def rollout_program(env: VecEnv, tile: RolloutTile) -> Program:
+    """The program of rollout.cu for the environments of ``env`` and tiles that fit on its device."""
+    cores = env.functions.backend.tensor_cores
+    assert cores is not None
+    build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True)
+    of_multiprocessor = -(-env.num_envs // (tile.envs * cores.multiprocessors))
+    return env.functions.compile(
+        tile.source(build, cores, min(tile.blocks(cores), of_multiprocessor)),
+        "rollout.cu",
+        kernels=rollout_kernels(env.layout, build, len(tile.perceptrons)),
+    )
 
 
 class FusedRollout:
@@ -234,15 +333,8 @@ class FusedRollout:
         self, rollout: Rollout, sampler: Sampler, kernels: Sequence[PerceptronKernels], tile: RolloutTile
     ) -> None:
         self.rollout, self.kernels, self.tile = rollout, kernels, tile
-        env, cores, threads = rollout.env, rollout.env.functions.backend.tensor_cores, 32 * tile.tile.warps
-        assert cores is not None
-        build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True)
-        blocks = -(-env.num_envs // tile.envs)
-        program = env.functions.compile(
-            tile.source(build, cores, min(tile.blocks(cores), -(-blocks // cores.multiprocessors))),
-            "rollout.cu",
-            kernels=rollout_kernels(env.layout, build, len(kernels)),
-        )
+        env, threads = rollout.env, 32 * tile.tile.warps
+        blocks, program = -(-env.num_envs // tile.envs), rollout_program(env, tile)
         sizes = torch.zeros(2, dtype=torch.int64, device=env.device)
         program.launch("rollout_layout", 1, out=sizes)
         scratch_bytes, self.shared_bytes = sizes.tolist()

@@ -126,15 +126,18 @@ class Perceptron:
             return 2 * rows * (columns + 8)
         return 4 * columns * (rows + 4)
 
-    def shared_bytes(self, shape: TileShape, forward: bool) -> int:
-        """Shared memory of a block of the forward pass, or of the gradients."""
+    def shared_bytes(self, shape: TileShape, forward: bool, result_rows: int | None = None) -> int:
+        """Shared memory of a block of the forward pass, or of the gradients; see ``source`` for ``result_rows``."""
         word, rows, outputs = WORD_BYTES[self.precision], shape.rows, [*self.sizes[1:], self.head_outputs]
         columns = [_padded(self.sizes[0], 32 // word), *(16 * _units(size) for size in self.sizes[1:])]
         size = sum(16 * _units(n) * (word * k + 16 + 4) for k, n in zip(columns, outputs, strict=True))
-        kept = columns[:1] if forward and self._chained(shape) else columns
+        first = columns[:1] if result_rows is None else []
+        kept = first + ([] if forward and self._chained(shape) else columns[1:])
         size += sum(self._activation_bytes(rows, k) for k in kept)
         size += _padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
         index, results = 8, 4 * ((self.outputs + 1) | 1)
+        if result_rows is not None:
+            return size + result_rows * results
         size += rows * (index + results)
         if forward:
             return size
@@ -173,16 +176,29 @@ class Perceptron:
         best = max(shapes, key=lambda shape: min(warps[shape], ENOUGH_WARPS))
         return best if warps[best] else None
 
-    def source(self, shape: TileShape, blocks: int, forward: bool, shared_first: int = 0) -> str:
-        """The constants in C++; ``shared_first`` is the first of the network's bytes in shared memory."""
+    def source(
+        self, shape: TileShape, blocks: int, forward: bool, shared_first: int = 0, result_rows: int | None = None
+    ) -> str:
+        """The constants in C++.
+
+        Args:
+            shape: Of a block's tile.
+            blocks: That a multiprocessor should hold.
+            forward: Whether there are no gradients.
+            shared_first: The first of the network's bytes in shared memory.
+            result_rows: Rows of results in shared memory, where the inputs are read from the observations themselves;
+                None: as many as the tile has, whose inputs are in shared memory.
+        """
         tile = {
             "ROWS": shape.rows,
             "ROW_WARPS": shape.row_warps,
             "COLUMN_WARPS": shape.column_warps,
             "MIN_BLOCKS": blocks,
             "SHARED_FIRST": shared_first,
-            "SHARED_BYTES": self.shared_bytes(shape, forward),
+            "SHARED_BYTES": self.shared_bytes(shape, forward, result_rows),
+            "RESULT_ROWS": shape.rows if result_rows is None else result_rows,
             "FORWARD_ONLY": int(forward),
+            "READS_OBS": int(result_rows is not None),
         }
         return f"#define PRECISION {STRUCTS[self.precision]}\n" + self.network_source(tile)
 

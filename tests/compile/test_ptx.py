@@ -178,6 +178,7 @@ ROLLOUTS = {
     ),
     "two policies": ("tag_gridworld", 100, {"normalize_obs": True}),
     "masks": (Crew, 100, {}),
+    "groups of several warps": ("tag_continuous", 2000, {}),
 }
 
 
@@ -190,11 +191,12 @@ def rollout_text(rollout: str, precision: Precision) -> str:
         for role in layout.present_roles
     ]
     networks = [perceptron_of(policy, torch.zeros(0), precision) for policy in policies]
-    tile = choose_tile(layout, networks, num_envs, GPU_TENSOR_CORES)
+    threads = default_threads_per_env(layout.num_agents)
+    tile = choose_tile(layout, networks, num_envs, GPU_TENSOR_CORES, threads)
     assert tile is not None
     kernels = rollout_kernels(layout, build, len(networks))
     before = inline_includes('#include "kernel.cuh"', "generated header", None) + arguments_source(kernels)
-    return before + tile.source(build, GPU_TENSOR_CORES, 2)
+    return before + tile.source(build, GPU_TENSOR_CORES, min(2, tile.blocks(GPU_TENSOR_CORES)))
 
 
 def plain_text(name: str) -> str:

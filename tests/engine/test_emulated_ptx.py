@@ -129,6 +129,19 @@ BUILTINS = """
     __threadfence();
     args.n[1 + threadIdx.x] = before;
 """
+# Each warp has a barrier of its own; whether one of its threads has a 7.
+BARRIERS = """
+    volatile i32* shown = (volatile i32*)shared_memory;
+    shown[threadIdx.x] = args.x[threadIdx.x];
+    asm volatile("barrier.sync %0, %1;" : : "r"(1 + threadIdx.x / 32), "n"(32) : "memory");
+    args.z[threadIdx.x] = shown[threadIdx.x ^ 31];
+    u32 any;
+    asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; barrier.red.or.pred p, %2, %3, p; selp.u32 %0, 1, 0, p; }"
+                 : "=r"(any)
+                 : "r"((u32)(args.x[threadIdx.x] == 7)), "r"(1 + threadIdx.x / 32), "n"(32)
+                 : "memory");
+    args.z[blockDim.x + threadIdx.x] = (i32)any;
+"""
 CONVERSIONS = """
 KERNEL(to_tf32) { int k = threadIdx.x; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(args.z[k]) : "f"(args.x[k])); }
 KERNEL(to_bf16x2) {
@@ -148,6 +161,7 @@ KERNELS = {
     "exp2": FLOATS,
     "shuffle_float": FLOATS,
     "shuffle_int": "const i32* x, i32* z",
+    "barriers": "const i32* x, i32* z",
     "copy": "const u8* x, u8* z",
     "abandon": "const u8* x, u8* z",
     "builtins": "const float* x, float* z, u32* n",
@@ -160,6 +174,7 @@ SOURCE = "\n".join(
         CONVERSIONS,
         f"KERNEL(shuffle_float) {{ {SHUFFLES} }}",
         f"KERNEL(shuffle_int) {{ {SHUFFLES} }}",
+        f"KERNEL(barriers) {{ {BARRIERS} }}",
         f"KERNEL(copy) {{ {COPIES} }}",
         f"KERNEL(abandon) {{ {ABANDONED} }}",
         f"KERNEL(builtins) {{ {BUILTINS} }}",
@@ -319,6 +334,15 @@ def test_approximations(launch, random_seed):
     expected = np.exp2(x.astype(np.float64))
     expected[:2] = 0  # subnormal results are flushed
     np.testing.assert_allclose(launch("exp2", np.zeros_like(x), x=x), expected, rtol=2**-22, atol=0)
+
+
+@pytest.mark.parametrize("warp", [0, 1])
+def test_barriers_with_numbers_are_those_of_their_threads(warp, launch):
+    x = np.arange(100, 100 + THREADS, dtype=np.int32)
+    x[32 * warp + 5] = 7
+    shown, any_seven = launch("barriers", np.zeros((2, THREADS), np.int32), x=x)
+    assert np.array_equal(shown, x[np.arange(THREADS) ^ 31])
+    assert np.array_equal(any_seven, np.arange(THREADS) // 32 == warp)
 
 
 @pytest.mark.parametrize("kind", ["float", "int"])

@@ -1,14 +1,19 @@
 """Rollouts with default networks, by several launches a step and by one launch with each shape of a block's tile.
 
-    python3 tests/gpu/rollout_speed.py RESULTS.json
+    python3 tests/gpu/rollout_speed.py RESULTS.json [large]
 
-A row has milliseconds of a rollout, medians, as CUDA graphs; `chosen` is the tile that a trainer takes.
+A row has microseconds of a rollout, medians, as CUDA graphs; `chosen` is the tile that a trainer takes. With `large`
+the rows are those of games whose environments are stepped by groups of several warps, with the tiles that have enough
+threads at work.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +23,9 @@ from gpu_vecenv import VecEnv
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import captured, provenance, seconds
 from gpu_vecenv.envs.registry import configure
-from gpu_vecenv.train.fused_rollout import TILES, RolloutTile, fused_rollout
+from gpu_vecenv.train.fused_rollout import RolloutTile, fused_rollout, rollout_program, rollout_tiles
+from gpu_vecenv.train.perceptron import Perceptron, perceptron_of
+from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -39,48 +46,102 @@ ROWS: tuple[tuple[str, int, dict[str, Any]], ...] = (
     ("simple_adversary", 4096, TF32),
 )
 
+TAG = {"num_steps": 25, "precision": "tf32"}
+A2C = {"num_steps": 5, "hidden_sizes": (32, 32)}
+# The same, and the game's configuration and the policies' roles.
+LARGE: tuple[tuple[str, int, dict[str, Any], dict[str, Any], tuple[str, ...]], ...] = (
+    ("tag_continuous", 2000, TAG, {}, ("tagger", "runner")),
+    ("tag_continuous", 2000, TAG, {}, ("tagger+runner",)),
+    ("tag_gridworld", 2000, A2C, {"num_taggers": 999, "full_observation": False}, ("tagger", "runner")),
+)
+FEWER_REGISTERS = 96
+ENOUGH_THREADS = 384  # of a multiprocessor, in groups
+PROCESSES, MOST_TILES = 14, 12  # that compile side by side; of a row
+
+
+def tiles_of(env: VecEnv, networks: list[Perceptron]) -> list[RolloutTile]:
+    """The tiles that are measured; of groups of several warps those with enough threads at work."""
+    backend = env.functions.backend
+    cores = backend.tensor_cores
+    assert cores is not None
+    tiles = rollout_tiles(env.layout, networks, backend.default_threads_per_env(env.num_agents))
+    if tiles[0].groups:  # where fewer registers leave more threads
+        fewer = [replace(tile, most_registers=FEWER_REGISTERS) for tile in tiles]
+        tiles += [other for tile, other in zip(tiles, fewer, strict=True) if other.blocks(cores) > tile.blocks(cores)]
+    threads = [tile.blocks(cores) * tile.envs * tile.threads_per_env for tile in tiles]
+    enough = min(max(threads), ENOUGH_THREADS) if tiles[0].groups else 1
+    return [tile for tile, own in zip(tiles, threads, strict=True) if own >= enough]
+
+
+def compile_tile(
+    game: str, num_envs: int, config: dict[str, Any], values: dict[str, Any], roles: tuple[str, ...], k: int
+) -> bool:
+    """Compile the program of the k-th tile, for the cache; False if there is none."""
+    env = VecEnv(configure(game, **values), num_envs, resolve_device("cuda"), autoreset_mode="next_step")
+    settings, obs = PPOConfig(**config), torch.zeros(1, env.num_agents, env.layout.obs_size, device=env.device)
+    specs = resolve_specs(env.game, settings, {name: PolicySpec() for name in roles} or None)
+    policies = [policy_of_spec(name, spec, settings, env.game, obs) for name, spec in specs.items()]
+    tiles = tiles_of(env, [perceptron_of(policy, obs, settings.precision) for policy in policies])
+    if k < len(tiles):
+        rollout_program(env, tiles[k])
+    return k < len(tiles)
+
+
+def compile_ahead() -> None:
+    """Compile the programs of all tiles of LARGE side by side."""
+    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+        for compiled in [pool.submit(compile_tile, *row, k) for k in range(MOST_TILES) for row in LARGE]:
+            compiled.result()
+
 
 @torch.no_grad()
-def measured(game: str, num_envs: int, config: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds of a rollout by each way."""
-    device = resolve_device("cuda")
-    trainer = Trainer(VecEnv(configure(game), num_envs, device), PPOConfig(total_steps=10**12, **config), graphs=False)
+def measured(
+    game: str, num_envs: int, config: dict[str, Any], values: dict[str, Any] | None = None, roles: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Microseconds of a rollout by each way."""
+    device, policies = resolve_device("cuda"), {name: PolicySpec() for name in roles} or None
+    env = VecEnv(configure(game, **(values or {})), num_envs, device)
+    trainer = Trainer(env, PPOConfig(total_steps=10**12, **config), policies=policies, graphs=False)
     data, env, passes = trainer.rollout, trainer.env, trainer._forward_passes
     kernels = {name: own.kernels for name, own in zip(trainer.policies, passes, strict=True)}
-    cores = env.functions.backend.tensor_cores
-    assert cores is not None
-    networks = tuple(own.perceptron for own in kernels.values() if own is not None)
-    row: dict[str, Any] = {"game": game, "num_envs": num_envs, **config}
+    networks = [own.perceptron for own in kernels.values() if own is not None]
+    row: dict[str, Any] = {
+        "game": game,
+        "num_envs": num_envs,
+        "policies": list(trainer.policies),
+        **config,
+        **(values or {}),
+    }
 
     def launches() -> None:
         data.collect(passes, trainer.sampler, trainer._parameters)
         for forward in passes:
             forward(-1, only_values=True)
 
+    def microseconds(collect: Any) -> float:
+        return round(1e6 * seconds(captured(collect, device), device), 1)
+
     with trainer.training_stream():
-        row["several launches a step"] = 1e3 * seconds(captured(launches, device), device)
-        for tile in (None, *TILES):
-            if tile is not None and not RolloutTile(tile, env.layout, networks).blocks(cores):
-                continue
+        row["several launches a step"] = microseconds(launches)
+        row["chosen"] = trainer.rollout_reason if trainer._fused_rollout is None else str(trainer._fused_rollout.tile)
+        for tile in tiles_of(env, networks):
             fused, reason = fused_rollout(data, trainer.sampler, trainer.torch_reasons, kernels, tile)
-            if fused is None:
-                return row | {"reason": reason}
-            if tile is None:
-                row["chosen"] = str(fused.tile.tile)
-            else:
-                row[str(tile)] = 1e3 * seconds(captured(fused, device), device)
+            row[str(tile)] = reason if fused is None else microseconds(fused)
+            print(f"{game} {' '.join(row['policies'])}: {tile}: {row[str(tile)]} us", flush=True)
     trainer.close()
     return row
 
 
-def main(file: Path) -> None:
+def main(file: Path, large: bool) -> None:
     """Measure all rows and write them."""
     rows = []
-    for game, num_envs, config in ROWS:
-        rows.append(measured(game, num_envs, config))
+    if large:
+        compile_ahead()
+    for wanted in LARGE if large else ROWS:
+        rows.append(measured(*wanted))
         print(json.dumps(rows[-1]), flush=True)
     file.write_text(json.dumps({**provenance(resolve_device("cuda")), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:] == ["large"])

@@ -62,14 +62,23 @@ inline void require(bool holds, const char* rule) {
     fprintf(stderr, "block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, rule);
     abort();
 }
+// A barrier with a number waits for so many threads; what they exchange is that of neighbours.
+constexpr unsigned long long NUMBERED = 1ull << 63;
+inline unsigned long long key_of_barrier(unsigned barrier, unsigned threads) {
+    require(barrier > 0 && barrier < 16 && threads % 32 == 0, "a barrier of whole warps has a number from 1 to 15");
+    return NUMBERED | (unsigned long long)barrier << 32 | threads;
+}
 inline unsigned long long key_of(unsigned mask) { return (unsigned long long)(threadIdx.x / 32) << 32 | mask; }
 // Calls f with each thread of the block that takes part in a barrier, while f returns true.
 template <class F>
 inline void for_members(unsigned long long key, F f) {
-    unsigned first = key == BLOCK ? 0 : (unsigned)(key >> 32) * 32;
-    unsigned end = key == BLOCK || first + 32 > blockDim.x ? blockDim.x : first + 32;
+    bool all = key == BLOCK || key & NUMBERED;
+    unsigned threads = key == BLOCK ? blockDim.x : key & NUMBERED ? (unsigned)key : 32;
+    unsigned first = key & NUMBERED ? threadIdx.x / threads * threads : (unsigned)(key >> 32) * 32;
+    unsigned end = first + threads;
+    if (end > blockDim.x) end = blockDim.x;
     for (unsigned k = first; k < end; ++k)
-        if ((key == BLOCK || key >> k % 32 & 1) && !f(k)) return;
+        if ((all || key >> k % 32 & 1) && !f(k)) return;
 }
 __attribute__((noinline)) static void suspend() {
     if (!_setjmp(all_lanes[threadIdx.x].position)) _longjmp(scheduler_position, 1);
@@ -84,8 +93,19 @@ inline void wait(unsigned long long key) {
     Lane& own = all_lanes[threadIdx.x];
     own.waits_for = key;
     own.waits = true;
+    auto is_here = [&](unsigned k) { return all_lanes[k].waits && all_lanes[k].waits_for == key; };
     bool here = true;
-    for_members(key, [&](unsigned k) { return here = all_lanes[k].waits && all_lanes[k].waits_for == key; });
+    if (key != BLOCK && key & NUMBERED) {
+        unsigned arrived = 0;
+        for (unsigned k = 0; k < blockDim.x; ++k) arrived += is_here(k);
+        if (arrived == (unsigned)key) {
+            for (unsigned k = 0; k < blockDim.x; ++k)
+                if (is_here(k)) all_lanes[k].waits = false;
+            return;
+        }
+        return suspend();
+    }
+    for_members(key, [&](unsigned k) { return here = is_here(k); });
     if (here) {
         for_members(key, [](unsigned k) { return all_lanes[k].waits = false, true; });
     } else {

@@ -186,4 +186,11 @@ inline void cp_async_wait_group(int pending) {
     emulation::complete_copies(emulation::own_copies().group - (unsigned)pending);
 }
 inline void cp_async_wait_all() { emulation::complete_copies(emulation::own_copies().group + 1); }
+// Barriers with a number: of the next so many threads as this one is in a row of.
+inline void barrier_sync(unsigned barrier, int threads) {
+    emulation::wait(emulation::key_of_barrier(barrier, threads));
+}
+inline void setp_ne_u32_barrier_red_or_pred_selp_u32(unsigned& any, unsigned own, unsigned barrier, int threads) {
+    any = emulation::any(emulation::key_of_barrier(barrier, threads), own != 0);
+}
 }  // namespace ptx

@@ -1,7 +1,8 @@
 """Translates inline PTX for the emulation of CUDA: each asm statement becomes a call of a function of emulated_ptx.hpp.
 
 The function has the instruction's name with underscores, and takes its operands in the order of the PTX text. An
-instruction without a function there is an error of the compiler.
+instruction without a function there is an error of the compiler. Instructions in braces, with registers of their own,
+are one function: their names follow one another, and it takes all operands in their order.
 """
 
 import ast
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 from gpu_vecenv.compile.tokens import TOKEN
 
+BLOCK = re.compile(r"\s*\{\s*(?:\.reg[^;]*;\s*)+(.*;)\s*\}\s*", re.DOTALL)
 INSTRUCTION = re.compile(r"\s*([a-z][\w.:]*)\s*([^;]*?)\s*;?\s*")
 OPERAND = re.compile(r'"([=+]?)&?([a-z])"\s*(\(.*\))', re.DOTALL)
 
@@ -42,8 +44,10 @@ def _statements(text: str) -> Iterator[tuple[int, int, list[str]]]:
 def _call(words: list[str]) -> str:
     template, outputs, inputs, *_ = [*_split(words, ":"), [], []]
     ptx = "".join(ast.literal_eval(word) for word in template if word != " ")
-    instruction = INSTRUCTION.fullmatch(ptx)
-    if instruction is None:
+    block = BLOCK.fullmatch(ptx)
+    parts = [INSTRUCTION.fullmatch(part) for part in (block[1].split(";")[:-1] if block else [ptx])]
+    instruction = parts[-1]
+    if instruction is None or not all(parts):
         raise ValueError(f"asm has not one PTX instruction: {ptx!r}")
     operands = [
         _operand(words) for part in (outputs, inputs) for words in _split(part, ",") if words != [" "] * len(words)
@@ -54,6 +58,9 @@ def _call(words: list[str]) -> str:
             raise ValueError(f"asm reads %{number}, whose constraint says that it is only written: {ptx!r}")
     if used and max(used) >= len(operands):
         raise ValueError(f"asm has no operand %{max(used)}: {ptx!r}")
+    if block:
+        name = "_".join(part[1] for part in parts if part)
+        return f"ptx::{re.sub(r'[.:]+', '_', name)}({', '.join(argument for _, argument in operands)})"
     arguments = re.sub(r"[{}\[\]]", "", instruction[2])
     arguments = re.sub(r"%(\d+)", lambda match: operands[int(match[1])][1], arguments)
     return f"ptx::{re.sub(r'[.:]+', '_', instruction[1])}({arguments})"

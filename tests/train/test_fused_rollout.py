@@ -15,14 +15,22 @@ from support.bitwise import equal_bits
 import gpu_vecenv
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.envs.cartpole import Cartpole
-from gpu_vecenv.train.fused_rollout import STATIC_BYTES, TILES, FusedRollout, fused_rollout, why_not_fused
-from gpu_vecenv.train.perceptron import Forward, PerceptronKernels
+from gpu_vecenv.train.fused_rollout import (
+    STATIC_BYTES,
+    TILES,
+    FusedRollout,
+    RolloutTile,
+    fused_rollout,
+    why_not_fused,
+)
+from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, TileShape
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.trainer import Trainer
 
 NAN = float("nan")
+OTHERS = ("float32", "bfloat16")
 APART = {"shared_trunk": False}
 BOTH = {"normalize_obs": True, "normalize_returns": True}
 
@@ -39,6 +47,7 @@ class Case(NamedTuple):
 
 
 FEW = {"num_taggers": 2, "num_runners": 3, "num_neighbors": 3, "acceleration_levels": 3, "turn_levels": 4}
+MANY = {**FEW, "num_runners": 40, "max_steps": 8, "tagging_distance": 0.1}
 CASES = {
     "two trunks": Case("cartpole", {"max_steps": 6}, {**APART, "hidden_sizes": (64, 48)}),
     "shared trunk": Case("cartpole", {"max_steps": 5}, {**BOTH, "activation": "relu", "hidden_sizes": (24,)}),
@@ -52,9 +61,20 @@ CASES = {
     "many agents": Case(
         "tag_gridworld", {"num_taggers": 19, "max_steps": 5}, {"hidden_sizes": (16,)}, ("tagger+runner",), num_envs=5
     ),
+    "groups": Case(
+        "tag_gridworld",
+        {"num_taggers": 35, "max_steps": 5, "full_observation": False},
+        {**BOTH, "activation": "relu", "hidden_sizes": (16,)},
+        ("tagger+runner",),
+        num_envs=5,
+    ),
+    "groups, a policy for each role": Case("tag_continuous", MANY, {"hidden_sizes": (24,)}, num_envs=5),
     "a policy for each role": Case("tag_gridworld", {"max_steps": 6}, {"hidden_sizes": (24,)}),
     "narrower observations": Case("simple_adversary", {"max_steps": 5}, {**APART, **BOTH, "hidden_sizes": (24, 16)}),
     "box beside choices": Case(Economy, {}, {**APART, "normalize_returns": True, "hidden_sizes": (24,)}),
+    "groups, box beside choices": Case(
+        Economy, {"num_workers": 34}, {"normalize_returns": True, "hidden_sizes": (16,)}, num_envs=4
+    ),
     "masks of roles": Case(Crew, {}, {"hidden_sizes": (16,)}),
     "masks": Case(Forbidden, {}, {"hidden_sizes": (16,)}),
     "images": Case(Painter, {}, {**APART, "hidden_sizes": (24,)}),
@@ -111,6 +131,11 @@ class Setup:
         for forward in self.forward_passes:
             forward(-1, only_values=True)
 
+    def tile(self, shape, *groups):
+        """A block's tile."""
+        networks = tuple(kernels.perceptron for kernels in self.kernels.values())
+        return RolloutTile(shape, self.env.layout, networks, *groups)
+
     def fused(self, tile=None):
         """By one launch."""
         fused, reason = fused_rollout(self.rollout, self.sampler, self.reasons, self.kernels, tile)
@@ -154,13 +179,40 @@ def test_one_launch_collects_what_several_launches_a_step_do(name, device):
 def test_results_do_not_depend_on_the_shape_of_the_launch(name, tile, device, monkeypatch):
     case = CASES[name]._replace(num_envs=29)
     expected, found = Setup(case, device, "tf32"), Setup(case, device, "tf32")
-    fused = found.fused(tile)
+    fused = found.fused(found.tile(tile))
     assert fused.tile.tile == tile and 0 < fused.tile.envs <= tile.rows
     for order in ("forwards", "backwards"):
         monkeypatch.setenv("EMULATED_THREADS", order)
         expected.collect()
         fused()
         assert differing(expected.results(), found.results()) == []
+
+
+# Case, warps of a group, rows of a warp's tile, groups of a block, whether observations are in shared memory. In the
+# first one warp has more tiles than the other.
+GROUPS = [
+    ("groups", 2, 16, 1, True),
+    ("groups, a policy for each role", 2, 16, 3, False),
+    ("groups, a policy for each role", 4, 32, 2, True),
+]
+
+
+@pytest.mark.parametrize(("name", "warps", "rows", "groups", "stages_obs"), GROUPS)
+@pytest.mark.parametrize("precision", ["tf32", *(pytest.param(p, marks=pytest.mark.slow) for p in OTHERS)])
+def test_groups_of_several_warps_share_a_block(name, warps, rows, groups, stages_obs, precision, device, monkeypatch):
+    case = CASES[name]._replace(num_envs=4)
+    expected, found = Setup(case, device, precision), Setup(case, device, precision)
+    tile = found.tile(TileShape(rows * warps * groups, warps * groups, 1), groups, stages_obs)
+    fused = found.fused(tile)
+    obs_bytes = found.rollout.obs[0, 0].nbytes * groups
+    assert fused.tile.threads_per_env == 32 * warps
+    assert (fused.shared_bytes - tile.network_bytes >= obs_bytes) == stages_obs
+    for order in ("forwards", "backwards"):
+        monkeypatch.setenv("EMULATED_THREADS", order)
+        expected.collect()
+        fused()
+        assert differing(expected.results(), found.results()) == []
+    assert not found.rollout.active.all()
 
 
 def test_bfloat16_and_one_environment(device):
@@ -171,13 +223,13 @@ def test_bfloat16_and_one_environment(device):
     assert differing(expected.results(), found.results()) == []
 
 
-@pytest.mark.parametrize("name", ["several agents", "two roles in one", "randomised"])
+@pytest.mark.parametrize("name", ["several agents", "two roles in one", "randomised", "groups"])
 def test_environments_that_do_not_fit_in_shared_memory(name, device, monkeypatch):
     """State, scratch memory and observations are then in device memory."""
     expected, found = Setup(CASES[name], device), Setup(CASES[name], device)
-    tile, cores = TILES[0], found.env.functions.backend.tensor_cores
-    network = found.fused(tile).tile.network_bytes
-    few = dataclasses.replace(cores, block_shared_bytes=network + STATIC_BYTES + 4 * tile.rows)
+    cores = found.env.functions.backend.tensor_cores
+    tile = found.tile(TileShape(32, 2, 1), 1) if name == "groups" else found.tile(TILES[0])
+    few = dataclasses.replace(cores, block_shared_bytes=tile.network_bytes + STATIC_BYTES + 4 * tile.tile.rows)
     monkeypatch.setattr(found.env.functions.backend, "tensor_cores", few)
     fused = found.fused(tile)
     assert fused.shared_bytes == fused.tile.network_bytes
@@ -225,11 +277,12 @@ def test_reasons_for_several_launches_a_step(device, monkeypatch):
     del setup.env.step
     assert reason(setup) is None
     assert reason(Setup(CASES["two trunks"]._replace(env={"validate": "sync"}), device)) == 'validate="sync"'
-    many = CASES["many agents"]._replace(arguments={"num_taggers": 32})
-    assert reason(Setup(many, device)) == "more than 32 agents"
+    assert reason(Setup(CASES["groups"], device)) is None
+    many = CASES["groups"]._replace(arguments={"num_taggers": 9000, "full_observation": False}, num_envs=1)
+    assert reason(Setup(many, device)) == "networks too large for shared memory"
     setup = Setup(CASES["a policy for each role"], device)
     backend = setup.env.functions.backend
-    few = dataclasses.replace(backend.tensor_cores, block_shared_bytes=20 << 10)
+    few = dataclasses.replace(backend.tensor_cores, block_shared_bytes=8 << 10)
     monkeypatch.setattr(backend, "tensor_cores", few)
     assert reason(setup) == "networks too large for shared memory"
 
