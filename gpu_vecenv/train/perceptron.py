@@ -1,13 +1,14 @@
 """The default network on a GPU's tensor cores: PPO's gradients of a minibatch in one launch, and the forward pass.
 
-``cuda/learner/perceptron.cuh`` is compiled for one network and one precision. Networks that do not fit, or that are not
-the default one, are computed by torch; ``why_not_fused`` says why.
+``cuda/learner/perceptron.cuh`` is compiled for one network and one precision. Networks that do not fit are computed
+layer by layer, see ``layerwise.py``, those that are not the default one by torch; ``why_not_fused`` says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -239,10 +240,17 @@ def is_plain(policy: Policy) -> bool:
     return isinstance(policy.network, ActorCritic) and policy.network.is_plain() and not has_hooks(policy)
 
 
-def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str | None:
-    """Why torch computes a policy's gradients and forward passes, in a few words; None if the kernels do."""
-    network, cores = policy.network, rollout.env.functions.backend.tensor_cores
-    if cores is None:
+def tensor_cores_of(rollout: Rollout) -> TensorCores:
+    """Of the device, which must have some."""
+    cores = rollout.env.functions.backend.tensor_cores
+    assert cores is not None
+    return cores
+
+
+def why_torch(policy: Policy, rollout: Rollout) -> str | None:
+    """Why no kernels compute a policy's gradients and forward passes, whatever its size; None if kernels may."""
+    network = policy.network
+    if rollout.env.functions.backend.tensor_cores is None:
         return "no tensor cores"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
@@ -255,7 +263,14 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
         return f"{str(obs.dtype).removeprefix('torch.')} observations"
     if not obs[0].is_contiguous():
         return "observations that are not contiguous"
-    perceptron = perceptron_of(policy, obs, precision)
+    return None
+
+
+def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str | None:
+    """Why ``PerceptronKernels`` do not compute a policy, in a few words; None if they do."""
+    if reason := why_torch(policy, rollout):
+        return reason
+    perceptron, cores = perceptron_of(policy, rollout.flat_obs(policy.view), precision), tensor_cores_of(rollout)
     fits = [perceptron.choose_tile(cores, forward) for forward in (False, True)]
     return None if all(fits) else "a network too large for shared memory"
 
@@ -316,6 +331,52 @@ def gradient_signature(layout: GameLayout) -> KernelSignature:
     )
 
 
+class GradientsCall(Protocol):
+    """Computes the gradients of the samples ``indices`` (rows,) int64, see ``PerceptronKernels.gradients``."""
+
+    def __call__(self, *, indices: torch.Tensor, moments: torch.Tensor) -> None:
+        """Compute them."""
+
+
+class ForwardCall(Protocol):
+    """Computes the outputs and values of a step's observations, see ``PerceptronKernels.forward``."""
+
+    def __call__(
+        self,
+        *,
+        obs: torch.Tensor,
+        action_mask: torch.Tensor | None,
+        outputs: torch.Tensor | None,
+        values: torch.Tensor,
+    ) -> None:
+        """Compute them."""
+
+
+class PolicyKernels(Protocol):
+    """What computes a policy in place of torch: ``PerceptronKernels`` or ``LayerwiseKernels``."""
+
+    policy: Policy
+    parameters: FlatTensors
+
+    def begin_rollout(self) -> None:
+        """Called before the first forward pass after the weights may have changed."""
+
+    def gradients(
+        self,
+        rows: int,
+        *,
+        clip: torch.Tensor,
+        entropy_coefficient: torch.Tensor,
+        value_coefficient: float,
+        value_clip: float | None,
+        normalize_advantages: bool,
+    ) -> tuple[GradientsCall, torch.Tensor]:
+        """See ``PerceptronKernels.gradients``."""
+
+    def forward(self) -> ForwardCall:
+        """See ``PerceptronKernels.forward``."""
+
+
 class PerceptronKernels:
     """The kernels of one policy: gradients of minibatches, and the forward pass of a step's observations.
 
@@ -330,9 +391,7 @@ class PerceptronKernels:
     def __init__(self, policy: Policy, rollout: Rollout, precision: Precision) -> None:
         self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()))
         self.perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
-        cores = rollout.env.functions.backend.tensor_cores
-        assert cores is not None
-        self._cores: TensorCores = cores
+        self._cores = tensor_cores_of(rollout)
         normalizers = policy.obs_normalizer, policy.return_normalizer
         statistics = [(None, None) if n is None else (n.mean, n.var) for n in normalizers]
         self.common = {"parameters": self.parameters.flat, "obs_mean": statistics[0][0], "obs_var": statistics[0][1]}
@@ -356,6 +415,9 @@ class PerceptronKernels:
         blocks = min(-(-rows // tile.rows), self._cores.multiprocessors * resident // towers, most_blocks)
         size = self.perceptron.shared_bytes(tile, forward)
         return program, LaunchShape(max(1, blocks) * towers * threads, threads_per_block=threads, shared_bytes=size)
+
+    def begin_rollout(self) -> None:
+        """Nothing: each launch reads the weights."""
 
     def gradients(
         self,
@@ -437,7 +499,7 @@ class PerceptronKernels:
 
 
 class Forward:
-    """The forward pass of a policy in a rollout, by its kernel or by torch.
+    """The forward pass of a policy in a rollout, by its kernels or by torch.
 
     Args:
         policy: The policy.
@@ -446,9 +508,7 @@ class Forward:
         kernels: Of the policy; None: torch.
     """
 
-    def __init__(
-        self, policy: Policy, rollout: Rollout, outputs: torch.Tensor, kernels: PerceptronKernels | None
-    ) -> None:
+    def __init__(self, policy: Policy, rollout: Rollout, outputs: torch.Tensor, kernels: PolicyKernels | None) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
         self.kernels = kernels
         self._launch = None if kernels is None else kernels.forward()
@@ -459,10 +519,15 @@ class Forward:
             self.kernels.parameters.adopt(list(self.policy.parameters()))
 
     def __call__(self, t: int, *, only_values: bool = False) -> None:
-        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float."""
+        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float.
+
+        Weights must not change between step 0 and the steps after it.
+        """
         data, view = self.rollout, self.policy.view
         mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
-        if self._launch is not None and is_plain(self.policy):
+        if self.kernels is not None and self._launch is not None and is_plain(self.policy):
+            if t == 0:
+                self.kernels.begin_rollout()
             self._launch(
                 obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
                 action_mask=data.action_mask[t] if data.action_mask is not None and mask is not None else None,

@@ -19,6 +19,7 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import captured, provenance, seconds
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.fused_rollout import TILES, RolloutTile, fused_rollout
+from gpu_vecenv.train.perceptron import PerceptronKernels
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -49,7 +50,7 @@ def measured(game: str, num_envs: int, config: dict[str, Any]) -> dict[str, Any]
     kernels = {name: own.kernels for name, own in zip(trainer.policies, passes, strict=True)}
     cores = env.functions.backend.tensor_cores
     assert cores is not None
-    networks = tuple(own.perceptron for own in kernels.values() if own is not None)
+    networks = tuple(own.perceptron for own in kernels.values() if isinstance(own, PerceptronKernels))
     row: dict[str, Any] = {"game": game, "num_envs": num_envs, **config}
 
     def launches() -> None:
@@ -62,7 +63,7 @@ def measured(game: str, num_envs: int, config: dict[str, Any]) -> dict[str, Any]
         for tile in (None, *TILES):
             if tile is not None and not RolloutTile(tile, env.layout, networks).blocks(cores):
                 continue
-            fused, reason = fused_rollout(data, trainer.sampler, trainer.torch_reasons, kernels, tile)
+            fused, reason = fused_rollout(data, trainer.sampler, trainer.unfused_reasons, kernels, tile)
             if fused is None:
                 return row | {"reason": reason}
             if tile is None:
