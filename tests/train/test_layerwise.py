@@ -298,8 +298,10 @@ class Run(NamedTuple):
 
 
 RUNS = {
-    "two trunks": Run("cartpole", {"shared_trunk": False, "chunk_rows": 10}),
-    "target_kl": Run("cartpole", {**BOTH, "activation": "relu", "target_kl": 1e-5, "learning_rate": 3e-3, "num_epochs": 2}),
+    "two trunks": Run("cartpole", {"shared_trunk": False, "num_minibatches": 1, "chunk_rows": 20}),
+    "target_kl": Run(
+        "cartpole", {**BOTH, "activation": "relu", "target_kl": 1e-5, "learning_rate": 3e-3, "num_epochs": 2}
+    ),
     "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5}),
     "roles": Run("simple_adversary", {"normalize_obs": True}),
     "masks": Run(Crew, {"shared_trunk": False, "normalize_returns": True}),
@@ -361,7 +363,7 @@ def test_layer_by_layer_trains_what_torch_trains(name, trainer_of):
     assert moved > 2 * step and distance(by_torch, by_layers) < 0.1 * step
 
 
-@pytest.mark.parametrize("name", ["target_kl", pytest.param("roles", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["box", *(pytest.param(n, marks=pytest.mark.slow) for n in ("target_kl", "roles"))])
 def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
     trainer = trainer_of(RUNS[name], layerwise=True)
     trainer.train_iteration()
