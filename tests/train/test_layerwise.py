@@ -360,7 +360,7 @@ def test_layer_by_layer_trains_what_torch_trains(name, trainer_of):
                 assert found[f"{metric}_{role}"] == expected[f"{metric}_{role}"]
     step = run.config.get("learning_rate", 3e-4)
     moved = max((a - b).abs().max().item() for a, b in zip(weights(by_layers), before, strict=True))
-    assert moved > 2 * step and distance(by_torch, by_layers) < 0.1 * step
+    assert moved > step and distance(by_torch, by_layers) < 0.1 * step
 
 
 @pytest.mark.parametrize("name", ["box", *(pytest.param(n, marks=pytest.mark.slow) for n in ("target_kl", "roles"))])
