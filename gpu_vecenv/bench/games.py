@@ -15,7 +15,8 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.train.fused_rollout import fused_rollout
-from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, why_not_fused
+from gpu_vecenv.train.layerwise import choose_kernels
+from gpu_vecenv.train.perceptron import Forward
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 
@@ -146,11 +147,11 @@ def measure_rollout(
     parameters = torch.zeros((num_envs, game.layout.num_agents, sampler.num_parameters), device=device)
     env.reset(seed=1, out=rollout.last)
 
-    reasons = {role: why_not_fused(policy, rollout, config.precision) for role, policy in policies.items()}
-    kernels = {
-        role: PerceptronKernels(policy, rollout, config.precision) if reasons[role] is None else None
-        for role, policy in policies.items()
+    choices = {
+        role: choose_kernels(policy, rollout, config.precision, config.chunk_rows) for role, policy in policies.items()
     }
+    reasons = {role: choice.unfused_reason for role, choice in choices.items()}
+    kernels = {role: choice.kernels for role, choice in choices.items()}
     collect: Callable[[], None] | None = fused_rollout(rollout, sampler, reasons, kernels)[0]
     if collect is None:
         forward_passes = [Forward(policy, rollout, parameters, kernels[role]) for role, policy in policies.items()]

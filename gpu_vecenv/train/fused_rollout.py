@@ -22,7 +22,7 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, TileShape, is_plain
+from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, PolicyKernels, TileShape, is_plain
 from gpu_vecenv.train.rollout_storage import Rollout
 
 # In the order of preference, as measured on an H200: the first with which a launch runs all environments at once is
@@ -252,18 +252,18 @@ def rollout_kernels(
     return KernelSignature("rollout_layout", (Array("out", i64, shape=(2,)),)), rollout
 
 
-def why_not_fused(rollout: Rollout, torch_reasons: Mapping[str, str | None]) -> str | None:
+def why_not_fused(rollout: Rollout, unfused_reasons: Mapping[str, str | None]) -> str | None:
     """Why a rollout takes several launches a step whatever the sizes, in a few words; None if it may be one launch.
 
     Args:
         rollout: The rollout buffer.
-        torch_reasons: Policy -> why torch computes it, see ``perceptron.why_not_fused``.
+        unfused_reasons: Policy -> why ``PerceptronKernels`` do not compute it, see ``perceptron.why_not_fused``.
     """
     env = rollout.env
     if env.functions.backend.tensor_cores is None:
         return "no tensor cores"
-    if reason := next((reason for reason in torch_reasons.values() if reason is not None), None):
-        return f"a policy by torch: {reason}"
+    if reason := next((reason for reason in unfused_reasons.values() if reason is not None), None):
+        return f"a policy without a kernel of its own: {reason}"
     if rollout.shaping is not None:
         return "a reward function"
     if reason := env.why_not_fused():
@@ -274,8 +274,8 @@ def why_not_fused(rollout: Rollout, torch_reasons: Mapping[str, str | None]) -> 
 def fused_rollout(
     rollout: Rollout,
     sampler: Sampler,
-    torch_reasons: Mapping[str, str | None],
-    kernels: Mapping[str, PerceptronKernels | None],
+    unfused_reasons: Mapping[str, str | None],
+    kernels: Mapping[str, PolicyKernels | None],
     tile: RolloutTile | None = None,
 ) -> tuple[FusedRollout | None, str | None]:
     """A rollout in one launch, or None with the reason why there is none.
@@ -283,13 +283,13 @@ def fused_rollout(
     Args:
         rollout: Where it is stored.
         sampler: Of the environment.
-        torch_reasons: Policy -> why torch computes it, see ``perceptron.why_not_fused``.
+        unfused_reasons: Policy -> why ``PerceptronKernels`` do not compute it, see ``perceptron.why_not_fused``.
         kernels: Policy -> its kernels; None: torch.
         tile: Of a block; None chooses one.
     """
-    if reason := why_not_fused(rollout, torch_reasons):
+    if reason := why_not_fused(rollout, unfused_reasons):
         return None, reason
-    own = [kernel for kernel in kernels.values() if kernel is not None]
+    own = [kernel for kernel in kernels.values() if isinstance(kernel, PerceptronKernels)]
     env = rollout.env
     backend, cores = env.functions.backend, env.functions.backend.tensor_cores
     assert len(own) == len(kernels) and cores is not None

@@ -22,7 +22,7 @@ from gpu_vecenv.train.learner_kernels import LossKernel, RowGather, clip_grad_no
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.normalizer_kernels import NormalizerUpdate, obs_update, reward_update
 from gpu_vecenv.train.optimizer import adam_launch, num_squares, sum_parts_launch
-from gpu_vecenv.train.perceptron import FlatTensors, PerceptronKernels, is_plain
+from gpu_vecenv.train.perceptron import FlatTensors, PolicyKernels, is_plain
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -60,7 +60,7 @@ class Learner:
         seed: int,
         world: World,
         graph_pool: GraphPool | None,
-        kernels: PerceptronKernels | None = None,
+        kernels: PolicyKernels | None = None,
         num_iterations: int = 1,
     ) -> None:
         self.policy, self.config, self.rollout, self.world = policy, config, rollout, world

@@ -1,21 +1,19 @@
 """The default network on a GPU's tensor cores: PPO's gradients of a minibatch in one launch, and the forward pass.
 
-``cuda/learner/perceptron.cuh`` is compiled for one network and one precision. Networks that do not fit, or that are not
-the default one, are computed by torch; ``why_not_fused`` says why.
+``cuda/learner/perceptron.cuh`` is compiled for one network and one precision. Networks that do not fit are computed
+layer by layer, see ``layerwise.py``, those that are not the default one by torch; ``why_not_fused`` says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from gpu_vecenv.compile.backends import LaunchShape, TensorCores
-from gpu_vecenv.compile.backends.host import num_host_threads
 from gpu_vecenv.compile.function_manager import Launch, Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
@@ -65,18 +63,14 @@ GRADIENT_TILES = (
 )
 FORWARD_TILES = (TileShape(128, 8, 1), TileShape(64, 4, 1), TileShape(32, 2, 1), TileShape(32, 1, 4))
 ENOUGH_WARPS = 8
-# On a CPU.
-HOST_TILE, HOST_PAD = 64, 16  # rows; the same as TILE in host_perceptron.cuh and PAD in host_vectors.cuh
-HOST_ROWS, MAX_HOST_PARTS = 512, 64  # of a part of a minibatch, at least; parts, at most
-MAX_HOST_FLOATS = 1 << 20  # of a worker
-HOST_WORK = 128  # parameters of a row whose work counts as one of LaunchShape.work
 
 
 def _units(columns: int) -> int:
     return -(-columns // 16)
 
 
-def _padded(size: int, multiple: int) -> int:
+def padded(size: int, multiple: int) -> int:
+    """``size`` rounded up to a multiple."""
     return -(-size // multiple) * multiple
 
 
@@ -129,12 +123,12 @@ class Perceptron:
     def shared_bytes(self, shape: TileShape, forward: bool, result_rows: int | None = None) -> int:
         """Shared memory of a block of the forward pass, or of the gradients; see ``source`` for ``result_rows``."""
         word, rows, outputs = WORD_BYTES[self.precision], shape.rows, [*self.sizes[1:], self.head_outputs]
-        columns = [_padded(self.sizes[0], 32 // word), *(16 * _units(size) for size in self.sizes[1:])]
+        columns = [padded(self.sizes[0], 32 // word), *(16 * _units(size) for size in self.sizes[1:])]
         size = sum(16 * _units(n) * (word * k + 16 + 4) for k, n in zip(columns, outputs, strict=True))
         first = columns[:1] if result_rows is None else []
         kept = first + ([] if forward and self._chained(shape) else columns[1:])
         size += sum(self._activation_bytes(rows, k) for k in kept)
-        size += _padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
+        size += padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
         index, results = 8, 4 * ((self.outputs + 1) | 1)
         if result_rows is not None:
             return size + result_rows * results
@@ -161,13 +155,6 @@ class Perceptron:
             return 0
         by_registers = REGISTERS // (32 * shape.warps * registers)
         return min(cores.shared_bytes // (size + cores.reserved_shared_bytes), by_registers)
-
-    @property
-    def host_floats(self) -> int:
-        """Memory of a worker on a CPU, in floats, at most."""
-        columns = [_padded(size, HOST_PAD) for size in (*self.sizes, self.head_outputs)]
-        weights = sum(n * (k + 1) for k, n in pairwise(columns))
-        return 3 * weights + 2 * HOST_TILE * sum(columns)
 
     def choose_tile(self, cores: TensorCores, forward: bool) -> TileShape | None:
         """The shape of a block's tile; None if none fits."""
@@ -277,11 +264,17 @@ def is_plain(policy: Policy) -> bool:
     return isinstance(policy.network, ActorCritic) and policy.network.is_plain() and not has_hooks(policy)
 
 
-def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str | None:
-    """Why torch computes a policy's gradients and forward passes, in a few words; None if the kernels do."""
+def tensor_cores_of(rollout: Rollout) -> TensorCores:
+    """Of the device, which must have some."""
+    cores = rollout.env.functions.backend.tensor_cores
+    assert cores is not None
+    return cores
+
+
+def why_torch(policy: Policy, rollout: Rollout) -> str | None:
+    """Why no kernels compute a policy's gradients and forward passes, whatever its size; None if kernels may."""
     network, backend = policy.network, rollout.env.functions.backend
-    cores, on_cpu = backend.tensor_cores, backend.device.type == "cpu"
-    if cores is None and not on_cpu:
+    if backend.tensor_cores is None and backend.device.type != "cpu":
         return "no tensor cores"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
@@ -294,11 +287,17 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
         return f"{str(obs.dtype).removeprefix('torch.')} observations"
     if not obs[0].is_contiguous():
         return "observations that are not contiguous"
-    perceptron = perceptron_of(policy, obs, precision)
+    return None
+
+
+def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str | None:
+    """Why ``PerceptronKernels`` do not compute a policy, in a few words; None if they do."""
+    if reason := why_torch(policy, rollout):
+        return reason
+    cores = rollout.env.functions.backend.tensor_cores
     if cores is None:
-        if precision == "bfloat16":
-            return "bfloat16 on a CPU"
-        return None if perceptron.host_floats <= MAX_HOST_FLOATS else "a network too large for the caches"
+        return "no tensor cores"
+    perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
     fits = [perceptron.choose_tile(cores, forward) for forward in (False, True)]
     return None if all(fits) else "a network too large for shared memory"
 
@@ -363,13 +362,59 @@ def gradient_signature(layout: GameLayout) -> KernelSignature:
 
 
 @dataclass(frozen=True)
-class _Compiled:
+class Compiled:
     """A kernel that is ready to be launched."""
 
     program: Program
     shape: LaunchShape
     parts: int  # of the rows, each with sums of its own
     arguments: dict[str, Any]  # beside those that all kernels have
+
+
+class GradientsCall(Protocol):
+    """Computes the gradients of the samples ``indices`` (rows,) int64, see ``PerceptronKernels.gradients``."""
+
+    def __call__(self, *, indices: torch.Tensor, moments: torch.Tensor) -> None:
+        """Compute them."""
+
+
+class ForwardCall(Protocol):
+    """Computes the outputs and values of a step's observations, see ``PerceptronKernels.forward``."""
+
+    def __call__(
+        self,
+        *,
+        obs: torch.Tensor,
+        action_mask: torch.Tensor | None,
+        outputs: torch.Tensor | None,
+        values: torch.Tensor,
+    ) -> None:
+        """Compute them."""
+
+
+class PolicyKernels(Protocol):
+    """What computes a policy in place of torch: ``PerceptronKernels`` or ``LayerwiseKernels``."""
+
+    policy: Policy
+    parameters: FlatTensors
+
+    def begin_rollout(self) -> None:
+        """Called before the first forward pass after the weights may have changed."""
+
+    def gradients(
+        self,
+        rows: int,
+        *,
+        clip: torch.Tensor,
+        entropy_coefficient: torch.Tensor,
+        value_coefficient: float,
+        value_clip: float | None,
+        normalize_advantages: bool,
+    ) -> tuple[GradientsCall, torch.Tensor]:
+        """See ``PerceptronKernels.gradients``."""
+
+    def forward(self) -> ForwardCall:
+        """See ``PerceptronKernels.forward``."""
 
 
 class PerceptronKernels:
@@ -386,20 +431,17 @@ class PerceptronKernels:
     def __init__(self, policy: Policy, rollout: Rollout, precision: Precision) -> None:
         self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()))
         self.perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
-        self._cores = rollout.env.functions.backend.tensor_cores
         normalizers = policy.obs_normalizer, policy.return_normalizer
         statistics = [(None, None) if n is None else (n.mean, n.var) for n in normalizers]
         self.common = {"parameters": self.parameters.flat, "obs_mean": statistics[0][0], "obs_var": statistics[0][1]}
         self.common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
 
-    def _compile(self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_parts: int) -> _Compiled:
+    def compile(self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_parts: int) -> Compiled:
         """A kernel for so many rows, in tiles of this shape, in at most so many parts."""
-        if self._cores is None:
-            return self._compile_for_host(kernel, rows, most_parts)
-        forward, env = kernel is FORWARD, self.rollout.env
-        tile = tile or self.perceptron.choose_tile(self._cores, forward)
+        forward, env, cores = kernel is FORWARD, self.rollout.env, tensor_cores_of(self.rollout)
+        tile = tile or self.perceptron.choose_tile(cores, forward)
         assert tile is not None
-        resident = self.perceptron.blocks(tile, self._cores, forward)
+        resident = self.perceptron.blocks(tile, cores, forward)
         program = env.functions.compile(
             cuda_folder() / f"learner/{kernel.name}.cu",
             kernels=[kernel],
@@ -407,26 +449,13 @@ class PerceptronKernels:
             constants=self.perceptron.source(tile, resident, forward),
         )
         towers, threads = self.perceptron.towers, 32 * tile.warps
-        blocks = min(-(-rows // tile.rows), self._cores.multiprocessors * resident // towers, most_parts)
+        blocks = min(-(-rows // tile.rows), cores.multiprocessors * resident // towers, most_parts)
         size, parts = self.perceptron.shared_bytes(tile, forward), max(1, blocks)
         shape = LaunchShape(parts * towers * threads, threads_per_block=threads, shared_bytes=size)
-        return _Compiled(program, shape, parts, {})
+        return Compiled(program, shape, parts, {})
 
-    def _compile_for_host(self, kernel: KernelSignature, rows: int, most_parts: int) -> _Compiled:
-        """The same for a CPU, where the number of parts does not depend on the number of threads."""
-        env, floats = self.rollout.env, self.perceptron.host_floats
-        parts = max(1, min(rows // HOST_ROWS, MAX_HOST_PARTS, most_parts))
-        own = (Array("scratch", f32), Scalar("num_parts", i64))
-        program = env.functions.compile(
-            cuda_folder() / f"learner/{kernel.name.replace('perceptron', 'host')}.cu",
-            kernels=[KernelSignature(kernel.name, (*kernel.arguments, *own))],
-            game=env.game,
-            constants=self.perceptron.network_source({"SCRATCH": floats}),
-        )
-        items = self.perceptron.towers * (-(-rows // HOST_TILE) if kernel is FORWARD else parts)
-        shape = LaunchShape(items, work=rows * self.perceptron.num_parameters // HOST_WORK)
-        scratch = torch.zeros(min(items, num_host_threads()), floats)
-        return _Compiled(program, shape, parts, {"scratch": scratch, "num_parts": parts})
+    def begin_rollout(self) -> None:
+        """Nothing: each launch reads the weights."""
 
     def gradients(
         self,
@@ -457,7 +486,7 @@ class PerceptronKernels:
         data = self.rollout
         columns = self.perceptron.num_parameters + METRICS
         signature = gradient_signature(data.env.game.layout)
-        compiled = self._compile(signature, rows, tile, MAX_PARTS_BYTES // (4 * columns))
+        compiled = self.compile(signature, rows, tile, MAX_PARTS_BYTES // (4 * columns))
         parts = torch.zeros((compiled.parts, columns), device=data.rewards.device)
         obs = data.flat_obs(self.policy.view)
         launch = compiled.program.prepare(
@@ -495,7 +524,7 @@ class PerceptronKernels:
         view, env = self.policy.view, self.rollout.env
         rows, columns = num_steps * env.num_envs * view.num_agents, view.parameter_columns
         columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
-        compiled = self._compile(FORWARD, rows, tile, rows)
+        compiled = self.compile(FORWARD, rows, tile, rows)
         return compiled.program.prepare(
             "perceptron_forward",
             compiled.shape,
@@ -510,7 +539,7 @@ class PerceptronKernels:
 
 
 class Forward:
-    """The forward pass of a policy in a rollout, by its kernel or by torch.
+    """The forward pass of a policy in a rollout, by its kernels or by torch.
 
     Args:
         policy: The policy.
@@ -519,9 +548,7 @@ class Forward:
         kernels: Of the policy; None: torch.
     """
 
-    def __init__(
-        self, policy: Policy, rollout: Rollout, outputs: torch.Tensor, kernels: PerceptronKernels | None
-    ) -> None:
+    def __init__(self, policy: Policy, rollout: Rollout, outputs: torch.Tensor, kernels: PolicyKernels | None) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
         self.kernels = kernels
         self._launch = None if kernels is None else kernels.forward()
@@ -532,10 +559,15 @@ class Forward:
             self.kernels.parameters.adopt(parameters_of(self.policy))
 
     def __call__(self, t: int, *, only_values: bool = False) -> None:
-        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float."""
+        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float.
+
+        Weights must not change between step 0 and the steps after it.
+        """
         data, view = self.rollout, self.policy.view
         mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
-        if self._launch is not None and is_plain(self.policy):
+        if self.kernels is not None and self._launch is not None and is_plain(self.policy):
+            if t == 0:
+                self.kernels.begin_rollout()
             self._launch(
                 obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
                 action_mask=data.action_mask[t] if data.action_mask is not None and mask is not None else None,

@@ -310,7 +310,9 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
     )
     if env.device.type == "cuda":
         for name, reason in trainer.torch_reasons.items():
-            how = "kernels" if reason is None else f"torch ({reason})"
+            how = "one kernel each" if reason is None else f"torch ({reason})"
+            if reason is None and (unfused := trainer.unfused_reasons[name]):
+                how = f"kernels layer by layer ({unfused})"
             _print_line(console, f"gradients and forward passes of {name} by {how}")
         reason = trainer.rollout_reason
         how = "one launch for all steps" if reason is None else f"several launches a step ({reason})"

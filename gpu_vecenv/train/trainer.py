@@ -41,11 +41,12 @@ from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
+from gpu_vecenv.train.layerwise import choose_kernels
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
 from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
-from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, why_not_fused
+from gpu_vecenv.train.perceptron import Forward
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
@@ -129,15 +130,14 @@ class Trainer:
             for policy in self.policies.values():  # users' networks may differ between processes
                 for tensor in policy.state_dict().values():
                     self.world.broadcast(tensor)
-            precision = self.config.precision
-            # Why torch computes a policy; None: its kernels do.
-            self.torch_reasons = {
-                name: why_not_fused(policy, self.rollout, precision) for name, policy in self.policies.items()
+            choices = {
+                name: choose_kernels(policy, self.rollout, self.config.precision, self.configs[name].chunk_rows)
+                for name, policy in self.policies.items()
             }
-            kernels = {
-                name: PerceptronKernels(self.policies[name], self.rollout, precision) if reason is None else None
-                for name, reason in self.torch_reasons.items()
-            }
+            kernels = {name: choice.kernels for name, choice in choices.items()}
+            # Why not one kernel computes a policy, and why torch does; None: kernels do.
+            self.unfused_reasons = {name: choice.unfused_reason for name, choice in choices.items()}
+            self.torch_reasons = {name: choice.torch_reason for name, choice in choices.items()}
             graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
             settings: dict[str, Any] = {"seed": self.seed, "world": self.world, "graph_pool": graph_pool}
             settings["num_iterations"] = self.num_iterations
@@ -154,7 +154,7 @@ class Trainer:
             ]
             # Why a rollout takes several launches a step; None: it is one launch.
             self._fused_rollout, self.rollout_reason = fused_rollout(
-                self.rollout, self.sampler, self.torch_reasons, kernels
+                self.rollout, self.sampler, self.unfused_reasons, kernels
             )
             gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():

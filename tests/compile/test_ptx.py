@@ -32,6 +32,7 @@ from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train import iteration_kernels, learner_kernels, normalizer_kernels, optimizer
 from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
+from gpu_vecenv.train.layerwise_kernels import Layers, layerwise_kernels, layerwise_source
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
@@ -170,6 +171,19 @@ def perceptron_text(policy: str, precision: Precision, forward: bool) -> str:
     return text + inline_includes(path.read_text(), path.name, path.parent, seen)
 
 
+def layerwise_text(policy: str, precision: Precision) -> str:
+    """The program of a default network layer by layer, as on a GPU."""
+    name, config = PERCEPTRONS[policy]
+    game = gpu_vecenv.configure(name)
+    made = make_policy(game, [list(game.layout.roles)[-1]], PPOConfig(**config), None, torch.device("cpu"))
+    text = declared_source(game.layout, DEFAULT_BUILD, seen := set[str]())
+    text += arguments_source(layerwise_kernels(game.layout))
+    perceptron = perceptron_of(made, torch.zeros(0), precision)
+    text += layerwise_source(perceptron, Layers(perceptron, 8 if precision == "bfloat16" else 4))
+    path = source_file("layerwise.cu")
+    return text + inline_includes(path.read_text(), path.name, path.parent, seen)
+
+
 ROLLOUTS = {
     "one agent, box": (
         "pendulum",
@@ -265,7 +279,7 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
-    of_networks = {"perceptron_forward", "perceptron_gradients", "rollout"}
+    of_networks = {"layerwise", "perceptron_forward", "perceptron_gradients", "rollout"}
     assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, "sampler", "learner"}
 
 
@@ -326,6 +340,20 @@ def test_networks_on_tensor_cores_round_as_written_and_address_in_64_bits(policy
     opcodes = {instruction.opcode for instruction in instructions(made)}
     assert opcodes >= TENSOR_CORE_OPCODES[precision]
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
+
+
+@pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
+@pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
+@pytest.mark.parametrize("policy", PERCEPTRONS)
+@pytest.mark.slow
+def test_networks_layer_by_layer_round_as_written_and_address_in_64_bits(policy, precision, architecture):
+    need(architecture)
+    text, allowed = layerwise_text(policy, precision), {"tanh.approx.f32", "cvt.rn.bf16x2.f32"}
+    cubin = compile_cubin(text, f"sm_{architecture}")
+    for kernel in layerwise_kernels(gpu_vecenv.configure(PERCEPTRONS[policy][0]).layout):
+        assert b".text.kernel_" + kernel.name.encode() + b"\0" in cubin
+    assert text.count(WRITTEN[0]) == 1
+    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture), allowed)) == []
 
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])

@@ -1,9 +1,11 @@
 """Iterations of PPO with the default network, by its kernels and by torch, alternately on one GPU.
 
-    python3 tests/gpu/learner_speed.py RESULTS.json
+    python3 tests/gpu/learner_speed.py RESULTS.json            # all rows
+    python3 tests/gpu/learner_speed.py RESULTS.json "2 x 256"  # those with this in their names
 
-A row has medians of eight iterations after three: milliseconds, env-steps per second, and the memory at its peak; and
-the milliseconds of an iteration where the host reads metrics once in ten.
+Networks of 2 x 256 units have kernels layer by layer, see ``gpu_vecenv/train/layerwise.py``. A row has medians of eight
+iterations after three: milliseconds, env-steps per second, and the memory at its peak; and the milliseconds of an
+iteration where the host reads metrics once in ten. Of iterations of more than 0.3 s it has the fourth alone.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from gpu_vecenv import VecEnv
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.train.layerwise import Choice, choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -35,6 +38,9 @@ A2C = {
     "normalize_advantages": False,
     "precision": "tf32",
 }
+WIDE = {"num_steps": 25, "num_epochs": 1, "hidden_sizes": (256, 256)}
+WARPDRIVE = {"num_steps": 250, "hidden_sizes": (256, 256), "precision": "tf32"}
+ONE_STEP = {"num_epochs": 1, "num_minibatches": 1, "normalize_advantages": False}
 # Name, game, its configuration, environments, PPO's configuration.
 ROWS: tuple[tuple[str, str, dict[str, Any], int, dict[str, Any]], ...] = (
     ("cartpole, TF32", "cartpole", {}, 16_384, {**SEPARATE, "precision": "tf32"}),
@@ -50,7 +56,14 @@ ROWS: tuple[tuple[str, str, dict[str, Any], int, dict[str, Any]], ...] = (
         2000,
         A2C,
     ),
+    ("tag_continuous, 2 x 256, bfloat16", "tag_continuous", {}, 2000, {**WIDE, "precision": "bfloat16"}),
+    ("tag_continuous, 2 x 256, TF32", "tag_continuous", {}, 2000, {**WIDE, "precision": "tf32"}),
+    # WarpDrive's, but for the longest.
+    ("tag_continuous, 2 x 256, TF32, 250 steps, A2C", "tag_continuous", {}, 100, {**WARPDRIVE, **ONE_STEP}),
+    ("tag_continuous, 2 x 256, TF32, 250 steps", "tag_continuous", {}, 100, WARPDRIVE),
+    ("tag_continuous, 2 x 256, TF32, 2,000 x 250, A2C", "tag_continuous", {}, 2000, {**WARPDRIVE, **ONE_STEP}),
 )
+SHORT = 0.3  # seconds: of longer iterations one is measured
 WARM_UP, ITERATIONS, INTERVAL = 3, 8, 10
 
 
@@ -60,13 +73,21 @@ def measured(game: str, values: dict[str, Any], num_envs: int, config: dict[str,
     env = VecEnv(configure(game, **values), num_envs, "cuda")
     trainer = Trainer(env, PPOConfig(total_steps=10**12, **config))
     seconds = []
-    for _ in range(WARM_UP + ITERATIONS):
-        start = time.perf_counter()
-        metrics = trainer.train_iteration()
-        seconds.append(time.perf_counter() - start)
+
+    def measure(iterations: int) -> dict[str, float]:
+        metrics: dict[str, float] = {}
+        for _ in range(iterations):
+            start = time.perf_counter()
+            metrics = trainer.train_iteration()
+            seconds.append(time.perf_counter() - start)
+        return metrics
+
+    measure(WARM_UP)
+    is_short = seconds[-1] < SHORT
+    metrics = measure(ITERATIONS if is_short else 1)
     median = statistics.median(seconds[WARM_UP:])
     in_intervals = []
-    for _ in range(3):
+    for _ in range(3 if is_short else 0):
         start = time.perf_counter()
         trainer.train_interval(INTERVAL)
         in_intervals.append((time.perf_counter() - start) / INTERVAL)
@@ -74,7 +95,7 @@ def measured(game: str, values: dict[str, Any], num_envs: int, config: dict[str,
         "milliseconds": 1e3 * median,
         "env_steps_per_s": trainer.env_steps_per_iteration / median,
         "agent_steps_per_s": trainer.env_steps_per_iteration * env.num_agents / median,
-        "milliseconds_in_intervals": 1e3 * statistics.median(in_intervals),
+        "milliseconds_in_intervals": 1e3 * statistics.median(in_intervals or [median]),
         "update_time_fraction": metrics["update_time_fraction"],
         "peak_bytes": torch.cuda.max_memory_allocated(),
     }
@@ -84,20 +105,26 @@ def measured(game: str, values: dict[str, Any], num_envs: int, config: dict[str,
     return row
 
 
-def main(file: Path) -> None:
-    """Measure all rows and write them."""
-    kernels = gpu_vecenv.train.trainer.why_not_fused
+def by_torch(*_: object) -> Choice:
+    """In the place of ``choose_kernels``."""
+    return Choice(None, "measured for comparison", "measured for comparison")
+
+
+def main(file: Path, part_of_name: str = "") -> None:
+    """Measure all rows whose names have this part, and write them."""
     rows = []
     for name, game, values, num_envs, config in ROWS:
+        if part_of_name not in name:
+            continue
         row: dict[str, Any] = {"name": name, "num_envs": num_envs, "num_steps": config["num_steps"]}
-        for way, reason in (("kernels", kernels), ("torch", lambda *_: "measured for comparison")):
-            gpu_vecenv.train.trainer.why_not_fused = reason
+        for way, choose in (("kernels", choose_kernels), ("torch", by_torch)):
+            gpu_vecenv.train.trainer.choose_kernels = choose
             row[way] = measured(game, values, num_envs, config)
         rows.append(row)
         print(json.dumps(row), flush=True)
-    gpu_vecenv.train.trainer.why_not_fused = kernels
+    gpu_vecenv.train.trainer.choose_kernels = choose_kernels
     file.write_text(json.dumps({**provenance(resolve_device("cuda")), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

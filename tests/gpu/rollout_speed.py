@@ -125,7 +125,7 @@ def measured(
         row["several launches a step"] = microseconds(launches)
         row["chosen"] = trainer.rollout_reason if trainer._fused_rollout is None else str(trainer._fused_rollout.tile)
         for tile in tiles_of(env, networks):
-            fused, reason = fused_rollout(data, trainer.sampler, trainer.torch_reasons, kernels, tile)
+            fused, reason = fused_rollout(data, trainer.sampler, trainer.unfused_reasons, kernels, tile)
             row[str(tile)] = reason if fused is None else microseconds(fused)
             print(f"{game} {' '.join(row['policies'])}: {tile}: {row[str(tile)]} us", flush=True)
     trainer.close()

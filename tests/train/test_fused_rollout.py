@@ -268,7 +268,7 @@ def test_reasons_for_several_launches_a_step(device, monkeypatch):
 
     setup = Setup(CASES["two trunks"], device)
     assert reason(setup) is None
-    assert reason(setup, agent="no hidden layers") == "a policy by torch: no hidden layers"
+    assert reason(setup, agent="no hidden layers") == "a policy without a kernel of its own: no hidden layers"
     setup.rollout.shaping = lambda transition: transition.rewards
     assert reason(setup) == "a reward function"
     setup.rollout.shaping = None

@@ -1,0 +1,340 @@
+"""The default network one layer at a time: torch's matrix products, and kernels for all that is between them.
+
+For networks whose layers do not fit together in a GPU's shared memory, see ``perceptron.py``. Nothing of it is
+autograd's: ``cuda/learner/layerwise.cu`` has activations, their derivatives, sums of biases and the loss, each in one
+pass over the activations. A minibatch is done in chunks of rows, whose gradients are added up in order.
+
+In bfloat16, activations and factors of products are stored so; products accumulate in float32, and those of the heads
+and of the weights' gradients are stored so. Equal numbers of rows give bitwise equal outputs. With other numbers
+cuBLAS may choose another kernel: log-probabilities in the first epoch then equal those of the rollout up to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.function_manager import Launch
+from gpu_vecenv.files import cuda_folder
+from gpu_vecenv.train.host_kernels import HostKernels, why_not_on_host
+from gpu_vecenv.train.layerwise_kernels import (
+    ACTIVATED_ROWS,
+    BLOCK,
+    GATHERED_ROWS,
+    LOSS_BLOCK,
+    LOSS_SHARED_BYTES,
+    PACK_BYTES,
+    Layers,
+    layerwise_kernels,
+    layerwise_source,
+)
+from gpu_vecenv.train.learner_kernels import loss_values
+from gpu_vecenv.train.optimizer import num_squares, sum_parts_launch
+from gpu_vecenv.train.perceptron import (
+    METRICS,
+    FlatTensors,
+    PerceptronKernels,
+    PolicyKernels,
+    perceptron_of,
+    why_not_fused,
+    why_torch,
+)
+from gpu_vecenv.train.policy import Policy, Precision
+from gpu_vecenv.train.rollout_storage import Rollout
+
+MAX_ROWS = 2**18  # of a chunk: enough to fill a large GPU
+MAX_TILES = 2048  # whose rows are added up for themselves
+HAS_OUT_DTYPE = "dtype_out" in torch.ops.aten.mm.overloads()  # since torch 2.8
+
+
+def why_not_layerwise(policy: Policy, rollout: Rollout) -> str | None:
+    """Why torch computes a policy's gradients and forward passes, in a few words; None if kernels can."""
+    if reason := why_torch(policy, rollout):
+        return reason
+    if rollout.env.functions.backend.tensor_cores is None:
+        return "no tensor cores"
+    each = 4 * (2 * policy.view.num_parameters + METRICS + 4)
+    return None if each <= LOSS_SHARED_BYTES else "an action space too large for shared memory"
+
+
+class Choice(NamedTuple):
+    """What computes a policy, and why nothing faster does, in a few words."""
+
+    kernels: PolicyKernels | None  # None: torch
+    unfused_reason: str | None  # None: PerceptronKernels do
+    torch_reason: str | None  # None: kernels do
+
+
+def choose_kernels(policy: Policy, rollout: Rollout, precision: Precision, chunk_rows: int) -> Choice:
+    """The fastest of PerceptronKernels, LayerwiseKernels, HostKernels and torch that computes a policy.
+
+    Args:
+        policy: The policy.
+        rollout: The samples.
+        precision: Of the matrix products.
+        chunk_rows: The largest number of rows of a forward pass, see ``PPOConfig``.
+    """
+    unfused_reason = why_not_fused(policy, rollout, precision)
+    if unfused_reason is None:
+        return Choice(PerceptronKernels(policy, rollout, precision), None, None)
+    if rollout.env.device.type == "cpu" and rollout.env.functions.backend.tensor_cores is None:
+        torch_reason = why_not_on_host(policy, rollout, precision)
+        kernels = HostKernels(policy, rollout, precision) if torch_reason is None else None
+        return Choice(kernels, unfused_reason, torch_reason)
+    if torch_reason := why_not_layerwise(policy, rollout):
+        return Choice(None, unfused_reason, torch_reason)
+    return Choice(LayerwiseKernels(policy, rollout, precision, chunk_rows), unfused_reason, None)
+
+
+class LayerwiseKernels:
+    """A policy layer by layer: gradients of minibatches, and the forward pass of a step's observations.
+
+    Makes the policy's parameters views of one tensor. The methods are those of ``PerceptronKernels``.
+
+    Args:
+        policy: Its network is an ActorCritic for which ``why_not_layerwise`` is None.
+        rollout: The samples.
+        precision: Of the matrix products. "tf32" is that of torch's products while they are launched.
+        chunk_rows: The largest number of rows of a forward pass.
+    """
+
+    def __init__(self, policy: Policy, rollout: Rollout, precision: Precision, chunk_rows: int) -> None:
+        self.policy, self.rollout, self.parameters = policy, rollout, FlatTensors(list(policy.parameters()))
+        self.perceptron = perceptron_of(policy, rollout.flat_obs(policy.view), precision)
+        self._obs_stride = rollout.flat_obs(policy.view).stride(0)
+        self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.device = rollout.rewards.device
+        self.layers = Layers(self.perceptron, PACK_BYTES // self.dtype.itemsize)
+        self.chunk = min(chunk_rows, MAX_ROWS, rollout.rewards[:, :, policy.view.agents].numel())
+        self._program = rollout.env.functions.compile(
+            cuda_folder() / "learner/layerwise.cu",
+            kernels=layerwise_kernels(rollout.env.game.layout),
+            game=rollout.env.game,
+            constants=layerwise_source(self.perceptron, self.layers),
+        )
+        self._weights = self._empty(self.layers.num_weights)
+        normalizers = policy.obs_normalizer, policy.return_normalizer
+        (obs_mean, obs_var), (return_mean, return_var) = (
+            (None, None) if n is None else (n.mean, n.var) for n in normalizers
+        )
+        self._obs_scales = None if obs_mean is None else torch.zeros(2 * self.perceptron.sizes[0], device=self.device)
+        flat = {"parameters": self.parameters.flat}
+        self.store_weights = self._program.prepare(
+            "store_weights",
+            LaunchShape(self.layers.num_weights * self.dtype.itemsize // PACK_BYTES),
+            **flat,
+            sources=self.layers.weight_sources.to(self.device),
+            weights=self._weights,
+            elements=self.layers.num_weights,
+            obs_mean=obs_mean,
+            obs_var=obs_var,
+            obs_scales=self._obs_scales,
+        )
+        self._gather = self._program.prepare(
+            "gather_inputs",
+            self._blocks(GATHERED_ROWS),
+            obs_stride=self._obs_stride,
+            obs_scales=self._obs_scales,
+        )
+        self._activate = self._program.prepare("activate", self._blocks(ACTIVATED_ROWS), **flat)
+        self._heads = {**flat, "return_mean": return_mean, "return_var": return_var}
+        # Activations of a chunk, beginning with the inputs, and the products of the heads.
+        columns = [[layer.sources.shape[1] for layer in tower] for tower in self.layers.towers]
+        inputs = self._empty(self.chunk, columns[0][0])
+        self._activations = [[inputs, *(self._empty(self.chunk, n) for n in own[1:])] for own in columns]
+        self._products = [
+            torch.zeros((self.chunk, tower[-1].sources.shape[0]), device=self.device) for tower in self.layers.towers
+        ]
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def _blocks(self, rows: int, threads: int = BLOCK) -> LaunchShape:
+        """A launch with a block for each of so many rows of a chunk."""
+        return LaunchShape(-(-self.chunk // rows), threads_per_item=threads, threads_per_block=threads, work=self.chunk)
+
+    def begin_rollout(self) -> None:
+        """Let the forward passes read the weights as they are now."""
+        self.store_weights()
+
+    def run_layers(self, obs: torch.Tensor, indices: torch.Tensor, *, only_critic: bool = False) -> dict[str, object]:
+        """The products of the heads for the observations at ``indices`` (rows,), as arguments of kernels.
+
+        Activations stay for the backward pass. Reads the weights of the last ``store_weights``.
+
+        Args:
+            obs: (n, *obs_shape), with the rollout's stride.
+            indices: (rows,) int64, at most ``chunk``.
+            only_critic: Without the actor, if it has a trunk of its own.
+        """
+        rows = len(indices)
+        self._gather(obs=obs, indices=indices, inputs=self._activations[0][0][:rows], rows=rows)
+        for tower, layers in enumerate(self.layers.towers):
+            if only_critic and tower < len(self.layers.towers) - 1:
+                continue
+            activations = [x[:rows] for x in self._activations[tower]]
+            for k, layer in enumerate(layers[:-1]):
+                torch.mm(activations[k], layer.part(self._weights).T, out=activations[k + 1])
+                self._activate(outputs=activations[k + 1], bias=layer.bias, size=layer.size, rows=rows)
+            multiply(activations[-1], layers[-1].part(self._weights).T, out=self._products[tower][:rows])
+        actor, critic = self._products[0], self._products[1] if self.perceptron.towers == 2 else None
+        return {
+            "actor": actor[:rows],
+            "critic": None if critic is None else critic[:rows],
+            "indices": indices,
+            "rows": rows,
+        }
+
+    def gradients(
+        self,
+        rows: int,
+        *,
+        clip: torch.Tensor,
+        entropy_coefficient: torch.Tensor,
+        value_coefficient: float,
+        value_clip: float | None,
+        normalize_advantages: bool,
+    ) -> tuple[Gradients, torch.Tensor]:
+        """The gradients of a minibatch of so many rows, and their output, see ``PerceptronKernels.gradients``."""
+        loss = loss_values(
+            self.policy,
+            self.rollout,
+            clip=clip,
+            entropy_coefficient=entropy_coefficient,
+            value_coefficient=value_coefficient,
+            value_clip=value_clip,
+            normalize_advantages=normalize_advantages,
+        )
+        parts = torch.zeros((1, self.perceptron.num_parameters + METRICS), device=self.device)
+        return Gradients(self, rows, loss, parts), parts
+
+    def forward(self) -> ForwardPass:
+        """The forward pass of the observations of one step, see ``PerceptronKernels.forward``."""
+        return ForwardPass(self)
+
+
+class ForwardPass:
+    """See ``LayerwiseKernels.forward``. Reads the weights as they were at the last ``begin_rollout``."""
+
+    def __init__(self, kernels: LayerwiseKernels) -> None:
+        self._kernels, env, view = kernels, kernels.rollout.env, kernels.policy.view
+        rows = torch.arange(env.num_envs * env.num_agents, device=kernels.device).view(env.num_envs, env.num_agents)
+        self._indices = rows[:, view.agents].flatten().contiguous()
+        columns = view.parameter_columns
+        columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
+        elements = kernels.chunk * (kernels.perceptron.outputs + 1)
+        self._outputs = kernels._program.prepare(
+            "head_outputs",
+            LaunchShape(elements),
+            **kernels._heads,
+            choices=env.buffers_layout.num_choices or 0,
+            columns=columns.to(kernels.device, torch.int32),
+            masked_logit=torch.finfo(torch.float32).min,
+        )
+
+    def __call__(
+        self,
+        *,
+        obs: torch.Tensor,
+        action_mask: torch.Tensor | None,
+        outputs: torch.Tensor | None,
+        values: torch.Tensor,
+    ) -> None:
+        """Write the outputs, if given, and the values of the policy's agents."""
+        for indices in self._indices.split(self._kernels.chunk):
+            heads = self._kernels.run_layers(obs, indices, only_critic=outputs is None)
+            self._outputs(**heads, action_mask=action_mask, outputs=outputs, values=values)
+
+
+class Gradients:
+    """See ``LayerwiseKernels.gradients``."""
+
+    def __init__(self, kernels: LayerwiseKernels, rows: int, loss: dict[str, object], parts: torch.Tensor) -> None:
+        self._kernels, self._out, layers, device = kernels, parts[0], kernels.layers, kernels.device
+        self._obs = kernels.rollout.flat_obs(kernels.policy.view)
+        self.chunk = min(kernels.chunk, rows)
+        # A function of the sizes alone, as the order of summation is.
+        self._tile_rows: int = LOSS_BLOCK * -(-self.chunk // (LOSS_BLOCK * MAX_TILES))
+        self._found = torch.zeros(layers.size, device=device)
+        self._head_gradients = [kernels._empty(self.chunk, x.shape[1]) for x in kernels._products]
+        widest = max(x.shape[1] for own in kernels._activations for x in own[1:])
+        self._deltas = [kernels._empty(self.chunk * widest) for _ in range(2)]
+        self._sums = torch.zeros((self._tiles(self.chunk), layers.num_sums), device=device)
+        sums = {"sums": self._sums, "tile_rows": self._tile_rows}
+        self._loss = kernels._program.prepare(
+            "head_loss",
+            kernels._blocks(self._tile_rows, LOSS_BLOCK),
+            **kernels._heads,
+            **loss,
+            **sums,
+        )
+        shape = kernels._blocks(self._tile_rows)
+        self._activation = kernels._program.prepare("activation_gradients", shape, **sums)
+        columns = layers.num_sums
+        results = {
+            "trainable": torch.ones(columns, dtype=torch.bool, device=device),
+            "squares": torch.zeros(num_squares(columns), dtype=torch.float64, device=device),
+        }
+        self._add_tiles = {
+            tiles: sum_parts_launch(
+                kernels.rollout.env.functions,
+                self._sums[:tiles],
+                **results,
+                out=self._found[layers.num_weights :],
+                num_squared=0,
+            )
+            for tiles in {self._tiles(self.chunk), self._tiles(rows % self.chunk or self.chunk)}
+        }
+        self._collect: Launch = kernels._program.prepare(
+            "collect_gradients",
+            LaunchShape(len(self._out)),
+            found=self._found,
+            sources=layers.gradient_sources.to(device),
+            out=self._out,
+            columns=len(self._out),
+        )
+
+    def _tiles(self, rows: int) -> int:
+        return -(-rows // self._tile_rows)
+
+    def __call__(self, *, indices: torch.Tensor, moments: torch.Tensor) -> None:
+        """Write the gradients and metrics of the samples at ``indices``, see ``PerceptronKernels.gradients``."""
+        self._kernels.store_weights()
+        for number, chunk in enumerate(indices.split(self.chunk)):
+            rows = len(chunk)
+            heads = self._kernels.run_layers(self._obs, chunk)
+            of_heads = [x[:rows] for x in self._head_gradients]
+            actor, *critic = of_heads
+            self._loss(**heads, moments=moments, actor_gradients=actor, critic_gradients=critic[0] if critic else None)
+            for tower, delta in enumerate(of_heads):
+                self._backward(tower, delta)
+            self._add_tiles[self._tiles(rows)]()
+            self._collect(first=number == 0)
+
+    def _backward(self, tower: int, delta: torch.Tensor) -> None:
+        """Gradients of a tower's weights, and sums of those of its biases, from those of the head's outputs."""
+        rows, layers = len(delta), self._kernels.layers.towers[tower]
+        activations = [x[:rows] for x in self._kernels._activations[tower]]
+        for k in reversed(range(len(layers))):
+            multiply(delta.T, activations[k], out=layers[k].part(self._found))
+            if k == 0:
+                return
+            below = layers[k - 1]
+            before = self._deltas[k % 2][: activations[k].numel()].view(activations[k].shape)
+            torch.mm(delta, layers[k].part(self._kernels._weights), out=before)
+            self._activation(
+                gradients=before, outputs=activations[k], size=below.size, first_sum=below.first_sum, rows=rows
+            )
+            delta = before
+
+
+def multiply(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
+    """Write a @ b to ``out``, float32. Products of bfloat16 are rounded to it first where torch cannot do otherwise."""
+    if a.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    elif HAS_OUT_DTYPE and a.device.type == "cuda":
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+    else:
+        out.copy_(torch.mm(a, b))

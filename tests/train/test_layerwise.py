@@ -1,0 +1,444 @@
+"""The default network layer by layer against float64 and against torch, on emulated CUDA threads and on a GPU."""
+
+import contextlib
+import dataclasses
+from itertools import product
+from typing import NamedTuple
+
+import pytest
+import torch
+from games.crew import Crew
+from support.bitwise import equal_bits
+from support.emulated_cuda import EmulatedCudaBackend
+from support.perceptrons import (
+    APART,
+    BOTH,
+    CASES,
+    CLIP,
+    ENTROPY_COEFFICIENT,
+    FEW,
+    INF,
+    NAN,
+    Case,
+    check_gradients,
+    check_outputs,
+    expected_of,
+    poisoned,
+    rows_of,
+)
+from torch import nn
+
+import gpu_vecenv
+from gpu_vecenv.compile import function_manager
+from gpu_vecenv.train import layerwise
+from gpu_vecenv.train.layers import kernel_on
+from gpu_vecenv.train.layerwise import LayerwiseKernels, choose_kernels, multiply, why_not_layerwise
+from gpu_vecenv.train.perceptron import METRICS, PerceptronKernels
+from gpu_vecenv.train.ppo import PPOConfig, make_policy
+from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.trainer import Trainer
+
+WIDE = {
+    "tanh": Case("tag_continuous", ("runner",), {"normalize_obs": True, "hidden_sizes": (256, 256)}, FEW),
+    "more units than threads have": Case("cartpole", ("agent",), {"hidden_sizes": (8, 2056)}),
+    "several tiles": Case("cartpole", ("agent",), {**APART, "hidden_sizes": (20, 36)}, rows=1500),
+}
+ALL = {**CASES, **WIDE}
+
+
+@pytest.fixture
+def device(device_of_networks):
+    return device_of_networks
+
+
+@contextlib.contextmanager
+def products_in(precision):
+    """As the trainer does it."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+def kernels_of(rows, chunk_rows=2**20):
+    assert why_not_layerwise(rows.policy, rows.rollout) is None
+    return LayerwiseKernels(rows.policy, rows.rollout, rows.config.precision, chunk_rows)
+
+
+def launch_of(rows, chunk_rows=2**20):
+    """Computes the gradients of the rows, and their output."""
+    clip, entropy_coefficient = torch.tensor([CLIP, ENTROPY_COEFFICIENT], device=rows.indices.device)
+    launch, parts = kernels_of(rows, chunk_rows).gradients(
+        len(rows.indices),
+        clip=clip,
+        entropy_coefficient=entropy_coefficient,
+        value_coefficient=rows.config.value_coefficient,
+        value_clip=rows.config.value_clip,
+        normalize_advantages=rows.config.normalize_advantages,
+    )
+    active = rows.rollout.active[:-1].flatten()[rows.indices]
+    gains = rows.rollout.advantages.flatten()[rows.indices][active].double()
+    moments = torch.stack([active.sum().double(), gains.sum(), gains.square().sum()])
+    return lambda: launch(indices=rows.indices, moments=moments), parts
+
+
+def differentiated(rows, chunk_rows=2**20):
+    """Gradients by parameter, and metrics."""
+    launch, parts = launch_of(rows, chunk_rows)
+    parts.fill_(NAN)  # each element is written
+    launch()
+    sizes = [p.numel() for p in rows.policy.parameters()]
+    *gradients, metrics = parts.double().sum(0).split([*sizes, METRICS])
+    return [g.view_as(p) for g, p in zip(gradients, rows.policy.parameters(), strict=True)], metrics
+
+
+QUICK = {
+    *(("relu", "float32"), ("two heads", "float32"), ("masks, fewer choices", "float32"), ("images", "float32")),
+    *(("sizes of no unit", "bfloat16"), ("box, tanh", "tf32"), ("relu, two trunks", "bfloat16"), ("tanh", "tf32")),
+}
+
+
+def slow_but(quick, cases):
+    """Each case compiles a program of its own: together they are slow."""
+    return [
+        pytest.param(*case, marks=[] if case in quick else pytest.mark.slow, id="-".join(map(str, case)))
+        for case in cases
+    ]
+
+
+# The bounds of the lower precisions are relative to a gradient, which with more rows is less than their gradients.
+GRADIENT_CASES = [
+    (name, precision)
+    for name, precision in product(ALL, ["float32", "tf32", "bfloat16"])
+    if precision == "float32" or not name.startswith("several")
+]
+
+
+@pytest.mark.parametrize(("name", "precision"), slow_but(QUICK, GRADIENT_CASES))
+def test_gradients_and_metrics_agree_with_the_loss_in_float64(name, precision, device):
+    rows = rows_of(ALL[name], device, precision)
+    with products_in(precision):
+        check_gradients(rows, *differentiated(rows))
+
+
+@pytest.mark.parametrize("chunk_rows", [96, 40])
+def test_gradients_of_chunks_add_up(chunk_rows, device):
+    rows = rows_of(ALL["relu, two trunks"], device)
+    assert kernels_of(rows, chunk_rows).chunk == chunk_rows
+    check_gradients(rows, *differentiated(rows, chunk_rows))
+
+
+@pytest.mark.parametrize("name", ["two trunks", "relu"])
+def test_nan_in_an_observation_reaches_the_gradients_that_it_reaches_in_torch(name, device):
+    rows = poisoned(ALL[name], NAN, device)
+    (exact, _, exact_metrics), (found, metrics) = expected_of(rows), differentiated(rows)
+    assert any(g.isnan().any() for g in exact)
+    assert all(a.isnan().equal(b.isnan()) for a, b in zip(found, exact, strict=True))
+    assert metrics[:4].isnan().all() and exact_metrics[:4].isnan().all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_infinite_observation_leaves_finite_what_it_does_in_torch(sign, precision, device):
+    """Units at their bounds have no gradient, but 0 times infinity is NaN: in the column of that input."""
+    rows = poisoned(ALL["three layers, two trunks"], sign * INF, device)
+    rows = rows._replace(config=dataclasses.replace(rows.config, precision=precision))
+    (exact, _, _), (found, metrics) = expected_of(rows), differentiated(rows)
+    for a, b in zip(found, exact, strict=True):
+        assert a.isnan().equal(b.isnan())
+        nan = torch.zeros_like(a, dtype=torch.bool)
+        if a.shape == found[0].shape:
+            nan[:, 1] = True
+        assert a.isnan().equal(nan) and a[~nan].isfinite().all()
+    assert metrics.isfinite().all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_normalised_infinite_observation_is_clipped(sign, device):
+    rows = poisoned(ALL["relu"], sign * INF, device)
+    check_gradients(rows, *differentiated(rows))
+
+
+@pytest.mark.parametrize("name", ["masks, fewer choices", "several tiles"])
+def test_neither_the_order_of_threads_nor_another_launch_changes_a_bit(name, device, monkeypatch):
+    found = []
+    for order in ("forwards", "forwards", "backwards"):
+        monkeypatch.setenv("EMULATED_THREADS", order)  # a GPU has an order of its own
+        launch, parts = launch_of(rows_of(ALL[name], device), 700)
+        for _ in range(2):
+            parts.fill_(NAN)
+            launch()
+            found.append(parts.clone())
+    assert found[0].isfinite().all() and all(equal_bits(found[0], parts) for parts in found[1:])
+
+
+def test_tiles_of_more_than_a_block_of_rows_give_the_same_gradients(device, monkeypatch):
+    monkeypatch.setattr(layerwise, "MAX_TILES", 2)  # as with 2^18 rows and more
+    rows = rows_of(ALL["several tiles"], device)
+    assert launch_of(rows)[0] and kernels_of(rows).chunk > 2 * layerwise.LOSS_BLOCK
+    check_gradients(rows, *differentiated(rows))
+
+
+# The forward pass
+
+
+def forward_of_step(rows, t=0, *, only_values=False, kernels=None):
+    """Outputs and values of a step, of all agents; where nothing was written, -7."""
+    data, view = rows.rollout, rows.policy.view
+    kernels = kernels or kernels_of(rows)
+    sampler = gpu_vecenv.Sampler(data.env, squash=rows.config.squash)
+    shape = (data.env.num_envs, data.env.num_agents)
+    outputs = torch.full((*shape, sampler.num_parameters), -7.0, device=rows.indices.device)
+    values = torch.full(shape, -7.0, device=rows.indices.device)
+    mask = data.action_mask is not None and not view.continuous
+    kernels.begin_rollout()
+    kernels.forward()(
+        obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
+        action_mask=data.action_mask[t] if mask else None,
+        outputs=None if only_values else outputs,
+        values=values,
+    )
+    return outputs, values
+
+
+@pytest.mark.parametrize("chunk_rows", [2**20, 7])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    slow_but({("masks, fewer choices", "float32"), ("two trunks", "bfloat16")}, product(ALL, ["float32", "bfloat16"])),
+)
+def test_outputs_and_values_are_those_of_the_policy(name, precision, chunk_rows, device):
+    rows = rows_of(ALL[name], device, precision)
+    kernels = kernels_of(rows, chunk_rows)
+    outputs, values = forward_of_step(rows, kernels=kernels)
+    check_outputs(rows, outputs, values)
+    alone = forward_of_step(rows, kernels=kernels, only_values=True)
+    assert equal_bits(alone[1], values) and alone[0].eq(-7).all()
+
+
+@pytest.mark.parametrize("name", ["two heads", "masks", "box, tanh"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_with_as_many_rows_the_forward_pass_of_the_gradients_is_that_of_the_rollout(name, precision, device):
+    """Where the log-probabilities are the sampler's, no ratio differs from 1; where returns are values, none is off."""
+    rows = rows_of(ALL[name], device, precision)
+    data, agents = rows.rollout, rows.policy.view.agents
+    sampler = gpu_vecenv.Sampler(data.env, squash=rows.config.squash)
+    kernels = kernels_of(rows, data.rewards[0, :, agents].numel())
+    data.env.reset(seed=0)
+    if data.action_mask is not None:
+        data.action_mask[..., 0] = True  # a head without choices is for the loss none at all
+    for t in range(len(data.draws)):
+        outputs, values = forward_of_step(rows, t, kernels=kernels)
+        outputs[outputs == -7] = 0
+        drawn = sampler.sample(outputs)
+        data.draws[t].copy_(drawn.actions if drawn.draws is None else drawn.draws)
+        data.log_probs[t].copy_(drawn.log_probs)
+        data.values[t].copy_(values)
+        data.returns[t].copy_(values)
+    data.advantages.nan_to_num_()
+    numbers = torch.arange(data.rewards.numel(), device=rows.indices.device).view(data.rewards.shape)
+    rows = rows._replace(indices=numbers[:, :, agents].flatten().contiguous())
+    metrics = differentiated(rows, kernels.chunk)[1]
+    assert metrics[1] == metrics[3] == metrics[4] == 0 and metrics[2].abs() > 0.1
+    # Which finds a difference in one bit of one value:
+    data.returns.view(-1)[rows.indices[data.active[:-1].flatten()[rows.indices]][0]] += 2.0**-20
+    assert differentiated(rows, kernels.chunk)[1][1] > 0
+
+
+# What is computed layer by layer
+
+
+class LittleMemory(EmulatedCudaBackend):
+    """Blocks of a GPU on which no network fits."""
+
+    tensor_cores = dataclasses.replace(EmulatedCudaBackend.tensor_cores, block_shared_bytes=1 << 10)
+
+
+def choice_of(device, precision="float32", network=None, **config):
+    env = gpu_vecenv.make("tag_continuous", 2, device, autoreset_mode="next_step", **FEW)
+    settings = PPOConfig(precision=precision, **config)
+    policy = make_policy(env.game, ("runner",), settings, network, torch.device(device))
+    return choose_kernels(policy, Rollout(env, 2), precision, settings.chunk_rows)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_networks_that_do_not_fit_are_computed_layer_by_layer(precision, device):
+    kernels, unfused_reason, torch_reason = choice_of(device, precision, hidden_sizes=(256, 256))
+    assert isinstance(kernels, LayerwiseKernels) and torch_reason is None
+    assert unfused_reason == "a network too large for shared memory"
+
+
+def test_networks_that_fit_have_one_kernel_and_others_torch(device):
+    kernels, *reasons = choice_of(device)
+    assert isinstance(kernels, PerceptronKernels) and reasons == [None, None]
+    assert choice_of(device, network=nn.Identity()) == (None, "not the default network", "not the default network")
+    assert choice_of(device, hidden_sizes=()) == (None, "no hidden layers", "no hidden layers")
+
+
+def test_action_spaces_that_do_not_fit_are_torchs(device):
+    env = gpu_vecenv.make("tag_continuous", 2, device, **{**FEW, "acceleration_levels": 7000})
+    policy = make_policy(env.game, ("runner",), PPOConfig(), None, torch.device(device))
+    assert why_not_layerwise(policy, Rollout(env, 2)) == "an action space too large for shared memory"
+
+
+def test_a_processor_without_tensor_cores_has_torch():
+    assert choice_of("cpu", hidden_sizes=(256, 256)) == (None, "no tensor cores", "no tensor cores")
+
+
+# The trainer
+
+
+class Run(NamedTuple):
+    """A game, and how it is trained."""
+
+    game: object
+    config: dict
+    arguments: dict = {}  # noqa: RUF012
+
+
+RUNS = {
+    "two trunks": Run("cartpole", {"shared_trunk": False, "num_minibatches": 1, "chunk_rows": 20}),
+    "target_kl": Run(
+        "cartpole", {**BOTH, "activation": "relu", "target_kl": 1e-5, "learning_rate": 3e-3, "num_epochs": 2}
+    ),
+    "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5}),
+    "roles": Run("simple_adversary", {"normalize_obs": True}),
+    "masks": Run(Crew, {"shared_trunk": False, "normalize_returns": True}),
+}
+
+
+@pytest.fixture
+def trainer_of(monkeypatch):
+    """Trainers whose networks are computed layer by layer, with emulated kernels, or by torch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums over rows then always have the same order
+    kernel_on(torch.device("cpu"))
+
+    def make(run, *, layerwise, seed=3):
+        with monkeypatch.context() as patch:
+            if layerwise:
+                patch.setattr(function_manager, "select", lambda device, driver=None: LittleMemory())
+            env = gpu_vecenv.make(run.game, 6, "cpu", autoreset_mode="next_step", **run.arguments)
+            config = {"num_steps": 4, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (24, 16), **run.config}
+            trainer = Trainer(env, PPOConfig(total_steps=10**6, **config), seed=seed)
+        assert all((reason is None) == layerwise for reason in trainer.torch_reasons.values())
+        assert None not in trainer.unfused_reasons.values() and trainer.by_kernels == layerwise
+        return trainer
+
+    yield make
+    torch.set_num_threads(threads)
+
+
+def weights(trainer):
+    return [p.detach().clone() for policy in trainer.policies.values() for p in policy.parameters()]
+
+
+def distance(one, other):
+    return max((a - b).abs().max().item() for a, b in zip(weights(one), weights(other), strict=True))
+
+
+def state_of(trainer):
+    return {name: tensor.clone() for name, tensor in trainer.state()[0].items()}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in ("target_kl", "two trunks") else pytest.mark.slow) for n in RUNS]
+)
+def test_layer_by_layer_trains_what_torch_trains(name, trainer_of):
+    run = RUNS[name]
+    by_torch, by_layers = (trainer_of(run, layerwise=layerwise) for layerwise in (False, True))
+    before = weights(by_layers)
+    for _ in range(2):
+        expected, found = by_torch.train_iteration(), by_layers.train_iteration()
+        for role in by_torch.learners:
+            for metric in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "explained_variance"):
+                key = f"{metric}_{role}"
+                # Of sums that cancel; and weights that are up to 10% of a step apart, see test_perceptron.py.
+                assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
+            for metric in ("clip_fraction", "skipped_fraction"):
+                assert found[f"{metric}_{role}"] == expected[f"{metric}_{role}"]
+    step = run.config.get("learning_rate", 3e-4)
+    moved = max((a - b).abs().max().item() for a, b in zip(weights(by_layers), before, strict=True))
+    assert moved > step and distance(by_torch, by_layers) < 0.1 * step
+
+
+@pytest.mark.parametrize("name", ["box", *(pytest.param(n, marks=pytest.mark.slow) for n in ("target_kl", "roles"))])
+def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
+    trainer = trainer_of(RUNS[name], layerwise=True)
+    trainer.train_iteration()
+    path = trainer.save(tmp_path / "checkpoint")
+    trainer.train_iteration()
+    other = trainer_of(RUNS[name], layerwise=True)
+    other.train_iteration()  # state of its own, which the checkpoint replaces
+    other.train_iteration()
+    other.load(path)
+    other.train_iteration()
+    assert equal_bits(state_of(trainer), state_of(other))
+
+
+def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
+    """As several processes do it, or a caller with an update loop of its own."""
+    whole, stages = (trainer_of(RUNS["box"], layerwise=True) for _ in range(2))
+    for _ in range(2):
+        whole.train_iteration()
+        stages.begin_iteration()
+        for learner in stages.learners.values():
+            for k in range(learner.num_updates):
+                learner.minibatch_gradient(k)
+                learner.stages["optimizer_step"]()
+        stages.end_iteration()
+    assert equal_bits(state_of(whole), state_of(stages))
+
+
+def test_weights_that_a_caller_replaces_are_those_that_act_and_learn(trainer_of):
+    trainer, other = (trainer_of(RUNS["two trunks"], layerwise=True) for _ in range(2))
+    for each in (trainer, other):
+        each.train_iteration()
+    with torch.no_grad():
+        for a, b in zip(trainer.policies["agent"].parameters(), other.policies["agent"].parameters(), strict=True):
+            a += 0.1
+            b.data = a.detach().clone()  # another tensor
+    for each in (trainer, other):
+        each.train_iteration()
+    assert equal_bits(state_of(trainer), state_of(other))
+
+
+def test_a_network_that_gets_a_hook_is_computed_by_torch(trainer_of):
+    trainers, calls = [trainer_of(RUNS["two trunks"], layerwise=layerwise) for layerwise in (False, True)], []
+    for trainer in trainers:
+        trainer.policies["agent"].network.critic.register_forward_hook(lambda *_: calls.append(1))
+        trainer.train_iteration()
+        assert calls
+        calls.clear()
+    assert equal_bits(*(state_of(trainer) for trainer in trainers))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+@pytest.mark.parametrize("shared_trunk", [True, False])
+def test_iterations_as_graphs_train_the_same_bits_as_eager_ones(precision, shared_trunk):
+    states = []
+    for graphs in (True, False):
+        env = gpu_vecenv.make("tag_continuous", 64, "cuda", autoreset_mode="next_step", **FEW)
+        sizes = {"hidden_sizes": (256, 256), "shared_trunk": shared_trunk, "num_steps": 16, "chunk_rows": 700}
+        trainer = Trainer(env, PPOConfig(total_steps=10**6, precision=precision, **sizes), graphs=graphs)
+        assert trainer.by_kernels and None not in trainer.unfused_reasons.values()
+        for _ in range(3):
+            trainer.train_iteration()
+        assert (trainer._graphed_iteration.graph is not None) == graphs
+        states.append(state_of(trainer))
+        trainer.close()
+    assert equal_bits(*states)
+
+
+@pytest.mark.gpu
+def test_products_of_bfloat16_are_added_up_in_float32():
+    """1 + 2^-10 has no bfloat16; a sum of 2^-10 and ones needs more bits still."""
+    if not layerwise.HAS_OUT_DTYPE:
+        pytest.skip("torch before 2.8")
+    a = torch.ones(64, 256, dtype=torch.bfloat16, device="cuda")
+    a[:, 0] = 2.0**-10
+    out = torch.zeros(64, 64, device="cuda")
+    multiply(a, torch.ones(256, 64, dtype=torch.bfloat16, device="cuda"), out=out)
+    assert out.eq(255 + 2.0**-10).all()
