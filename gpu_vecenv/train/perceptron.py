@@ -24,6 +24,7 @@ from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
 from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.sequences import RecurrentStates
 
 METRICS = 5  # of ppo.loss
 MAX_PARTS_BYTES = 256 << 20  # of the blocks' partial sums
@@ -244,6 +245,8 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
     network, cores = policy.network, rollout.env.functions.backend.tensor_cores
     if cores is None:
         return "no tensor cores"
+    if policy.recurrent_state_size:
+        return "a recurrent network"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
     if len(network.sizes) < 2:
@@ -444,13 +447,19 @@ class Forward:
         rollout: Has the observations, and stores the values.
         outputs: (E, A, sampler.num_parameters) float32, where the parameters of its agents' distributions are written.
         kernels: Of the policy; None: torch.
+        states: Of the policy, if it is recurrent.
     """
 
     def __init__(
-        self, policy: Policy, rollout: Rollout, outputs: torch.Tensor, kernels: PerceptronKernels | None
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        outputs: torch.Tensor,
+        kernels: PerceptronKernels | None,
+        states: RecurrentStates | None = None,
     ) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
-        self.kernels = kernels
+        self.kernels, self.states = kernels, states
         self._launch = None if kernels is None else kernels.forward()
 
     def adopt(self) -> None:
@@ -459,7 +468,10 @@ class Forward:
             self.kernels.parameters.adopt(list(self.policy.parameters()))
 
     def __call__(self, t: int, *, only_values: bool = False) -> None:
-        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float."""
+        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float.
+
+        A recurrent policy takes the step, unless only values are computed.
+        """
         data, view = self.rollout, self.policy.view
         mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
         if self._launch is not None and is_plain(self.policy):
@@ -470,6 +482,13 @@ class Forward:
                 values=data.values[t],
             )
             return
-        outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]))
+        if self.states is None:
+            outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]))
+        else:
+            if not only_values:
+                self.states.begin_step(t)
+            outputs, data.values[t][:, view.agents], state = self.policy(view.obs(data.obs[t]), self.states.current)
+            if not only_values:
+                self.states.end_step(state, data.active[t][:, view.agents])
         if not only_values:
             self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)
