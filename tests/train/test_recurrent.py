@@ -16,6 +16,7 @@ import gpu_vecenv
 from gpu_vecenv import GamePolicy, PolicySpec, PPOConfig, Trainer, evaluate, load_policy
 from gpu_vecenv.envs.registry import GAMES
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.evaluation import STEPS_PER_SYNC
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import loss, masked_normalize
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells
@@ -97,13 +98,20 @@ GAMES_OF_ALL_KINDS = {
 }
 
 
-@pytest.fixture(params=list(itertools.product(GAMES_OF_ALL_KINDS, ("gru", "lstm"))), ids=", ".join)
+OF_ALL_KINDS = [*itertools.product(GAMES_OF_ALL_KINDS, ("gru", "lstm")), ("script", "own")]
+
+
+@pytest.fixture(params=OF_ALL_KINDS, ids=", ".join)
 def collected(request, device):
     """A trainer that has collected the third rollout with weights that do not change."""
     kind, network = request.param
     game, arguments, changes = GAMES_OF_ALL_KINDS[kind]
-    config = changed(network=network, learning_rate=0.0, **changes)
-    trainer = far_from_even(trainer_of(game, device, config, arguments=arguments))
+    config, policies = changed(learning_rate=0.0, **changes), None
+    if network == "own":
+        policies = {"lead": OwnGRU(6, 4), "other": OwnGRU(6, 4)}
+    else:
+        config = dataclasses.replace(config, network=network)
+    trainer = far_from_even(trainer_of(game, device, config, arguments=arguments, policies=policies))
     for _ in range(2):
         trainer.train_iteration()
     trainer.begin_iteration()
@@ -360,12 +368,15 @@ def test_an_lstm_remembers(device):
 # Elsewhere
 
 
-def test_evaluations_and_recordings_begin_each_episode_without_a_state(device, registered):
-    policy = Policy(Recall(), ["player"], Adds(), device=torch.device(device))
-    env = gpu_vecenv.make(Recall, 4, device)
+@pytest.mark.parametrize("delay", [3, STEPS_PER_SYNC - 1])
+def test_evaluations_and_recordings_begin_each_episode_without_a_state(delay, device, registered):
+    """Where an episode has as many steps as are taken between two reads, the next one follows it at once."""
+    game = Recall(delay=delay)
+    policy = Policy(game, ["player"], Adds(), device=torch.device(device))
+    env = gpu_vecenv.make(game, 4, device)
     # 12 episodes in 4 environments: one after the other.
     assert evaluate(env, {"player": policy}, 12)["return_player"] == 1
-    for replay in record(env, GamePolicy(Recall(), {"player": policy}), episodes=3):
+    for replay in record(env, GamePolicy(game, {"player": policy}), episodes=3):
         assert replay.returns == {"player": 1}
     with pytest.raises(ConfigError, match="recurrent and got no state"):
         evaluate(env, {"player": policy.act}, 4)
