@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,6 +26,13 @@ MIN_FRACTION = 0.5  # of the rows differ where a network mixes them
 def check_output_shapes(name: str, policy: Policy, obs: torch.Tensor) -> None:
     """Raise ConfigError unless the network returns parameters and values; ``obs`` (num_envs, num_agents, *shape)."""
     view, rows = policy.view, (len(obs), policy.view.num_agents)
+    try:
+        inspect.signature(policy.network.forward).bind(*("obs", "state")[: 2 if policy.recurrent_state_size else 1])
+    except TypeError as error:
+        raise ConfigError(
+            f"the network of {name} has recurrent_state_size {policy.recurrent_state_size}, and its forward {error}; "
+            "expected forward(obs), or recurrent_state_size = n and forward(obs, state)"
+        ) from error
     with _unchanged(policy):
         if policy.recurrent_state_size:
             _check_recurrent_call(name, policy, view.obs(obs))

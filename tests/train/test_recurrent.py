@@ -378,6 +378,7 @@ def test_evaluations_and_recordings_begin_each_episode_without_a_state(delay, de
     assert evaluate(env, {"player": policy}, 12)["return_player"] == 1
     for replay in record(env, GamePolicy(game, {"player": policy}), episodes=3):
         assert replay.returns == {"player": 1}
+    assert gpu_vecenv.rollout(env, GamePolicy(game, {"player": policy}))["rewards"].sum() == 2  # of both players
     with pytest.raises(ConfigError, match="recurrent and got no state"):
         evaluate(env, {"player": policy.act}, 4)
 
@@ -593,7 +594,15 @@ REFUSED = {
     "two outputs": (TwoOutputs, "returns .* for 12 rows; expected parameters, values and the next state"),
     "states of other rows": (StatesOfOtherRows, "gets half of the rows"),
     "a sequence that forgets no episode": (SequenceOfItsOwn, "other outputs for a sequence"),
-    "no size": (lambda: type("Sized", (Own,), {"recurrent_state_size": 4.0})(), "recurrent_state_size .* is 4.0"),
+    "no size": (
+        lambda: type("Sized", (Own,), {"recurrent_state_size": 0})(),
+        r"recurrent_state_size 0, and its forward missing a required argument: 'state'; expected forward\(obs\), or",
+    ),
+    "a size and no state": (
+        lambda: type("Sized", (gpu_vecenv.train.networks.ActorCritic,), {"recurrent_state_size": 4})((2,), 2),
+        "recurrent_state_size 4, and its forward too many positional arguments",
+    ),
+    "a fraction": (lambda: type("Sized", (Own,), {"recurrent_state_size": 4.0})(), "recurrent_state_size .* is 4.0"),
 }
 
 
