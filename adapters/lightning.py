@@ -110,12 +110,15 @@ class PPOModule(LightningModule):
         return None if shaping is None else shaping.name
 
     def _env_state(self) -> dict[str, torch.Tensor]:
-        """What a process has of its own: its environments and the learners' sums of their rewards."""
+        """What a process has of its own: its environments, and of its agents sums of rewards and recurrent states."""
+        return {**self.inner.env.state_dict(), **self._agents_state()}
+
+    def _agents_state(self) -> dict[str, torch.Tensor]:
         sums = {f"reward_sums.{name}": learner.reward_sums for name, learner in self.learners.items()}
-        return {**self.inner.env.state_dict(), **sums}
+        return sums | {f"recurrent.{name}": states.current for name, states in self.inner.states.items()}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the state of environments and reward sums, each tensor (processes, …), the iteration and the reward."""
+        """Add the state of environments and agents, each tensor (processes, …), the iteration and the reward."""
         state, alone = self._env_state(), self.inner.world.size == 1
         envs = {name: x[None] if alone else self.all_gather(x) for name, x in state.items()}
         when = {"iteration": self.inner.iteration, "mid_epoch": self._mid_epoch}
@@ -134,11 +137,11 @@ class PPOModule(LightningModule):
             reward = f"{found.get('reward')!r}, this module's {self._reward_name()!r}"
             raise ConfigError(f"the checkpoint's reward is {reward}; expected the same function")
         own = {name: x[inner.world.rank] for name, x in found["envs"].items()}
-        sums = {name: own.pop(f"reward_sums.{name}") for name in self.learners}
+        agents = {name: (tensor, own.pop(name)) for name, tensor in self._agents_state().items()}
         inner.env.load_state_dict(own)  # raises if the sizes differ
         with inner.restoring(found["iteration"]):
-            for name, learner in self.learners.items():
-                learner.reward_sums.copy_(sums[name])
+            for tensor, saved in agents.values():
+                tensor.copy_(saved)
 
 
 def make(game: Any, num_envs: int, device: Any = None, config: Any = None, seed: int = 0, **options: Any) -> PPOModule:

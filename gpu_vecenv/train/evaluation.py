@@ -17,6 +17,7 @@ from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.recurrent import kept
 
 # The actor of a role: a policy, a function from the role's observations (num_envs, count, *shape) to actions of its
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
@@ -30,6 +31,8 @@ class RolePolicies:
 
     Policies and random actions draw from the random streams of each environment: an episode depends on the seed and on
     the environment's index, not on the number of environments.
+
+    It keeps the states of recurrent policies: one for each agent, which begins at 0 with each episode.
 
     Args:
         env: The environment, without ``agents_as_envs``.
@@ -75,6 +78,11 @@ class RolePolicies:
         self._sampler = Sampler(env, squash=squashes.pop())
         shape = (env.num_envs, game.layout.num_agents, self._sampler.num_parameters)
         self._parameters = torch.zeros(shape, device=env.device)
+        self._states = {
+            role: torch.zeros((env.num_envs, game.layout.roles[role], policy.recurrent_state_size), device=env.device)
+            for role, policy in self._policies.items()
+            if policy.recurrent_state_size
+        }
         self._validator = ActionValidator(game.layout, shape[:2], env.device)
 
     @torch.no_grad()
@@ -92,7 +100,13 @@ class RolePolicies:
         game, parameters = self.env.game, self._parameters
         for role, policy in self._policies.items():
             agents, view = game.layout.role_slices[role], policy.view
-            outputs, _ = policy(obs[(slice(None), agents, *view.obs_slice)])
+            own_obs = obs[(slice(None), agents, *view.obs_slice)]
+            if role in self._states:
+                begins = (self.env.elapsed_steps == 0)[:, None].expand(own_obs.shape[:2])
+                outputs, _, state = policy(own_obs, kept(self._states[role], ~begins))
+                self._states[role] = kept(state, self.env.active[:, agents])
+            else:
+                outputs, _ = policy(own_obs)
             mask = None if action_mask is None else view.mask(action_mask[:, agents])
             parameters[:, agents][..., view.parameter_columns] = masked(outputs, mask)
         actions = self._sampler.sample(parameters, greedy=self.greedy).actions

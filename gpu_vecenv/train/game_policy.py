@@ -21,6 +21,7 @@ from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
 from gpu_vecenv.train.policy import Policy, RoleView
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
+from gpu_vecenv.train.recurrent import recurrent_weights
 
 
 class GamePolicy(nn.Module):
@@ -29,10 +30,14 @@ class GamePolicy(nn.Module):
     ``policy[role]`` is the ``Policy`` of one role, which ``evaluate`` accepts. For observations without an agent axis,
     such as those of Gymnasium's views of a game with one agent, call ``policy["agent"].act(obs)``.
 
+    Recurrent policies have a state, which the caller keeps: start with ``initial_state``, give each call the state that
+    the one before returned, and set the rows of agents to 0 whose observation is the first of an episode.
+
     Attributes:
         game: The game.
         policies: Role -> its ``Policy``; roles that share one have the same object.
         configs: Role -> the hyperparameters that its policy was trained with, if known.
+        recurrent_state_size: Numbers in an agent's state, of the policy with most; 0 if none is recurrent.
 
     Args:
         game: The game.
@@ -64,6 +69,7 @@ class GamePolicy(nn.Module):
         self.game = game
         self.policies = {role: policy for policy in policies.values() for role in policy.view.roles}
         self.configs = {role: config for name, config in (configs or {}).items() for role in name.split("+")}
+        self.recurrent_state_size: int = max(policy.recurrent_state_size for policy in policies.values())
         self._modules_of_roles = nn.ModuleList(policies.values())  # nn.Module does not register those of a dict
 
     def __getitem__(self, role: str) -> Policy:
@@ -76,30 +82,43 @@ class GamePolicy(nn.Module):
         """Device of the weights."""
         return next(iter(self.policies.values())).action_bounds.device
 
+    def initial_state(self, *batch: int) -> torch.Tensor:
+        """The state before the first observations, (*batch, num_agents, recurrent_state_size) float32: zeros.
+
+        Raises:
+            ConfigError: No policy is recurrent.
+        """
+        if not self.recurrent_state_size:
+            raise ConfigError("initial_state: no policy is recurrent; call the policy without a state")
+        return torch.zeros((*batch, self.game.layout.num_agents, self.recurrent_state_size), device=self.device)
+
     @torch.no_grad()
     def forward(
         self,
         obs: torch.Tensor,
         action_mask: torch.Tensor | None = None,
         *,
+        state: torch.Tensor | None = None,
         greedy: bool = False,
         generator: torch.Generator | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Actions of all agents, in the format of ``VecEnv.step``. No device synchronisation.
 
         Args:
             obs: (…, num_agents, *shape) float32 or uint8, the observations of ``VecEnv``, padded to the widest role.
             action_mask: (…, num_agents, num_logits) bool, ``info["action_mask"]`` of games with masks; None allows
                 every choice.
+            state: Of recurrent policies, (…, num_agents, recurrent_state_size) float32, see above; else None.
             greedy: Take the most likely actions (the mean of a Gaussian) instead of sampling.
             generator: For sampling, on the device of ``obs``; None uses torch's default.
 
         Returns:
             (…, num_agents[, heads]) int32 or, if a role has a Box, (…, num_agents, k) float32; 0 for heads that a role
-            lacks.
+            lacks. If a policy is recurrent a pair of them and the next state, a new tensor like ``state``.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of an argument is wrong.
+            ConfigError: ``state`` is missing, or no policy is recurrent.
         """
         game, action = self.game, self.game.layout.action
         row = (game.layout.num_agents, *game.layout.observation.shape)
@@ -109,18 +128,33 @@ class GamePolicy(nn.Module):
             if action.continuous:
                 raise ValueError("action_mask is given; expected None, as actions of a Box have no masks")
             self._check("action_mask", action_mask, torch.bool, (game.layout.num_agents, action.num_logits), batch)
+        if (state is None) != (self.recurrent_state_size == 0):
+            raise ConfigError(
+                "a policy is recurrent: expected state=, at first policy.initial_state(num_envs)"
+                if state is None
+                else "state is given; expected None, as no policy is recurrent"
+            )
+        if state is not None:
+            row = (game.layout.num_agents, self.recurrent_state_size)
+            self._check("state", state, torch.float32, row, batch)
+        next_state = None if state is None else torch.zeros_like(state)
         shape = (*batch, game.layout.num_agents, *action.shape)
         actions = torch.zeros(shape, dtype=TORCH_TYPES[action.dtype], device=obs.device)
         for policy in dict.fromkeys(self.policies.values()):
             view = policy.view
             where: tuple[Any, ...] = (..., view.agents, *view.obs_slice)
             mask = None if action_mask is None else view.mask(action_mask[..., view.agents, :])
-            part = policy.act(obs[where], mask, greedy=greedy, generator=generator)
+            own: tuple[Any, ...] = (..., view.agents, slice(policy.recurrent_state_size))
+            own_state = None if state is None or not policy.recurrent_state_size else state[own]
+            part = policy.act(obs[where], mask, state=own_state, greedy=greedy, generator=generator)
+            if isinstance(part, tuple):
+                assert next_state is not None
+                part, next_state[own] = part
             if action.shape:
                 actions[..., view.agents, : view.num_heads] = part
             else:
                 actions[..., view.agents] = part
-        return actions
+        return actions if next_state is None else (actions, next_state)
 
     def _check(
         self, name: str, tensor: Any, dtype: torch.dtype, row: tuple[int, ...], batch: tuple[int, ...] | None = None
@@ -278,7 +312,10 @@ def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: 
     """
     sizes = [math.prod(RoleView(game, name.split("+")).obs_shape), *config.hidden_sizes]
     shapes = [tuple(tensor.shape) for tensor in weights.values()]
-    lacking = [(after, before) for before, after in pairwise(sizes) if (after, before) not in shapes]
+    expected: list[tuple[int, ...]] = [(after, before) for before, after in pairwise(sizes)]
+    if config.network != "mlp" and len(sizes) > 1:
+        expected[-1:] = recurrent_weights(sizes, config.network)
+    lacking = [shape for shape in expected if shape not in shapes]
     if lacking or len(sizes) > len(shapes) + 1:
         raise ConfigError(
             f"{path}: a policy that does not use the default network needs one: networks={{{name!r}: module}}. "

@@ -5,7 +5,7 @@ Shapes: T steps, E environments, A agents, B = T * E * A samples, D observation 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ from gpu_vecenv.train.perceptron import FlatTensors, PolicyKernels, is_plain
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.sequences import RecurrentStates, Sequences
 
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 ADAM_STATE, ADAM_EPS = ("exp_avg", "exp_avg_sq", "step"), 1e-5  # the state's tensors, by their names in torch
@@ -46,6 +47,7 @@ class Learner:
         graph_pool: Memory pool of the CUDA graphs; None runs without graphs.
         kernels: Of the policy, which compute its gradients; None: torch does, with the kernel of the loss.
         num_iterations: Of the run, which the schedules follow.
+        states: In the rollout, of a recurrent policy; it learns from sequences in place of samples.
 
     Raises:
         ConfigError: The minibatches cannot have equal sizes, or have one sample each whose advantage is normalised.
@@ -62,6 +64,7 @@ class Learner:
         graph_pool: GraphPool | None,
         kernels: PolicyKernels | None = None,
         num_iterations: int = 1,
+        states: RecurrentStates | None = None,
     ) -> None:
         self.policy, self.config, self.rollout, self.world = policy, config, rollout, world
         self.kernels, self.num_iterations = kernels, num_iterations
@@ -80,6 +83,7 @@ class Learner:
                 f"{config.num_minibatches} = 1 sample, whose normalised advantage is always 0; expected fewer, or "
                 "normalize_advantages=False"
             )
+        self.sequences = None if states is None else Sequences(policy, rollout, states, config.num_minibatches)
         self.order = self.indices.clone()
         self.epoch, self.minibatch_index, self.iteration = torch.zeros((3, 1), dtype=torch.int64, device=device)
         self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
@@ -87,17 +91,16 @@ class Learner:
         self._clock: int | None = 0
         self.moments = torch.zeros((config.num_minibatches, 3), dtype=torch.float64, device=device)
         functions = rollout.env.functions
-        self._shuffle = shuffle_launch(
-            functions,
-            self.indices,
-            torch.tensor([seed - (seed >> 63 << 64)], device=device),  # uint64 reinterpreted as int64
-            self.epoch,
-            rollout.active,
-            rollout.advantages,
-            permutes=config.num_minibatches > 1,
-            out=self.order,
-            moments=self.moments,
-        )
+        seed_word = torch.tensor([seed - (seed >> 63 << 64)], device=device)  # uint64 reinterpreted as int64
+        written: dict[str, torch.Tensor] = {"out": self.order, "moments": self.moments}
+        self._shuffle: Callable[[], None]
+        if self.sequences is None:
+            numbers, permutes = (rollout.active, rollout.advantages), config.num_minibatches > 1
+            self._shuffle = shuffle_launch(
+                functions, self.indices, seed_word, self.epoch, *numbers, permutes=permutes, **written
+            )
+        else:
+            self._shuffle = self.sequences.shuffle(seed_word, self.epoch, **written)
         self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.obs = rollout.flat_obs(policy.view)
@@ -105,6 +108,9 @@ class Learner:
         self.in_order = config.num_minibatches == 1 and len(self.indices) == len(self.obs)
         minibatch = len(self.indices) // config.num_minibatches
         chunk = min(minibatch, config.chunk_rows)
+        if self.sequences is not None:  # whole sequences
+            self._chunk_sequences = max(1, chunk // self.sequences.length)
+            chunk = self._chunk_sequences * self.sequences.length
         self._rows = RowGather(functions, self.obs, chunk)
         if isinstance(policy.network, ActorCritic):
             kernel_on(device)  # compiled here: compilation is not possible during graph capture
@@ -153,8 +159,8 @@ class Learner:
             }
             self._sum_parts = sum_parts_launch(functions, parts, **sums)
             self._sum_squares = sum_parts_launch(functions, flat[None], **sums)
-            states = self._states()
-            self._adam_state = {name: FlatTensors([state[name] for state in states]) for name in ADAM_STATE}
+            of_adam = self._adam_states()
+            self._adam_state = {name: FlatTensors([state[name] for state in of_adam]) for name in ADAM_STATE}
             self._adam = adam_launch(
                 functions,
                 parameters=kernels.parameters.flat,
@@ -235,7 +241,7 @@ class Learner:
         self._set_grads()
         self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
         if self.kernels is not None:
-            states = self._states()
+            states = self._adam_states()
             for name, flat in self._adam_state.items():
                 flat.adopt([state[name] for state in states])
             trainable = [p.requires_grad for p in self.parameters]
@@ -263,7 +269,7 @@ class Learner:
             if p.grad is not grad:
                 p.grad = grad
 
-    def _states(self) -> list[dict[str, torch.Tensor]]:
+    def _adam_states(self) -> list[dict[str, torch.Tensor]]:
         """The optimizer's, of each parameter."""
         return [self.optimizer.state[p] for p in self.parameters]
 
@@ -327,11 +333,8 @@ class Learner:
 
     def _gradient_by_torch(self, indices: torch.Tensor, moments: torch.Tensor) -> None:
         """Chunk by chunk."""
-        for start in range(0, len(indices), self.config.chunk_rows):
-            part = slice(start, start + self.config.chunk_rows)
-            with _fused(self.policy.network):
-                outputs = self.policy(self.obs[part] if self.in_order else self._rows(indices[part]))
-            *output_grads, metrics = self.kernel(indices[part], moments, *outputs)
+        for number, (part, outputs) in enumerate(self._outputs_of_chunks(indices)):
+            *output_grads, metrics = self.kernel(part, moments, *outputs)
             pairs = [pair for pair in zip(outputs, output_grads, strict=True) if pair[0].requires_grad]
             with_grad, grads = zip(*pairs, strict=True)
             trainable = [p for p in self.parameters if p.requires_grad]  # callers may freeze parameters later
@@ -339,10 +342,21 @@ class Learner:
                 zip(trainable, torch.autograd.grad(with_grad, trainable, grads, allow_unused=True), strict=True)
             )
             parts = [(torch.zeros_like(p) if found.get(p) is None else found[p]).flatten() for p in self.parameters]
-            if start == 0:
+            if number == 0:
                 torch.cat([*parts, metrics], out=self.flat_grad_and_metrics)
             else:
                 self.flat_grad_and_metrics += torch.cat([*parts, metrics])
+
+    def _outputs_of_chunks(self, indices: torch.Tensor) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
+        """Of each chunk of a minibatch its indices, and the policy's parameters and values."""
+        if self.sequences is not None:
+            yield from self.sequences.outputs(indices, self._chunk_sequences, self._rows)
+            return
+        for start in range(0, len(indices), self.config.chunk_rows):
+            part = slice(start, start + self.config.chunk_rows)
+            with _fused(self.policy.network):
+                outputs = self.policy(self.obs[part] if self.in_order else self._rows(indices[part]))
+            yield indices[part], outputs
 
     def clip_grad_norm(self) -> None:
         """Scale the gradient down to ``max_grad_norm``, add up the metrics, and decide whether Adam skips the update.

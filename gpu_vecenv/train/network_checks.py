@@ -1,7 +1,8 @@
-"""What a network must do: give the shapes that its roles need, and treat the leading axes as independent rows."""
+"""What a network must do: give the shapes that its roles need, and treat rows, with their states, as independent."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -9,6 +10,7 @@ import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.policy import Policy, RoleView
+from gpu_vecenv.train.recurrent import kept
 
 NUM_ROWS = 32  # that are compared: so few that leaving out half of them changes a mean over all by a lot
 # A row's results may differ by rounding: the kernel of a matrix product, and with it the order of its sums, depends on
@@ -24,15 +26,44 @@ MIN_FRACTION = 0.5  # of the rows differ where a network mixes them
 def check_output_shapes(name: str, policy: Policy, obs: torch.Tensor) -> None:
     """Raise ConfigError unless the network returns parameters and values; ``obs`` (num_envs, num_agents, *shape)."""
     view, rows = policy.view, (len(obs), policy.view.num_agents)
+    try:
+        inspect.signature(policy.network.forward).bind(*("obs", "state")[: 2 if policy.recurrent_state_size else 1])
+    except TypeError as error:
+        raise ConfigError(
+            f"the network of {name} has recurrent_state_size {policy.recurrent_state_size}, and its forward {error}; "
+            "expected forward(obs), or recurrent_state_size = n and forward(obs, state)"
+        ) from error
     with _unchanged(policy):
+        if policy.recurrent_state_size:
+            _check_recurrent_call(name, policy, view.obs(obs))
+            return
         found = [tuple(x.shape) for x in policy(view.obs(obs))]
     expected = [(*rows, view.num_parameters), rows]
     if found != expected:
         raise ConfigError(f"the network of {name} returns shapes {found}; expected parameters and values: {expected}")
 
 
+def _check_recurrent_call(name: str, policy: Policy, obs: torch.Tensor) -> None:
+    size = policy.recurrent_state_size
+    try:
+        policy(obs, torch.zeros((*obs.shape[:2], size), device=obs.device))
+    except ConfigError:
+        raise
+    except Exception as error:
+        rows = obs.shape[0] * obs.shape[1]
+        raise ConfigError(
+            f"the network of {name} has recurrent_state_size {size} and raises {type(error).__name__}: {error}; "
+            f"expected forward(obs, state), {(rows, *policy.view.obs_shape)} and {(rows, size)}, to return parameters, "
+            "values and the next state. The first axis is that of independent rows, not time: nn.GRU and nn.LSTM need "
+            "an axis of one time step, gru(obs[None], state[None]); nn.GRUCell and nn.LSTMCell take rows"
+        ) from error
+
+
 def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None:
     """Raise ConfigError if a network's output for a row depends on other rows, on their order, or on the call.
+
+    Outputs of a recurrent one are the next states too, and may depend on the row's state. Its ``sequence``, if it has
+    one, must give what its steps give.
 
     It would be trained on other outputs than those it acted by: rollouts have one row for each agent of each
     environment, updates take some of them in any order. What ``obs`` do not show, for example because all rows are
@@ -47,25 +78,49 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
     count = len(rows)
     if count < 2:
         return
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(rows.device)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(count, generator=generator).to(rows.device)
+    states = torch.rand((count, policy.recurrent_state_size), generator=generator).to(rows.device) * 2 - 1
     all_rows, half = torch.arange(count, device=rows.device), max(count // 2, 2)
     calls = {
-        "is called again: it draws random numbers or keeps some": (rows, all_rows),
-        "gets the rows in another order": (rows[order], order),
-        "gets half of the rows": (rows[:half], all_rows[:half]),
-        "gets the rows along two leading axes": (rows.unflatten(0, (-1, 2)), all_rows),
+        "is called again: it draws random numbers or keeps some": all_rows,
+        "gets the rows in another order": order,
+        "gets half of the rows": all_rows[:half],
+        "gets the rows along two leading axes": all_rows.unflatten(0, (-1, 2)),
     }
     with _unchanged(policy):
-        expected = _outputs(policy, rows)
-        found = {what: (_outputs(policy, x), indices) for what, (x, indices) in calls.items()}
+        expected = _outputs(policy, rows, states)
+        found = {what: (_outputs(policy, rows[own], states[own]), own.flatten()) for what, own in calls.items()}
+        if hasattr(policy.network, "sequence"):
+            _check_sequence(name, policy, rows, states)
     for what, (outputs, indices) in found.items():
         if _differ(outputs, [x[indices] for x in expected]):
             raise ConfigError(
                 f"the network of {name} gives other outputs for a row when it {what}; expected outputs that depend on "
                 "the row alone, whatever the leading axes. nn.LSTM and nn.GRU need an axis of one time step, "
                 "lstm(obs.flatten(0, -2)[None]), attention an axis of each row's own entities; for batch normalisation "
-                "use nn.LayerNorm, or call its eval(); leave out dropout"
+                "use nn.LayerNorm, or call its eval(); leave out dropout. Memory goes in and out: "
+                "recurrent_state_size = n, and forward(obs, state) that returns parameters, values and the next state"
             )
+
+
+def _check_sequence(name: str, policy: Policy, rows: torch.Tensor, states: torch.Tensor) -> None:
+    """Raise ConfigError unless ``sequence`` gives what its steps give, here of three; the second one ends episodes."""
+    active = torch.tensor([True, False, True], device=rows.device)[:, None].expand(3, len(rows))
+    obs, state, expected = torch.stack([rows, rows.flip(0), rows]), states, list[list[torch.Tensor]]()
+    for t in range(3):
+        parameters, values, state = policy(obs[t], state)
+        state = kept(state, active[t])
+        expected.append([parameters, values[:, None]])
+    parameters, values = policy.sequence(obs, states, active)
+    shapes = [tuple(parameters.shape), tuple(values.shape)]
+    wanted = [(3, *expected[0][0].shape), (3, len(rows))]
+    if shapes != wanted or any(_differ([parameters[t], values[t][:, None]], expected[t]) for t in range(3)):
+        raise ConfigError(
+            f"the network of {name} gives other outputs for a sequence, {shapes}, than for its steps, {wanted}; "
+            "expected sequence(obs, state, active) to give what forward(obs, state) gives step by step, with a state "
+            "of 0 after each step in which active is False; or leave out sequence"
+        )
 
 
 def _some_rows(view: RoleView, obs: torch.Tensor) -> torch.Tensor:
@@ -82,10 +137,10 @@ def _some_rows(view: RoleView, obs: torch.Tensor) -> torch.Tensor:
     return own[index // (num_envs * num_agents), index // num_agents % num_envs, index % num_agents]
 
 
-def _outputs(policy: Policy, obs: torch.Tensor) -> list[torch.Tensor]:
-    """Parameters (rows, n) and values (rows, 1)."""
-    parameters, values = policy(obs)
-    return [parameters.flatten(0, -2), values.flatten()[:, None]]
+def _outputs(policy: Policy, obs: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
+    """Parameters (rows, n), values (rows, 1), and of a recurrent policy states (rows, size)."""
+    parameters, values, *rest = policy(obs, states if policy.recurrent_state_size else None)
+    return [parameters.flatten(0, -2), values.flatten()[:, None], *(state.flatten(0, -2) for state in rest)]
 
 
 def _differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:

@@ -25,6 +25,7 @@ from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
 from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.sequences import RecurrentStates
 
 METRICS = 5  # of ppo.loss
 MAX_PARTS_BYTES = 256 << 20  # of the blocks' partial sums
@@ -276,6 +277,8 @@ def why_torch(policy: Policy, rollout: Rollout) -> str | None:
     network, backend = policy.network, rollout.env.functions.backend
     if backend.tensor_cores is None and backend.device.type != "cpu":
         return "no tensor cores"
+    if policy.recurrent_state_size:
+        return "a recurrent network"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
     if len(network.sizes) < 2:
@@ -546,11 +549,19 @@ class Forward:
         rollout: Has the observations, and stores the values.
         outputs: (E, A, sampler.num_parameters) float32, where the parameters of its agents' distributions are written.
         kernels: Of the policy; None: torch.
+        states: Of the policy, if it is recurrent.
     """
 
-    def __init__(self, policy: Policy, rollout: Rollout, outputs: torch.Tensor, kernels: PolicyKernels | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        outputs: torch.Tensor,
+        kernels: PolicyKernels | None,
+        states: RecurrentStates | None = None,
+    ) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
-        self.kernels = kernels
+        self.kernels, self.states = kernels, states
         self._launch = None if kernels is None else kernels.forward()
 
     def adopt(self) -> None:
@@ -561,7 +572,8 @@ class Forward:
     def __call__(self, t: int, *, only_values: bool = False) -> None:
         """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float.
 
-        Weights must not change between step 0 and the steps after it.
+        Weights must not change between step 0 and the steps after it. A recurrent policy takes the step, unless only
+        values are computed.
         """
         data, view = self.rollout, self.policy.view
         mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
@@ -575,6 +587,13 @@ class Forward:
                 values=data.values[t],
             )
             return
-        outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]))
+        if self.states is None:
+            outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]))
+        else:
+            if not only_values:
+                self.states.begin_step(t)
+            outputs, data.values[t][:, view.agents], state = self.policy(view.obs(data.obs[t]), self.states.current)
+            if not only_values:
+                self.states.end_step(state, data.active[t][:, view.agents])
         if not only_values:
             self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)

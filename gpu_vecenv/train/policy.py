@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -20,9 +20,12 @@ from gpu_vecenv.train.distributions import (
     masked,
     squashed,
 )
+from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, ActorCritic
+from gpu_vecenv.train.recurrent import RecurrentActorCritic, kept
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+NetworkKind = Literal["mlp", "gru", "lstm"]
 OBS_CLIP = 10.0  # normalised observations are clamped to [-OBS_CLIP, OBS_CLIP]: limits the influence of outliers
 
 
@@ -134,13 +137,20 @@ class Policy(nn.Module):
     Args:
         game: The game.
         roles: The roles that use this policy.
-        network: A module with the ``forward`` of ``ActorCritic``.
+        network: A module with the ``forward`` of ``ActorCritic``, or with that of ``RecurrentActorCritic`` and its
+            ``recurrent_state_size``.
         normalize_obs: Keep running statistics of observations, and normalise the network's input with them.
         normalize_returns: Keep running statistics of discounted sums of rewards; the network predicts values as
             deviations from their mean, in units of their standard deviation.
         squash: How Gaussian samples are mapped to the Box.
         bfloat16: Run the network in mixed precision.
         device: Device of weights and statistics.
+
+    Attributes:
+        recurrent_state_size: Numbers in an agent's state; 0 if the network is not recurrent.
+
+    Raises:
+        ConfigError: The network's ``recurrent_state_size`` is no int >= 0.
     """
 
     action_bounds: torch.Tensor
@@ -159,7 +169,12 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.view = RoleView(game, roles, device)
-        self.network = network
+        self.network, self.recurrent_state_size = network, getattr(network, "recurrent_state_size", 0)
+        if type(self.recurrent_state_size) is not int or self.recurrent_state_size < 0:
+            raise ConfigError(
+                f"recurrent_state_size of the network of {'+'.join(roles)} is {self.recurrent_state_size!r:.80}; "
+                "expected an int, the numbers in the state of a row"
+            )
         self.obs_normalizer = Normalizer(self.view.obs_shape) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
         self.squash, self.uses_bfloat16 = squash, bfloat16
@@ -167,16 +182,93 @@ class Policy(nn.Module):
         self.register_buffer("action_bounds", torch.tensor(self.view.bounds), persistent=False)
         self.to(device)
 
-    def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Observations (…, *obs_shape) -> parameters (…, n) of the distribution and values (…), in units of returns."""
+    def forward(self, obs: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+        """Parameters (…, n) of the distribution and values (…), in units of returns; if it is recurrent the next state.
+
+        Args:
+            obs: (…, *obs_shape) float32 or uint8.
+            state: Of a recurrent policy, (…, recurrent_state_size) float32: what the call before returned, and 0 where
+                the observation is the first of an episode.
+
+        Raises:
+            ConfigError: ``state`` is missing or the policy is not recurrent, or a recurrent network returned other
+                shapes.
+        """
+        self._check_state(obs, state)
         if self.obs_normalizer is not None:
             obs = self.obs_normalizer(obs)
-        with torch.autocast(obs.device.type, torch.bfloat16, enabled=self.uses_bfloat16):
-            parameters, values = self.network(obs)
+        if state is None:
+            with self._autocast(obs):
+                parameters, values = self.network(obs)
+            return self._scaled(parameters, values)
+        leading, size = state.shape[:-1], self.recurrent_state_size
+        rows = obs.reshape(-1, *self.view.obs_shape)
+        with self._autocast(obs):
+            found = self.network(rows, state.reshape(-1, size))
+        self._check_recurrent_outputs(found, rows.shape[0])
+        parameters, values = self._scaled(*found[:2])
+        next_state = found[2].float().reshape(*leading, size)
+        return parameters.reshape(*leading, parameters.shape[-1]), values.reshape(leading), next_state
+
+    def sequence(
+        self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Several steps of a recurrent policy: parameters (steps, rows, n) and values (steps, rows), as of ``forward``.
+
+        Args:
+            obs: (steps, rows, *obs_shape).
+            state: (rows, recurrent_state_size) float32, for the first step.
+            active: (steps, rows) bool; the state after a step in which it is False is 0.
+        """
+        whole: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = getattr(self.network, "sequence", None)
+        if whole is not None and not has_hooks(self.network):
+            if self.obs_normalizer is not None:
+                obs = self.obs_normalizer(obs)
+            with self._autocast(obs):
+                parameters, values = whole(obs, state, active)
+            return self._scaled(parameters, values)
+        steps = []
+        for t, is_active in enumerate(active):
+            *outputs, state = self(obs[t], state)
+            state = kept(state, is_active)
+            steps.append(outputs)
+        of_steps = [torch.stack(tensors) for tensors in zip(*steps, strict=True)]
+        return of_steps[0], of_steps[1]
+
+    def _autocast(self, obs: torch.Tensor) -> torch.autocast:
+        return torch.autocast(obs.device.type, torch.bfloat16, enabled=self.uses_bfloat16)
+
+    def _scaled(self, parameters: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A network's outputs in float32, values in units of returns."""
         values = values.float()
         if self.return_normalizer is not None:
             values = values * self.return_normalizer.std + self.return_normalizer.mean.float()
         return parameters.float(), values
+
+    def _check_state(self, obs: torch.Tensor, state: torch.Tensor | None) -> None:
+        name, size = "+".join(self.view.roles), self.recurrent_state_size
+        if state is None:
+            if size:
+                raise ConfigError(
+                    f"the policy of {name} is recurrent and got no state; expected state=, (…, {size}) float32: what "
+                    "the call before returned, and 0 where an episode begins"
+                )
+            return
+        expected = (*obs.shape[: obs.ndim - len(self.view.obs_shape)], size)
+        if not size or state.shape != expected or state.dtype != torch.float32:
+            raise ConfigError(
+                f"state of the policy of {name} is {tuple(state.shape)} {state.dtype}; expected "
+                f"{f'{expected} torch.float32' if size else 'None, since it is not recurrent'}"
+            )
+
+    def _check_recurrent_outputs(self, found: Sequence[torch.Tensor], rows: int) -> None:
+        expected = [(rows, self.view.num_parameters), (rows,), (rows, self.recurrent_state_size)]
+        shapes = [tuple(x.shape) for x in found] if isinstance(found, tuple | list) else type(found).__name__
+        if shapes != expected:
+            raise ConfigError(
+                f"the network of {'+'.join(self.view.roles)} returns {shapes} for {rows} rows; expected parameters, "
+                f"values and the next state: {expected}"
+            )
 
     @property
     def value_scale(self) -> torch.Tensor | float:
@@ -214,23 +306,40 @@ class Policy(nn.Module):
         obs: torch.Tensor,
         action_mask: torch.Tensor | None = None,
         *,
+        state: torch.Tensor | None = None,
         greedy: bool = False,
         generator: torch.Generator | None = None,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Actions for observations (…, *obs_shape).
 
         Args:
             obs: float32 or uint8.
             action_mask: (…, n) bool, for games with action masks.
+            state: Of a recurrent policy, (…, recurrent_state_size) float32: what the call before returned, and 0 where
+                the observation is the first of an episode.
             greedy: Take the most likely action (the mean of a Gaussian) instead of sampling.
             generator: For sampling, on the observations' device; None uses torch's default.
 
         Returns:
-            (…[, heads]) int32 or (…, k) float32, according to the role's action space.
+            (…[, heads]) int32 or (…, k) float32, according to the role's action space; of a recurrent policy a pair of
+            them and the next state.
+
+        Raises:
+            ConfigError: ``state`` is missing, or the policy is not recurrent.
         """
         check_flag("greedy", greedy)
         check_kind("generator", generator, torch.Generator, "a torch.Generator", optional=True)
-        parameters = self(obs)[0]
+        parameters, _, *next_state = self(obs, state)
+        actions = self._actions(parameters, action_mask, greedy, generator)
+        return (actions, *next_state) if next_state else actions
+
+    def _actions(
+        self,
+        parameters: torch.Tensor,
+        action_mask: torch.Tensor | None,
+        greedy: bool,
+        generator: torch.Generator | None,
+    ) -> torch.Tensor:
         if self.view.continuous:
             means, log_stds = parameters.chunk(2, -1)
             noise = 0 if greedy else torch.empty_like(means).normal_(generator=generator)
@@ -244,15 +353,19 @@ class Policy(nn.Module):
 
 
 def default_network(
-    view: RoleView, hidden_sizes: Sequence[int], activation: Activation = "tanh", shared_trunk: bool = True
-) -> ActorCritic:
-    """The default network of a policy."""
+    view: RoleView,
+    hidden_sizes: Sequence[int],
+    activation: Activation = "tanh",
+    shared_trunk: bool = True,
+    kind: NetworkKind = "mlp",
+) -> ActorCritic | RecurrentActorCritic:
+    """The default network of a policy, of a kind.
+
+    Raises:
+        ConfigError: A recurrent network has no ``hidden_sizes``.
+    """
     outputs = view.num_heads if view.continuous else view.num_parameters
-    return ActorCritic(
-        view.obs_shape,
-        outputs,
-        hidden_sizes,
-        gaussian=view.continuous,
-        activation=activation,
-        shared_trunk=shared_trunk,
-    )
+    settings: dict[str, Any] = {"gaussian": view.continuous, "activation": activation, "shared_trunk": shared_trunk}
+    if kind == "mlp":
+        return ActorCritic(view.obs_shape, outputs, hidden_sizes, **settings)
+    return RecurrentActorCritic(view.obs_shape, outputs, hidden_sizes, cell=kind, **settings)

@@ -52,6 +52,7 @@ from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_sp
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import RewardFunction
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
+from gpu_vecenv.train.sequences import RecurrentStates
 
 EXTRA_MANIFEST_KEYS = ("progress", "rank")  # keys of a checkpoint's manifest that the trainer does not write
 
@@ -138,11 +139,24 @@ class Trainer:
             # Why not one kernel computes a policy, and why torch does; None: kernels do.
             self.unfused_reasons = {name: choice.unfused_reason for name, choice in choices.items()}
             self.torch_reasons = {name: choice.torch_reason for name, choice in choices.items()}
+            # Of the recurrent ones.
+            self.states = {
+                name: RecurrentStates(policy, self.rollout, self.configs[name].sequence_length if spec.train else None)
+                for (name, policy), spec in zip(self.policies.items(), specs.values(), strict=True)
+                if policy.recurrent_state_size
+            }
             graph_pool = GraphPool() if graphs and env.device.type == "cuda" else None
             settings: dict[str, Any] = {"seed": self.seed, "world": self.world, "graph_pool": graph_pool}
             settings["num_iterations"] = self.num_iterations
             self.learners = {
-                name: Learner(self.policies[name], self.configs[name], self.rollout, kernels=kernels[name], **settings)
+                name: Learner(
+                    self.policies[name],
+                    self.configs[name],
+                    self.rollout,
+                    kernels=kernels[name],
+                    states=self.states.get(name),
+                    **settings,
+                )
                 for name, spec in specs.items()
                 if spec.train
             }
@@ -150,7 +164,8 @@ class Trainer:
             rows = (env.num_envs, env.num_agents)
             self._parameters = torch.zeros((*rows, self.sampler.num_parameters), device=env.device)
             self._forward_passes = [
-                Forward(policy, self.rollout, self._parameters, kernels[name]) for name, policy in self.policies.items()
+                Forward(policy, self.rollout, self._parameters, kernels[name], self.states.get(name))
+                for name, policy in self.policies.items()
             ]
             # Why a rollout takes several launches a step; None: it is one launch.
             self._fused_rollout, self.rollout_reason = fused_rollout(
@@ -473,6 +488,7 @@ class Trainer:
             tensors |= {f"policy.{name}.{key}": tensor for key, tensor in policy.state_dict().items()}
         for name, learner in self.learners.items():
             tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in learner.state().items()}
+        tensors |= {f"recurrent.{name}": states.current for name, states in self.states.items()}
         game = self.env.game
         return tensors, {
             "game": game.name(),
@@ -562,6 +578,7 @@ class Trainer:
         self.env.close()
         for name in (
             "rollout",
+            "states",
             "learners",
             "sampler",
             "episode_log",

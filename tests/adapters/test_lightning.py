@@ -197,10 +197,15 @@ class Everything(Callback):
         self.states.append(state(pl_module))
 
 
-@pytest.mark.parametrize(("game", "config"), [("tag_gridworld", TAG), ("pendulum", {})])
-def test_a_run_resumed_from_a_checkpoint_equals_one_without_interruption(game, config, tmp_path, device):
+@pytest.mark.parametrize(
+    ("game", "config", "changes"),
+    [("tag_gridworld", TAG, {}), ("pendulum", {}, {}), ("pendulum", {}, {"network": "gru", "sequence_length": 4})],
+)
+def test_a_run_resumed_from_a_checkpoint_equals_one_without_interruption(game, config, changes, tmp_path, device):
+    settings = changed(**NORMAL, **changes)
+
     def module():
-        return lightning.make(game, 16, device, changed(**NORMAL), seed=3, **config)
+        return lightning.make(game, 16, device, settings, seed=3, **config)
 
     kept, after = Everything(), Everything()
     each = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1)
@@ -213,10 +218,10 @@ def test_a_run_resumed_from_a_checkpoint_equals_one_without_interruption(game, c
     assert all(equal_bits(a, b) for a, b in zip(after.states, kept.states[2:], strict=True))
     assert not equal_bits(kept.states[1], kept.states[2])
     env = gpu_vecenv.make(game, 4, device, **config)
-    loaded = lightning.PPOModule.load_from_checkpoint(tmp_path / "epoch=3.ckpt", env=env, config=changed(**NORMAL))
+    loaded = lightning.PPOModule.load_from_checkpoint(tmp_path / "epoch=3.ckpt", env=env, config=settings)
     assert all(x.equal(whole.state_dict()[name]) for name, x in loaded.state_dict().items())
     with pytest.raises(ValueError, match=r"'engine_key' is \(16, 2\) .*; expected \(8, 2\)"):
-        fitted(lightning.make(game, 8, device, changed(**NORMAL), **config), device, tmp_path / "epoch=1.ckpt")
+        fitted(lightning.make(game, 8, device, settings, **config), device, tmp_path / "epoch=1.ckpt")
 
 
 def test_a_checkpoint_of_the_midst_of_an_epoch_is_refused(tmp_path, device):

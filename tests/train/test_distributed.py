@@ -177,6 +177,24 @@ def test_two_processes_have_the_same_weights_and_different_envs(alone):
     assert CheckpointFolder(alone / "checkpoints", world_size=2).newest() == ITERATIONS
 
 
+def test_recurrent_policies_have_the_same_weights_states_of_their_own_and_resume(tmp_path):
+    steps = ["--total-steps", 5 * 32, "--network", "gru", "--sequence-length", 2, "--keep", 9]
+    code, _, errors = done(tmp_path, "-m", "gpu_vecenv.cli", *TRAIN, *steps, "--out", tmp_path / "run")
+    assert code == 0, errors
+    one, other = expected = tensors_of(tmp_path / "run", 5)
+    weights = [name for name in one if name.startswith("policy.")]
+    states = [name for name in one if name.startswith("recurrent.")]
+    assert len(states) == 2 and all(one[name].equal(other[name]) for name in weights)
+    assert not any(one[name].equal(other[name]) for name in states)
+    for iteration in (4, 5):
+        for path in (tmp_path / "run" / "checkpoints").glob(f"iteration-{iteration:08d}*"):
+            path.unlink()
+    code, _, errors = done(tmp_path, "-m", "gpu_vecenv.cli", "train", "--resume", tmp_path / "run")
+    assert code == 0, errors
+    for before, after in zip(expected, tensors_of(tmp_path / "run", 5), strict=True):
+        assert before.keys() == after.keys() and all(x.equal(after[name]) for name, x in before.items())
+
+
 def test_only_the_first_process_writes_metrics(alone):
     assert [int(row["iteration"]) for row in rows(alone)] == list(range(1, ITERATIONS + 1))
     assert [int(row["env_steps"]) for row in rows(alone)] == [32 * i for i in range(1, ITERATIONS + 1)]

@@ -21,7 +21,7 @@ from games.probes import (
 import gpu_vecenv.train.learner
 import gpu_vecenv.train.trainer
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.layerwise import Choice
+from gpu_vecenv.train import layerwise
 from gpu_vecenv.train.learner_kernels import LossKernel
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig, advantages
@@ -358,7 +358,7 @@ def with_fault(game, fault, device, monkeypatch):
         return launch
 
     monkeypatch.setattr(gpu_vecenv.train.trainer, "advantage_launch", faulty)
-    by_torch = Choice(None, *2 * ["faults are planted in torch's path"])
+    by_torch = layerwise.Choice(None, *2 * ["faults are planted in torch's path"])
     monkeypatch.setattr(gpu_vecenv.train.trainer, "choose_kernels", lambda *_: by_torch)
     trainer = trained(game, device)
     errors, apart = next(shown(game, trainer, device))

@@ -210,6 +210,7 @@ CASES = {
     ),
     "A2C": (GRID, ["--algorithm", "a2c", "--num-minibatches", "1"]),
     "masks and agents that leave": ("tag_continuous --max-steps 5 --num-taggers 3 --num-runners 4".split(), []),
+    "states of a GRU": (GRID, ["--network", "gru", "--sequence-length", "2"]),
     "a best figure of one's own": (GRID, ["--best-metric", "episode_length"]),
 }
 

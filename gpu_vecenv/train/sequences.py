@@ -1,0 +1,146 @@
+"""Training of recurrent policies: their states in the rollout, and minibatches of sequences in place of samples.
+
+Shapes: T steps, E environments, A agents, of which the policy has C; sequences have L steps and there are
+S = T / L * E * C of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
+from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.recurrent import kept
+from gpu_vecenv.train.rollout_storage import Rollout
+
+
+class RecurrentStates:
+    """The states of a recurrent policy in a rollout.
+
+    An observation is processed with the state that the one before it left, or with 0 if it is the first of its episode.
+    ``current`` (E, C, n) belongs to the next observation; at the end of an iteration that is row T, whose step the next
+    iteration takes. ``starts`` (T / L, E, C, n) are those with which sequences begin. All are float32.
+
+    Args:
+        policy: The policy.
+        rollout: Of its environment.
+        sequence_length: L; None: T.
+
+    Raises:
+        ConfigError: L does not divide T.
+    """
+
+    def __init__(self, policy: Policy, rollout: Rollout, sequence_length: int | None = None) -> None:
+        num_steps, num_envs, _ = rollout.rewards.shape
+        self.sequence_length = num_steps if sequence_length is None else sequence_length
+        if num_steps % self.sequence_length:
+            raise ConfigError(
+                f"sequence_length of {'+'.join(policy.view.roles)} is {sequence_length}; expected a divisor of "
+                f"num_steps, {num_steps}"
+            )
+        shape = (num_envs, policy.view.num_agents, policy.recurrent_state_size)
+        self.current = torch.zeros(shape, device=rollout.rewards.device)
+        self.starts = torch.zeros((num_steps // self.sequence_length, *shape), device=rollout.rewards.device)
+
+    def begin_step(self, t: int) -> None:
+        """Before the forward pass of step t."""
+        if t % self.sequence_length == 0:
+            self.starts[t // self.sequence_length].copy_(self.current)
+
+    def end_step(self, state: torch.Tensor, active: torch.Tensor) -> None:
+        """After it: take over the state (E, C, n) of agents that were ``active`` (E, C) before the step."""
+        self.current.copy_(kept(state, active))
+
+
+class Sequences:
+    """The samples of a policy as sequences: L steps of one agent each, whose order in an epoch is permuted.
+
+    ``order`` (T * E * C,) has the indices of the samples, minibatch after minibatch: first those of all its sequences'
+    first steps, then those of the second ones, and so on.
+
+    Args:
+        policy: The policy, recurrent.
+        rollout: Has the samples.
+        states: Of the policy in the rollout.
+        num_minibatches: Of an epoch.
+
+    Raises:
+        ConfigError: The minibatches cannot have equal sizes.
+    """
+
+    def __init__(self, policy: Policy, rollout: Rollout, states: RecurrentStates, num_minibatches: int) -> None:
+        self._policy, self._rollout, self._states = policy, rollout, states
+        self._num_minibatches, self.length, data = num_minibatches, states.sequence_length, rollout.rewards
+        samples = torch.arange(data.numel(), device=data.device).view_as(data)
+        firsts = samples[:: self.length, :, policy.view.agents]  # (T / L, E, C)
+        if firsts.numel() % num_minibatches:
+            raise ConfigError(
+                f"num_minibatches is {num_minibatches}; expected a divisor of the number of sequences, num_steps / "
+                f"sequence_length x num_envs x agents = {' x '.join(map(str, firsts.shape))} = {firsts.numel()}"
+            )
+        self._firsts = firsts.flatten()
+        self._steps = samples[: self.length, 0, 0].clone()  # what each step adds to the index of the first sample
+
+    def shuffle(
+        self, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor, moments: torch.Tensor
+    ) -> Callable[[], None]:
+        """What writes an epoch's order of the samples and the moments of its minibatches, see ``shuffle_launch``.
+
+        Args:
+            seed: (1,) int64, the bits of a uint64.
+            epoch: (1,) int64, increased by 1.
+            out: (T * E * C,) int64, the ``order``.
+            moments: (num_minibatches, 3) float64.
+        """
+        data, functions = self._rollout, self._rollout.env.functions
+        firsts, samples = torch.empty_like(self._firsts), torch.empty_like(out)
+        numbers = data.active, data.advantages
+        permute = shuffle_launch(
+            functions,
+            self._firsts,
+            seed,
+            epoch,
+            *numbers,
+            permutes=self._num_minibatches > 1,
+            out=firsts,
+            moments=torch.empty_like(moments),  # of first steps only
+        )
+        add_moments = shuffle_launch(
+            functions, samples, seed, torch.zeros_like(epoch), *numbers, permutes=False, out=out, moments=moments
+        )
+        of_minibatches = samples.view(self._num_minibatches, self.length, -1)
+
+        def shuffle() -> None:
+            permute()
+            torch.add(firsts.view(self._num_minibatches, 1, -1), self._steps[:, None], out=of_minibatches)
+            add_moments()
+
+        return shuffle
+
+    def outputs(
+        self, indices: torch.Tensor, chunk: int, gather: RowGather
+    ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
+        """A minibatch chunk by chunk: the indices of samples, and the policy's parameters and values for them.
+
+        Args:
+            indices: (rows,) int64, a minibatch in the ``order``.
+            chunk: Sequences of a chunk.
+            gather: Of the policy's observations.
+        """
+        active = self._rollout.active[:-1].flatten()
+        for part in indices.view(self.length, -1).split(chunk, 1):
+            own = part.contiguous().flatten()
+            obs = gather(own).unflatten(0, part.shape)
+            parameters, values = self._policy.sequence(obs, self._starts(part[0]), active[own].view_as(part))
+            yield own, (parameters.flatten(0, 1), values.flatten())
+
+    def _starts(self, firsts: torch.Tensor) -> torch.Tensor:
+        """The states with which sequences begin, (n, state size), of the indices of their first samples (n,)."""
+        _, num_envs, num_agents = self._rollout.rewards.shape
+        view = self._policy.view
+        step, row = firsts // (num_envs * num_agents), firsts % (num_envs * num_agents)
+        env, agent = row // num_agents, row % num_agents - view.agents.start
+        return self._states.starts[step // self.length, env, agent]
