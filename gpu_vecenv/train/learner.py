@@ -85,7 +85,7 @@ class Learner:
         self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
         # The value of `iteration` that the host expects on the device; None: it must be written.
         self._clock: int | None = 0
-        self.moments = torch.zeros((config.num_minibatches, 3), dtype=torch.float64, device=device)
+        self.moments = torch.zeros((config.num_minibatches, 4), dtype=torch.float64, device=device)
         functions = rollout.env.functions
         self._shuffle = shuffle_launch(
             functions,
@@ -94,6 +94,7 @@ class Learner:
             self.epoch,
             rollout.active,
             rollout.advantages,
+            acting=rollout.acting,
             permutes=config.num_minibatches > 1,
             out=self.order,
             moments=self.moments,

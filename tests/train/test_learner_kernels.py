@@ -187,7 +187,7 @@ def kernel_of(rows, config):
 
 def moments_of(rows):
     """Of one minibatch of all rows."""
-    functions, data, moments = rows.rollout.env.functions, rows.rollout, torch.zeros((1, 3), dtype=torch.float64)
+    functions, data, moments = rows.rollout.env.functions, rows.rollout, torch.zeros((1, 4), dtype=torch.float64)
     order, moments = torch.full_like(rows.indices, -1), moments.to(rows.indices.device)
     seed, epoch = torch.zeros((2, 1), dtype=torch.int64, device=rows.indices.device)
     given = (functions, rows.indices, seed, epoch, data.active, data.advantages)
@@ -404,8 +404,8 @@ def test_moments_are_those_of_the_active_rows(device):
     rows.rollout.advantages += 1e4  # the mean square is then nearly the squared mean
     kept = rows.rollout.advantages.flatten()[rows.indices].double()
     kept = kept[~kept.isnan()]
-    count, total, squares = moments_of(rows).tolist()
-    assert count == len(kept) < len(rows.indices)
+    count, total, squares, value_count = moments_of(rows).tolist()
+    assert count == value_count == len(kept) < len(rows.indices)
     assert total == pytest.approx(kept.sum().item(), rel=1e-14)
     # The variance, 1, is a difference of numbers of size 1e8, each off by some 1e-16 of itself.
     variance = squares / count - (total / count) ** 2
@@ -418,9 +418,9 @@ def test_advantages_that_do_not_differ_move_no_policy(rounding, device):
     rows, constant = rows_of(CASES["two heads"], device), np.float32(0.1).item()
     rows.rollout.advantages[rows.rollout.active[:-1]] = constant
     kernel = kernel_of(rows, PPOConfig())
-    count, total, squares = moments_of(rows)
+    count, total, squares, value_count = moments_of(rows)
     assert total / count == constant  # a sum of some 640 equal floats is exact in float64
-    moments = torch.stack([count, total, squares * (1 - rounding)])
+    moments = torch.stack([count, total, squares * (1 - rounding), value_count])
     gradients, _, metrics = kernel(rows.indices, moments, rows.parameters, rows.values)
     assert metrics[0] == 0 and metrics.isfinite().all() and gradients.isfinite().all()
 

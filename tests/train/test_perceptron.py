@@ -239,7 +239,8 @@ def launch_of(rows, tile=None):
     )
     active = rows.rollout.active[:-1].flatten()[rows.indices]
     gains = rows.rollout.advantages.flatten()[rows.indices][active].double()
-    moments = torch.stack([active.sum().double(), gains.sum(), gains.square().sum()])
+    count = active.sum().double()
+    moments = torch.stack([count, gains.sum(), gains.square().sum(), count])
     return kernels, lambda: launch(indices=rows.indices, moments=moments), parts
 
 

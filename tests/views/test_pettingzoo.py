@@ -13,6 +13,8 @@ import torch
 from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
+from games.race import Race
+from games.sacrifice import Sacrifice
 from games.scouts import Scouts
 from gymnasium.error import UnsupportedMode
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
