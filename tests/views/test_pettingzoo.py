@@ -51,6 +51,8 @@ UNMASKED = [
     *((name, SMALL.get(name, {})) for name in MULTI),
     *((name, {}) for name in SMALL),
     *((name, {"continuous_actions": True}) for name in CONTINUOUS),
+    (Race, {}),
+    (Sacrifice, {"num_units": 3, "max_steps": 6}),
 ]
 MASKED = [(Crew, {"num_helpers": 3}), (Scouts, {}), (Scouts, {"num_scouts": 0}), (Economy, {})]
 EVERY = [*UNMASKED, *MASKED, (Painter, {})]
