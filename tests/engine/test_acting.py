@@ -46,9 +46,9 @@ def test_a_dead_agent_receives_the_teams_reward_and_ends_with_its_episode(limit,
 
 
 def test_the_last_observation_of_a_dead_agent_is_zero_but_for_its_id(device):
-    *_, last = played(Sacrifice, [[1, 0], [0, 0], [0, 0]], device, "same_step")
-    assert last["final_obs"] == [[0, 0, 1, 0], [0, 1, 0, 1]] and last["_final_obs"] == [T, T]
-    assert last["active"] == last["acting"] == [T, T] and last["obs"][0] == [1, 0, 1, 0]
+    *_, last = played(Sacrifice, [[1, 1, 0], [0, 0, 0], [0, 0, 0]], device, "same_step", num_units=3)
+    assert last["final_obs"] == [[0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0, 1, 0, 0, 1]]
+    assert last["_final_obs"] == last["active"] == last["acting"] == [T, T, T] and last["obs"][0] == [1, 0, 1, 0, 0]
 
 
 def test_without_team_reward_a_dead_agent_has_left(device):
