@@ -11,11 +11,20 @@ enum Fault : i32 {
     NONFINITE = 8,          // with end_on_nonfinite: state, rewards or observations became NaN or infinite
 };
 
-// The fault bits of the active agents' actions.
+// Whether agent i's next action counts. An agent that has died is active until its episode ends, and acts no longer.
+HD bool acts(EngineState m, int i) {
+#if TRACKS_ACTING
+    return m.acting[i];
+#else
+    return m.active[i];
+#endif
+}
+
+// The fault bits of the actions of agents that act.
 HD int check_actions(EngineState m, const Io& io) {
     int outside = 0, nonfinite = 0;
     FOR_AGENTS (i) {
-        if (!m.active[i]) continue;
+        if (!acts(m, i)) continue;
         for (int head = 0; head < ACTION_HEADS; ++head) {
             i64 k = (i64)i * ACTION_HEADS + head;
 #if BOX_ACTIONS

@@ -16,8 +16,11 @@ KERNEL(vecenv_layout) {
 
 ENV_KERNEL(vecenv_step) {
     const stepping::ActionSource source = stepping::action_source_of(args);
-    const StepOutputs out = {args.obs,        args.rewards, args.terminations, args.truncations, args.active,
-                             args.final_mask, args.fault,   args.action_mask,  args.final_obs};
+    StepOutputs out = {args.obs,        args.rewards, args.terminations, args.truncations, args.active,
+                       args.final_mask, args.fault,   args.action_mask,  args.final_obs};
+#if TRACKS_ACTING
+    out.acting = args.acting;
+#endif
     host_simd::EnvRange range = {engine_state_of(args, 0), state_of(args, 0), source, out};
     FOR_REMAINING_ENVS (env, args.num_envs, range) {
         bounds::use(args, env);
@@ -32,12 +35,18 @@ ENV_KERNEL(vecenv_step) {
 #if !SAMPLED
 
 ENV_KERNEL(vecenv_reset) {
+    StepOutputs out = {};
+    out.active = args.active;
+    out.action_mask = args.action_mask;
+#if TRACKS_ACTING
+    out.acting = args.acting;
+#endif
     FOR_ENVS (env, args.num_envs) {
         bounds::use(args, env);
         EngineState m = engine_state_of(args, env);
         State s = state_of(args, env);
         Io io = {};
-        io.active = m.active;
+        io.active = alive_agents(m);
         guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
         io.scratch = guarded_scratch::begin(memory);
         if (!args.mask || args.mask[env]) {
@@ -55,7 +64,7 @@ ENV_KERNEL(vecenv_reset) {
             stepping::begin_episode(m, s, io, initial_states_of(args));
         }
         stepping::observe_env(m, s, io, args.agents_as_envs, args.obs + env * OUTPUT_ROWS * OBS_SIZE);
-        write_active(m, env, args.active, args.action_mask);
+        write_active(m, env, out);
         guarded_scratch::check(memory);
     }
 }
@@ -65,7 +74,7 @@ ENV_KERNEL(vecenv_observe) {
         bounds::use(args, env);
         EngineState m = engine_state_of(args, env);
         Io io = {};
-        io.active = m.active;
+        io.active = alive_agents(m);
         guarded_scratch::Memory* memory = SCRATCH(args.scratch, env);
         io.scratch = guarded_scratch::begin(memory);
         stepping::observe_env(m, state_of(args, env), io, args.agents_as_envs, args.obs + env * OUTPUT_ROWS * OBS_SIZE);

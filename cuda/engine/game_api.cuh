@@ -162,13 +162,16 @@ struct Io {
     Rng rng;            // of this environment, episode and step
     int elapsed_steps;  // steps since reset, this one included
 #if !defined(BOUNDS_CHECKED)
-    const bool* active;            // [NUM_AGENTS] agents that had not ended before this step
+    const bool* active;            // [NUM_AGENTS] agents that had neither ended nor died before this step
     float* rewards;                // [NUM_AGENTS] initially 0
     bool* terminations;            // [NUM_AGENTS] initially false
     bool* truncations;             // [NUM_AGENTS] initially false
     Observation (*obs)[OBS_SIZE];  // [NUM_AGENTS]; observe writes as many elements as the agent's role has
 #if ACTION_MASKS
     bool (*action_mask)[NUM_LOGITS];  // [NUM_AGENTS]; observe writes whether each choice is allowed
+#endif
+#if TAKES_TURNS
+    bool* acting;  // [NUM_AGENTS] agents that act in this step; observe writes those of the next, initially true
 #endif
 #else  // the same arrays, with checked indices
     bounds::Checked<const bool, bounds::IO_ACTIVE, 0, NUM_AGENTS> active;
@@ -179,13 +182,16 @@ struct Io {
 #if ACTION_MASKS
     bounds::Checked<bool, bounds::IO_ACTION_MASK, 0, NUM_AGENTS, NUM_LOGITS> action_mask;
 #endif
+#if TAKES_TURNS
+    bounds::Checked<bool, bounds::IO_ACTING, 0, NUM_AGENTS> acting;
+#endif
 #endif
     Scratch* scratch;
     const void* actions;  // [NUM_AGENTS][ACTION_HEADS], read through action()
     bool int64_actions;   // else 32-bit
 
     // Agent i's action, or its element `head`; with CLIP_ACTIONS clipped to the bounds of its Box. Valid for active
-    // agents only.
+    // agents only, with TAKES_TURNS for those that act.
     HD Action action(bounds::Index agent, bounds::Index element = 0) const {
         int i = bounds::checked(bounds::IO_ACTIONS, 0, agent, NUM_AGENTS, -1);
         int head = bounds::checked(bounds::IO_ACTIONS, 1, element, bounds::own_heads(i), i);

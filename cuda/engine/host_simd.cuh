@@ -58,8 +58,8 @@ HD void scatter(const T (&own)[N], T (&simd)[N][SIMD_ENVS], int k) {
 class EnvRange {
   public:
     static constexpr bool SUPPORTED = staging::IN_REGISTERS && STATE_ITEMS <= MAX_ITEMS && OBS_SIZE <= MAX_ITEMS &&
-                                      DEFAULT_ORDER && !END_ON_NONFINITE && !ACTION_MASKS && !OBS_PADDED &&
-                                      __is_empty(Scratch);
+                                      DEFAULT_ORDER && !END_ON_NONFINITE && !ACTION_MASKS && !TRACKS_ACTING &&
+                                      !OBS_PADDED && __is_empty(Scratch);
 
     EnvRange(EngineState m, State s, stepping::ActionSource source, StepOutputs out)
         : m(m), s(s), source(source), out(out) {}

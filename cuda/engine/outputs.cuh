@@ -13,6 +13,7 @@ struct StepOutputs {
     float* rewards;
     bool *terminations, *truncations, *active, *final_mask, *fault, *action_mask;
     Observation* final_obs;
+    bool* acting;
 };
 
 HD Rng rng_at(EngineState m, u32 stream, i64 episode, int step) {
@@ -25,14 +26,38 @@ HD bool no_agent_active(EngineState m) {
     return !group_any(any);
 }
 
-// Writes the observations of the current state, zero-padded to the widest role's size, and the action masks.
+// What `active` is to the game: agents that have neither ended nor died.
+HD const bool* alive_agents(EngineState m) {
+#if TRACKS_ACTING
+    return m.alive;
+#else
+    return m.active;
+#endif
+}
+
+// Writes the observations of the current state, zero-padded to the widest role's size, the agents that act next, and
+// the action masks. The row of an agent that has died is zero, but for its id.
 HD void observe_rows(EngineState m, State s, Io io, Observation* rows) {
     io.obs = (Observation(*)[OBS_SIZE])rows;
 #if ACTION_MASKS
     io.action_mask = m.action_mask;
 #endif
+#if TRACKS_ACTING
+    FOR_AGENTS (i) m.acting[i] = true;
+    group_sync();
+#endif
+#if TAKES_TURNS
+    io.acting = m.acting;
+#endif
     observe(s, io);
-    if (OBS_PADDED || ACTION_MASKS) group_sync();
+    if (OBS_PADDED || ACTION_MASKS || TRACKS_ACTING) group_sync();
+#if TRACKS_ACTING
+    FOR_AGENTS (i) m.acting[i] &= m.alive[i];
+    FOR_OBS (i, k) {
+        if (has_team_reward(i) && !m.alive[i] && !stays_when_dead(i, k)) io.obs[i][k] = 0;
+    }
+    group_sync();
+#endif
     if (OBS_PADDED) {
         FOR_OBS (i, k) {
             if (!observed(i, k)) io.obs[i][k] = 0;
@@ -42,7 +67,7 @@ HD void observe_rows(EngineState m, State s, Io io, Observation* rows) {
     FOR_AGENTS (i) {
         for (int head = 0; head < ACTION_HEADS; ++head) {
             for (int k = logit_offset(head); k < logit_offset(head + 1); ++k) {
-                if (!m.active[i]) io.action_mask[i][k] = true;  // its action is ignored
+                if (!acts(m, i)) io.action_mask[i][k] = true;  // its action is ignored
                 if (k - logit_offset(head) >= action_size(i, head)) io.action_mask[i][k] = false;
             }
         }
@@ -63,12 +88,15 @@ HD void zero_inactive_rows(EngineState m, i32 agents_as_envs, const bool* keeps_
     }
 }
 
-// Copies active flags and action masks into the output tensors.
-HD void write_active(EngineState m, i64 env, bool* active, [[maybe_unused]] bool* action_mask) {
-    FOR_AGENTS (i) active[env * OUTPUT_ROWS + i] = m.active[i];
+// Copies active and acting flags and action masks into the output tensors.
+HD void write_active(EngineState m, i64 env, const StepOutputs& out) {
+    FOR_AGENTS (i) out.active[env * OUTPUT_ROWS + i] = m.active[i];
+#if TRACKS_ACTING
+    FOR_AGENTS (i) out.acting[env * OUTPUT_ROWS + i] = m.acting[i];
+#endif
 #if ACTION_MASKS
     const int n = NUM_AGENTS * NUM_LOGITS;
-    FOR_RANGE (k, n) action_mask[env * OUTPUT_ROWS * NUM_LOGITS + k] = ((const bool*)m.action_mask)[k];
+    FOR_RANGE (k, n) out.action_mask[env * OUTPUT_ROWS * NUM_LOGITS + k] = ((const bool*)m.action_mask)[k];
 #endif
 }
 

@@ -19,6 +19,9 @@ HD void begin_episode(EngineState m, State s, Io io, InitialStates initial_state
     }
     FOR_AGENTS (i) {
         m.active[i] = true;
+#if TRACKS_ACTING
+        m.alive[i] = true;
+#endif
         m.returns[i] = 0;
     }
     io.elapsed_steps = 0;
@@ -96,7 +99,10 @@ HD void prepare_io(StepContext& c, const StepOutputs& out) {
     c.obs = staging::obs_target(out.obs + c.row * OBS_SIZE);
     c.io.elapsed_steps = c.engine.elapsed_steps[0];
     c.io.rng = rng_at(c.engine, STEP_STREAM, c.engine.episode[0], c.io.elapsed_steps + 1);
-    c.io.active = c.engine.active;
+    c.io.active = alive_agents(c.engine);
+#if TAKES_TURNS
+    c.io.acting = c.engine.acting;
+#endif
     FOR_AGENTS (i) {
         c.io.rewards[i] = 0;
         c.io.terminations[i] = c.io.truncations[i] = false;
@@ -141,6 +147,33 @@ HD void step_game(StepContext& c, const host_simd::EnvRange& range) {
     }
 }
 
+#if TRACKS_ACTING
+// Agents with team reward end with their episode: as truncated where the step truncated an agent that did not terminate
+// in it, else as terminated. One that ends before has died: it stays active, and receives rewards.
+HD void update_agents(StepContext& c) {
+    bool any_goes_on = false, truncated = false;
+    FOR_AGENTS (i) {
+        if (!c.engine.active[i]) c.io.rewards[i] = 0;
+        if (!c.engine.active[i] || !c.engine.alive[i]) c.io.terminations[i] = c.io.truncations[i] = false;
+        c.engine.returns[i] += c.io.rewards[i];
+        bool lives = c.engine.active[i] && c.engine.alive[i];
+        any_goes_on |= lives && !(c.io.terminations[i] || c.io.truncations[i]);
+        truncated |= c.io.truncations[i] && !c.io.terminations[i];
+    }
+    c.episode_ended = !group_any(any_goes_on);
+    truncated = group_any(truncated);
+    FOR_AGENTS (i) {
+        bool ends = c.io.terminations[i] || c.io.truncations[i];
+        if (!c.episode_ended) c.engine.alive[i] &= !ends;
+        if (has_team_reward(i)) {
+            ends = c.episode_ended;
+            c.io.terminations[i] = ends && !truncated;
+            c.io.truncations[i] = ends && truncated;
+        }
+        c.engine.active[i] &= !ends;
+    }
+}
+#else
 // Adds the rewards to the episode's returns; agents that ended become inactive.
 HD void update_agents(StepContext& c) {
     bool any_active = false;
@@ -155,6 +188,7 @@ HD void update_agents(StepContext& c) {
     }
     c.episode_ended = !group_any(any_active);
 }
+#endif
 
 HD void load_statistics(StepContext& c, staging::EpisodeStatistics& statistics) {
     bool truncated = false;
@@ -223,7 +257,7 @@ HD void zero_rows_and_write_active(const StepContext& c, const StepOutputs& out)
     const bool* keeps_obs = c.mode == SAME_STEP ? c.engine.active : out.active + c.row;
     if (!c.resets) zero_inactive_rows(c.engine, c.agents_as_envs, keeps_obs, c.obs);
     group_sync();  // write_active() overwrites what zero_inactive_rows() reads
-    write_active(c.engine, c.env, out.active, out.action_mask);
+    write_active(c.engine, c.env, out);
 }
 
 HD void store_rewards_and_ends(const StepContext& c, const staging::Staged& staged, const StepOutputs& out) {

@@ -80,11 +80,15 @@ struct Losses {
     void add(const float* results, i64 index, int tower, float* gradients) {
         for (int k = 0; k < OUTPUT_COLUMNS<HIDDEN>; ++k) gradients[k] = 0;
         if (!args.active[index]) return;
-        if (has_actor(tower)) add_policy(results, index, gradients);
+        bool acted = true;
+#if TRACKS_ACTING
+        acted = args.acting[index];
+#endif
+        if (has_actor(tower) && acted) add_policy(results, index, gradients);
         if (int output = value_output(tower); output >= 0) {
             ValueLoss loss = value_loss(return_scale.value(results[output]), args.old_values[index],
-                                        args.returns[index], return_scale.scale * return_scale.scale, minibatch.count,
-                                        args.value_coefficient, args.value_clip);
+                                        args.returns[index], return_scale.scale * return_scale.scale,
+                                        minibatch.value_count, args.value_coefficient, args.value_clip);
             metrics[1] += loss.loss;
             gradients[output] = loss.gradient * return_scale.scale;
         }

@@ -283,6 +283,14 @@ HD void row_loss(const head_loss_Arguments& args, i64 index, const float* x, con
     for (int k = 0; k < SUMS; ++k) out[k] = 0;
     if (!args.active[index]) return;
     const Minibatch minibatch = minibatch_of(args.moments, args.normalize_advantages);
+    ValueLoss value =
+        value_loss(scale.value(x[PARAMETERS]), args.old_values[index], args.returns[index], scale.scale * scale.scale,
+                   minibatch.value_count, args.value_coefficient, args.value_clip);
+    out[PARAMETERS] = value.gradient * scale.scale;
+    metrics[1] = value.loss;
+#if TRACKS_ACTING
+    if (!args.acting[index]) return;
+#endif
     const Action* draws = args.draws + index * ACTION_HEADS;
     const bool* mask = args.action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0);
     int agent = (int)(index % NUM_AGENTS);
@@ -291,11 +299,7 @@ HD void row_loss(const head_loss_Arguments& args, i64 index, const float* x, con
     sum_heads(d, [](float of_head, int) { return of_head; });
     PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
                                          minibatch, *args.clip, *args.entropy_coefficient, out, all);
-    ValueLoss value = value_loss(scale.value(x[PARAMETERS]), args.old_values[index], args.returns[index],
-                                 scale.scale * scale.scale, minibatch.count, args.value_coefficient, args.value_clip);
-    out[PARAMETERS] = value.gradient * scale.scale;
     metrics[0] = policy.loss;
-    metrics[1] = value.loss;
     metrics[2] = policy.entropy;
     metrics[3] = policy.approx_kl;
     metrics[4] = policy.clip_fraction;

@@ -5,7 +5,20 @@
 
 constexpr int STEPS_AT_ONCE = 8;  // loads in flight
 
-// Generalised advantage estimates and returns of each agent, from the last step to the first.
+// The value of a state for an agent. In a zero-sum game that of the other agent, with its sign changed, where that one
+// acts there and this one does not.
+HD float value_at(const float* values, [[maybe_unused]] const bool* acting, i64 k, [[maybe_unused]] int agent) {
+#if TRACKS_ACTING
+    if constexpr (ZERO_SUM) {
+        i64 other = k + 1 - 2 * agent;
+        if (!acting[k] && acting[other]) return -values[other];
+    }
+#endif
+    return values[k];
+}
+
+// Generalised advantage estimates and returns of each agent, from the last step to the first. Lambda counts the steps
+// in which it acts.
 KERNEL(advantages) {
     FOR_ITEMS (column, args.columns) {
         int agent = (int)(column % NUM_AGENTS);
@@ -16,10 +29,17 @@ KERNEL(advantages) {
                 if (last - j < 0) continue;
                 i64 k = (last - j) * args.columns + column;
                 bool active = args.active[k], terminates = args.terminations[k];
-                float bootstrap = terminates ? 0.0f : discount * args.next_values[k];
-                values[j] = args.values[k];
+                const bool* acting = nullptr;  // before this step
+                float decay_here = decay;
+#if TRACKS_ACTING
+                acting = args.acting;
+                if (!acting[k + args.columns]) decay_here = discount;
+#endif
+                float next = value_at(args.next_values, acting + (TRACKS_ACTING ? args.columns : 0), k, agent);
+                float bootstrap = terminates ? 0.0f : discount * next;
+                values[j] = value_at(args.values, acting, k, agent);
                 deltas[j] = active ? args.rewards[k] + bootstrap - values[j] : 0.0f;
-                decays[j] = active && !(terminates || args.truncations[k]) ? decay : 0.0f;
+                decays[j] = active && !(terminates || args.truncations[k]) ? decay_here : 0.0f;
             }
             UNROLL for (int j = 0; j < STEPS_AT_ONCE; ++j) {
                 if (last - j < 0) continue;
@@ -64,9 +84,9 @@ HD void copy_rows(float* to, i64 to_stride, const float* from, i64 from_stride, 
 #endif
 
 // Gradients of the loss with respect to a network's outputs for the samples at these indices, and each sample's part of
-// policy loss, value loss, entropy, approx_kl and clip_fraction. All are 0 if the agent was not active. A row of
-// `gradients` has `width` columns; without `value_gradients` the value's gradient fills the columns after the
-// parameters'. `moments` are those of `shuffle`. A negative value_clip means no clipping.
+// policy loss, value loss, entropy, approx_kl and clip_fraction. All are 0 if the agent was not active, and all but the
+// value's if it did not act. A row of `gradients` has `width` columns; without `value_gradients` the value's gradient
+// fills the columns after the parameters'. `moments` are those of `shuffle`. A negative value_clip means no clipping.
 KERNEL(loss_gradients) {
     FOR_ITEMS (row, args.rows) {
         const float* x = args.parameters + row * args.parameter_stride;
@@ -86,10 +106,14 @@ KERNEL(loss_gradients) {
 #endif
         i64 index = args.indices[row];
         float value_gradient = 0, part[5] = {};
-        if (!args.active[index]) {
+        Minibatch minibatch = minibatch_of(args.moments, args.normalize_advantages);
+        bool active = args.active[index], acted = active;
+#if TRACKS_ACTING
+        acted = acted && args.acting[index];
+#endif
+        if (!acted) {
             for (int k = 0; k < args.num_parameters; ++k) own[k] = 0;
         } else {
-            Minibatch minibatch = minibatch_of(args.moments, args.normalize_advantages);
             const Action* draws = args.draws + index * ACTION_HEADS;
             const bool* mask = args.action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0);
             int agent = (int)(index % NUM_AGENTS);
@@ -98,15 +122,17 @@ KERNEL(loss_gradients) {
             sum_heads(d, [](float of_head, int) { return of_head; });
             PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
                                                  minibatch, *args.clip, *args.entropy_coefficient, own, all);
-            ValueLoss value = value_loss(args.values[row * args.value_stride], args.old_values[index],
-                                         args.returns[index], *args.value_scale * *args.value_scale, minibatch.count,
-                                         args.value_coefficient, args.value_clip);
-            value_gradient = value.gradient;
             part[0] = policy.loss;
-            part[1] = value.loss;
             part[2] = policy.entropy;
             part[3] = policy.approx_kl;
             part[4] = policy.clip_fraction;
+        }
+        if (active) {
+            ValueLoss value = value_loss(args.values[row * args.value_stride], args.old_values[index],
+                                         args.returns[index], *args.value_scale * *args.value_scale,
+                                         minibatch.value_count, args.value_coefficient, args.value_clip);
+            value_gradient = value.gradient;
+            part[1] = value.loss;
         }
         for (int k = 0; k < 5; ++k) args.metrics[k * args.rows + row] = part[k];
         for (int k = args.num_parameters; k < args.width; ++k) own[k] = value_gradient;

@@ -179,15 +179,17 @@ HD void backward([[maybe_unused]] const Distribution<COUNT>& d, const float* x, 
 // What the samples of a minibatch have in common.
 struct Minibatch {
     double mean;             // of the advantages that are normalised, else 0
-    float deviation, count;  // of these advantages, else 1; active samples, at least 1
+    float deviation, count;  // of these advantages, else 1; active samples whose agents acted, at least 1
+    float value_count;       // all active samples, at least 1
 };
 
 // From the moments of `shuffle`.
 HD Minibatch minibatch_of(const double* moments, bool normalize_advantages) {
     double count = moments[0] > 1 ? moments[0] : 1.0;
-    if (!normalize_advantages) return {0, 1, (float)count};
+    float value_count = TRACKS_ACTING ? (float)(moments[3] > 1 ? moments[3] : 1.0) : (float)count;
+    if (!normalize_advantages) return {0, 1, (float)count, value_count};
     double mean = moments[1] / count, variance = moments[2] / count - mean * mean;
-    return {mean, math::sqrt((float)(variance < 0 ? 0.0 : variance)) + 1e-8f, (float)count};
+    return {mean, math::sqrt((float)(variance < 0 ? 0.0 : variance)) + 1e-8f, (float)count, value_count};
 }
 
 // One sample's part of policy loss, entropy, approx_kl and clip_fraction.

@@ -57,15 +57,17 @@ struct RowPermutation {
     }
 };
 
-// Of samples: the number of active ones, the sum of their advantages and that of the squares. They give mean and
-// variance. In doubles, mean square minus squared mean is accurate for floats.
+// Of samples: the number of active ones whose agents acted, the sum of their advantages and that of the squares. They
+// give mean and variance. In doubles, mean square minus squared mean is accurate for floats. And the number of all
+// active ones, whose values count.
 struct Moments {
-    double count, sum, squares;
+    double count, sum, squares, values;
 
     HD void operator+=(const Moments& other) {
         count += other.count;
         sum += other.sum;
         squares += other.squares;
+        values += other.values;
     }
 };
 
@@ -90,8 +92,9 @@ BLOCK_KERNEL(shuffle, SHUFFLE_BLOCK) {
                 i64 row = minibatch * args.rows + first + j + k;
                 i64 index = args.indices[args.permutes ? permuted(row) : row];
                 args.order[row] = index;
-                double x = args.active[index] ? (double)args.estimates[index] : 0.0;
-                sum += {(double)args.active[index], x, x * x};
+                bool active = args.active[index], acted = active && (!args.acting || args.acting[index]);
+                double x = acted ? (double)args.estimates[index] : 0.0;
+                sum += {(double)acted, x, x * x, (double)active};
             }
             sums[k] = sum;
         }

@@ -40,7 +40,8 @@ BLOCK_KERNEL(obs_moments, MOMENTS_BLOCK) {
             double mean = args.mean[number];
             sums[k] = sum_of_rows<Moments>(first + (k >> args.lane_bits), end, groups, [=](i64 row) {
                 i64 index = args.indices[row];
-                if (!args.active[index]) return Moments{};
+                // Observations of agents that have died, for example, are zeros.
+                if (!args.active[index] || (args.acting && !args.acting[index])) return Moments{};
                 i64 at = index * args.stride + offset;
                 return moments_of((args.bytes ? (double)((const u8*)args.obs)[at] : ((const float*)args.obs)[at]) -
                                   mean);

@@ -14,12 +14,21 @@ struct Sample {
     float log_prob, estimate, target, old_value;
     static constexpr bool HAS_DRAWS = ACTION_HEADS <= 4;
     Action draws[HAS_DRAWS ? ACTION_HEADS : 1];
+#if TRACKS_ACTING
+    bool has_acted;
+    HD bool acted() const { return active && has_acted; }
+#else
+    HD bool acted() const { return active; }
+#endif
 };
 
 HD Sample load_sample(const perceptron_gradients_Arguments& args, i64 index) {
     Sample sample = {index};
     if (index < 0) return sample;
     sample.active = args.active[index];
+#if TRACKS_ACTING
+    sample.has_acted = args.acting[index];
+#endif
     sample.log_prob = args.log_probs[index];
     sample.estimate = args.estimates[index];
     sample.target = args.returns[index];
@@ -67,11 +76,11 @@ HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Samp
         const bool* mask = args.action_mask + (ACTION_MASKS ? sample.index * NUM_LOGITS : 0);
         int agent = (int)(sample.index % NUM_AGENTS);
         Distribution<PARTS> d = {};
-        if (sample.active) d = distribution(x, draws, mask, agent, args.squash_by_tanh, gradients, part);
+        if (sample.acted()) d = distribution(x, draws, mask, agent, args.squash_by_tanh, gradients, part);
         sum_heads(d, [](float of_part, int k) {
             return PARTS == 1 ? of_part : __shfl_sync(~0u, of_part, lane() / PARTS * PARTS + k);
         });
-        if (sample.active) {
+        if (sample.acted()) {
             PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, sample.log_prob, sample.estimate,
                                                  loss.minibatch, loss.clip, loss.entropy_coefficient, gradients, part);
             metrics[0] += policy.loss;
@@ -84,16 +93,17 @@ HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Samp
     if (has_value(tower) && part.first == 0 && sample.active) {
         float scale = loss.value_scale;
         float value = NORMALIZE_RETURNS ? x[PARAMETERS] * scale + loss.value_mean : x[PARAMETERS];
-        ValueLoss of_value = value_loss(value, sample.old_value, sample.target, scale * scale, loss.minibatch.count,
-                                        args.value_coefficient, args.value_clip);
+        ValueLoss of_value = value_loss(value, sample.old_value, sample.target, scale * scale,
+                                        loss.minibatch.value_count, args.value_coefficient, args.value_clip);
         metrics[1] += of_value.loss;
         gradients[PARAMETERS] = of_value.gradient * scale;
     }
     if constexpr (PARTS > 1) __syncwarp();
     for (int k = part.first; k < HEAD_OUTPUTS; k += PARTS) {
         int result = result_of(tower, k);
+        bool counts = result == PARAMETERS ? sample.active : sample.acted();
         Precision::store(head_deltas() + Precision::activation_at(PITCH<HIDDEN + 1>, row, k),
-                         sample.active && result >= 0 ? gradients[result] : 0.0f);
+                         counts && result >= 0 ? gradients[result] : 0.0f);
     }
 }
 

@@ -100,6 +100,9 @@ HD StepOutputs outputs_of(const rollout_Arguments& args, i64 t) {
     out.terminations = args.terminations + first;
     out.truncations = args.truncations + first;
     out.active = args.active + next;
+#if TRACKS_ACTING
+    out.acting = args.acting + next;
+#endif
     if constexpr (ACTION_MASKS) out.action_mask = args.action_mask + next * NUM_LOGITS;
     return out;
 }
@@ -142,6 +145,9 @@ HD void collect(const rollout_Arguments& args) {
     policies.each(Begin{args});
     envs.carry_over(args.obs, args, ROW);
     envs.carry_over(args.active, args, NUM_AGENTS);
+#if TRACKS_ACTING
+    envs.carry_over(args.acting, args, NUM_AGENTS);
+#endif
     if constexpr (ACTION_MASKS) envs.carry_over(args.action_mask, args, NUM_AGENTS * NUM_LOGITS);
     if constexpr (staging::OBS_IN_SHARED) envs.copy(args.obs + envs.first * ROW, staged_obs(), ROW);
 

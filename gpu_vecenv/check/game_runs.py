@@ -128,7 +128,7 @@ def _outputs(outputs: tuple[Any, ...]) -> Tensors:
     """Name in the game's source -> tensor, (num_envs, …), of what reset or step returned."""
     *tensors, info = outputs
     found = dict(zip(("io.obs", "io.rewards", "io.terminations", "io.truncations"), tensors, strict=False))
-    found["io.action_mask"] = info.get("action_mask")
+    found |= {f"io.{name}": info.get(name) for name in ("action_mask", "acting")}
     if "final_obs" in info:
         rows = info["_final_obs"]
         found["final_obs"] = info["final_obs"].masked_fill(

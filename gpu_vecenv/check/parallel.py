@@ -166,9 +166,12 @@ def outputs_in_spaces(context: ParallelContext) -> Findings:
 def bad_agents_and_actions(context: ParallelContext) -> Findings:
     """A bad action or agent raises one of ``context.refusals`` and changes nothing."""
     actions = context.actions(context.seeds[1], 4)
-    session = context.session()
+    session: Any = context.session()
     session.reset(context.seeds[1])
-    yield from refused_actions(context, actions, list(_bad_dictionaries(session.batch(actions[0]), context)))
+    _, infos = session.env.outputs
+    good = session.batch(actions[0])
+    acting = [name for name in good if infos.get(name, {}).get("acting", True)]
+    yield from refused_actions(context, actions, list(_bad_dictionaries(good, acting or list(good), context)))
     yield from _other_orders(context)
 
 
@@ -197,8 +200,11 @@ def _other_orders(context: ParallelContext) -> Findings:
         yield from differing(f"with actions {name}", got, expected)
 
 
-def _bad_dictionaries(good: dict[Any, Any], context: ParallelContext) -> Iterator[tuple[str, Any]]:
-    first, last = next(iter(good)), next(reversed(good))
+def _bad_dictionaries(
+    good: dict[Any, Any], acting: Sequence[Any], context: ParallelContext
+) -> Iterator[tuple[str, Any]]:
+    """``acting``: agents whose action is not ignored."""
+    first, last = acting[0], acting[-1]
     yield "None", None
     yield "a string", "north"
     yield "no actions", {}

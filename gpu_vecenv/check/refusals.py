@@ -134,20 +134,29 @@ def refusal(context: CheckContext, call: Callable[[], Any], name: str) -> Findin
 
 def _bad_actions(context: CheckContext, actions: RowActions) -> Iterator[tuple[str, Any]]:
     session = context.session()
-    session.reset(context.seeds[1])
+    acting = _acting_rows(session.reset(context.seeds[1]), session.rows)
     good, space = session.batch(actions), session.env.action_space
     yield "None", None
     yield "a string", "north"
     if isinstance(space, Dict | Tuple):
-        yield from _bad_trees(session, good, space)
+        yield from _bad_trees(session, good, space, acting)
         return
     if not isinstance(space, Box | MultiDiscrete | MultiBinary):
         context.notes.append(f"action space {type(space).__name__}: only actions of other types were tried")
         return
-    yield from _bad_arrays(session, good, space)
+    yield from _bad_arrays(session, good, space, acting)
 
 
-def _bad_trees(session: Session, good: Any, space: Any) -> Iterator[tuple[str, Any]]:
+def _acting_rows(record: Record, rows: int) -> Sequence[int]:
+    """Rows whose next action is not ignored: all, or those of ``info["acting"]``, if there is one."""
+    leaf = record.leaves.get("info.acting")
+    if leaf is None or leaf.values.shape != (rows,) or leaf.values.dtype != np.bool_ or not leaf.values.any():
+        return range(rows)
+    found: list[int] = np.flatnonzero(leaf.values).tolist()
+    return found
+
+
+def _bad_trees(session: Session, good: Any, space: Any, acting: Sequence[int]) -> Iterator[tuple[str, Any]]:
     """Dictionaries and tuples of actions with parts too many, missing, or wrong."""
     if isinstance(space, Dict):
         first = next(iter(space.spaces))
@@ -160,9 +169,9 @@ def _bad_trees(session: Session, good: Any, space: Any) -> Iterator[tuple[str, A
     for key, inner in parts:
         further: Iterable[tuple[str, Any]] = ()
         if isinstance(inner, Dict | Tuple):
-            further = _bad_trees(session, good[key], inner)
+            further = _bad_trees(session, good[key], inner, acting)
         elif isinstance(inner, Box | MultiDiscrete | MultiBinary):
-            further = _bad_arrays(session, good[key], inner)
+            further = _bad_arrays(session, good[key], inner, acting)
         for name, bad in further:
             if isinstance(space, Dict):
                 yield f"{name} in {key!r}", {**good, key: bad}
@@ -170,7 +179,7 @@ def _bad_trees(session: Session, good: Any, space: Any) -> Iterator[tuple[str, A
                 yield f"{name} in part {key}", (*good[:key], bad, *good[key + 1 :])
 
 
-def _bad_arrays(session: Session, good: Any, space: Any) -> Iterator[tuple[str, Any]]:
+def _bad_arrays(session: Session, good: Any, space: Any, acting: Sequence[int]) -> Iterator[tuple[str, Any]]:
     array = host(good)
     yield "one row too few", session.send(array[:-1])
     yield "one row too many", session.send(np.concatenate([array, array[:1]]))
@@ -182,7 +191,7 @@ def _bad_arrays(session: Session, good: Any, space: Any) -> Iterator[tuple[str, 
         yield "dtype object", np.full(array.shape, None, object)
     elif array.dtype.kind == "f":
         yield "requires_grad", good.clone().requires_grad_()
-    for where in dict.fromkeys((0, session.rows // 2, session.rows - 1)):
+    for where in dict.fromkeys((acting[0], acting[len(acting) // 2], acting[-1])):
         values = bad_values(space, array, where)
         for name, value in values.items():
             bad = array.copy()
@@ -192,9 +201,9 @@ def _bad_arrays(session: Session, good: Any, space: Any) -> Iterator[tuple[str, 
         flags = session.send(array.astype(np.bool_))
         if not space.contains(flags):  # MultiDiscrete contains NumPy's, cast to its integers
             yield "dtype bool", flags
-        for name, number in {"a fraction": array[0] + 0.5, "NaN": np.nan, "infinity": np.inf}.items():
+        for name, number in {"a fraction": array[acting[0]] + 0.5, "NaN": np.nan, "infinity": np.inf}.items():
             bad = array.astype(np.float32)
-            bad[0] = number
+            bad[acting[0]] = number
             yield name, session.send(bad)
 
 

@@ -6,7 +6,7 @@ from gpu_vecenv.compile.engine_kernels import GUARD_BYTE, GUARD_BYTES
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.layout import GameLayout
 
-IO_ARRAYS = ("active", "rewards", "terminations", "truncations", "obs", "action_mask", "actions")
+IO_ARRAYS = ("active", "rewards", "terminations", "truncations", "obs", "action_mask", "actions", "acting")
 CHECKED_ARRAY, SCRATCH_GUARDS = "CheckedArray", "Scratch"  # what records name beside the arrays
 # Of one environment: number in recorded_names() + 1 or 0, axis, index, index of axis 0, size, line, hash of the file.
 RECORD_ITEMS = 7

@@ -41,6 +41,9 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
         f"#define BOX_ACTIONS {int(not action.discrete)}",
         f"#define DISCRETE_HEADS {len(action.head_sizes)}",
         f"#define ACTION_MASKS {int(layout.masks_actions)}",
+        f"#define TRACKS_ACTING {int(layout.tracks_acting)}",
+        f"#define TAKES_TURNS {int(layout.takes_turns)}",
+        f"constexpr bool ZERO_SUM = {str(layout.zero_sum).lower()};",
         f"typedef {obs_type} Observation;",
         f"typedef {C_TYPES[action.dtype]} Action;",
         f"typedef {'i64' if action.discrete else 'float'} LongAction;",
@@ -50,6 +53,8 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
     if not action.discrete:
         lines += [f"constexpr bool CLIP_ACTIONS = {str(layout.clips_actions).lower()};", *_boxes(layout)]
     lines += _action_sizes(layout) + _observed(layout)
+    if layout.tracks_acting:
+        lines += _team_roles(layout)
     if build.guards:
         heads = {role: str(len(own)) for role, own in action.sizes.items()}
         lines += ["namespace bounds {", *_by_role(layout, "int own_heads", "", heads), "}"]
@@ -290,6 +295,16 @@ def _observed(layout: GameLayout) -> list[str]:
     return [padded, *_by_role(layout, "bool observed", "k", values)]
 
 
+def _team_roles(layout: GameLayout) -> list[str]:
+    """has_team_reward(agent); stays_when_dead(agent, k): whether item k of its observation is of its id."""
+    team = {role: str(role in layout.team_roles).lower() for role in layout.roles}
+    lengths = {role: shape[-1] for role, shape in layout.observation.shapes.items()}
+    ids = {role: f"k >= {n - layout.agent_id_size} && k < {n}" for role, n in lengths.items()}
+    if layout.agent_id_size == 0:
+        ids = dict.fromkeys(ids, "false")
+    return _by_role(layout, "bool has_team_reward", "", team) + _by_role(layout, "bool stays_when_dead", "k", ids)
+
+
 def _by_head(values: Sequence[int]) -> str:
     """An expression in ``head``."""
     choice = str(values[-1])
@@ -398,7 +413,7 @@ def _staged_fields(layout: GameLayout) -> list[tuple[str, FieldLayout]]:
     engine = [
         ("m", field)
         for field in layout.engine_fields
-        if field.name in ("key", "episode", "elapsed_steps", "active", "returns")
+        if field.name in ("key", "episode", "elapsed_steps", "active", "alive", "acting", "returns")
     ]
     fields = [*engine, *(("s", field) for field in layout.fields if not field.shared)]
     return sorted(fields, key=lambda item: -_alignment(item[1]))

@@ -48,6 +48,7 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
     sizes = KernelSignature("vecenv_layout", (Array("out", i64, shape=(3,)),))
     num_envs = Scalar("num_envs", i64)
     agents_as_envs = Scalar("agents_as_envs", boolean)
+    acting = (Array("acting", boolean),) if layout.tracks_acting else ()
     end = (Array("scratch", None), num_envs)
     if build.sampled:
         actions = sample_arguments(action)
@@ -69,6 +70,7 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
             Array("fault", boolean),
             Array("action_mask", boolean, optional=True),
             Array("final_obs", obs, optional=True),
+            *acting,
             *end,
         ),
     )
@@ -87,6 +89,7 @@ def engine_kernels(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> t
             Array("obs", obs),
             Array("active", boolean),
             Array("action_mask", boolean, optional=True),
+            *acting,
             *end,
         ),
     )

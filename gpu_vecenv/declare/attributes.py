@@ -15,7 +15,16 @@ from gpu_vecenv.declare.kernels import KernelSignature
 from gpu_vecenv.declare.source_rules import SOURCE_RULES
 from gpu_vecenv.errors import EnvDefinitionError
 
-PROPERTIES = ("roles", "num_agents", "obs_dim", "obs_shape", "obs_dtype", "observation_space", "action_space")
+PROPERTIES = (
+    "roles",
+    "num_agents",
+    "obs_dim",
+    "obs_shape",
+    "obs_dtype",
+    "observation_space",
+    "agent_id_size",
+    "action_space",
+)
 
 
 class Attribute(NamedTuple):
@@ -60,6 +69,15 @@ ATTRIBUTES = {
     "preset": Attribute(_mapping, 'a mapping, such as {"num_envs": 1000}'),
     "masks_actions": _FLAG,
     "clip_actions": _FLAG,
+    "takes_turns": _FLAG,
+    "team_reward": Attribute(
+        lambda value: (
+            isinstance(value, bool)
+            or (isinstance(value, tuple | list) and all(isinstance(role, str) for role in value))
+        ),
+        'True, False or a tuple of roles, such as ("scout",)',
+    ),
+    "zero_sum": _FLAG,
     "title": _TEXT,
     "reset_options": _tuple_of(str, '("low", "high")'),
     "gymnasium_time_limit": _FLAG,

@@ -74,6 +74,11 @@ class Env:
         {}
     )  # num_envs and PPOConfig values that train this game well
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the allowed choices
+    takes_turns: ClassVar[bool] = False  # True: observe also writes io.acting, the agents that act in the coming step
+    # True, or names of roles: an agent of theirs that ends before its episode does has died. It acts no longer, its
+    # observation is zero but for its id, and it receives rewards until the episode ends.
+    team_reward: ClassVar[bool | tuple[str, ...]] = False
+    zero_sum: ClassVar[bool] = False  # True: two agents, whose rewards sum to 0 in every step
     # The device code reads Box actions clipped to their bounds. False: it reads them as they were given, if finite.
     clip_actions: ClassVar[bool] = True
     title: ClassVar[str] = ""  # the name in Gymnasium's ids, gpu_vecenv/<title>-v<version>; empty: the class name
@@ -124,6 +129,14 @@ class Env:
         if isinstance(shape, Mapping):
             return {role: unbounded(game, own, self.obs_dtype) for role, own in shape.items()}
         return unbounded(game, shape, self.obs_dtype)
+
+    @property
+    def agent_id_size(self) -> int:
+        """Items at the end of each observation that say which agent it is of, and stay when it dies.
+
+        Of roles with ``team_reward``.
+        """
+        return 0
 
     @property
     def action_space(self) -> Space[Any] | Mapping[str, Space[Any]]:
@@ -203,6 +216,11 @@ class Env:
                 f"{game}: num_agents x logits = {num_agents} x {action.num_logits} is 2^31 or more; expected less, "
                 "as one environment's action masks are addressed by a 32-bit index"
             )
+        team_roles = self._checked_team_roles(roles)
+        if self.zero_sum and num_agents != 2:
+            raise EnvDefinitionError(
+                f"{game}: zero_sum is True, but there are {num_agents} agents in roles {roles}; expected 2"
+            )
         role_slices = slices_of_roles(roles)
         named = self._values() | {"num_agents": num_agents, "obs_size": obs_size}
         for role, where in role_slices.items():
@@ -226,8 +244,16 @@ class Env:
             action=action,
             masks_actions=self.masks_actions,
             clips_actions=self.clip_actions,
+            takes_turns=self.takes_turns,
+            team_roles=team_roles,
+            agent_id_size=self._checked_agent_id_size(observation, team_roles),
+            zero_sum=self.zero_sum,
             fields=(*fields, *(FieldLayout(parameter.name, f32, ()) for parameter in randomized)),
-            engine_fields=resolve_engine_fields(num_agents, action.num_logits if self.masks_actions else 0),
+            engine_fields=resolve_engine_fields(
+                num_agents,
+                action.num_logits if self.masks_actions else 0,
+                tracks_acting=self.takes_turns or bool(team_roles),
+            ),
             constants={name: value for name, value in constants.items() if name not in varying},
             randomized=randomized,
             derived=derived,
@@ -277,6 +303,28 @@ class Env:
         beside = Path(declaration).with_suffix(".cu") if declaration else Path(f"{cls.name()}.cu")
         bundled = cuda_folder() / "games" / f"{cls.name()}.cu"
         return bundled if bundled.exists() and not beside.exists() else beside
+
+    def _checked_team_roles(self, roles: Mapping[str, int]) -> tuple[str, ...]:
+        given = self.team_reward
+        if isinstance(given, bool):
+            return tuple(roles) if given else ()
+        if unknown := [role for role in given if role not in roles]:
+            raise EnvDefinitionError(
+                f"{type(self).__name__}: team_reward names {unknown}; expected True, False or some of {list(roles)}"
+            )
+        return tuple(role for role in roles if role in given)
+
+    def _checked_agent_id_size(self, observation: ObservationLayout, team_roles: tuple[str, ...]) -> int:
+        game, size = type(self).__name__, self.agent_id_size
+        if type(size) is not int or size < 0:
+            raise EnvDefinitionError(f"{game}: agent_id_size is {size!r}; expected an int >= 0")
+        for role in team_roles:
+            if size > 0 and (len(shape := observation.shapes[role]) != 1 or size > shape[0]):
+                raise EnvDefinitionError(
+                    f"{game}: agent_id_size is {size}, and {role!r} has observations of shape {shape}; expected at "
+                    "most their length, of one axis"
+                )
+        return size
 
     def _checked_roles(self) -> dict[str, int]:
         game, roles = type(self).__name__, self.roles

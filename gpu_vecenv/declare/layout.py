@@ -28,7 +28,7 @@ RESERVED_CONSTANTS = frozenset(
     "NONFINITE_ACTION NONFINITE STEPPED_AFTER_END ACTION_MASKS OBS_PADDED RESET_STREAM STEP_STREAM SAMPLER_STREAM "
     "RANDOM_ACTION_STREAM END_ON_NONFINITE GUARD_ROWS OUTPUT_ROWS ALLOW_STAGING OBS_STAGING_BYTES SAMPLED "
     "PARAMETERS_PER_AGENT RANDOMIZED RANDOMIZED_PARAMETER RANDOMIZED_STREAM JOINED_LAUNCHES "
-    "PARAMETER_BYTES".split()
+    "PARAMETER_BYTES TRACKS_ACTING TAKES_TURNS ZERO_SUM".split()
 )
 
 
@@ -70,6 +70,10 @@ class GameLayout:
         action: Layout of the action tensor.
         masks_actions: Whether the game writes action masks.
         clips_actions: Whether the engine clips Box actions to their bounds.
+        takes_turns: Whether the game writes which agents act in the coming step.
+        team_roles: Roles whose agents receive rewards until the episode ends, also once they have died.
+        agent_id_size: Items at the end of an observation that stay when an agent of theirs dies.
+        zero_sum: Whether the rewards of its two agents sum to 0.
         fields: The declared state, and the values of randomised parameters.
         engine_fields: State that the engine keeps for each environment beside the declared one.
         constants: Name -> value of every compile-time constant of the device code.
@@ -91,6 +95,10 @@ class GameLayout:
     action: ActionLayout
     masks_actions: bool
     clips_actions: bool
+    takes_turns: bool
+    team_roles: tuple[str, ...]
+    agent_id_size: int
+    zero_sum: bool
     fields: tuple[FieldLayout, ...]
     engine_fields: tuple[FieldLayout, ...]
     constants: Mapping[str, int | float | bool]
@@ -118,6 +126,11 @@ class GameLayout:
         """Items of one agent's row of the observation tensor, the widest role's."""
         return math.prod(self.observation.shape)
 
+    @property
+    def tracks_acting(self) -> bool:
+        """Whether agents may be active in a step, and receive its reward, without acting in it."""
+        return self.takes_turns or bool(self.team_roles)
+
     @cached_property
     def num_choices(self) -> int:
         """Entries of an agent's action mask; 0 for a game without masks."""
@@ -139,13 +152,13 @@ def slices_of_roles(roles: Mapping[str, int]) -> dict[str, slice]:
     return slices
 
 
-def resolve_engine_fields(num_agents: int, num_choices: int) -> tuple[FieldLayout, ...]:
+def resolve_engine_fields(num_agents: int, num_choices: int, *, tracks_acting: bool = False) -> tuple[FieldLayout, ...]:
     """State that the engine keeps for each environment; ``num_choices`` is 0 for a game without action masks."""
-    fields = (
+    fields: tuple[FieldLayout, ...] = (
         FieldLayout("key", i32, (2,)),  # key of the environment's random streams; the bits of a u32 pair
         FieldLayout("episode", i64, (1,)),  # episodes begun since seeding, minus one
         FieldLayout("elapsed_steps", i32, (1,)),  # steps since reset
-        FieldLayout("active", boolean, (num_agents,)),  # agents whose next action counts
+        FieldLayout("active", boolean, (num_agents,)),  # agents whose episode has not ended
         FieldLayout("fault", i32, (1,)),  # fault bits since the last call of reset()
         FieldLayout("returns", f64, (num_agents,)),  # sum of rewards of the running episode; float32 would drift
         FieldLayout("completed_returns", f64, (num_agents,)),  # sums over episodes that have ended
@@ -153,6 +166,12 @@ def resolve_engine_fields(num_agents: int, num_choices: int) -> tuple[FieldLayou
         FieldLayout("completed_episodes", i64, (1,)),
         FieldLayout("completed_terminations", i64, (1,)),  # of those, the ones whose last step truncated no agent
     )
+    if tracks_acting:
+        fields = (
+            *fields,
+            FieldLayout("alive", boolean, (num_agents,)),  # agents that did not end before their episode
+            FieldLayout("acting", boolean, (num_agents,)),  # agents whose next action counts
+        )
     return (*fields, FieldLayout("action_mask", boolean, (num_agents, num_choices))) if num_choices else fields
 
 

@@ -101,7 +101,7 @@ class Digest:
 
 
 def _masks(info: Info) -> list[torch.Tensor]:
-    return [info[name] for name in ("active", "action_mask") if name in info]
+    return [info[name] for name in ("active", "action_mask", "acting") if name in info]
 
 
 def trajectory_digest(env: VecEnv, seed: int, steps: int, state_every: int = 1) -> Digest:

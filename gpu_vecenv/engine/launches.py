@@ -21,8 +21,8 @@ from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.tuning_cache import LaunchChoice, fused_sampling_pays_off
 from gpu_vecenv.errors import ClosedEnvError, ConcurrentUseError, ForkedProcessError
 
-OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' arguments
-OBS, ACTIVE, ACTION_MASK = (OUTPUTS.index(name) for name in ("obs", "active", "action_mask"))
+OUTPUTS = StepBuffers._fields[2:]  # names of the tensors, and of the kernels' arguments; the last may be missing
+OBS, ACTIVE, ACTION_MASK, ACTING = (OUTPUTS.index(name) for name in ("obs", "active", "action_mask", "acting"))
 
 
 class Kernels:
@@ -57,6 +57,7 @@ class Kernels:
         first_env_index: int,
     ) -> None:
         self._functions, self._game_layout, self._num_envs = functions, layout, num_envs
+        self._outputs = OUTPUTS if layout.tracks_acting else OUTPUTS[:ACTING]
         self._group_shape = choice.group_shape
         self.data, self.build = data, build
         self._lock = threading.RLock()  # reentrant: an interrupt may prevent the release, and its thread calls again
@@ -136,12 +137,15 @@ class Kernels:
             obs=out.pointers[OBS],
             active=out.pointers[ACTIVE],
             action_mask=out.pointers[ACTION_MASK] or None,
+            **({"acting": out.pointers[ACTING]} if self._game_layout.tracks_acting else {}),
         )
 
     def step(self, actions: torch.Tensor, out: StepBuffers) -> None:
         """Step all environments."""
         int64_actions = actions.dtype == torch.int64
-        self.run(self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **_addresses(out))
+        self.run(
+            self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **self._addresses(out)
+        )
 
     def fuses_sampling(self) -> bool:
         """Whether a kernel that draws actions and steps is to be used and compiled.
@@ -164,7 +168,11 @@ class Kernels:
     def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
         """Draw actions and step; ``sample_arguments`` are those of ``engine_kernels.sample_arguments``."""
         assert self._sampled_step is not None
-        self.run(self._sampled_step, "step", out, **sample_arguments, **_addresses(out))
+        self.run(self._sampled_step, "step", out, **sample_arguments, **self._addresses(out))
+
+    def _addresses(self, out: StepBuffers) -> dict[str, int]:
+        """Name of an output -> its address."""
+        return dict(zip(self._outputs, out.pointers, strict=False))
 
     def observe(self, out: StepBuffers) -> None:
         """Write the observations of the current state."""
@@ -232,8 +240,3 @@ class Closed:
         raise ClosedEnvError("the environment has been closed: make a new environment")
 
     __getattr__ = __getitem__ = __iter__ = __contains__ = __len__ = _refuse
-
-
-def _addresses(out: StepBuffers) -> dict[str, int]:
-    """Name of an output -> its address."""
-    return dict(zip(OUTPUTS, out.pointers, strict=True))

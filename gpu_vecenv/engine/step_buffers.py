@@ -23,8 +23,9 @@ class StepBuffersLayout:
     """Shapes and dtypes of the step buffers of one environment.
 
     ``batch`` is (num_envs, num_agents), or (num_envs * num_agents,) with ``agents_as_envs``; ``num_choices`` counts
-    the entries of an agent's action mask, 0 without one. In a debug build ``guard_rows`` rows precede those of the
-    first environment and follow those of each, outside of every view; no kernel may write them.
+    the entries of an agent's action mask, 0 without one; ``tracks_acting`` is that of the game. In a debug build
+    ``guard_rows`` rows precede those of the first environment and follow those of each, outside of every view; no
+    kernel may write them.
     """
 
     batch: tuple[int, ...]
@@ -34,6 +35,7 @@ class StepBuffersLayout:
     num_choices: int
     device: torch.device
     guard_rows: int = 0
+    tracks_acting: bool = False
 
     @cached_property
     def specs(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
@@ -50,6 +52,8 @@ class StepBuffersLayout:
         }
         if self.num_choices:
             specs["action_mask"] = ((*rows, self.num_choices), torch.bool)
+        if self.tracks_acting:
+            specs["acting"] = (rows, torch.bool)
         if self.has_final_obs:  # last, so that a copy to the host can leave it out
             specs["final_obs"] = specs["obs"]
         return specs
@@ -94,7 +98,8 @@ class StepBuffers(NamedTuple):
     ``obs`` is (num_envs, num_agents, *obs_shape), the others (num_envs, num_agents); one axis of num_envs * num_agents
     with ``agents_as_envs``. ``final_mask`` marks the rows of ``final_obs`` that this step wrote; ``final_obs`` is None
     unless the environment resets in the same step. ``fault`` marks the rows of environments without a step, because
-    of an invalid action or after their end. ``action_mask`` (…, num_logits) is None unless the game declares it.
+    of an invalid action or after their end. ``action_mask`` (…, num_logits) is None unless the game declares it, and
+    ``acting`` unless the game declares turns or team reward.
     """
 
     layout: StepBuffersLayout
@@ -108,6 +113,7 @@ class StepBuffers(NamedTuple):
     fault: torch.Tensor
     action_mask: torch.Tensor | None = None
     final_obs: torch.Tensor | None = None
+    acting: torch.Tensor | None = None
 
     @staticmethod
     def allocate(layout: StepBuffersLayout, buffer: torch.Tensor | None = None) -> StepBuffers:

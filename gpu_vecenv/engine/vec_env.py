@@ -177,6 +177,7 @@ class VecEnv:
             self.layout.num_choices,
             self.device,
             GUARD_ROWS if guards else 0,
+            self.layout.tracks_acting,
         )
         self._buffers_pool = StepBuffersPool(self.buffers_layout)
         self._action_check = ActionValidator(self.layout, self.buffers_layout.batch, self.device)
@@ -258,8 +259,17 @@ class VecEnv:
 
     @property
     def active(self) -> torch.Tensor:
-        """Agents whose next action counts, (num_envs, num_agents) bool, live."""
+        """Agents whose episode has not ended, (num_envs, num_agents) bool, live."""
         return self.data["engine_active"]
+
+    @property
+    def acting(self) -> torch.Tensor:
+        """Active agents whose next action counts, (num_envs, num_agents) bool, live.
+
+        Those that would act next where an episode has ended, see ``Env.takes_turns`` and ``Env.team_reward``. All
+        active ones in games that declare neither.
+        """
+        return self.data["engine_acting" if self.layout.tracks_acting else "engine_active"]
 
     def step_buffers(self, **tensors: torch.Tensor) -> StepBuffers:
         """New step buffers: unused memory, or the caller's tensors, given by name.
@@ -295,7 +305,8 @@ class VecEnv:
             out: Buffers to write to; None allocates.
 
         Returns:
-            ``obs`` of all environments, and ``info`` with "active" and, if the game declares it, "action_mask".
+            ``obs`` of all environments, and ``info`` with "active" and, if the game declares them, "action_mask" and
+            "acting".
 
         Raises:
             InvalidSeedError, TypeError, ValueError: An argument is wrong; nothing has changed.
@@ -328,7 +339,8 @@ class VecEnv:
 
         Returns:
             ``obs``, ``rewards``, ``terminations``, ``truncations`` and ``info`` with "active" and, in "same_step" mode,
-            "final_obs" and "_final_obs" (the mask of its valid rows); and "action_mask" if the game declares it.
+            "final_obs" and "_final_obs" (the mask of its valid rows); "action_mask" and "acting" if the game declares
+            them.
 
         Raises:
             TypeError, ValueError: Dtype, shape or device of ``actions`` or ``out`` is wrong; nothing has changed.
@@ -339,7 +351,8 @@ class VecEnv:
         self.check_ready("step")
         actions = self._action_check(actions)
         if self.validate == "sync":
-            self._action_check.values(actions, self.active, self.action_mask if self.layout.masks_actions else None)
+            acting = self.active & self.acting
+            self._action_check.values(actions, acting, self.action_mask if self.layout.masks_actions else None)
         out = self.output(out)
         self._kernels.step(actions, out)
         return _outputs(out)
@@ -558,8 +571,9 @@ def _outputs(buffers: StepBuffers) -> Outputs:
 
 
 def _info(buffers: StepBuffers) -> Info:
-    return (
-        {"active": buffers.active}
-        if buffers.action_mask is None
-        else {"active": buffers.active, "action_mask": buffers.action_mask}
-    )
+    info = {"active": buffers.active}
+    if buffers.action_mask is not None:
+        info["action_mask"] = buffers.action_mask
+    if buffers.acting is not None:
+        info["acting"] = buffers.acting
+    return info

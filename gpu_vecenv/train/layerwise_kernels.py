@@ -103,7 +103,7 @@ def layerwise_kernels(layout: GameLayout) -> list[KernelSignature]:
     loss = (
         *_HEADS,
         *loss_arguments(layout),
-        Array("moments", f64, const=True, shape=(3,)),
+        Array("moments", f64, const=True, shape=(4,)),
         Array("actor_gradients", None),
         Array("critic_gradients", None, optional=True),
         *_SUMS,

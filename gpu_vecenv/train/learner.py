@@ -89,15 +89,22 @@ class Learner:
         self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
         # The value of `iteration` that the host expects on the device; None: it must be written.
         self._clock: int | None = 0
-        self.moments = torch.zeros((config.num_minibatches, 3), dtype=torch.float64, device=device)
+        self.moments = torch.zeros((config.num_minibatches, 4), dtype=torch.float64, device=device)
         functions = rollout.env.functions
         seed_word = torch.tensor([seed - (seed >> 63 << 64)], device=device)  # uint64 reinterpreted as int64
         written: dict[str, torch.Tensor] = {"out": self.order, "moments": self.moments}
         self._shuffle: Callable[[], None]
         if self.sequences is None:
-            numbers, permutes = (rollout.active, rollout.advantages), config.num_minibatches > 1
             self._shuffle = shuffle_launch(
-                functions, self.indices, seed_word, self.epoch, *numbers, permutes=permutes, **written
+                functions,
+                self.indices,
+                seed_word,
+                self.epoch,
+                rollout.active,
+                rollout.advantages,
+                acting=rollout.acting,
+                permutes=config.num_minibatches > 1,
+                **written,
             )
         else:
             self._shuffle = self.sequences.shuffle(seed_word, self.epoch, **written)

@@ -29,22 +29,19 @@ SHUFFLE_BLOCK = 256  # threads per block; the same as SHUFFLE_BLOCK in minibatch
 TILE_ROWS = 1024  # whose moments a block adds up; the same as TILE_ROWS in minibatch.cu
 
 _STEPS = ("num_steps", "columns")
-ADVANTAGES = KernelSignature(
-    "advantages",
-    (
-        Array("rewards", f32, const=True, shape=_STEPS),
-        Array("values", f32, const=True, shape=_STEPS),
-        Array("next_values", f32, const=True, shape=_STEPS),
-        Array("terminations", boolean, const=True, shape=_STEPS),
-        Array("truncations", boolean, const=True, shape=_STEPS),
-        Array("active", boolean, const=True, shape=_STEPS),
-        Array("gamma", f32, const=True),
-        Array("gae_lambda", f32, const=True),
-        Array("estimates", f32, shape=_STEPS),
-        Array("returns", f32, shape=_STEPS),
-        Scalar("num_steps", i64),
-        Scalar("columns", i64),
-    ),
+_ADVANTAGES = (
+    Array("rewards", f32, const=True, shape=_STEPS),
+    Array("values", f32, const=True, shape=_STEPS),
+    Array("next_values", f32, const=True, shape=_STEPS),
+    Array("terminations", boolean, const=True, shape=_STEPS),
+    Array("truncations", boolean, const=True, shape=_STEPS),
+    Array("active", boolean, const=True, shape=_STEPS),
+    Array("gamma", f32, const=True),
+    Array("gae_lambda", f32, const=True),
+    Array("estimates", f32, shape=_STEPS),
+    Array("returns", f32, shape=_STEPS),
+    Scalar("num_steps", i64),
+    Scalar("columns", i64),
 )
 SHUFFLE = KernelSignature(
     "shuffle",
@@ -54,9 +51,10 @@ SHUFFLE = KernelSignature(
         Array("epoch", i64, shape=(1,)),
         Scalar("permutes", boolean),
         Array("active", boolean, const=True),
+        Array("acting", boolean, const=True, optional=True),
         Array("estimates", f32, const=True),
         Array("order", i64),
-        Array("moments", f64, shape=("minibatches", 3)),
+        Array("moments", f64, shape=("minibatches", 4)),
         Array("parts", f64),
         Array("tickets", i32),
         Scalar("minibatches", i64),
@@ -92,10 +90,20 @@ CLIP_GRAD_NORM = KernelSignature(
 )
 
 
+def _acting(layout: GameLayout, **options: Any) -> tuple[Array, ...]:
+    return (Array("acting", boolean, const=True, **options),) if layout.tracks_acting else ()
+
+
+def advantages(layout: GameLayout) -> KernelSignature:
+    """The kernel of the advantages; ``acting`` has a row more than the others."""
+    return KernelSignature("advantages", (*_ADVANTAGES, *_acting(layout)))
+
+
 def loss_arguments(layout: GameLayout) -> tuple[Array | Scalar, ...]:
     """What the loss of a sample takes beside a network's outputs: the rollout and hyperparameters."""
     return (
         Array("active", boolean, const=True),
+        *_acting(layout),
         Array("draws", layout.action.dtype, const=True),
         Array("log_probs", f32, const=True),
         Array("old_values", f32, const=True),
@@ -124,6 +132,7 @@ def loss_values(
     """The values of ``loss_arguments``, see ``LossKernel``."""
     return {
         "active": rollout.active,
+        **({} if rollout.acting is None else {"acting": rollout.acting}),
         "draws": rollout.draws,
         "log_probs": rollout.log_probs,
         "old_values": rollout.values,
@@ -147,7 +156,7 @@ def loss_gradients(layout: GameLayout) -> KernelSignature:
             *loss_arguments(layout),
             Scalar("num_parameters", i32),
             Array("value_scale", f32, const=True, shape=()),
-            Array("moments", f64, const=True, shape=(3,)),
+            Array("moments", f64, const=True, shape=(4,)),
             Array("indices", i64, const=True, shape=("rows",)),
             Array("parameters", f32, const=True, strided=True, shape=("rows", "num_parameters")),
             Scalar("parameter_stride", i64),
@@ -163,7 +172,7 @@ def loss_gradients(layout: GameLayout) -> KernelSignature:
 
 
 def _game_program(env: VecEnv) -> Program:
-    kernels = [ADVANTAGES, loss_gradients(env.game.layout)]
+    kernels = [advantages(env.game.layout), loss_gradients(env.game.layout)]
     return env.functions.compile(cuda_folder() / "learner/learner.cu", kernels=kernels, game=env.game)
 
 
@@ -182,6 +191,7 @@ def advantage_launch(
     active: torch.Tensor,
     gamma: torch.Tensor,
     gae_lambda: torch.Tensor,
+    acting: torch.Tensor | None = None,
     *,
     out: tuple[torch.Tensor, torch.Tensor],
 ) -> Launch:
@@ -198,6 +208,7 @@ def advantage_launch(
         active: Estimates of inactive agents are 0.
         gamma: (num_agents,) float32.
         gae_lambda: (num_agents,) float32.
+        acting: (T + 1, …, num_agents) bool, agents that act in each step, where the game's layout ``tracks_acting``.
         out: Tensors for advantages and returns, float32.
     """
     columns = rewards[0].numel()
@@ -216,6 +227,7 @@ def advantage_launch(
         returns=out[1],
         num_steps=len(rewards),
         columns=columns,
+        **({} if acting is None else {"acting": acting}),
     )
 
 
@@ -227,6 +239,7 @@ def shuffle_launch(
     active: torch.Tensor,
     advantages: torch.Tensor,
     *,
+    acting: torch.Tensor | None = None,
     permutes: bool,
     out: torch.Tensor,
     moments: torch.Tensor,
@@ -240,11 +253,12 @@ def shuffle_launch(
         epoch: (1,) int64, increased by 1.
         active: (T + 1, E, A) bool.
         advantages: (T, E, A) float32.
+        acting: (T + 1, E, A) bool; None: all active agents act.
         permutes: Whether the order is a pseudo-random one, a function of seed, epoch and length alone; otherwise it is
             that of ``indices``.
         out: (num_minibatches * rows,) int64, the indices in their order.
-        moments: (num_minibatches, 3) float64: the number of a minibatch's active samples, the sum of their advantages
-            and that of the squares.
+        moments: (num_minibatches, 4) float64: the number of a minibatch's active samples whose agents acted, the sum
+            of their advantages and that of the squares; the number of all active samples.
     """
     minibatches, device = len(moments), indices.device
     rows = len(indices) // minibatches
@@ -257,10 +271,11 @@ def shuffle_launch(
         epoch=epoch,
         permutes=permutes,
         active=active,
+        acting=acting,
         estimates=advantages,
         order=out,
         moments=moments,
-        parts=torch.zeros(tiles * 3, dtype=torch.float64, device=device),
+        parts=torch.zeros(tiles * 4, dtype=torch.float64, device=device),
         tickets=torch.zeros(minibatches + 1, dtype=torch.int32, device=device),
         minibatches=minibatches,
         rows=rows,

@@ -356,7 +356,7 @@ def gradient_signature(layout: GameLayout) -> KernelSignature:
         (
             *GRADIENT_ARRAYS,
             *loss_arguments(layout),
-            Array("moments", f64, const=True, shape=(3,)),
+            Array("moments", f64, const=True, shape=(4,)),
             Array("indices", i64, const=True, shape=("rows",)),
             Array("parts", f32),
             Scalar("rows", i64),
@@ -473,7 +473,7 @@ class PerceptronKernels:
     ) -> tuple[Launch, torch.Tensor]:
         """A launch of the gradients of a minibatch, and its output, partial sums.
 
-        The launch takes the sample ``indices`` (rows,) int64 and the ``moments`` (3,) float64 of their advantages, see
+        The launch takes the sample ``indices`` (rows,) int64 and the ``moments`` (4,) float64 of their advantages, see
         ``LossKernel``. The sums over the first axis of the output (k, n + 5) are the gradients of all parameters and
         the metrics of ``ppo.loss``. k depends on ``rows``, the network and the GPU.
 

@@ -91,16 +91,32 @@ def advantages(
     active: torch.Tensor,
     gamma: float | torch.Tensor,
     gae_lambda: float | torch.Tensor,
+    acting: torch.Tensor | None = None,
+    zero_sum: bool = False,
 ) -> torch.Tensor:
-    """Generalised advantage estimates (T, …), the shape of all arguments; 0 where an agent was not active.
+    """Generalised advantage estimates (T, …), the shape of all arguments but acting; 0 where an agent was not active.
 
     ``next_values[t]`` is the value of the state after step t, before any reset. A terminated state has value 0. A
     truncated one keeps its value, but the sum over later steps ends there. ``gamma`` and ``gae_lambda`` may be tensors
     that broadcast, such as one number per agent.
+
+    ``acting`` (T + 1, …) marks the agents that act in each step; None: all active ones do. Lambda counts their own
+    decisions only: from a decision to the agent's next one, rewards are discounted step by step and summed up, and
+    values in between cancel out. The estimate of an active agent that does not act is the error of its value, by the
+    same sum. With ``zero_sum``, for two agents on the last axis, the value of a state for an agent that does not act
+    there is minus that for the other one, if it does.
     """
+    factor: float | torch.Tensor = gamma * gae_lambda
+    if acting is not None:
+        if zero_sum:
+            values, next_values = (
+                torch.where(now | ~now.flip(-1), x, -x.flip(-1))
+                for x, now in ((values, acting[:-1]), (next_values, acting[1:]))
+            )
+        factor = torch.where(acting[1:], factor, gamma)
     bootstrap = torch.where(terminations, 0, gamma * next_values)
     deltas = torch.where(active, rewards + bootstrap - values, 0)
-    decays = torch.where(active & ~(terminations | truncations), gamma * gae_lambda, 0.0).to(deltas.dtype)
+    decays = torch.where(active & ~(terminations | truncations), factor, 0.0).to(deltas.dtype)
     estimates = torch.empty_like(deltas)
     last_gae = torch.zeros_like(deltas[0])
     for t in reversed(range(len(deltas))):
@@ -134,7 +150,7 @@ def masked_normalize(x: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
 
 
 class Batch(NamedTuple):
-    """Samples of a rollout, (B, …); inactive ones are ignored."""
+    """Samples of a rollout, (B, …); inactive ones are ignored, and of agents that did not act all but the value is."""
 
     obs: torch.Tensor  # (B, *obs_shape)
     draws: torch.Tensor  # (B, heads): actions, or Gaussian samples before squashing
@@ -144,6 +160,7 @@ class Batch(NamedTuple):
     returns: torch.Tensor
     active: torch.Tensor  # (B,) bool
     action_mask: torch.Tensor | None = None  # (B, n) bool
+    acting: torch.Tensor | None = None  # (B,) bool; None: all active agents act
 
 
 def loss(
@@ -154,11 +171,13 @@ def loss(
     clip: torch.Tensor | None = None,
     entropy_coefficient: torch.Tensor | None = None,
     count: torch.Tensor | None = None,
+    value_count: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The scalar to minimise, and its metrics (5,): policy loss, value loss, entropy, approx. KL, clip fraction.
 
     ``clip`` and ``entropy_coefficient`` default to the initial ones of ``config``. ``count`` divides the sums and
-    defaults to the number of active samples; with that of a whole minibatch, the losses of its chunks add up.
+    defaults to the number of active samples whose agents acted; with that of a whole minibatch, the losses of its
+    chunks add up. ``value_count``, of all active samples, does so for the value loss.
     """
     parameters, values = policy(batch.obs)
     if clip is None:
@@ -167,10 +186,12 @@ def loss(
         entropy_coefficient = values.new_tensor(config.entropy_coefficient)
     log_probs, entropies = policy.log_probs_and_entropies(parameters, batch.draws, batch.action_mask)
 
-    def mean(x: torch.Tensor) -> torch.Tensor:
-        return masked_mean(x, batch.active, count)
+    acted = batch.active if batch.acting is None else batch.active & batch.acting
 
-    log_ratio = torch.where(batch.active, log_probs - batch.log_probs, 0)
+    def mean(x: torch.Tensor) -> torch.Tensor:
+        return masked_mean(x, acted, count)
+
+    log_ratio = torch.where(acted, log_probs - batch.log_probs, 0)
     ratio = log_ratio.exp()
     surrogate = ratio * batch.advantages
     surrogate_clipped = ratio.clamp(1 - clip, 1 + clip) * batch.advantages
@@ -179,7 +200,8 @@ def loss(
     if config.value_clip is not None:
         values_clipped = batch.values + (values - batch.values).clamp(-config.value_clip, config.value_clip)
         errors = torch.maximum(errors, (values_clipped - batch.returns).square())
-    value_loss = 0.5 * mean(errors / policy.value_scale**2)
+    value_count = count if batch.acting is None else value_count
+    value_loss = 0.5 * masked_mean(errors / policy.value_scale**2, batch.active, value_count)
     entropy = mean(entropies)
     total = policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy
     with torch.no_grad():

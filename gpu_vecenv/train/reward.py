@@ -22,7 +22,8 @@ class Transition(NamedTuple):
         next_obs: Like ``obs``, after the step and before any reset.
         terminations: (E, A) bool.
         truncations: (E, A) bool.
-        active: (E, A) bool, agents whose action counted.
+        active: (E, A) bool, agents whose reward counts; all of them acted, unless the game declares turns or team
+            reward.
     """
 
     obs: torch.Tensor

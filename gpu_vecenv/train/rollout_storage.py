@@ -18,7 +18,8 @@ from gpu_vecenv.train.reward import RewardFunction, Shaping, Transition
 class Rollout:
     """Rollout buffer of one iteration. The environment writes into it and the learner reads from it, without copies.
 
-    Tensors are (T, E, A, …); ``obs``, ``active``, ``action_mask`` and ``values`` are (T + 1, E, A, …).
+    Tensors are (T, E, A, …); ``obs``, ``active``, ``acting``, ``action_mask`` and ``values`` are (T + 1, E, A, …).
+    ``acting`` is None where all active agents act.
 
     Args:
         env: The environment.
@@ -33,6 +34,7 @@ class Rollout:
             (*after, *env.game.layout.observation.shape), dtype=env.buffers_layout.obs_dtype, device=device
         )
         self.active = torch.zeros(after, dtype=torch.bool, device=device)
+        self.acting = torch.zeros_like(self.active) if env.layout.tracks_acting else None
         self.values = torch.zeros(after, device=device)
         choices = (env.buffers_layout.num_choices,) if env.buffers_layout.num_choices else ()
         self.action_mask = torch.zeros((*after, *choices), dtype=torch.bool, device=device) if choices else None
@@ -64,7 +66,8 @@ class Rollout:
     def _before(self, t: int) -> dict[str, torch.Tensor]:
         """Tensors before step t, written by step t - 1."""
         rows = {"obs": self.obs[t], "active": self.active[t]}
-        return rows if self.action_mask is None else rows | {"action_mask": self.action_mask[t]}
+        optional = {"action_mask": self.action_mask, "acting": self.acting}
+        return rows | {name: tensor[t] for name, tensor in optional.items() if tensor is not None}
 
     def carry_over(self) -> None:
         """Copy row T to row 0, for the next iteration."""
@@ -115,6 +118,8 @@ class Rollout:
         """Write row T from the environment's state, for example after ``load_state_dict``."""
         self.env.observe(out=self.obs[-1])
         self.active[-1].copy_(self.env.active)
+        if self.acting is not None:
+            self.acting[-1].copy_(self.env.acting)
         if self.action_mask is not None:
             self.action_mask[-1].copy_(self.env.action_mask)
 

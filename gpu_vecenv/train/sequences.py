@@ -93,7 +93,7 @@ class Sequences:
             seed: (1,) int64, the bits of a uint64.
             epoch: (1,) int64, increased by 1.
             out: (T * E * C,) int64, the ``order``.
-            moments: (num_minibatches, 3) float64.
+            moments: (num_minibatches, 4) float64.
         """
         data, functions = self._rollout, self._rollout.env.functions
         firsts, samples = torch.empty_like(self._firsts), torch.empty_like(out)
@@ -104,12 +104,21 @@ class Sequences:
             seed,
             epoch,
             *numbers,
+            acting=data.acting,
             permutes=self._num_minibatches > 1,
             out=firsts,
             moments=torch.empty_like(moments),  # of first steps only
         )
         add_moments = shuffle_launch(
-            functions, samples, seed, torch.zeros_like(epoch), *numbers, permutes=False, out=out, moments=moments
+            functions,
+            samples,
+            seed,
+            torch.zeros_like(epoch),
+            *numbers,
+            acting=data.acting,
+            permutes=False,
+            out=out,
+            moments=moments,
         )
         of_minibatches = samples.view(self._num_minibatches, self.length, -1)
 

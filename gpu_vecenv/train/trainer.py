@@ -178,7 +178,9 @@ class Trainer:
             data = self.rollout
             numbers, out = (data.rewards, data.values[:-1], data.values[1:]), (data.advantages, data.returns)
             flags = data.terminations, data.truncations, data.active[:-1]
-            self._compute_advantages = advantage_launch(self.env, *numbers, *flags, gamma, gae_lambda, out=out)
+            self._compute_advantages = advantage_launch(
+                self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out
+            )
             self.env.reset(seed=self.seed, out=self.rollout.last)
             self._check_networks(self.rollout.obs[-1:])
             self.episode_log = EpisodeLog(self.env)

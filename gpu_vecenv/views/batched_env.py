@@ -197,9 +197,10 @@ class BatchedParallelEnv:
 
         Returns:
             Observations, rewards (float32), terminated, time_out (bool) and extras, whose values are dictionaries of
-            the same keys: "active" (next action counts); "fault", see ``VecEnv.faults``; in "same_step" mode
-            "final_obs" and "_final_obs" (its valid rows); if the game has one, "action_mask", a (…, choices) bool
-            tensor, or for a MultiDiscrete action a tuple with one for each head.
+            the same keys: "active" (the episode has not ended); if the game has it, "acting" (the next action counts);
+            "fault", see ``VecEnv.faults``; in "same_step" mode "final_obs" and "_final_obs" (its valid rows); if the
+            game has one, "action_mask", a (…, choices) bool tensor, or for a MultiDiscrete action a tuple with one for
+            each head.
 
         Raises:
             AgentKeyError: A key is missing or unknown; nothing has changed.
@@ -272,7 +273,7 @@ class BatchedParallelEnv:
         return {key: role_obs(self.game, role, padded[key]) for key, role in self._roles.items()}
 
     def _extras(self, info: Mapping[str, torch.Tensor]) -> Extras:
-        extras: Extras = {name: self._split(info[name]) for name in ("active", "fault") if name in info}
+        extras: Extras = {name: self._split(info[name]) for name in ("active", "acting", "fault") if name in info}
         if "final_obs" in info:
             extras |= {"final_obs": self._own(info["final_obs"]), "_final_obs": self._split(info["_final_obs"])}
         if "action_mask" in info:

@@ -159,10 +159,10 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
             out: Buffers to write to (``vec_env.step_buffers()``), with ``output="torch"`` only; None allocates.
 
         Returns:
-            Observations, rewards (float32), terminations, truncations and info: "active" (rows whose next action
-            counts), "action_mask" if the game has one, in "same_step" mode "final_obs" and "final_info" with their
-            masks "_final_obs" and "_final_info"; with ``output="numpy"`` every key has a mask. Rows of "final_obs"
-            outside its mask hold the observation; with ``fill_final_obs=False`` they are unspecified.
+            Observations, rewards (float32), terminations, truncations and info: "active" (rows whose episode has not
+            ended), "action_mask" and "acting" if the game has them, in "same_step" mode "final_obs" and "final_info"
+            with their masks "_final_obs" and "_final_info"; with ``output="numpy"`` every key has a mask. Rows of
+            "final_obs" outside its mask hold the observation; with ``fill_final_obs=False`` they are unspecified.
 
         Raises:
             TypeError, ValueError: Actions or ``out`` have a wrong type, dtype, shape or device; nothing has changed.
@@ -235,7 +235,7 @@ class GymnasiumVectorEnv(VectorEnv[Any, Any, Any]):
         self.vec_env.check_ready("step")
         array = self._check.array(actions)
         self._host_masks = HostMasks.current(self.vec_env, self._host_masks)
-        self._check.host_values(array, self._host_masks.active, self._host_masks.action_mask)
+        self._check.host_values(array, self._host_masks.acting, self._host_masks.action_mask)
         return self._check.tensor(array)
 
     def _with_masks(self, info: Mapping[str, Any]) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         if not self._host_masks.active.any():
             raise ResetNeededError("step after the end of an episode: call reset() first")
         array = self._check.array(action, self._shape)
-        self._check.host_values(array, self._host_masks.active, self._host_masks.action_mask)
+        self._check.host_values(array, self._host_masks.acting, self._host_masks.action_mask)
         self.vec_env.step(self._check.tensor(array), self._host.step_buffers())
         arrays = self._host.arrays()
         info = self._info(arrays)
@@ -387,6 +387,8 @@ class GymnasiumEnv(gymnasium.Env[Any, Any]):
         info = {"active": arrays["active"][0]} if self._agent_axis else {}
         if "action_mask" in arrays:
             info["action_mask"] = self._entry(arrays["action_mask"])
+        if "acting" in arrays:
+            info["acting"] = self._entry(arrays["acting"])
         return info
 
 

@@ -102,7 +102,7 @@ class HostCopyWithoutObs:
 
 
 class HostMasks:
-    """Host copy of the active flags and action mask for the next step; callers may modify infos without effect on it.
+    """Host copy of the flags and the action mask for the next step; callers may modify infos without effect on it.
 
     Args:
         env: The environment.
@@ -112,6 +112,7 @@ class HostMasks:
     def __init__(self, env: VecEnv, arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
         self.loads = env.loads
         self.active = arrays["active"].copy()
+        self.acting = self.active & arrays["acting"] if "acting" in arrays else self.active
         self.action_mask = arrays["action_mask"].copy() if "action_mask" in arrays else None
 
     @staticmethod
@@ -119,5 +120,7 @@ class HostMasks:
         """``cached``, or the masks of the environment if a state has been loaded since."""
         if cached is not None and cached.loads == env.loads:
             return cached
-        tensors = {"active": env.active} | ({"action_mask": env.action_mask} if env.game.layout.masks_actions else {})
+        tensors = {"active": env.active, "acting": env.acting}
+        if env.game.layout.masks_actions:
+            tensors["action_mask"] = env.action_mask
         return HostMasks(env, {name: tensor.cpu().numpy() for name, tensor in tensors.items()})

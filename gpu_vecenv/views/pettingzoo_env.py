@@ -210,7 +210,9 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
             If the game masks actions, an info has "action_mask", the valid choices of the next step, unless the agent's
             space is a Box: with
             ``output="numpy"`` int8 arrays as ``action_space(agent).sample(mask)`` takes them, else bool tensors on the
-            device; one for a Discrete space, a tuple with one for each head for a MultiDiscrete one.
+            device; one for a Discrete space, a tuple with one for each head for a MultiDiscrete one. If the game
+            declares turns or team reward, an info has "acting", a bool: where it is False the agent's next action is
+            ignored, and every choice is valid.
 
         Raises:
             AgentKeyError: The keys are not exactly the live agents; nothing has changed.
@@ -222,7 +224,7 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         if not live:
             return {}, {}, {}, {}, {}
         array = self._joined({agent: self._checked(agent, actions[agent]) for agent in live})
-        self._check.values(torch.from_numpy(array), torch.from_numpy(self._active), self._mask)
+        self._check.values(torch.from_numpy(array), torch.from_numpy(self._acting), self._mask)
         if self._warns_of_clipping:
             self._warn_of_clipping(actions, array[0], live)
         buffers = self._host.step_buffers()
@@ -286,13 +288,18 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
         """Observations and infos of these agents, and the arrays of all outputs in the buffers."""
         arrays = self._host.arrays()
         self._obs = torch.from_numpy(arrays["obs"]) if self._numpy else buffers.obs
-        self._active, masks = arrays["active"], arrays.get("action_mask")
+        active, masks, acting = arrays["active"], arrays.get("action_mask"), arrays.get("acting")
+        self._acting = active if acting is None else active & acting
         self._mask = None if masks is None else torch.from_numpy(masks)
-        active = self._active[0].tolist()
-        self._live = {agent: i for agent, i in self._agent_index.items() if active[i]}
+        live = active[0].tolist()
+        self._live = {agent: i for agent, i in self._agent_index.items() if live[i]}
         rows: Any = arrays["obs"][0] if self._numpy else buffers.obs[0].unbind()
         observations = {agent: role_obs(self.game, self._roles[agent], rows[i]) for agent, i in agents.items()}
         infos: Infos = {agent: {} for agent in agents}
+        if acting is not None:
+            acts = self._acting[0].tolist()
+            for agent, i in agents.items():
+                infos[agent]["acting"] = acts[i]
         if masks is not None:
             # Copied, so that callers may modify infos without effect on the check of the next step.
             own: Any = masks[0].astype(np.int8) if self._numpy else buffers.action_mask[0].unbind()  # type: ignore[index]

@@ -118,10 +118,11 @@ def _play_episodes(eval_env: VecEnv, act: RolePolicies, seed: int, on_progress: 
     for steps, _ in enumerate(steps_until_all_done(eval_env, on_progress)):
         if steps >= MAX_REPLAY_STEPS or steps * bytes_per_step >= PAYLOAD_LIMIT:
             raise ConfigError(f"record: an episode has not ended after {steps:,} steps; expected one that ends")
-        idle = ~buffers.active.view(*buffers.active.shape, *[1] * len(eval_env.game.layout.action.shape))
+        acting = buffers.active if buffers.acting is None else buffers.active & buffers.acting
+        idle = ~acting.view(*acting.shape, *[1] * len(eval_env.game.layout.action.shape))
         actions = act(buffers.obs, buffers.action_mask).masked_fill(
             idle, 0
-        )  # actions of inactive agents have no effect
+        )  # actions of agents that do not act have no effect
         digest.add_step(actions, eval_env.step(actions, out=buffers))
         digest.add_state(eval_env)
         digests.append(digest.words.clone())

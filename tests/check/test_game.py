@@ -6,11 +6,15 @@ import re
 
 import pytest
 from games.crew import Crew
+from games.race import Race
+from games.sacrifice import Sacrifice
 from support.hostile import MISTAKE_LINE, walkers
 
 from gpu_vecenv.check import ConformanceError
+from gpu_vecenv.check.context import CHECKS
 from gpu_vecenv.check.game import check_game
 from gpu_vecenv.check.isolation import ProcessEnded, run_isolated
+from gpu_vecenv.check.report import GAME_CHECKS
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError, SourceRuleError
 
@@ -173,6 +177,17 @@ def test_a_sound_game_passes_in_one_table():
     report.raise_for_failures()
     assert {"G01", "G02", "G03", "G04", "G05", "K01", "K18"} <= {*report.passed}
     assert str(report).count("K01") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "game", [Race(), Sacrifice(num_units=3, max_steps=6, limit=True)], ids=lambda game: game.name()
+)
+def test_games_whose_agents_do_not_act_in_each_step_pass(game):
+    checks = [name for name in (*GAME_CHECKS, *CHECKS) if name not in ("G00", "K21")]  # K21 needs random episodes
+    report = check(game, checks=checks, autoreset_modes=["next_step"])
+    report.raise_for_failures()
+    assert {"G01", "G02", "G03", "G05", "K01", "K14"} <= {*report.passed}
 
 
 def test_what_pointers_allow_and_checked_indices_do_not_is_no_finding(tmp_path):

@@ -12,6 +12,8 @@ from games.crew import Crew
 from games.economy import Economy
 from games.fragile import Fragile
 from games.painter import Painter
+from games.race import Race
+from games.sacrifice import Sacrifice
 from games.scouts import Scouts
 from gymnasium.spaces import Discrete
 from support.emulated_cuda import EmulatedCudaBackend
@@ -51,6 +53,9 @@ CASES = [
     (Scouts, {}, 9, None),
     (Painter, {}, 3, None),
     (Economy, {}, 9, None),
+    (Race, {}, 37, None),  # turns
+    (Sacrifice, {"num_units": 3, "max_steps": 6}, 11, None),  # agents die before their episode ends
+    (Sacrifice, {"num_units": 40, "limit": True}, 3, None),
     (Economy, {"num_workers": 40, "num_rates": 1, "num_clerks": 3}, 4, 64),
     ("tag_continuous", {"num_taggers": 6, "num_runners": 214}, 2, 64),  # enough to be sorted into cells
 ]

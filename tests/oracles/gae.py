@@ -10,6 +10,7 @@ and 12.3): the n-step return G(n) = r(t) + … + gamma^(n - 1) r(t + n - 1) + ga
 (1 - lambda) lambda^(n - 1), the longest one, of all N steps left, has lambda^(N - 1).
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,32 @@ def of_deltas(rewards, values, next_values, gamma, gae_lambda) -> Estimates:
             roundings = 5 * (k + 1) * HALF_ULP
             exact[t] += (gamma * gae_lambda) ** k * sum(parts)
             bounds[t] += (gamma * gae_lambda) ** k * sum(map(abs, parts)) * roundings / (1 - roundings)
+    return Estimates(exact, bounds)
+
+
+def of_decisions(rewards, values, next_values, acting, gamma, gae_lambda) -> Estimates:
+    """As ``of_deltas``, where the agent acts only in the steps that ``acting`` (steps,) marks.
+
+    From decision to decision as in a semi-Markov process (Bradtke and Duff, "Reinforcement learning methods for
+    continuous-time Markov decision problems", 1994): an agent that acts at step d, and next at step e, has
+    delta(d) = r(d) + gamma r(d + 1) + … + gamma^(e - d - 1) r(e - 1) + gamma^(e - d) V(e) - V(d). The estimate at step
+    t is the sum over its decisions from t on, d(0) = t, d(1), …, of gamma^(d(k) - t) lambda^k delta(d(k)). After the
+    last one the state after the last step takes the place of V(e). A step without a decision is a start like one with.
+
+    Bounds: as in ``of_deltas``, of the recursion that adds and subtracts the values between decisions too.
+    """
+    steps = len(rewards)
+    exact, bounds = np.zeros(steps), np.zeros(steps)
+    for t in range(steps):
+        decisions = [t, *(d for d in range(t + 1, steps) if acting[d]), steps]
+        for k, (d, e) in enumerate(pairwise(decisions)):
+            value = values[e] if e < steps else next_values[-1]
+            delta = sum(gamma ** (s - d) * rewards[s] for s in range(d, e)) + gamma ** (e - d) * value - values[d]
+            exact[t] += gamma ** (d - t) * gae_lambda**k * delta
+            for s in range(d, e):
+                size = abs(rewards[s]) + abs(gamma * next_values[s]) + abs(values[s])
+                roundings = 5 * (s - t + 1) * HALF_ULP
+                bounds[t] += gamma ** (s - t) * gae_lambda**k * size * roundings / (1 - roundings)
     return Estimates(exact, bounds)
 
 

@@ -15,7 +15,8 @@ def batch_of(rollout, view, indices, advantages):
     draws = rows(rollout.draws).view(len(indices), -1)[:, : view.num_heads]
     log_probs, values, returns, active = map(rows, (rollout.log_probs, rollout.values, rollout.returns, rollout.active))
     mask = None if rollout.action_mask is None else view.mask(rows(rollout.action_mask))
-    return Batch(rollout.flat_obs(view)[indices], draws, log_probs, values, advantages, returns, active, mask)
+    acting = None if rollout.acting is None else rows(rollout.acting)
+    return Batch(rollout.flat_obs(view)[indices], draws, log_probs, values, advantages, returns, active, mask, acting)
 
 
 def run_update(learner, progress=0.0, iteration=0):

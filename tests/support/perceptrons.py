@@ -7,6 +7,7 @@ import torch
 from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
+from games.race import Race
 from games.script import Script
 from torch import nn
 
@@ -55,6 +56,8 @@ CASES = {
     "choices beside a box": Case(Economy, ("worker",), {**APART, "hidden_sizes": (32, 24)}),
     "images": Case(Painter, ("agent",), {"hidden_sizes": (40, 24)}),
     "more outputs than a unit": Case("tag_continuous", ("tagger",), {"hidden_sizes": (32,)}),
+    "turns": Case(Race, ("player",), {"hidden_sizes": (32, 24)}),
+    "turns, two trunks": Case(Race, ("player",), {**APART, **BOTH, "hidden_sizes": (32, 24), "value_clip": 0.4}),
     "raw advantages": Case("cartpole", ("agent",), {"hidden_sizes": (32,), "normalize_advantages": False}),
     "several tiles of a block": Case("cartpole", ("agent",), {**APART, "hidden_sizes": (64, 64)}, rows=1500),
     "several tiles, many inputs": Case("tag_continuous", ("runner",), {"hidden_sizes": (32,)}, FEW, rows=1500),
@@ -99,6 +102,8 @@ def rows_of(case, device, precision="float32", num_envs=None):
         policy.return_normalizer.mean.fill_(1.5)
         policy.return_normalizer.var.fill_(6.25)
     data.active.copy_(torch.rand(data.active.shape, generator=random) < 0.8)
+    if data.acting is not None:
+        data.acting.copy_(torch.rand(data.acting.shape, generator=random) < 0.5)
     numbers = torch.arange(data.rewards.numel()).view(data.rewards.shape)[:, :, view.agents].flatten()
     indices = numbers[torch.randperm(len(numbers), generator=random)][: case.rows].to(device)
     for tensor in (data.values, data.advantages, data.returns):
@@ -196,7 +201,7 @@ def expected_of(rows, dtype=torch.float64):
     kept = rows.indices[active]
     gains = data.advantages.flatten()[kept].double()
     if rows.config.normalize_advantages:
-        gains = masked_normalize(gains, active[active])
+        gains = masked_normalize(gains, active[active] if data.acting is None else data.acting[:-1].flatten()[kept])
     batch = batch_in(rows, kept, gains, dtype)
     clip, weight = (torch.tensor(x, device=kept.device).to(dtype) for x in (CLIP, ENTROPY_COEFFICIENT))
     total, metrics = loss(policy, batch, rows.config, clip=clip, entropy_coefficient=weight)
@@ -209,6 +214,16 @@ def expected_of(rows, dtype=torch.float64):
 def sum_gradients(output, sums, name):
     """Put the sums over the rows of the absolute gradients with respect to a layer's output into ``sums``."""
     output.register_hook(lambda gradient: sums.update({name: gradient.abs().sum(0)}))
+
+
+def moments_of(rows):
+    """What the kernels take beside the samples."""
+    data = rows.rollout
+    acted = active = data.active[:-1].flatten()[rows.indices]
+    if data.acting is not None:
+        acted = active & data.acting[:-1].flatten()[rows.indices]
+    gains = data.advantages.flatten()[rows.indices][acted].double()
+    return torch.stack([acted.sum(), gains.sum(), gains.square().sum(), active.sum()])
 
 
 def norms_of_errors(found, exact):

@@ -10,6 +10,8 @@ from games.economy import Economy
 from games.fragile import Fragile
 from games.painter import Painter
 from games.probes import Forbidden
+from games.race import Race
+from games.sacrifice import Sacrifice
 from support.bitwise import equal_bits
 
 import gpu_vecenv
@@ -77,6 +79,8 @@ CASES = {
     ),
     "masks of roles": Case(Crew, {}, {"hidden_sizes": (16,)}),
     "masks": Case(Forbidden, {}, {"hidden_sizes": (16,)}),
+    "turns": Case(Race, {}, {"hidden_sizes": (16,)}),
+    "deaths": Case(Sacrifice, {"num_units": 3}, {**APART, "hidden_sizes": (16,)}),
     "images": Case(Painter, {}, {**APART, "hidden_sizes": (24,)}),
     "randomised": Case("cartpole", {"randomize": {"gravity": (8.0, 12.0)}, "max_steps": 6}, {"hidden_sizes": (16,)}),
     "non-finite numbers": Case(Fragile, {"num_actions": 7}, {"hidden_sizes": (16,)}, env={"end_on_nonfinite": True}),

@@ -23,6 +23,7 @@ from support.perceptrons import (
     check_gradients,
     check_outputs,
     expected_of,
+    moments_of,
     poisoned,
     rows_of,
 )
@@ -78,9 +79,7 @@ def launch_of(rows, chunk_rows=2**20):
         value_clip=rows.config.value_clip,
         normalize_advantages=rows.config.normalize_advantages,
     )
-    active = rows.rollout.active[:-1].flatten()[rows.indices]
-    gains = rows.rollout.advantages.flatten()[rows.indices][active].double()
-    moments = torch.stack([active.sum().double(), gains.sum(), gains.square().sum()])
+    moments = moments_of(rows)
     return lambda: launch(indices=rows.indices, moments=moments), parts
 
 

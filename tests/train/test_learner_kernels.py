@@ -7,6 +7,7 @@ import pytest
 import torch
 from games.crew import Crew
 from games.economy import Economy
+from games.race import Race
 from games.script import Script
 from oracles.gae import of_deltas
 from support.advantages import ALIVE, FACTORS, episodes_of, patterned
@@ -85,6 +86,7 @@ CASES = {
     "box beside choices": Case(Economy, {}, ("planner",), "tanh"),
     "choices beside a box": Case(Economy, {"num_rates": 4}, ("worker",)),
     "fewer choices beside a box": Case(Economy, {"num_rates": 1, "num_clerks": 2}, ("clerk",)),
+    "turns": Case(Race, {}, ("player",)),
 }
 
 
@@ -133,6 +135,8 @@ def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, see
         tensor.copy_(torch.randn(tensor.shape, generator=random))
     active = torch.rand(data.active.shape, generator=random) < 0.8
     data.active.copy_(active)
+    if data.acting is not None:
+        data.acting.copy_(torch.rand(active.shape, generator=random) < 0.5)
     parameters = torch.randn(len(indices), view.num_parameters, generator=random)
     values = torch.randn(len(indices), generator=random)
     draws = data.draws.cpu().view(data.rewards.numel(), -1)
@@ -159,6 +163,8 @@ def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, see
     ).float()
     for tensor in (data.log_probs, data.advantages, data.returns, data.values[:-1]):
         tensor[~data.active[:-1]] = torch.nan
+    if data.acting is not None:
+        data.log_probs[~data.acting[:-1]] = torch.nan
     return found
 
 
@@ -187,11 +193,11 @@ def kernel_of(rows, config):
 
 def moments_of(rows):
     """Of one minibatch of all rows."""
-    functions, data, moments = rows.rollout.env.functions, rows.rollout, torch.zeros((1, 3), dtype=torch.float64)
+    functions, data, moments = rows.rollout.env.functions, rows.rollout, torch.zeros((1, 4), dtype=torch.float64)
     order, moments = torch.full_like(rows.indices, -1), moments.to(rows.indices.device)
     seed, epoch = torch.zeros((2, 1), dtype=torch.int64, device=rows.indices.device)
     given = (functions, rows.indices, seed, epoch, data.active, data.advantages)
-    shuffle_launch(*given, permutes=False, out=order, moments=moments)()
+    shuffle_launch(*given, acting=data.acting, permutes=False, out=order, moments=moments)()
     assert order.equal(rows.indices) and epoch == 1
     return moments[0]
 
@@ -208,9 +214,8 @@ def expected_of(rows, config):
     active = data.active[:-1].flatten()[rows.indices]
     kept = rows.indices[active]
     gains = data.advantages.flatten()[kept].double()
-    batch = batch_of(
-        data, view, kept, masked_normalize(gains, active[active]) if config.normalize_advantages else gains
-    )
+    acted = active[active] if data.acting is None else data.acting[:-1].flatten()[kept]
+    batch = batch_of(data, view, kept, masked_normalize(gains, acted) if config.normalize_advantages else gains)
     batch = Batch(*(x.double() if x is not None and x.dtype == torch.float32 else x for x in batch))
     parameters, values = (x[active].double().requires_grad_() for x in (rows.parameters, rows.values))
     rows.policy.given = parameters, values
@@ -399,13 +404,23 @@ def test_parts_of_a_minibatch_add_up(chunk, device):
     torch.testing.assert_close(total, metrics, rtol=0, atol=800 * 4 * 2.0**-24)
 
 
+def test_moments_are_those_of_agents_that_acted_and_count_all_active_ones(device):
+    rows = rows_of(CASES["turns"], device)
+    active, acting = (x[:-1].flatten()[rows.indices] for x in (rows.rollout.active, rows.rollout.acting))
+    rows.rollout.advantages[~rows.rollout.acting[:-1]] = torch.nan
+    gains = rows.rollout.advantages.flatten()[rows.indices][active & acting].double()
+    expected = [float(len(gains)), gains.sum().item(), gains.square().sum().item(), float(active.sum())]
+    assert 0 < expected[0] < expected[3] < len(rows.indices)
+    assert moments_of(rows).tolist() == pytest.approx(expected, rel=1e-12)
+
+
 def test_moments_are_those_of_the_active_rows(device):
     rows = rows_of(CASES["two heads"], device)
     rows.rollout.advantages += 1e4  # the mean square is then nearly the squared mean
     kept = rows.rollout.advantages.flatten()[rows.indices].double()
     kept = kept[~kept.isnan()]
-    count, total, squares = moments_of(rows).tolist()
-    assert count == len(kept) < len(rows.indices)
+    count, total, squares, value_count = moments_of(rows).tolist()
+    assert count == value_count == len(kept) < len(rows.indices)
     assert total == pytest.approx(kept.sum().item(), rel=1e-14)
     # The variance, 1, is a difference of numbers of size 1e8, each off by some 1e-16 of itself.
     variance = squares / count - (total / count) ** 2
@@ -418,9 +433,9 @@ def test_advantages_that_do_not_differ_move_no_policy(rounding, device):
     rows, constant = rows_of(CASES["two heads"], device), np.float32(0.1).item()
     rows.rollout.advantages[rows.rollout.active[:-1]] = constant
     kernel = kernel_of(rows, PPOConfig())
-    count, total, squares = moments_of(rows)
+    count, total, squares, value_count = moments_of(rows)
     assert total / count == constant  # a sum of some 640 equal floats is exact in float64
-    moments = torch.stack([count, total, squares * (1 - rounding)])
+    moments = torch.stack([count, total, squares * (1 - rounding), value_count])
     gradients, _, metrics = kernel(rows.indices, moments, rows.parameters, rows.values)
     assert metrics[0] == 0 and metrics.isfinite().all() and gradients.isfinite().all()
 

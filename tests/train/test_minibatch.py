@@ -31,7 +31,7 @@ class Order:
             torch.zeros(rows, device=functions.device),
             permutes=True,
             out=self.out,
-            moments=torch.zeros((1, 3), dtype=torch.float64, device=functions.device),
+            moments=torch.zeros((1, 4), dtype=torch.float64, device=functions.device),
         )
 
     def __call__(self, seed, epoch):

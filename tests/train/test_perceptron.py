@@ -7,6 +7,8 @@ from typing import NamedTuple
 import pytest
 import torch
 from games.crew import Crew
+from games.race import Race
+from games.sacrifice import Sacrifice
 from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
 from support.perceptrons import (
@@ -19,6 +21,7 @@ from support.perceptrons import (
     check_gradients,
     check_outputs,
     expected_of,
+    moments_of,
     poisoned,
     rows_of,
 )
@@ -68,9 +71,7 @@ def launch_of(rows, tile=None):
         normalize_advantages=rows.config.normalize_advantages,
         tile=tile,
     )
-    active = rows.rollout.active[:-1].flatten()[rows.indices]
-    gains = rows.rollout.advantages.flatten()[rows.indices][active].double()
-    moments = torch.stack([active.sum().double(), gains.sum(), gains.square().sum()])
+    moments = moments_of(rows)
     return kernels, lambda: launch(indices=rows.indices, moments=moments), parts
 
 
@@ -389,6 +390,8 @@ RUNS = {
     "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5}),
     "roles": Run("simple_adversary", {"normalize_obs": True}),
     "masks": Run(Crew, {"shared_trunk": False, "normalize_returns": True}),
+    "turns": Run(Race, {"normalize_obs": True}),
+    "deaths": Run(Sacrifice, {"shared_trunk": False, "normalize_returns": True}, {"num_units": 3}),
 }
 
 

@@ -9,6 +9,8 @@ import torch
 from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
+from games.race import Race
+from games.sacrifice import Sacrifice
 from games.scouts import Scouts
 from gymnasium.error import UnsupportedMode
 from gymnasium.spaces import Box, Discrete
@@ -41,6 +43,8 @@ EVERY = [
     (Scouts, {"num_scouts": 0}),
     (Painter, {}),
     (Economy, {}),
+    (Race, {}),
+    (Sacrifice, {"num_units": 3, "max_steps": 6}),
 ]
 GROUPS, MODES = ("agent", "role"), ("same_step", "next_step", "disabled")
 

@@ -16,6 +16,8 @@ import torch
 from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
+from games.race import Race
+from games.sacrifice import Sacrifice
 from gymnasium.spaces import Box, MultiDiscrete
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -154,6 +156,15 @@ def test_gymnasiums_checker_passes_on_every_single_env(name):
         warnings.filterwarnings("ignore", message=".*Box observation space (min|max)imum value is -?infinity.*")
         warnings.filterwarnings("ignore", message=".*we recommend using a symmetric and normalized space.*")
         check_env(env.unwrapped)
+
+
+@pytest.mark.filterwarnings("ignore:.*WARN")
+@pytest.mark.parametrize("game", [Race, Sacrifice])
+def test_gymnasiums_checker_passes_where_agents_do_not_act_in_each_step(game):
+    env = GymnasiumEnv(game)
+    check_env(env, skip_render_check=True)
+    _, info = env.reset(seed=1)
+    assert info["acting"].shape == (2,) and info["acting"].dtype == np.bool_
 
 
 @pytest.mark.parametrize("name", GAMES)

@@ -13,6 +13,8 @@ import torch
 from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
+from games.race import Race
+from games.sacrifice import Sacrifice
 from games.scouts import Scouts
 from gymnasium.error import UnsupportedMode
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
@@ -49,6 +51,8 @@ UNMASKED = [
     *((name, SMALL.get(name, {})) for name in MULTI),
     *((name, {}) for name in SMALL),
     *((name, {"continuous_actions": True}) for name in CONTINUOUS),
+    (Race, {}),
+    (Sacrifice, {"num_units": 3, "max_steps": 6}),
 ]
 MASKED = [(Crew, {"num_helpers": 3}), (Scouts, {}), (Scouts, {"num_scouts": 0}), (Economy, {})]
 EVERY = [*UNMASKED, *MASKED, (Painter, {})]
