@@ -36,6 +36,7 @@ from gpu_vecenv.train.layerwise import LayerwiseKernels, choose_kernels, multipl
 from gpu_vecenv.train.perceptron import METRICS, PerceptronKernels
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.run import computed_by
 from gpu_vecenv.train.trainer import Trainer
 
 WIDE = {
@@ -374,7 +375,7 @@ RUNS = {
     "target_kl": Run(
         "cartpole", {**BOTH, "activation": "relu", "target_kl": 1e-5, "learning_rate": 3e-3, "num_epochs": 2}
     ),
-    "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5}),
+    "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5, "hidden_sizes": (9, 8)}),
     "roles": Run("simple_adversary", {"normalize_obs": True}),
     "masks": Run(Crew, {"shared_trunk": False, "normalize_returns": True}),
 }
@@ -435,9 +436,7 @@ def test_layer_by_layer_trains_what_torch_trains(name, trainer_of):
     assert moved > step and distance(by_torch, by_layers) < 0.1 * step
 
 
-@pytest.mark.parametrize(
-    "name", ["two trunks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("target_kl", "roles"))]
-)
+@pytest.mark.parametrize("name", ["box", *(pytest.param(n, marks=pytest.mark.slow) for n in ("target_kl", "roles"))])
 def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
     trainer = trainer_of(RUNS[name], layerwise=True)
     trainer.train_iteration()
@@ -464,6 +463,19 @@ def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
     assert equal_bits(state_of(whole), state_of(stages))
 
 
+def test_a_rollout_has_the_weights_of_its_first_step(trainer_of):
+    trainer = trainer_of(RUNS["box"], layerwise=True)
+    trainer.train_iteration()
+    policy, data = trainer.policies["agent"], trainer.rollout
+    with torch.no_grad():
+        for p in policy.parameters():
+            p += 0.1
+        trainer.begin_iteration()
+        for t in (0, 1, -1):
+            expected = policy(policy.view.obs(data.obs[t]))[1]
+            torch.testing.assert_close(data.values[t], expected, rtol=1e-5, atol=1e-5)  # other roundings
+
+
 def test_weights_that_a_caller_replaces_are_those_that_act_and_learn(trainer_of):
     trainer, other = (trainer_of(RUNS["two trunks"], layerwise=True) for _ in range(2))
     for each in (trainer, other):
@@ -475,6 +487,14 @@ def test_weights_that_a_caller_replaces_are_those_that_act_and_learn(trainer_of)
     for each in (trainer, other):
         each.train_iteration()
     assert equal_bits(state_of(trainer), state_of(other))
+
+
+def test_a_run_says_what_computes_its_policies(trainer_of, monkeypatch):
+    told = [computed_by(trainer_of(RUNS["box"], layerwise=layerwise), "agent") for layerwise in (False, True)]
+    assert told == ["torch (no tensor cores)", "kernels layer by layer (a network too large for shared memory)"]
+    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+    trainer = Trainer(gpu_vecenv.make("pendulum", 2, "cpu"), PPOConfig(num_steps=4, hidden_sizes=(16,)))
+    assert computed_by(trainer, "agent") == "one kernel each"
 
 
 def test_a_network_that_gets_a_hook_is_computed_by_torch(trainer_of):
