@@ -4,8 +4,8 @@
 //
 // Matrices have a row for each sample, padded with zeros to packs of 16 bytes. A padded element stays 0 whatever the
 // row has, so that neither NaN nor infinity spreads from there.
+#include "layer_elements.cuh"
 #include "loss.cuh"
-#include "tensor_core.cuh"
 
 namespace layerwise {  // a game's constants may have the same names
 
@@ -15,51 +15,8 @@ constexpr int METRICS = 5;
 constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;  // of an agent's distribution
 constexpr bool SHARED_TRUNK = TOWERS == 1;
 
-struct alignas(16) Pack {
-    u32 word[4];
-};
-
-// Elements in device memory, float32 or bfloat16.
-#if BFLOAT16
-typedef unsigned short Element;
-constexpr int WIDTH = 8;  // elements of a pack
-HD void unpack(const Pack& pack, float* out) {
-    UNROLL for (int k = 0; k < 4; ++k) {
-        out[2 * k] = tensor_core::Bfloat16::low(pack.word[k]);
-        out[2 * k + 1] = tensor_core::Bfloat16::high(pack.word[k]);
-    }
-}
-HD Pack packed(const float* x) {
-    Pack pack;
-    UNROLL for (int k = 0; k < 4; ++k) pack.word[k] = tensor_core::packed_bfloat16(x[2 * k], x[2 * k + 1]);
-    return pack;
-}
-#else
-typedef float Element;
-constexpr int WIDTH = 4;
-HD void unpack(const Pack& pack, float* out) {
-    UNROLL for (int k = 0; k < 4; ++k) out[k] = math::from_bits(pack.word[k]);
-}
-HD Pack packed(const float* x) {
-    Pack pack;
-    UNROLL for (int k = 0; k < 4; ++k) pack.word[k] = math::bits(x[k]);
-    return pack;
-}
-#endif
-
 HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance + 1e-8); }  // as policy.Normalizer
 
-// As nn.Tanh and nn.ReLU, NaN included.
-HD float activation(float x) {
-    if (RELU) return x < 0 ? 0.0f : x;
-    return APPROXIMATE_TANH ? tensor_core::approximate_tanh(x) : math::tanh(x);
-}
-HD float activation_gradient(float gradient, float output) {
-    if (RELU) return output <= 0 ? 0.0f : gradient;
-    return gradient * math::fma(-output, output, 1.0f);
-}
-
-HD constexpr int packs_of(int elements) { return (elements + WIDTH - 1) / WIDTH; }
 constexpr int INPUT_PACKS = packs_of(INPUTS);
 constexpr int ACTOR_PITCH = WIDTH * packs_of(ACTOR_OUTPUTS + SHARED_TRUNK), CRITIC_PITCH = WIDTH;
 
@@ -101,8 +58,6 @@ HD void with_size(int k, F f) {
     }
     f(Size<hidden_size(K)>());
 }
-
-HD i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
 // The outputs of the heads, without their biases.
 struct Heads {

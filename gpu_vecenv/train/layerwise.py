@@ -1,12 +1,14 @@
-"""The default network one layer at a time: torch's matrix products, and kernels for all that is between them.
+"""The default network one layer at a time, for layers that do not fit together in a GPU's shared memory.
 
-For networks whose layers do not fit together in a GPU's shared memory, see ``perceptron.py``. Nothing of it is
-autograd's: ``cuda/learner/layerwise.cu`` has activations, their derivatives, sums of biases and the loss, each in one
-pass over the activations. A minibatch is done in chunks of rows, whose gradients are added up in order.
+Nothing of it is autograd's: ``cuda/learner/layerwise.cu`` has activations, their derivatives, sums of biases and the
+loss, each in one pass over the activations; products are torch's. In bfloat16, ``cuda/learner/layer_product.cu`` has
+the products forward and back with what follows on them, where the weights of a layer fit in shared memory. A minibatch
+is done in chunks of rows, whose gradients are added up in order. See ``perceptron.py`` for smaller networks.
 
 In bfloat16, activations and factors of products are stored so; products accumulate in float32, and those of the heads
-and of the weights' gradients are stored so. Equal numbers of rows give bitwise equal outputs. With other numbers
-cuBLAS may choose another kernel: log-probabilities in the first epoch then equal those of the rollout up to rounding.
+and of the weights' gradients are stored so. Log-probabilities in the first epoch are bitwise those of the rollout where
+``layer_product.cu`` has all products, or a chunk has as many rows as a step. With other numbers of rows cuBLAS may
+choose another kernel, and they are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -23,10 +25,15 @@ from gpu_vecenv.train.layerwise_kernels import (
     ACTIVATED_ROWS,
     BLOCK,
     GATHERED_ROWS,
+    LAYER_PRODUCT,
     LOSS_BLOCK,
     LOSS_SHARED_BYTES,
     PACK_BYTES,
+    PRODUCT_ROWS,
+    Layer,
     Layers,
+    Product,
+    ProductKind,
     layerwise_kernels,
     layerwise_source,
 )
@@ -38,6 +45,7 @@ from gpu_vecenv.train.perceptron import (
     PerceptronKernels,
     PolicyKernels,
     perceptron_of,
+    tensor_cores_of,
     why_not_fused,
     why_torch,
 )
@@ -140,6 +148,15 @@ class LayerwiseKernels:
         )
         self._activate = self._program.prepare("activate", self._blocks(ACTIVATED_ROWS), **flat)
         self._heads = {**flat, "return_mean": return_mean, "return_var": return_var}
+        self._forward_products = [
+            [
+                self.product(layer, "ACTIVATIONS", self.perceptron.sizes[k + 1])
+                if k < len(tower) - 1
+                else self.product(layer, "RESULTS", layer.sources.shape[0])
+                for k, layer in enumerate(tower)
+            ]
+            for tower in self.layers.towers
+        ]
         # Activations of a chunk, beginning with the inputs, and the products of the heads.
         columns = [[layer.sources.shape[1] for layer in tower] for tower in self.layers.towers]
         inputs = self._empty(self.chunk, columns[0][0])
@@ -154,6 +171,33 @@ class LayerwiseKernels:
     def _blocks(self, rows: int, threads: int = BLOCK) -> LaunchShape:
         """A launch with a block for each of so many rows of a chunk."""
         return LaunchShape(-(-self.chunk // rows), threads_per_item=threads, threads_per_block=threads, work=self.chunk)
+
+    def product(self, layer: Layer, kind: ProductKind, units: int, first_sum: int = 0) -> ProductLaunch | None:
+        """A launch of layer_product.cu with a layer's weights; None where torch multiplies.
+
+        Args:
+            layer: The layer.
+            kind: What follows on the product, see ``Product``.
+            units: Columns of the product that are no padding.
+            first_sum: Column of the sums of GRADIENTS.
+        """
+        product = Product(layer.sources.shape[1], layer.sources.shape[0], units, kind, self.perceptron.relu)
+        env, cores = self.rollout.env, tensor_cores_of(self.rollout)
+        if self.dtype != torch.bfloat16 or not product.blocks(cores):
+            return None
+        blocks = min(cores.multiprocessors * product.blocks(cores), -(-self.chunk // PRODUCT_ROWS))
+        launch = env.functions.compile(
+            cuda_folder() / "learner/layer_product.cu", kernels=[LAYER_PRODUCT], constants=product.source(cores)
+        ).prepare(
+            "layer_product",
+            LaunchShape(blocks * BLOCK, threads_per_block=BLOCK, shared_bytes=product.shared_bytes),
+            parameters=self.parameters.flat,
+            weights=layer.part(self._weights),
+            bias=max(layer.bias, 0),
+            sums_pitch=self.layers.num_sums,
+            first_sum=first_sum,
+        )
+        return ProductLaunch(launch, blocks)
 
     def begin_rollout(self) -> None:
         """Let the forward passes read the weights as they are now."""
@@ -174,11 +218,14 @@ class LayerwiseKernels:
         for tower, layers in enumerate(self.layers.towers):
             if only_critic and tower < len(self.layers.towers) - 1:
                 continue
-            activations = [x[:rows] for x in self._activations[tower]]
-            for k, layer in enumerate(layers[:-1]):
-                torch.mm(activations[k], layer.part(self._weights).T, out=activations[k + 1])
-                self._activate(outputs=activations[k + 1], bias=layer.bias, size=layer.size, rows=rows)
-            multiply(activations[-1], layers[-1].part(self._weights).T, out=self._products[tower][:rows])
+            out = [x[:rows] for x in (*self._activations[tower], self._products[tower])]
+            for k, (layer, product) in enumerate(zip(layers, self._forward_products[tower], strict=True)):
+                if product is not None:
+                    product(out[k], out[k + 1])
+                    continue
+                multiply(out[k], layer.part(self._weights).T, out=out[k + 1])
+                if layer.size >= 0:
+                    self._activate(outputs=out[k + 1], bias=layer.bias, size=layer.size, rows=rows)
         actor, critic = self._products[0], self._products[1] if self.perceptron.towers == 2 else None
         return {
             "actor": actor[:rows],
@@ -213,6 +260,46 @@ class LayerwiseKernels:
     def forward(self) -> ForwardPass:
         """The forward pass of the observations of one step, see ``PerceptronKernels.forward``."""
         return ForwardPass(self)
+
+
+class ProductLaunch:
+    """A launch of a product of layer_product.cu.
+
+    Args:
+        launch: Its launch.
+        blocks: Of the launch.
+    """
+
+    def __init__(self, launch: Launch, blocks: int) -> None:
+        self._launch, self._blocks = launch, blocks
+
+    def __call__(
+        self,
+        inputs: torch.Tensor,
+        outputs: torch.Tensor,
+        *,
+        activations: torch.Tensor | None = None,
+        sums: torch.Tensor | None = None,
+        tile_rows: int | None = None,
+    ) -> None:
+        """Write the product of ``inputs`` and what follows on it.
+
+        Args:
+            inputs: (rows, n).
+            outputs: (rows, m).
+            activations: (rows, m) of GRADIENTS.
+            sums: Of GRADIENTS, see ``activation_gradients`` in layerwise.cu.
+            tile_rows: Rows of a sum, a multiple of PRODUCT_ROWS; None: there are no sums.
+        """
+        rows = len(inputs)
+        self._launch(
+            inputs=inputs,
+            outputs=outputs,
+            activations=activations,
+            sums=sums,
+            tile_rows=tile_rows or PRODUCT_ROWS * -(-rows // (PRODUCT_ROWS * self._blocks)),
+            rows=rows,
+        )
 
 
 class ForwardPass:
@@ -270,6 +357,13 @@ class Gradients:
             **loss,
             **sums,
         )
+        self._products = [
+            [
+                kernels.product(layer, "GRADIENTS", kernels.perceptron.sizes[k + 1], tower[k].first_sum)
+                for k, layer in enumerate(tower[1:])
+            ]
+            for tower in layers.towers
+        ]
         shape = kernels._blocks(self._tile_rows)
         self._activation = kernels._program.prepare("activation_gradients", shape, **sums)
         columns = layers.num_sums
@@ -323,10 +417,13 @@ class Gradients:
                 return
             below = layers[k - 1]
             before = self._deltas[k % 2][: activations[k].numel()].view(activations[k].shape)
-            torch.mm(delta, layers[k].part(self._kernels._weights), out=before)
-            self._activation(
-                gradients=before, outputs=activations[k], size=below.size, first_sum=below.first_sum, rows=rows
-            )
+            if product := self._products[tower][k - 1]:
+                product(delta, before, activations=activations[k], sums=self._sums, tile_rows=self._tile_rows)
+            else:
+                torch.mm(delta, layers[k].part(self._kernels._weights), out=before)
+                self._activation(
+                    gradients=before, outputs=activations[k], size=below.size, first_sum=below.first_sum, rows=rows
+                )
             delta = before
 
 

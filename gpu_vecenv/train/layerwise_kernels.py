@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from gpu_vecenv.compile.backends import TensorCores
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
@@ -17,7 +19,11 @@ BLOCK = 256  # threads per block; the same as BLOCK in layerwise.cu
 LOSS_BLOCK = 128  # threads per block of the loss; the same as LOSS_BLOCK in layerwise.cu
 GATHERED_ROWS = ACTIVATED_ROWS = 64  # rows of a block; the same as in layerwise.cu
 LOSS_SHARED_BYTES = 48 << 10  # of the rows that a block of the loss computes at a time
+PRODUCT_ROWS = 64  # of a tile of a product; the same as ROWS in layer_product.cu
+MAX_PRODUCT_BLOCKS = 2  # of a multiprocessor: with more, a thread has too few registers
 PACK_BYTES = 16  # to which rows are padded
+
+ProductKind = Literal["ACTIVATIONS", "RESULTS", "GRADIENTS"]
 
 _PARAMETERS = Array("parameters", f32, const=True)
 _RETURN_SCALE = (
@@ -98,6 +104,24 @@ COLLECT_GRADIENTS = KernelSignature(
 )
 
 
+LAYER_PRODUCT = KernelSignature(
+    "layer_product",
+    (
+        Array("inputs", None, const=True),
+        Array("weights", None, const=True),
+        _PARAMETERS,
+        Scalar("bias", i64),
+        Array("outputs", None),
+        Array("activations", None, const=True, optional=True),
+        Array("sums", f32, optional=True),
+        Scalar("sums_pitch", i64),
+        Scalar("first_sum", i64),
+        Scalar("tile_rows", i64),
+        Scalar("rows", i64),
+    ),
+)
+
+
 def layerwise_kernels(layout: GameLayout) -> list[KernelSignature]:
     """The kernels of layerwise.cu, for a game's kind of actions."""
     loss = (
@@ -147,6 +171,49 @@ def layerwise_source(perceptron: Perceptron, layers: Layers) -> str:
     )
     opening = [f"#define BFLOAT16 {int(bfloat16)}", "namespace layerwise {"]
     return "\n".join([*opening, f"typedef {perceptron.obs_type} Observation;", *lines, sizes, "}"]) + "\n"
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of layer_product.cu, in bfloat16: its padded sizes, and what follows on it."""
+
+    inputs: int  # columns of the weights
+    outputs: int  # rows of the weights
+    units: int  # columns of the product that are no padding
+    kind: ProductKind
+    relu: bool = False
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        rows, columns = self.outputs, self.inputs
+        summed, width = (rows, columns) if self.kind == "GRADIENTS" else (columns, rows)
+        size = 2 * _padded(rows, 16) * (_padded(columns, 16) + 8) + 2 * PRODUCT_ROWS * (_padded(summed, 16) + 8)
+        size += (4 if self.kind == "RESULTS" else 2) * PRODUCT_ROWS * (_padded(width, 16) + 8)
+        return size + 4 * _padded(width, 16)
+
+    def blocks(self, cores: TensorCores) -> int:
+        """Blocks that a multiprocessor holds at a time; 0 if none fits."""
+        packs = self.inputs * 2 // PACK_BYTES
+        if self.kind == "GRADIENTS" and (BLOCK % packs or packs < 8):
+            return 0
+        if self.shared_bytes > cores.block_shared_bytes:
+            return 0
+        return min(cores.shared_bytes // (self.shared_bytes + cores.reserved_shared_bytes), MAX_PRODUCT_BLOCKS)
+
+    def source(self, cores: TensorCores) -> str:
+        """The constants in C++."""
+        numbers = {
+            "INPUTS": self.inputs,
+            "OUTPUTS": self.outputs,
+            "UNITS": self.units,
+            "MIN_BLOCKS": self.blocks(cores),
+        }
+        lines = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
+        lines.append(f"constexpr bool RELU = {int(self.relu)}, APPROXIMATE_TANH = true;")
+        kinds = "enum Kind { ACTIVATIONS, RESULTS, GRADIENTS };  // what is written; those of a head are float32"
+        lines += [kinds, f"constexpr Kind KIND = {self.kind};"]
+        return "\n".join(["#define BFLOAT16 1", "namespace layerwise {", *lines, "}"]) + "\n"
 
 
 @dataclass(frozen=True)

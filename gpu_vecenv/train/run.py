@@ -309,14 +309,19 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
         markup=False,
     )
     if env.device.type == "cuda":
-        for name, reason in trainer.torch_reasons.items():
-            how = "one kernel each" if reason is None else f"torch ({reason})"
-            if reason is None and (unfused := trainer.unfused_reasons[name]):
-                how = f"kernels layer by layer ({unfused})"
-            _print_line(console, f"gradients and forward passes of {name} by {how}")
+        for name in trainer.policies:
+            _print_line(console, f"gradients and forward passes of {name} by {computed_by(trainer, name)}")
         reason = trainer.rollout_reason
         how = "one launch for all steps" if reason is None else f"several launches a step ({reason})"
         _print_line(console, f"rollouts by {how}")
+
+
+def computed_by(trainer: Trainer, policy: str) -> str:
+    """What computes a policy of a trainer, and why nothing faster does."""
+    if reason := trainer.torch_reasons[policy]:
+        return f"torch ({reason})"
+    reason = trainer.unfused_reasons[policy]
+    return "one kernel each" if reason is None else f"kernels layer by layer ({reason})"
 
 
 def _print_line(console: Console, line: str) -> None:

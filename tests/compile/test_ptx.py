@@ -32,7 +32,7 @@ from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train import iteration_kernels, learner_kernels, normalizer_kernels, optimizer
 from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
-from gpu_vecenv.train.layerwise_kernels import Layers, layerwise_kernels, layerwise_source
+from gpu_vecenv.train.layerwise_kernels import LAYER_PRODUCT, Layers, Product, layerwise_kernels, layerwise_source
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
@@ -184,6 +184,22 @@ def layerwise_text(policy: str, precision: Precision) -> str:
     return text + inline_includes(path.read_text(), path.name, path.parent, seen)
 
 
+PRODUCTS = {
+    "first layer": Product(72, 256, 256, "ACTIVATIONS"),
+    "hidden layer": Product(256, 256, 256, "ACTIVATIONS", relu=True),
+    "head": Product(256, 48, 48, "RESULTS"),
+    "gradients of a head": Product(256, 48, 250, "GRADIENTS"),
+    "gradients of a hidden layer": Product(256, 256, 256, "GRADIENTS"),
+}
+
+
+def product_text(product: Product) -> str:
+    """The program of a product of a layer, as on a GPU."""
+    source = f'#include "kernel.cuh"\n{arguments_source([LAYER_PRODUCT])}{product.source(GPU_TENSOR_CORES)}'
+    path = source_file("layer_product.cu")
+    return inline_includes(source + path.read_text(), path.name, path.parent)
+
+
 ROLLOUTS = {
     "one agent, box": (
         "pendulum",
@@ -279,7 +295,7 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
-    of_networks = {"layerwise", "perceptron_forward", "perceptron_gradients", "rollout"}
+    of_networks = {"layer_product", "layerwise", "perceptron_forward", "perceptron_gradients", "rollout"}
     assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, "sampler", "learner"}
 
 
@@ -353,6 +369,19 @@ def test_networks_layer_by_layer_round_as_written_and_address_in_64_bits(policy,
     for kernel in layerwise_kernels(gpu_vecenv.configure(PERCEPTRONS[policy][0]).layout):
         assert b".text.kernel_" + kernel.name.encode() + b"\0" in cubin
     assert text.count(WRITTEN[0]) == 1
+    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture), allowed)) == []
+
+
+@pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.slow
+def test_products_of_layers_round_as_written_and_address_in_64_bits(product, architecture):
+    need(architecture)
+    assert PRODUCTS[product].blocks(GPU_TENSOR_CORES)
+    text = product_text(PRODUCTS[product])
+    assert b".text.kernel_layer_product\0" in compile_cubin(text, f"sm_{architecture}")
+    assert text.count(WRITTEN[0]) == 1
+    allowed = TENSOR_CORE_OPCODES["bfloat16"]
     assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture), allowed)) == []
 
 

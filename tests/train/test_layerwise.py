@@ -37,6 +37,7 @@ from gpu_vecenv.train.layerwise import LayerwiseKernels, choose_kernels, multipl
 from gpu_vecenv.train.perceptron import METRICS, PerceptronKernels
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.run import computed_by
 from gpu_vecenv.train.trainer import Trainer
 
 WIDE = {
@@ -45,6 +46,7 @@ WIDE = {
     "several tiles": Case("cartpole", ("agent",), {**APART, "hidden_sizes": (20, 36)}, rows=1500),
 }
 ALL = {**CASES, **WIDE}
+ROUNDING = 2.0**-8  # to bfloat16, relatively: half a unit of the last of 7 bits of fraction
 
 
 @pytest.fixture
@@ -180,6 +182,74 @@ def test_tiles_of_more_than_a_block_of_rows_give_the_same_gradients(device, monk
     check_gradients(rows, *differentiated(rows))
 
 
+# Products in bfloat16
+
+
+def bfloat16(*shape, seed, device):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16().to(device)
+
+
+@pytest.fixture(params=["tanh", "relu"])
+def products(request, device):
+    """Kernels of a network whose hidden layers have 80 and 128 units, for up to 610 rows; sizes of no tile."""
+    case = Case("cartpole", ("agent",), {"hidden_sizes": (128, 75), "activation": request.param}, rows=600)
+    kernels = kernels_of(rows_of(case, device, "bfloat16"))
+    with torch.no_grad():
+        kernels.parameters.flat.mul_(0.5)
+    kernels.store_weights()
+    return kernels
+
+
+def test_products_forward_are_those_of_float64(products, device):
+    layer, rows = products.layers.towers[0][1], 501
+    inputs = bfloat16(rows, 128, seed=0, device=device)
+    launch, found = products.product(layer, "ACTIVATIONS", 75), bfloat16(rows, 80, seed=1, device=device)
+    launch(inputs, found)
+    weight, bias = layer.part(products._weights).double(), products.parameters.flat[layer.bias :][:75].double()
+    sums = inputs.double() @ weight.T[:, :75] + bias
+    expected = sums.clamp(min=0) if products.perceptron.relu else sums.tanh()
+    # A rounding to bfloat16; tanh.approx is within 2^-11; sums of 128 products of size 1 in float32.
+    torch.testing.assert_close(found[:, :75].double(), expected, rtol=ROUNDING + 2.0**-11, atol=2.0**-16)
+    assert found[:, 75:].eq(0).all() and expected.abs().max() > 0.5
+    alone = torch.zeros_like(found[:3])
+    launch(inputs[97:100], alone)
+    assert equal_bits(alone, found[97:100])
+    inputs[98] = NAN
+    launch(inputs, again := found.clone())
+    assert again[98, :75].isnan().all() and again[98, 75:].eq(0).all()
+    again[98] = found[98]
+    assert equal_bits(again, found)
+
+
+def test_products_of_heads_are_those_of_float64(products, device):
+    layer, rows = products.layers.towers[0][2], 70
+    inputs, found = bfloat16(rows, 80, seed=0, device=device), torch.full((rows, 8), NAN, device=device)
+    products.product(layer, "RESULTS", 8)(inputs, found)
+    expected = inputs.double() @ layer.part(products._weights).double().T
+    torch.testing.assert_close(found.double(), expected, rtol=2.0**-18, atol=2.0**-18)  # sums of 80 in float32
+    assert expected.abs().max() > 0.5 and found[:, 3:].eq(0).all()
+
+
+@pytest.mark.parametrize("tile_rows", [64, 192])
+def test_products_back_are_those_of_float64(products, tile_rows, device):
+    layer, rows = products.layers.towers[0][1], 501
+    gradients, outputs = bfloat16(rows, 80, seed=0, device=device), bfloat16(rows, 128, seed=1, device=device).tanh()
+    tiles, columns = -(-rows // tile_rows), products.layers.num_sums
+    sums, found = torch.full((tiles, columns), -7.0, device=device), torch.full_like(outputs, NAN)
+    launch = products.product(layer, "GRADIENTS", 120, first_sum=5)
+    launch(gradients, found, activations=outputs, sums=sums, tile_rows=tile_rows)
+    expected = gradients.double() @ layer.part(products._weights).double()
+    of_outputs = outputs.double()
+    expected *= (of_outputs > 0).double() if products.perceptron.relu else 1 - of_outputs.square()
+    # Two roundings to bfloat16.
+    torch.testing.assert_close(found[:, :120].double(), expected[:, :120], rtol=2 * ROUNDING, atol=2.0**-16)
+    assert found[:, 120:].eq(0).all()
+    # Of terms that were rounded once.
+    for own, terms in zip(sums[:, 5:125], expected[:, :120].split(tile_rows), strict=True):
+        assert ((own - terms.sum(0)).abs() <= ROUNDING * terms.abs().sum(0) + 2.0**-16).all()
+    assert sums[:, :5].eq(-7).all() and sums[:, 125:].eq(-7).all()
+
+
 # The forward pass
 
 
@@ -218,12 +288,15 @@ def test_outputs_and_values_are_those_of_the_policy(name, precision, chunk_rows,
 
 @pytest.mark.parametrize("name", ["two heads", "masks", "box, tanh"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_with_as_many_rows_the_forward_pass_of_the_gradients_is_that_of_the_rollout(name, precision, device):
-    """Where the log-probabilities are the sampler's, no ratio differs from 1; where returns are values, none is off."""
+def test_the_forward_pass_of_the_gradients_is_that_of_the_rollout_bit_by_bit(name, precision, device):
+    """Where the log-probabilities are the sampler's, no ratio differs from 1; where returns are values, none is off.
+
+    In bfloat16 with any number of rows: products are kernels. In float32 a chunk has as many rows as a step.
+    """
     rows = rows_of(ALL[name], device, precision)
     data, agents = rows.rollout, rows.policy.view.agents
     sampler = gpu_vecenv.Sampler(data.env, squash=rows.config.squash)
-    kernels = kernels_of(rows, data.rewards[0, :, agents].numel())
+    kernels = kernels_of(rows, data.rewards[0, :, agents].numel() if precision == "float32" else 2**20)
     data.env.reset(seed=0)
     if data.action_mask is not None:
         data.action_mask[..., 0] = True  # a head without choices is for the loss none at all
@@ -301,7 +374,7 @@ RUNS = {
     "target_kl": Run(
         "cartpole", {**BOTH, "activation": "relu", "target_kl": 1e-5, "learning_rate": 3e-3, "num_epochs": 2}
     ),
-    "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5}),
+    "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5, "hidden_sizes": (9, 8)}),
     "roles": Run("simple_adversary", {"normalize_obs": True}),
     "masks": Run(Crew, {"shared_trunk": False, "normalize_returns": True}),
 }
@@ -370,7 +443,6 @@ def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
     trainer.train_iteration()
     other = trainer_of(RUNS[name], layerwise=True)
     other.train_iteration()  # state of its own, which the checkpoint replaces
-    other.train_iteration()
     other.load(path)
     other.train_iteration()
     assert equal_bits(state_of(trainer), state_of(other))
@@ -390,6 +462,19 @@ def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
     assert equal_bits(state_of(whole), state_of(stages))
 
 
+def test_a_rollout_has_the_weights_of_its_first_step(trainer_of):
+    trainer = trainer_of(RUNS["box"], layerwise=True)
+    trainer.train_iteration()
+    policy, data = trainer.policies["agent"], trainer.rollout
+    with torch.no_grad():
+        for p in policy.parameters():
+            p += 0.1
+        trainer.begin_iteration()
+        for t in (0, 1, -1):
+            expected = policy(policy.view.obs(data.obs[t]))[1]
+            torch.testing.assert_close(data.values[t], expected, rtol=1e-5, atol=1e-5)  # other roundings
+
+
 def test_weights_that_a_caller_replaces_are_those_that_act_and_learn(trainer_of):
     trainer, other = (trainer_of(RUNS["two trunks"], layerwise=True) for _ in range(2))
     for each in (trainer, other):
@@ -401,6 +486,14 @@ def test_weights_that_a_caller_replaces_are_those_that_act_and_learn(trainer_of)
     for each in (trainer, other):
         each.train_iteration()
     assert equal_bits(state_of(trainer), state_of(other))
+
+
+def test_a_run_says_what_computes_its_policies(trainer_of, monkeypatch):
+    told = [computed_by(trainer_of(RUNS["box"], layerwise=layerwise), "agent") for layerwise in (False, True)]
+    assert told == ["torch (no tensor cores)", "kernels layer by layer (a network too large for shared memory)"]
+    monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+    trainer = Trainer(gpu_vecenv.make("pendulum", 2, "cpu"), PPOConfig(num_steps=4, hidden_sizes=(16,)))
+    assert computed_by(trainer, "agent") == "one kernel each"
 
 
 def test_a_network_that_gets_a_hook_is_computed_by_torch(trainer_of):
