@@ -56,9 +56,8 @@ HD u32 group_mask() {
 // Whether all groups of the warp are converged: then one instruction serves them all. Diverged groups execute one after
 // the other, each under its own mask, which takes more instructions.
 HD bool is_full_warp() { return THREADS_PER_ENV == 32 || __activemask() == ALL_GROUPS; }
-// Groups of several warps in one block have barriers of their own; barrier 0 is that of the block.
-constexpr int NUM_BARRIERS = 16;
-static_assert(THREADS_PER_ENV <= 32 || ENVS_PER_BLOCK < NUM_BARRIERS, "a barrier for each group");
+// Groups of several warps in one block have barriers of their own, of 16; barrier 0 is that of the block.
+static_assert(THREADS_PER_ENV <= 32 || ENVS_PER_BLOCK < 16, "a barrier for each group");
 HD void group_barrier() {
     if constexpr (ENVS_PER_BLOCK == 1)
         __syncthreads();

@@ -54,9 +54,9 @@ LARGE: tuple[tuple[str, int, dict[str, Any], dict[str, Any], tuple[str, ...]], .
     ("tag_continuous", 2000, TAG, {}, ("tagger+runner",)),
     ("tag_gridworld", 2000, A2C, {"num_taggers": 999, "full_observation": False}, ("tagger", "runner")),
 )
-FEWER_REGISTERS = 96
+FEWER_REGISTERS = 96, 80
 ENOUGH_THREADS = 384  # of a multiprocessor, in groups
-PROCESSES, MOST_TILES = 14, 12  # that compile side by side; of a row
+PROCESSES, MOST_TILES = 14, 16  # that compile side by side; of a row
 
 
 def tiles_of(env: VecEnv, networks: list[Perceptron]) -> list[RolloutTile]:
@@ -66,8 +66,8 @@ def tiles_of(env: VecEnv, networks: list[Perceptron]) -> list[RolloutTile]:
     assert cores is not None
     tiles = rollout_tiles(env.layout, networks, backend.default_threads_per_env(env.num_agents))
     if tiles[0].groups:  # where fewer registers leave more threads
-        fewer = [replace(tile, most_registers=FEWER_REGISTERS) for tile in tiles]
-        tiles += [other for tile, other in zip(tiles, fewer, strict=True) if other.blocks(cores) > tile.blocks(cores)]
+        fewer = [(tile, replace(tile, most_registers=most)) for most in FEWER_REGISTERS for tile in tiles]
+        tiles += [other for tile, other in fewer if other.blocks(cores) > tile.blocks(cores)]
     threads = [tile.blocks(cores) * tile.envs * tile.threads_per_env for tile in tiles]
     enough = min(max(threads), ENOUGH_THREADS) if tiles[0].groups else 1
     return [tile for tile, own in zip(tiles, threads, strict=True) if own >= enough]
