@@ -10,6 +10,8 @@ import torch
 from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
+from games.race import Race
+from games.sacrifice import Sacrifice
 from games.scouts import Scouts
 from games.weights import Weights
 from support.kernels import signature, unpack
@@ -73,7 +75,7 @@ class Text:
         return gpu_vecenv.configure(self.game, **dict(self.config)).layout
 
     def kernels_after_the_engine(self) -> list[KernelSignature]:
-        learner = [learner_kernels.ADVANTAGES, learner_kernels.loss_gradients(self.layout)]
+        learner = [learner_kernels.advantages(self.layout), learner_kernels.loss_gradients(self.layout)]
         return [sample_kernel(self.layout), *learner]
 
     def write(self) -> str:
@@ -88,7 +90,7 @@ class Text:
 
 
 # Every bundled game as it comes, and then: partial observations; teams of several warps, with scratch that is too large
-# for shared memory; masks, roles and images; Box actions; start pools; what debug builds have.
+# for shared memory; masks, roles and images; turns and deaths; Box actions; start pools; what debug builds have.
 TEXTS = [
     *(Text(name) for name in BUNDLED),
     Text("tag_gridworld", (("num_taggers", 40), ("full_observation", False), ("random_start", True))),
@@ -113,6 +115,10 @@ TEXTS = [
     Text(Scouts),
     Text(Painter),
     Text(Economy, (), BuildOptions(guards=True)),
+    Text(Race, (), BuildOptions(guards=True)),
+    Text(Race, (), BuildOptions(sampled=True)),
+    Text(Sacrifice),
+    Text(Sacrifice, (("num_units", 100),), BuildOptions(end_on_nonfinite=True)),
     Text("cartpole", (("randomize", (("gravity", 8.0, 12.0), ("half_length", 0.4, 0.6))),)),
     Text(
         "tag_continuous",
@@ -153,6 +159,7 @@ TENSOR_CORE_OPCODES: dict[Precision, set[str]] = {
 PERCEPTRONS = {
     "discrete": ("tag_continuous", {"normalize_obs": True}),
     "box": ("pendulum", {"shared_trunk": False, "normalize_returns": True, "hidden_sizes": (40, 24)}),
+    "turns": (Race, {}),
 }
 
 
@@ -209,6 +216,7 @@ ROLLOUTS = {
     "two policies": ("tag_gridworld", 100, {"normalize_obs": True}),
     "masks": (Crew, 100, {}),
     "groups of several warps": ("tag_continuous", 2000, {}),
+    "turns": (Race, 100, {}),
 }
 
 
