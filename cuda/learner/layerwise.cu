@@ -51,6 +51,7 @@ template <int UNITS>
 struct Size {
     static constexpr int UNITS_OF_LAYER = UNITS;
 };
+// NVRTC 13.0 takes generic lambdas for functions of the host: F is a struct.
 template <int K = 0, class F>
 HD void with_size(int k, F f) {
     if constexpr (K + 1 < HIDDEN_SIZES) {
@@ -155,9 +156,14 @@ HD void activate_layer(const activate_Arguments& args) {
         }
     }
 }
-HD void activate(const activate_Arguments& args) {
-    with_size(args.size, [&](auto size) { activate_layer<decltype(size)::UNITS_OF_LAYER>(args); });
-}
+struct ActivateLayer {
+    const activate_Arguments& args;
+    template <class S>
+    HD void operator()(S) const {
+        activate_layer<S::UNITS_OF_LAYER>(args);
+    }
+};
+HD void activate(const activate_Arguments& args) { with_size(args.size, ActivateLayer{args}); }
 
 // From the gradients with respect to a layer's activations to those with respect to what they were computed from, in
 // place, and their sums over each tile of `tile_rows` rows: `sums` has a row of SUMS_PITCH floats for each tile.
@@ -201,8 +207,15 @@ HD void layer_gradients(const activation_gradients_Arguments& args) {
         }
     }
 }
+struct LayerGradients {
+    const activation_gradients_Arguments& args;
+    template <class S>
+    HD void operator()(S) const {
+        layer_gradients<S::UNITS_OF_LAYER>(args);
+    }
+};
 HD void activation_gradients(const activation_gradients_Arguments& args) {
-    with_size(args.size, [&](auto size) { layer_gradients<decltype(size)::UNITS_OF_LAYER>(args); });
+    with_size(args.size, LayerGradients{args});
 }
 
 // The parameters of the distributions of the agents at `indices`, and their values, as perceptron_forward.cu has them.

@@ -226,7 +226,7 @@ def test_minibatches_are_permuted_sequences(collected):
                 assert steps.equal(steps[0] + per_step * torch.arange(length, device=steps.device)[:, None])
                 active = data.active.flatten()[indices].double()
                 own = data.advantages.flatten()[indices].double() * active
-                expected = torch.stack([active.sum(), own.sum(), own.square().sum()])
+                expected = torch.stack([active.sum(), own.sum(), own.square().sum(), active.sum()])
                 torch.testing.assert_close(moments, expected, rtol=1e-12, atol=1e-12)
             orders.append(learner.order.clone())
         assert not any(a.equal(b) for a, b in itertools.combinations(orders, 2))
@@ -466,7 +466,7 @@ def test_a_recurrent_policy_and_a_perceptron_by_kernels_learn_together(device_of
     specs = {"lead": PolicySpec(), "other": PolicySpec(config=changed(network="mlp", num_minibatches=4))}
     trainer = trainer_of(Script, device_of_networks, arguments=SCRIPT, policies=specs, num_envs=8)
     assert trainer.torch_reasons == {"lead": "a recurrent network", "other": None}
-    assert trainer.rollout_reason == "a policy by torch: a recurrent network" and not trainer.by_kernels
+    assert trainer.rollout_reason == "a policy without a kernel of its own: a recurrent network" and not trainer.by_kernels
     before = {name: [p.clone() for p in policy.parameters()] for name, policy in trainer.policies.items()}
     for _ in range(3):
         trainer.train_iteration()
