@@ -318,6 +318,8 @@ class Env:
         game, size = type(self).__name__, self.agent_id_size
         if type(size) is not int or size < 0:
             raise EnvDefinitionError(f"{game}: agent_id_size is {size!r}; expected an int >= 0")
+        if size > 0 and not team_roles:
+            raise EnvDefinitionError(f"{game}: agent_id_size is {size}; expected 0, or roles with team_reward")
         for role in team_roles:
             if size > 0 and (len(shape := observation.shapes[role]) != 1 or size > shape[0]):
                 raise EnvDefinitionError(

@@ -50,6 +50,8 @@ RIGHT = {
     "preset": NAMES,
     "masks_actions": FLAG,
     "clip_actions": FLAG,
+    "takes_turns": FLAG,
+    "team_reward": FLAG | TUPLE,
     "title": TEXT,
     "reset_options": TUPLE,
     "gymnasium_time_limit": FLAG,
