@@ -43,6 +43,7 @@ class Selfish(Sacrifice):
     """The same, but units that have died get nothing."""
 
     team_reward = False
+    agent_id_size = 0
 
 
 Selfish.source = Sacrifice.source_path()
