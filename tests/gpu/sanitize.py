@@ -51,6 +51,8 @@ SOURCES = (
     "gpu_vecenv/train/learner_kernels.py",
     "gpu_vecenv/train/normalizer_kernels.py",
     "gpu_vecenv/train/layers.py",
+    "gpu_vecenv/train/layerwise.py",
+    "gpu_vecenv/train/layerwise_kernels.py",
     "gpu_vecenv/train/optimizer.py",
     "gpu_vecenv/train/perceptron.py",
     "gpu_vecenv/engine/digest.py",

@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from games.crew import Crew
 from games.economy import Economy
 from games.painter import Painter
+from games.race import Race
+from games.sacrifice import Sacrifice
 from games.scouts import Scouts
 
 import gpu_vecenv
@@ -55,6 +57,8 @@ GAMES: tuple[tuple[Game, dict[str, Any]], ...] = (
     (Scouts, {}),
     (Painter, {}),
     (Economy, {}),
+    (Race, {}),
+    (Sacrifice, {"num_units": 5}),
 )
 # On a GPU: agents that are sorted into cells; then scratch that does not fit in shared memory, and agents that are more
 # than the lanes of a team.
@@ -67,7 +71,10 @@ LEARNT: tuple[tuple[Game, dict[str, Any], dict[str, Any]], ...] = (
     ("tag_gridworld", {}, {"shared_trunk": False, "precision": "bfloat16", "hidden_sizes": (40, 24)}),
     ("tag_continuous", FEW, {"precision": "tf32", "hidden_sizes": (128, 120)}),  # several warps share a row
     ("pendulum", {}, {"shared_trunk": False, "activation": "relu"}),
-    ("pendulum", {}, {"hidden_sizes": (1024,)}),  # too large for a block's memory: torch and the kernels of its layers
+    ("pendulum", {}, {"hidden_sizes": (1024,)}),  # too large for a block's memory: layer by layer
+    ("cartpole", {}, {"hidden_sizes": (256, 256), "precision": "bfloat16"}),  # with products of our own
+    ("tag_continuous", {}, {"hidden_sizes": (64, 64), "precision": "tf32"}),  # rollouts by groups of several warps
+    (Race, {}, {"shared_trunk": False, "normalize_obs": True}),
     (Crew, {}, {"precision": "tf32", "normalize_obs": True, "normalize_returns": True}),
     (Economy, {}, {}),
 )
