@@ -57,18 +57,6 @@ struct RowPermutation {
     }
 };
 
-// Of samples: the number of active ones, the sum of their advantages and that of the squares. They give mean and
-// variance. In doubles, mean square minus squared mean is accurate for floats.
-struct Moments {
-    double count, sum, squares;
-
-    HD void operator+=(const Moments& other) {
-        count += other.count;
-        sum += other.sum;
-        squares += other.squares;
-    }
-};
-
 constexpr int SHUFFLE_BLOCK = 256;  // a power of two; the same as SHUFFLE_BLOCK in learner_kernels.py
 constexpr int TILE_ROWS = 1024;     // whose moments a block adds up; the same as TILE_ROWS in learner_kernels.py
 
@@ -91,7 +79,7 @@ BLOCK_KERNEL(shuffle, SHUFFLE_BLOCK) {
                 i64 index = args.indices[args.permutes ? permuted(row) : row];
                 args.order[row] = index;
                 double x = args.active[index] ? (double)args.estimates[index] : 0.0;
-                sum += {(double)args.active[index], x, x * x};
+                sum += {(double)args.active[index], x, x * x};  // of the advantages
             }
             sums[k] = sum;
         }
