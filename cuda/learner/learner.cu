@@ -97,7 +97,8 @@ KERNEL(loss_gradients) {
             Distribution<1> d = distribution(x, draws, mask, agent, args.squash_by_tanh, own, all);
             sum_heads(d, [](float of_head, int) { return of_head; });
             PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
-                                                 minibatch, *args.clip, *args.entropy_coefficient, own, all);
+                                                 minibatch, *args.clip, *args.entropy_coefficient, own, all,
+                                                 [=](int k, float gradient) { own[k] = gradient; });
             ValueLoss value = value_loss(args.values[row * args.value_stride], args.old_values[index],
                                          args.returns[index], *args.value_scale * *args.value_scale, minibatch.count,
                                          args.value_coefficient, args.value_clip);

@@ -38,22 +38,32 @@ OTHER_REGISTERS: dict[Precision, int] = {"float32": 60, "tf32": 44, "bfloat16": 
 
 @dataclass(frozen=True)
 class TileShape:
-    """Rows that a block computes at a time, and its grid of warps over the rows and the columns of a layer."""
+    """Rows that some warps compute at a time, and their grid over the rows and the columns of a layer.
+
+    A block of the gradients may have several such tiles, which have the weights in common.
+    """
 
     rows: int
     row_warps: int
     column_warps: int
+    tiles: int = 1
+
+    @property
+    def tile_warps(self) -> int:
+        """Warps of a tile."""
+        return self.row_warps * self.column_warps
 
     @property
     def warps(self) -> int:
         """Warps of a block."""
-        return self.row_warps * self.column_warps
+        return self.tiles * self.tile_warps
 
 
 # In the order of preference: the first of which a multiprocessor holds enough warps is taken, else that with the most.
 # Where a warp has all columns of its rows, it waits for no other up to the weights' gradients.
 GRADIENT_TILES = (
     TileShape(64, 4, 1),
+    TileShape(64, 4, 1, tiles=2),
     TileShape(128, 8, 1),
     TileShape(32, 2, 2),
     TileShape(64, 2, 4),
@@ -122,19 +132,18 @@ class Perceptron:
         """Shared memory of a block of the forward pass, or of the gradients."""
         word, rows, outputs = WORD_BYTES[self.precision], shape.rows, [*self.sizes[1:], self.head_outputs]
         columns = [_padded(self.sizes[0], 32 // word), *(16 * _units(size) for size in self.sizes[1:])]
-        size = sum(16 * _units(n) * (word * k + 16 + 4) for k, n in zip(columns, outputs, strict=True))
+        weights = sum(16 * _units(n) * (word * k + 16 + 4) for k, n in zip(columns, outputs, strict=True))
+        weights += _padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
         kept = columns[:1] if forward and self._chained(shape) else columns
-        size += sum(self._activation_bytes(rows, k) for k in kept)
-        size += _padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
-        index, results = 8, 4 * ((self.outputs + 1) | 1)
-        size += rows * (index + results)
-        if forward:
-            return size
-        return size + rows * (index + results) + self._activation_bytes(rows, 16 * _units(self.head_outputs))
+        activations = sum(self._activation_bytes(rows, k) for k in kept)
+        choice_weights = 0 if forward or self.log_stds else _padded(4 * rows * (self.actor_outputs | 1), 16)
+        deltas = 0 if forward else self._activation_bytes(rows, 16 * _units(self.head_outputs))
+        indices, results = (8 if forward else 16) * rows, 4 * rows * ((self.outputs + 1) | 1)
+        return weights + shape.tiles * (activations + indices + results + choice_weights + deltas)
 
     def registers(self, shape: TileShape, forward: bool) -> int:
         """Registers of a thread, an estimate."""
-        sums, warps, row_tiles = 0, shape.warps, shape.rows // 16 // shape.row_warps
+        sums, warps, row_tiles = 0, shape.tile_warps, shape.rows // 16 // shape.row_warps
         for inputs, outputs in zip(self.sizes, [*self.sizes[1:], self.head_outputs], strict=True):
             m, n = _units(outputs), _units(inputs)
             grids = [w for w in range(1, warps + 1) if warps % w == 0]
@@ -179,6 +188,7 @@ class Perceptron:
                 "ROWS": shape.rows,
                 "ROW_WARPS": shape.row_warps,
                 "COLUMN_WARPS": shape.column_warps,
+                "TILES_OF_BLOCK": shape.tiles,
                 "MIN_BLOCKS": blocks,
                 "SHARED_FIRST": shared_first,
                 "SHARED_BYTES": self.shared_bytes(shape, forward),
@@ -339,9 +349,9 @@ class PerceptronKernels:
         self.common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
 
     def _compile(
-        self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_blocks: int
-    ) -> tuple[Program, LaunchShape]:
-        """A kernel for tiles of this shape, and the shape of a launch with at most so many blocks of each tower."""
+        self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_tiles: int
+    ) -> tuple[Program, LaunchShape, int]:
+        """A kernel for tiles of this shape, the shape of a launch, and its tiles of each tower, at most so many."""
         forward, env = kernel is FORWARD, self.rollout.env
         tile = tile or self.perceptron.choose_tile(self._cores, forward)
         assert tile is not None
@@ -353,9 +363,12 @@ class PerceptronKernels:
             constants=self.perceptron.source(tile, resident, forward),
         )
         towers, threads = self.perceptron.towers, 32 * tile.warps
-        blocks = min(-(-rows // tile.rows), self._cores.multiprocessors * resident // towers, most_blocks)
+        most_blocks = min(self._cores.multiprocessors * resident // towers, most_tiles // tile.tiles)
+        blocks = min(-(-rows // (tile.rows * tile.tiles)), most_blocks)
         size = self.perceptron.shared_bytes(tile, forward)
-        return program, LaunchShape(max(1, blocks) * towers * threads, threads_per_block=threads, shared_bytes=size)
+        blocks = max(1, blocks)
+        shape = LaunchShape(blocks * towers * threads, threads_per_block=threads, shared_bytes=size)
+        return program, shape, blocks * tile.tiles
 
     def gradients(
         self,
@@ -383,11 +396,11 @@ class PerceptronKernels:
             normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
             tile: Shape of a block's tile; None chooses one.
         """
-        data, towers = self.rollout, self.perceptron.towers
+        data = self.rollout
         columns = self.perceptron.num_parameters + METRICS
         signature = gradient_signature(data.env.game.layout)
-        program, shape = self._compile(signature, rows, tile, MAX_PARTS_BYTES // (4 * columns))
-        parts = torch.zeros((shape.grid // towers, columns), device=data.rewards.device)
+        program, shape, tiles = self._compile(signature, rows, tile, MAX_PARTS_BYTES // (4 * columns))
+        parts = torch.zeros((tiles, columns), device=data.rewards.device)
         obs = data.flat_obs(self.policy.view)
         launch = program.prepare(
             "perceptron_gradients",
@@ -423,7 +436,7 @@ class PerceptronKernels:
         view, env = self.policy.view, self.rollout.env
         rows, columns = num_steps * env.num_envs * view.num_agents, view.parameter_columns
         columns = torch.arange(columns.stop) if isinstance(columns, slice) else columns
-        program, shape = self._compile(FORWARD, rows, tile, rows)
+        program, shape, _ = self._compile(FORWARD, rows, tile, rows)
         return program.prepare(
             "perceptron_forward",
             shape,

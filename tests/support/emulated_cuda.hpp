@@ -92,6 +92,19 @@ inline void wait(unsigned long long key) {
         suspend();
     }
 }
+// At a barrier of so many threads of the block, which are not known before they wait.
+inline void wait(unsigned barrier, unsigned count) {
+    require(barrier < 16 && count % 32 == 0, "a barrier is one of 16, of whole warps");
+    unsigned long long key = 1ull << 62 | (unsigned long long)count << 32 | barrier;
+    Lane& own = all_lanes[threadIdx.x];
+    own.waits_for = key;
+    own.waits = true;
+    unsigned here = 0;
+    for (unsigned k = 0; k < blockDim.x; ++k) here += all_lanes[k].waits && all_lanes[k].waits_for == key;
+    if (here < count) return suspend();
+    for (unsigned k = 0; k < blockDim.x; ++k)
+        if (all_lanes[k].waits_for == key) all_lanes[k].waits = false;
+}
 template <class T>
 inline T exchanged_by(unsigned thread) {
     T value;

@@ -169,10 +169,12 @@ inline void cvt_rn_bf16x2_f32(unsigned& to, float upper, float lower) {
     to = emulation::to_bf16(upper) << 16 | emulation::to_bf16(lower);
 }
 inline void tanh_approx_f32(float& to, float x) { to = __builtin_tanhf(x); }
+inline void rcp_approx_ftz_f32(float& to, float x) { to = 1.0f / x; }
 inline void ex2_approx_ftz_f32(float& to, float x) {
     float y = __builtin_exp2f(x);
     to = y < 0x1p-126f ? 0.0f : y;
 }
+inline void bar_sync(unsigned barrier, unsigned threads) { emulation::wait(barrier, threads); }
 inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes) {
     emulation::require(bytes == 4 || bytes == 8 || bytes == 16, "cp.async.ca copies 4, 8 or 16 bytes");
     emulation::copy_later(to, from, bytes);
