@@ -287,16 +287,16 @@ HD constexpr int choose_lanes() {
 }
 constexpr int LANES = choose_lanes(), COLUMN_SLOTS = divided(COLUMNS, LANES), SLOTS = slots(LANES);
 constexpr int ROWS_AT_ONCE = OWNERS / LANES;
-// The first ones are loaded early where registers are left for them; the others are in flight together, if they are
-// not too many.
-constexpr int FIRST = SLOTS < 8 ? SLOTS : 8, OTHERS = SLOTS - FIRST;
-constexpr int AT_ONCE = OTHERS < 1 ? 1 : OTHERS < 28 ? OTHERS : 28;
+constexpr int AT_ONCE = SLOTS <= 36 ? SLOTS : 28;  // in flight
 constexpr int UNROLLED_LOADS = SLOTS < 128 ? 128 : 1;
+}  // namespace observations
 
-// A thread's slots from `first` on.
-template <int COUNT>
-struct Slots {
-    Observation x[COUNT];
+// A thread's slots, AT_ONCE of them.
+struct Observations {
+    static constexpr int COLUMNS = observations::COLUMNS, COLUMN_SLOTS = observations::COLUMN_SLOTS;
+    static constexpr int LANES = observations::LANES, SLOTS = observations::SLOTS, AT_ONCE = observations::AT_ONCE;
+    static constexpr int ROWS_AT_ONCE = observations::ROWS_AT_ONCE;
+    Observation x[AT_ONCE];
 
     HD static int column(int slot) { return owner() % LANES + slot % COLUMN_SLOTS * LANES; }
     HD static bool has_column(int slot) { return COLUMNS % LANES == 0 || column(slot) < COLUMNS; }
@@ -308,9 +308,9 @@ struct Slots {
     HD static int row(int slot) { return first_owned_row() + Precision::row_at(place(slot)); }
 
     // Observations are `stride` elements apart.
-    HD void load(const Observation* obs, i64 stride, const i64* indices, int first) {
+    HD void load(const Observation* obs, i64 stride, const i64* indices, int first = 0) {
         const Observation* from = nullptr;  // of the lane, in its row
-        UNROLL for (int k = 0; k < COUNT; ++k) {
+        UNROLL for (int k = 0; k < AT_ONCE; ++k) {
             int slot = first + k;
             if (k == 0 || slot % COLUMN_SLOTS == 0) {
                 i64 index = has_row(slot) ? indices[row(slot)] : -1;
@@ -320,7 +320,7 @@ struct Slots {
         }
     }
     HD void store(int first) const {
-        UNROLL for (int k = 0; k < COUNT; ++k) {
+        UNROLL for (int k = 0; k < AT_ONCE; ++k) {
             if (!has_row(first + k) || !has_column(first + k)) continue;
             float value = x[k];
             int own = column(first + k);
@@ -334,25 +334,21 @@ struct Slots {
         }
     }
 };
-}  // namespace observations
-typedef observations::Slots<observations::FIRST> FirstObservations;
 
-// Copies the observations at `indices` to the inputs of the first layer, but for the first ones, which are there.
-HD void store_obs(const FirstObservations& first, const Observation* obs, i64 stride, const i64* indices) {
+// Copies the observations at `indices` to the inputs of the first layer, but for the first slots, which are there.
+HD void store_obs(const Observations& first, const Observation* obs, i64 stride, const i64* indices) {
     using namespace observations;
-    Slots<AT_ONCE> others;
-    if (OTHERS > 0) others.load(obs, stride, indices, FIRST);
     first.store(0);
-    if (OTHERS > 0) others.store(FIRST);
-    _Pragma("unroll UNROLLED_LOADS") for (int slot = FIRST + AT_ONCE; slot < SLOTS; slot += AT_ONCE) {
+    _Pragma("unroll UNROLLED_LOADS") for (int slot = AT_ONCE; slot < SLOTS; slot += AT_ONCE) {
+        Observations others;
         others.load(obs, stride, indices, slot);
         others.store(slot);
     }
 }
-// The same with the first ones.
+// The same with the first slots.
 HD void load_obs(const Observation* obs, i64 stride) {
-    FirstObservations first;
-    first.load(obs, stride, indices(), 0);
+    Observations first;
+    first.load(obs, stride, indices());
     store_obs(first, obs, stride, indices());
 }
 
@@ -564,8 +560,11 @@ template <int L>
 struct Gradients : Gradients<L - 1> {
     LayerGradients<L> layer;
 
-    // From the deltas, the gradients with respect to layer L's outputs before the activation.
-    HD void add_layers(const Word* deltas) {
+    // From the deltas, the gradients with respect to layer L's outputs before the activation. Calls before_last()
+    // before those of the weights of the first layer.
+    template <class F>
+    HD void add_layers(const Word* deltas, F before_last) {
+        if constexpr (L == 0) before_last();
         layer.add(deltas);
         if constexpr (L > 0) {
             constexpr int N = INPUTS<L>;
@@ -593,7 +592,7 @@ struct Gradients : Gradients<L - 1> {
                 }
             });
             sync_tile();
-            Gradients<L - 1>::add_layers(rows<L>());
+            Gradients<L - 1>::add_layers(rows<L>(), before_last);
         }
     }
 

@@ -140,16 +140,17 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     i64 index = index_of(own * ROWS + row);
     if (is_first) indices()[row] = index;
     sync_owners();
-    // A tile's first observations are loaded during the tile before, where registers are left for them.
-    constexpr bool EARLY = COLUMN_WARPS <= 2;
-    FirstObservations first_obs;
-    if constexpr (EARLY) first_obs.load(obs, args.obs_stride, indices(), 0);
+    // A tile's first observations are loaded during the tile before, where registers are left for them: few before its
+    // backward pass, many before the gradients of the first layer's weights.
+    constexpr bool EARLY = COLUMN_WARPS <= 2, FEW = observations::AT_ONCE <= 8;
+    Observations first_obs;
+    if (EARLY) first_obs.load(obs, args.obs_stride, indices());
     int buffer = 0;  // of the tile's indices
     for (i64 first = own * ROWS; first < args.rows; first += stride, buffer ^= 1) {
         i64 next = index_of(first + stride + row);
         Sample sample = load_sample(args, index);
         sync_tile();  // the previous one has been read
-        if constexpr (!EARLY) first_obs.load(obs, args.obs_stride, indices(buffer), 0);
+        if (!EARLY) first_obs.load(obs, args.obs_stride, indices(buffer));
         store_obs(first_obs, obs, args.obs_stride, indices(buffer));
         sync_owners();
         forward_layers<0>(tower);
@@ -157,8 +158,11 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
         index = next;
         if (is_first) indices(buffer ^ 1)[row] = index;
         sync_tile();
-        if constexpr (EARLY) first_obs.load(obs, args.obs_stride, indices(buffer ^ 1), 0);
-        gradients.add_layers(head_deltas());
+        auto load_next = [&](bool now) {
+            if (EARLY && now) first_obs.load(obs, args.obs_stride, indices(buffer ^ 1));
+        };
+        load_next(FEW);
+        gradients.add_layers(head_deltas(), [&] { load_next(!FEW); });
     }
     sync_tile();
     float* out = args.parts + own * (NUM_PARAMETERS + METRICS);
