@@ -61,6 +61,18 @@ HD void add_up(T* sums, int width = 1) {
     }
 }
 
+// Of active samples: their number, the sum of a quantity, and that of its squares. They give its mean and variance. In
+// doubles, mean square minus squared mean is accurate for floats.
+struct Moments {
+    double count, sum, squares;
+
+    HD void operator+=(const Moments& other) {
+        count += other.count;
+        sum += other.sum;
+        squares += other.squares;
+    }
+};
+
 // Sum of `own(row)` for the rows first, first + step and so on below `rows`, in this order.
 template <class T, class F>
 HD T sum_of_rows(i64 first, i64 rows, i64 step, F own) {

@@ -106,7 +106,8 @@ struct Losses {
         Distribution<1> d = distribution(x, draws, mask, agent, args.squash_by_tanh, gradients, all);
         sum_heads(d, [](float of_head, int) { return of_head; });
         PolicyLoss loss = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
-                                           minibatch, *args.clip, *args.entropy_coefficient, gradients, all);
+                                           minibatch, *args.clip, *args.entropy_coefficient, gradients, all,
+                                           [&](int k, float gradient) { gradients[k] = gradient; });
         metrics[0] += loss.loss;
         metrics[2] += loss.entropy;
         metrics[3] += loss.approx_kl;

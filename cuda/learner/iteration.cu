@@ -26,10 +26,10 @@ KERNEL(begin_update) {
 constexpr int TILE_BLOCK = 256;  // a power of two; the same as TILE_BLOCK in iteration_kernels.py
 constexpr int TILE_ROWS = 2048;  // that a block adds up; the same as TILE_ROWS in iteration_kernels.py
 
-struct Moments {
+struct ReturnMoments {
     double count, sum, squares, error_sum, error_squares;
 
-    HD void operator+=(const Moments& other) {
+    HD void operator+=(const ReturnMoments& other) {
         count += other.count;
         sum += other.sum;
         squares += other.squares;
@@ -45,17 +45,17 @@ HD float variance_of(double mean, double mean_square) {
 
 // Fraction of the returns' variance that is not the variance of their errors, the advantages, over the active samples.
 BLOCK_KERNEL(explained_variance, TILE_BLOCK) {
-    SHARED Moments sums[TILE_BLOCK];
+    SHARED ReturnMoments sums[TILE_BLOCK];
     i64 tiles = (args.rows + TILE_ROWS - 1) / TILE_ROWS;
-    Moments* parts = (Moments*)args.parts;
+    ReturnMoments* parts = (ReturnMoments*)args.parts;
     FOR_BLOCKS (tile, tiles) {
         i64 first = tile * TILE_ROWS, end = first + TILE_ROWS < args.rows ? first + TILE_ROWS : args.rows;
         FOR_THREADS (k, TILE_BLOCK) {
-            sums[k] = sum_of_rows<Moments>(first + k, end, TILE_BLOCK, [=](i64 row) {
+            sums[k] = sum_of_rows<ReturnMoments>(first + k, end, TILE_BLOCK, [=](i64 row) {
                 i64 index = args.indices[row];
-                if (!args.active[index]) return Moments{};
+                if (!args.active[index]) return ReturnMoments{};
                 double x = args.returns[index], error = args.errors[index];
-                return Moments{1, x, x * x, error, error * error};
+                return ReturnMoments{1, x, x * x, error, error * error};
             });
         }
         add_up<TILE_BLOCK>(sums);
@@ -63,10 +63,10 @@ BLOCK_KERNEL(explained_variance, TILE_BLOCK) {
         if (!arrives_last(args.ticket, tiles)) continue;
 
         FOR_THREADS (k, TILE_BLOCK)
-            sums[k] = sum_of_rows<Moments>(k, tiles, TILE_BLOCK, [=](i64 row) { return parts[row]; });
+            sums[k] = sum_of_rows<ReturnMoments>(k, tiles, TILE_BLOCK, [=](i64 row) { return parts[row]; });
         add_up<TILE_BLOCK>(sums);
         FOR_THREADS (k, 1) {
-            Moments total = sums[0];
+            ReturnMoments total = sums[0];
             double count = total.count > 1 ? total.count : 1.0, mean = total.sum / count;
             float variance = variance_of(mean, total.squares / count);
             float unexplained = variance_of(total.error_sum / count, total.error_squares / count);

@@ -73,18 +73,18 @@ HD void multiply_tile() {
         return TILE_UNITS % COLUMN_WARPS == 0 || u * COLUMN_WARPS + column_warp < TILE_UNITS;
     };
     _Pragma("unroll 2") for (int k = 0; k < whole(SUMMED); k += 16) {
-        tensor_core::Four a[ROW_TILES];
+        tensor_core::Four a[ROW_TILES][1];
         UNROLL for (int m = 0; m < ROW_TILES; ++m) {
-            a[m] = Precision::a_of_rows(tile_rows(), ROW_PITCH, first_row + 16 * m, k);
+            a[m][0] = Precision::a_of_rows(tile_rows(), ROW_PITCH, first_row + 16 * m, k);
         }
         UNROLL for (int u = 0; u < WARP_UNITS; ++u) {
             if (!has_unit(u)) continue;
             int column = 16 * (u * COLUMN_WARPS + column_warp);
-            tensor_core::Four b;
+            tensor_core::Four b[1];
             if constexpr (BACKWARD)
-                b = Precision::b_of_inputs(weights(), WEIGHT_PITCH, column, k);
+                b[0] = Precision::b_of_inputs(weights(), WEIGHT_PITCH, column, k);
             else
-                b = Precision::b_of_outputs<true>(weights(), WEIGHT_PITCH, column, k);
+                b[0] = Precision::b_of_outputs<true>(weights(), WEIGHT_PITCH, column, k);
             UNROLL for (int m = 0; m < ROW_TILES; ++m) Precision::multiply(sums[m][u], a[m], b, true);
         }
     }

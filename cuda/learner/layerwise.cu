@@ -265,8 +265,9 @@ HD void row_loss(const head_loss_Arguments& args, i64 index, const float* x, con
     const Part<1> all = {0};
     Distribution<1> d = distribution(x, draws, mask, agent, args.squash_by_tanh, out, all);
     sum_heads(d, [](float of_head, int) { return of_head; });
-    PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
-                                         minibatch, *args.clip, *args.entropy_coefficient, out, all);
+    PolicyLoss policy =
+        policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index], minibatch, *args.clip,
+                         *args.entropy_coefficient, out, all, [=](int k, float gradient) { out[k] = gradient; });
     metrics[0] = policy.loss;
     metrics[2] = policy.entropy;
     metrics[3] = policy.approx_kl;

@@ -121,7 +121,8 @@ KERNEL(loss_gradients) {
             Distribution<1> d = distribution(x, draws, mask, agent, args.squash_by_tanh, own, all);
             sum_heads(d, [](float of_head, int) { return of_head; });
             PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
-                                                 minibatch, *args.clip, *args.entropy_coefficient, own, all);
+                                                 minibatch, *args.clip, *args.entropy_coefficient, own, all,
+                                                 [=](int k, float gradient) { own[k] = gradient; });
             part[0] = policy.loss;
             part[2] = policy.entropy;
             part[3] = policy.approx_kl;

@@ -141,18 +141,18 @@ HD void sum_heads([[maybe_unused]] Distribution<COUNT>& d, [[maybe_unused]] F ex
 #endif
 }
 
-// Gradients of the parameters, from those of log-probability and entropy. Squashing does not change them. Of discrete
-// heads it overwrites a part's weights in `gradients`.
-template <int COUNT>
+// Calls store(k, gradient) of the parameters, from the gradients of log-probability and entropy. Squashing does not
+// change them. Of discrete heads only those of a part; `weights` are its weights, and `store` may overwrite the k-th.
+template <int COUNT, class F>
 HD void backward([[maybe_unused]] const Distribution<COUNT>& d, const float* x, const Action* draws,
-                 [[maybe_unused]] const bool* mask, int agent, float by_log_prob, float by_entropy, float* gradients,
-                 [[maybe_unused]] Part<COUNT> part) {
+                 [[maybe_unused]] const bool* mask, int agent, float by_log_prob, float by_entropy,
+                 [[maybe_unused]] const float* weights, [[maybe_unused]] Part<COUNT> part, F store) {
 #if BOX_ACTIONS
     const int elements = action_box::heads(agent);
     for (int head = 0; head < elements; ++head) {
         float std = math::exp(x[elements + head]), z = deviation(draws[head], x[head], std);
-        gradients[head] = by_log_prob * (z / std);
-        gradients[elements + head] = by_log_prob * (z * z - 1.0f) + by_entropy;
+        store(head, by_log_prob * (z / std));
+        store(elements + head, by_log_prob * (z * z - 1.0f) + by_entropy);
     }
 #endif
 #if DISCRETE_HEADS > 0
@@ -160,17 +160,19 @@ HD void backward([[maybe_unused]] const Distribution<COUNT>& d, const float* x, 
         if (!part.has(k)) continue;
         HeadPlace own = place_of(part, k, draws, mask, agent);
         const float* logits = x + own.first_logit;
-        float* of_logits = gradients + own.first_logit;
         const Head& h = d.heads[k];
+        // Of log p it is 1 for the choice, minus p, and of the entropy -p (log p + entropy).
+        float shift = h.log_total - h.entropy, of_weight = -by_log_prob * h.share, of_log_p = -by_entropy * h.share;
         for (int j = 0; j < own.size; ++j) {
             if (!allowed(own.mask, j)) {
-                of_logits[j] = 0;
+                store(own.first_logit + j, 0);
                 continue;
             }
-            float log_p = logits[j] - h.largest - h.log_total, p = of_logits[j] * h.share;
-            // log_p may be -infinity; then p = 0, and p times the bound is 0.
-            float of_entropy = -p * (math::max(log_p, -1e30f) + h.entropy);
-            of_logits[j] = by_log_prob * ((j == own.choice ? 1.0f : 0.0f) - p) + by_entropy * of_entropy;
+            // The logit may be -infinity; then the weight is 0, and times the bound it is 0.
+            float above = math::max(logits[j] - h.largest - shift, -1e30f);
+            float slope = math::fma(of_log_p, above, of_weight);
+            store(own.first_logit + j,
+                  math::fma(weights[own.first_logit + j], slope, j == own.choice ? by_log_prob : 0.0f));
         }
     }
 #endif
@@ -197,17 +199,17 @@ struct PolicyLoss {
     float loss, entropy, approx_kl, clip_fraction;
 };
 
-// Writes the gradients with respect to the parameters x of the distribution d, of discrete heads those of a part.
-template <int COUNT>
+// Calls store(k, gradient) with respect to the parameters x of the distribution d, as `backward`.
+template <int COUNT, class F>
 HD PolicyLoss policy_gradients(const Distribution<COUNT>& d, const float* x, const Action* draws, const bool* mask,
                                int agent, float old_log_prob, float estimate, const Minibatch& minibatch, float clip,
-                               float entropy_coefficient, float* gradients, Part<COUNT> part) {
+                               float entropy_coefficient, const float* weights, Part<COUNT> part, F store) {
     float advantage = (float)(estimate - minibatch.mean) / minibatch.deviation, count = minibatch.count;
     float log_ratio = d.log_prob - old_log_prob, ratio = math::exp(log_ratio);
     float surrogate = ratio * advantage, surrogate_clipped = math::clamp(ratio, 1.0f - clip, 1.0f + clip) * advantage;
     bool is_clipped = surrogate_clipped < surrogate;
     float by_log_prob = is_clipped ? 0.0f : -surrogate / count;
-    backward(d, x, draws, mask, agent, by_log_prob, -entropy_coefficient / count, gradients, part);
+    backward(d, x, draws, mask, agent, by_log_prob, -entropy_coefficient / count, weights, part, store);
     return {-(is_clipped ? surrogate_clipped : surrogate) / count, d.entropy / count,
             (ratio - 1.0f - log_ratio) / count, (math::abs(ratio - 1.0f) > clip ? 1.0f : 0.0f) / count};
 }

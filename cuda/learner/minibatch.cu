@@ -57,16 +57,13 @@ struct RowPermutation {
     }
 };
 
-// Of samples: the number of active ones whose agents acted, the sum of their advantages and that of the squares. They
-// give mean and variance. In doubles, mean square minus squared mean is accurate for floats. And the number of all
-// active ones, whose values count.
-struct Moments {
-    double count, sum, squares, values;
+// Of samples: those of the advantages of active ones whose agents acted, and the number of all active ones, whose
+// values count.
+struct MinibatchMoments : Moments {
+    double values;
 
-    HD void operator+=(const Moments& other) {
-        count += other.count;
-        sum += other.sum;
-        squares += other.squares;
+    HD void operator+=(const MinibatchMoments& other) {
+        Moments::operator+=(other);
         values += other.values;
     }
 };
@@ -77,16 +74,16 @@ constexpr int TILE_ROWS = 1024;     // whose moments a block adds up; the same a
 // An epoch's order of the samples, permuted or as `indices` has them, and the moments of each minibatch of it.
 // `epoch` then counts the next one. `tickets` has one for each minibatch, and one for all.
 BLOCK_KERNEL(shuffle, SHUFFLE_BLOCK) {
-    SHARED Moments sums[SHUFFLE_BLOCK];
+    SHARED MinibatchMoments sums[SHUFFLE_BLOCK];
     i64 tiles = (args.rows + TILE_ROWS - 1) / TILE_ROWS;
     RowPermutation permuted((u64)*args.seed, (u64)*args.epoch, args.rows * args.minibatches);
     FOR_BLOCKS (block, tiles * args.minibatches) {
         i64 minibatch = 0, tile = block;
         for (; tile >= tiles; tile -= tiles) ++minibatch;  // there are few, and a 64-bit division is slow
         i64 first = tile * TILE_ROWS;
-        Moments* parts = (Moments*)args.parts + minibatch * tiles;
+        MinibatchMoments* parts = (MinibatchMoments*)args.parts + minibatch * tiles;
         FOR_THREADS (k, SHUFFLE_BLOCK) {
-            Moments sum = {};
+            MinibatchMoments sum = {};
             UNROLL for (int j = 0; j < TILE_ROWS; j += SHUFFLE_BLOCK) {
                 if (first + j + k >= args.rows) continue;
                 i64 row = minibatch * args.rows + first + j + k;
@@ -94,7 +91,7 @@ BLOCK_KERNEL(shuffle, SHUFFLE_BLOCK) {
                 args.order[row] = index;
                 bool active = args.active[index], acted = active && (!args.acting || args.acting[index]);
                 double x = acted ? (double)args.estimates[index] : 0.0;
-                sum += {(double)acted, x, x * x, (double)active};
+                sum += {{(double)acted, x, x * x}, (double)active};
             }
             sums[k] = sum;
         }
@@ -103,9 +100,9 @@ BLOCK_KERNEL(shuffle, SHUFFLE_BLOCK) {
         if (!arrives_last(args.tickets + minibatch, tiles)) continue;
 
         FOR_THREADS (k, SHUFFLE_BLOCK)
-            sums[k] = sum_of_rows<Moments>(k, tiles, SHUFFLE_BLOCK, [=](i64 row) { return parts[row]; });
+            sums[k] = sum_of_rows<MinibatchMoments>(k, tiles, SHUFFLE_BLOCK, [=](i64 row) { return parts[row]; });
         add_up<SHUFFLE_BLOCK>(sums);
-        FOR_THREADS (k, 1) ((Moments*)args.moments)[minibatch] = sums[0];
+        FOR_THREADS (k, 1) ((MinibatchMoments*)args.moments)[minibatch] = sums[0];
         if (arrives_last(args.tickets + args.minibatches, args.minibatches))
             FOR_THREADS (k, 1) *args.epoch += 1;
     }

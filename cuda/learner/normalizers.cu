@@ -8,17 +8,7 @@ constexpr int MOMENTS_BLOCK = 256;  // a power of two; the same as MOMENTS_BLOCK
 constexpr int TILE_ROWS = 1024;     // that a block adds up; the same as TILE_ROWS in normalizer_kernels.py
 constexpr int STEPS_AT_ONCE = 8;    // loads in flight
 
-// Of active samples: their number, the sum of the deviations from the mean, and that of their squares.
-struct Moments {
-    double count, sum, squares;
-
-    HD void operator+=(const Moments& other) {
-        count += other.count;
-        sum += other.sum;
-        squares += other.squares;
-    }
-};
-
+// Of one active sample, from its deviation from the mean.
 HD Moments moments_of(double deviation) { return {1, deviation, deviation * deviation}; }
 
 // Adds the moments of each number of the observations to `moments`: their count, all sums, all sums of squares. A block

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// A multi-layer perceptron with an actor and a critic head on tensor cores. A block has a tile of rows: inputs,
-// activations and their gradients are in its shared memory, sums of the weights' gradients in its registers.
+// A multi-layer perceptron with an actor and a critic head on tensor cores. Some warps of a block, or all of them, have
+// a tile of rows: inputs, activations and their gradients are in its part of shared memory, sums of the weights'
+// gradients in their registers. The tiles of a block have the weights in common, and wait for each other at no other
+// time.
 //
 // Compiled with the constants that gpu_vecenv/train/perceptron.py writes (namespace perceptron). Layer L = 0 … HIDDEN
 // has layer_inputs(L) inputs, layer HIDDEN is the head. A tower is a trunk with its head: one tower if actor and critic
 // share the trunk, else two, and then a block has one of them. The head of a critic is as wide as the actor's, with
 // weights of 0.
 //
-// Warps form a grid of ROW_WARPS x COLUMN_WARPS over the rows and the columns of a layer's outputs. Columns are counted
-// in units of 16; those beyond a layer's size are 0. A warp that has all columns of its rows may keep a layer's outputs
-// in registers, as a factor of the next product.
+// A tile's warps form a grid of ROW_WARPS x COLUMN_WARPS over the rows and the columns of a layer's outputs. Columns
+// are counted in units of 16; those beyond a layer's size are 0. A warp that has all columns of its rows may keep a
+// layer's outputs in registers, as a factor of the next product.
 #pragma once
 #include "tensor_core.cuh"
 
@@ -21,13 +23,16 @@ typedef tensor_core::PRECISION Precision;
 typedef Precision::Word Word;
 typedef Precision::Factor Factor;
 
-constexpr int WARPS = ROW_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS;
+constexpr int WARPS = ROW_WARPS * COLUMN_WARPS, THREADS = 32 * WARPS;  // of a tile
+constexpr int BLOCK_THREADS = TILES_OF_BLOCK * THREADS;
 constexpr int ROW_TILES = ROWS / 16 / ROW_WARPS;      // of a warp
 constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;  // of the distribution
 constexpr int METRICS = 5;                            // of `loss` in ppo.py
 static_assert(ROWS % (16 * ROW_WARPS) == 0, "a whole number of tiles for each warp");
 constexpr int RESULT_PITCH = (PARAMETERS + 1) | 1;  // floats; odd, against bank conflicts
-constexpr int STEP = Precision::STEP, TILE_WORDS = Precision::TILE_WORDS;
+constexpr int CHOICE_WEIGHTS_PITCH = LOG_STDS > 0 ? 0 : ACTOR_OUTPUTS | 1;
+constexpr int STEP = Precision::STEP, STEPS_AT_ONCE = Precision::STEPS_AT_ONCE, TILE_WORDS = Precision::TILE_WORDS;
+static_assert(ROWS / STEP % STEPS_AT_ONCE == 0, "of the products over rows");
 
 HD constexpr int aligned(int bytes) { return (bytes + 15) / 16 * 16; }
 HD constexpr int units(int columns) { return (columns + 15) / 16; }
@@ -55,13 +60,16 @@ constexpr int WARP_UNITS = divided(units(N), COLUMN_WARPS);
 template <int N>
 constexpr bool BOTH_HALVES = units(N) > 1 || N > 8;
 
-// The threads that compute a row: a warp if it has all columns, else the block. Up to the weights' gradients they wait
-// for nobody else.
-constexpr bool WARPS_OWN_ROWS = COLUMN_WARPS == 1;
-constexpr int OWNERS = WARPS_OWN_ROWS ? 32 : THREADS, OWNED_ROWS = WARPS_OWN_ROWS ? 16 * ROW_TILES : ROWS;
+// The threads that compute a row: the warps that have its columns. Up to the weights' gradients they wait for nobody
+// else. In a rollout, where they also step environments, they are one warp or the block.
+constexpr int OWNER_WARPS = FORWARD_ONLY && COLUMN_WARPS > 1 ? WARPS : COLUMN_WARPS;
+constexpr int OWNERS = 32 * OWNER_WARPS, OWNED_ROWS = ROWS / (WARPS / OWNER_WARPS);
 static_assert(OWNED_ROWS <= OWNERS, "a thread for each row");
+// Barrier 0 is that of the block, then there is one for each tile, and one for the owners of rows.
+constexpr int BARRIERS = 1 + TILES_OF_BLOCK + TILES_OF_BLOCK * (WARPS / OWNER_WARPS);
+static_assert(BARRIERS <= 16 || OWNER_WARPS == 1, "as many as a block has");
 // Whether a layer's outputs stay in registers, as a factor of the next product.
-constexpr bool CHAINED = WARPS_OWN_ROWS && Precision::CHAINS;
+constexpr bool CHAINED = COLUMN_WARPS == 1 && Precision::CHAINS;
 // Whether the inputs of layers after the first are in shared memory.
 constexpr bool KEEPS_ACTIVATIONS = !FORWARD_ONLY || !CHAINED;
 constexpr int UNROLLED_STEPS = CHAINED ? 32 : Precision::UNROLLED_STEPS;  // all where a factor is in registers
@@ -81,19 +89,20 @@ HD constexpr int weights_end(int layers) {
     return bytes;
 }
 HD constexpr int activation_bytes(int columns) { return Precision::activation_words(ROWS, columns) * sizeof(Word); }
-HD constexpr int rows_end(int layers) {
-    int bytes = weights_end(HIDDEN + 1);
+constexpr int SCALES_AT = weights_end(HIDDEN + 1);
+HD constexpr int rows_end(int layers) {  // of the first tile
+    int bytes = SCALES_AT + aligned(NORMALIZE_OBS ? 2 * layer_inputs(0) * (int)sizeof(float) : 0);
     for (int layer = 0; layer < layers; ++layer)
         bytes += (layer == 0 ? !READS_OBS : KEEPS_ACTIVATIONS) ? activation_bytes(padded_inputs(layer)) : 0;
     return bytes;
 }
 constexpr int ROWS_END = rows_end(HIDDEN + 1);
 constexpr int INDICES_END = ROWS_END + (READS_OBS ? 0 : FORWARD_ONLY ? 1 : 2) * ROWS * (int)sizeof(i64);
-constexpr int SCALES_END = INDICES_END + aligned(NORMALIZE_OBS ? 2 * layer_inputs(0) * (int)sizeof(float) : 0);
-constexpr int RESULTS_END = SCALES_END + RESULT_ROWS * RESULT_PITCH * (int)sizeof(float);
-constexpr int RESULT_GRADIENTS_END = RESULTS_END + ROWS * RESULT_PITCH * (int)sizeof(float);
-constexpr int DELTAS_END = RESULT_GRADIENTS_END + activation_bytes(16 * units(HEAD_OUTPUTS));
-static_assert(SHARED_FIRST + SHARED_BYTES == (FORWARD_ONLY ? RESULTS_END : DELTAS_END), "as Python allocates them");
+constexpr int RESULTS_END = INDICES_END + RESULT_ROWS * RESULT_PITCH * (int)sizeof(float);
+constexpr int CHOICE_WEIGHTS_END = RESULTS_END + aligned(ROWS * CHOICE_WEIGHTS_PITCH * (int)sizeof(float));
+constexpr int DELTAS_END = CHOICE_WEIGHTS_END + activation_bytes(16 * units(HEAD_OUTPUTS));
+constexpr int TILE_END = FORWARD_ONLY ? RESULTS_END : DELTAS_END, TILE_BYTES = TILE_END - rows_end(0);
+static_assert(SHARED_FIRST + SHARED_BYTES == rows_end(0) + TILES_OF_BLOCK * TILE_BYTES, "as Python allocates them");
 
 template <int L>
 constexpr int WEIGHTS_AT = weights_end(L);
@@ -110,34 +119,48 @@ template <int L>
 HD float* biases() {
     return (float*)(shared_memory + BIASES_AT<L>);
 }
+HD float* obs_scales() { return (float*)(shared_memory + SCALES_AT); }  // means, then standard deviations
+
+HD int tile() { return TILES_OF_BLOCK == 1 ? 0 : (int)threadIdx.x / THREADS; }  // of this thread
+HD int thread() { return TILES_OF_BLOCK == 1 ? (int)threadIdx.x : (int)threadIdx.x % THREADS; }
+HD unsigned char* tile_memory(int first_tiles) { return shared_memory + first_tiles + tile() * TILE_BYTES; }
 // Inputs of layer L; of the first only if they are not read from the observations. In the backward pass the gradients
 // with respect to the inputs of its activation take their place.
 template <int L>
 HD Word* rows() {
-    return (Word*)(shared_memory + ROWS_AT<L>);
+    return (Word*)tile_memory(ROWS_AT<L>);
 }
 // Of the tile's rows, or, 1, of those of the next tile; -1: none.
-HD i64* indices(int buffer = 0) { return (i64*)(shared_memory + ROWS_END) + buffer * ROWS; }
-HD float* obs_scales() { return (float*)(shared_memory + INDICES_END); }  // means, then standard deviations
-// One row's parameters of the distribution and then its value; their gradients.
-HD float* result_row(int row) { return (float*)(shared_memory + SCALES_END) + row * RESULT_PITCH; }
-HD float* gradient_row(int row) { return (float*)(shared_memory + RESULTS_END) + row * RESULT_PITCH; }
-HD Word* head_deltas() { return (Word*)(shared_memory + RESULT_GRADIENTS_END); }
+HD i64* indices(int buffer = 0) { return (i64*)tile_memory(ROWS_END) + buffer * ROWS; }
+// One row's parameters of the distribution and then its value.
+HD float* result_row(int row) { return (float*)tile_memory(INDICES_END) + row * RESULT_PITCH; }
+// exp(logit - largest) of one row's choices, of discrete heads.
+HD float* choice_weights(int row) { return (float*)tile_memory(RESULTS_END) + row * CHOICE_WEIGHTS_PITCH; }
+HD Word* head_deltas() { return (Word*)tile_memory(CHOICE_WEIGHTS_END); }
 
 using tensor_core::Four;
 using tensor_core::group;
 using tensor_core::lane;
 using tensor_core::member;
-HD int warp() { return threadIdx.x / 32; }
+HD int warp() { return thread() / 32; }
 HD int first_row() { return warp() / COLUMN_WARPS * ROW_TILES * 16; }
 HD int unit_of(int k) { return warp() % COLUMN_WARPS + k * COLUMN_WARPS; }
-HD int owner() { return WARPS_OWN_ROWS ? lane() : (int)threadIdx.x; }
-HD int first_owned_row() { return WARPS_OWN_ROWS ? first_row() : 0; }
-HD void sync_owners() {
-    if constexpr (WARPS_OWN_ROWS)
-        __syncwarp();
-    else
+HD int owner() { return thread() % OWNERS; }
+HD int first_owned_row() { return warp() / OWNER_WARPS * OWNED_ROWS; }
+HD void sync(int barrier, int threads) { asm volatile("bar.sync %0, %1;" : : "r"(barrier), "r"(threads) : "memory"); }
+HD void sync_tile() {
+    if constexpr (TILES_OF_BLOCK == 1)
         __syncthreads();
+    else
+        sync(1 + tile(), THREADS);
+}
+HD void sync_owners() {
+    if constexpr (OWNER_WARPS == 1)
+        __syncwarp();
+    else if constexpr (OWNER_WARPS == WARPS)
+        sync_tile();
+    else
+        sync(1 + TILES_OF_BLOCK + (int)threadIdx.x / OWNERS, OWNERS);
 }
 
 HD bool has_actor(int tower) { return tower == 0; }
@@ -174,29 +197,31 @@ HD i64 bias_index(int tower, int output) {
     return L == HIDDEN && result == PARAMETERS ? VALUE_BIAS : layer_bias<L>(tower) + output;
 }
 
+// By all threads of the block, or of the tile.
+template <int NUM_THREADS>
 HD void fill_with_zeros(void* from, const void* to) {
-    for (uint4* at = (uint4*)from + threadIdx.x; at < to; at += THREADS) *at = {0, 0, 0, 0};
+    for (uint4* at = (uint4*)from + threadIdx.x % NUM_THREADS; at < to; at += NUM_THREADS) *at = {0, 0, 0, 0};
 }
 
 // Weights and biases of layer L on their way to shared memory: those that a thread loads at a time.
 template <int L>
 struct LayerLoads {
-    static constexpr int ELEMENTS = OUTPUTS<L> * INPUTS<L>, LOADS = divided(ELEMENTS, THREADS);
+    static constexpr int ELEMENTS = OUTPUTS<L> * INPUTS<L>, LOADS = divided(ELEMENTS, BLOCK_THREADS);
     static constexpr int BATCH = LOADS < 16 ? LOADS : 16;
     float weight[BATCH];
 
     HD void load(const float* parameters, int tower, int first) {
         UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * THREADS;
+            int k = first + b * BLOCK_THREADS;
             i64 row = k < ELEMENTS ? weight_index<L>(tower, k / INPUTS<L>) : -1;
             weight[b] = row >= 0 ? parameters[row + k % INPUTS<L>] : 0.0f;
         }
     }
     HD void store(int first) const {
         UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * THREADS;
+            int k = first + b * BLOCK_THREADS;
             int at = Precision::weight_at(WEIGHT_PITCH<L>, k / INPUTS<L>, k % INPUTS<L>);
-            if (k < ELEMENTS) Precision::store(weights<L>() + at, weight[b]);
+            if (k < ELEMENTS) Precision::store_weight(weights<L>() + at, weight[b]);
         }
     }
 };
@@ -216,17 +241,19 @@ HD void load_layers(const float* parameters, int tower) {
     if constexpr (L < HIDDEN) {
         load_layers<L + 1>(parameters, tower);
     } else {
-        fill_with_zeros(shared_memory + SHARED_FIRST, shared_memory + ROWS_AT<1>);  // columns beyond the sizes stay 0
+        // Columns beyond the sizes stay 0.
+        fill_with_zeros<BLOCK_THREADS>(shared_memory + SHARED_FIRST, shared_memory + SCALES_AT);
+        fill_with_zeros<THREADS>(rows<0>(), tile_memory(ROWS_AT<1>));
         __syncthreads();
     }
     loads.store(first);
-    while ((first += LayerLoads<L>::BATCH * THREADS) < LayerLoads<L>::ELEMENTS) {
+    while ((first += LayerLoads<L>::BATCH * BLOCK_THREADS) < LayerLoads<L>::ELEMENTS) {
         loads.load(parameters, tower, first);
         loads.store(first);
     }
-    for (int k = threadIdx.x; k < OUTPUTS<L>; k += THREADS) {
+    for (int k = threadIdx.x; k < OUTPUTS<L>; k += BLOCK_THREADS) {
         biases<L>()[k] = bias;
-        bias = bias_of<L>(parameters, tower, k + THREADS);
+        bias = bias_of<L>(parameters, tower, k + BLOCK_THREADS);
     }
 }
 
@@ -236,10 +263,10 @@ HD float standard_deviation(double variance) { return (float)__dsqrt_rn(variance
 HD void load_parameters(const float* parameters, int tower, [[maybe_unused]] const double* obs_mean,
                         [[maybe_unused]] const double* obs_var) {
     load_layers<0>(parameters, tower);
-    for (int row = threadIdx.x; row < RESULT_ROWS; row += THREADS)
+    for (int row = thread(); row < RESULT_ROWS; row += THREADS)
         for (int k = 0; k < LOG_STDS; ++k) result_row(row)[ACTOR_OUTPUTS + k] = parameters[LOG_STD_INDEX + k];
     if constexpr (NORMALIZE_OBS) {
-        for (int k = threadIdx.x; k < layer_inputs(0); k += THREADS) {
+        for (int k = threadIdx.x; k < layer_inputs(0); k += BLOCK_THREADS) {
             obs_scales()[k] = (float)obs_mean[k];
             obs_scales()[layer_inputs(0) + k] = standard_deviation(obs_var[k]);
         }
@@ -258,46 +285,77 @@ HD float input_of(Observation x, [[maybe_unused]] int column) {
     return value;
 }
 
-// Observations on their way to the inputs of the first layer: of the elements of a tile, those that a thread loads at a
-// time.
-struct Observations {
-    static constexpr int ELEMENTS = layer_inputs(0) * OWNED_ROWS;  // that the owners of a row load together
-    static constexpr int LOADS = divided(ELEMENTS, OWNERS), BATCH = LOADS < 8 ? LOADS : 8;
-    Observation x[BATCH];
+// The owners of a tile's rows copy its observations to the inputs of the first layer: each the same number of elements,
+// its slots, some of them beyond the size. Neighbouring lanes copy neighbouring columns, LANES of them those of a row,
+// so that a slot's row and column are constants of the code, beside those of the lane.
+namespace observations {
+constexpr int COLUMNS = layer_inputs(0);
+HD constexpr int row_slots(int lanes) { return divided(OWNED_ROWS * lanes, OWNERS); }
+HD constexpr int slots(int lanes) { return divided(COLUMNS, lanes) * row_slots(lanes); }
+HD constexpr int choose_lanes() {
+    int best = 1;
+    for (int lanes = 2; lanes <= 32; lanes *= 2)
+        if (slots(lanes) <= slots(best)) best = lanes;
+    return best;
+}
+constexpr int LANES = choose_lanes(), COLUMN_SLOTS = divided(COLUMNS, LANES), SLOTS = slots(LANES);
+constexpr int ROWS_AT_ONCE = OWNERS / LANES;
+constexpr int AT_ONCE = SLOTS <= 36 ? SLOTS : 28;  // in flight
+constexpr int UNROLLED_LOADS = SLOTS < 128 ? 128 : 1;
+}  // namespace observations
 
-    // From the batch's first element on; observations are `stride` elements apart.
-    HD void load(const Observation* obs, i64 stride, const i64* indices, int first) {
-        UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * OWNERS;
-            i64 index = k < ELEMENTS ? indices[first_owned_row() + k / layer_inputs(0)] : -1;
-            x[b] = index >= 0 ? obs[index * stride + k % layer_inputs(0)] : 0;
+// A thread's slots, AT_ONCE of them.
+struct Observations {
+    static constexpr int COLUMNS = observations::COLUMNS, COLUMN_SLOTS = observations::COLUMN_SLOTS;
+    static constexpr int LANES = observations::LANES, SLOTS = observations::SLOTS, AT_ONCE = observations::AT_ONCE;
+    static constexpr int ROWS_AT_ONCE = observations::ROWS_AT_ONCE;
+    Observation x[AT_ONCE];
+
+    HD static int column(int slot) { return owner() % LANES + slot % COLUMN_SLOTS * LANES; }
+    HD static bool has_column(int slot) { return COLUMNS % LANES == 0 || column(slot) < COLUMNS; }
+    HD static int place(int slot) { return owner() / LANES + slot / COLUMN_SLOTS * ROWS_AT_ONCE; }
+    HD static bool has_row(int slot) {
+        return slot < SLOTS && (OWNED_ROWS % ROWS_AT_ONCE == 0 || place(slot) < OWNED_ROWS);
+    }
+    // Rows in the order in which memory has them, against bank conflicts.
+    HD static int row(int slot) { return first_owned_row() + Precision::row_at(place(slot)); }
+
+    // Observations are `stride` elements apart.
+    HD void load(const Observation* obs, i64 stride, const i64* indices, int first = 0) {
+        const Observation* from = nullptr;  // of the lane, in its row
+        UNROLL for (int k = 0; k < AT_ONCE; ++k) {
+            int slot = first + k;
+            if (k == 0 || slot % COLUMN_SLOTS == 0) {
+                i64 index = has_row(slot) ? indices[row(slot)] : -1;
+                from = index >= 0 ? obs + index * stride + owner() % LANES : nullptr;
+            }
+            x[k] = from && has_column(slot) ? from[slot % COLUMN_SLOTS * LANES] : 0;
         }
     }
     HD void store(int first) const {
-        UNROLL for (int b = 0; b < BATCH; ++b) {
-            int k = first + b * OWNERS, column = k % layer_inputs(0);
-            if (k >= ELEMENTS) continue;
-            int row = first_owned_row() + k / layer_inputs(0);
-            Precision::store(rows<0>() + Precision::activation_at(PITCH<0>, row, column), input_of(x[b], column));
+        UNROLL for (int k = 0; k < AT_ONCE; ++k) {
+            if (!has_row(first + k) || !has_column(first + k)) continue;
+            int own = column(first + k);
+            Precision::store(rows<0>() + Precision::activation_at(PITCH<0>, row(first + k), own), input_of(x[k], own));
         }
     }
 };
 
-// Copies the observations at `indices` to the inputs of the first layer, but for the first batch, which is there.
-HD void store_obs(const Observations& first_batch, const Observation* obs, i64 stride, const i64* indices) {
-    first_batch.store(owner());
-    constexpr int STRIDE = Observations::BATCH * OWNERS;
-    for (int first = owner() + STRIDE; first < Observations::ELEMENTS; first += STRIDE) {
-        Observations batch;
-        batch.load(obs, stride, indices, first);
-        batch.store(first);
+// Copies the observations at `indices` to the inputs of the first layer, but for the first slots, which are there.
+HD void store_obs(const Observations& first, const Observation* obs, i64 stride, const i64* indices) {
+    using namespace observations;
+    first.store(0);
+    _Pragma("unroll UNROLLED_LOADS") for (int slot = AT_ONCE; slot < SLOTS; slot += AT_ONCE) {
+        Observations others;
+        others.load(obs, stride, indices, slot);
+        others.store(slot);
     }
 }
-// The same with the first batch.
+// The same with the first slots.
 HD void load_obs(const Observation* obs, i64 stride) {
-    Observations batch;
-    batch.load(obs, stride, indices(), owner());
-    store_obs(batch, obs, stride, indices());
+    Observations first;
+    first.load(obs, stride, indices());
+    store_obs(first, obs, stride, indices());
 }
 
 // This warp's tiles of a matrix of N columns.
@@ -315,18 +373,27 @@ HD void for_units(F f) {
     }
 }
 
-// Adds the products of factors a(tile of this warp's rows, step) and b(unit, step) over K values of k; `b` are weights.
+// Adds the products of the factors a(tile of this warp's rows, step) and b(unit, step) of so many steps from `step` on.
+template <int STEPS, tensor_core::Kind KIND, int N, class A, class B>
+HD void add_steps(Tiles<N>& tiles, A a, B b, int step) {
+    Factor a_factor[ROW_TILES][STEPS];
+    UNROLL for (int m = 0; m < ROW_TILES; ++m) {
+        UNROLL for (int s = 0; s < STEPS; ++s) a_factor[m][s] = Precision::factor<KIND>(a(m, step + s));
+    }
+    for_units<N>([&](int u, int unit) {
+        Factor b_factor[STEPS];
+        UNROLL for (int s = 0; s < STEPS; ++s) b_factor[s] = Precision::factor<tensor_core::NUMBER>(b(unit, step + s));
+        UNROLL for (int m = 0; m < ROW_TILES; ++m)
+            Precision::multiply(tiles.sums[m][u], a_factor[m], b_factor, BOTH_HALVES<N>);
+    });
+}
+// The same over K values of k; `b` are weights.
 template <int K, tensor_core::Kind KIND, int N, class A, class B>
 HD void add_product(Tiles<N>& tiles, A a, B b) {
-    _Pragma("unroll UNROLLED_STEPS") for (int step = 0; step < divided(K, STEP); ++step) {
-        Factor a_factor[ROW_TILES];
-        UNROLL for (int m = 0; m < ROW_TILES; ++m) a_factor[m] = Precision::factor<KIND>(a(m, step));
-        for_units<N>([&](int u, int unit) {
-            Factor b_factor = Precision::factor<tensor_core::NUMBER>(b(unit, step));
-            UNROLL for (int m = 0; m < ROW_TILES; ++m)
-                Precision::multiply(tiles.sums[m][u], a_factor[m], b_factor, BOTH_HALVES<N>);
-        });
-    }
+    constexpr int STEPS = divided(K, STEP), REST = STEPS % STEPS_AT_ONCE;
+    _Pragma("unroll UNROLLED_STEPS") for (int step = 0; step < STEPS - REST; step += STEPS_AT_ONCE)
+        add_steps<STEPS_AT_ONCE, KIND>(tiles, a, b, step);
+    if constexpr (REST > 0) add_steps<REST, KIND>(tiles, a, b, STEPS - REST);
 }
 
 HD int row_of_tile(int m) { return first_row() + 16 * m; }
@@ -459,18 +526,24 @@ struct LayerGradients {
         const Word *left = OF_INPUTS ? rows<L>() : deltas, *right = OF_INPUTS ? deltas : rows<L>();
         constexpr int LEFT_PITCH = OF_INPUTS ? PITCH<L> : PITCH<L + 1>,
                       RIGHT_PITCH = OF_INPUTS ? PITCH<L + 1> : PITCH<L>;
-        _Pragma("unroll UNROLLED_ROWS") for (int row = 0; row < ROWS; row += STEP) {
-            Factor b[N_TILES];
+        _Pragma("unroll UNROLLED_ROWS") for (int row = 0; row < ROWS; row += STEP * STEPS_AT_ONCE) {
+            Factor b[N_TILES][STEPS_AT_ONCE];
             UNROLL for (int n = 0; n < N_TILES; ++n) {
                 if (!has_n(n)) continue;
-                Four words = Precision::b_of_columns<BOTH_HALVES<N_SIZE>>(right, RIGHT_PITCH, 16 * n_unit(n), row);
-                b[n] = Precision::factor<OF_INPUTS ? tensor_core::NUMBER : INPUT_KIND<L>>(words);
+                UNROLL for (int s = 0; s < STEPS_AT_ONCE; ++s) {
+                    Four words = Precision::b_of_columns<BOTH_HALVES<N_SIZE>>(right, RIGHT_PITCH, 16 * n_unit(n),
+                                                                              row + s * STEP);
+                    b[n][s] = Precision::factor<OF_INPUTS ? tensor_core::NUMBER : INPUT_KIND<L>>(words);
+                }
                 if (OF_INPUTS) Precision::add_b(bias[n], b[n]);
             }
             UNROLL for (int m = 0; m < M_TILES; ++m) {
                 if (!has_m(m)) continue;
-                Four words = Precision::a_of_columns(left, LEFT_PITCH, 16 * m_unit(m), row);
-                Factor a = Precision::factor<OF_INPUTS ? INPUT_KIND<L> : tensor_core::NUMBER>(words);
+                Factor a[STEPS_AT_ONCE];
+                UNROLL for (int s = 0; s < STEPS_AT_ONCE; ++s) {
+                    Four words = Precision::a_of_columns(left, LEFT_PITCH, 16 * m_unit(m), row + s * STEP);
+                    a[s] = Precision::factor<OF_INPUTS ? INPUT_KIND<L> : tensor_core::NUMBER>(words);
+                }
                 if (!OF_INPUTS) Precision::add_a(bias[m], a);
                 UNROLL for (int n = 0; n < N_TILES; ++n) if (has_n(n))
                     Precision::multiply(weight[m][n], a, b[n], BOTH_HALVES<N_SIZE>);
@@ -507,8 +580,11 @@ template <int L>
 struct Gradients : Gradients<L - 1> {
     LayerGradients<L> layer;
 
-    // From the deltas, the gradients with respect to layer L's outputs before the activation.
-    HD void add_layers(const Word* deltas) {
+    // From the deltas, the gradients with respect to layer L's outputs before the activation. Calls before_last()
+    // before those of the weights of the first layer.
+    template <class F>
+    HD void add_layers(const Word* deltas, F before_last) {
+        if constexpr (L == 0) before_last();
         layer.add(deltas);
         if constexpr (L > 0) {
             constexpr int N = INPUTS<L>;
@@ -520,7 +596,7 @@ struct Gradients : Gradients<L - 1> {
             };
             Tiles<N> tiles = {};
             add_product<OUTPUTS<L>, tensor_core::NUMBER>(tiles, a, b);
-            __syncthreads();  // all warps have read the layer's inputs
+            sync_tile();  // all warps have read the layer's inputs
             for_units<N>([&](int u, int unit) {
                 UNROLL for (int m = 0; m < ROW_TILES; ++m) {
                     float (&x)[2][4] = tiles.sums[m][u];
@@ -535,8 +611,8 @@ struct Gradients : Gradients<L - 1> {
                     Precision::store_tile(rows<L>(), PITCH<L>, row_of_tile(m), 16 * unit, words);
                 }
             });
-            __syncthreads();
-            Gradients<L - 1>::add_layers(rows<L>());
+            sync_tile();
+            Gradients<L - 1>::add_layers(rows<L>(), before_last);
         }
     }
 

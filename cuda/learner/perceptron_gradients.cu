@@ -70,24 +70,38 @@ static_assert(PARTS == 1 || OWNED_ROWS * PARTS % 32 == 0, "whole warps");
 HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Sample& sample, const Loss& loss, int tower,
                  Sums& sums) {
     const Part<PARTS> part = {owner() % PARTS};
-    float *x = result_row(row), *gradients = gradient_row(row), *metrics = sums.x + LOG_STDS;
+    float *x = result_row(row), *weights = choice_weights(row), *metrics = sums.x + LOG_STDS;
+    Word* deltas = head_deltas() + Precision::activation_at(PITCH<HIDDEN + 1>, row, 0);
+    auto store_delta = [=](int output, float gradient) {
+        Precision::store(deltas + Precision::activation_at(PITCH<HIDDEN + 1>, 0, output), gradient);
+    };
+    if (!sample.acted())
+        for (int k = part.first; k < HEAD_OUTPUTS; k += PARTS)
+            if (!sample.active || result_of(tower, k) != PARAMETERS) store_delta(k, 0);
     if (has_actor(tower)) {
         const Action* draws = Sample::HAS_DRAWS ? sample.draws : args.draws + sample.index * ACTION_HEADS;
         const bool* mask = args.action_mask + (ACTION_MASKS ? sample.index * NUM_LOGITS : 0);
         int agent = (int)(sample.index % NUM_AGENTS);
         Distribution<PARTS> d = {};
-        if (sample.acted()) d = distribution(x, draws, mask, agent, args.squash_by_tanh, gradients, part);
+        if (sample.acted()) d = distribution(x, draws, mask, agent, args.squash_by_tanh, weights, part);
         sum_heads(d, [](float of_part, int k) {
             return PARTS == 1 ? of_part : __shfl_sync(~0u, of_part, lane() / PARTS * PARTS + k);
         });
         if (sample.acted()) {
-            PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, sample.log_prob, sample.estimate,
-                                                 loss.minibatch, loss.clip, loss.entropy_coefficient, gradients, part);
+            auto store_gradient = [&](int k, float gradient) {
+                if (k < ACTOR_OUTPUTS) {
+                    store_delta(k, gradient);
+                } else {
+                    UNROLL for (int j = 0; j < LOG_STDS; ++j) sums.x[j] += k == ACTOR_OUTPUTS + j ? gradient : 0.0f;
+                }
+            };
+            PolicyLoss policy =
+                policy_gradients(d, x, draws, mask, agent, sample.log_prob, sample.estimate, loss.minibatch, loss.clip,
+                                 loss.entropy_coefficient, weights, part, store_gradient);
             metrics[0] += policy.loss;
             metrics[2] += policy.entropy;
             metrics[3] += policy.approx_kl;
             metrics[4] += policy.clip_fraction;
-            UNROLL for (int k = 0; k < LOG_STDS; ++k) sums.x[k] += gradients[ACTOR_OUTPUTS + k];
         }
     }
     if (has_value(tower) && part.first == 0 && sample.active) {
@@ -96,14 +110,7 @@ HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Samp
         ValueLoss of_value = value_loss(value, sample.old_value, sample.target, scale * scale,
                                         loss.minibatch.value_count, args.value_coefficient, args.value_clip);
         metrics[1] += of_value.loss;
-        gradients[PARAMETERS] = of_value.gradient * scale;
-    }
-    if constexpr (PARTS > 1) __syncwarp();
-    for (int k = part.first; k < HEAD_OUTPUTS; k += PARTS) {
-        int result = result_of(tower, k);
-        bool counts = result == PARAMETERS ? sample.active : sample.acted();
-        Precision::store(head_deltas() + Precision::activation_at(PITCH<HIDDEN + 1>, row, k),
-                         counts && result >= 0 ? gradients[result] : 0.0f);
+        store_delta(has_actor(tower) ? ACTOR_OUTPUTS : 0, of_value.gradient * scale);
     }
 }
 
@@ -113,8 +120,8 @@ HD void write_sums(float* out, const Sums& sums, int row, bool is_first, int tow
     float* of_rows = (float*)rows<0>();
     static_assert(ROWS * PITCH * (int)sizeof(float) <= ROWS_END - ROWS_AT<0>, "the sums fit");
     if (is_first) UNROLL for (int k = 0; k < SUMS; ++k) of_rows[row * PITCH + k] = sums.x[k];
-    __syncthreads();
-    for (int k = threadIdx.x; k < SUMS; k += THREADS) {
+    sync_tile();
+    for (int k = thread(); k < SUMS; k += THREADS) {
         if (k == LOG_STDS + 1 ? !has_value(tower) : !has_actor(tower)) continue;
         float sum = 0;
         for (int row = 0; row < ROWS; ++row) sum += of_rows[row * PITCH + k];
@@ -122,14 +129,16 @@ HD void write_sums(float* out, const Sums& sums, int row, bool is_first, int tow
     }
 }
 
-// PPO's gradients of all parameters, of `rows` samples at `indices`, and then the metrics of the loss, as sums over
-// each block's samples: a row of `parts` for each block, or for two blocks, one for the actor and one for the critic.
-// The launch has as many blocks.
+// PPO's gradients of all parameters, of `rows` samples at `indices`, and then the metrics of the loss, as sums over the
+// samples of each tile of each block: a row of `parts` for each, or, of two blocks, one for the actor and one for the
+// critic, for both. The launch has as many blocks.
 HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     int tower = blockIdx.x % TOWERS;
-    i64 block = blockIdx.x / TOWERS, blocks = gridDim.x / TOWERS;
+    i64 own = (i64)(blockIdx.x / TOWERS) * TILES_OF_BLOCK + tile(),
+        stride = (i64)(gridDim.x / TOWERS) * TILES_OF_BLOCK * ROWS;
     load_parameters(args.parameters, tower, args.obs_mean, args.obs_var);
-    fill_with_zeros(head_deltas(), shared_memory + DELTAS_END);
+    fill_with_zeros<THREADS>(head_deltas(), tile_memory(DELTAS_END));
+    __syncthreads();  // the weights are there
     Loss loss = loss_of(args);
     Gradients<HIDDEN> gradients = {};
     Sums sums = {};
@@ -138,37 +147,41 @@ HD void sum_gradients(const perceptron_gradients_Arguments& args) {
     bool is_first = has_row && owner() % PARTS == 0;  // of the threads of its row
     auto index_of = [&](i64 k) { return has_row && k < args.rows ? args.indices[k] : -1; };
     const Observation* obs = (const Observation*)args.obs;
-    i64 index = index_of(block * ROWS + row);
+    i64 index = index_of(own * ROWS + row);
     if (is_first) indices()[row] = index;
     sync_owners();
-    // A tile's first observations are loaded during the tile before, where registers are left for them.
-    constexpr bool EARLY = WARPS_OWN_ROWS;
+    // A tile's first observations are loaded during the tile before, where registers are left for them: few before its
+    // backward pass, many before the gradients of the first layer's weights.
+    constexpr bool EARLY = COLUMN_WARPS <= 2, FEW = observations::AT_ONCE <= 8;
     Observations first_obs;
-    if constexpr (EARLY) first_obs.load(obs, args.obs_stride, indices(), owner());
+    if (EARLY) first_obs.load(obs, args.obs_stride, indices());
     int buffer = 0;  // of the tile's indices
-    for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS, buffer ^= 1) {
-        i64 next = index_of(first + blocks * ROWS + row);
+    for (i64 first = own * ROWS; first < args.rows; first += stride, buffer ^= 1) {
+        i64 next = index_of(first + stride + row);
         Sample sample = load_sample(args, index);
-        __syncthreads();  // the previous tile has been read
-        if constexpr (!EARLY) first_obs.load(obs, args.obs_stride, indices(buffer), owner());
+        sync_tile();  // the previous one has been read
+        if (!EARLY) first_obs.load(obs, args.obs_stride, indices(buffer));
         store_obs(first_obs, obs, args.obs_stride, indices(buffer));
         sync_owners();
         forward_layers<0>(tower);
         if (has_row) row_loss(args, row, sample, loss, tower, sums);
         index = next;
         if (is_first) indices(buffer ^ 1)[row] = index;
-        __syncthreads();
-        if constexpr (EARLY) first_obs.load(obs, args.obs_stride, indices(buffer ^ 1), owner());
-        gradients.add_layers(head_deltas());
+        sync_tile();
+        auto load_next = [&](bool now) {
+            if (EARLY && now) first_obs.load(obs, args.obs_stride, indices(buffer ^ 1));
+        };
+        load_next(FEW);
+        gradients.add_layers(head_deltas(), [&] { load_next(!FEW); });
     }
-    __syncthreads();
-    float* out = args.parts + block * (NUM_PARAMETERS + METRICS);
+    sync_tile();
+    float* out = args.parts + own * (NUM_PARAMETERS + METRICS);
     gradients.write(out, tower);
     write_sums(out, sums, row, is_first, tower);
 }
 
 }  // namespace perceptron
 
-KERNEL_WITH_LAUNCH_BOUNDS(perceptron_gradients, perceptron::THREADS, perceptron::MIN_BLOCKS) {
+KERNEL_WITH_LAUNCH_BOUNDS(perceptron_gradients, perceptron::BLOCK_THREADS, perceptron::MIN_BLOCKS) {
     perceptron::sum_gradients(args);
 }

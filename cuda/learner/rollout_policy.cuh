@@ -27,7 +27,7 @@ struct RolloutPolicy {
     // With two trunks the critic is computed after the rollout, for all steps at once.
     static constexpr bool HAS_VALUES = TOWERS == 1;
     static_assert(PARAMETERS <= PARAMETERS_PER_AGENT && layer_inputs(0) <= OBS_SIZE, "a policy of this game");
-    static_assert(PASSES * OWNED_ROWS == ROWS_OF_OWNERS && (!BY_GROUPS || WARPS_OWN_ROWS), "tiles of a warp's own");
+    static_assert(PASSES * OWNED_ROWS == ROWS_OF_OWNERS && (!BY_GROUPS || OWNER_WARPS == 1), "tiles of a warp's own");
 
     ReturnScale scale;
 

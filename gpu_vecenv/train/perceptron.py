@@ -40,22 +40,32 @@ OTHER_REGISTERS: dict[Precision, int] = {"float32": 60, "tf32": 44, "bfloat16": 
 
 @dataclass(frozen=True)
 class TileShape:
-    """Rows that a block computes at a time, and its grid of warps over the rows and the columns of a layer."""
+    """Rows that some warps compute at a time, and their grid over the rows and the columns of a layer.
+
+    A block of the gradients may have several such tiles, which have the weights in common.
+    """
 
     rows: int
     row_warps: int
     column_warps: int
+    tiles: int = 1
+
+    @property
+    def tile_warps(self) -> int:
+        """Warps of a tile."""
+        return self.row_warps * self.column_warps
 
     @property
     def warps(self) -> int:
         """Warps of a block."""
-        return self.row_warps * self.column_warps
+        return self.tiles * self.tile_warps
 
 
 # In the order of preference: the first of which a multiprocessor holds enough warps is taken, else that with the most.
 # Where a warp has all columns of its rows, it waits for no other up to the weights' gradients.
 GRADIENT_TILES = (
     TileShape(64, 4, 1),
+    TileShape(64, 4, 1, tiles=2),
     TileShape(128, 8, 1),
     TileShape(32, 2, 2),
     TileShape(64, 2, 4),
@@ -125,22 +135,20 @@ class Perceptron:
         """Shared memory of a block of the forward pass, or of the gradients; see ``source`` for ``result_rows``."""
         word, rows, outputs = WORD_BYTES[self.precision], shape.rows, [*self.sizes[1:], self.head_outputs]
         columns = [padded(self.sizes[0], 32 // word), *(16 * _units(size) for size in self.sizes[1:])]
-        size = sum(16 * _units(n) * (word * k + 16 + 4) for k, n in zip(columns, outputs, strict=True))
+        weights = sum(16 * _units(n) * (word * k + 16 + 4) for k, n in zip(columns, outputs, strict=True))
+        weights += padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
         first = columns[:1] if result_rows is None else []
         kept = first + ([] if forward and self._chained(shape) else columns[1:])
-        size += sum(self._activation_bytes(rows, k) for k in kept)
-        size += padded(8 * self.sizes[0], 16) if self.normalize_obs else 0
-        index, results = 8, 4 * ((self.outputs + 1) | 1)
-        if result_rows is not None:
-            return size + result_rows * results
-        size += rows * (index + results)
-        if forward:
-            return size
-        return size + rows * (index + results) + self._activation_bytes(rows, 16 * _units(self.head_outputs))
+        activations = sum(self._activation_bytes(rows, k) for k in kept)
+        indices = 0 if result_rows is not None else 8 if forward else 16
+        results = 4 * ((self.outputs + 1) | 1) * (rows if result_rows is None else result_rows)
+        choice_weights = 0 if forward or self.log_stds else padded(4 * rows * (self.actor_outputs | 1), 16)
+        deltas = 0 if forward else self._activation_bytes(rows, 16 * _units(self.head_outputs))
+        return weights + shape.tiles * (activations + indices * rows + results + choice_weights + deltas)
 
     def registers(self, shape: TileShape, forward: bool) -> int:
         """Registers of a thread, an estimate."""
-        sums, warps, row_tiles = 0, shape.warps, shape.rows // 16 // shape.row_warps
+        sums, warps, row_tiles = 0, shape.tile_warps, shape.rows // 16 // shape.row_warps
         for inputs, outputs in zip(self.sizes, [*self.sizes[1:], self.head_outputs], strict=True):
             m, n = _units(outputs), _units(inputs)
             grids = [w for w in range(1, warps + 1) if warps % w == 0]
@@ -170,7 +178,7 @@ class Perceptron:
         """The constants in C++.
 
         Args:
-            shape: Of a block's tile.
+            shape: Of a block's tiles.
             blocks: That a multiprocessor should hold.
             forward: Whether there are no gradients.
             shared_first: The first of the network's bytes in shared memory.
@@ -181,6 +189,7 @@ class Perceptron:
             "ROWS": shape.rows,
             "ROW_WARPS": shape.row_warps,
             "COLUMN_WARPS": shape.column_warps,
+            "TILES_OF_BLOCK": shape.tiles,
             "MIN_BLOCKS": blocks,
             "SHARED_FIRST": shared_first,
             "SHARED_BYTES": self.shared_bytes(shape, forward, result_rows),
@@ -440,7 +449,7 @@ class PerceptronKernels:
         self.common |= {"return_mean": statistics[1][0], "return_var": statistics[1][1]}
 
     def compile(self, kernel: KernelSignature, rows: int, tile: TileShape | None, most_parts: int) -> Compiled:
-        """A kernel for so many rows, in tiles of this shape, in at most so many parts."""
+        """A kernel for so many rows, in tiles of this shape, in at most so many parts: the tiles of a launch."""
         forward, env, cores = kernel is FORWARD, self.rollout.env, tensor_cores_of(self.rollout)
         tile = tile or self.perceptron.choose_tile(cores, forward)
         assert tile is not None
@@ -452,10 +461,11 @@ class PerceptronKernels:
             constants=self.perceptron.source(tile, resident, forward),
         )
         towers, threads = self.perceptron.towers, 32 * tile.warps
-        blocks = min(-(-rows // tile.rows), cores.multiprocessors * resident // towers, most_parts)
-        size, parts = self.perceptron.shared_bytes(tile, forward), max(1, blocks)
-        shape = LaunchShape(parts * towers * threads, threads_per_block=threads, shared_bytes=size)
-        return Compiled(program, shape, parts, {})
+        most_blocks = min(cores.multiprocessors * resident // towers, most_parts // tile.tiles)
+        blocks = max(1, min(-(-rows // (tile.rows * tile.tiles)), most_blocks))
+        size = self.perceptron.shared_bytes(tile, forward)
+        shape = LaunchShape(blocks * towers * threads, threads_per_block=threads, shared_bytes=size)
+        return Compiled(program, shape, blocks * tile.tiles, {})
 
     def begin_rollout(self) -> None:
         """Nothing: each launch reads the weights."""

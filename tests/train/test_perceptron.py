@@ -40,6 +40,7 @@ from gpu_vecenv.train.perceptron import (
     GRADIENT_TILES,
     METRICS,
     PerceptronKernels,
+    TileShape,
     why_not_fused,
 )
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
@@ -90,6 +91,8 @@ def check(rows, tile=None):
 
 
 PRECISIONS = ["float32", "tf32", "bfloat16"]
+BY_COLUMNS = TileShape(32, 2, 2)  # several warps have a part of a row's columns
+SHARED_WEIGHTS = TileShape(64, 4, 2, tiles=2)
 
 
 def slow_but(quick, cases):
@@ -119,10 +122,11 @@ def test_gradients_and_metrics_agree_with_the_loss_in_float64(name, precision, d
 @pytest.mark.parametrize(
     ("name", "tile"),
     slow_but(
-        [("wide", GRADIENT_TILES[2])],  # a warp has several units, not all of them as many
+        # A warp has several units, not all of them as many.
+        [("wide", BY_COLUMNS), ("sizes of no unit", SHARED_WEIGHTS)],
         [
-            *((n, tile) for n in ("sizes of no unit", "relu, two trunks") for tile in GRADIENT_TILES),
-            *(("wide", tile) for tile in GRADIENT_TILES[2:]),
+            *((n, t) for n in ("sizes of no unit", "relu, two trunks") for t in (*GRADIENT_TILES, SHARED_WEIGHTS)),
+            *(("wide", tile) for tile in GRADIENT_TILES if tile.column_warps > 1),
         ],
     ),
 )
@@ -135,12 +139,13 @@ def test_every_shape_of_tile_gives_the_gradients(name, tile, device):
 
 
 @pytest.mark.parametrize("name", ["several tiles of a block", "several tiles, many inputs"])
-def test_a_block_adds_up_several_tiles(name, device):
+@pytest.mark.parametrize("tile", [GRADIENT_TILES[0], TileShape(32, 2, 2, tiles=2)], ids=["alone", "shared weights"])
+def test_a_block_adds_up_several_tiles(name, tile, device):
     rows = rows_of(CASES[name], device)
-    _, _, parts = launch_of(rows, GRADIENT_TILES[0])
+    _, _, parts = launch_of(rows, tile)
     if device == "cpu":  # a GPU has more blocks
-        assert len(parts) * GRADIENT_TILES[0].rows < len(rows.indices)
-    check(rows, GRADIENT_TILES[0])
+        assert len(parts) * tile.rows < len(rows.indices)
+    check(rows, tile)
 
 
 @pytest.mark.parametrize("name", ["two trunks", "relu"])
@@ -176,8 +181,12 @@ def test_a_normalised_infinite_observation_is_clipped(sign, device):
 @pytest.mark.parametrize(
     ("name", "tile"),
     slow_but(
-        [("two trunks", GRADIENT_TILES[2])],
-        [(n, GRADIENT_TILES[k]) for n in ("two trunks", "masks, fewer choices") for k in (0, 2)],
+        [("two trunks", SHARED_WEIGHTS)],
+        [
+            (n, t)
+            for n in ("two trunks", "masks, fewer choices")
+            for t in (GRADIENT_TILES[0], BY_COLUMNS, SHARED_WEIGHTS)
+        ],
     ),
 )
 def test_neither_the_order_of_threads_nor_another_launch_changes_a_bit(name, tile, device, monkeypatch):
@@ -268,12 +277,12 @@ def test_the_forward_pass_of_the_gradients_is_that_of_the_rollout_bit_by_bit(nam
         data.log_probs[t].copy_(drawn.log_probs)
         data.values[t].copy_(values)
         data.returns[t].copy_(values)
-    metrics = differentiated(rows, GRADIENT_TILES[2])[1]
+    metrics = differentiated(rows, BY_COLUMNS)[1]
     assert metrics[1] == metrics[3] == metrics[4] == 0 and metrics[0].abs() < 1e-6 and metrics[2].abs() > 0.1
     # Which finds a difference in one bit of one value:
     changed = rows.indices[data.active[:-1].flatten()[rows.indices]][0]
     data.returns.view(-1)[changed] += 2.0**-20
-    assert differentiated(rows, GRADIENT_TILES[2])[1][1] > 0
+    assert differentiated(rows, BY_COLUMNS)[1][1] > 0
 
 
 # What torch computes
