@@ -22,6 +22,7 @@ from gpu_vecenv.progress import OnProgress, ProgressDisplay, line_interval, no_p
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.evaluation_tables import Results, evaluation_table, mean_and_worst, seeds_table
+from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.plots import METRICS_FILE, plot_runs
 from gpu_vecenv.train.run_folder import (
@@ -320,6 +321,8 @@ def computed_by(trainer: Trainer, policy: str) -> str:
     """What computes a policy of a trainer, and why nothing faster does."""
     if reason := trainer.torch_reasons[policy]:
         return f"torch ({reason})"
+    if isinstance(trainer.kernels[policy], HostKernels):
+        return "one kernel each, by vector instructions"
     reason = trainer.unfused_reasons[policy]
     return "one kernel each" if reason is None else f"kernels layer by layer ({reason})"
 

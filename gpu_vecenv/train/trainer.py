@@ -135,7 +135,7 @@ class Trainer:
                 name: choose_kernels(policy, self.rollout, self.config.precision, self.configs[name].chunk_rows)
                 for name, policy in self.policies.items()
             }
-            kernels = {name: choice.kernels for name, choice in choices.items()}
+            self.kernels = kernels = {name: choice.kernels for name, choice in choices.items()}  # None: torch
             # Why not one kernel computes a policy, and why torch does; None: kernels do.
             self.unfused_reasons = {name: choice.unfused_reason for name, choice in choices.items()}
             self.torch_reasons = {name: choice.torch_reason for name, choice in choices.items()}

@@ -304,7 +304,8 @@ def told(findings: list[Finding]) -> list[str]:
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
     of_networks = {"layer_product", "layerwise", "perceptron_forward", "perceptron_gradients", "rollout"}
-    assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, "sampler", "learner"}
+    on_cpus = {"host_forward", "host_gradients"}
+    assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, *on_cpus, "sampler", "learner"}
 
 
 @pytest.mark.slow

@@ -205,6 +205,7 @@ def entrances(tmp_path_factory):
             {
                 "obs": (env.observe(), set()), "action_mask": (None, NONE), "greedy": (False, TRUE),
                 "generator": (None, NONE),
+                "state": (None, NONE),
             },
         ),
         "EpisodeLog": (gpu_vecenv.EpisodeLog, {"vec_env": (env, set())}),

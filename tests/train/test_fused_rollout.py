@@ -283,7 +283,7 @@ def test_reasons_for_several_launches_a_step(device, monkeypatch):
     assert reason(Setup(CASES["two trunks"]._replace(env={"validate": "sync"}), device)) == 'validate="sync"'
     assert reason(Setup(CASES["groups"], device)) is None
     many = CASES["groups"]._replace(arguments={"num_taggers": 9000, "full_observation": False}, num_envs=1)
-    assert reason(Setup(many, device)) == "networks too large for shared memory"
+    assert reason(Setup(many, device)) == "more agents in an environment than threads in a group"
     setup = Setup(CASES["a policy for each role"], device)
     backend = setup.env.functions.backend
     few = dataclasses.replace(backend.tensor_cores, block_shared_bytes=8 << 10)

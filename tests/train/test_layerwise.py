@@ -32,8 +32,9 @@ from torch import nn
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.train import layerwise
+from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.layers import kernel_on
-from gpu_vecenv.train.layerwise import LayerwiseKernels, choose_kernels, multiply, why_not_layerwise
+from gpu_vecenv.train.layerwise import Choice, LayerwiseKernels, choose_kernels, multiply, why_not_layerwise
 from gpu_vecenv.train.perceptron import METRICS, PerceptronKernels
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -354,8 +355,9 @@ def test_action_spaces_that_do_not_fit_are_torchs(device):
     assert why_not_layerwise(policy, Rollout(env, 2)) == "an action space too large for shared memory"
 
 
-def test_a_processor_without_tensor_cores_has_torch():
-    assert choice_of("cpu", hidden_sizes=(256, 256)) == (None, "no tensor cores", "no tensor cores")
+def test_a_cpu_has_kernels_of_its_own():
+    kernels, unfused_reason, torch_reason = choice_of("cpu", hidden_sizes=(256, 256))
+    assert isinstance(kernels, HostKernels) and unfused_reason == "no tensor cores" and torch_reason is None
 
 
 # The trainer
@@ -391,6 +393,9 @@ def trainer_of(monkeypatch):
         with monkeypatch.context() as patch:
             if layerwise:
                 patch.setattr(function_manager, "select", lambda device, driver=None: LittleMemory())
+            else:
+                by_torch = Choice(None, *2 * ["to compare"])
+                patch.setattr(gpu_vecenv.train.trainer, "choose_kernels", lambda *_: by_torch)
             env = gpu_vecenv.make(run.game, 6, "cpu", autoreset_mode="next_step", **run.arguments)
             config = {"num_steps": 4, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (24, 16), **run.config}
             trainer = Trainer(env, PPOConfig(total_steps=10**6, **config), seed=seed)
@@ -490,7 +495,9 @@ def test_weights_that_a_caller_replaces_are_those_that_act_and_learn(trainer_of)
 
 def test_a_run_says_what_computes_its_policies(trainer_of, monkeypatch):
     told = [computed_by(trainer_of(RUNS["box"], layerwise=layerwise), "agent") for layerwise in (False, True)]
-    assert told == ["torch (no tensor cores)", "kernels layer by layer (a network too large for shared memory)"]
+    assert told == ["torch (to compare)", "kernels layer by layer (a network too large for shared memory)"]
+    on_cpu = Trainer(gpu_vecenv.make("pendulum", 2, "cpu"), PPOConfig(num_steps=4, hidden_sizes=(16,)))
+    assert computed_by(on_cpu, "agent") == "one kernel each, by vector instructions"
     monkeypatch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
     trainer = Trainer(gpu_vecenv.make("pendulum", 2, "cpu"), PPOConfig(num_steps=4, hidden_sizes=(16,)))
     assert computed_by(trainer, "agent") == "one kernel each"

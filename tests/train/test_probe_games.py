@@ -332,11 +332,13 @@ def as_if_truncation_were_an_end(rewards, values, next_values, terminations, tru
 
 
 def without_discount(*arguments):
-    return advantages(*arguments[:-2], torch.ones_like(arguments[-2]), arguments[-1])
+    *before, gamma, gae_lambda, acting = arguments
+    return advantages(*before, torch.ones_like(gamma), gae_lambda, acting)
 
 
 def without_a_trace(*arguments):
-    return advantages(*arguments[:-1], torch.zeros_like(arguments[-1]))
+    *before, gae_lambda, acting = arguments
+    return advantages(*before, torch.zeros_like(gae_lambda), acting)
 
 
 def downhill(*arguments):

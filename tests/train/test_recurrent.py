@@ -466,7 +466,9 @@ def test_a_recurrent_policy_and_a_perceptron_by_kernels_learn_together(device_of
     specs = {"lead": PolicySpec(), "other": PolicySpec(config=changed(network="mlp", num_minibatches=4))}
     trainer = trainer_of(Script, device_of_networks, arguments=SCRIPT, policies=specs, num_envs=8)
     assert trainer.torch_reasons == {"lead": "a recurrent network", "other": None}
-    assert trainer.rollout_reason == "a policy without a kernel of its own: a recurrent network" and not trainer.by_kernels
+    assert (
+        trainer.rollout_reason == "a policy without a kernel of its own: a recurrent network" and not trainer.by_kernels
+    )
     before = {name: [p.clone() for p in policy.parameters()] for name, policy in trainer.policies.items()}
     for _ in range(3):
         trainer.train_iteration()

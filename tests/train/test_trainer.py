@@ -32,7 +32,6 @@ from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ClosedEnvEr
 from gpu_vecenv.train.distributions import masked, squashed
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner import LOSS_METRICS
-from gpu_vecenv.train.perceptron import PerceptronKernels
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout, max_num_envs_that_fit
@@ -136,7 +135,7 @@ def acting(trainer):
     data, policies, launches = trainer.rollout, copy.deepcopy(trainer.policies), {}
     for name, policy in policies.items():
         if trainer.torch_reasons[name] is None:
-            launches[name] = PerceptronKernels(policy, data, trainer.config.precision).forward()
+            launches[name] = type(trainer.kernels[name])(policy, data, trainer.config.precision).forward()
 
     @torch.no_grad()
     def act(obs, mask):
