@@ -98,9 +98,9 @@ KERNEL(loss_gradients) {
             sum_heads(d, [](float of_head, int) { return of_head; });
             PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
                                                  minibatch, *args.clip, *args.entropy_coefficient, own, all);
-            ValueLoss value = value_loss(args.values[row * args.value_stride], args.old_values[index],
-                                         args.returns[index], *args.value_scale * *args.value_scale, minibatch.count,
-                                         args.value_coefficient, args.value_clip);
+            ValueLoss value = value_loss(
+                args.values[row * args.value_stride], args.old_values[index], args.returns[index], *args.value_scale,
+                minibatch.count, args.value_coefficient, args.value_clip, args.scales_value_clip, args.huber_delta);
             value_gradient = value.gradient;
             part[0] = policy.loss;
             part[1] = value.loss;

@@ -92,7 +92,7 @@ class RolePolicies:
         game, parameters = self.env.game, self._parameters
         for role, policy in self._policies.items():
             agents, view = game.layout.role_slices[role], policy.view
-            outputs, _ = policy(obs[(slice(None), agents, *view.obs_slice)])
+            outputs = policy.parameters_of(obs[(slice(None), agents, *view.obs_slice)])
             mask = None if action_mask is None else view.mask(action_mask[:, agents])
             parameters[:, agents][..., view.parameter_columns] = masked(outputs, mask)
         actions = self._sampler.sample(parameters, greedy=self.greedy).actions

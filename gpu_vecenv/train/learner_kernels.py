@@ -108,6 +108,8 @@ def loss_arguments(layout: GameLayout) -> tuple[Array | Scalar, ...]:
         Scalar("squash_by_tanh", boolean),
         Scalar("value_coefficient", f32),
         Scalar("value_clip", f32),
+        Scalar("scales_value_clip", boolean),
+        Scalar("huber_delta", f32),
     )
 
 
@@ -120,6 +122,8 @@ def loss_values(
     value_coefficient: float,
     value_clip: float | None,
     normalize_advantages: bool,
+    scales_value_clip: bool = False,
+    huber_delta: float | None = None,
 ) -> dict[str, Any]:
     """The values of ``loss_arguments``, see ``LossKernel``."""
     return {
@@ -136,6 +140,8 @@ def loss_values(
         "squash_by_tanh": policy.squash == "tanh",
         "value_coefficient": value_coefficient,
         "value_clip": -1 if value_clip is None else value_clip,
+        "scales_value_clip": scales_value_clip,
+        "huber_delta": -1 if huber_delta is None else huber_delta,
     }
 
 
@@ -349,6 +355,8 @@ class LossKernel:
         value_coefficient: Weight of the value loss.
         value_clip: Of the change of a value; None: no clipping.
         normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
+        scales_value_clip: Whether ``value_clip`` is in the policy's ``value_scale``, otherwise in units of returns.
+        huber_delta: Errors beyond it, in the policy's ``value_scale``, have a linear loss; None: all are squared.
     """
 
     def __init__(
@@ -362,6 +370,8 @@ class LossKernel:
         value_coefficient: float,
         value_clip: float | None,
         normalize_advantages: bool,
+        scales_value_clip: bool = False,
+        huber_delta: float | None = None,
     ) -> None:
         self.policy, self._one = policy, torch.ones((), device=rollout.rewards.device)
         self._loss = _game_program(rollout.env).prepare(
@@ -375,6 +385,8 @@ class LossKernel:
                 value_coefficient=value_coefficient,
                 value_clip=value_clip,
                 normalize_advantages=normalize_advantages,
+                scales_value_clip=scales_value_clip,
+                huber_delta=huber_delta,
             ),
             num_parameters=policy.view.num_parameters,
         )

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.central_critic import Context
 from gpu_vecenv.train.policy import Policy, RoleView
 
 NUM_ROWS = 32  # that are compared: so few that leaving out half of them changes a mean over all by a lot
@@ -25,10 +26,11 @@ def check_output_shapes(name: str, policy: Policy, obs: torch.Tensor) -> None:
     """Raise ConfigError unless the network returns parameters and values; ``obs`` (num_envs, num_agents, *shape)."""
     view, rows = policy.view, (len(obs), policy.view.num_agents)
     with _unchanged(policy):
-        found = [tuple(x.shape) for x in policy(view.obs(obs))]
-    expected = [(*rows, view.num_parameters), rows]
-    if found != expected:
-        raise ConfigError(f"the network of {name} returns shapes {found}; expected parameters and values: {expected}")
+        outputs = (policy.parameters_of(view.obs(obs)),) if policy.critic is not None else policy(view.obs(obs))
+    found, expected = [tuple(x.shape) for x in outputs], [(*rows, view.num_parameters), rows]
+    if found != expected[: len(found)]:
+        what = "parameters" if policy.critic is not None else "parameters and values"
+        raise ConfigError(f"the network of {name} returns shapes {found}; expected {what}: {expected[: len(found)]}")
 
 
 def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None:
@@ -43,21 +45,21 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
         policy: The policy.
         obs: (steps, num_envs, num_agents, *shape), observations of all agents.
     """
-    rows = _some_rows(policy.view, obs)
+    rows, agents = _some_rows(policy.view, obs)
     count = len(rows)
     if count < 2:
         return
     order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(rows.device)
     all_rows, half = torch.arange(count, device=rows.device), max(count // 2, 2)
     calls = {
-        "is called again: it draws random numbers or keeps some": (rows, all_rows),
-        "gets the rows in another order": (rows[order], order),
-        "gets half of the rows": (rows[:half], all_rows[:half]),
-        "gets the rows along two leading axes": (rows.unflatten(0, (-1, 2)), all_rows),
+        "is called again: it draws random numbers or keeps some": all_rows,
+        "gets the rows in another order": order,
+        "gets half of the rows": all_rows[:half],
+        "gets the rows along two leading axes": all_rows.unflatten(0, (-1, 2)),
     }
     with _unchanged(policy):
-        expected = _outputs(policy, rows)
-        found = {what: (_outputs(policy, x), indices) for what, (x, indices) in calls.items()}
+        expected = _outputs(policy, rows, agents)
+        found = {what: (_outputs(policy, rows[k], agents[k]), k.flatten()) for what, k in calls.items()}
     for what, (outputs, indices) in found.items():
         if _differ(outputs, [x[indices] for x in expected]):
             raise ConfigError(
@@ -68,8 +70,10 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
             )
 
 
-def _some_rows(view: RoleView, obs: torch.Tensor) -> torch.Tensor:
+def _some_rows(view: RoleView, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """An even number of rows, at most NUM_ROWS, drawn from all steps, environments and agents of these roles, in order.
+
+    Also the number of each row's agent among them.
 
     Equally spaced ones might all be of one agent.
     """
@@ -79,12 +83,15 @@ def _some_rows(view: RoleView, obs: torch.Tensor) -> torch.Tensor:
     count = min(NUM_ROWS, total) // 2 * 2
     index = torch.randint(max(total, 1), (count,), generator=torch.Generator().manual_seed(1)).sort().values
     index = index.to(obs.device)
-    return own[index // (num_envs * num_agents), index // num_agents % num_envs, index % num_agents]
+    agents = index % num_agents
+    return own[index // (num_envs * num_agents), index // num_agents % num_envs, agents], agents
 
 
-def _outputs(policy: Policy, obs: torch.Tensor) -> list[torch.Tensor]:
-    """Parameters (rows, n) and values (rows, 1)."""
-    parameters, values = policy(obs)
+def _outputs(policy: Policy, obs: torch.Tensor, agents: torch.Tensor) -> list[torch.Tensor]:
+    """Parameters (rows, n) and, if they are the network's, values (rows, 1)."""
+    if policy.critic is not None:
+        return [policy.parameters_of(obs, agents).flatten(0, -2)]
+    parameters, values = policy(obs, Context(agents=agents))
     return [parameters.flatten(0, -2), values.flatten()[:, None]]
 
 

@@ -25,7 +25,7 @@ class ActorCritic(nn.Module):
     without CUDA graphs).
 
     Weights are orthogonal, with gains as in Andrychowicz et al., "What matters in on-policy reinforcement learning?",
-    2021: sqrt(2) for hidden layers, 0.01 for the actor head, 1 for the critic head.
+    2021: sqrt(2) for hidden layers, 0.01 for the actor head by default, 1 for the critic head.
 
     Args:
         obs_shape: Shape of one agent's observation; several axes are flattened, uint8 is scaled to [0, 1].
@@ -34,6 +34,7 @@ class ActorCritic(nn.Module):
         gaussian: Append log standard deviations, parameters that do not depend on the observation and start at 0.
         activation: Of the hidden layers.
         shared_trunk: Whether actor and critic share the hidden layers.
+        actor_gain: Of the weights of the actor head.
     """
 
     fused = False  # whether gradients come from the kernels of layers.py; set by the learner during backward()
@@ -47,15 +48,16 @@ class ActorCritic(nn.Module):
         gaussian: bool = False,
         activation: Activation = "tanh",
         shared_trunk: bool = True,
+        actor_gain: float = 0.01,
     ) -> None:
         super().__init__()
         self.obs_shape = tuple(obs_shape)
         sizes = [math.prod(self.obs_shape), *hidden_sizes]
         self.sizes = tuple(sizes)  # inputs of each layer, the heads included
-        self.trunk = _layers(sizes, activation)
-        self.critic_trunk = None if shared_trunk else _layers(sizes, activation)
-        self.actor = _orthogonal(nn.Linear(sizes[-1], num_outputs), 0.01)
-        self.critic = _orthogonal(nn.Linear(sizes[-1], 1), 1.0)
+        self.trunk = hidden_layers(sizes, activation)
+        self.critic_trunk = None if shared_trunk else hidden_layers(sizes, activation)
+        self.actor = orthogonal(nn.Linear(sizes[-1], num_outputs), actor_gain)
+        self.critic = orthogonal(nn.Linear(sizes[-1], 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(num_outputs)) if gaussian else None
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,15 +106,17 @@ class ActorCritic(nn.Module):
         return heads(features, *actor, no_weight, self.log_std, *critic)
 
 
-def _layers(sizes: Sequence[int], activation: Activation) -> nn.Sequential:
+def hidden_layers(sizes: Sequence[int], activation: Activation) -> nn.Sequential:
+    """Linear layers between these numbers of units, each with an activation; orthogonal weights with gain sqrt(2)."""
     units = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [_orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), units()]
+        layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), units()]
     return nn.Sequential(*layers)
 
 
-def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+    """The layer, with orthogonal weights and without biases."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

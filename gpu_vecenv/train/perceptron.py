@@ -23,6 +23,7 @@ from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
+from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 
 METRICS = 5  # of ppo.loss
@@ -244,6 +245,10 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
     network, cores = policy.network, rollout.env.functions.backend.tensor_cores
     if cores is None:
         return "no tensor cores"
+    if policy.critic is not None:
+        return "a central critic"
+    if policy.agent_ids:
+        return "agent_ids"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
     if len(network.sizes) < 2:
@@ -366,6 +371,8 @@ class PerceptronKernels:
         value_coefficient: float,
         value_clip: float | None,
         normalize_advantages: bool,
+        scales_value_clip: bool = False,
+        huber_delta: float | None = None,
         tile: TileShape | None = None,
     ) -> tuple[Launch, torch.Tensor]:
         """A launch of the gradients of a minibatch, and its output, partial sums.
@@ -381,6 +388,8 @@ class PerceptronKernels:
             value_coefficient: Weight of the value loss.
             value_clip: Of the change of a value; None: no clipping.
             normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
+            scales_value_clip: Whether ``value_clip`` is in units of ``value_scale``.
+            huber_delta: Beyond it, in units of ``value_scale``, errors have a linear loss; None: all are squared.
             tile: Shape of a block's tile; None chooses one.
         """
         data, towers = self.rollout, self.perceptron.towers
@@ -403,6 +412,8 @@ class PerceptronKernels:
                 value_coefficient=value_coefficient,
                 value_clip=value_clip,
                 normalize_advantages=normalize_advantages,
+                scales_value_clip=scales_value_clip,
+                huber_delta=huber_delta,
             ),
             parts=parts,
             rows=rows,
@@ -450,7 +461,7 @@ class Forward:
         self, policy: Policy, rollout: Rollout, outputs: torch.Tensor, kernels: PerceptronKernels | None
     ) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
-        self.kernels = kernels
+        self.kernels, self._context = kernels, RolloutContext(policy, rollout)
         self._launch = None if kernels is None else kernels.forward()
 
     def adopt(self) -> None:
@@ -470,6 +481,6 @@ class Forward:
                 values=data.values[t],
             )
             return
-        outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]))
+        outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]), self._context.of_step(t))
         if not only_values:
             self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)

@@ -122,6 +122,10 @@ class Rollout:
         """Observations before each step, of a role's shape: (B, *obs_shape), a view; B = T * E * A."""
         return self.obs[:-1].flatten(0, 2)[(slice(None), *view.obs_slice)]
 
+    def critic_states(self) -> torch.Tensor:
+        """What central critics see at each step, (T + 1, E, S), a view: the observations of all agents."""
+        return self.obs.flatten(2)
+
     @staticmethod
     def bytes_per_env(env: VecEnv, num_steps: int) -> int:
         """Memory of one environment's part of the rollout and of the temporaries of the update."""

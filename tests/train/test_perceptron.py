@@ -34,6 +34,7 @@ from gpu_vecenv.train.trainer import Trainer
 
 NAN, INF = float("nan"), float("inf")
 CLIP, ENTROPY_COEFFICIENT = 0.2, 0.03
+HUBER = {"value_loss": "huber", "huber_delta": 0.3, "value_clip": 0.2, "scales_value_clip": True}
 APART = {"shared_trunk": False}
 BOTH = {"normalize_obs": True, "normalize_returns": True}
 FEW = {"num_taggers": 2, "num_runners": 5, "num_neighbors": 3, "acceleration_levels": 3, "turn_levels": 4}
@@ -56,6 +57,7 @@ CASES = {
     "one layer": Case("cartpole", ("agent",), {"hidden_sizes": (32,)}),
     "two trunks": Case("cartpole", ("agent",), {**APART, "hidden_sizes": (64, 48), "value_clip": 0.4}),
     "relu": Case("cartpole", ("agent",), {**BOTH, "hidden_sizes": (32, 48), "activation": "relu", "value_clip": 0.1}),
+    "huber": Case("cartpole", ("agent",), {**APART, **BOTH, **HUBER, "hidden_sizes": (24, 16)}),
     "relu, two trunks": Case("acrobot", ("agent",), {**APART, **BOTH, "hidden_sizes": (24, 40), "activation": "relu"}),
     "sizes of no unit": Case("tag_gridworld", ("tagger",), {"hidden_sizes": (40, 24, 19)}),
     "wide": Case("cartpole", ("agent",), {"hidden_sizes": (128, 100)}),
@@ -235,6 +237,8 @@ def launch_of(rows, tile=None):
         value_coefficient=rows.config.value_coefficient,
         value_clip=rows.config.value_clip,
         normalize_advantages=rows.config.normalize_advantages,
+        scales_value_clip=rows.config.scales_value_clip,
+        huber_delta=rows.config.huber_delta if rows.config.value_loss == "huber" else None,
         tile=tile,
     )
     active = rows.rollout.active[:-1].flatten()[rows.indices]

@@ -1,0 +1,186 @@
+"""A central critic sees what all agents see, and agents act without it; numbers of agents among the inputs."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+from gymnasium.spaces import Discrete
+from support.bitwise import equal_bits
+from support.learning import batch_of
+from support.training import SMALL, leaving
+from torch import nn
+
+import gpu_vecenv
+from gpu_vecenv import Env, Field, PolicySpec, PPOConfig, Trainer
+from gpu_vecenv.declare.field import f32
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.central_critic import Context
+from gpu_vecenv.train.ppo import loss, masked_normalize
+from gpu_vecenv.train.rollout_context import RolloutContext
+
+SECRETS = """#include "game_api.cuh"
+struct Scratch {};
+HD void reset(State s, Io io) { FOR_AGENTS(i) s.secret[i] = io.rng.uniform(i, 0) < 0.5f ? -1.0f : 1.0f; }
+HD void step(State s, Io io) {
+    FOR_AGENTS(i) {
+        io.rewards[i] = (float)(i + 1) * s.secret[0] * s.secret[1];
+        io.terminations[i] = io.elapsed_steps >= MAX_STEPS;
+    }
+}
+HD void observe(State s, Io io) { FOR_AGENTS(i) io.obs[i][0] = s.secret[i]; }
+"""
+CENTRAL = dataclasses.replace(SMALL, critic="central", normalize_obs=True, normalize_returns=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secrets(Env):
+    """Each agent sees a sign of its own, and is paid its number times the product of the first two agents' signs."""
+
+    max_steps: int = 2
+    roles = {"first": 1, "others": 2}  # noqa: RUF012
+    state = (Field("secret", f32, ("num_agents",)),)
+    obs_dim = 1
+    action_space = Discrete(2)
+
+
+@pytest.fixture
+def secrets(tmp_path, monkeypatch):
+    (tmp_path / "secrets.cu").write_text(SECRETS)
+    monkeypatch.setattr(Secrets, "source", tmp_path / "secrets.cu", raising=False)
+
+
+EXPLAINED = {  # variance of returns, of the first agent and of the others, at most and at least
+    ("own", True): ((-1.0, 0.3), (-1.0, 0.3)),
+    ("central", False): ((0.99, 1.0), (0.9, 0.98)),  # both are given 2.5 of 2 and 3: 1 - 0.25 / 6.5 = 0.96
+    ("central", True): ((0.99, 1.0), (0.99, 1.0)),
+}
+
+
+@pytest.mark.usefixtures("secrets")
+@pytest.mark.parametrize(("critic", "agent_ids"), EXPLAINED)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_central_critic_explains_what_no_agent_sees(seed, critic, agent_ids, device):
+    config = PPOConfig(
+        total_steps=40 * 6 * 32,
+        num_steps=6,
+        num_epochs=6,
+        num_minibatches=1,
+        learning_rate=0.03,
+        gamma=0.0,
+        hidden_sizes=(32,),
+        critic=critic,
+        agent_ids=agent_ids,
+    )
+    trainer = Trainer(gpu_vecenv.make(Secrets, 32, device), config, seed=seed)
+    metrics = trainer.train(log_interval=39)  # the last metrics are of one iteration
+    for role, (least, most) in zip(("first", "others"), EXPLAINED[critic, agent_ids], strict=True):
+        assert least < metrics[f"explained_variance_{role}"] <= most
+
+
+@pytest.mark.parametrize("agent_ids", [False, True])
+def test_the_state_is_all_observations_and_actors_keep_to_their_own(agent_ids, device):
+    config = dataclasses.replace(CENTRAL, agent_ids=agent_ids)
+    trainer = Trainer(leaving(device), config, seed=3)
+    trainer.train_iteration()
+    policy, data = trainer.policies["runner"], trainer.rollout
+    context, t = RolloutContext(policy, data, 50), 5
+    state = context.of_step(t).state
+    assert state.shape == (6, 1, 7 * data.obs.shape[-1])
+    assert state[2, 0].equal(data.obs[t, 2].flatten())
+    obs = policy.view.obs(data.obs[t])
+    parameters, values = policy(obs, context.of_step(t))
+    assert parameters.equal(policy.parameters_of(obs)) and values.shape == (6, 4)
+    others = Context(state.flip(0))
+    assert policy(obs, others)[0].equal(parameters) and not policy(obs, others)[1].equal(values)
+    assert (values[:, 1:] == values[:, :1]).all() != agent_ids
+    # The same agents' samples, in any order.
+    at = torch.arange(data.rewards.numel(), device=device).view_as(data.rewards)[t, :, policy.view.agents].flatten()
+    order = torch.randperm(len(at)).to(device)
+    samples = policy(obs.flatten(0, 1)[order], context.of_samples(at[order]))
+    torch.testing.assert_close(samples, (parameters.flatten(0, 1)[order], values.flatten()[order]))
+
+
+@pytest.mark.parametrize("roles", [None, "tagger+runner"])
+@pytest.mark.parametrize("agent_ids", [False, True])
+def test_gradients_are_those_of_the_loss_in_torch(roles, agent_ids, device):
+    config = dataclasses.replace(CENTRAL, agent_ids=agent_ids, num_minibatches=1, normalize_advantages=True)
+    # One policy sees one kind of observation; where taggers and runners differ, each has its own.
+    trainer = Trainer(leaving(device), config, seed=3, policies=None if roles is None else {roles: PolicySpec()})
+    trainer.begin_iteration()
+    learner = next(reversed(trainer.learners.values()))
+    learner.prepare_update(0)
+    learner.minibatch_gradient(0)
+    policy, data, indices = learner.policy, trainer.rollout, learner.order
+    active, raw = data.active[:-1].flatten()[indices], data.advantages.flatten()[indices]
+    batch = batch_of(data, policy.view, indices, masked_normalize(raw, active))
+    context = RolloutContext(policy, data, len(indices)).of_samples(indices)
+    total, metrics = loss(policy, batch._replace(context=context), config)
+    expected = torch.autograd.grad(total, learner.parameters)
+    torch.testing.assert_close(learner.metrics, metrics, rtol=1e-4, atol=1e-6)
+    for gradient, reference in zip(learner.grads, expected, strict=True):
+        torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-6)
+    assert learner.grads[-1].abs().max() > 0  # of the critic's head
+
+
+def test_statistics_of_states_are_of_all_steps_with_active_agents(device):
+    trainer = Trainer(leaving(device), CENTRAL, seed=3)
+    seen = []
+    for _ in range(3):
+        trainer.train_iteration()
+        data = trainer.rollout
+        seen.append(data.obs[:-1].flatten(2)[data.active[:-1, :, 3:].any(-1)].double().clone())
+    normalizer, rows = trainer.policies["runner"].state_normalizer, torch.cat(seen)
+    assert len(rows) < 3 * 8 * 6 and normalizer.count.item() == pytest.approx(len(rows))
+    torch.testing.assert_close(normalizer.mean, rows.mean(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(normalizer.var, rows.var(0, correction=0), rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_resumes_bit_identically_and_loads(device, tmp_path):
+    config = dataclasses.replace(CENTRAL, agent_ids=True)
+    whole, first, second = (Trainer(leaving(device), config, seed=seed) for seed in (5, 5, 5))
+    for _ in range(2):
+        first.train_iteration()
+    first.save(tmp_path / "run.safetensors")
+    second.load(tmp_path / "run.safetensors")
+    for _ in range(2):
+        second.train_iteration()
+    for _ in range(4):
+        whole.train_iteration()
+    assert equal_bits(whole.state()[0], second.state()[0])
+    policy = gpu_vecenv.load_policy(tmp_path / "run.safetensors", device=device)
+    own = first.policies["runner"]
+    obs = own.view.obs(whole.rollout.obs[0])
+    assert policy["runner"].parameters_of(obs).equal(own.parameters_of(obs))
+    assert policy(whole.rollout.obs[0], whole.rollout.action_mask, greedy=True).shape[:2] == (6, 7)
+    assert whole.evaluate(4)["episodes"] >= 4
+
+
+class Both(nn.Module):
+    """Parameters and values."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+
+    def forward(self, obs):
+        return self.layer(obs), obs.sum(-1)
+
+
+class Alone(Both):
+    """Parameters alone."""
+
+    def forward(self, obs):
+        return self.layer(obs)
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_network_of_ones_own_is_an_actor(device):
+    env, config = gpu_vecenv.make(Secrets, 8, device), dataclasses.replace(CENTRAL, agent_ids=True)
+    networks = {"first": Alone(1 + 1, 2), "others": Alone(1 + 2, 2)}  # an observation and the agent
+    trainer = Trainer(env, config, policies=networks)
+    before = trainer.policies["others"].network.layer.weight.clone()
+    trainer.train_iteration()
+    assert not before.equal(trainer.policies["others"].network.layer.weight)
+    with pytest.raises(ConfigError, match="expected the parameters of the distribution alone, a tensor"):
+        Trainer(env, config, policies={"first": Both(2, 2), "others": Alone(3, 2)})
