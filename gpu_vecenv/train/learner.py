@@ -31,7 +31,7 @@ from gpu_vecenv.train.value_norm import ValueNormUpdate
 
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # the state's tensors, by their names in torch
-LEARNER_METRICS = (*LOSS_METRICS, "skipped_fraction", "explained_variance")  # logged for each policy
+LEARNER_METRICS = (*LOSS_METRICS, "skipped_fraction", "explained_variance", "learning_rate")  # logged for each policy
 
 
 class Learner:
@@ -101,6 +101,9 @@ class Learner:
             moments=self.moments,
         )
         self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)
+        # What the schedule writes where the rate follows approx_kl.
+        scheduled_rate = self.learning_rate if config.desired_kl is None else torch.zeros((), device=device)
+        self.learning_rate.fill_(config.learning_rate)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.obs = rollout.flat_obs(policy.view)
         # One minibatch that holds every sample needs neither a permutation nor a copy of the observations.
@@ -143,6 +146,9 @@ class Learner:
             "max_grad_norm": config.max_grad_norm,
             "target_kl": config.target_kl,
             "kl_index": LOSS_METRICS.index("approx_kl"),
+            "learning_rate": self.learning_rate,
+            "desired_kl": config.desired_kl,
+            "rate_limits": (config.least_learning_rate, config.most_learning_rate),
             "skip_update": self.skip_update,
             "metric_sums": self.metric_sums,
         }
@@ -170,7 +176,6 @@ class Learner:
                 exp_avg=self._adam_state["exp_avg"].flat,
                 exp_avg_sq=self._adam_state["exp_avg_sq"].flat,
                 steps=self._adam_state["step"].flat,
-                learning_rate=self.learning_rate,
                 metrics=self.metrics,
                 eps=config.adam_epsilon,
                 **step_settings,
@@ -185,7 +190,7 @@ class Learner:
             num_iterations,
             iteration=self.iteration,
             progress=self.progress,
-            scheduled=(self.learning_rate, self.clip, self.entropy_coefficient),
+            scheduled=(scheduled_rate, self.clip, self.entropy_coefficient),
             epoch=self.epoch,
             skip_update=self.skip_update,
             metric_sums=self.metric_sums,
@@ -228,6 +233,7 @@ class Learner:
             self.rollout.env.functions,
             metric_sums=self.metric_sums,
             explained_variance=self.explained_variance,
+            learning_rate=self.learning_rate,
             num_losses=len(LOSS_METRICS),
             num_updates=self.num_updates,
             faults=faults,
@@ -406,9 +412,11 @@ class Learner:
             self._value_norm.moments.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's live tensors by name, and the reward sums."""
+        """The optimizer's live tensors by name, the reward sums, and a learning rate that is not scheduled."""
         states = (self.optimizer.state[p] for p in self.parameters)
         tensors = {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in sorted(state.items())}
+        if self.config.desired_kl is not None:
+            tensors["learning_rate"] = self.learning_rate
         return tensors | {"reward_sums": self.reward_sums}
 
 

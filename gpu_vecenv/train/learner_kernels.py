@@ -84,6 +84,10 @@ CLIP_GRAD_NORM = KernelSignature(
         Array("metrics", f32, const=True, shape=("num_metrics",)),
         Scalar("num_metrics", i32),
         Scalar("kl_index", i32),
+        Array("learning_rate", f32, shape=()),
+        Scalar("desired_kl", f32),
+        Scalar("least_rate", f32),
+        Scalar("most_rate", f32),
         Array("gradient", f32, shape=("parameters",)),
         Array("skip_update", f32, shape=()),
         Array("metric_sums", f32),
@@ -311,6 +315,9 @@ def clip_grad_norm_launch(
     max_grad_norm: float,
     target_kl: float | None,
     kl_index: int,
+    learning_rate: torch.Tensor,
+    desired_kl: float | None = None,
+    rate_limits: tuple[float, float] = (0.0, math.inf),
     skip_update: torch.Tensor,
     metric_sums: torch.Tensor,
 ) -> Launch:
@@ -324,6 +331,9 @@ def clip_grad_norm_launch(
         max_grad_norm: See ``PPOConfig.max_grad_norm``.
         target_kl: See ``PPOConfig.target_kl``.
         kl_index: Index of approx_kl among the metrics.
+        learning_rate: () of the step, written if it follows approx_kl.
+        desired_kl: See ``PPOConfig.desired_kl``.
+        rate_limits: The least and the largest learning rate that follows approx_kl.
         skip_update: () set to 1 if approx_kl exceeds target_kl, or a metric or the norm is not finite.
         metric_sums: (n + 2,), to which metrics, norm and ``skip_update`` are added.
     """
@@ -336,6 +346,10 @@ def clip_grad_norm_launch(
         metrics=metrics,
         num_metrics=len(metrics),
         kl_index=kl_index,
+        learning_rate=learning_rate,
+        desired_kl=-1 if desired_kl is None else desired_kl,
+        least_rate=rate_limits[0],
+        most_rate=rate_limits[1],
         gradient=gradient,
         skip_update=skip_update,
         metric_sums=metric_sums,

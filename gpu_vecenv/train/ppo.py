@@ -78,6 +78,9 @@ class PPOConfig:
     value_coefficient: float = param(0.5, low=0)  # weight of the value loss
     entropy_coefficient: float = param(0.01, low=0)  # weight of the entropy bonus
     final_entropy_coefficient: float | None = param(None, low=0)  # reached linearly; None: constant
+    desired_kl: float | None = param(None, low=0)  # the rate follows approx_kl, see adapted_rate; None: the schedule
+    least_learning_rate: float = param(1e-5, low=0)  # of a rate that follows approx_kl
+    most_learning_rate: float = param(1e-2, low=0)  # of a rate that follows approx_kl
     target_kl: float | None = param(None, low=0)  # skip an iteration's remaining updates once approx_kl exceeds it
     max_grad_norm: float = param(0.5, low=0)  # gradients are scaled down to this norm
     normalize_obs: bool = False  # by running mean and variance
@@ -98,6 +101,11 @@ class PPOConfig:
         if self.normalize_returns and self.value_norm_beta is not None:
             raise ConfigError(
                 f"normalize_returns is True and value_norm_beta is {self.value_norm_beta}; expected one of them"
+            )
+        if not self.least_learning_rate <= self.most_learning_rate:
+            raise ConfigError(
+                f"least_learning_rate is {self.least_learning_rate}, most_learning_rate {self.most_learning_rate}; "
+                "expected the former not to be larger"
             )
 
     @classmethod
@@ -152,6 +160,19 @@ def advantages(
     for t in reversed(range(len(deltas))):
         last_gae = torch.addcmul(deltas[t], decays[t], last_gae, out=estimates[t])
     return estimates
+
+
+def adapted_rate(rate: float, approx_kl: float, config: PPOConfig) -> float:
+    """A minibatch's learning rate, from that of the one before and its own KL divergence, with ``desired_kl``.
+
+    The rule of Rudin et al., "Learning to walk in minutes using massively parallel deep reinforcement learning", 2022.
+    """
+    assert config.desired_kl is not None
+    if approx_kl > 2 * config.desired_kl:
+        return max(rate / 1.5, config.least_learning_rate)
+    if 0 < approx_kl < config.desired_kl / 2:
+        return min(rate * 1.5, config.most_learning_rate)
+    return rate
 
 
 def masked_mean(x: torch.Tensor, active: torch.Tensor, count: torch.Tensor | None = None) -> torch.Tensor:

@@ -255,6 +255,7 @@ class Trainer:
         rates = {
             f"learning_rate_{name}": learner.config.schedule(self._progress)[0]
             for name, learner in self.learners.items()
+            if learner.config.desired_kl is None
         }
         try:
             if totals is None:
@@ -275,6 +276,7 @@ class Trainer:
             **time_fractions(self.timer, seconds),
             **rates,
             **read,
+            **rates,
         }
         for found in self._nonfinite(metrics):
             if self.world.rank == 0:
