@@ -73,6 +73,8 @@ class Env:
     preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType(
         {}
     )  # num_envs and PPOConfig values that train this game well
+    # Fields of the state that a central critic sees, one after the other, each as float32. Empty: all observations.
+    critic_state: ClassVar[tuple[str, ...]] = ()
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the allowed choices
     # The device code reads Box actions clipped to their bounds. False: it reads them as they were given, if finite.
     clip_actions: ClassVar[bool] = True
@@ -225,6 +227,7 @@ class Env:
             observation=observation,
             action=action,
             masks_actions=self.masks_actions,
+            critic_state=tuple(self.critic_state),
             clips_actions=self.clip_actions,
             fields=(*fields, *(FieldLayout(parameter.name, f32, ()) for parameter in randomized)),
             engine_fields=resolve_engine_fields(num_agents, action.num_logits if self.masks_actions else 0),

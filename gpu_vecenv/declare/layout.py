@@ -68,6 +68,7 @@ class GameLayout:
         observation: Layout of the observation tensor.
         action: Layout of the action tensor.
         masks_actions: Whether the game writes action masks.
+        critic_state: Names of the fields that a central critic sees; none: it sees all observations.
         clips_actions: Whether the engine clips Box actions to their bounds.
         fields: The declared state, and the values of randomised parameters.
         engine_fields: State that the engine keeps for each environment beside the declared one.
@@ -89,6 +90,7 @@ class GameLayout:
     observation: ObservationLayout
     action: ActionLayout
     masks_actions: bool
+    critic_state: tuple[str, ...]
     clips_actions: bool
     fields: tuple[FieldLayout, ...]
     engine_fields: tuple[FieldLayout, ...]

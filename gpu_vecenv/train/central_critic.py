@@ -32,8 +32,14 @@ NO_CONTEXT = Context()
 
 
 def state_size(game: Env) -> int:
-    """Length of a central critic's state, S: the observations of all agents, padded to the widest role."""
-    return game.layout.num_agents * game.layout.obs_size
+    """Length of a central critic's state, S.
+
+    Of the fields in the game's ``critic_state``, or of the observations of all agents, padded to the widest role.
+    """
+    layout = game.layout
+    if layout.critic_state:
+        return sum(field.size for field in layout.fields if field.name in layout.critic_state)
+    return layout.num_agents * layout.obs_size
 
 
 class Tower(nn.Module):

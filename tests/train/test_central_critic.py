@@ -13,8 +13,8 @@ from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv import Env, Field, PolicySpec, PPOConfig, Trainer
-from gpu_vecenv.declare.field import f32
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.declare.field import f32, i32
+from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.train.central_critic import Context
 from gpu_vecenv.train.ppo import loss, masked_normalize
 from gpu_vecenv.train.rollout_context import RolloutContext
@@ -44,9 +44,21 @@ class Secrets(Env):
     action_space = Discrete(2)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Declared(Secrets):
+    """Its critics see the signs and the step's number."""
+
+    state = (Field("secret", f32, ("num_agents",)), Field("age", i32))
+    critic_state = ("age", "secret")
+
+
 @pytest.fixture
 def secrets(tmp_path, monkeypatch):
     (tmp_path / "secrets.cu").write_text(SECRETS)
+    aged = SECRETS.replace("FOR_AGENTS(i) s.secret", "ONCE { s.age[0] = 0; } FOR_AGENTS(i) s.secret")
+    aged = aged.replace("HD void step(State s, Io io) {", "HD void step(State s, Io io) { ONCE { s.age[0] += 3; }")
+    (tmp_path / "aged.cu").write_text(aged)
+    monkeypatch.setattr(Declared, "source", tmp_path / "aged.cu", raising=False)
     monkeypatch.setattr(Secrets, "source", tmp_path / "secrets.cu", raising=False)
 
 
@@ -154,6 +166,28 @@ def test_a_run_resumes_bit_identically_and_loads(device, tmp_path):
     assert policy["runner"].parameters_of(obs).equal(own.parameters_of(obs))
     assert policy(whole.rollout.obs[0], whole.rollout.action_mask, greedy=True).shape[:2] == (6, 7)
     assert whole.evaluate(4)["episodes"] >= 4
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_state_that_the_game_declares(device):
+    """Row t of the rollout has the state before step t, that of an episode's end included."""
+    trainer = Trainer(gpu_vecenv.make(Declared, 6, device, max_steps=3), CENTRAL, seed=1)
+    for _ in range(3):
+        trainer.train_iteration()
+        data = trainer.rollout
+        states = data.critic_states()
+        assert states.shape == (9, 6, 4) and states[..., 1:].equal(data.obs[..., 0])
+        ages, ended = states[..., 0], data.terminations[:, :, 0]
+        assert ages[1:].where(~ended, 9).eq(9).eq(ended).all()
+        resets = ~data.active[:-1, :, 0]
+        assert (ages[1:] == torch.where(resets, 0, ages[:-1] + 3)).all() and resets.any()
+    assert trainer.policies["first"].critic.trunk[0].in_features == 4
+    assert Trainer(gpu_vecenv.make(Declared, 6, device), SMALL).rollout.critic_states().shape == (9, 6, 3)
+
+
+def test_a_state_of_fields_that_do_not_exist():
+    with pytest.raises(EnvDefinitionError, match=r"critic_state has \['secrets'\]; expected fields of its state"):
+        type("Wrong", (Secrets,), {"critic_state": ("secrets",)})()
 
 
 class Both(nn.Module):
