@@ -140,7 +140,7 @@ class Rollout:
         """Store what central critics see before step t from the environment's state, if it is not the observations."""
         if self._states is not None:
             names, env = self.env.game.layout.critic_state, self.env
-            fields = [env.state[name].view(env.num_envs, -1) for name in names]
+            fields = [env.state[name].reshape(env.num_envs, -1) for name in names]
             torch.cat([field.float() for field in fields], 1, out=self._states[t])
 
     @staticmethod

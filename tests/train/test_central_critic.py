@@ -74,7 +74,7 @@ EXPLAINED = {  # variance of returns, of the first agent and of the others, at m
 @pytest.mark.parametrize("seed", range(5))
 def test_a_central_critic_explains_what_no_agent_sees(seed, critic, agent_ids, device):
     config = PPOConfig(
-        total_steps=40 * 6 * 32,
+        total_steps=32 * 6 * 32,
         num_steps=6,
         num_epochs=6,
         num_minibatches=1,
@@ -85,7 +85,7 @@ def test_a_central_critic_explains_what_no_agent_sees(seed, critic, agent_ids, d
         agent_ids=agent_ids,
     )
     trainer = Trainer(gpu_vecenv.make(Secrets, 32, device), config, seed=seed)
-    metrics = trainer.train(log_interval=39)  # the last metrics are of one iteration
+    metrics = trainer.train(log_interval=31)  # the last metrics are of one iteration
     for role, (least, most) in zip(("first", "others"), EXPLAINED[critic, agent_ids], strict=True):
         assert least < metrics[f"explained_variance_{role}"] <= most
 
