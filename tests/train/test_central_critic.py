@@ -2,9 +2,12 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
+from games.crew import Crew
+from games.painter import Painter
 from gymnasium.spaces import Discrete
 from support.bitwise import equal_bits
 from support.learning import batch_of
@@ -113,12 +116,22 @@ def test_the_state_is_all_observations_and_actors_keep_to_their_own(agent_ids, d
     torch.testing.assert_close(samples, (parameters.flatten(0, 1)[order], values.flatten()[order]))
 
 
-@pytest.mark.parametrize("roles", [None, "tagger+runner"])
-@pytest.mark.parametrize("agent_ids", [False, True])
-def test_gradients_are_those_of_the_loss_in_torch(roles, agent_ids, device):
-    config = dataclasses.replace(CENTRAL, agent_ids=agent_ids, num_minibatches=1, normalize_advantages=True)
-    # One policy sees one kind of observation; where taggers and runners differ, each has its own.
-    trainer = Trainer(leaving(device), config, seed=3, policies=None if roles is None else {roles: PolicySpec()})
+GAMES = {  # of the environments, of the policies, and of the options
+    "agents leave": (leaving, None, {}),
+    "one policy": (leaving, "tagger+runner", {"agent_ids": True}),
+    "small chunks": (leaving, None, {"agent_ids": True, "chunk_rows": 50}),
+    "masks, other spaces": (partial(gpu_vecenv.make, Crew, 6), None, {"agent_ids": True}),
+    "images, a box": (partial(gpu_vecenv.make, Painter, 6), None, {"normalize_obs": False, "squash": "tanh"}),
+    "bfloat16": (leaving, None, {"agent_ids": True, "precision": "bfloat16"}),
+}
+
+
+@pytest.mark.parametrize("name", GAMES)
+def test_gradients_are_those_of_the_loss_in_torch(name, device):
+    make, roles, options = GAMES[name]
+    env = make(device)
+    config = dataclasses.replace(CENTRAL, num_minibatches=1, **options)
+    trainer = Trainer(env, config, seed=3, policies=None if roles is None else {roles: PolicySpec()})
     trainer.begin_iteration()
     learner = next(reversed(trainer.learners.values()))
     learner.prepare_update(0)
@@ -129,9 +142,11 @@ def test_gradients_are_those_of_the_loss_in_torch(roles, agent_ids, device):
     context = RolloutContext(policy, data, len(indices)).of_samples(indices)
     total, metrics = loss(policy, batch._replace(context=context), config)
     expected = torch.autograd.grad(total, learner.parameters)
-    torch.testing.assert_close(learner.metrics, metrics, rtol=1e-4, atol=1e-6)
+    # Sums in another order; in bfloat16 a sum may cross a boundary of rounding.
+    within = {"rtol": 0.02, "atol": 2e-3} if name == "bfloat16" else {"rtol": 1e-3, "atol": 1e-6}
+    torch.testing.assert_close(learner.metrics, metrics, **within)
     for gradient, reference in zip(learner.grads, expected, strict=True):
-        torch.testing.assert_close(gradient, reference, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(gradient, reference, **within)
     assert learner.grads[-1].abs().max() > 0  # of the critic's head
 
 
