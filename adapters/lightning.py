@@ -40,7 +40,8 @@ class PPOModule(LightningModule):
 
     Raises:
         ConfigError: As for ``gpu_vecenv.Trainer``; also if policies differ in ``num_epochs`` or ``num_minibatches``,
-            and for precision "tf32", which Lightning's users set with ``torch.set_float32_matmul_precision``.
+            for ``desired_kl``, and for precision "tf32", which Lightning's users set with
+            ``torch.set_float32_matmul_precision``.
     """
 
     def __init__(
@@ -51,6 +52,8 @@ class PPOModule(LightningModule):
         self._is_set_up = self._mid_epoch = False
         self._set_trainer(Trainer(env, config, **self._given))
         counts = {(x.config.num_epochs, x.config.num_minibatches) for x in self.learners.values()}
+        if any(learner.config.desired_kl is not None for learner in self.learners.values()):
+            raise ConfigError("desired_kl is given; expected None: checkpoints of Lightning lack the learning rate")
         if len(counts) != 1 or self.inner.config.precision == "tf32":
             found = f"precision is {self.inner.config.precision}, (num_epochs, num_minibatches) are {counts}"
             raise ConfigError(f"{found}; expected one pair, and 'float32' or 'bfloat16': set tf32 in torch instead")

@@ -86,9 +86,10 @@ struct Losses {
 #endif
         if (has_actor(tower) && acted) add_policy(results, index, gradients);
         if (int output = value_output(tower); output >= 0) {
-            ValueLoss loss = value_loss(return_scale.value(results[output]), args.old_values[index],
-                                        args.returns[index], return_scale.scale * return_scale.scale,
-                                        minibatch.value_count, args.value_coefficient, args.value_clip);
+            ValueLoss loss =
+                value_loss(return_scale.value(results[output]), args.old_values[index], args.returns[index],
+                           return_scale.scale, minibatch.value_count, args.value_coefficient, args.value_clip,
+                           args.scales_value_clip, args.huber_delta);
             metrics[1] += loss.loss;
             gradients[output] = loss.gradient * return_scale.scale;
         }

@@ -81,8 +81,10 @@ BLOCK_KERNEL(explained_variance, TILE_BLOCK) {
 // Adds to `totals` the means over an iteration's minibatches, and explained variance. `stopped` becomes 1 if one of the
 // first `num_losses` is not finite or an environment had an invalid action.
 KERNEL(learner_metrics) {
-    FOR_ITEMS (k, args.num_metrics + 1) {
-        float metric = k < args.num_metrics ? args.metric_sums[k] / (float)args.num_updates : *args.explained_variance;
+    FOR_ITEMS (k, args.num_metrics + 2) {
+        float metric = k < args.num_metrics    ? args.metric_sums[k] / (float)args.num_updates
+                       : k == args.num_metrics ? *args.explained_variance
+                                               : *args.learning_rate;
         args.totals[k] += metric;
         if ((k < args.num_losses && !math::is_finite(metric)) || *args.faults > 0) *args.stopped = 1;
     }

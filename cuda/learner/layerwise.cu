@@ -251,9 +251,9 @@ HD void row_loss(const head_loss_Arguments& args, i64 index, const float* x, con
     for (int k = 0; k < SUMS; ++k) out[k] = 0;
     if (!args.active[index]) return;
     const Minibatch minibatch = minibatch_of(args.moments, args.normalize_advantages);
-    ValueLoss value =
-        value_loss(scale.value(x[PARAMETERS]), args.old_values[index], args.returns[index], scale.scale * scale.scale,
-                   minibatch.value_count, args.value_coefficient, args.value_clip);
+    ValueLoss value = value_loss(scale.value(x[PARAMETERS]), args.old_values[index], args.returns[index], scale.scale,
+                                 minibatch.value_count, args.value_coefficient, args.value_clip, args.scales_value_clip,
+                                 args.huber_delta);
     out[PARAMETERS] = value.gradient * scale.scale;
     metrics[1] = value.loss;
 #if TRACKS_ACTING

@@ -129,9 +129,10 @@ KERNEL(loss_gradients) {
             part[4] = policy.clip_fraction;
         }
         if (active) {
-            ValueLoss value = value_loss(args.values[row * args.value_stride], args.old_values[index],
-                                         args.returns[index], *args.value_scale * *args.value_scale,
-                                         minibatch.value_count, args.value_coefficient, args.value_clip);
+            ValueLoss value =
+                value_loss(args.values[row * args.value_stride], args.old_values[index], args.returns[index],
+                           *args.value_scale, minibatch.value_count, args.value_coefficient, args.value_clip,
+                           args.scales_value_clip, args.huber_delta);
             value_gradient = value.gradient;
             part[1] = value.loss;
         }

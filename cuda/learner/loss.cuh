@@ -219,11 +219,13 @@ struct ValueLoss {
     float loss, gradient;
 };
 
-// `unit` is the square of the value's unit. A negative value_clip means no clipping.
-HD ValueLoss value_loss(float value, float old, float target, float unit, float count, float coefficient,
-                        float value_clip) {
-    float error = value - target, slope = 2.0f * error, square = error * error;
+// `scale` is the value's unit. A negative value_clip means no clipping; with `scales_clip` it is in that unit. A
+// negative huber_delta means a squared error; otherwise the loss is linear beyond so many units.
+HD ValueLoss value_loss(float value, float old, float target, float scale, float count, float coefficient,
+                        float value_clip, bool scales_clip, float huber_delta) {
+    float error = value - target, slope = 2.0f * error, square = error * error, unit = scale * scale;
     if (value_clip >= 0) {
+        if (scales_clip) value_clip *= scale;
         float change = value - old;
         float clipped_error = old + math::clamp(change, -value_clip, value_clip) - target;
         float clipped_square = clipped_error * clipped_error;
@@ -232,6 +234,12 @@ HD ValueLoss value_loss(float value, float old, float target, float unit, float 
                 : square < clipped_square ? clipped_slope
                                           : 0.5f * (slope + clipped_slope);
         square = square > clipped_square ? square : clipped_square;
+    }
+    float delta = huber_delta * scale;
+    if (huber_delta >= 0 && square > delta * delta) {
+        float length = math::sqrt(square);
+        square = delta * (2.0f * length - delta);
+        slope *= delta / length;
     }
     return {0.5f * square / unit / count, coefficient * 0.5f * slope / unit / count};
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Minibatches: permutation of the samples, moments of their advantages, gathering of rows, gradient clipping.
 #include "blocks.cuh"
+#include "learning_rate.cuh"
 #include "math.cuh"
 #include "rng.cuh"
 
@@ -184,6 +185,9 @@ KERNEL(clip_grad_norm) {
             args.metric_sums[j] += args.metrics[j];
         }
         if (!finite || args.metrics[args.kl_index] > args.target_kl) *args.skip_update = 1;
+        if (*args.skip_update == 0)
+            *args.learning_rate = adapted_rate(*args.learning_rate, args.metrics[args.kl_index], args.desired_kl,
+                                               args.least_rate, args.most_rate);
         args.metric_sums[args.num_metrics] += *args.norm;
         args.metric_sums[args.num_metrics + 1] += *args.skip_update;
     }

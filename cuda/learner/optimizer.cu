@@ -2,6 +2,7 @@
 // From partial sums of a gradient to a step of Adam, with one launch for each. All sums have an order that depends on
 // sizes alone.
 #include "blocks.cuh"
+#include "learning_rate.cuh"
 #include "math.cuh"
 
 #if defined(__CUDACC__)
@@ -80,7 +81,8 @@ HD double power(double base, u32 exponent) {
 // 0.001.
 //
 // `skip_update` becomes 1 if a metric or the norm is not finite or approx_kl exceeds target_kl; where it is 1, neither
-// parameters nor Adam's state change. Adds metrics, norm and `skip_update` to `metric_sums`.
+// parameters nor Adam's state change, nor the learning rate, which otherwise follows approx_kl first. Adds metrics,
+// norm and `skip_update` to `metric_sums`.
 //
 // Each block computes the norm and all decisions itself, from the same numbers in the same order: `squares` are partial
 // sums of the gradient's squares. What others may still read is written by the block that arrives last.
@@ -101,8 +103,11 @@ BLOCK_KERNEL(adam_step, ADAM_BLOCK) {
     if (!finite || args.metrics[args.kl_index] > args.target_kl) skip_update = 1;
     bool skips = skip_update == 1;
 
+    float rate = *args.learning_rate;
+    if (!skips)
+        rate = adapted_rate(rate, args.metrics[args.kl_index], args.desired_kl, args.least_rate, args.most_rate);
     // The learning rate and the root of the second moment, corrected for the bias.
-    float step_size = (float)((double)*args.learning_rate / (double)(float)corrections[0]);
+    float step_size = (float)((double)rate / (double)(float)corrections[0]);
     float root_of_correction = (float)root(corrections[1]);
     FOR_ITEMS (k, skips ? 0 : args.size) {
         float gradient = args.gradient[k] * scale;
@@ -120,5 +125,8 @@ BLOCK_KERNEL(adam_step, ADAM_BLOCK) {
         args.metric_sums[k] += is_metric ? args.metrics[k] : k == args.num_metrics ? norm : skip_update;
     }
     FOR_THREADS (k, skips ? 0 : args.num_steps) args.steps[k] = step;
-    FOR_THREADS (k, 1) *args.skip_update = skip_update;
+    FOR_THREADS (k, 1) {
+        *args.skip_update = skip_update;
+        *args.learning_rate = rate;
+    }
 }

@@ -107,8 +107,9 @@ HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Samp
     if (has_value(tower) && part.first == 0 && sample.active) {
         float scale = loss.value_scale;
         float value = NORMALIZE_RETURNS ? x[PARAMETERS] * scale + loss.value_mean : x[PARAMETERS];
-        ValueLoss of_value = value_loss(value, sample.old_value, sample.target, scale * scale,
-                                        loss.minibatch.value_count, args.value_coefficient, args.value_clip);
+        ValueLoss of_value =
+            value_loss(value, sample.old_value, sample.target, scale, loss.minibatch.value_count,
+                       args.value_coefficient, args.value_clip, args.scales_value_clip, args.huber_delta);
         metrics[1] += of_value.loss;
         store_delta(has_actor(tower) ? ACTOR_OUTPUTS : 0, of_value.gradient * scale);
     }

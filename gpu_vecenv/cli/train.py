@@ -40,13 +40,14 @@ from gpu_vecenv.files import check_output
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
-from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.ppo import MAPPO, PPOConfig
 from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
 from gpu_vecenv.train.run import check_log, run, run_seeds
 from gpu_vecenv.train.run_folder import SEEDS_FILE, SETTINGS, RunConfig, make_selection, seed_folder
 from gpu_vecenv.train.trainer import Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
+RUN_SIZES = ("num_envs", "total_steps", "num_steps")  # that a preset of PPO takes from the game's
 RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
 
 
@@ -63,6 +64,7 @@ class Train(DeviceOptions, Generic[GameT]):
     seeds: int | None = param(None, low=1)  # train with so many seeds at a time, from --seed on, each in a run folder
     out: Path | None = None  # run folder, of --seeds that of their folders; default: runs/<game>-<date>-<time>
     algorithm: Literal["ppo", "a2c"] = "ppo"  # selects the default hyper-parameters
+    preset: Literal["game", "mappo"] = "game"  # of PPO: those of the game, or MAPPO's with the game's sizes of a run
     share_policy: bool = False  # one policy for all roles, instead of one for each
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
@@ -88,11 +90,16 @@ class Train(DeviceOptions, Generic[GameT]):
             return with_parameter(cls, NoGame), tyro.MISSING_NONPROP
         check_option_names(cls, RunConfig, PPOConfig, game)
         a2c = selection.algorithm == "a2c"
+        if a2c and selection.preset != "game":
+            raise ConfigError(f"--preset {selection.preset} is of PPO; leave out --preset or --algorithm a2c")
         preset = {} if a2c else dict(game.preset)
+        if selection.preset == "mappo":
+            preset = {**MAPPO, **{name: preset[name] for name in RUN_SIZES if name in preset}}
         defaults = cls(
             game_name=arguments[0],
             num_envs=preset.pop("num_envs", "auto"),
             algorithm=selection.algorithm,
+            preset=selection.preset,
             ppo=PPOConfig.a2c() if a2c else PPOConfig(**preset),
             game=game(),  # type: ignore[arg-type]  # the parameter is chosen at run time
         )
@@ -184,6 +191,7 @@ class _Selection:
     """The options that decide which other options and defaults there are."""
 
     algorithm: Literal["ppo", "a2c"] = "ppo"
+    preset: Literal["game", "mappo"] = "game"
     resume: Path | None = None
 
 

@@ -73,6 +73,8 @@ class Env:
     preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType(
         {}
     )  # num_envs and PPOConfig values that train this game well
+    # Fields of the state that a central critic sees, one after the other, each as float32. Empty: all observations.
+    critic_state: ClassVar[tuple[str, ...]] = ()
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the allowed choices
     takes_turns: ClassVar[bool] = False  # True: observe also writes io.acting, the agents that act in the coming step
     # True, or names of roles: an agent of theirs that ends before its episode does has died. It acts no longer, its
@@ -243,6 +245,7 @@ class Env:
             observation=observation,
             action=action,
             masks_actions=self.masks_actions,
+            critic_state=tuple(self.critic_state),
             clips_actions=self.clip_actions,
             takes_turns=self.takes_turns,
             team_roles=team_roles,

@@ -72,6 +72,7 @@ class RolePolicies:
                 raise ConfigError(
                     f"the policy of {role} has observations and choices {found}; expected those of the game: {expected}"
                 )
+        self._agents = {role: self._agents_of(role) for role, policy in self._policies.items() if policy.agent_ids}
         squashes = {policy.squash for policy in self._policies.values()} or {"clip"}
         if len(squashes) > 1:
             raise ConfigError(f"policies have squash {sorted(squashes)}; expected one value")
@@ -84,6 +85,19 @@ class RolePolicies:
             if policy.recurrent_state_size
         }
         self._validator = ActionValidator(game.layout, shape[:2], env.device)
+
+    def _agents_of(self, role: str) -> torch.Tensor:
+        """Numbers of a role's agents among those of its policy, (count,) int64."""
+        view, counts = self._policies[role].view, self.env.game.layout.roles
+        roles = view.roles if role in view.roles else (role,)
+        total = sum(counts.get(name, 0) for name in roles)
+        if total != view.num_agents:
+            raise ConfigError(
+                f"the policy of {role}, with agent_ids, is of {view.num_agents} agents; the game has {total} of "
+                f"{'+'.join(roles)}"
+            )
+        first = sum(counts.get(name, 0) for name in roles[: roles.index(role)])
+        return torch.arange(first, first + counts[role], device=self.env.device)
 
     @torch.no_grad()
     def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -106,7 +120,7 @@ class RolePolicies:
                 outputs, _, state = policy(own_obs, kept(self._states[role], ~begins))
                 self._states[role] = kept(state, self.env.active[:, agents])
             else:
-                outputs, _ = policy(own_obs)
+                outputs = policy.parameters_of(own_obs, self._agents.get(role))
             mask = None if action_mask is None else view.mask(action_mask[:, agents])
             parameters[:, agents][..., view.parameter_columns] = masked(outputs, mask)
         actions = self._sampler.sample(parameters, greedy=self.greedy).actions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +18,7 @@ from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
-from gpu_vecenv.train.policy import Policy, RoleView
+from gpu_vecenv.train.policy import Policy, RoleView, num_inputs
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.recurrent import recurrent_weights
 
@@ -310,7 +309,7 @@ def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: 
     Raises:
         ConfigError: It does not.
     """
-    sizes = [math.prod(RoleView(game, name.split("+")).obs_shape), *config.hidden_sizes]
+    sizes = [num_inputs(RoleView(game, name.split("+")), config.agent_ids), *config.hidden_sizes]
     shapes = [tuple(tensor.shape) for tensor in weights.values()]
     expected: list[tuple[int, ...]] = [(after, before) for before, after in pairwise(sizes)]
     if config.network != "mlp" and len(sizes) > 1:

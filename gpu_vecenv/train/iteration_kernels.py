@@ -51,6 +51,7 @@ LEARNER_METRICS = KernelSignature(
     (
         Array("metric_sums", f32, const=True, shape=("num_metrics",)),
         Array("explained_variance", f32, const=True, shape=()),
+        Array("learning_rate", f32, const=True, shape=()),
         Array("faults", f64, const=True, shape=()),
         Array("totals", f64),
         Array("stopped", f64, shape=()),
@@ -174,6 +175,7 @@ def learner_metrics_launch(
     *,
     metric_sums: torch.Tensor,
     explained_variance: torch.Tensor,
+    learning_rate: torch.Tensor,
     num_losses: int,
     num_updates: int,
     faults: torch.Tensor,
@@ -186,17 +188,19 @@ def learner_metrics_launch(
         functions: The FunctionManager of the tensors' device.
         metric_sums: (n,) float32, over the minibatches.
         explained_variance: () float32.
+        learning_rate: () float32, of the last minibatch.
         num_losses: So many of them must be finite.
         num_updates: Minibatches of an iteration.
         faults: () float64, the number of environments with an invalid action.
-        totals: (n + 1,) float64.
+        totals: (n + 2,) float64.
         stopped: () float64, set to 1 if a loss is not finite or an environment had an invalid action.
     """
     return _program(functions).prepare(
         "learner_metrics",
-        LaunchShape(len(metric_sums) + 1, threads_per_block=32),
+        LaunchShape(len(metric_sums) + 2, threads_per_block=32),
         metric_sums=metric_sums,
         explained_variance=explained_variance,
+        learning_rate=learning_rate,
         faults=faults,
         totals=totals,
         stopped=stopped,

@@ -243,6 +243,8 @@ class LayerwiseKernels:
         value_coefficient: float,
         value_clip: float | None,
         normalize_advantages: bool,
+        scales_value_clip: bool = False,
+        huber_delta: float | None = None,
     ) -> tuple[Gradients, torch.Tensor]:
         """The gradients of a minibatch of so many rows, and their output, see ``PerceptronKernels.gradients``."""
         loss = loss_values(
@@ -253,6 +255,8 @@ class LayerwiseKernels:
             value_coefficient=value_coefficient,
             value_clip=value_clip,
             normalize_advantages=normalize_advantages,
+            scales_value_clip=scales_value_clip,
+            huber_delta=huber_delta,
         )
         parts = torch.zeros((1, self.perceptron.num_parameters + METRICS), device=self.device)
         return Gradients(self, rows, loss, parts), parts

@@ -10,27 +10,29 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 
 from gpu_vecenv.compile.function_manager import Launch
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool
 from gpu_vecenv.train.iteration_kernels import begin_update_launch, explained_variance_launch, learner_metrics_launch
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import LossKernel, RowGather, clip_grad_norm_launch, shuffle_launch
 from gpu_vecenv.train.networks import ActorCritic
-from gpu_vecenv.train.normalizer_kernels import NormalizerUpdate, obs_update, reward_update
+from gpu_vecenv.train.normalizer_kernels import NormalizerUpdate, obs_update, reward_update, state_update
 from gpu_vecenv.train.optimizer import adam_launch, num_squares, sum_parts_launch
 from gpu_vecenv.train.perceptron import FlatTensors, PolicyKernels, is_plain
-from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.policy import Policy, ValueNorm
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates, Sequences
+from gpu_vecenv.train.value_norm import ValueNormUpdate
 
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
-ADAM_STATE, ADAM_EPS = ("exp_avg", "exp_avg_sq", "step"), 1e-5  # the state's tensors, by their names in torch
-LEARNER_METRICS = (*LOSS_METRICS, "skipped_fraction", "explained_variance")  # logged for each policy
+ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # the state's tensors, by their names in torch
+LEARNER_METRICS = (*LOSS_METRICS, "skipped_fraction", "explained_variance", "learning_rate")  # logged for each policy
 
 
 class Learner:
@@ -109,6 +111,9 @@ class Learner:
         else:
             self._shuffle = self.sequences.shuffle(seed_word, self.epoch, **written)
         self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)
+        # What the schedule writes where the rate follows approx_kl.
+        scheduled_rate = self.learning_rate if config.desired_kl is None else torch.zeros((), device=device)
+        self.learning_rate.fill_(config.learning_rate)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.obs = rollout.flat_obs(policy.view)
         # One minibatch that holds every sample needs neither a permutation nor a copy of the observations.
@@ -118,14 +123,16 @@ class Learner:
         if self.sequences is not None:  # whole sequences
             self._chunk_sequences = max(1, chunk // self.sequences.length)
             chunk = self._chunk_sequences * self.sequences.length
-        self._rows = RowGather(functions, self.obs, chunk)
-        if isinstance(policy.network, ActorCritic):
+        self._rows, self._context = RowGather(functions, self.obs, chunk), RolloutContext(policy, rollout, chunk)
+        if _with_layer_kernels(policy):
             kernel_on(device)  # compiled here: compilation is not possible during graph capture
         loss_settings: dict[str, Any] = {
             "clip": self.clip,
             "entropy_coefficient": self.entropy_coefficient,
             "value_coefficient": config.value_coefficient,
             "value_clip": config.value_clip,
+            "scales_value_clip": config.scales_value_clip,
+            "huber_delta": config.huber_delta if config.value_loss == "huber" else None,
             "normalize_advantages": config.normalize_advantages,
         }
         self.kernel = LossKernel(policy, rollout, chunk=chunk, **loss_settings)
@@ -136,7 +143,11 @@ class Learner:
         self.grads = [g.view_as(p) for p, g in zip(self.parameters, self.flat_grad.split(sizes), strict=True)]
         self._set_grads()
         self.optimizer = torch.optim.Adam(
-            self.parameters, lr=self.learning_rate, eps=ADAM_EPS, fused=True, capturable=device.type == "cuda"
+            self.parameters,
+            lr=self.learning_rate,
+            eps=config.adam_epsilon,
+            fused=True,
+            capturable=device.type == "cuda",
         )
         # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing. The kernel clip_grad_norm sets it.
         self.skip_update = torch.ones((), device=device)
@@ -148,6 +159,9 @@ class Learner:
             "max_grad_norm": config.max_grad_norm,
             "target_kl": config.target_kl,
             "kl_index": LOSS_METRICS.index("approx_kl"),
+            "learning_rate": self.learning_rate,
+            "desired_kl": config.desired_kl,
+            "rate_limits": (config.least_learning_rate, config.most_learning_rate),
             "skip_update": self.skip_update,
             "metric_sums": self.metric_sums,
         }
@@ -176,9 +190,8 @@ class Learner:
                 exp_avg=self._adam_state["exp_avg"].flat,
                 exp_avg_sq=self._adam_state["exp_avg_sq"].flat,
                 steps=self._adam_state["step"].flat,
-                learning_rate=self.learning_rate,
                 metrics=self.metrics,
-                eps=ADAM_EPS,
+                eps=config.adam_epsilon,
                 **step_settings,
             )
         self.explained_variance = torch.zeros((), device=device)
@@ -191,7 +204,7 @@ class Learner:
             num_iterations,
             iteration=self.iteration,
             progress=self.progress,
-            scheduled=(self.learning_rate, self.clip, self.entropy_coefficient),
+            scheduled=(scheduled_rate, self.clip, self.entropy_coefficient),
             epoch=self.epoch,
             skip_update=self.skip_update,
             metric_sums=self.metric_sums,
@@ -202,11 +215,16 @@ class Learner:
         self.normalizer_updates: list[NormalizerUpdate] = []
         if policy.obs_normalizer is not None:
             self.normalizer_updates.append(obs_update(policy.obs_normalizer, rollout, policy.view, self.indices))
-        if policy.return_normalizer is not None:
+        if policy.state_normalizer is not None:
+            self.normalizer_updates.append(state_update(policy.state_normalizer, rollout, policy.view))
+        self._value_norm: ValueNormUpdate | None = None
+        if isinstance(policy.return_normalizer, ValueNorm):
+            self._value_norm = ValueNormUpdate(policy, rollout, self.indices, self.num_updates)
+        elif policy.return_normalizer is not None:
             self.normalizer_updates.append(
                 reward_update(policy.return_normalizer, rollout, self.indices, self.reward_sums, config.gamma)
             )
-        stages = self.shuffle, self.backward, self.optimizer_step, self.all_minibatches
+        stages = self.normalize_values, self.shuffle, self.backward, self.optimizer_step, self.all_minibatches
         roles = "+".join(policy.view.roles)
         self.stages = {
             stage.__name__: GraphedCallable(stage, f"{stage.__name__} of {roles}", graph_pool) for stage in stages
@@ -229,6 +247,7 @@ class Learner:
             self.rollout.env.functions,
             metric_sums=self.metric_sums,
             explained_variance=self.explained_variance,
+            learning_rate=self.learning_rate,
             num_losses=len(LOSS_METRICS),
             num_updates=self.num_updates,
             faults=faults,
@@ -291,6 +310,9 @@ class Learner:
 
     def minibatch_gradient(self, minibatch: int) -> None:
         """Gradient of the iteration's next minibatch, of number ``minibatch``, averaged over all processes."""
+        if minibatch == 0 and self._value_norm is not None:
+            self.world.all_reduce_sum(self._value_norm.moments)
+            self.stages["normalize_values"]()
         if minibatch % self.config.num_minibatches == 0:
             self.stages["shuffle"]()
         self.stages["backward"]()
@@ -306,6 +328,17 @@ class Learner:
         self._explain_variance()
         for update in self.normalizer_updates:
             update.add_samples()
+        if self._value_norm is not None:
+            self._value_norm.add_samples()
+
+    def normalize_values(self) -> None:
+        """Update the statistics of returns with ``value_norm_beta``, and the rollout's values, before all minibatches.
+
+        With the samples of all processes.
+        """
+        if self._value_norm is not None:
+            with torch.no_grad():
+                self._value_norm.apply()
 
     def shuffle(self) -> None:
         """A new order of the samples: a function of seed, epoch and sample index alone, the same on every device.
@@ -317,6 +350,7 @@ class Learner:
 
     def all_minibatches(self) -> None:
         """All epochs and minibatches of an iteration, by the network's kernels."""
+        self.normalize_values()
         for _ in range(self.config.num_epochs):
             self._shuffle()
             for indices, moments in zip(self._minibatches, self.moments, strict=True):
@@ -361,8 +395,9 @@ class Learner:
             return
         for start in range(0, len(indices), self.config.chunk_rows):
             part = slice(start, start + self.config.chunk_rows)
-            with _fused(self.policy.network):
-                outputs = self.policy(self.obs[part] if self.in_order else self._rows(indices[part]))
+            with _fused(self.policy):
+                obs = self.obs[part] if self.in_order else self._rows(indices[part])
+                outputs = self.policy(obs, context=self._context.of_samples(indices[part]))
             yield indices[part], outputs
 
     def clip_grad_norm(self) -> None:
@@ -397,21 +432,31 @@ class Learner:
         self.reward_sums.zero_()
         for update in self.normalizer_updates:
             update.moments.zero_()
+        if self._value_norm is not None:
+            self._value_norm.moments.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's live tensors by name, and the reward sums."""
+        """The optimizer's live tensors by name, the reward sums, and a learning rate that is not scheduled."""
         states = (self.optimizer.state[p] for p in self.parameters)
         tensors = {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in sorted(state.items())}
+        if self.config.desired_kl is not None:
+            tensors["learning_rate"] = self.learning_rate
         return tensors | {"reward_sums": self.reward_sums}
 
 
+def _with_layer_kernels(policy: Policy) -> list[ActorCritic | Tower]:
+    """The default networks of a policy, whose gradients the kernels of layers.py can compute."""
+    return [network for network in (policy.network, policy.critic) if isinstance(network, ActorCritic | Tower)]
+
+
 @contextmanager
-def _fused(network: nn.Module) -> Iterator[None]:
-    """Let the default network compute gradients with the kernels of layers.py; restore it afterwards."""
-    if isinstance(network, ActorCritic):
+def _fused(policy: Policy) -> Iterator[None]:
+    """Let the default networks compute gradients with the kernels of layers.py; restore them afterwards."""
+    networks = _with_layer_kernels(policy)
+    for network in networks:
         network.fused = True
     try:
         yield
     finally:
-        if isinstance(network, ActorCritic):
+        for network in networks:
             network.fused = False

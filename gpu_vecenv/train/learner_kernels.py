@@ -82,6 +82,10 @@ CLIP_GRAD_NORM = KernelSignature(
         Array("metrics", f32, const=True, shape=("num_metrics",)),
         Scalar("num_metrics", i32),
         Scalar("kl_index", i32),
+        Array("learning_rate", f32, shape=()),
+        Scalar("desired_kl", f32),
+        Scalar("least_rate", f32),
+        Scalar("most_rate", f32),
         Array("gradient", f32, shape=("parameters",)),
         Array("skip_update", f32, shape=()),
         Array("metric_sums", f32),
@@ -116,6 +120,8 @@ def loss_arguments(layout: GameLayout) -> tuple[Array | Scalar, ...]:
         Scalar("squash_by_tanh", boolean),
         Scalar("value_coefficient", f32),
         Scalar("value_clip", f32),
+        Scalar("scales_value_clip", boolean),
+        Scalar("huber_delta", f32),
     )
 
 
@@ -128,6 +134,8 @@ def loss_values(
     value_coefficient: float,
     value_clip: float | None,
     normalize_advantages: bool,
+    scales_value_clip: bool = False,
+    huber_delta: float | None = None,
 ) -> dict[str, Any]:
     """The values of ``loss_arguments``, see ``LossKernel``."""
     return {
@@ -145,6 +153,8 @@ def loss_values(
         "squash_by_tanh": policy.squash == "tanh",
         "value_coefficient": value_coefficient,
         "value_clip": -1 if value_clip is None else value_clip,
+        "scales_value_clip": scales_value_clip,
+        "huber_delta": -1 if huber_delta is None else huber_delta,
     }
 
 
@@ -320,6 +330,9 @@ def clip_grad_norm_launch(
     max_grad_norm: float,
     target_kl: float | None,
     kl_index: int,
+    learning_rate: torch.Tensor,
+    desired_kl: float | None = None,
+    rate_limits: tuple[float, float] = (0.0, math.inf),
     skip_update: torch.Tensor,
     metric_sums: torch.Tensor,
 ) -> Launch:
@@ -333,6 +346,9 @@ def clip_grad_norm_launch(
         max_grad_norm: See ``PPOConfig.max_grad_norm``.
         target_kl: See ``PPOConfig.target_kl``.
         kl_index: Index of approx_kl among the metrics.
+        learning_rate: () of the step, written if it follows approx_kl.
+        desired_kl: See ``PPOConfig.desired_kl``.
+        rate_limits: The least and the largest learning rate that follows approx_kl.
         skip_update: () set to 1 if approx_kl exceeds target_kl, or a metric or the norm is not finite.
         metric_sums: (n + 2,), to which metrics, norm and ``skip_update`` are added.
     """
@@ -345,6 +361,10 @@ def clip_grad_norm_launch(
         metrics=metrics,
         num_metrics=len(metrics),
         kl_index=kl_index,
+        learning_rate=learning_rate,
+        desired_kl=-1 if desired_kl is None else desired_kl,
+        least_rate=rate_limits[0],
+        most_rate=rate_limits[1],
         gradient=gradient,
         skip_update=skip_update,
         metric_sums=metric_sums,
@@ -364,6 +384,8 @@ class LossKernel:
         value_coefficient: Weight of the value loss.
         value_clip: Of the change of a value; None: no clipping.
         normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
+        scales_value_clip: Whether ``value_clip`` is in the policy's ``value_scale``, otherwise in units of returns.
+        huber_delta: Errors beyond it, in the policy's ``value_scale``, have a linear loss; None: all are squared.
     """
 
     def __init__(
@@ -377,6 +399,8 @@ class LossKernel:
         value_coefficient: float,
         value_clip: float | None,
         normalize_advantages: bool,
+        scales_value_clip: bool = False,
+        huber_delta: float | None = None,
     ) -> None:
         self.policy, self._one = policy, torch.ones((), device=rollout.rewards.device)
         self._loss = _game_program(rollout.env).prepare(
@@ -390,6 +414,8 @@ class LossKernel:
                 value_coefficient=value_coefficient,
                 value_clip=value_clip,
                 normalize_advantages=normalize_advantages,
+                scales_value_clip=scales_value_clip,
+                huber_delta=huber_delta,
             ),
             num_parameters=policy.view.num_parameters,
         )

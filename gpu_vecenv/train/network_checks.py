@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.central_critic import Context
 from gpu_vecenv.train.policy import Policy, RoleView
 from gpu_vecenv.train.recurrent import kept
 
@@ -37,10 +38,11 @@ def check_output_shapes(name: str, policy: Policy, obs: torch.Tensor) -> None:
         if policy.recurrent_state_size:
             _check_recurrent_call(name, policy, view.obs(obs))
             return
-        found = [tuple(x.shape) for x in policy(view.obs(obs))]
-    expected = [(*rows, view.num_parameters), rows]
-    if found != expected:
-        raise ConfigError(f"the network of {name} returns shapes {found}; expected parameters and values: {expected}")
+        outputs = (policy.parameters_of(view.obs(obs)),) if policy.critic is not None else policy(view.obs(obs))
+    found, expected = [tuple(x.shape) for x in outputs], [(*rows, view.num_parameters), rows]
+    if found != expected[: len(found)]:
+        what = "parameters" if policy.critic is not None else "parameters and values"
+        raise ConfigError(f"the network of {name} returns shapes {found}; expected {what}: {expected[: len(found)]}")
 
 
 def _check_recurrent_call(name: str, policy: Policy, obs: torch.Tensor) -> None:
@@ -74,7 +76,7 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
         policy: The policy.
         obs: (steps, num_envs, num_agents, *shape), observations of all agents.
     """
-    rows = _some_rows(policy.view, obs)
+    rows, agents = _some_rows(policy.view, obs)
     count = len(rows)
     if count < 2:
         return
@@ -89,8 +91,8 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
         "gets the rows along two leading axes": all_rows.unflatten(0, (-1, 2)),
     }
     with _unchanged(policy):
-        expected = _outputs(policy, rows, states)
-        found = {what: (_outputs(policy, rows[own], states[own]), own.flatten()) for what, own in calls.items()}
+        expected = _outputs(policy, rows, agents, states)
+        found = {what: (_outputs(policy, rows[k], agents[k], states[k]), k.flatten()) for what, k in calls.items()}
         if hasattr(policy.network, "sequence"):
             _check_sequence(name, policy, rows, states)
     for what, (outputs, indices) in found.items():
@@ -123,8 +125,10 @@ def _check_sequence(name: str, policy: Policy, rows: torch.Tensor, states: torch
         )
 
 
-def _some_rows(view: RoleView, obs: torch.Tensor) -> torch.Tensor:
+def _some_rows(view: RoleView, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """An even number of rows, at most NUM_ROWS, drawn from all steps, environments and agents of these roles, in order.
+
+    Also the number of each row's agent among them.
 
     Equally spaced ones might all be of one agent.
     """
@@ -134,12 +138,16 @@ def _some_rows(view: RoleView, obs: torch.Tensor) -> torch.Tensor:
     count = min(NUM_ROWS, total) // 2 * 2
     index = torch.randint(max(total, 1), (count,), generator=torch.Generator().manual_seed(1)).sort().values
     index = index.to(obs.device)
-    return own[index // (num_envs * num_agents), index // num_agents % num_envs, index % num_agents]
+    agents = index % num_agents
+    return own[index // (num_envs * num_agents), index // num_agents % num_envs, agents], agents
 
 
-def _outputs(policy: Policy, obs: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
-    """Parameters (rows, n), values (rows, 1), and of a recurrent policy states (rows, size)."""
-    parameters, values, *rest = policy(obs, states if policy.recurrent_state_size else None)
+def _outputs(policy: Policy, obs: torch.Tensor, agents: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
+    """Parameters (rows, n), values (rows, 1) if they are the network's, of a recurrent policy states (rows, size)."""
+    if policy.critic is not None:
+        return [policy.parameters_of(obs, agents).flatten(0, -2)]
+    state = states if policy.recurrent_state_size else None
+    parameters, values, *rest = policy(obs, state, context=Context(agents=agents))
     return [parameters.flatten(0, -2), values.flatten()[:, None], *(state.flatten(0, -2) for state in rest)]
 
 

@@ -25,7 +25,7 @@ class ActorCritic(nn.Module):
     without CUDA graphs).
 
     Weights are orthogonal, with gains as in Andrychowicz et al., "What matters in on-policy reinforcement learning?",
-    2021: sqrt(2) for hidden layers, 0.01 for the actor head, 1 for the critic head.
+    2021: sqrt(2) for hidden layers, 0.01 for the actor head by default, 1 for the critic head.
 
     Args:
         obs_shape: Shape of one agent's observation; several axes are flattened, uint8 is scaled to [0, 1].
@@ -34,6 +34,7 @@ class ActorCritic(nn.Module):
         gaussian: Append log standard deviations, parameters that do not depend on the observation and start at 0.
         activation: Of the hidden layers.
         shared_trunk: Whether actor and critic share the hidden layers.
+        actor_gain: Of the weights of the actor head.
     """
 
     fused = False  # whether gradients come from the kernels of layers.py; set by the learner during backward()
@@ -47,6 +48,7 @@ class ActorCritic(nn.Module):
         gaussian: bool = False,
         activation: Activation = "tanh",
         shared_trunk: bool = True,
+        actor_gain: float = 0.01,
     ) -> None:
         super().__init__()
         self.obs_shape = tuple(obs_shape)
@@ -54,7 +56,7 @@ class ActorCritic(nn.Module):
         self.sizes = tuple(sizes)  # inputs of each layer, the heads included
         self.trunk = hidden_layers(sizes, activation)
         self.critic_trunk = None if shared_trunk else hidden_layers(sizes, activation)
-        self.actor = orthogonal(nn.Linear(sizes[-1], num_outputs), 0.01)
+        self.actor = orthogonal(nn.Linear(sizes[-1], num_outputs), actor_gain)
         self.critic = orthogonal(nn.Linear(sizes[-1], 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(num_outputs)) if gaussian else None
 
@@ -105,7 +107,7 @@ class ActorCritic(nn.Module):
 
 
 def hidden_layers(sizes: Sequence[int], activation: Activation) -> nn.Sequential:
-    """Linear layers from each of these sizes to the next, with an activation behind each."""
+    """Linear layers between these numbers of units, each with an activation; orthogonal weights with gain sqrt(2)."""
     units = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
@@ -114,7 +116,7 @@ def hidden_layers(sizes: Sequence[int], activation: Activation) -> nn.Sequential
 
 
 def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
-    """The layer with an orthogonal weight of this gain, and without bias."""
+    """The layer, with orthogonal weights and without biases."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

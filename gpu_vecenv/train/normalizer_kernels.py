@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -89,7 +90,7 @@ class NormalizerUpdate:
         apply: Updates the normalizer from ``moments`` and sets these to 0.
     """
 
-    add_samples: Launch
+    add_samples: Callable[[], None]
     moments: torch.Tensor
     apply: Launch
 
@@ -111,9 +112,62 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
         view: Of the role.
         indices: (rows,) int64, its samples, which count through (T, E, A).
     """
-    functions, device, rows, size = rollout.env.functions, indices.device, len(indices), normalizer.mean.numel()
-    table = rollout.obs[:-1].flatten(0, 2)
-    offsets = torch.arange(table[0].numel(), device=device).view(table[0].shape)[tuple(view.obs_slice)]
+    functions, table = rollout.env.functions, rollout.obs[:-1].flatten(0, 2)
+    offsets = torch.arange(table[0].numel(), device=table.device).view(table[0].shape)[tuple(view.obs_slice)]
+    launch, moments = moments_launch(
+        functions,
+        table,
+        offsets.flatten().contiguous(),
+        indices,
+        rollout.active,
+        normalizer.mean,
+        acting=rollout.acting,
+    )
+    return NormalizerUpdate(launch, moments, update_launch(functions, normalizer, moments))
+
+
+def state_update(normalizer: Normalizer, rollout: Rollout, view: RoleView) -> NormalizerUpdate:
+    """Of a central critic's states, of the steps at which any of the role's agents is active.
+
+    Args:
+        normalizer: Of the states.
+        rollout: The samples.
+        view: Of the role.
+    """
+    functions, table = rollout.env.functions, rollout.critic_states()[:-1].flatten(0, 1)
+    rows, offsets = (torch.arange(n, device=table.device) for n in table.shape)
+    own = rollout.active[:-1, :, view.agents]
+    active = torch.zeros(own.shape[:2], dtype=torch.bool, device=table.device)
+    launch, moments = moments_launch(functions, table, offsets, rows, active, normalizer.mean)
+
+    def add_samples() -> None:
+        torch.any(own, -1, out=active)
+        launch()
+
+    return NormalizerUpdate(add_samples, moments, update_launch(functions, normalizer, moments))
+
+
+def moments_launch(
+    functions: FunctionManager,
+    table: torch.Tensor,
+    offsets: torch.Tensor,
+    indices: torch.Tensor,
+    active: torch.Tensor,
+    mean: torch.Tensor,
+    acting: torch.Tensor | None = None,
+) -> tuple[Launch, torch.Tensor]:
+    """A launch that adds the moments of rows to a tensor, (1 + 2 * size,) float64, and this tensor.
+
+    Args:
+        functions: The FunctionManager of the tensors' device.
+        table: (n, …) float32 or uint8; its rows may have a stride.
+        offsets: (size,) int64, of the numbers in a row.
+        indices: (rows,) int64, of rows of the table.
+        active: n bools: where they are False, rows do not count.
+        mean: (…) float64, size numbers from which deviations are taken.
+        acting: n bools: rows do not count where they are False either; None: only ``active`` decides.
+    """
+    device, rows, size = indices.device, len(indices), mean.numel()
     lane_bits = min(MAX_LANE_BITS, max(0, size - 1).bit_length())
     tiles, columns = -(-rows // TILE_ROWS), -(-size >> lane_bits)
     moments = torch.zeros(1 + 2 * size, dtype=torch.float64, device=device)
@@ -123,11 +177,11 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
         obs=table,
         bytes=table.dtype == torch.uint8,
         stride=table.stride(0),
-        offsets=offsets.flatten().contiguous(),
+        offsets=offsets,
         indices=indices,
-        active=rollout.active,
-        acting=rollout.acting,
-        mean=normalizer.mean,
+        active=active,
+        acting=acting,
+        mean=mean,
         moments=moments,
         parts=torch.zeros(3 * tiles * columns << lane_bits, dtype=torch.float64, device=device),
         tickets=torch.zeros(max(1, columns), dtype=torch.int32, device=device),
@@ -138,7 +192,7 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
         lane_bits=lane_bits,
         lane_mask=(1 << lane_bits) - 1,
     )
-    return NormalizerUpdate(launch, moments, update_launch(functions, normalizer, moments))
+    return launch, moments
 
 
 def reward_update(

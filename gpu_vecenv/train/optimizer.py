@@ -41,7 +41,10 @@ ADAM_STEP = KernelSignature(
         Scalar("size", i64),
         Array("steps", f32, shape=("num_steps",)),
         Scalar("num_steps", i32),
-        Array("learning_rate", f32, const=True, shape=()),
+        Array("learning_rate", f32, shape=()),
+        Scalar("desired_kl", f32),
+        Scalar("least_rate", f32),
+        Scalar("most_rate", f32),
         Scalar("beta1", f64),
         Scalar("beta2", f64),
         Scalar("eps", f64),
@@ -112,6 +115,8 @@ def adam_launch(
     max_grad_norm: float,
     target_kl: float | None,
     kl_index: int,
+    desired_kl: float | None = None,
+    rate_limits: tuple[float, float] = (0.0, math.inf),
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-5,
 ) -> Launch:
@@ -127,7 +132,7 @@ def adam_launch(
         exp_avg: (n,) first moments, as Adam's state has them.
         exp_avg_sq: (n,) second moments.
         steps: (m,) the number of steps taken so far, m times.
-        learning_rate: () read on the device.
+        learning_rate: () read on the device, and written if it follows approx_kl.
         metrics: (k,) of the minibatch.
         metric_sums: (k + 2,), to which metrics, the gradient's norm and ``skip_update`` are added.
         skip_update: () set to 1 if approx_kl exceeds target_kl, or a metric or the norm is not finite. Where it is 1,
@@ -135,6 +140,8 @@ def adam_launch(
         max_grad_norm: See ``PPOConfig.max_grad_norm``.
         target_kl: See ``PPOConfig.target_kl``.
         kl_index: Index of approx_kl among the metrics.
+        desired_kl: See ``PPOConfig.desired_kl``.
+        rate_limits: The least and the largest learning rate that follows approx_kl.
         betas: Decay rates of the moments.
         eps: Added to the root of the second moment.
     """
@@ -159,6 +166,9 @@ def adam_launch(
         metrics=metrics,
         num_metrics=len(metrics),
         kl_index=kl_index,
+        desired_kl=-1 if desired_kl is None else desired_kl,
+        least_rate=rate_limits[0],
+        most_rate=rate_limits[1],
         skip_update=skip_update,
         metric_sums=metric_sums,
         num_sums=len(metrics) + 2,

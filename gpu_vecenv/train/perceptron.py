@@ -24,6 +24,7 @@ from gpu_vecenv.train.layers import has_hooks, parameters_of
 from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
+from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
 
@@ -288,6 +289,10 @@ def why_torch(policy: Policy, rollout: Rollout) -> str | None:
         return "no tensor cores"
     if policy.recurrent_state_size:
         return "a recurrent network"
+    if policy.critic is not None:
+        return "a central critic"
+    if policy.agent_ids:
+        return "agent_ids"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
     if len(network.sizes) < 2:
@@ -422,6 +427,8 @@ class PolicyKernels(Protocol):
         value_coefficient: float,
         value_clip: float | None,
         normalize_advantages: bool,
+        scales_value_clip: bool = False,
+        huber_delta: float | None = None,
     ) -> tuple[GradientsCall, torch.Tensor]:
         """See ``PerceptronKernels.gradients``."""
 
@@ -479,6 +486,8 @@ class PerceptronKernels:
         value_coefficient: float,
         value_clip: float | None,
         normalize_advantages: bool,
+        scales_value_clip: bool = False,
+        huber_delta: float | None = None,
         tile: TileShape | None = None,
     ) -> tuple[Launch, torch.Tensor]:
         """A launch of the gradients of a minibatch, and its output, partial sums.
@@ -494,6 +503,8 @@ class PerceptronKernels:
             value_coefficient: Weight of the value loss.
             value_clip: Of the change of a value; None: no clipping.
             normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
+            scales_value_clip: Whether ``value_clip`` is in units of ``value_scale``.
+            huber_delta: Beyond it, in units of ``value_scale``, errors have a linear loss; None: all are squared.
             tile: Shape of a block's tile; None chooses one.
         """
         data = self.rollout
@@ -517,6 +528,8 @@ class PerceptronKernels:
                 value_coefficient=value_coefficient,
                 value_clip=value_clip,
                 normalize_advantages=normalize_advantages,
+                scales_value_clip=scales_value_clip,
+                huber_delta=huber_delta,
             ),
             parts=parts,
             rows=rows,
@@ -571,7 +584,7 @@ class Forward:
         states: RecurrentStates | None = None,
     ) -> None:
         self.policy, self.rollout, self.outputs = policy, rollout, outputs
-        self.kernels, self.states = kernels, states
+        self.kernels, self.states, self._context = kernels, states, RolloutContext(policy, rollout)
         self._launch = None if kernels is None else kernels.forward()
 
     def adopt(self) -> None:
@@ -598,7 +611,8 @@ class Forward:
             )
             return
         if self.states is None:
-            outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]))
+            context = self._context.of_step(t)
+            outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]), context=context)
         else:
             if not only_values:
                 self.states.begin_step(t)

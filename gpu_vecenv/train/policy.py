@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Literal
@@ -14,6 +15,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.running_statistics import merge_moments
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.central_critic import NO_CONTEXT, Context, Tower, state_size
 from gpu_vecenv.train.distributions import (
     gaussian_log_probs_and_entropies,
     log_probs_and_entropies,
@@ -131,6 +133,41 @@ class Normalizer(nn.Module):
         return ((x - self.mean.float()) / self.std).clamp(-OBS_CLIP, OBS_CLIP)
 
 
+class ValueNorm(Normalizer):
+    """Statistics of returns whose weights decay, without the bias of a mean that begins at 0.
+
+    As in the reference implementation of Yu et al., "The surprising effectiveness of PPO in cooperative, multi-agent
+    games", 2022. ``count`` is the sum of the weights.
+
+    Args:
+        beta: What remains of a weight at each update.
+    """
+
+    sums: torch.Tensor
+    least_var, least_count = 0.01, 1e-5
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        self.beta = beta
+        self.register_buffer("sums", torch.zeros(2, dtype=torch.float64))  # weighted, of returns and their squares
+        self.var.fill_(self.least_var)
+        self.count.zero_()
+
+    def update_from_moments(self, moments: torch.Tensor, times: int = 1) -> None:
+        """Update, so many times, from the count, sum and sum of squares of returns, (3,) float64.
+
+        Nothing changes if there are none, or if the moments are not finite.
+        """
+        usable = moments.isfinite().all() & (moments[0] > 0)
+        weight = self.beta**times
+        means = moments[1:] / moments[0].clamp(min=1)
+        sums, count = weight * self.sums + (1 - weight) * means, weight * self.count + (1 - weight)
+        mean, square = sums / count.clamp(min=self.least_count)
+        found = (sums, count, mean, (square - mean.square()).clamp(min=self.least_var))
+        for old, new in zip((self.sums, self.count, self.mean, self.var), found, strict=True):
+            old.copy_(torch.where(usable, new, old))
+
+
 class Policy(nn.Module):
     """Policy of one or more roles: network, normalisation, action distribution.
 
@@ -138,10 +175,17 @@ class Policy(nn.Module):
         game: The game.
         roles: The roles that use this policy.
         network: A module with the ``forward`` of ``ActorCritic``, or with that of ``RecurrentActorCritic`` and its
-            ``recurrent_state_size``.
-        normalize_obs: Keep running statistics of observations, and normalise the network's input with them.
+            ``recurrent_state_size``; with a critic of its own one that returns the parameters of the distribution
+            alone, and is not recurrent.
+        critic: Maps a state, see ``Context``, to values (…, 1); None: the network has a critic. With ``agent_ids`` the
+            state is followed by the row's agent, like the network's input.
+        agent_ids: The network's input is one axis, an observation followed by which of the policy's agents the row is
+            of: 1 in its place, 0 in those of the others. Not of a recurrent network.
+        normalize_obs: Keep running statistics of observations, and normalise the network's input with them; also of the
+            critic's states.
         normalize_returns: Keep running statistics of discounted sums of rewards; the network predicts values as
             deviations from their mean, in units of their standard deviation.
+        value_norm_beta: In place of these: statistics of returns, see ``ValueNorm``; None: not.
         squash: How Gaussian samples are mapped to the Box.
         bfloat16: Run the network in mixed precision.
         device: Device of weights and statistics.
@@ -150,10 +194,11 @@ class Policy(nn.Module):
         recurrent_state_size: Numbers in an agent's state; 0 if the network is not recurrent.
 
     Raises:
-        ConfigError: The network's ``recurrent_state_size`` is no int >= 0.
+        ConfigError: The network's ``recurrent_state_size`` is no int >= 0, or not 0 with a critic or ``agent_ids``.
     """
 
     action_bounds: torch.Tensor
+    one_hot: torch.Tensor
 
     def __init__(
         self,
@@ -161,8 +206,11 @@ class Policy(nn.Module):
         roles: Sequence[str],
         network: nn.Module,
         *,
+        critic: nn.Module | None = None,
+        agent_ids: bool = False,
         normalize_obs: bool = False,
         normalize_returns: bool = False,
+        value_norm_beta: float | None = None,
         squash: Squash = "clip",
         bfloat16: bool = False,
         device: torch.device | None = None,
@@ -175,32 +223,48 @@ class Policy(nn.Module):
                 f"recurrent_state_size of the network of {'+'.join(roles)} is {self.recurrent_state_size!r:.80}; "
                 "expected an int, the numbers in the state of a row"
             )
+        if self.recurrent_state_size and (critic is not None or agent_ids):
+            raise ConfigError(
+                f"the network of {'+'.join(roles)} is recurrent, with a central critic or agent_ids; expected one that "
+                "is not, or critic 'own' and agent_ids False"
+            )
+        self.critic, self.agent_ids = critic, agent_ids
+        central = normalize_obs and critic is not None
+        self.state_normalizer = Normalizer((state_size(game),)) if central else None
         self.obs_normalizer = Normalizer(self.view.obs_shape) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
+        if value_norm_beta is not None:
+            self.return_normalizer = ValueNorm(value_norm_beta)
         self.squash, self.uses_bfloat16 = squash, bfloat16
         self._has_heads = bool(game.layout.action.shape)
         self.register_buffer("action_bounds", torch.tensor(self.view.bounds), persistent=False)
+        self.register_buffer("one_hot", torch.eye(self.view.num_agents), persistent=False)
         self.to(device)
 
-    def forward(self, obs: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, obs: torch.Tensor, state: torch.Tensor | None = None, *, context: Context = NO_CONTEXT
+    ) -> tuple[torch.Tensor, ...]:
         """Parameters (…, n) of the distribution and values (…), in units of returns; if it is recurrent the next state.
 
         Args:
             obs: (…, *obs_shape) float32 or uint8.
             state: Of a recurrent policy, (…, recurrent_state_size) float32: what the call before returned, and 0 where
                 the observation is the first of an episode.
+            context: What the networks read beside the observations: a central critic needs its ``state``.
 
         Raises:
             ConfigError: ``state`` is missing or the policy is not recurrent, or a recurrent network returned other
                 shapes.
         """
         self._check_state(obs, state)
+        if self.critic is not None:
+            parameters = self.parameters_of(obs, context.agents)
+            values = self._of_critic(context).squeeze(-1).expand(parameters.shape[:-1])
+            return self._scaled(parameters, values)
+        if state is None:
+            return self._scaled(*self._of_network(obs, context.agents))
         if self.obs_normalizer is not None:
             obs = self.obs_normalizer(obs)
-        if state is None:
-            with self._autocast(obs):
-                parameters, values = self.network(obs)
-            return self._scaled(parameters, values)
         leading, size = state.shape[:-1], self.recurrent_state_size
         rows = obs.reshape(-1, *self.view.obs_shape)
         with self._autocast(obs):
@@ -244,6 +308,45 @@ class Policy(nn.Module):
         if self.return_normalizer is not None:
             values = values * self.return_normalizer.std + self.return_normalizer.mean.float()
         return parameters.float(), values
+
+    def parameters_of(self, obs: torch.Tensor, agents: torch.Tensor | None = None) -> torch.Tensor:
+        """Parameters of the distribution, (…, n) float32; ``agents`` as in ``Context``."""
+        if self.critic is None:
+            parameters: torch.Tensor = self(obs, context=Context(agents=agents))[0]
+            return parameters
+        parameters = self._of_network(obs, agents)
+        if not isinstance(parameters, torch.Tensor):
+            raise ConfigError(
+                f"the network of {'+'.join(self.view.roles)} returns a {type(parameters).__name__}; expected the "
+                "parameters of the distribution alone, a tensor, with critic='central'"
+            )
+        return parameters.float()
+
+    def _of_network(self, obs: torch.Tensor, agents: torch.Tensor | None) -> Any:
+        if self.obs_normalizer is not None:
+            obs = self.obs_normalizer(obs)
+        if self.agent_ids or isinstance(self.network, Tower):
+            obs = self._with_agents(_flat(obs, len(self.view.obs_shape)), agents)
+        with self._autocast(obs):
+            return self.network(obs)
+
+    def _of_critic(self, context: Context) -> torch.Tensor:
+        assert self.critic is not None
+        if context.state is None:
+            raise ValueError("context.state is None; expected the state of a central critic, (…, S)")
+        state = context.state if self.state_normalizer is None else self.state_normalizer(context.state)
+        rows = self._with_agents(_flat(state, 1), context.agents)
+        with self._autocast(rows):
+            values: torch.Tensor = self.critic(rows)
+        return values
+
+    def _with_agents(self, rows: torch.Tensor, agents: torch.Tensor | None) -> torch.Tensor:
+        """Rows (…, n) and, with ``agent_ids``, the agent of each."""
+        if not self.agent_ids:
+            return rows
+        ids = self.one_hot if agents is None else self.one_hot[agents]
+        leading = torch.broadcast_shapes(rows.shape[:-1], ids.shape[:-1])
+        return torch.cat([rows.expand(*leading, -1), ids.expand(*leading, -1)], -1)
 
     def _check_state(self, obs: torch.Tensor, state: torch.Tensor | None) -> None:
         name, size = "+".join(self.view.roles), self.recurrent_state_size
@@ -329,7 +432,11 @@ class Policy(nn.Module):
         """
         check_flag("greedy", greedy)
         check_kind("generator", generator, torch.Generator, "a torch.Generator", optional=True)
-        parameters, _, *next_state = self(obs, state)
+        if self.critic is not None:
+            self._check_state(obs, state)
+            parameters, *next_state = [self.parameters_of(obs)]
+        else:
+            parameters, _, *next_state = self(obs, state)
         actions = self._actions(parameters, action_mask, greedy, generator)
         return (actions, *next_state) if next_state else actions
 
@@ -352,20 +459,71 @@ class Policy(nn.Module):
         return torch.stack(heads, -1) if self._has_heads else heads[0]
 
 
+def _flat(rows: torch.Tensor, axes: int) -> torch.Tensor:
+    """Rows (…, n) float32, of which uint8 is scaled to [0, 1], with their last axes as one."""
+    flat = rows.flatten(rows.ndim - axes)
+    return flat.float() / 255 if rows.dtype == torch.uint8 else flat
+
+
 def default_network(
     view: RoleView,
     hidden_sizes: Sequence[int],
     activation: Activation = "tanh",
     shared_trunk: bool = True,
     kind: NetworkKind = "mlp",
+    *,
+    actor_gain: float = 0.01,
+    agent_ids: bool = False,
 ) -> ActorCritic | RecurrentActorCritic:
-    """The default network of a policy, of a kind.
+    """The default network of a policy with a critic of its own, of a kind.
 
     Raises:
         ConfigError: A recurrent network has no ``hidden_sizes``.
     """
-    outputs = view.num_heads if view.continuous else view.num_parameters
-    settings: dict[str, Any] = {"gaussian": view.continuous, "activation": activation, "shared_trunk": shared_trunk}
+    shape = (num_inputs(view, agent_ids),) if agent_ids else view.obs_shape
+    settings: dict[str, Any] = {
+        "gaussian": view.continuous,
+        "activation": activation,
+        "shared_trunk": shared_trunk,
+        "actor_gain": actor_gain,
+    }
     if kind == "mlp":
-        return ActorCritic(view.obs_shape, outputs, hidden_sizes, **settings)
-    return RecurrentActorCritic(view.obs_shape, outputs, hidden_sizes, cell=kind, **settings)
+        return ActorCritic(shape, _num_outputs(view), hidden_sizes, **settings)
+    return RecurrentActorCritic(shape, _num_outputs(view), hidden_sizes, cell=kind, **settings)
+
+
+def default_actor(
+    view: RoleView,
+    hidden_sizes: Sequence[int],
+    activation: Activation = "tanh",
+    *,
+    actor_gain: float = 0.01,
+    agent_ids: bool = False,
+) -> Tower:
+    """The default network of a policy with a central critic."""
+    return Tower(
+        num_inputs(view, agent_ids),
+        _num_outputs(view),
+        hidden_sizes,
+        head_gain=actor_gain,
+        gaussian=view.continuous,
+        activation=activation,
+    )
+
+
+def central_critic(
+    game: Env, view: RoleView, hidden_sizes: Sequence[int], activation: Activation = "tanh", *, agent_ids: bool = False
+) -> Tower:
+    """The central critic of a policy."""
+    inputs = state_size(game) + view.num_agents * agent_ids
+    return Tower(inputs, 1, hidden_sizes, head_gain=1.0, activation=activation)
+
+
+def num_inputs(view: RoleView, agent_ids: bool) -> int:
+    """Length of an actor's input as one axis: an observation, and with ``agent_ids`` the agent."""
+    length: int = math.prod(view.obs_shape) + view.num_agents * agent_ids
+    return length
+
+
+def _num_outputs(view: RoleView) -> int:
+    return view.num_heads if view.continuous else view.num_parameters

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -19,9 +19,44 @@ from torch import nn
 from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Squash
+from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.central_critic import Context, Critic
 from gpu_vecenv.train.networks import Activation
-from gpu_vecenv.train.policy import NetworkKind, Policy, Precision, RoleView, default_network
+from gpu_vecenv.train.policy import (
+    NetworkKind,
+    Policy,
+    Precision,
+    RoleView,
+    central_critic,
+    default_actor,
+    default_network,
+)
 
+ValueLoss = Literal["squared", "huber"]
+MAPPO = {
+    "num_epochs": 15,
+    "num_minibatches": 1,
+    "learning_rate": 5e-4,
+    "final_learning_rate": None,
+    "adam_epsilon": 1e-5,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "normalize_advantages": True,
+    "clip": 0.2,
+    "value_clip": 0.2,
+    "scales_value_clip": True,
+    "value_loss": "huber",
+    "huber_delta": 10.0,
+    "value_coefficient": 1.0,
+    "entropy_coefficient": 0.01,
+    "max_grad_norm": 10.0,
+    "value_norm_beta": 0.99999,
+    "hidden_sizes": (64, 64),
+    "activation": "relu",
+    "critic": "central",
+    "agent_ids": True,
+    "actor_gain": 0.01,
+}
 SCHEDULED = ("learning_rate", "clip", "entropy_coefficient")
 
 
@@ -37,6 +72,7 @@ class PPOConfig:
     num_epochs: int = param(4, low=1)  # passes over each iteration's samples
     num_minibatches: int = param(4, low=1)  # per epoch
     learning_rate: float = param(3e-4, low=0)  # of Adam
+    adam_epsilon: float = param(1e-5, low=0)  # added to the root of Adam's second moments
     final_learning_rate: float | None = param(0.0, low=0)  # reached linearly at the end of the run; None: constant
     gamma: float = param(0.99, low=0, high=1)  # discount per step
     gae_lambda: float = param(0.95, low=0, high=1)  # Schulman et al. 2016, equation 16
@@ -44,24 +80,57 @@ class PPOConfig:
     clip: float = param(0.2, low=0)  # of the probability ratio
     final_clip: float | None = param(None, low=0)  # reached linearly; None: constant
     value_clip: float | None = param(None, low=0)  # of the change of a value, in units of returns; None: no clipping
+    scales_value_clip: bool = False  # value_clip is in units of the critic's output instead, see normalize_returns
+    value_loss: ValueLoss = "squared"  # half the square of errors, or "huber": linear beyond huber_delta
+    huber_delta: float = param(10.0, low=0)  # in units of the critic's output
     value_coefficient: float = param(0.5, low=0)  # weight of the value loss
     entropy_coefficient: float = param(0.01, low=0)  # weight of the entropy bonus
     final_entropy_coefficient: float | None = param(None, low=0)  # reached linearly; None: constant
+    desired_kl: float | None = param(None, low=0)  # the rate follows approx_kl, see adapted_rate; None: the schedule
+    least_learning_rate: float = param(1e-5, low=0)  # of a rate that follows approx_kl
+    most_learning_rate: float = param(1e-2, low=0)  # of a rate that follows approx_kl
     target_kl: float | None = param(None, low=0)  # skip an iteration's remaining updates once approx_kl exceeds it
     max_grad_norm: float = param(0.5, low=0)  # gradients are scaled down to this norm
     normalize_obs: bool = False  # by running mean and variance
     normalize_returns: bool = False  # the critic predicts in units of the deviation of discounted sums of rewards
+    value_norm_beta: float | None = param(None, low=0, high=1)  # instead, by returns whose weights decay by this factor
     network: NetworkKind = "mlp"  # the default network; "gru" or "lstm": the last hidden layer is a recurrent one
     sequence_length: int | None = param(None, low=1)  # of recurrent policies, in steps; divides num_steps, None: those
     hidden_sizes: tuple[int, ...] = param((64, 64), low=1)  # units of the hidden layers of the default network
     activation: Activation = "tanh"  # of the hidden layers
-    shared_trunk: bool = True  # actor and critic share the hidden layers
+    shared_trunk: bool = True  # actor and critic share the hidden layers, unless the critic is central
+    critic: Critic = "own"  # values of an agent are of its own observation, or "central": of those of all agents
+    agent_ids: bool = False  # networks also see which of the policy's agents a row is of
+    actor_gain: float = param(0.01, low=0)  # of the actor head's orthogonal weights
     squash: Squash = "clip"  # * how Gaussian samples are mapped to a Box
     precision: Precision = "float32"  # * of matrix products: "tf32" rounds factors where a GPU can; "bfloat16" mixed
     chunk_rows: int = param(2**20, low=1)  # samples per forward pass; gradients of a minibatch's chunks are summed
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.normalize_returns and self.value_norm_beta is not None:
+            raise ConfigError(
+                f"normalize_returns is True and value_norm_beta is {self.value_norm_beta}; expected one of them"
+            )
+        if self.network != "mlp" and (self.critic == "central" or self.agent_ids):
+            raise ConfigError(
+                f"network is {self.network!r} with critic {self.critic!r} and agent_ids {self.agent_ids}; expected "
+                "network 'mlp', or critic 'own' and agent_ids False"
+            )
+        if not self.least_learning_rate <= self.most_learning_rate:
+            raise ConfigError(
+                f"least_learning_rate is {self.least_learning_rate}, most_learning_rate {self.most_learning_rate}; "
+                "expected the former not to be larger"
+            )
+
+    @classmethod
+    def mappo(cls, **changes: Any) -> PPOConfig:
+        """MAPPO: Yu et al., "The surprising effectiveness of PPO in cooperative, multi-agent games", 2022.
+
+        The default options of its reference implementation, for networks without memory. Those of the run's sizes are
+        not among them.
+        """
+        return cls(**{**MAPPO, **changes})
 
     @classmethod
     def a2c(cls, **changes: Any) -> PPOConfig:
@@ -124,6 +193,19 @@ def advantages(
     return estimates
 
 
+def adapted_rate(rate: float, approx_kl: float, config: PPOConfig) -> float:
+    """A minibatch's learning rate, from that of the one before and its own KL divergence, with ``desired_kl``.
+
+    The rule of Rudin et al., "Learning to walk in minutes using massively parallel deep reinforcement learning", 2022.
+    """
+    assert config.desired_kl is not None
+    if approx_kl > 2 * config.desired_kl:
+        return max(rate / 1.5, config.least_learning_rate)
+    if 0 < approx_kl < config.desired_kl / 2:
+        return min(rate * 1.5, config.most_learning_rate)
+    return rate
+
+
 def masked_mean(x: torch.Tensor, active: torch.Tensor, count: torch.Tensor | None = None) -> torch.Tensor:
     """Mean over the active samples; inactive ones are ignored, even NaN. No device synchronisation."""
     return torch.where(active, x, 0).sum() / (active.sum().clamp(min=1) if count is None else count)
@@ -161,6 +243,7 @@ class Batch(NamedTuple):
     active: torch.Tensor  # (B,) bool
     action_mask: torch.Tensor | None = None  # (B, n) bool
     acting: torch.Tensor | None = None  # (B,) bool; None: all active agents act
+    context: Context | None = None  # what networks read beside the observations
 
 
 def loss(
@@ -179,7 +262,7 @@ def loss(
     defaults to the number of active samples whose agents acted; with that of a whole minibatch, the losses of its
     chunks add up. ``value_count``, of all active samples, does so for the value loss.
     """
-    parameters, values = policy(batch.obs)
+    parameters, values = policy(batch.obs) if batch.context is None else policy(batch.obs, context=batch.context)
     if clip is None:
         clip = values.new_tensor(config.clip)
     if entropy_coefficient is None:
@@ -196,12 +279,16 @@ def loss(
     surrogate = ratio * batch.advantages
     surrogate_clipped = ratio.clamp(1 - clip, 1 + clip) * batch.advantages
     policy_loss = mean(-torch.minimum(surrogate, surrogate_clipped))
-    errors = (values - batch.returns).square()
+    errors = (values - batch.returns).abs()
     if config.value_clip is not None:
-        values_clipped = batch.values + (values - batch.values).clamp(-config.value_clip, config.value_clip)
-        errors = torch.maximum(errors, (values_clipped - batch.returns).square())
+        value_clip = config.value_clip * (policy.value_scale if config.scales_value_clip else 1)
+        values_clipped = batch.values + (values - batch.values).clamp(-value_clip, value_clip)
+        errors = torch.maximum(errors, (values_clipped - batch.returns).abs())
+    errors = errors / policy.value_scale
+    linear = config.huber_delta * (2 * errors - config.huber_delta)
+    is_linear = (config.value_loss == "huber") & (errors > config.huber_delta)
     value_count = count if batch.acting is None else value_count
-    value_loss = 0.5 * masked_mean(errors / policy.value_scale**2, batch.active, value_count)
+    value_loss = 0.5 * masked_mean(torch.where(is_linear, linear, errors.square()), batch.active, value_count)
     entropy = mean(entropies)
     total = policy_loss + config.value_coefficient * value_loss - entropy_coefficient * entropy
     with torch.no_grad():
@@ -213,16 +300,26 @@ def loss(
 def make_policy(
     game: Env, roles: Sequence[str], config: PPOConfig, network: nn.Module | None, device: torch.device
 ) -> Policy:
-    """The policy of some roles as ``config`` describes it, with ``network`` or a default one of ``hidden_sizes``."""
-    if network is None:
-        view = RoleView(game, roles)
-        network = default_network(view, config.hidden_sizes, config.activation, config.shared_trunk, config.network)
+    """The policy of some roles as ``config`` describes it, with ``network`` or a default one of ``hidden_sizes``.
+
+    A central critic is one of ``hidden_sizes`` in any case.
+    """
+    view, central = RoleView(game, roles), config.critic == "central"
+    layers, ids = (config.hidden_sizes, config.activation), config.agent_ids
+    settings: dict[str, Any] = {"actor_gain": config.actor_gain, "agent_ids": ids}
+    if network is None and central:
+        network = default_actor(view, *layers, **settings)
+    elif network is None:
+        network = default_network(view, *layers, config.shared_trunk, config.network, **settings)
     return Policy(
         game,
         roles,
         network,
+        critic=central_critic(game, view, *layers, agent_ids=ids) if central else None,
+        agent_ids=ids,
         normalize_obs=config.normalize_obs,
         normalize_returns=config.normalize_returns,
+        value_norm_beta=config.value_norm_beta,
         squash=config.squash,
         bfloat16=config.precision == "bfloat16",
         device=device,

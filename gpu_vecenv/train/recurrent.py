@@ -108,6 +108,7 @@ class RecurrentActorCritic(nn.Module):
         gaussian: Append log standard deviations, parameters that do not depend on the observation and start at 0.
         activation: Of the hidden layers in front of the recurrent one.
         shared_trunk: Whether actor and critic share these layers.
+        actor_gain: Of the weights of the actor head.
 
     Raises:
         ConfigError: ``hidden_sizes`` is empty.
@@ -123,6 +124,7 @@ class RecurrentActorCritic(nn.Module):
         gaussian: bool = False,
         activation: Activation = "tanh",
         shared_trunk: bool = True,
+        actor_gain: float = 0.01,
     ) -> None:
         super().__init__()
         if not hidden_sizes:
@@ -132,7 +134,7 @@ class RecurrentActorCritic(nn.Module):
         self.trunk = hidden_layers(sizes, activation)
         self.critic_trunk = None if shared_trunk else hidden_layers(sizes, activation)
         self.cells = RecurrentCells(cell, sizes[-1], units)
-        self.actor = orthogonal(nn.Linear(units, num_outputs), 0.01)
+        self.actor = orthogonal(nn.Linear(units, num_outputs), actor_gain)
         self.critic = orthogonal(nn.Linear(units, 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(num_outputs)) if gaussian else None
         self.recurrent_state_size = self.cells.state_size

@@ -11,6 +11,7 @@ from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError
+from gpu_vecenv.train.central_critic import state_size
 from gpu_vecenv.train.policy import RoleView
 from gpu_vecenv.train.reward import RewardFunction, Shaping, Transition
 
@@ -25,9 +26,12 @@ class Rollout:
         env: The environment.
         num_steps: T.
         reward: Gives the rewards in place of the game's own; None keeps those.
+        keeps_states: Whether it stores the fields of the game's ``critic_state`` at each step, if there are any.
     """
 
-    def __init__(self, env: VecEnv, num_steps: int, reward: RewardFunction | None = None) -> None:
+    def __init__(
+        self, env: VecEnv, num_steps: int, reward: RewardFunction | None = None, *, keeps_states: bool = False
+    ) -> None:
         self.env, rows, device = env, (num_steps, env.num_envs, env.num_agents), env.device
         after, action = (num_steps + 1, *rows[1:]), env.game.layout.action
         self.obs = torch.zeros(
@@ -59,6 +63,8 @@ class Rollout:
             for t in range(num_steps)
         ]
         self.last = env.step_buffers(**self._before(-1))
+        size = state_size(env.game) if keeps_states and env.game.layout.critic_state else 0
+        self._states = torch.zeros((*after[:2], size), device=device) if size else None
         self.shaping = None if reward is None else Shaping(reward)
         if self.shaping is not None:
             self.shaping(self.transition(0))  # raises if it returns anything else than rewards
@@ -71,6 +77,8 @@ class Rollout:
 
     def carry_over(self) -> None:
         """Copy row T to row 0, for the next iteration."""
+        if self._states is not None:
+            self._states[0].copy_(self._states[-1])
         for name, first in self._before(0).items():
             first.copy_(self._before(-1)[name])
 
@@ -105,6 +113,7 @@ class Rollout:
                 self.env.step(sample.actions, out=buffers)
             else:
                 sampler.step(parameters, sample=sample, out=buffers)
+            self.keep_state(t + 1)
             if self.shaping is not None:
                 self.rewards[t].copy_(self.shaping(self.transition(t)))
             record_stage("step_end")
@@ -117,6 +126,7 @@ class Rollout:
     def refresh_last_step(self) -> None:
         """Write row T from the environment's state, for example after ``load_state_dict``."""
         self.env.observe(out=self.obs[-1])
+        self.keep_state(-1)
         self.active[-1].copy_(self.env.active)
         if self.acting is not None:
             self.acting[-1].copy_(self.env.acting)
@@ -126,6 +136,17 @@ class Rollout:
     def flat_obs(self, view: RoleView) -> torch.Tensor:
         """Observations before each step, of a role's shape: (B, *obs_shape), a view; B = T * E * A."""
         return self.obs[:-1].flatten(0, 2)[(slice(None), *view.obs_slice)]
+
+    def critic_states(self) -> torch.Tensor:
+        """What central critics see at each step, (T + 1, E, S), a view: see ``state_size``."""
+        return self.obs.flatten(2) if self._states is None else self._states
+
+    def keep_state(self, t: int) -> None:
+        """Store what central critics see before step t from the environment's state, if it is not the observations."""
+        if self._states is not None:
+            names, env = self.env.game.layout.critic_state, self.env
+            fields = [env.state[name].reshape(env.num_envs, -1) for name in names]
+            torch.cat([field.float() for field in fields], 1, out=self._states[t])
 
     @staticmethod
     def bytes_per_env(env: VecEnv, num_steps: int) -> int:

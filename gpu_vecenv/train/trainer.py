@@ -120,8 +120,9 @@ class Trainer:
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         with self.training_stream():
-            self.rollout = Rollout(self.env, self.config.num_steps, reward)
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
+            central = any(config.critic == "central" for config in self.configs.values())
+            self.rollout = Rollout(self.env, self.config.num_steps, reward, keeps_states=central)
             self.policies: dict[str, Policy] = {}
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(self.seed)  # only the CPU's: weights are initialised there
@@ -182,6 +183,7 @@ class Trainer:
                 self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out
             )
             self.env.reset(seed=self.seed, out=self.rollout.last)
+            self.rollout.keep_state(-1)
             self._check_networks(self.rollout.obs[-1:])
             self.episode_log = EpisodeLog(self.env)
             self.metrics_reader = MetricsReader(self.rollout, self.learners, self.episode_log, self.world)
@@ -272,6 +274,7 @@ class Trainer:
         rates = {
             f"learning_rate_{name}": learner.config.schedule(self._progress)[0]
             for name, learner in self.learners.items()
+            if learner.config.desired_kl is None
         }
         try:
             if totals is None:
@@ -292,6 +295,7 @@ class Trainer:
             **time_fractions(self.timer, seconds),
             **rates,
             **read,
+            **rates,
         }
         for found in self._nonfinite(metrics):
             if self.world.rank == 0:

@@ -48,6 +48,7 @@ RIGHT = {
     "source": {"None", *TEXT},
     "termination_label": TEXT,
     "preset": NAMES,
+    "critic_state": TUPLE,
     "masks_actions": FLAG,
     "clip_actions": FLAG,
     "takes_turns": FLAG,

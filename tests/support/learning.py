@@ -31,5 +31,5 @@ def run_update(learner, progress=0.0, iteration=0):
 
 def metrics_of(learner):
     """Means over the minibatches of the last iteration."""
-    means = torch.cat([learner.metric_sums / learner.num_updates, learner.explained_variance[None]])
+    means = torch.stack([*learner.metric_sums / learner.num_updates, learner.explained_variance, learner.learning_rate])
     return dict(zip(LEARNER_METRICS, means.tolist(), strict=True))

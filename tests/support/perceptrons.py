@@ -19,6 +19,7 @@ from support.learning import batch_of
 
 NAN, INF = float("nan"), float("inf")
 CLIP, ENTROPY_COEFFICIENT = 0.2, 0.03
+HUBER = {"value_loss": "huber", "huber_delta": 0.3, "value_clip": 0.2, "scales_value_clip": True}
 APART = {"shared_trunk": False}
 BOTH = {"normalize_obs": True, "normalize_returns": True}
 FEW = {"num_taggers": 2, "num_runners": 5, "num_neighbors": 3, "acceleration_levels": 3, "turn_levels": 4}
@@ -42,6 +43,7 @@ CASES = {
     "one layer": Case("cartpole", ("agent",), {"hidden_sizes": (32,)}),
     "two trunks": Case("cartpole", ("agent",), {**APART, "hidden_sizes": (64, 48), "value_clip": 0.4}),
     "relu": Case("cartpole", ("agent",), {**BOTH, "hidden_sizes": (32, 48), "activation": "relu", "value_clip": 0.1}),
+    "huber": Case("cartpole", ("agent",), {**APART, **BOTH, **HUBER, "hidden_sizes": (24, 16)}),
     "relu, two trunks": Case("acrobot", ("agent",), {**APART, **BOTH, "hidden_sizes": (24, 40), "activation": "relu"}),
     "sizes of no unit": Case("tag_gridworld", ("tagger",), {"hidden_sizes": (40, 24, 19)}),
     "wide": Case("cartpole", ("agent",), {"hidden_sizes": (128, 100)}),
@@ -59,6 +61,7 @@ CASES = {
     "more outputs than a unit": Case("tag_continuous", ("tagger",), {"hidden_sizes": (32,)}),
     "turns": Case(Race, ("player",), {"hidden_sizes": (32, 24)}),
     "turns, two trunks": Case(Race, ("player",), {**APART, **BOTH, "hidden_sizes": (32, 24), "value_clip": 0.4}),
+    "turns, huber": Case(Race, ("player",), {**BOTH, **HUBER, "hidden_sizes": (32, 24)}),
     "raw advantages": Case("cartpole", ("agent",), {"hidden_sizes": (32,), "normalize_advantages": False}),
     "several tiles of a block": Case("cartpole", ("agent",), {**APART, "hidden_sizes": (64, 64)}, rows=1500),
     "several tiles, many inputs": Case("tag_continuous", ("runner",), {"hidden_sizes": (32,)}, MANY, rows=1500),

@@ -150,14 +150,16 @@ def test_updates_are_skipped_while_stopped(functions):
     [(0, 1.0, 0, 0), (0, NAN, 0, 1), (5, float("inf"), 0, 1), (6, NAN, 0, 0), (7, NAN, 0, 0), (0, 1.0, 2, 1)],
 )
 def test_losses_that_are_not_finite_and_invalid_actions_stop(place, value, faults, stops, functions):
-    """The first six are losses; the last is explained variance."""
-    numbers = torch.arange(1.0, 9.0, device=functions.device)
+    """The first six are losses; the last are explained variance and learning rate."""
+    numbers = torch.arange(1.0, 10.0, device=functions.device)
     numbers[place] = value
-    sums, explained = numbers[:7] * 4, numbers[7].clone()
-    totals = torch.full((8,), 0.5, dtype=torch.float64, device=functions.device)
+    sums, explained, rate = numbers[:7] * 4, numbers[7].clone(), numbers[8].clone()
+    totals = torch.full((9,), 0.5, dtype=torch.float64, device=functions.device)
     given, stopped = torch.tensor([float(faults), 0.0], dtype=torch.float64, device=functions.device)
     settings = {"num_losses": 6, "num_updates": 4, "faults": given, "totals": totals, "stopped": stopped}
-    launch = learner_metrics_launch(functions, metric_sums=sums, explained_variance=explained, **settings)
+    launch = learner_metrics_launch(
+        functions, metric_sums=sums, explained_variance=explained, learning_rate=rate, **settings
+    )
     launch()
     torch.testing.assert_close(totals, numbers.double() + 0.5, rtol=0, atol=0, equal_nan=True)
     assert stopped == stops

@@ -81,6 +81,8 @@ def launch_of(rows, chunk_rows=2**20):
         value_coefficient=rows.config.value_coefficient,
         value_clip=rows.config.value_clip,
         normalize_advantages=rows.config.normalize_advantages,
+        scales_value_clip=rows.config.scales_value_clip,
+        huber_delta=rows.config.huber_delta if rows.config.value_loss == "huber" else None,
     )
     moments = moments_of(rows)
     return lambda: launch(indices=rows.indices, moments=moments), parts

@@ -188,6 +188,8 @@ def kernel_of(rows, config):
         value_coefficient=config.value_coefficient,
         value_clip=config.value_clip,
         normalize_advantages=config.normalize_advantages,
+        scales_value_clip=config.scales_value_clip,
+        huber_delta=config.huber_delta if config.value_loss == "huber" else None,
     )
 
 
@@ -234,6 +236,13 @@ CONFIGS = {
     "plain": {},
     "values clipped": {"value_clip": 0.4, "value_coefficient": 2.0},
     "advantages as they are": {"normalize_advantages": False},
+    "huber": {
+        "value_loss": "huber",
+        "huber_delta": 0.3,
+        "value_clip": 0.2,
+        "scales_value_clip": True,
+        "value_coefficient": 4.0,
+    },
 }
 
 
@@ -256,7 +265,7 @@ def check(rows, config, within):
 @pytest.mark.parametrize("settings", CONFIGS)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_and_metrics_agree_with_the_loss_in_float64(name, settings, device):
-    rows = rows_of(CASES[name], device, normalize_returns=settings == "plain")
+    rows = rows_of(CASES[name], device, normalize_returns=settings in ("plain", "huber"))
     # Logarithms of size 10 at most are off by some 1e-6, and so are ratios of size 3, relatively, and with them terms
     # of size 10.
     metrics = check(rows, PPOConfig(**CONFIGS[settings]), 2e-5)

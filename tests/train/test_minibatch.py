@@ -194,6 +194,7 @@ def limited(functions, metrics, norm, *, max_grad_norm=0.5, target_kl=None, skip
     tensors = [torch.tensor(x, dtype=torch.float32, device=device) for x in (norm, metrics, skip_update)]
     gradient, metric_sums = torch.arange(size, device=device) / 8, torch.ones(len(metrics) + 2, device=device)
     settings = {"max_grad_norm": max_grad_norm, "target_kl": target_kl, "kl_index": 3}
+    settings["learning_rate"] = torch.ones((), device=device)
     clip_grad_norm_launch(
         functions, *tensors[:2], gradient, skip_update=tensors[2], metric_sums=metric_sums, **settings
     )()

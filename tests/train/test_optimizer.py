@@ -149,7 +149,16 @@ class Adam:
     """Parameters, Adam's state and what one launch reads and writes."""
 
     def __init__(
-        self, functions, size, *, start=0, max_grad_norm=0.5, target_kl=None, learning_rate=0.01, betas=(0.9, 0.999)
+        self,
+        functions,
+        size,
+        *,
+        start=0,
+        max_grad_norm=0.5,
+        target_kl=None,
+        learning_rate=0.01,
+        betas=(0.9, 0.999),
+        **rates,
     ):
         self.random = torch.Generator().manual_seed(size)
         device = functions.device
@@ -168,7 +177,7 @@ class Adam:
         written = {"trainable": trainable, "out": self.gradient, "squares": self.squares}
         self.square = sum_parts_launch(functions, self.gradient[None], **written, num_squared=size)
         settings = {"max_grad_norm": max_grad_norm, "target_kl": target_kl, "kl_index": KL, "betas": betas}
-        self.launch = adam_launch(functions, **tensors, **settings)
+        self.launch = adam_launch(functions, **tensors, **settings, **rates)
 
     def draw(self):
         gradient = torch.randn(len(self.gradient), generator=self.random) * self.gradient_scale

@@ -148,11 +148,20 @@ def textbook_terms(policy, batch, config, clip=None, entropy_coefficient=None):
     ratio, gains, returns = (log_probs - batch.log_probs).exp(), batch.advantages.double(), batch.returns.double()
     clip = config.clip if clip is None else clip
     policy_loss = -torch.min(ratio * gains, ratio.clamp(1 - clip, 1 + clip) * gains).mean()
-    errors = (values - returns) ** 2
+
+    def error_of(values):
+        if config.value_loss == "huber":
+            return 2 * nn.functional.huber_loss(
+                values / unit, returns / unit, reduction="none", delta=config.huber_delta
+            )
+        return ((values - returns) / unit) ** 2
+
+    errors = error_of(values)
     if config.value_clip is not None:
-        near = batch.values + (values - batch.values).clamp(-config.value_clip, config.value_clip)
-        errors = torch.max(errors, (near - returns) ** 2)
-    value_loss = (errors / unit**2).mean() / 2
+        limit = config.value_clip * (unit if config.scales_value_clip else 1)
+        near = batch.values + (values - batch.values).clamp(-limit, limit)
+        errors = torch.max(errors, error_of(near))
+    value_loss = errors.mean() / 2
     weight = config.entropy_coefficient if entropy_coefficient is None else entropy_coefficient
     total = policy_loss + config.value_coefficient * value_loss - weight * entropies.mean()
     kl, outside = (ratio - 1 - ratio.log()).mean(), ((ratio - 1).abs() > clip).double().mean()
@@ -176,7 +185,7 @@ class Textbook:
     def __init__(self, learner, seed=0, progress=0.0, iteration=0):
         config, data, policy = learner.config, learner.rollout, in_float64(learner.policy)
         rate, clip, entropy_coefficient = config.schedule(progress)
-        optimizer = torch.optim.Adam(policy.parameters(), lr=rate, eps=1e-5)
+        optimizer = torch.optim.Adam(policy.parameters(), lr=rate, eps=config.adam_epsilon)
         indices = learner.indices.tolist()
         self.weights, self.metrics = [copy.deepcopy(policy.state_dict())], []
         for epoch in range(config.num_epochs):
@@ -210,6 +219,16 @@ SETTINGS = {
     "separate layers": {"shared_trunk": False, "activation": "relu"},
     "normalised": {"normalize_obs": True, "normalize_returns": True, "value_clip": 0.5},
     "chunks": {"chunk_rows": 13},
+    "huber": {"value_loss": "huber", "huber_delta": 0.2, "max_grad_norm": 1e6},
+    "mappo": {
+        "value_loss": "huber",
+        "huber_delta": 0.3,
+        "value_clip": 0.2,
+        "scales_value_clip": True,
+        "normalize_returns": True,
+        "adam_epsilon": 1e-3,
+        "actor_gain": 0.5,
+    },
     "no gradient clipping": {"max_grad_norm": 1e6, "clip": 0.05, "entropy_coefficient": 0.3},
     "box": {"game": Script, "roles": ("lead",)},
     "box, tanh": {"game": Script, "roles": ("lead",), "squash": "tanh"},
