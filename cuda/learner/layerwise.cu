@@ -214,9 +214,7 @@ struct LayerGradients {
         layer_gradients<S::UNITS_OF_LAYER>(args);
     }
 };
-HD void activation_gradients(const activation_gradients_Arguments& args) {
-    with_size(args.size, LayerGradients{args});
-}
+HD void activation_gradients(const activation_gradients_Arguments& args) { with_size(args.size, LayerGradients{args}); }
 
 // The parameters of the distributions of the agents at `indices`, and their values, as perceptron_forward.cu has them.
 HD void head_outputs(const head_outputs_Arguments& args) {

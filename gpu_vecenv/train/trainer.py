@@ -585,6 +585,7 @@ class Trainer:
         for name in (
             "rollout",
             "states",
+            "kernels",
             "learners",
             "sampler",
             "episode_log",
