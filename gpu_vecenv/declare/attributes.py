@@ -15,7 +15,16 @@ from gpu_vecenv.declare.kernels import KernelSignature
 from gpu_vecenv.declare.source_rules import SOURCE_RULES
 from gpu_vecenv.errors import EnvDefinitionError
 
-PROPERTIES = ("roles", "num_agents", "obs_dim", "obs_shape", "obs_dtype", "observation_space", "action_space")
+PROPERTIES = (
+    "roles",
+    "num_agents",
+    "obs_parts",
+    "obs_dim",
+    "obs_shape",
+    "obs_dtype",
+    "observation_space",
+    "action_space",
+)
 
 
 class Attribute(NamedTuple):

@@ -19,6 +19,7 @@ from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
+from gpu_vecenv.train.encoders import make_encoder
 from gpu_vecenv.train.policy import Policy, RoleView
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 
@@ -276,7 +277,12 @@ def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: 
     Raises:
         ConfigError: It does not.
     """
-    sizes = [math.prod(RoleView(game, name.split("+")).obs_shape), *config.hidden_sizes]
+    view = RoleView(game, name.split("+"))
+    features = math.prod(view.obs_shape)
+    if config.network != "mlp":
+        with torch.device("meta"):  # without memory
+            features = make_encoder(config.network, view.roles, view.obs_shape, view.obs_parts, config.activation).size
+    sizes = [features, *config.hidden_sizes]
     shapes = [tuple(tensor.shape) for tensor in weights.values()]
     lacking = [(after, before) for before, after in pairwise(sizes) if (after, before) not in shapes]
     if lacking or len(sizes) > len(shapes) + 1:

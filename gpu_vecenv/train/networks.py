@@ -52,10 +52,10 @@ class ActorCritic(nn.Module):
         self.obs_shape = tuple(obs_shape)
         sizes = [math.prod(self.obs_shape), *hidden_sizes]
         self.sizes = tuple(sizes)  # inputs of each layer, the heads included
-        self.trunk = _layers(sizes, activation)
-        self.critic_trunk = None if shared_trunk else _layers(sizes, activation)
-        self.actor = _orthogonal(nn.Linear(sizes[-1], num_outputs), 0.01)
-        self.critic = _orthogonal(nn.Linear(sizes[-1], 1), 1.0)
+        self.trunk = hidden_layers(sizes, activation)
+        self.critic_trunk = None if shared_trunk else hidden_layers(sizes, activation)
+        self.actor = orthogonal(nn.Linear(sizes[-1], num_outputs), 0.01)
+        self.critic = orthogonal(nn.Linear(sizes[-1], 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(num_outputs)) if gaussian else None
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -104,15 +104,17 @@ class ActorCritic(nn.Module):
         return heads(features, *actor, no_weight, self.log_std, *critic)
 
 
-def _layers(sizes: Sequence[int], activation: Activation) -> nn.Sequential:
+def hidden_layers(sizes: Sequence[int], activation: Activation) -> nn.Sequential:
+    """Linear layers from each of these sizes to the next, with an activation behind each."""
     units = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [_orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), units()]
+        layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), units()]
     return nn.Sequential(*layers)
 
 
-def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+def orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
+    """The layer with an orthogonal weight of this gain, and without bias."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer

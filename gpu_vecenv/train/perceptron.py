@@ -19,6 +19,7 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.distributions import masked
+from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
@@ -244,6 +245,8 @@ def why_not_fused(policy: Policy, rollout: Rollout, precision: Precision) -> str
     network, cores = policy.network, rollout.env.functions.backend.tensor_cores
     if cores is None:
         return "no tensor cores"
+    if isinstance(network, EncodedActorCritic):
+        return f"network {network.kind!r}"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
     if len(network.sizes) < 2:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.obs_parts import EntityList
 from gpu_vecenv.engine.running_statistics import merge_moments
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
@@ -20,9 +22,12 @@ from gpu_vecenv.train.distributions import (
     masked,
     squashed,
 )
+from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder
 from gpu_vecenv.train.networks import Activation, ActorCritic
 
 Precision = Literal["float32", "tf32", "bfloat16"]
+NetworkKind = Literal["mlp", "cnn", "entities"]
+VAR_EPS = 1e-8  # added to variances
 OBS_CLIP = 10.0  # normalised observations are clamped to [-OBS_CLIP, OBS_CLIP]: limits the influence of outliers
 
 
@@ -30,8 +35,9 @@ class RoleView:
     """The parts of a game's tensors that belong to the agents of some roles.
 
     ``agents`` is their slice of the agent axis, ``obs_slice`` the slices of the observation axes that they use,
-    ``parameter_columns`` their columns of the parameter axis, ``continuous`` whether they have a Box, ``head_sizes``
-    the choices of each of their heads (empty for a Box), ``bounds`` those of their Box.
+    ``obs_parts`` the parts of their observations (None if they declare none, or different ones), ``parameter_columns``
+    their columns of the parameter axis, ``continuous`` whether they have a Box, ``head_sizes`` the choices of each of
+    their heads (empty for a Box), ``bounds`` those of their Box.
 
     Raises:
         ConfigError: The roles are unknown, not adjacent, or differ in observations or actions.
@@ -59,6 +65,8 @@ class RoleView:
         self.roles, self.agents = tuple(roles), slice(slices[0].start, slices[-1].stop)
         self.num_agents = self.agents.stop - self.agents.start
         self.obs_slice, self.obs_shape = game.layout.observation.own(first), game.layout.observation.shapes[first]
+        parts = [game.layout.observation.parts.get(role) for role in roles]
+        self.obs_parts = parts[0] if all(part == parts[0] for part in parts) else None
         self.continuous, self.num_heads = first in action.bounds, len(action.sizes[first])
         self.bounds = action.bounds.get(first, ((), ()))
         self.head_sizes = () if self.continuous else action.sizes[first]
@@ -86,14 +94,19 @@ class Normalizer(nn.Module):
 
     Args:
         shape: Shape of one row.
+        entities: Lists of entities in a row. Each is normalised with the statistics of all entities of its list, so
+            that their order does not matter, and a feature that tells their presence stays as it is.
     """
 
     mean: torch.Tensor
     var: torch.Tensor
     count: torch.Tensor
 
-    def __init__(self, shape: Sequence[int] = ()) -> None:
+    def __init__(self, shape: Sequence[int] = (), entities: Sequence[EntityList] = ()) -> None:
         super().__init__()
+        self.entities = tuple(entities)
+        for index, one in enumerate(self.entities):
+            self.register_buffer(f"columns_{index}", torch.tensor(one.columns), persistent=False)
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
         self.register_buffer(
@@ -103,7 +116,7 @@ class Normalizer(nn.Module):
     @property
     def std(self) -> torch.Tensor:
         """Standard deviation, (*shape) float32."""
-        return (self.var + 1e-8).sqrt().float()
+        return (self.var + VAR_EPS).sqrt().float()
 
     def moments(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Count, sum and sum of squares of the deviations from the mean, (1 + 2 * size,) float64.
@@ -125,7 +138,23 @@ class Normalizer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Rows (…, *shape) with mean 0 and variance 1, clamped to [-10, 10], float32."""
-        return ((x - self.mean.float()) / self.std).clamp(-OBS_CLIP, OBS_CLIP)
+        mean, std = self.statistics()
+        return ((x - mean) / std).clamp(-OBS_CLIP, OBS_CLIP)
+
+    def statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What rows are normalised with: mean and standard deviation, (*shape) float32 each."""
+        if not self.entities:
+            return self.mean.float(), self.std
+        mean, var = self.mean.clone(), self.var.clone()
+        for index, one in enumerate(self.entities):
+            columns: torch.Tensor = getattr(self, f"columns_{index}")
+            means, variances = mean[columns], var[columns]  # (count, features)
+            center = means.mean(0)
+            mean[columns] = center.expand_as(means)
+            var[columns] = (variances.mean(0) + (means - center).square().mean(0)).expand_as(means)
+            if one.presence is not None:
+                mean[columns[:, one.presence]], var[columns[:, one.presence]] = 0, 1
+        return mean.float(), (var + VAR_EPS).sqrt().float()
 
 
 class Policy(nn.Module):
@@ -160,7 +189,9 @@ class Policy(nn.Module):
         super().__init__()
         self.view = RoleView(game, roles, device)
         self.network = network
-        self.obs_normalizer = Normalizer(self.view.obs_shape) if normalize_obs else None
+        parts = network.parts if isinstance(network, EncodedActorCritic) else None
+        entities = () if parts is None else parts.entities
+        self.obs_normalizer = Normalizer(self.view.obs_shape, entities) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
         self.squash, self.uses_bfloat16 = squash, bfloat16
         self._has_heads = bool(game.layout.action.shape)
@@ -244,15 +275,20 @@ class Policy(nn.Module):
 
 
 def default_network(
-    view: RoleView, hidden_sizes: Sequence[int], activation: Activation = "tanh", shared_trunk: bool = True
-) -> ActorCritic:
-    """The default network of a policy."""
+    view: RoleView,
+    hidden_sizes: Sequence[int],
+    activation: Activation = "tanh",
+    shared_trunk: bool = True,
+    kind: NetworkKind = "mlp",
+) -> ActorCritic | EncodedActorCritic:
+    """The default network of a policy, of a kind.
+
+    Raises:
+        ConfigError: The kind does not fit the observations.
+    """
     outputs = view.num_heads if view.continuous else view.num_parameters
-    return ActorCritic(
-        view.obs_shape,
-        outputs,
-        hidden_sizes,
-        gaussian=view.continuous,
-        activation=activation,
-        shared_trunk=shared_trunk,
-    )
+    settings: dict[str, Any] = {"gaussian": view.continuous, "activation": activation, "shared_trunk": shared_trunk}
+    if kind == "mlp":
+        return ActorCritic(view.obs_shape, outputs, hidden_sizes, **settings)
+    encoder = functools.partial(make_encoder, kind, view.roles, view.obs_shape, view.obs_parts, activation)
+    return EncodedActorCritic(kind, encoder, outputs, hidden_sizes, **settings)

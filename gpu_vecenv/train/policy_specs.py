@@ -22,8 +22,7 @@ class PolicySpec:
     """Configuration of the policy of one or more roles.
 
     Args:
-        network: A module with the ``forward`` of ``ActorCritic``; None makes an ``ActorCritic`` of
-            ``config.hidden_sizes``.
+        network: A module with the ``forward`` of ``ActorCritic``; None makes the default network of ``config``.
         config: Hyperparameters of this policy; None uses the trainer's.
         weights: Initial weights: the ``state_dict`` of a ``Policy``, such as one that ``load_policy(…)`` returned.
         train: False freezes the policy: it acts, but is not trained.

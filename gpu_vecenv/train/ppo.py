@@ -20,7 +20,7 @@ from gpu_vecenv.declare.config import check_fields, param
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.train.networks import Activation
-from gpu_vecenv.train.policy import Policy, Precision, RoleView, default_network
+from gpu_vecenv.train.policy import NetworkKind, Policy, Precision, RoleView, default_network
 
 SCHEDULED = ("learning_rate", "clip", "entropy_coefficient")
 
@@ -51,6 +51,7 @@ class PPOConfig:
     max_grad_norm: float = param(0.5, low=0)  # gradients are scaled down to this norm
     normalize_obs: bool = False  # by running mean and variance
     normalize_returns: bool = False  # the critic predicts in units of the deviation of discounted sums of rewards
+    network: NetworkKind = "mlp"  # the default network; "cnn": of images, "entities": of lists that obs_parts declares
     hidden_sizes: tuple[int, ...] = param((64, 64), low=1)  # units of the hidden layers of the default network
     activation: Activation = "tanh"  # of the hidden layers
     shared_trunk: bool = True  # actor and critic share the hidden layers
@@ -189,10 +190,10 @@ def loss(
 def make_policy(
     game: Env, roles: Sequence[str], config: PPOConfig, network: nn.Module | None, device: torch.device
 ) -> Policy:
-    """The policy of some roles as ``config`` describes it, with ``network`` or a default one of ``hidden_sizes``."""
+    """The policy of some roles as ``config`` describes it, with ``network`` or a default one."""
     if network is None:
         view = RoleView(game, roles)
-        network = default_network(view, config.hidden_sizes, config.activation, config.shared_trunk)
+        network = default_network(view, config.hidden_sizes, config.activation, config.shared_trunk, config.network)
     return Policy(
         game,
         roles,
