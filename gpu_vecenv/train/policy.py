@@ -150,10 +150,12 @@ class Normalizer(nn.Module):
             columns: torch.Tensor = getattr(self, f"columns_{index}")
             means, variances = mean[columns], var[columns]  # (count, features)
             center = means.mean(0)
-            mean[columns] = center.expand_as(means)
-            var[columns] = (variances.mean(0) + (means - center).square().mean(0)).expand_as(means)
+            variance = variances.mean(0) + (means - center).square().mean(0)
+            for statistic, of_list in ((mean, center), (var, variance)):
+                statistic.index_copy_(0, columns.flatten(), of_list.repeat(one.count))
             if one.presence is not None:
-                mean[columns[:, one.presence]], var[columns[:, one.presence]] = 0, 1
+                mean.index_fill_(0, columns[:, one.presence], 0)
+                var.index_fill_(0, columns[:, one.presence], 1)
         return mean.float(), (var + VAR_EPS).sqrt().float()
 
 

@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 import pytest
 import torch
+from games.bids import Bids
 from games.painter import Painter
+from games.quadrant import Quadrant
 from gymnasium.spaces import Discrete
 from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
@@ -293,6 +295,27 @@ def test_training_repeats_resumes_and_is_loaded_without_an_environment(
         assert equal_bits(own(rows)[0], one.role_policies()[role](rows)[0])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "arguments", "settings"), SETUPS)
+def test_graphs_change_no_bit(kind, arguments, settings):
+    config = dataclasses.replace(CONFIG, normalize_obs=True, normalize_returns=True, **settings)
+    found = []
+    for graphs in (True, False):
+        trainer = Trainer(gpu_vecenv.make(kind, 64, "cuda", **arguments), config, graphs=graphs)
+        for _ in range(4):
+            trainer.train_iteration()
+        found.append(weights_of(trainer))
+    assert all(equal_bits(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_loading_changes_no_random_state(tmp_path):
+    trainer = Trainer(gpu_vecenv.make("simple_spread", 4, "cpu"), dataclasses.replace(CONFIG, network="entities"))
+    trainer.save(tmp_path / "a.safetensors")
+    before = torch.get_rng_state()
+    load_policy(tmp_path / "a.safetensors", device="cpu")
+    assert torch.get_rng_state().equal(before)
+
+
 def test_weights_of_another_network_are_refused(tmp_path):
     trainer = Trainer(gpu_vecenv.make("simple_spread", 4, "cpu"), dataclasses.replace(CONFIG, network="entities"))
     trainer.save(tmp_path / "a.safetensors")
@@ -325,3 +348,15 @@ def test_a_policy_does_not_depend_on_the_order_of_entities(device):
     moved = permuted(rows, entities, torch.randperm(7))
     for found, expected in zip(policy(moved.to(device)), policy(rows.to(device)), strict=True):
         torch.testing.assert_close(found, expected, rtol=2.0**-14, atol=2.0**-14)  # TOLERANCE, times the heads' weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize(("kind", "network"), [(Quadrant, "cnn"), (Bids, "entities")])
+def test_training_finds_what_is_in_images_and_lists(kind, network, normalized, device):
+    """By chance they are right in a quarter and in about half of all cases."""
+    settings = {"num_steps": 8, "learning_rate": 3e-3, "num_minibatches": 4, "activation": "relu"}
+    config = PPOConfig(total_steps=60_000, network=network, normalize_obs=normalized, **settings)
+    trainer = Trainer(gpu_vecenv.make(kind, 128, device), config)
+    trainer.train()
+    assert trainer.evaluate(2000, greedy=True)["return_agent"] > 0.93
