@@ -208,6 +208,11 @@ def facts(name: str, game: Env) -> str:
             rows.append([what, described(next(iter(by_role.values())))])
         else:
             rows += [[f"{what}, {role}", described(space)] for role, space in by_role.items()]
+    by_role = {role: parts.describe() for role, parts in game.layout.observation.parts.items()}
+    if len({*by_role.values()}) == 1:
+        rows.append(["Parts of observations", next(iter(by_role.values()))])
+    else:
+        rows += [[f"Parts of observations, {role}", text] for role, text in by_role.items()]
     ends = f"terminated: {kind.termination_label}; " if kind.termination_label != Env.termination_label else ""
     rows.append(["An episode ends", f"{ends}truncated: after `max_steps` = {vars(game)['max_steps']} steps"])
     return table(["", ""], rows)

@@ -88,6 +88,10 @@ class CheckpointVersionError(CheckpointCorruptError):
     """A checkpoint or run folder was written by another version of the library, in another format."""
 
 
+class ExportError(RuntimeError):
+    """A policy cannot be exported, or the exported one computes other results."""
+
+
 class ReplayFormatError(ValueError):
     """A file is not a replay, or is damaged."""
 

@@ -17,6 +17,7 @@ from gpu_vecenv.cli.bench import Bench
 from gpu_vecenv.cli.check import Check
 from gpu_vecenv.cli.doctor import Doctor
 from gpu_vecenv.cli.evaluate import Evaluate
+from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.list import List
 from gpu_vecenv.cli.new import New
 from gpu_vecenv.cli.options import PROGRAM, Command
@@ -29,6 +30,7 @@ from gpu_vecenv.errors import (
     CompilerError,
     ConfigError,
     DeviceUnavailableError,
+    ExportError,
     KernelCompileError,
     NonFiniteError,
     RankLostError,
@@ -47,6 +49,7 @@ EXPECTED = (
     OSError,
     NonFiniteError,
     RankLostError,
+    ExportError,
 )
 COMMANDS: dict[str, Any] = {
     "list": List,
@@ -56,6 +59,7 @@ COMMANDS: dict[str, Any] = {
     "train": Train,
     "evaluate": Evaluate,
     "plot": Plot,
+    "export": Export,
     "replay": Replay,
     "bench": Bench,
     "tune": Tune,

@@ -18,6 +18,7 @@ from gpu_vecenv.errors import EnvDefinitionError
 PROPERTIES = (
     "roles",
     "num_agents",
+    "obs_parts",
     "obs_dim",
     "obs_shape",
     "obs_dtype",

@@ -28,6 +28,7 @@ from gpu_vecenv.declare.layout import (
     resolve_engine_fields,
     slices_of_roles,
 )
+from gpu_vecenv.declare.obs_parts import Entities, Own, Parts, check_parts, total_size
 from gpu_vecenv.declare.randomize import Range, checked_ranges, randomizable, resolve_randomized, with_values
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout, unbounded
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
@@ -36,16 +37,30 @@ from gpu_vecenv.files import cuda_folder
 MAX_AGENTS = 2**20  # of one environment
 
 # Also what a declaration needs besides Env, so that one import line is enough.
-__all__ = ["Env", "Field", "FixedArgument", "boolean", "f32", "f64", "i32", "i64", "param", "u8", "u32"]
+__all__ = [
+    "Entities",
+    "Env",
+    "Field",
+    "FixedArgument",
+    "Own",
+    "boolean",
+    "f32",
+    "f64",
+    "i32",
+    "i64",
+    "param",
+    "u8",
+    "u32",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Env:
     """A game. Its dataclass fields are its configuration; everything else is derived from them.
 
-    A subclass is a frozen, keyword-only dataclass that declares ``state``, ``roles``, ``obs_dim`` (or ``obs_shape``)
-    and ``action_space``. Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and ``observe``. What
-    the declaration resolves to (sizes in numbers, layouts of tensors, constants) is ``layout``.
+    A subclass is a frozen, keyword-only dataclass that declares ``state``, ``roles``, ``obs_dim`` (or ``obs_shape``,
+    or ``obs_parts``) and ``action_space``. Beside it is a ``.cu`` file of the same stem with ``reset``, ``step`` and
+    ``observe``. What the declaration resolves to (sizes in numbers, layouts of tensors, constants) is ``layout``.
 
     ``randomize``, a field of every game, takes a mapping, parameter -> (low, high), and holds it as a tuple of (name,
     low, high), sorted by name. Each environment draws these parameters anew at each reset, uniformly in [low, high), as
@@ -106,16 +121,28 @@ class Env:
         return {"agent": 1}
 
     @property
+    def obs_parts(self) -> Parts | Mapping[str, Parts]:
+        """What an agent's observation vector consists of, in order, or role name -> that; empty: not declared.
+
+        It determines ``obs_dim``. ``PPOConfig(network="entities")`` needs it.
+        """
+        return ()
+
+    @property
     def obs_dim(self) -> int | Mapping[str, int]:
         """Length of an agent's observation vector, or role name -> length."""
+        if isinstance(self.obs_parts, Mapping):
+            return {role: total_size(parts) for role, parts in self._checked_parts().items()}
+        if self.obs_parts:
+            return total_size(next(iter(self._checked_parts().values())))
         raise EnvDefinitionError(
-            f"{type(self).__name__} declares no obs_dim, obs_shape or observation_space; expected one, "
+            f"{type(self).__name__} declares no obs_dim, obs_shape, obs_parts or observation_space; expected one, "
             "such as obs_dim = 4"
         )
 
     @property
     def obs_shape(self) -> tuple[int, ...] | Mapping[str, tuple[int, ...]]:
-        """Shape of one agent's observation, or role name -> shape."""
+        """Shape of one agent's observation, or role name -> shape; of an image (height, width, channels)."""
         length = self.obs_dim
         return {role: (n,) for role, n in length.items()} if isinstance(length, Mapping) else (length,)
 
@@ -199,7 +226,7 @@ class Env:
         roles = self._checked_roles()
         num_agents = sum(roles.values())
         fields = self._resolved_fields()
-        observation = ObservationLayout.of(game, list(roles), self.observation_space)
+        observation = ObservationLayout.of(game, list(roles), self.observation_space, self._checked_parts())
         obs_size = math.prod(observation.shape)
         if num_agents * obs_size >= 2**31:
             raise ConfigError(
@@ -354,6 +381,9 @@ class Env:
                 "roles alone, or roles that num_agents determines"
             )
         return dict(roles)
+
+    def _checked_parts(self) -> dict[str, Parts]:
+        return check_parts(type(self).__name__, list(self.roles), self.obs_parts)
 
     def _resolved_fields(self) -> tuple[FieldLayout, ...]:
         """The state with sizes in numbers."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiDiscrete, Space
 
 from gpu_vecenv.declare.field import known_dtype
+from gpu_vecenv.declare.obs_parts import ObservationParts, Parts, total_size
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 
 OBS_TYPES = (np.dtype(np.float32), np.dtype(np.uint8))
@@ -25,10 +26,12 @@ class ObservationLayout:
     """The observation tensor of a game: ``(num_envs, num_agents, *shape)``, as wide as its widest role.
 
     ``spaces[role]`` is the role's own space; the rows of its agents contain the observation at ``own(role)``, else 0.
+    ``parts[role]`` are the parts of its observation, of roles that declare them.
     """
 
     shape: tuple[int, ...]
     spaces: Mapping[str, Box]
+    parts: Mapping[str, ObservationParts] = field(default_factory=dict)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -61,11 +64,13 @@ class ObservationLayout:
         return Box(low, high, dtype=self.dtype.type)
 
     @staticmethod
-    def of(game: str, roles: Sequence[str], given: PerRole) -> ObservationLayout:
-        """The layout of the declared observation spaces.
+    def of(
+        game: str, roles: Sequence[str], given: PerRole, parts: Mapping[str, Parts] | None = None
+    ) -> ObservationLayout:
+        """The layout of the declared observation spaces, and role -> declared parts.
 
         Raises:
-            EnvDefinitionError: They are not boxes, or do not fit in one tensor.
+            EnvDefinitionError: They are not boxes, do not fit in one tensor, or have another size than their parts.
         """
         spaces = {}
         for role, space in _by_role(game, roles, "observation", given).items():
@@ -80,7 +85,14 @@ class ObservationLayout:
                 f"{game}: observation spaces are {spaces}; expected one dtype and one number of axes, to share a tensor"
             )
         widest = tuple(map(max, zip(*(space.shape for space in spaces.values()), strict=True)))
-        return ObservationLayout(widest, spaces)
+        for role, of_role in (parts or {}).items():
+            if spaces[role].shape != (total_size(of_role),):
+                raise EnvDefinitionError(
+                    f"{game}: observations of {role!r} have shape {spaces[role].shape}, their obs_parts "
+                    f"{total_size(of_role)} numbers; expected a vector of as many: declare obs_parts alone"
+                )
+        resolved = {role: ObservationParts.of(game, role, of_role) for role, of_role in (parts or {}).items()}
+        return ObservationLayout(widest, spaces, resolved)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv.declare.drawing import BLUE, GREEN, GREY, RED, Drawing, discs, square_bounds
-from gpu_vecenv.declare.env import Field, f32, i32, param
+from gpu_vecenv.declare.env import Entities, Field, Own, f32, i32, param
 from gpu_vecenv.envs.particles import Particles
 
 
@@ -39,9 +39,22 @@ class SimpleAdversary(Particles):
         return self.num_good
 
     @property
-    def obs_dim(self) -> Mapping[str, int]:
-        positions = 2 * self.num_observed_landmarks + 2 * self.num_observed_agents
-        return {"adversary": positions, "agent": positions + 2}
+    def obs_parts(self) -> Mapping[str, tuple[Own | Entities, ...]]:
+        landmarks, others = Entities("landmark", self.num_observed_landmarks, 2), self.num_observed_agents
+        if not self.observe_all_agents:  # the nearest ones, of either role
+            return {
+                "adversary": (landmarks, Entities("other", others, 2)),
+                "agent": (Own("goal", 2), landmarks, Entities("other", others, 2)),
+            }
+        return {
+            "adversary": (landmarks, Entities("agent", self.num_good, 2)),
+            "agent": (
+                Own("goal", 2),
+                landmarks,
+                Entities("adversary", 1, 2),
+                Entities("agent", self.num_good - 1, 2),
+            ),
+        }
 
     def draw(self, state: Mapping[str, np.ndarray[Any, Any]]) -> Drawing:
         adversary, agents = np.split(state["position"], [1])

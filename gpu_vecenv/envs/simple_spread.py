@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, Drawing, discs, square_bounds
-from gpu_vecenv.declare.env import Field, f32, i32, param
+from gpu_vecenv.declare.env import Entities, Field, Own, f32, i32, param
 from gpu_vecenv.envs.particles import Particles, curriculum_methods
 
 
@@ -45,8 +45,14 @@ class SimpleSpread(Particles):
         return self.num_agents
 
     @property
-    def obs_dim(self) -> int:
-        return 4 + 2 * self.num_observed_landmarks + 4 * self.num_observed_agents
+    def obs_parts(self) -> tuple[Own | Entities, ...]:
+        return (
+            Own("velocity", 2),
+            Own("position", 2),
+            Entities("landmark", self.num_observed_landmarks, 2),
+            Entities("agent", self.num_observed_agents, 2),
+            Entities("agent", self.num_observed_agents, 2),  # what they say: zeros
+        )
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         return {"curriculum_stage": np.zeros((), np.int32)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpu_vecenv.declare.drawing import GREEN, GREY, RED, Drawing, discs, square_bounds
-from gpu_vecenv.declare.env import Field, f32, i32, param
+from gpu_vecenv.declare.env import Entities, Field, Own, f32, i32, param
 from gpu_vecenv.envs.particles import Particles, curriculum_methods
 
 
@@ -48,11 +48,20 @@ class SimpleTag(Particles):
         return max(1, self.num_obstacles)
 
     @property
-    def obs_dim(self) -> Mapping[str, int]:
-        positions = 4 + 2 * self.num_observed_landmarks + 2 * self.num_observed_agents
-        if self.num_agent_neighbors is not None:  # a velocity per observed agent, 0 for adversaries
-            return dict.fromkeys(self.roles, positions + 2 * self.num_agent_neighbors)
-        return {"adversary": positions + 2 * self.num_good, "agent": positions + 2 * (self.num_good - 1)}
+    def obs_parts(self) -> Mapping[str, tuple[Own | Entities, ...]]:
+        own = (Own("velocity", 2), Own("position", 2), Entities("landmark", self.num_observed_landmarks, 2))
+        if not self.observe_all_agents:  # the nearest ones, of either role; velocities of adversaries are 0
+            others = Entities("other", self.num_observed_agents, 2)
+            return dict.fromkeys(self.roles, (*own, others, others))
+        counts = {
+            "adversary": (self.num_adversaries - 1, self.num_good),
+            "agent": (self.num_adversaries, self.num_good - 1),
+        }
+        return {
+            # The position of each, then velocities of good agents.
+            role: (*own, Entities("adversary", adversaries, 2), Entities("agent", good, 2), Entities("agent", good, 2))
+            for role, (adversaries, good) in counts.items()
+        }
 
     def arrays(self) -> Mapping[str, np.ndarray[Any, Any]]:
         return {"curriculum_stage": np.zeros((), np.int32)}

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import MultiDiscrete
 
 from gpu_vecenv.declare.drawing import BLACK, BLUE, GREY, RED, WHITE, Circle, Drawing, Line, blend, discs
-from gpu_vecenv.declare.env import Env, Field, boolean, f32, param
+from gpu_vecenv.declare.env import Entities, Env, Field, Own, boolean, f32, param
 from gpu_vecenv.errors import ConfigError
 
 
@@ -89,8 +89,8 @@ class TagContinuous(Env):
         return self.num_agents - 1 if self.num_neighbors == "all" else self.num_neighbors
 
     @property
-    def obs_dim(self) -> int:
-        return 7 * self.num_observed + 1
+    def obs_parts(self) -> tuple[Own | Entities, ...]:
+        return (Entities("other", self.num_observed, 7, presence=6, by_feature=True), Own("time", 1))
 
     @property
     def num_acceleration_actions(self) -> int:

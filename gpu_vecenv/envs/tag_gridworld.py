@@ -11,7 +11,8 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from gpu_vecenv.declare.drawing import BLUE, PALE, RED, Circle, Drawing, Line, discs
-from gpu_vecenv.declare.env import Env, Field, i32, param
+from gpu_vecenv.declare.env import Entities, Env, Field, Own, i32, param
+from gpu_vecenv.declare.obs_parts import total_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +50,14 @@ class TagGridworld(Env):
         return {"tagger": self.num_taggers, "runner": 1}
 
     @property
-    def obs_dim(self) -> int:
-        return 4 * self.num_agents + 1 if self.full_observation else 6
+    def obs_parts(self) -> tuple[Own | Entities, ...]:
+        if self.full_observation:
+            return (Entities("agent", self.num_agents, 4, by_feature=True), Own("time", 1))
+        return (Own("cell", 2), Own("opponent", 2), Own("role", 1), Own("time", 1))
 
     @property
     def observation_space(self) -> Box:
-        return Box(0.0, 1.0, (self.obs_dim,), np.float32)
+        return Box(0.0, 1.0, (total_size(self.obs_parts),), np.float32)
 
     @property
     def action_space(self) -> Discrete:

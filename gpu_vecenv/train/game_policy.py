@@ -18,6 +18,7 @@ from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
+from gpu_vecenv.train.encoders import make_encoder
 from gpu_vecenv.train.policy import Policy, RoleView, num_inputs
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.recurrent import recurrent_weights
@@ -309,11 +310,16 @@ def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: 
     Raises:
         ConfigError: It does not.
     """
-    sizes = [num_inputs(RoleView(game, name.split("+")), config.agent_ids), *config.hidden_sizes]
+    view, kind = RoleView(game, name.split("+")), config.network
+    features = num_inputs(view, config.agent_ids)
+    if kind == "cnn" or kind == "entities":
+        with torch.device("meta"):  # without memory
+            features = make_encoder(kind, view.roles, view.obs_shape, view.obs_parts, config.activation).size
+    sizes = [features, *config.hidden_sizes]
     shapes = [tuple(tensor.shape) for tensor in weights.values()]
     expected: list[tuple[int, ...]] = [(after, before) for before, after in pairwise(sizes)]
-    if config.network != "mlp" and len(sizes) > 1:
-        expected[-1:] = recurrent_weights(sizes, config.network)
+    if (kind == "gru" or kind == "lstm") and len(sizes) > 1:
+        expected[-1:] = recurrent_weights(sizes, kind)
     lacking = [shape for shape in expected if shape not in shapes]
     if lacking or len(sizes) > len(shapes) + 1:
         raise ConfigError(

@@ -20,6 +20,7 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.distributions import masked
+from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.layers import has_hooks, parameters_of
 from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
@@ -293,6 +294,8 @@ def why_torch(policy: Policy, rollout: Rollout) -> str | None:
         return "a central critic"
     if policy.agent_ids:
         return "agent_ids"
+    if isinstance(network, EncodedActorCritic):
+        return f"network {network.kind!r}"
     if not isinstance(network, ActorCritic) or not is_plain(policy):
         return "not the default network"
     if len(network.sizes) < 2:

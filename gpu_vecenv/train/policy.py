@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
@@ -12,6 +13,7 @@ from torch import nn
 
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
+from gpu_vecenv.declare.obs_parts import EntityList
 from gpu_vecenv.engine.running_statistics import merge_moments
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
@@ -22,12 +24,14 @@ from gpu_vecenv.train.distributions import (
     masked,
     squashed,
 )
+from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder, unit_scaled
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, ActorCritic
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, kept
 
 Precision = Literal["float32", "tf32", "bfloat16"]
-NetworkKind = Literal["mlp", "gru", "lstm"]
+NetworkKind = Literal["mlp", "cnn", "entities", "gru", "lstm"]
+VAR_EPS = 1e-8  # added to variances
 OBS_CLIP = 10.0  # normalised observations are clamped to [-OBS_CLIP, OBS_CLIP]: limits the influence of outliers
 
 
@@ -35,8 +39,9 @@ class RoleView:
     """The parts of a game's tensors that belong to the agents of some roles.
 
     ``agents`` is their slice of the agent axis, ``obs_slice`` the slices of the observation axes that they use,
-    ``parameter_columns`` their columns of the parameter axis, ``continuous`` whether they have a Box, ``head_sizes``
-    the choices of each of their heads (empty for a Box), ``bounds`` those of their Box.
+    ``obs_parts`` the parts of their observations (None if they declare none, or different ones), ``parameter_columns``
+    their columns of the parameter axis, ``continuous`` whether they have a Box, ``head_sizes`` the choices of each of
+    their heads (empty for a Box), ``bounds`` those of their Box.
 
     Raises:
         ConfigError: The roles are unknown, not adjacent, or differ in observations or actions.
@@ -64,6 +69,8 @@ class RoleView:
         self.roles, self.agents = tuple(roles), slice(slices[0].start, slices[-1].stop)
         self.num_agents = self.agents.stop - self.agents.start
         self.obs_slice, self.obs_shape = game.layout.observation.own(first), game.layout.observation.shapes[first]
+        parts = [game.layout.observation.parts.get(role) for role in roles]
+        self.obs_parts = parts[0] if all(part == parts[0] for part in parts) else None
         self.continuous, self.num_heads = first in action.bounds, len(action.sizes[first])
         self.bounds = action.bounds.get(first, ((), ()))
         self.head_sizes = () if self.continuous else action.sizes[first]
@@ -91,14 +98,19 @@ class Normalizer(nn.Module):
 
     Args:
         shape: Shape of one row.
+        entities: Lists of entities in a row. Each is normalised with the statistics of all entities of its list, so
+            that their order does not matter, and a feature that tells their presence stays as it is.
     """
 
     mean: torch.Tensor
     var: torch.Tensor
     count: torch.Tensor
 
-    def __init__(self, shape: Sequence[int] = ()) -> None:
+    def __init__(self, shape: Sequence[int] = (), entities: Sequence[EntityList] = ()) -> None:
         super().__init__()
+        self.entities = tuple(entities)
+        for index, one in enumerate(self.entities):
+            self.register_buffer(f"columns_{index}", torch.tensor(one.columns), persistent=False)
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
         self.register_buffer(
@@ -108,7 +120,7 @@ class Normalizer(nn.Module):
     @property
     def std(self) -> torch.Tensor:
         """Standard deviation, (*shape) float32."""
-        return (self.var + 1e-8).sqrt().float()
+        return (self.var + VAR_EPS).sqrt().float()
 
     def moments(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Count, sum and sum of squares of the deviations from the mean, (1 + 2 * size,) float64.
@@ -130,7 +142,25 @@ class Normalizer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Rows (…, *shape) with mean 0 and variance 1, clamped to [-10, 10], float32."""
-        return ((x - self.mean.float()) / self.std).clamp(-OBS_CLIP, OBS_CLIP)
+        mean, std = self.statistics()
+        return ((x - mean) / std).clamp(-OBS_CLIP, OBS_CLIP)
+
+    def statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What rows are normalised with: mean and standard deviation, (*shape) float32 each."""
+        if not self.entities:
+            return self.mean.float(), self.std
+        mean, var = self.mean.clone(), self.var.clone()
+        for index, one in enumerate(self.entities):
+            columns: torch.Tensor = getattr(self, f"columns_{index}")
+            means, variances = mean[columns], var[columns]  # (count, features)
+            center = means.mean(0)
+            variance = variances.mean(0) + (means - center).square().mean(0)
+            for statistic, of_list in ((mean, center), (var, variance)):
+                statistic.index_copy_(0, columns.flatten(), of_list.repeat(one.count))
+            if one.presence is not None:
+                mean.index_fill_(0, columns[:, one.presence], 0)
+                var.index_fill_(0, columns[:, one.presence], 1)
+        return mean.float(), (var + VAR_EPS).sqrt().float()
 
 
 class ValueNorm(Normalizer):
@@ -231,7 +261,9 @@ class Policy(nn.Module):
         self.critic, self.agent_ids = critic, agent_ids
         central = normalize_obs and critic is not None
         self.state_normalizer = Normalizer((state_size(game),)) if central else None
-        self.obs_normalizer = Normalizer(self.view.obs_shape) if normalize_obs else None
+        parts = network.parts if isinstance(network, EncodedActorCritic) else None
+        entities = () if parts is None else parts.entities
+        self.obs_normalizer = Normalizer(self.view.obs_shape, entities) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
         if value_norm_beta is not None:
             self.return_normalizer = ValueNorm(value_norm_beta)
@@ -326,7 +358,7 @@ class Policy(nn.Module):
         if self.obs_normalizer is not None:
             obs = self.obs_normalizer(obs)
         if self.agent_ids or isinstance(self.network, Tower):
-            obs = self._with_agents(_flat(obs, len(self.view.obs_shape)), agents)
+            obs = self._with_agents(flat(obs, len(self.view.obs_shape)), agents)
         with self._autocast(obs):
             return self.network(obs)
 
@@ -335,7 +367,7 @@ class Policy(nn.Module):
         if context.state is None:
             raise ValueError("context.state is None; expected the state of a central critic, (…, S)")
         state = context.state if self.state_normalizer is None else self.state_normalizer(context.state)
-        rows = self._with_agents(_flat(state, 1), context.agents)
+        rows = self._with_agents(flat(state, 1), context.agents)
         with self._autocast(rows):
             values: torch.Tensor = self.critic(rows)
         return values
@@ -459,10 +491,9 @@ class Policy(nn.Module):
         return torch.stack(heads, -1) if self._has_heads else heads[0]
 
 
-def _flat(rows: torch.Tensor, axes: int) -> torch.Tensor:
+def flat(rows: torch.Tensor, axes: int) -> torch.Tensor:
     """Rows (…, n) float32, of which uint8 is scaled to [0, 1], with their last axes as one."""
-    flat = rows.flatten(rows.ndim - axes)
-    return flat.float() / 255 if rows.dtype == torch.uint8 else flat
+    return unit_scaled(rows.flatten(rows.ndim - axes))
 
 
 def default_network(
@@ -474,11 +505,11 @@ def default_network(
     *,
     actor_gain: float = 0.01,
     agent_ids: bool = False,
-) -> ActorCritic | RecurrentActorCritic:
-    """The default network of a policy with a critic of its own, of a kind.
+) -> ActorCritic | EncodedActorCritic | RecurrentActorCritic:
+    """The default network of a policy with a critic of its own, of a kind; ``agent_ids`` are of "mlp".
 
     Raises:
-        ConfigError: A recurrent network has no ``hidden_sizes``.
+        ConfigError: The kind does not fit the observations, or a recurrent network has no ``hidden_sizes``.
     """
     shape = (num_inputs(view, agent_ids),) if agent_ids else view.obs_shape
     settings: dict[str, Any] = {
@@ -489,7 +520,10 @@ def default_network(
     }
     if kind == "mlp":
         return ActorCritic(shape, _num_outputs(view), hidden_sizes, **settings)
-    return RecurrentActorCritic(shape, _num_outputs(view), hidden_sizes, cell=kind, **settings)
+    if kind == "gru" or kind == "lstm":
+        return RecurrentActorCritic(shape, _num_outputs(view), hidden_sizes, cell=kind, **settings)
+    encoder = functools.partial(make_encoder, kind, view.roles, view.obs_shape, view.obs_parts, activation)
+    return EncodedActorCritic(kind, encoder, _num_outputs(view), hidden_sizes, **settings)
 
 
 def default_actor(

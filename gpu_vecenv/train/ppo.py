@@ -94,7 +94,7 @@ class PPOConfig:
     normalize_obs: bool = False  # by running mean and variance
     normalize_returns: bool = False  # the critic predicts in units of the deviation of discounted sums of rewards
     value_norm_beta: float | None = param(None, low=0, high=1)  # instead, by returns whose weights decay by this factor
-    network: NetworkKind = "mlp"  # the default network; "gru" or "lstm": the last hidden layer is a recurrent one
+    network: NetworkKind = "mlp"  # default network; "cnn", "entities": behind an encoder, "gru", "lstm": recurrent
     sequence_length: int | None = param(None, low=1)  # of recurrent policies, in steps; divides num_steps, None: those
     hidden_sizes: tuple[int, ...] = param((64, 64), low=1)  # units of the hidden layers of the default network
     activation: Activation = "tanh"  # of the hidden layers

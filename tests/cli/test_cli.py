@@ -19,6 +19,7 @@ from support.processes import run_child
 
 import gpu_vecenv
 from gpu_vecenv.cli.evaluate import Evaluate
+from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.main import COMMANDS, main
 from gpu_vecenv.cli.plot import Plot
 from gpu_vecenv.cli.train import Train
@@ -173,13 +174,14 @@ def assert_mentioned(kinds, output):
         assert f"--{name.replace('_', '-')}" in mentioned
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "plot"])
+@pytest.mark.parametrize("verb", ["evaluate", "plot", "export"])
 def test_help_of_what_takes_a_run_mentions_every_field(verb, command):
     code, output, errors = command(verb, "--help")
     assert (code, errors) == (0, [])
-    assert_mentioned([Evaluate if verb == "evaluate" else Plot], output)
+    assert_mentioned([{"evaluate": Evaluate, "plot": Plot, "export": Export}[verb]], output)
     assert re.search(rf"usage: gpu-vecenv {verb} .* RUN", output)
-    assert {"evaluate": "other policies for some roles", "plot": "columns of metrics.csv"}[verb] in output
+    purposes = {"evaluate": "other policies for some roles", "plot": "columns of metrics.csv"}
+    assert {**purposes, "export": "a folder with a model card"}[verb] in output
 
 
 def events(folder):
@@ -302,7 +304,7 @@ REFUSED = {
     "unknown command": ("trian tag_gridworld", "unknown command 'trian'; nearest: train"),
     "nothing like a command": (
         "xyzzy",
-        "unknown command 'xyzzy'; known: bench, check, doctor, evaluate, list, new, plot, replay, show, train",
+        "unknown command 'xyzzy'; known: bench, check, doctor, evaluate, export, list, new, plot, replay, show, train",
     ),
     "list with arguments": ("list all", "Unrecognized options: all"),
     "doctor with arguments": ("doctor all", "Unrecognized options: all"),
@@ -1076,6 +1078,34 @@ def played(run, episodes, num_envs, players=None, *, greedy=False, seed=1, best=
     policy = load_policy(run, best=best, device="cpu")
     env = gpu_vecenv.VecEnv(policy.game, num_envs, "cpu")
     return evaluation.evaluate(env, {**policy.policies, **(players or {})}, episodes, greedy=greedy, seed=seed)
+
+
+def test_export_writes_torchscript_and_a_folder_for_the_hub(trained, command, tmp_path):
+    out = tmp_path / "files"
+    code, output, errors = command("export", str(trained), "--format", "torchscript", "--out", str(out))
+    assert (code, errors) == (0, [])
+    written = re.findall(r"wrote \S+/(\S+) \(1,000 observations, largest difference \d", output)
+    assert sorted(written) == ["runner.pt", "tagger.pt"]
+    obs = torch.rand(7, 21)
+    expected = load_policy(trained, device="cpu")["tagger"]
+    assert torch.jit.load(out / "tagger.pt")(obs)[0].equal(expected.act(obs, greedy=True))
+    code, output, errors = command("export", str(trained), "--format", "hub", "--out", str(out), "--best")
+    assert (code, errors) == (0, [])
+    card = (out / "README.md").read_text()
+    evaluation = json.loads((trained / "evaluation.json").read_text())["all trained"]
+    for role in ("tagger", "runner"):
+        assert f'"name": "return_{role}", "value": {evaluation[f"return_{role}"]}' in card
+    assert (out / "learning_curve.png").read_bytes() == (trained / "learning_curve.png").read_bytes()
+    loaded, best = load_policy(out / "policy.safetensors", device="cpu"), load_policy(trained, best=True, device="cpu")
+    assert loaded["tagger"].act(obs, greedy=True).equal(best["tagger"].act(obs, greedy=True))
+
+
+def test_export_refuses_wrong_formats_and_missing_packages(trained, command, tmp_path, monkeypatch):
+    refused(command("export", str(trained), "--format", "pickle"), "onnx")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    result = command("export", str(trained), "--out", str(tmp_path / "files"))
+    refused(result, r'ONNX files need .*onnxruntime: pip install "gpu_vecenv\[onnx\]"')
+    assert not (tmp_path / "files").exists()
 
 
 def test_evaluate_prints_json(trained, command):

@@ -61,6 +61,7 @@ RIGHT = {
     "reference_methods": {"{}"},
     "roles": {"other role -> 1"},
     "obs_shape": {"(1,)"},
+    "obs_parts": TUPLE,
 }
 
 

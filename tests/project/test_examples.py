@@ -295,6 +295,18 @@ def test_pettingzoo_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_sweep_optuna(device: str, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    sizes = "--trials 8 --seeds 2 --num-envs 8 --total-steps 8192 --reports 8 --startup-trials 2".split()
+    said = run(tmp_path, "sweep_optuna.py", *sizes, "--device", device)
+    trials, complete, pruned = numbers(r"(\d+) trials: (\d+) complete, (\d+) pruned", said)
+    # Those before any may be pruned; of six that follow, some are below the median.
+    assert trials == complete + pruned == 8 and complete >= 2 and pruned >= 1
+    (best,) = numbers(r"best mean over 2 seeds ([\d.]+): width ", said)
+    assert 9 < best <= 500
+
+
+@pytest.mark.slow
 @pytest.mark.exhaustive
 def test_multi_gpu(tmp_path: Path) -> None:
     """Two processes on the CPU."""

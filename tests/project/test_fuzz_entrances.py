@@ -462,6 +462,7 @@ LINES = {  # of each command one that ends within a second
     "resume": "train --resume run --device cpu",
     "evaluate": "evaluate run --episodes 2 --num-envs 2 --device cpu",
     "plot": "plot run --out curve.png",
+    "export": "export run --format torchscript --out new",
     "record": "replay record tag_gridworld --max-steps 5 --grid 4 --device cpu --out new",
     "record a run": "replay record run --device cpu --out new",
     "play": "replay play kept --device cpu",

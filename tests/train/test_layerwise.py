@@ -112,11 +112,13 @@ def slow_but(quick, cases):
     ]
 
 
-# The bounds of the lower precisions are relative to a gradient, which with more rows is less than their gradients.
+# The bounds of the lower precisions are relative to a gradient, which with more rows is less than their gradients. Of
+# "huber" one sample's value is so near the bound of value_clip that rounding to bfloat16 takes it to the other side.
 GRADIENT_CASES = [
     (name, precision)
     for name, precision in product(ALL, ["float32", "tf32", "bfloat16"])
     if precision == "float32" or not name.startswith("several")
+    if (name, precision) != ("huber", "bfloat16")
 ]
 
 

@@ -1,0 +1,42 @@
+"""``gpu-vecenv export``: policies of a run for other programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gpu_vecenv.cli.options import Command, Run, load_run_policy
+from gpu_vecenv.declare.config import check_fields
+from gpu_vecenv.escapes import printable
+from gpu_vecenv.files import check_output
+from gpu_vecenv.train.export import NUM_OBSERVATIONS, export
+from gpu_vecenv.train.model_card import export_hub
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export(Command):
+    """Write the policies of a run for other programs: ONNX, TorchScript, or a folder for the Hugging Face hub."""
+
+    run: Run  # folder of the run, or one of its checkpoints
+    format: Literal["onnx", "torchscript", "hub"] = "onnx"  # one file for each policy, or a folder with a model card
+    out: Path | None = None  # folder for the files; default: one with the format's name in that of the run
+    best: bool = False  # the best checkpoint instead of the newest
+    game: str | None = None  # file that declares the game, unless it is a bundled one
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def __call__(self) -> None:
+        """Write the files."""
+        run = self.run if self.run.is_dir() else None
+        folder = self.out or (self.run if run is not None else self.run.absolute().parent) / self.format
+        check_output("out", folder, folder=True)
+        policy = load_run_policy(self.run, game=self.game, best=self.best, device="cpu")
+        if self.format == "hub":
+            for path in export_hub(policy, folder, run):
+                print(printable(f"wrote {path}"))
+            return
+        for file in export(policy, folder, self.format):
+            compared = f"{NUM_OBSERVATIONS:,} observations, largest difference {file.difference:.1e}"
+            print(printable(f"wrote {file.path} ({compared})"))
