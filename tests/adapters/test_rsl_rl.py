@@ -195,7 +195,9 @@ def test_the_log_keeps_its_metrics_while_no_episode_ends():
 def test_rsl_rls_logger_and_curiosity_take_what_they_get(tmp_path):
     env = rsl_rl.make(Script, 16, "cpu", continuous=True, **THREADS_PER_ENV)
     net = {"num_outputs": 4, "predictor_hidden_dims": [8], "target_hidden_dims": [8], "weight": 0.1}
-    runner(env, 24, tmp_path, rnd_cfg=net).learn(2)
+    trained = runner(env, 24, tmp_path, rnd_cfg=net)
+    trained.learn(2)
+    trained.logger.writer.flush()  # a thread writes the events
     events = EventAccumulator(str(tmp_path)).Reload()
     assert 2 <= events.Scalars("Episode/length")[-1].value <= THREADS_PER_ENV["max_steps"]
     assert {f"Episode/{name}" for name in ("return_lead", "return_other", "terminated")} <= set(
