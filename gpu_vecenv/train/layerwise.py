@@ -37,7 +37,7 @@ from gpu_vecenv.train.layerwise_kernels import (
     layerwise_kernels,
     layerwise_source,
 )
-from gpu_vecenv.train.learner_kernels import loss_values
+from gpu_vecenv.train.learner_kernels import LossSettings, loss_values
 from gpu_vecenv.train.optimizer import num_squares, sum_parts_launch
 from gpu_vecenv.train.perceptron import (
     METRICS,
@@ -234,30 +234,9 @@ class LayerwiseKernels:
             "rows": rows,
         }
 
-    def gradients(
-        self,
-        rows: int,
-        *,
-        clip: torch.Tensor,
-        entropy_coefficient: torch.Tensor,
-        value_coefficient: float,
-        value_clip: float | None,
-        normalize_advantages: bool,
-        scales_value_clip: bool = False,
-        huber_delta: float | None = None,
-    ) -> tuple[Gradients, torch.Tensor]:
+    def gradients(self, rows: int, settings: LossSettings) -> tuple[Gradients, torch.Tensor]:
         """The gradients of a minibatch of so many rows, and their output, see ``PerceptronKernels.gradients``."""
-        loss = loss_values(
-            self.policy,
-            self.rollout,
-            clip=clip,
-            entropy_coefficient=entropy_coefficient,
-            value_coefficient=value_coefficient,
-            value_clip=value_clip,
-            normalize_advantages=normalize_advantages,
-            scales_value_clip=scales_value_clip,
-            huber_delta=huber_delta,
-        )
+        loss = loss_values(self.policy, self.rollout, settings)
         parts = torch.zeros((1, self.perceptron.num_parameters + METRICS), device=self.device)
         return Gradients(self, rows, loss, parts), parts
 

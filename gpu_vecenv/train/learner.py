@@ -18,7 +18,7 @@ from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool
 from gpu_vecenv.train.iteration_kernels import begin_update_launch, explained_variance_launch, learner_metrics_launch
 from gpu_vecenv.train.layers import kernel_on
-from gpu_vecenv.train.learner_kernels import LossKernel, RowGather, clip_grad_norm_launch, shuffle_launch
+from gpu_vecenv.train.learner_kernels import LossKernel, LossSettings, RowGather, clip_grad_norm_launch, shuffle_launch
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.normalizer_kernels import NormalizerUpdate, obs_update, reward_update, state_update
 from gpu_vecenv.train.optimizer import adam_launch, num_squares, sum_parts_launch
@@ -126,16 +126,8 @@ class Learner:
         self._rows, self._context = RowGather(functions, self.obs, chunk), RolloutContext(policy, rollout, chunk)
         if _with_layer_kernels(policy):
             kernel_on(device)  # compiled here: compilation is not possible during graph capture
-        loss_settings: dict[str, Any] = {
-            "clip": self.clip,
-            "entropy_coefficient": self.entropy_coefficient,
-            "value_coefficient": config.value_coefficient,
-            "value_clip": config.value_clip,
-            "scales_value_clip": config.scales_value_clip,
-            "huber_delta": config.huber_delta if config.value_loss == "huber" else None,
-            "normalize_advantages": config.normalize_advantages,
-        }
-        self.kernel = LossKernel(policy, rollout, chunk=chunk, **loss_settings)
+        loss_settings = LossSettings.of(config, self.clip, self.entropy_coefficient)
+        self.kernel = LossKernel(policy, rollout, loss_settings, chunk=chunk)
         # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
         sizes = [p.numel() for p in self.parameters]
         flat = torch.zeros(sum(sizes) + len(LOSS_METRICS) - 1, device=device)
@@ -169,7 +161,7 @@ class Learner:
             functions, self._norm, self.metrics, self.flat_grad, **step_settings
         )
         if kernels is not None:
-            self._gradients, parts = kernels.gradients(minibatch, **loss_settings)
+            self._gradients, parts = kernels.gradients(minibatch, loss_settings)
             # Of the columns of `flat`: callers may freeze parameters later.
             self._is_trainable, self._trainable = torch.ones_like(flat, dtype=torch.bool), [True] * len(sizes)
             sums: dict[str, Any] = {

@@ -7,6 +7,7 @@ index; only observations are gathered into a minibatch.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.layers import are_packed, width_of
 from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout
 
 ADVANTAGE_BLOCK = 64  # threads per block: a column is a loop over all steps, and columns are few for a GPU
@@ -125,19 +127,44 @@ def loss_arguments(layout: GameLayout) -> tuple[Array | Scalar, ...]:
     )
 
 
-def loss_values(
-    policy: Policy,
-    rollout: Rollout,
-    *,
-    clip: torch.Tensor,
-    entropy_coefficient: torch.Tensor,
-    value_coefficient: float,
-    value_clip: float | None,
-    normalize_advantages: bool,
-    scales_value_clip: bool = False,
-    huber_delta: float | None = None,
-) -> dict[str, Any]:
-    """The values of ``loss_arguments``, see ``LossKernel``."""
+@dataclass(frozen=True)
+class LossSettings:
+    """Options of PPO's loss, see ``PPOConfig``; clip and entropy_coefficient are tensors, which schedules change.
+
+    Attributes:
+        clip: Of the probability ratio; () float32, like the next.
+        entropy_coefficient: Weight of the entropy bonus.
+        value_coefficient: Weight of the value loss.
+        value_clip: Of the change of a value; None: no clipping.
+        normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
+        scales_value_clip: Whether ``value_clip`` is in the policy's ``value_scale``, otherwise in units of returns.
+        huber_delta: Errors beyond it, in the policy's ``value_scale``, have a linear loss; None: all are squared.
+    """
+
+    clip: torch.Tensor
+    entropy_coefficient: torch.Tensor
+    value_coefficient: float
+    value_clip: float | None
+    normalize_advantages: bool
+    scales_value_clip: bool
+    huber_delta: float | None
+
+    @classmethod
+    def of(cls, config: PPOConfig, clip: torch.Tensor, entropy_coefficient: torch.Tensor) -> LossSettings:
+        """Those of a configuration, with these tensors."""
+        return cls(
+            clip,
+            entropy_coefficient,
+            config.value_coefficient,
+            config.value_clip,
+            config.normalize_advantages,
+            config.scales_value_clip,
+            config.huber_delta if config.value_loss == "huber" else None,
+        )
+
+
+def loss_values(policy: Policy, rollout: Rollout, settings: LossSettings) -> dict[str, Any]:
+    """The values of ``loss_arguments``."""
     return {
         "active": rollout.active,
         **({} if rollout.acting is None else {"acting": rollout.acting}),
@@ -147,14 +174,14 @@ def loss_values(
         "estimates": rollout.advantages,
         "returns": rollout.returns,
         "action_mask": rollout.action_mask,
-        "clip": clip,
-        "entropy_coefficient": entropy_coefficient,
-        "normalize_advantages": normalize_advantages,
+        "clip": settings.clip,
+        "entropy_coefficient": settings.entropy_coefficient,
+        "normalize_advantages": settings.normalize_advantages,
         "squash_by_tanh": policy.squash == "tanh",
-        "value_coefficient": value_coefficient,
-        "value_clip": -1 if value_clip is None else value_clip,
-        "scales_value_clip": scales_value_clip,
-        "huber_delta": -1 if huber_delta is None else huber_delta,
+        "value_coefficient": settings.value_coefficient,
+        "value_clip": -1 if settings.value_clip is None else settings.value_clip,
+        "scales_value_clip": settings.scales_value_clip,
+        "huber_delta": -1 if settings.huber_delta is None else settings.huber_delta,
     }
 
 
@@ -378,45 +405,16 @@ class LossKernel:
     Args:
         policy: The policy whose network gave the outputs.
         rollout: Everything but the outputs.
+        settings: Of the loss.
         chunk: The largest number of samples of one call.
-        clip: Of the probability ratio; () float32, like the next.
-        entropy_coefficient: Weight of the entropy bonus.
-        value_coefficient: Weight of the value loss.
-        value_clip: Of the change of a value; None: no clipping.
-        normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
-        scales_value_clip: Whether ``value_clip`` is in the policy's ``value_scale``, otherwise in units of returns.
-        huber_delta: Errors beyond it, in the policy's ``value_scale``, have a linear loss; None: all are squared.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        rollout: Rollout,
-        *,
-        chunk: int,
-        clip: torch.Tensor,
-        entropy_coefficient: torch.Tensor,
-        value_coefficient: float,
-        value_clip: float | None,
-        normalize_advantages: bool,
-        scales_value_clip: bool = False,
-        huber_delta: float | None = None,
-    ) -> None:
+    def __init__(self, policy: Policy, rollout: Rollout, settings: LossSettings, *, chunk: int) -> None:
         self.policy, self._one = policy, torch.ones((), device=rollout.rewards.device)
         self._loss = _game_program(rollout.env).prepare(
             "loss_gradients",
             LaunchShape(chunk, threads_per_block=LOSS_BLOCK),
-            **loss_values(
-                policy,
-                rollout,
-                clip=clip,
-                entropy_coefficient=entropy_coefficient,
-                value_coefficient=value_coefficient,
-                value_clip=value_clip,
-                normalize_advantages=normalize_advantages,
-                scales_value_clip=scales_value_clip,
-                huber_delta=huber_delta,
-            ),
+            **loss_values(policy, rollout, settings),
             num_parameters=policy.view.num_parameters,
         )
 

@@ -22,7 +22,7 @@ from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.layers import has_hooks, parameters_of
-from gpu_vecenv.train.learner_kernels import loss_arguments, loss_values
+from gpu_vecenv.train.learner_kernels import LossSettings, loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
 from gpu_vecenv.train.rollout_context import RolloutContext
@@ -421,18 +421,7 @@ class PolicyKernels(Protocol):
     def begin_rollout(self) -> None:
         """Called before the first forward pass after the weights may have changed."""
 
-    def gradients(
-        self,
-        rows: int,
-        *,
-        clip: torch.Tensor,
-        entropy_coefficient: torch.Tensor,
-        value_coefficient: float,
-        value_clip: float | None,
-        normalize_advantages: bool,
-        scales_value_clip: bool = False,
-        huber_delta: float | None = None,
-    ) -> tuple[GradientsCall, torch.Tensor]:
+    def gradients(self, rows: int, settings: LossSettings) -> tuple[GradientsCall, torch.Tensor]:
         """See ``PerceptronKernels.gradients``."""
 
     def forward(self) -> ForwardCall:
@@ -481,17 +470,7 @@ class PerceptronKernels:
         """Nothing: each launch reads the weights."""
 
     def gradients(
-        self,
-        rows: int,
-        *,
-        clip: torch.Tensor,
-        entropy_coefficient: torch.Tensor,
-        value_coefficient: float,
-        value_clip: float | None,
-        normalize_advantages: bool,
-        scales_value_clip: bool = False,
-        huber_delta: float | None = None,
-        tile: TileShape | None = None,
+        self, rows: int, settings: LossSettings, tile: TileShape | None = None
     ) -> tuple[Launch, torch.Tensor]:
         """A launch of the gradients of a minibatch, and its output, partial sums.
 
@@ -501,13 +480,7 @@ class PerceptronKernels:
 
         Args:
             rows: Samples of a minibatch.
-            clip: Of the probability ratio; () float32, like the next.
-            entropy_coefficient: Weight of the entropy bonus.
-            value_coefficient: Weight of the value loss.
-            value_clip: Of the change of a value; None: no clipping.
-            normalize_advantages: To mean 0 and variance 1 over a minibatch's active samples.
-            scales_value_clip: Whether ``value_clip`` is in units of ``value_scale``.
-            huber_delta: Beyond it, in units of ``value_scale``, errors have a linear loss; None: all are squared.
+            settings: Of the loss.
             tile: Shape of a block's tile; None chooses one.
         """
         data = self.rollout
@@ -523,17 +496,7 @@ class PerceptronKernels:
             **compiled.arguments,
             obs=obs,
             obs_stride=obs.stride(0),
-            **loss_values(
-                self.policy,
-                data,
-                clip=clip,
-                entropy_coefficient=entropy_coefficient,
-                value_coefficient=value_coefficient,
-                value_clip=value_clip,
-                normalize_advantages=normalize_advantages,
-                scales_value_clip=scales_value_clip,
-                huber_delta=huber_delta,
-            ),
+            **loss_values(self.policy, data, settings),
             parts=parts,
             rows=rows,
         )

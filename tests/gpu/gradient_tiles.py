@@ -19,6 +19,7 @@ from gpu_vecenv import VecEnv
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import captured
 from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.train.learner_kernels import LossSettings
 from gpu_vecenv.train.perceptron import GRADIENT_TILES, PerceptronKernels, TileShape
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -79,15 +80,7 @@ def measure(data: Rollout, rows: int, config: PPOConfig) -> None:
     tiles = [tile for tile in TILES if network.blocks(tile, cores, forward=False)]
 
     def launch_of(tile: TileShape) -> Any:
-        return kernels.gradients(
-            len(indices),
-            clip=clip,
-            entropy_coefficient=entropy_coefficient,
-            value_coefficient=0.5,
-            value_clip=None,
-            normalize_advantages=True,
-            tile=tile,
-        )[0]
+        return kernels.gradients(len(indices), LossSettings.of(config, clip, entropy_coefficient), tile)[0]
 
     with ThreadPoolExecutor(8) as compilers:
         launches = list(compilers.map(launch_of, tiles))

@@ -12,6 +12,7 @@ from games.script import Script
 from torch import nn
 
 import gpu_vecenv
+from gpu_vecenv.train.learner_kernels import LossSettings
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import Batch, PPOConfig, loss, make_policy, masked_normalize
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -228,6 +229,12 @@ def moments_of(rows):
         acted = active & data.acting[:-1].flatten()[rows.indices]
     gains = data.advantages.flatten()[rows.indices][acted].double()
     return torch.stack([acted.sum(), gains.sum(), gains.square().sum(), active.sum()])
+
+
+def settings_of(rows):
+    """Of the loss in ``expected_of``."""
+    clip, entropy_coefficient = torch.tensor([CLIP, ENTROPY_COEFFICIENT], device=rows.indices.device)
+    return LossSettings.of(rows.config, clip, entropy_coefficient)
 
 
 def norms_of_errors(found, exact):

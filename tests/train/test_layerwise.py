@@ -14,8 +14,6 @@ from support.perceptrons import (
     APART,
     BOTH,
     CASES,
-    CLIP,
-    ENTROPY_COEFFICIENT,
     FEW,
     INF,
     NAN,
@@ -26,6 +24,7 @@ from support.perceptrons import (
     moments_of,
     poisoned,
     rows_of,
+    settings_of,
 )
 from torch import nn
 
@@ -73,17 +72,7 @@ def kernels_of(rows, chunk_rows=2**20):
 
 def launch_of(rows, chunk_rows=2**20):
     """Computes the gradients of the rows, and their output."""
-    clip, entropy_coefficient = torch.tensor([CLIP, ENTROPY_COEFFICIENT], device=rows.indices.device)
-    launch, parts = kernels_of(rows, chunk_rows).gradients(
-        len(rows.indices),
-        clip=clip,
-        entropy_coefficient=entropy_coefficient,
-        value_coefficient=rows.config.value_coefficient,
-        value_clip=rows.config.value_clip,
-        normalize_advantages=rows.config.normalize_advantages,
-        scales_value_clip=rows.config.scales_value_clip,
-        huber_delta=rows.config.huber_delta if rows.config.value_loss == "huber" else None,
-    )
+    launch, parts = kernels_of(rows, chunk_rows).gradients(len(rows.indices), settings_of(rows))
     moments = moments_of(rows)
     return lambda: launch(indices=rows.indices, moments=moments), parts
 

@@ -21,7 +21,7 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.layers import are_packed, width_of
 from gpu_vecenv.train.learner import Learner
-from gpu_vecenv.train.learner_kernels import LossKernel, advantage_launch, shuffle_launch
+from gpu_vecenv.train.learner_kernels import LossKernel, LossSettings, advantage_launch, shuffle_launch
 from gpu_vecenv.train.policy import Policy, default_network
 from gpu_vecenv.train.ppo import Batch, PPOConfig, advantages, loss, masked_normalize
 from gpu_vecenv.train.rollout_storage import Rollout
@@ -179,18 +179,8 @@ CLIP, ENTROPY_COEFFICIENT = 0.2, 0.03
 
 def kernel_of(rows, config):
     clip, entropy_coefficient = torch.tensor([CLIP, ENTROPY_COEFFICIENT], device=rows.indices.device)
-    return LossKernel(
-        rows.policy,
-        rows.rollout,
-        chunk=len(rows.indices),
-        clip=clip,
-        entropy_coefficient=entropy_coefficient,
-        value_coefficient=config.value_coefficient,
-        value_clip=config.value_clip,
-        normalize_advantages=config.normalize_advantages,
-        scales_value_clip=config.scales_value_clip,
-        huber_delta=config.huber_delta if config.value_loss == "huber" else None,
-    )
+    settings = LossSettings.of(config, clip, entropy_coefficient)
+    return LossKernel(rows.policy, rows.rollout, settings, chunk=len(rows.indices))
 
 
 def moments_of(rows):

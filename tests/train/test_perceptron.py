@@ -14,8 +14,6 @@ from support.emulated_cuda import EmulatedCudaBackend
 from support.perceptrons import (
     BOTH,
     CASES,
-    CLIP,
-    ENTROPY_COEFFICIENT,
     INF,
     NAN,
     check_gradients,
@@ -24,6 +22,7 @@ from support.perceptrons import (
     moments_of,
     poisoned,
     rows_of,
+    settings_of,
 )
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,19 +60,8 @@ def kernels_of(rows):
 
 def launch_of(rows, tile=None):
     """Kernels of a policy, the launch of the gradients of the rows, and its output."""
-    clip, entropy_coefficient = torch.tensor([CLIP, ENTROPY_COEFFICIENT], device=rows.indices.device)
     kernels = kernels_of(rows)
-    launch, parts = kernels.gradients(
-        len(rows.indices),
-        clip=clip,
-        entropy_coefficient=entropy_coefficient,
-        value_coefficient=rows.config.value_coefficient,
-        value_clip=rows.config.value_clip,
-        normalize_advantages=rows.config.normalize_advantages,
-        scales_value_clip=rows.config.scales_value_clip,
-        huber_delta=rows.config.huber_delta if rows.config.value_loss == "huber" else None,
-        tile=tile,
-    )
+    launch, parts = kernels.gradients(len(rows.indices), settings_of(rows), tile)
     moments = moments_of(rows)
     return kernels, lambda: launch(indices=rows.indices, moments=moments), parts
 
