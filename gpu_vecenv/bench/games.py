@@ -15,8 +15,7 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.train.fused_rollout import fused_rollout
-from gpu_vecenv.train.layerwise import choose_kernels
-from gpu_vecenv.train.perceptron import Forward
+from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
 

@@ -22,7 +22,8 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, PolicyKernels, TileShape, is_plain
+from gpu_vecenv.train.perceptron import REGISTERS, Perceptron, PerceptronKernels, TileShape, is_plain
+from gpu_vecenv.train.policy_kernels import PolicyKernels
 from gpu_vecenv.train.rollout_storage import Rollout
 
 # In the order of preference, as measured on an H200: the first with which a launch runs all environments at once is

@@ -13,14 +13,11 @@ choose another kernel, and they are equal up to rounding.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.function_manager import Launch
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.host_kernels import HostKernels, why_not_on_host
 from gpu_vecenv.train.layerwise_kernels import (
     ACTIVATED_ROWS,
     BLOCK,
@@ -42,11 +39,8 @@ from gpu_vecenv.train.optimizer import num_squares, sum_parts_launch
 from gpu_vecenv.train.perceptron import (
     METRICS,
     FlatTensors,
-    PerceptronKernels,
-    PolicyKernels,
     perceptron_of,
     tensor_cores_of,
-    why_not_fused,
     why_torch,
 )
 from gpu_vecenv.train.policy import Policy, Precision
@@ -65,35 +59,6 @@ def why_not_layerwise(policy: Policy, rollout: Rollout) -> str | None:
         return "no tensor cores"
     each = 4 * (2 * policy.view.num_parameters + METRICS + 4)
     return None if each <= LOSS_SHARED_BYTES else "an action space too large for shared memory"
-
-
-class Choice(NamedTuple):
-    """What computes a policy, and why nothing faster does, in a few words."""
-
-    kernels: PolicyKernels | None  # None: torch
-    unfused_reason: str | None  # None: PerceptronKernels do
-    torch_reason: str | None  # None: kernels do
-
-
-def choose_kernels(policy: Policy, rollout: Rollout, precision: Precision, chunk_rows: int) -> Choice:
-    """The fastest of PerceptronKernels, LayerwiseKernels, HostKernels and torch that computes a policy.
-
-    Args:
-        policy: The policy.
-        rollout: The samples.
-        precision: Of the matrix products.
-        chunk_rows: The largest number of rows of a forward pass, see ``PPOConfig``.
-    """
-    unfused_reason = why_not_fused(policy, rollout, precision)
-    if unfused_reason is None:
-        return Choice(PerceptronKernels(policy, rollout, precision), None, None)
-    if rollout.env.device.type == "cpu" and rollout.env.functions.backend.tensor_cores is None:
-        torch_reason = why_not_on_host(policy, rollout, precision)
-        kernels = HostKernels(policy, rollout, precision) if torch_reason is None else None
-        return Choice(kernels, unfused_reason, torch_reason)
-    if torch_reason := why_not_layerwise(policy, rollout):
-        return Choice(None, unfused_reason, torch_reason)
-    return Choice(LayerwiseKernels(policy, rollout, precision, chunk_rows), unfused_reason, None)
 
 
 class LayerwiseKernels:

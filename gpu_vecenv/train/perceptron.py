@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,15 +19,12 @@ from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.encoders import EncodedActorCritic
-from gpu_vecenv.train.layers import has_hooks, parameters_of
+from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.learner_kernels import LossSettings, loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
-from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
-from gpu_vecenv.train.sequences import RecurrentStates
 
 METRICS = 5  # of ppo.loss
 MAX_PARTS_BYTES = 256 << 20  # of the blocks' partial sums
@@ -391,43 +388,6 @@ class Compiled:
     arguments: dict[str, Any]  # beside those that all kernels have
 
 
-class GradientsCall(Protocol):
-    """Computes the gradients of the samples ``indices`` (rows,) int64, see ``PerceptronKernels.gradients``."""
-
-    def __call__(self, *, indices: torch.Tensor, moments: torch.Tensor) -> None:
-        """Compute them."""
-
-
-class ForwardCall(Protocol):
-    """Computes the outputs and values of a step's observations, see ``PerceptronKernels.forward``."""
-
-    def __call__(
-        self,
-        *,
-        obs: torch.Tensor,
-        action_mask: torch.Tensor | None,
-        outputs: torch.Tensor | None,
-        values: torch.Tensor,
-    ) -> None:
-        """Compute them."""
-
-
-class PolicyKernels(Protocol):
-    """What computes a policy in place of torch: ``PerceptronKernels`` or ``LayerwiseKernels``."""
-
-    policy: Policy
-    parameters: FlatTensors
-
-    def begin_rollout(self) -> None:
-        """Called before the first forward pass after the weights may have changed."""
-
-    def gradients(self, rows: int, settings: LossSettings) -> tuple[GradientsCall, torch.Tensor]:
-        """See ``PerceptronKernels.gradients``."""
-
-    def forward(self) -> ForwardCall:
-        """See ``PerceptronKernels.forward``."""
-
-
 class PerceptronKernels:
     """The kernels of one policy: gradients of minibatches, and the forward pass of a step's observations.
 
@@ -528,62 +488,3 @@ class PerceptronKernels:
             masked_logit=torch.finfo(torch.float32).min,
             rows=rows,
         )
-
-
-class Forward:
-    """The forward pass of a policy in a rollout, by its kernels or by torch.
-
-    Args:
-        policy: The policy.
-        rollout: Has the observations, and stores the values.
-        outputs: (E, A, sampler.num_parameters) float32, where the parameters of its agents' distributions are written.
-        kernels: Of the policy; None: torch.
-        states: Of the policy, if it is recurrent.
-    """
-
-    def __init__(
-        self,
-        policy: Policy,
-        rollout: Rollout,
-        outputs: torch.Tensor,
-        kernels: PolicyKernels | None,
-        states: RecurrentStates | None = None,
-    ) -> None:
-        self.policy, self.rollout, self.outputs = policy, rollout, outputs
-        self.kernels, self.states, self._context = kernels, states, RolloutContext(policy, rollout)
-        self._launch = None if kernels is None else kernels.forward()
-
-    def adopt(self) -> None:
-        """Let the kernels read the policy's parameters, whose tensors a caller may have replaced."""
-        if self.kernels is not None:
-            self.kernels.parameters.adopt(parameters_of(self.policy))
-
-    def __call__(self, t: int, *, only_values: bool = False) -> None:
-        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float.
-
-        Weights must not change between step 0 and the steps after it. A recurrent policy takes the step, unless only
-        values are computed.
-        """
-        data, view = self.rollout, self.policy.view
-        mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
-        if self.kernels is not None and self._launch is not None and is_plain(self.policy):
-            if t == 0:
-                self.kernels.begin_rollout()
-            self._launch(
-                obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
-                action_mask=data.action_mask[t] if data.action_mask is not None and mask is not None else None,
-                outputs=None if only_values else self.outputs,
-                values=data.values[t],
-            )
-            return
-        if self.states is None:
-            context = self._context.of_step(t)
-            outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]), context=context)
-        else:
-            if not only_values:
-                self.states.begin_step(t)
-            outputs, data.values[t][:, view.agents], state = self.policy(view.obs(data.obs[t]), self.states.current)
-            if not only_values:
-                self.states.end_step(state, data.active[t][:, view.agents])
-        if not only_values:
-            self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)

@@ -41,13 +41,12 @@ from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
-from gpu_vecenv.train.layerwise import choose_kernels
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
 from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
-from gpu_vecenv.train.perceptron import Forward
 from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import RewardFunction

@@ -24,7 +24,7 @@ from gpu_vecenv import VecEnv
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
-from gpu_vecenv.train.layerwise import Choice, choose_kernels
+from gpu_vecenv.train.policy_kernels import Choice, choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 

@@ -25,7 +25,8 @@ from gpu_vecenv.train.fused_rollout import (
     fused_rollout,
     why_not_fused,
 )
-from gpu_vecenv.train.perceptron import Forward, PerceptronKernels, TileShape
+from gpu_vecenv.train.perceptron import PerceptronKernels, TileShape
+from gpu_vecenv.train.policy_kernels import Forward
 from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_storage import Rollout

@@ -33,8 +33,9 @@ from gpu_vecenv.compile import function_manager
 from gpu_vecenv.train import layerwise
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.layers import kernel_on
-from gpu_vecenv.train.layerwise import Choice, LayerwiseKernels, choose_kernels, multiply, why_not_layerwise
+from gpu_vecenv.train.layerwise import LayerwiseKernels, multiply, why_not_layerwise
 from gpu_vecenv.train.perceptron import METRICS, PerceptronKernels
+from gpu_vecenv.train.policy_kernels import Choice, choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.run import computed_by

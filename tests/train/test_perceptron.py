@@ -33,7 +33,6 @@ from gpu_vecenv.compile.backends import host
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.host_kernels import TILE, HostKernels, why_not_on_host
 from gpu_vecenv.train.layers import kernel_on
-from gpu_vecenv.train.layerwise import Choice
 from gpu_vecenv.train.perceptron import (
     FORWARD_TILES,
     GRADIENT_TILES,
@@ -42,6 +41,7 @@ from gpu_vecenv.train.perceptron import (
     TileShape,
     why_not_fused,
 )
+from gpu_vecenv.train.policy_kernels import Choice
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.trainer import Trainer
 

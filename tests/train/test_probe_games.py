@@ -21,7 +21,7 @@ from games.probes import (
 import gpu_vecenv.train.learner
 import gpu_vecenv.train.trainer
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train import layerwise
+from gpu_vecenv.train import policy_kernels
 from gpu_vecenv.train.learner_kernels import LossKernel
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig, advantages
@@ -360,7 +360,7 @@ def with_fault(game, fault, device, monkeypatch):
         return launch
 
     monkeypatch.setattr(gpu_vecenv.train.trainer, "advantage_launch", faulty)
-    by_torch = layerwise.Choice(None, *2 * ["faults are planted in torch's path"])
+    by_torch = policy_kernels.Choice(None, *2 * ["faults are planted in torch's path"])
     monkeypatch.setattr(gpu_vecenv.train.trainer, "choose_kernels", lambda *_: by_torch)
     trainer = trained(game, device)
     errors, apart = next(shown(game, trainer, device))
@@ -400,10 +400,10 @@ def test_survivors_fails_if_rows_of_ended_agents_count(device, monkeypatch):
     """Whoever has left sees what the last one sees at the start, and is paid nothing."""
 
     class WithTheDead(LossKernel):
-        def __init__(self, policy, rollout, **settings):
+        def __init__(self, policy, rollout, settings, chunk):
             everyone = copy.copy(rollout)
             everyone.active = torch.ones_like(rollout.active)
-            super().__init__(policy, everyone, **settings)
+            super().__init__(policy, everyone, settings, chunk=chunk)
 
     monkeypatch.setattr(gpu_vecenv.train.learner, "LossKernel", WithTheDead)
     errors, *_ = with_fault(Survivors(), with_rows_of_the_dead, device, monkeypatch)

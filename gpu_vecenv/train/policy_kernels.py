@@ -1,0 +1,146 @@
+"""What computes a policy: kernels of the default network where there are some, otherwise torch.
+
+``choose_kernels`` takes the fastest; ``Forward`` is the forward pass of a rollout by either.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+from gpu_vecenv.train.distributions import masked
+from gpu_vecenv.train.host_kernels import HostKernels, why_not_on_host
+from gpu_vecenv.train.layers import parameters_of
+from gpu_vecenv.train.layerwise import LayerwiseKernels, why_not_layerwise
+from gpu_vecenv.train.learner_kernels import LossSettings
+from gpu_vecenv.train.perceptron import FlatTensors, PerceptronKernels, is_plain, why_not_fused
+from gpu_vecenv.train.policy import Policy, Precision
+from gpu_vecenv.train.rollout_context import RolloutContext
+from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.sequences import RecurrentStates
+
+
+class GradientsCall(Protocol):
+    """Computes the gradients of the samples ``indices`` (rows,) int64, see ``PerceptronKernels.gradients``."""
+
+    def __call__(self, *, indices: torch.Tensor, moments: torch.Tensor) -> None:
+        """Compute them."""
+
+
+class ForwardCall(Protocol):
+    """Computes the outputs and values of a step's observations, see ``PerceptronKernels.forward``."""
+
+    def __call__(
+        self,
+        *,
+        obs: torch.Tensor,
+        action_mask: torch.Tensor | None,
+        outputs: torch.Tensor | None,
+        values: torch.Tensor,
+    ) -> None:
+        """Compute them."""
+
+
+class PolicyKernels(Protocol):
+    """What computes a policy in place of torch: ``PerceptronKernels``, ``LayerwiseKernels`` or ``HostKernels``."""
+
+    policy: Policy
+    parameters: FlatTensors
+
+    def begin_rollout(self) -> None:
+        """Called before the first forward pass after the weights may have changed."""
+
+    def gradients(self, rows: int, settings: LossSettings) -> tuple[GradientsCall, torch.Tensor]:
+        """See ``PerceptronKernels.gradients``."""
+
+    def forward(self) -> ForwardCall:
+        """See ``PerceptronKernels.forward``."""
+
+
+class Choice(NamedTuple):
+    """What computes a policy, and why nothing faster does, in a few words."""
+
+    kernels: PolicyKernels | None  # None: torch
+    unfused_reason: str | None  # None: PerceptronKernels do
+    torch_reason: str | None  # None: kernels do
+
+
+def choose_kernels(policy: Policy, rollout: Rollout, precision: Precision, chunk_rows: int) -> Choice:
+    """The fastest of PerceptronKernels, LayerwiseKernels, HostKernels and torch that computes a policy.
+
+    Args:
+        policy: The policy.
+        rollout: The samples.
+        precision: Of the matrix products.
+        chunk_rows: The largest number of rows of a forward pass, see ``PPOConfig``.
+    """
+    unfused_reason = why_not_fused(policy, rollout, precision)
+    if unfused_reason is None:
+        return Choice(PerceptronKernels(policy, rollout, precision), None, None)
+    if rollout.env.device.type == "cpu" and rollout.env.functions.backend.tensor_cores is None:
+        torch_reason = why_not_on_host(policy, rollout, precision)
+        kernels = HostKernels(policy, rollout, precision) if torch_reason is None else None
+        return Choice(kernels, unfused_reason, torch_reason)
+    if torch_reason := why_not_layerwise(policy, rollout):
+        return Choice(None, unfused_reason, torch_reason)
+    return Choice(LayerwiseKernels(policy, rollout, precision, chunk_rows), unfused_reason, None)
+
+
+class Forward:
+    """The forward pass of a policy in a rollout, by its kernels or by torch.
+
+    Args:
+        policy: The policy.
+        rollout: Has the observations, and stores the values.
+        outputs: (E, A, sampler.num_parameters) float32, where the parameters of its agents' distributions are written.
+        kernels: Of the policy; None: torch.
+        states: Of the policy, if it is recurrent.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        rollout: Rollout,
+        outputs: torch.Tensor,
+        kernels: PolicyKernels | None,
+        states: RecurrentStates | None = None,
+    ) -> None:
+        self.policy, self.rollout, self.outputs = policy, rollout, outputs
+        self.kernels, self.states, self._context = kernels, states, RolloutContext(policy, rollout)
+        self._launch = None if kernels is None else kernels.forward()
+
+    def adopt(self) -> None:
+        """Let the kernels read the policy's parameters, whose tensors a caller may have replaced."""
+        if self.kernels is not None:
+            self.kernels.parameters.adopt(parameters_of(self.policy))
+
+    def __call__(self, t: int, *, only_values: bool = False) -> None:
+        """Step t's parameters and values, or only the values. Parameters of forbidden choices are the least float.
+
+        Weights must not change between step 0 and the steps after it. A recurrent policy takes the step, unless only
+        values are computed.
+        """
+        data, view = self.rollout, self.policy.view
+        mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
+        if self.kernels is not None and self._launch is not None and is_plain(self.policy):
+            if t == 0:
+                self.kernels.begin_rollout()
+            self._launch(
+                obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
+                action_mask=data.action_mask[t] if data.action_mask is not None and mask is not None else None,
+                outputs=None if only_values else self.outputs,
+                values=data.values[t],
+            )
+            return
+        if self.states is None:
+            context = self._context.of_step(t)
+            outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]), context=context)
+        else:
+            if not only_values:
+                self.states.begin_step(t)
+            outputs, data.values[t][:, view.agents], state = self.policy(view.obs(data.obs[t]), self.states.current)
+            if not only_values:
+                self.states.end_step(state, data.active[t][:, view.agents])
+        if not only_values:
+            self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)
