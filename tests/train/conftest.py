@@ -20,6 +20,15 @@ def device_of_networks(request, monkeypatch):
     return "cpu"
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """For a whole module, as fixtures of modules train too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums over rows then always have the same order
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def command(capsys, monkeypatch, tmp_path):
     """Runs a command line in an empty folder: exit code, output, lines of errors."""

@@ -3,13 +3,22 @@
 import contextlib
 import dataclasses
 from itertools import product
-from typing import NamedTuple
 
 import pytest
 import torch
 from games.crew import Crew
 from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
+from support.kernel_trainers import (
+    Run,
+    Trainers,
+    check_hooks,
+    check_replaced_weights,
+    check_resume,
+    check_training,
+    state_of,
+    tolerance,
+)
 from support.perceptrons import (
     APART,
     BOTH,
@@ -32,10 +41,9 @@ import gpu_vecenv
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.train import layerwise
 from gpu_vecenv.train.host_kernels import HostKernels
-from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.layerwise import LayerwiseKernels, multiply, why_not_layerwise
 from gpu_vecenv.train.perceptron import METRICS, PerceptronKernels
-from gpu_vecenv.train.policy_kernels import Choice, choose_kernels
+from gpu_vecenv.train.policy_kernels import choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.run import computed_by
@@ -357,14 +365,6 @@ def test_a_cpu_has_kernels_of_its_own():
 # The trainer
 
 
-class Run(NamedTuple):
-    """A game, and how it is trained."""
-
-    game: object
-    config: dict
-    arguments: dict = {}  # noqa: RUF012
-
-
 RUNS = {
     "two trunks": Run("cartpole", {"shared_trunk": False, "num_minibatches": 1, "chunk_rows": 20}),
     "target_kl": Run(
@@ -377,40 +377,16 @@ RUNS = {
 
 
 @pytest.fixture
-def trainer_of(monkeypatch):
+def trainer_of(monkeypatch, one_thread):
     """Trainers whose networks are computed layer by layer, with emulated kernels, or by torch."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over rows then always have the same order
-    kernel_on(torch.device("cpu"))
+    trainers = Trainers(monkeypatch, LittleMemory, 6, num_steps=4, num_epochs=1)
 
-    def make(run, *, layerwise, seed=3):
-        with monkeypatch.context() as patch:
-            if layerwise:
-                patch.setattr(function_manager, "select", lambda device, driver=None: LittleMemory())
-            else:
-                by_torch = Choice(None, *2 * ["to compare"])
-                patch.setattr(gpu_vecenv.train.trainer, "choose_kernels", lambda *_: by_torch)
-            env = gpu_vecenv.make(run.game, 6, "cpu", autoreset_mode="next_step", **run.arguments)
-            config = {"num_steps": 4, "num_epochs": 1, "num_minibatches": 2, "hidden_sizes": (24, 16), **run.config}
-            trainer = Trainer(env, PPOConfig(total_steps=10**6, **config), seed=seed)
-        assert all((reason is None) == layerwise for reason in trainer.torch_reasons.values())
-        assert None not in trainer.unfused_reasons.values() and trainer.by_kernels == layerwise
+    def make(run, *, kernels):
+        trainer = trainers(run, kernels=kernels)
+        assert None not in trainer.unfused_reasons.values()
         return trainer
 
-    yield make
-    torch.set_num_threads(threads)
-
-
-def weights(trainer):
-    return [p.detach().clone() for policy in trainer.policies.values() for p in policy.parameters()]
-
-
-def distance(one, other):
-    return max((a - b).abs().max().item() for a, b in zip(weights(one), weights(other), strict=True))
-
-
-def state_of(trainer):
-    return {name: tensor.clone() for name, tensor in trainer.state()[0].items()}
+    return make
 
 
 @pytest.mark.parametrize(
@@ -418,38 +394,18 @@ def state_of(trainer):
 )
 def test_layer_by_layer_trains_what_torch_trains(name, trainer_of):
     run = RUNS[name]
-    by_torch, by_layers = (trainer_of(run, layerwise=layerwise) for layerwise in (False, True))
-    before = weights(by_layers)
-    for _ in range(2):
-        expected, found = by_torch.train_iteration(), by_layers.train_iteration()
-        for role in by_torch.learners:
-            for metric in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "explained_variance"):
-                key = f"{metric}_{role}"
-                # Of sums that cancel; and weights that are up to 10% of a step apart, see test_perceptron.py.
-                assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
-            for metric in ("clip_fraction", "skipped_fraction"):
-                assert found[f"{metric}_{role}"] == expected[f"{metric}_{role}"]
-    step = run.config.get("learning_rate", 3e-4)
-    moved = max((a - b).abs().max().item() for a, b in zip(weights(by_layers), before, strict=True))
-    assert moved > step and distance(by_torch, by_layers) < 0.1 * step
+    moved, _ = check_training(trainer_of, run, iterations=2)
+    assert moved > 10 * tolerance(run)
 
 
 @pytest.mark.parametrize("name", ["box", *(pytest.param(n, marks=pytest.mark.slow) for n in ("target_kl", "roles"))])
 def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
-    trainer = trainer_of(RUNS[name], layerwise=True)
-    trainer.train_iteration()
-    path = trainer.save(tmp_path / "checkpoint")
-    trainer.train_iteration()
-    other = trainer_of(RUNS[name], layerwise=True)
-    other.train_iteration()  # state of its own, which the checkpoint replaces
-    other.load(path)
-    other.train_iteration()
-    assert equal_bits(state_of(trainer), state_of(other))
+    check_resume(trainer_of, RUNS[name], tmp_path / "checkpoint")
 
 
 def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
     """As several processes do it, or a caller with an update loop of its own."""
-    whole, stages = (trainer_of(RUNS["box"], layerwise=True) for _ in range(2))
+    whole, stages = (trainer_of(RUNS["box"], kernels=True) for _ in range(2))
     for _ in range(2):
         whole.train_iteration()
         stages.begin_iteration()
@@ -462,7 +418,7 @@ def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
 
 
 def test_a_rollout_has_the_weights_of_its_first_step(trainer_of):
-    trainer = trainer_of(RUNS["box"], layerwise=True)
+    trainer = trainer_of(RUNS["box"], kernels=True)
     trainer.train_iteration()
     policy, data = trainer.policies["agent"], trainer.rollout
     with torch.no_grad():
@@ -475,20 +431,11 @@ def test_a_rollout_has_the_weights_of_its_first_step(trainer_of):
 
 
 def test_weights_that_a_caller_replaces_are_those_that_act_and_learn(trainer_of):
-    trainer, other = (trainer_of(RUNS["two trunks"], layerwise=True) for _ in range(2))
-    for each in (trainer, other):
-        each.train_iteration()
-    with torch.no_grad():
-        for a, b in zip(trainer.policies["agent"].parameters(), other.policies["agent"].parameters(), strict=True):
-            a += 0.1
-            b.data = a.detach().clone()  # another tensor
-    for each in (trainer, other):
-        each.train_iteration()
-    assert equal_bits(state_of(trainer), state_of(other))
+    check_replaced_weights(trainer_of, RUNS["two trunks"])
 
 
 def test_a_run_says_what_computes_its_policies(trainer_of, monkeypatch):
-    told = [computed_by(trainer_of(RUNS["box"], layerwise=layerwise), "agent") for layerwise in (False, True)]
+    told = [computed_by(trainer_of(RUNS["box"], kernels=kernels), "agent") for kernels in (False, True)]
     assert told == ["torch (to compare)", "kernels layer by layer (a network too large for shared memory)"]
     on_cpu = Trainer(gpu_vecenv.make("pendulum", 2, "cpu"), PPOConfig(num_steps=4, hidden_sizes=(16,)))
     assert computed_by(on_cpu, "agent") == "one kernel each, by vector instructions"
@@ -498,13 +445,7 @@ def test_a_run_says_what_computes_its_policies(trainer_of, monkeypatch):
 
 
 def test_a_network_that_gets_a_hook_is_computed_by_torch(trainer_of):
-    trainers, calls = [trainer_of(RUNS["two trunks"], layerwise=layerwise) for layerwise in (False, True)], []
-    for trainer in trainers:
-        trainer.policies["agent"].network.critic.register_forward_hook(lambda *_: calls.append(1))
-        trainer.train_iteration()
-        assert calls
-        calls.clear()
-    assert equal_bits(*(state_of(trainer) for trainer in trainers))
+    check_hooks(trainer_of, RUNS["two trunks"])
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -11,6 +10,18 @@ from games.race import Race
 from games.sacrifice import Sacrifice
 from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
+from support.kernel_trainers import (
+    Run,
+    Trainers,
+    check_hooks,
+    check_replaced_weights,
+    check_resume,
+    check_training,
+    largest_difference,
+    state_of,
+    tolerance,
+    weights,
+)
 from support.perceptrons import (
     BOTH,
     CASES,
@@ -28,11 +39,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gpu_vecenv
-from gpu_vecenv.compile import function_manager
 from gpu_vecenv.compile.backends import host
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.host_kernels import TILE, HostKernels, why_not_on_host
-from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.perceptron import (
     FORWARD_TILES,
     GRADIENT_TILES,
@@ -41,9 +50,7 @@ from gpu_vecenv.train.perceptron import (
     TileShape,
     why_not_fused,
 )
-from gpu_vecenv.train.policy_kernels import Choice
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
-from gpu_vecenv.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -375,14 +382,6 @@ def test_what_torch_computes_on_a_cpu():
 # The trainer
 
 
-class Run(NamedTuple):
-    """A game, and how it is trained."""
-
-    game: object
-    config: dict
-    arguments: dict = {}  # noqa: RUF012
-
-
 RUNS = {
     "two trunks": Run("cartpole", {"shared_trunk": False}),
     "target_kl": Run("cartpole", {**BOTH, "activation": "relu", "target_kl": 1e-5, "learning_rate": 3e-3}),
@@ -395,78 +394,23 @@ RUNS = {
 
 
 @pytest.fixture
-def trainer_of(monkeypatch):
+def trainer_of(monkeypatch, one_thread):
     """Trainers whose networks are computed by emulated kernels, or by torch."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over rows then always have the same order
-    kernel_on(torch.device("cpu"))
-
-    def make(run, *, kernels, seed=3):
-        with monkeypatch.context() as patch:
-            if kernels:
-                patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
-            else:
-                patch.setattr(gpu_vecenv.train.trainer, "choose_kernels", lambda *_: Choice(None, *2 * ["to compare"]))
-            env = gpu_vecenv.make(run.game, 8, "cpu", autoreset_mode="next_step", **run.arguments)
-            config = {"num_steps": 8, "num_epochs": 2, "num_minibatches": 2, "hidden_sizes": (24, 16), **run.config}
-            trainer = Trainer(env, PPOConfig(total_steps=10**6, **config), seed=seed)
-        assert all((reason is None) == kernels for reason in trainer.torch_reasons.values())
-        return trainer
-
-    yield make
-    torch.set_num_threads(threads)
-
-
-def weights(trainer):
-    return [p.detach().clone() for policy in trainer.policies.values() for p in policy.parameters()]
-
-
-def distance(one, other):
-    return max((a - b).abs().max().item() for a, b in zip(weights(one), weights(other), strict=True))
-
-
-def state_of(trainer):
-    return {name: tensor.clone() for name, tensor in trainer.state()[0].items()}
-
-
-# After 12 steps of Adam, at least 3 of them not skipped. A rounding of 2^-20 of a gradient changes a step of size 3e-4
-# or 3e-3 by as much, but where the gradient is about eps = 1e-5 of the largest: there by about 2^-20 / 1e-5 = 10%.
-def tolerance(run):
-    return 0.1 * run.config.get("learning_rate", 3e-4)
+    return Trainers(monkeypatch, EmulatedCudaBackend, 8, num_steps=8, num_epochs=2)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "target_kl" else pytest.mark.slow) for n in RUNS])
 def test_the_kernels_train_what_torch_trains(name, trainer_of):
     run = RUNS[name]
-    by_torch, by_kernels = (trainer_of(run, kernels=kernels) for kernels in (False, True))
-    before = weights(by_kernels)
-    for _ in range(3):
-        expected, found = by_torch.train_iteration(), by_kernels.train_iteration()
-        for role in by_torch.learners:
-            for metric in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "explained_variance"):
-                key = f"{metric}_{role}"
-                # Of sums that cancel; and weights that are up to 10% of a step apart.
-                assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
-            for metric in ("clip_fraction", "skipped_fraction"):
-                assert found[f"{metric}_{role}"] == expected[f"{metric}_{role}"]
-    moved = max((a - b).abs().max().item() for a, b in zip(weights(by_kernels), before, strict=True))
-    assert moved > 20 * tolerance(run) and distance(by_torch, by_kernels) < tolerance(run)
+    moved, found = check_training(trainer_of, run, iterations=3)
+    assert moved > 20 * tolerance(run)
     if name == "target_kl":
         assert 0 < found["skipped_fraction_agent"] < 1
 
 
 @pytest.mark.parametrize("name", ["target_kl", pytest.param("roles", marks=pytest.mark.slow)])
 def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
-    trainer = trainer_of(RUNS[name], kernels=True)
-    trainer.train_iteration()
-    path = trainer.save(tmp_path / "checkpoint")
-    trainer.train_iteration()
-    other = trainer_of(RUNS[name], kernels=True)
-    other.train_iteration()  # state of its own, which the checkpoint replaces
-    other.train_iteration()
-    other.load(path)
-    other.train_iteration()
-    assert equal_bits(state_of(trainer), state_of(other))
+    check_resume(trainer_of, RUNS[name], tmp_path / "checkpoint")
 
 
 def test_an_iteration_in_stages_trains_the_same_bits(trainer_of):
@@ -578,14 +522,7 @@ def test_an_optimizer_that_a_caller_loads_goes_on_as_loaded(trainer_of):
 
 
 def test_weights_that_a_caller_replaces_are_those_that_act_and_learn(trainer_of):
-    trainer, other = (trainer_of(RUNS["two trunks"], kernels=True) for _ in range(2))
-    with torch.no_grad():
-        for a, b in zip(trainer.policies["agent"].parameters(), other.policies["agent"].parameters(), strict=True):
-            a += 0.1
-            b.data = a.detach().clone()  # another tensor
-    for each in (trainer, other):
-        each.train_iteration()
-    assert equal_bits(state_of(trainer), state_of(other))
+    check_replaced_weights(trainer_of, RUNS["two trunks"])
 
 
 @pytest.mark.parametrize("frozen", ["network.trunk.0.weight", "network.critic.bias"])
@@ -599,14 +536,8 @@ def test_weights_that_a_caller_freezes_stay(frozen, trainer_of):
         trainer.train_iteration()
         assert [name for name, p in parameters.items() if p.equal(before[name])] == [frozen]
         runs.append(trainer)
-    assert distance(*runs) < tolerance(RUNS["box"])
+    assert largest_difference(*map(weights, runs)) < tolerance(RUNS["box"])
 
 
 def test_a_network_that_gets_a_hook_is_computed_by_torch(trainer_of):
-    trainers, calls = [trainer_of(RUNS["two trunks"], kernels=kernels) for kernels in (False, True)], []
-    for trainer in trainers:
-        trainer.policies["agent"].network.critic.register_forward_hook(lambda *_: calls.append(1))
-        trainer.train_iteration()
-        assert calls
-        calls.clear()
-    assert equal_bits(*(state_of(trainer) for trainer in trainers))
+    check_hooks(trainer_of, RUNS["two trunks"])

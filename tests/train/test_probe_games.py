@@ -234,14 +234,6 @@ VALUES_WITHIN, CONSTANT_WITHIN = 0.12, 1.0
 ACTIONS_WITHIN = 0.05
 
 
-@pytest.fixture
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over rows then always have the same order
-    yield
-    torch.set_num_threads(before)
-
-
 def trained(game, device, policies=None, **changes):
     """The policies of 40 short iterations."""
     env = gpu_vecenv.make(game, 32, device, autoreset_mode="next_step")

@@ -27,12 +27,7 @@ RATIO_WITHIN = 1e-5  # of a ratio with unchanged weights: products of other numb
 SCRIPT = {"num_leads": 2, "num_others": 2, "leave": 2, "max_steps": 7}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over rows then always have the same order
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

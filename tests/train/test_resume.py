@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from reliability.resume import DEADLINE, differences, ended, kill_and_resume, names, process, same_bits, saved, table
 from support.bitwise import equal_bits
 
@@ -34,12 +33,7 @@ GRID = "tag_gridworld --max-steps 5".split()
 CONSTANT = "--final-learning-rate None --final-clip None --final-entropy-coefficient None"
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over rows then always have the same order
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

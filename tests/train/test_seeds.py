@@ -6,7 +6,6 @@ import shutil
 import signal
 
 import pytest
-import torch
 from reliability.resume import DEADLINE, differences, ended, process, saved, table, wait_for
 
 import gpu_vecenv
@@ -24,12 +23,7 @@ GRID = ["train", "tag_gridworld", "--max-steps", "5", *OPTIONS]
 SHORT = PPOConfig(total_steps=4 * STEPS, num_steps=4, num_minibatches=2, num_epochs=1, hidden_sizes=(8,))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums over rows then always have the same order
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
