@@ -81,7 +81,7 @@ class Sequences:
                 f"num_minibatches is {num_minibatches}; expected a divisor of the number of sequences, num_steps / "
                 f"sequence_length x num_envs x agents = {' x '.join(map(str, firsts.shape))} = {firsts.numel()}"
             )
-        self._firsts = firsts.flatten()
+        self._firsts = firsts.flatten().contiguous()
         self._steps = samples[: self.length, 0, 0].clone()  # what each step adds to the index of the first sample
 
     def shuffle(

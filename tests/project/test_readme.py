@@ -98,7 +98,11 @@ def test_only_the_predecessors_code_is_skipped() -> None:
 @pytest.mark.parametrize(
     ("document", "code"), [pytest.param(*block, id=f"{block[0]}-{i}") for i, block in enumerate(blocks("python"))]
 )
-def test_python_blocks_run(document: str, code: str, tmp_path: Path) -> None:
+def test_python_blocks_run(document: str, code: str, made_before: Path, tmp_path: Path) -> None:
+    if "onnxruntime" in code:
+        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+        exported = ["export", made_before / "run", "--format", "onnx", "--out", "tagger_files"]
+        assert run(tmp_path, "-m", "gpu_vecenv.cli", *map(str, exported)).returncode == 0
     for language in ("python", "cuda"):  # a block that says which file it is, lies beside the one that runs
         for where, text in blocks(language):
             name = FILE_NAME.match(text)
@@ -128,8 +132,10 @@ def made_before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_commands_run(command: str, made_before: Path, tmp_path: Path) -> None:
     _, verb, *arguments = shlex.split(command)
     assert verb in COMMANDS
+    if "onnx" in arguments:
+        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     helps, resumes = "--help" in arguments, "--resume" in arguments
-    takes_runs = resumes or verb in ("evaluate", "plot", "replay")
+    takes_runs = resumes or verb in ("evaluate", "export", "plot", "replay")
     for old in re.findall(r"\bruns?/[\w-]+", " ".join(arguments)) if takes_runs else ():
         shutil.copytree(made_before / "run", tmp_path / old)
     for old in ("replays", "trained") if verb == "replay" and arguments[0] != "record" else ():

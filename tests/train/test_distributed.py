@@ -68,7 +68,10 @@ def step_once(folder):
         trainer.train_iteration()
         for name, learner in trainer.learners.items():
             found[f"before.{name}"] = torch.cat([p.detach().flatten() for p in before[name].parameters()])
-            alone = Learner(before[name], ONE_STEP, trainer.rollout, seed=3, world=World(), graph_pool=None)
+            kernels = type(trainer.kernels[name])(before[name], trainer.rollout, ONE_STEP.precision)
+            alone = Learner(
+                before[name], ONE_STEP, trainer.rollout, seed=3, world=World(), graph_pool=None, kernels=kernels
+            )
             run_update(alone)
             found[f"own.{name}"] = alone.flat_grad.clone()
             found[f"average.{name}"] = learner.flat_grad.clone()

@@ -89,6 +89,7 @@ GAMES_OF_ALL_KINDS = {
     "leaving, two heads": ("tag_continuous", LEAVING, {"normalize_obs": True, "normalize_returns": True}),
     "Box": ("pendulum", {"max_steps": 5}, {"squash": "tanh", "shared_trunk": False, "activation": "relu"}),
     "recall": (Recall, {}, {"sequence_length": None}),
+    "whole rollouts of one agent among several": (Script, {**SCRIPT, "num_leads": 1}, {"sequence_length": None}),
     "one step": (Script, SCRIPT, {"sequence_length": 1}),
 }
 
