@@ -25,7 +25,8 @@ from gpu_vecenv.files import replace_file
 from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.distributions import masked, squashed
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.policy import OBS_CLIP, Policy, flat
+from gpu_vecenv.train.normalizers import OBS_CLIP
+from gpu_vecenv.train.policy import Policy, flat
 
 FileFormat = Literal["onnx", "torchscript"]
 SUFFIXES: dict[FileFormat, str] = {"onnx": ".onnx", "torchscript": ".pt"}

@@ -19,9 +19,10 @@ from gpu_vecenv.envs.registry import GAMES, configure, find_game
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
 from gpu_vecenv.train.encoders import make_encoder
-from gpu_vecenv.train.policy import Policy, RoleView, num_inputs
+from gpu_vecenv.train.policy import Policy, num_inputs
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.recurrent import recurrent_weights
+from gpu_vecenv.train.role_view import RoleView
 
 
 class GamePolicy(nn.Module):

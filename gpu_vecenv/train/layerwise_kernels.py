@@ -12,8 +12,8 @@ from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
 from gpu_vecenv.train.learner_kernels import loss_arguments
+from gpu_vecenv.train.normalizers import OBS_CLIP
 from gpu_vecenv.train.perceptron import METRICS, Perceptron
-from gpu_vecenv.train.policy import OBS_CLIP
 
 BLOCK = 256  # threads per block; the same as BLOCK in layerwise.cu
 LOSS_BLOCK = 128  # threads per block of the loss; the same as LOSS_BLOCK in layerwise.cu

@@ -21,9 +21,10 @@ from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import LossKernel, LossSettings, RowGather, clip_grad_norm_launch, shuffle_launch
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.normalizer_kernels import NormalizerUpdate, obs_update, reward_update, state_update
+from gpu_vecenv.train.normalizers import ValueNorm
 from gpu_vecenv.train.optimizer import adam_launch, num_squares, sum_parts_launch
 from gpu_vecenv.train.perceptron import FlatTensors, is_plain
-from gpu_vecenv.train.policy import Policy, ValueNorm
+from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import PolicyKernels
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_context import RolloutContext

@@ -10,8 +10,9 @@ import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Context
-from gpu_vecenv.train.policy import Policy, RoleView
+from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
+from gpu_vecenv.train.role_view import RoleView
 
 NUM_ROWS = 32  # that are compared: so few that leaving out half of them changes a mean over all by a lot
 # A row's results may differ by rounding: the kernel of a matrix product, and with it the order of its sums, depends on

@@ -15,7 +15,8 @@ from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.policy import Normalizer, RoleView
+from gpu_vecenv.train.normalizers import Normalizer
+from gpu_vecenv.train.role_view import RoleView
 from gpu_vecenv.train.rollout_storage import Rollout
 
 MOMENTS_BLOCK = 256  # threads per block; the same as MOMENTS_BLOCK in normalizers.cu

@@ -23,7 +23,8 @@ from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.learner_kernels import LossSettings, loss_arguments, loss_values
 from gpu_vecenv.train.networks import ActorCritic
-from gpu_vecenv.train.policy import OBS_CLIP, Policy, Precision
+from gpu_vecenv.train.normalizers import OBS_CLIP
+from gpu_vecenv.train.policy import Policy, Precision
 from gpu_vecenv.train.rollout_storage import Rollout
 
 METRICS = 5  # of ppo.loss

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -13,8 +12,6 @@ from torch import nn
 
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.declare.obs_parts import EntityList
-from gpu_vecenv.engine.running_statistics import merge_moments
 from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import NO_CONTEXT, Context, Tower, state_size
@@ -27,175 +24,12 @@ from gpu_vecenv.train.distributions import (
 from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder, unit_scaled
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, ActorCritic
+from gpu_vecenv.train.normalizers import Normalizer, ValueNorm
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, kept
+from gpu_vecenv.train.role_view import RoleView
 
 Precision = Literal["float32", "tf32", "bfloat16"]
 NetworkKind = Literal["mlp", "cnn", "entities", "gru", "lstm"]
-VAR_EPS = 1e-8  # added to variances
-OBS_CLIP = 10.0  # normalised observations are clamped to [-OBS_CLIP, OBS_CLIP]: limits the influence of outliers
-
-
-class RoleView:
-    """The parts of a game's tensors that belong to the agents of some roles.
-
-    ``agents`` is their slice of the agent axis, ``obs_slice`` the slices of the observation axes that they use,
-    ``obs_parts`` the parts of their observations (None if they declare none, or different ones), ``parameter_columns``
-    their columns of the parameter axis, ``continuous`` whether they have a Box, ``head_sizes`` the choices of each of
-    their heads (empty for a Box), ``bounds`` those of their Box.
-
-    Raises:
-        ConfigError: The roles are unknown, not adjacent, or differ in observations or actions.
-    """
-
-    def __init__(self, game: Env, roles: Sequence[str], device: torch.device | None = None) -> None:
-        name, known = type(game).__name__, list(game.layout.roles)
-        if unknown := [role for role in roles if role not in known]:
-            raise ConfigError(f"unknown role {', '.join(map(repr, unknown))} of {name}; the roles are {known}")
-        first, action = roles[0], game.layout.action
-        for role in roles:
-            kinds = {name: (action.sizes[name], action.bounds.get(name)) for name in (role, first)}
-            shapes, spaces = game.layout.observation.shapes, action.spaces
-            if shapes[role] != shapes[first] or kinds[role] != kinds[first]:
-                raise ConfigError(
-                    f"{role!r} of {name} has observations {shapes[role]} and actions {spaces[role]}, {first!r} has "
-                    f"{shapes[first]} and {spaces[first]}; expected equal ones: configure one policy for each"
-                )
-        slices = [game.layout.role_slices[role] for role in roles]
-        if any(after.start != before.stop for before, after in pairwise(slices)):
-            raise ConfigError(
-                f"a policy cannot be shared by {' and '.join(roles)} of {name}; expected adjacent "
-                f"roles in the order of {known}"
-            )
-        self.roles, self.agents = tuple(roles), slice(slices[0].start, slices[-1].stop)
-        self.num_agents = self.agents.stop - self.agents.start
-        self.obs_slice, self.obs_shape = game.layout.observation.own(first), game.layout.observation.shapes[first]
-        parts = [game.layout.observation.parts.get(role) for role in roles]
-        self.obs_parts = parts[0] if all(part == parts[0] for part in parts) else None
-        self.continuous, self.num_heads = first in action.bounds, len(action.sizes[first])
-        self.bounds = action.bounds.get(first, ((), ()))
-        self.head_sizes = () if self.continuous else action.sizes[first]
-        self.parameter_columns: slice | torch.Tensor = slice(0, 2 * self.num_heads)
-        if not self.continuous:
-            widest, offset, columns = action.head_sizes, 0, list[int]()
-            for head, size in enumerate(self.head_sizes):
-                columns += range(offset, offset + size)
-                offset += widest[head]
-            whole = columns == list(range(len(columns)))
-            self.parameter_columns = slice(0, len(columns)) if whole else torch.tensor(columns, device=device)
-        self.num_parameters = 2 * self.num_heads if self.continuous else sum(self.head_sizes)
-
-    def obs(self, rows: torch.Tensor) -> torch.Tensor:
-        """These agents' observations (num_envs, count, *obs_shape), a view of (num_envs, num_agents, *shape)."""
-        return rows[(slice(None), self.agents, *self.obs_slice)]
-
-    def mask(self, action_mask: torch.Tensor | None) -> torch.Tensor | None:
-        """These agents' columns of a game's masks (…, num_logits); None for a Box, which has no choices to mask."""
-        return None if action_mask is None or self.continuous else action_mask[..., self.parameter_columns]
-
-
-class Normalizer(nn.Module):
-    """Running mean and variance of all rows seen, weighted equally; float64 buffers, saved with the policy.
-
-    Args:
-        shape: Shape of one row.
-        entities: Lists of entities in a row. Each is normalised with the statistics of all entities of its list, so
-            that their order does not matter, and a feature that tells their presence stays as it is.
-    """
-
-    mean: torch.Tensor
-    var: torch.Tensor
-    count: torch.Tensor
-
-    def __init__(self, shape: Sequence[int] = (), entities: Sequence[EntityList] = ()) -> None:
-        super().__init__()
-        self.entities = tuple(entities)
-        for index, one in enumerate(self.entities):
-            self.register_buffer(f"columns_{index}", torch.tensor(one.columns), persistent=False)
-        self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
-        self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
-        self.register_buffer(
-            "count", torch.tensor(1e-4, dtype=torch.float64)
-        )  # weight of the initial mean and variance
-
-    @property
-    def std(self) -> torch.Tensor:
-        """Standard deviation, (*shape) float32."""
-        return (self.var + VAR_EPS).sqrt().float()
-
-    def moments(self, rows: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Count, sum and sum of squares of the deviations from the mean, (1 + 2 * size,) float64.
-
-        Of ``rows`` (n, *shape) where ``mask`` (n,) bool is True. Moments of several batches or processes are summed.
-        """
-        deviations = torch.where(mask.view(-1, *[1] * self.mean.ndim), rows.double() - self.mean, 0)
-        return torch.cat([mask.sum()[None].double(), deviations.sum(0).flatten(), deviations.square().sum(0).flatten()])
-
-    def update_from_moments(self, moments: torch.Tensor) -> None:
-        """Update from the moments of a batch; nothing changes if it has no rows or its moments are not finite."""
-        moments = torch.where(moments.isfinite().all(), moments, 0)
-        size = moments[0]
-        delta, squares = (moments[1:] / size.clamp(min=1)).view(2, *self.mean.shape)
-        var = (squares - delta.square()).clamp(min=0)
-        own = (self.mean, self.var, self.count)
-        for old, new in zip(own, merge_moments(*own, size, delta, var), strict=True):
-            old.copy_(new)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows (…, *shape) with mean 0 and variance 1, clamped to [-10, 10], float32."""
-        mean, std = self.statistics()
-        return ((x - mean) / std).clamp(-OBS_CLIP, OBS_CLIP)
-
-    def statistics(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What rows are normalised with: mean and standard deviation, (*shape) float32 each."""
-        if not self.entities:
-            return self.mean.float(), self.std
-        mean, var = self.mean.clone(), self.var.clone()
-        for index, one in enumerate(self.entities):
-            columns: torch.Tensor = getattr(self, f"columns_{index}")
-            means, variances = mean[columns], var[columns]  # (count, features)
-            center = means.mean(0)
-            variance = variances.mean(0) + (means - center).square().mean(0)
-            for statistic, of_list in ((mean, center), (var, variance)):
-                statistic.index_copy_(0, columns.flatten(), of_list.repeat(one.count))
-            if one.presence is not None:
-                mean.index_fill_(0, columns[:, one.presence], 0)
-                var.index_fill_(0, columns[:, one.presence], 1)
-        return mean.float(), (var + VAR_EPS).sqrt().float()
-
-
-class ValueNorm(Normalizer):
-    """Statistics of returns whose weights decay, without the bias of a mean that begins at 0.
-
-    As in the reference implementation of Yu et al., "The surprising effectiveness of PPO in cooperative, multi-agent
-    games", 2022. ``count`` is the sum of the weights.
-
-    Args:
-        beta: What remains of a weight at each update.
-    """
-
-    sums: torch.Tensor
-    least_var, least_count = 0.01, 1e-5
-
-    def __init__(self, beta: float) -> None:
-        super().__init__()
-        self.beta = beta
-        self.register_buffer("sums", torch.zeros(2, dtype=torch.float64))  # weighted, of returns and their squares
-        self.var.fill_(self.least_var)
-        self.count.zero_()
-
-    def update_from_moments(self, moments: torch.Tensor, times: int = 1) -> None:
-        """Update, so many times, from the count, sum and sum of squares of returns, (3,) float64.
-
-        Nothing changes if there are none, or if the moments are not finite.
-        """
-        usable = moments.isfinite().all() & (moments[0] > 0)
-        weight = self.beta**times
-        means = moments[1:] / moments[0].clamp(min=1)
-        sums, count = weight * self.sums + (1 - weight) * means, weight * self.count + (1 - weight)
-        mean, square = sums / count.clamp(min=self.least_count)
-        found = (sums, count, mean, (square - mean.square()).clamp(min=self.least_var))
-        for old, new in zip((self.sums, self.count, self.mean, self.var), found, strict=True):
-            old.copy_(torch.where(usable, new, old))
 
 
 class Policy(nn.Module):

@@ -22,15 +22,8 @@ from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Context, Critic
 from gpu_vecenv.train.networks import Activation
-from gpu_vecenv.train.policy import (
-    NetworkKind,
-    Policy,
-    Precision,
-    RoleView,
-    central_critic,
-    default_actor,
-    default_network,
-)
+from gpu_vecenv.train.policy import NetworkKind, Policy, Precision, central_critic, default_actor, default_network
+from gpu_vecenv.train.role_view import RoleView
 
 ValueLoss = Literal["squared", "huber"]
 MAPPO = {

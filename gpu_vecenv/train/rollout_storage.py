@@ -12,8 +12,8 @@ from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError
 from gpu_vecenv.train.central_critic import state_size
-from gpu_vecenv.train.policy import RoleView
 from gpu_vecenv.train.reward import RewardFunction, Shaping, Transition
+from gpu_vecenv.train.role_view import RoleView
 
 
 class Rollout:

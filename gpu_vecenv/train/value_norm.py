@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from gpu_vecenv.train.normalizer_kernels import moments_launch
-from gpu_vecenv.train.policy import Policy, ValueNorm
+from gpu_vecenv.train.normalizers import ValueNorm
+from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.rollout_storage import Rollout
 
 

@@ -4,8 +4,9 @@ import torch
 from torch import nn
 
 import gpu_vecenv
-from gpu_vecenv.train.policy import Policy, RoleView, default_network
+from gpu_vecenv.train.policy import Policy, default_network
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.role_view import RoleView
 
 # Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
 LEAVING = {"num_taggers": 3, "num_runners": 4, "side": 3.0, "tagging_distance": 0.2, "max_steps": 13}

@@ -22,8 +22,10 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.declare.obs_parts import Entities, ObservationParts, Own
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.encoders import ENTITY_UNITS, EncodedActorCritic, ImageEncoder, PartsEncoder
-from gpu_vecenv.train.policy import Normalizer, Policy, RoleView, default_network
+from gpu_vecenv.train.normalizers import Normalizer
+from gpu_vecenv.train.policy import Policy, default_network
 from gpu_vecenv.train.ppo import make_policy
+from gpu_vecenv.train.role_view import RoleView
 
 CONFIG = PPOConfig(total_steps=10**6, num_steps=4, num_epochs=2, num_minibatches=2, hidden_sizes=(16,))
 # A sum of n numbers in another order differs by at most n half ulp of the sum of their magnitudes: here n is at most 7,

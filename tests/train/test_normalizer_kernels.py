@@ -12,7 +12,8 @@ from games.scouts import Scouts
 import gpu_vecenv
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.train.normalizer_kernels import obs_update, reward_update, update_launch
-from gpu_vecenv.train.policy import Normalizer, RoleView
+from gpu_vecenv.train.normalizers import Normalizer
+from gpu_vecenv.train.role_view import RoleView
 from gpu_vecenv.train.rollout_storage import Rollout
 
 GAMMA = 0.9

@@ -22,7 +22,9 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributions import gaussian_log_probs_and_entropies, log_probs_and_entropies, masked, squashed
 from gpu_vecenv.train.networks import ActorCritic
-from gpu_vecenv.train.policy import Normalizer, Policy, RoleView, default_network
+from gpu_vecenv.train.normalizers import Normalizer
+from gpu_vecenv.train.policy import Policy, default_network
+from gpu_vecenv.train.role_view import RoleView
 
 HALF_ULP = 2.0**-24  # the most by which a float32 operation is off, relative to its result
 P_VALUE = 1e-6  # of a chance test, for a function that is right

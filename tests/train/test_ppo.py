@@ -17,7 +17,8 @@ import gpu_vecenv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.learner import LOSS_METRICS, Learner
-from gpu_vecenv.train.policy import Normalizer, Policy, default_network
+from gpu_vecenv.train.normalizers import Normalizer
+from gpu_vecenv.train.policy import Policy, default_network
 from gpu_vecenv.train.ppo import Batch, PPOConfig, loss, masked_mean, masked_normalize
 from gpu_vecenv.train.rollout_storage import Rollout
 

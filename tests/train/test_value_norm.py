@@ -12,7 +12,7 @@ from support.training import SMALL, leaving
 from gpu_vecenv import PPOConfig, Trainer
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import CheckpointFolder
-from gpu_vecenv.train.policy import ValueNorm
+from gpu_vecenv.train.normalizers import ValueNorm
 from gpu_vecenv.train.ppo import MAPPO
 from gpu_vecenv.train.rollout_context import RolloutContext
 

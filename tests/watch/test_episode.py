@@ -14,7 +14,8 @@ from gpu_vecenv.declare.env import Field, i32
 from gpu_vecenv.envs.tag_gridworld import TagGridworld
 from gpu_vecenv.errors import ConfigError, InvalidSeedError, NonFiniteError
 from gpu_vecenv.train.evaluation import evaluate
-from gpu_vecenv.train.policy import Policy, RoleView, default_network
+from gpu_vecenv.train.policy import Policy, default_network
+from gpu_vecenv.train.role_view import RoleView
 
 ALWAYS = {"obs", "active", "actions", "rewards", "terminations", "truncations"}
 # Runners leave one by one, so that some agents are inactive in a running episode; two action heads.
