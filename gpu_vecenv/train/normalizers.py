@@ -20,7 +20,7 @@ class Normalizer(nn.Module):
     Args:
         shape: Shape of one row.
         entities: Lists of entities in a row. Each is normalised with the statistics of all entities of its list, so
-            that their order does not matter, and a feature that tells their presence stays as it is.
+            that their order does not matter, and a presence feature stays as it is.
     """
 
     mean: torch.Tensor
