@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #define __CUDACC__
@@ -169,7 +170,15 @@ inline void run_block(bool backwards) {
 extern "C" __attribute__((visibility("default"))) void launch(void (*kernel)(const void*), unsigned grid,
                                                               unsigned launches, unsigned block, size_t shared_bytes,
                                                               const void* values) {
-    if (!lane_stacks) lane_stacks = (unsigned char*)malloc((size_t)MOST * STACK);
+    // Kept until the process ends, which may load hundreds of these libraries. Without MAP_NORESERVE the system counts
+    // their stacks as memory in use and then refuses to fork.
+    if (!lane_stacks)
+        lane_stacks = (unsigned char*)mmap(nullptr, (size_t)MOST * STACK, PROT_READ | PROT_WRITE,
+                                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (lane_stacks == MAP_FAILED) {
+        perror("the stacks of emulated threads");
+        abort();
+    }
     const char* order = getenv("EMULATED_THREADS");
     bool backwards = order && !strcmp(order, "backwards");
     kernel_body = kernel;
