@@ -622,6 +622,25 @@ def test_networks_that_break_the_contract_are_refused(kind, device):
         trainer_of(Recall, device, policies={"player": network})
 
 
+@pytest.mark.parametrize("network", ["gru", "lstm"])
+def test_a_central_critic_has_a_state_of_its_own(network, device):
+    trainer = far_from_even(trainer_of(Script, device, changed(network=network, critic="central"), arguments=SCRIPT))
+    trainer.train_iteration()
+    policy, obs = trainer.policies["lead"], trainer.rollout.obs[-1]
+    view, context = policy.view, RolloutContext(policy, trainer.rollout).of_step(-1)
+    state = trainer.states["lead"].current
+    of_actor = slice(policy.acting_state_size)
+    others = torch.rand_like(state)
+    own, mixed = state.clone(), others.clone()
+    mixed[..., of_actor] = own[..., of_actor]  # another state of the critic
+    with torch.no_grad():
+        found, other = (policy(view.obs(obs), given, context=context) for given in (own, mixed))
+        parameters, next_state = policy.acting(view.obs(obs), own[..., of_actor])
+    assert found[0].equal(other[0]) and found[0].equal(parameters)
+    assert found[2][..., of_actor].equal(other[2][..., of_actor]) and found[2][..., of_actor].equal(next_state)
+    assert not found[1].equal(other[1]) and not found[2].equal(other[2])
+
+
 class Actor(Own):
     """Parameters and the next state alone, for a central critic."""
 
