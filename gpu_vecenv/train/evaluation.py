@@ -80,9 +80,9 @@ class RolePolicies:
         shape = (env.num_envs, game.layout.num_agents, self._sampler.num_parameters)
         self._parameters = torch.zeros(shape, device=env.device)
         self._states = {
-            role: torch.zeros((env.num_envs, game.layout.roles[role], policy.recurrent_state_size), device=env.device)
+            role: torch.zeros((env.num_envs, game.layout.roles[role], policy.acting_state_size), device=env.device)
             for role, policy in self._policies.items()
-            if policy.recurrent_state_size
+            if policy.acting_state_size
         }
         self._validator = ActionValidator(game.layout, shape[:2], env.device)
 
@@ -117,7 +117,8 @@ class RolePolicies:
             own_obs = obs[(slice(None), agents, *view.obs_slice)]
             if role in self._states:
                 begins = (self.env.elapsed_steps == 0)[:, None].expand(own_obs.shape[:2])
-                outputs, _, state = policy(own_obs, kept(self._states[role], ~begins))
+                outputs, state = policy.acting(own_obs, kept(self._states[role], ~begins), self._agents.get(role))
+                assert state is not None
                 self._states[role] = kept(state, self.env.active[:, agents])
             else:
                 outputs = policy.parameters_of(own_obs, self._agents.get(role))

@@ -187,8 +187,8 @@ def _has_mask(policy: GamePolicy, one: Policy) -> bool:
 
 def _exported(name: str, policy: GamePolicy, one: Policy, file_format: FileFormat) -> tuple[bytes, float]:
     """A file's content, and how far its results are from the policy's."""
-    for found, what in ((one.recurrent_state_size, "is recurrent"), (one.agent_ids, "has agent_ids")):
-        if found:
+    for is_so, what in ((one.acting_state_size > 0, "is recurrent"), (one.agent_ids, "has agent_ids")):
+        if is_so:
             raise ExportError(
                 f"the policy of {name} {what}; expected one whose outputs depend on the observation alone, or "
                 "--format hub"

@@ -70,7 +70,7 @@ class GamePolicy(nn.Module):
         self.game = game
         self.policies = {role: policy for policy in policies.values() for role in policy.view.roles}
         self.configs = {role: config for name, config in (configs or {}).items() for role in name.split("+")}
-        self.recurrent_state_size: int = max(policy.recurrent_state_size for policy in policies.values())
+        self.recurrent_state_size: int = max(policy.acting_state_size for policy in policies.values())
         self._modules_of_roles = nn.ModuleList(policies.values())  # nn.Module does not register those of a dict
 
     def __getitem__(self, role: str) -> Policy:
@@ -145,8 +145,8 @@ class GamePolicy(nn.Module):
             view = policy.view
             where: tuple[Any, ...] = (..., view.agents, *view.obs_slice)
             mask = None if action_mask is None else view.mask(action_mask[..., view.agents, :])
-            own: tuple[Any, ...] = (..., view.agents, slice(policy.recurrent_state_size))
-            own_state = None if state is None or not policy.recurrent_state_size else state[own]
+            own: tuple[Any, ...] = (..., view.agents, slice(policy.acting_state_size))
+            own_state = None if state is None or not policy.acting_state_size else state[own]
             part = policy.act(obs[where], mask, state=own_state, greedy=greedy, generator=generator)
             if isinstance(part, tuple):
                 assert next_state is not None
@@ -320,7 +320,7 @@ def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: 
     shapes = [tuple(tensor.shape) for tensor in weights.values()]
     expected: list[tuple[int, ...]] = [(after, before) for before, after in pairwise(sizes)]
     if (kind == "gru" or kind == "lstm") and len(sizes) > 1:
-        expected[-1:] = recurrent_weights(sizes, kind)
+        expected[-1:] = recurrent_weights(sizes, kind, 1 if config.critic == "central" else 2)
     lacking = [shape for shape in expected if shape not in shapes]
     if lacking or len(sizes) > len(shapes) + 1:
         raise ConfigError(

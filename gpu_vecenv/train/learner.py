@@ -385,7 +385,7 @@ class Learner:
     def _outputs_of_chunks(self, indices: torch.Tensor) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
         """Of each chunk of a minibatch its indices, and the policy's parameters and values."""
         if self.sequences is not None:
-            yield from self.sequences.outputs(indices, self._chunk_sequences, self._rows)
+            yield from self.sequences.outputs(indices, self._chunk_sequences, self._rows, self._context)
             return
         for start in range(0, len(indices), self.config.chunk_rows):
             part = slice(start, start + self.config.chunk_rows)

@@ -29,14 +29,14 @@ def check_output_shapes(name: str, policy: Policy, obs: torch.Tensor) -> None:
     """Raise ConfigError unless the network returns parameters and values; ``obs`` (num_envs, num_agents, *shape)."""
     view, rows = policy.view, (len(obs), policy.view.num_agents)
     try:
-        inspect.signature(policy.network.forward).bind(*("obs", "state")[: 2 if policy.recurrent_state_size else 1])
+        inspect.signature(policy.network.forward).bind(*("obs", "state")[: 2 if policy.acting_state_size else 1])
     except TypeError as error:
         raise ConfigError(
-            f"the network of {name} has recurrent_state_size {policy.recurrent_state_size}, and its forward {error}; "
+            f"the network of {name} has recurrent_state_size {policy.acting_state_size}, and its forward {error}; "
             "expected forward(obs), or recurrent_state_size = n and forward(obs, state)"
         ) from error
     with _unchanged(policy):
-        if policy.recurrent_state_size:
+        if policy.acting_state_size:
             _check_recurrent_call(name, policy, view.obs(obs))
             return
         outputs = (policy.parameters_of(view.obs(obs)),) if policy.critic is not None else policy(view.obs(obs))
@@ -47,9 +47,9 @@ def check_output_shapes(name: str, policy: Policy, obs: torch.Tensor) -> None:
 
 
 def _check_recurrent_call(name: str, policy: Policy, obs: torch.Tensor) -> None:
-    size = policy.recurrent_state_size
+    size = policy.acting_state_size
     try:
-        policy(obs, torch.zeros((*obs.shape[:2], size), device=obs.device))
+        policy.acting(obs, torch.zeros((*obs.shape[:2], size), device=obs.device))
     except ConfigError:
         raise
     except Exception as error:
@@ -57,8 +57,9 @@ def _check_recurrent_call(name: str, policy: Policy, obs: torch.Tensor) -> None:
         raise ConfigError(
             f"the network of {name} has recurrent_state_size {size} and raises {type(error).__name__}: {error}; "
             f"expected forward(obs, state), {(rows, *policy.view.obs_shape)} and {(rows, size)}, to return parameters, "
-            "values and the next state. The first axis is that of independent rows, not time: nn.GRU and nn.LSTM need "
-            "an axis of one time step, gru(obs[None], state[None]); nn.GRUCell and nn.LSTMCell take rows"
+            f"{'' if policy.critic is not None else 'values '}and the next state. The first axis is that of "
+            "independent rows, not time: nn.GRU and nn.LSTM need an axis of one time step, "
+            "gru(obs[None], state[None]); nn.GRUCell and nn.LSTMCell take rows"
         ) from error
 
 
@@ -83,7 +84,7 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
         return
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(count, generator=generator).to(rows.device)
-    states = torch.rand((count, policy.recurrent_state_size), generator=generator).to(rows.device) * 2 - 1
+    states = torch.rand((count, policy.acting_state_size), generator=generator).to(rows.device) * 2 - 1
     all_rows, half = torch.arange(count, device=rows.device), max(count // 2, 2)
     calls = {
         "is called again: it draws random numbers or keeps some": all_rows,
@@ -95,7 +96,7 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
         expected = _outputs(policy, rows, agents, states)
         found = {what: (_outputs(policy, rows[k], agents[k], states[k]), k.flatten()) for what, k in calls.items()}
         if hasattr(policy.network, "sequence"):
-            _check_sequence(name, policy, rows, states)
+            _check_sequence(name, policy, rows, agents, states)
     for what, (outputs, indices) in found.items():
         if _differ(outputs, [x[indices] for x in expected]):
             raise ConfigError(
@@ -107,18 +108,19 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
             )
 
 
-def _check_sequence(name: str, policy: Policy, rows: torch.Tensor, states: torch.Tensor) -> None:
+def _check_sequence(name: str, policy: Policy, rows: torch.Tensor, agents: torch.Tensor, states: torch.Tensor) -> None:
     """Raise ConfigError unless ``sequence`` gives what its steps give, here of three; the second one ends episodes."""
     active = torch.tensor([True, False, True], device=rows.device)[:, None].expand(3, len(rows))
     obs, state, expected = torch.stack([rows, rows.flip(0), rows]), states, list[list[torch.Tensor]]()
     for t in range(3):
-        parameters, values, state = policy(obs[t], state)
+        *outputs, state = _outputs(policy, obs[t], agents, state)
         state = kept(state, active[t])
-        expected.append([parameters, values[:, None]])
-    parameters, values = policy.sequence(obs, states, active)
-    shapes = [tuple(parameters.shape), tuple(values.shape)]
-    wanted = [(3, *expected[0][0].shape), (3, len(rows))]
-    if shapes != wanted or any(_differ([parameters[t], values[t][:, None]], expected[t]) for t in range(3)):
+        expected.append(outputs)
+    parameters, *values = policy.outputs_of_sequence(obs, states, active, agents.expand(3, -1))
+    found = [parameters, *(x[..., None] for x in values)]
+    shapes = [tuple(x.shape) for x in found]
+    wanted = [(3, *x.shape) for x in expected[0]]
+    if shapes != wanted or any(_differ([x[t] for x in found], expected[t]) for t in range(3)):
         raise ConfigError(
             f"the network of {name} gives other outputs for a sequence, {shapes}, than for its steps, {wanted}; "
             "expected sequence(obs, state, active) to give what forward(obs, state) gives step by step, with a state "
@@ -144,12 +146,14 @@ def _some_rows(view: RoleView, obs: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _outputs(policy: Policy, obs: torch.Tensor, agents: torch.Tensor, states: torch.Tensor) -> list[torch.Tensor]:
-    """Parameters (rows, n), values (rows, 1) if they are the network's, of a recurrent policy states (rows, size)."""
+    """Parameters (rows, n), values (rows, 1) if they are the network's, of a recurrent network states (rows, size)."""
+    state = states if policy.acting_state_size else None
     if policy.critic is not None:
-        return [policy.parameters_of(obs, agents).flatten(0, -2)]
-    state = states if policy.recurrent_state_size else None
-    parameters, values, *rest = policy(obs, state, context=Context(agents=agents))
-    return [parameters.flatten(0, -2), values.flatten()[:, None], *(state.flatten(0, -2) for state in rest)]
+        found = [x for x in policy.acting(obs, state, agents) if x is not None]
+    else:
+        parameters, values, *rest = policy(obs, state, context=Context(agents=agents))
+        found = [parameters, values[..., None], *rest]
+    return [x.flatten(0, -2) for x in found]
 
 
 def _differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> bool:

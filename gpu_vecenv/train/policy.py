@@ -25,7 +25,7 @@ from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder, unit_sca
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, ActorCritic
 from gpu_vecenv.train.normalizers import Normalizer, ValueNorm
-from gpu_vecenv.train.recurrent import RecurrentActorCritic, kept
+from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower, kept
 from gpu_vecenv.train.role_view import RoleView
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -40,11 +40,12 @@ class Policy(nn.Module):
         roles: The roles that use this policy.
         network: A module with the ``forward`` of ``ActorCritic``, or with that of ``RecurrentActorCritic`` and its
             ``recurrent_state_size``; with a critic of its own one that returns the parameters of the distribution
-            alone, and is not recurrent.
-        critic: Maps a state, see ``Context``, to values (…, 1); None: the network has a critic. With ``agent_ids`` the
-            state is followed by the row's agent, like the network's input.
+            without values.
+        critic: Maps a state, see ``Context``, to values (…, 1); None: the network has a critic. With
+            ``recurrent_state_size`` it has the ``forward`` of ``RecurrentTower``. With ``agent_ids`` the state is
+            followed by the row's agent, like the network's input.
         agent_ids: The network's input is one axis, an observation followed by which of the policy's agents the row is
-            of: 1 in its place, 0 in those of the others. Not of a recurrent network.
+            of: 1 in its place, 0 in those of the others.
         normalize_obs: Keep running statistics of observations, and normalise the network's input with them; also of the
             critic's states.
         normalize_returns: Keep running statistics of discounted sums of rewards; the network predicts values as
@@ -55,10 +56,11 @@ class Policy(nn.Module):
         device: Device of weights and statistics.
 
     Attributes:
-        recurrent_state_size: Numbers in an agent's state; 0 if the network is not recurrent.
+        acting_state_size: Numbers in an agent's state when it acts, those of the network; 0 if that is not recurrent.
+        recurrent_state_size: Numbers in its state in training, in which those of a central critic follow.
 
     Raises:
-        ConfigError: The network's ``recurrent_state_size`` is no int >= 0, or not 0 with a critic or ``agent_ids``.
+        ConfigError: The network's ``recurrent_state_size`` is no int >= 0.
     """
 
     action_bounds: torch.Tensor
@@ -81,18 +83,14 @@ class Policy(nn.Module):
     ) -> None:
         super().__init__()
         self.view = RoleView(game, roles, device)
-        self.network, self.recurrent_state_size = network, getattr(network, "recurrent_state_size", 0)
-        if type(self.recurrent_state_size) is not int or self.recurrent_state_size < 0:
+        self.network, self.critic, self.agent_ids = network, critic, agent_ids
+        self.acting_state_size = size = state_size_of(network)
+        if type(size) is not int or size < 0:
             raise ConfigError(
-                f"recurrent_state_size of the network of {'+'.join(roles)} is {self.recurrent_state_size!r:.80}; "
-                "expected an int, the numbers in the state of a row"
+                f"recurrent_state_size of the network of {'+'.join(roles)} is {size!r:.80}; expected an int, the "
+                "numbers in the state of a row"
             )
-        if self.recurrent_state_size and (critic is not None or agent_ids):
-            raise ConfigError(
-                f"the network of {'+'.join(roles)} is recurrent, with a central critic or agent_ids; expected one that "
-                "is not, or critic 'own' and agent_ids False"
-            )
-        self.critic, self.agent_ids = critic, agent_ids
+        self.recurrent_state_size: int = size + (0 if critic is None else state_size_of(critic))
         central = normalize_obs and critic is not None
         self.state_normalizer = Normalizer((state_size(game),)) if central else None
         parts = network.parts if isinstance(network, EncodedActorCritic) else None
@@ -122,26 +120,22 @@ class Policy(nn.Module):
             ConfigError: ``state`` is missing or the policy is not recurrent, or a recurrent network returned other
                 shapes.
         """
-        self._check_state(obs, state)
-        if self.critic is not None:
-            parameters = self.parameters_of(obs, context.agents)
-            values = self._of_critic(context).squeeze(-1).expand(parameters.shape[:-1])
-            return self._scaled(parameters, values)
-        if state is None:
-            return self._scaled(*self._of_network(obs, context.agents))
-        if self.obs_normalizer is not None:
-            obs = self.obs_normalizer(obs)
-        leading, size = state.shape[:-1], self.recurrent_state_size
-        rows = obs.reshape(-1, *self.view.obs_shape)
-        with self._autocast(obs):
-            found = self.network(rows, state.reshape(-1, size))
-        self._check_recurrent_outputs(found, rows.shape[0])
-        parameters, values = self._scaled(*found[:2])
-        next_state = found[2].float().reshape(*leading, size)
-        return parameters.reshape(*leading, parameters.shape[-1]), values.reshape(leading), next_state
+        self._check_state(obs, state, self.recurrent_state_size)
+        leading = obs.shape[: obs.ndim - len(self.view.obs_shape)]
+        if self.critic is None:
+            parameters, values, *next_state = self._call(
+                self.network, self._inputs(obs, context.agents), state, leading
+            )
+            return *self._scaled(parameters, values), *next_state
+        of_actor, of_critic = self._split(state)
+        parameters, *next_state = self._of_actor(obs, of_actor, context.agents)
+        values, *rest = self._call(self.critic, self._critic_inputs(context, leading), of_critic, leading)
+        if state is not None:
+            next_state = [torch.cat([*next_state, *rest], -1)]
+        return *self._scaled(parameters, values.squeeze(-1)), *next_state
 
     def sequence(
-        self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor
+        self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor, *, context: Context = NO_CONTEXT
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Several steps of a recurrent policy: parameters (steps, rows, n) and values (steps, rows), as of ``forward``.
 
@@ -149,21 +143,41 @@ class Policy(nn.Module):
             obs: (steps, rows, *obs_shape).
             state: (rows, recurrent_state_size) float32, for the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
+            context: What the networks read beside the observations, with these leading axes.
         """
-        whole: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = getattr(self.network, "sequence", None)
-        if whole is not None and not has_hooks(self.network):
-            if self.obs_normalizer is not None:
-                obs = self.obs_normalizer(obs)
-            with self._autocast(obs):
-                parameters, values = whole(obs, state, active)
-            return self._scaled(parameters, values)
-        steps = []
-        for t, is_active in enumerate(active):
-            *outputs, state = self(obs[t], state)
-            state = kept(state, is_active)
-            steps.append(outputs)
-        of_steps = [torch.stack(tensors) for tensors in zip(*steps, strict=True)]
-        return of_steps[0], of_steps[1]
+        of_actor, of_critic = (state, None) if self.critic is None else self._split(state)
+        outputs = self.outputs_of_sequence(obs, of_actor, active, context.agents)
+        if self.critic is not None:
+            rows = self._critic_inputs(context, active.shape)
+            outputs = outputs[0], self._sequence(self.critic, rows, of_critic, active)[0].squeeze(-1)
+        return self._scaled(*outputs)
+
+    def outputs_of_sequence(
+        self, obs: torch.Tensor, state: torch.Tensor | None, active: torch.Tensor, agents: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """Of the network alone, see ``sequence``: parameters and, unless the critic is central, values."""
+        return self._sequence(self.network, self._inputs(obs, agents), state, active)
+
+    def acting(
+        self, obs: torch.Tensor, state: torch.Tensor | None = None, agents: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What acting needs, without a central critic: parameters (…, n) float32, and of a recurrent policy the state.
+
+        Args:
+            obs: (…, *obs_shape) float32 or uint8.
+            state: (…, acting_state_size) float32, see ``forward``; None if that is 0.
+            agents: As in ``Context``.
+        """
+        self._check_state(obs, state, self.acting_state_size)
+        if self.critic is None:
+            parameters, _, *next_state = self(obs, state, context=Context(agents=agents))
+        else:
+            parameters, *next_state = self._of_actor(obs, state, agents)
+        return parameters.float(), next_state[0] if next_state else None
+
+    def parameters_of(self, obs: torch.Tensor, agents: torch.Tensor | None = None) -> torch.Tensor:
+        """Parameters of the distribution of a policy that acts without a state, see ``acting``."""
+        return self.acting(obs, agents=agents)[0]
 
     def _autocast(self, obs: torch.Tensor) -> torch.autocast:
         return torch.autocast(obs.device.type, torch.bfloat16, enabled=self.uses_bfloat16)
@@ -175,36 +189,75 @@ class Policy(nn.Module):
             values = values * self.return_normalizer.std + self.return_normalizer.mean.float()
         return parameters.float(), values
 
-    def parameters_of(self, obs: torch.Tensor, agents: torch.Tensor | None = None) -> torch.Tensor:
-        """Parameters of the distribution, (…, n) float32; ``agents`` as in ``Context``."""
-        if self.critic is None:
-            parameters: torch.Tensor = self(obs, context=Context(agents=agents))[0]
-            return parameters
-        parameters = self._of_network(obs, agents)
-        if not isinstance(parameters, torch.Tensor):
-            raise ConfigError(
-                f"the network of {'+'.join(self.view.roles)} returns a {type(parameters).__name__}; expected the "
-                "parameters of the distribution alone, a tensor, with critic='central'"
-            )
-        return parameters.float()
+    def _split(self, state: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The states of the network and of the central critic; None for one that has none."""
+        if state is None:
+            return None, None
+        sizes = self.acting_state_size, self.recurrent_state_size - self.acting_state_size
+        of_actor, of_critic = state.split(sizes, -1)
+        return of_actor if sizes[0] else None, of_critic if sizes[1] else None
 
-    def _of_network(self, obs: torch.Tensor, agents: torch.Tensor | None) -> Any:
+    def _inputs(self, obs: torch.Tensor, agents: torch.Tensor | None) -> torch.Tensor:
+        """What the network gets for observations."""
         if self.obs_normalizer is not None:
             obs = self.obs_normalizer(obs)
-        if self.agent_ids or isinstance(self.network, Tower):
+        if self.agent_ids or isinstance(self.network, Tower | RecurrentTower):
             obs = self._with_agents(flat(obs, len(self.view.obs_shape)), agents)
-        with self._autocast(obs):
-            return self.network(obs)
+        return obs
 
-    def _of_critic(self, context: Context) -> torch.Tensor:
-        assert self.critic is not None
+    def _critic_inputs(self, context: Context, leading: Sequence[int]) -> torch.Tensor:
+        """What the central critic gets, (*leading, n)."""
         if context.state is None:
             raise ValueError("context.state is None; expected the state of a central critic, (…, S)")
         state = context.state if self.state_normalizer is None else self.state_normalizer(context.state)
         rows = self._with_agents(flat(state, 1), context.agents)
-        with self._autocast(rows):
-            values: torch.Tensor = self.critic(rows)
-        return values
+        return rows.expand(*leading, rows.shape[-1])
+
+    def _of_actor(
+        self, obs: torch.Tensor, state: torch.Tensor | None, agents: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """Parameters and, if the network is recurrent, its next state, with a central critic."""
+        leading = obs.shape[: obs.ndim - len(self.view.obs_shape)]
+        outputs = self._call(self.network, self._inputs(obs, agents), state, leading)
+        if state is None and not isinstance(outputs[0], torch.Tensor):
+            raise ConfigError(
+                f"the network of {'+'.join(self.view.roles)} returns a {type(outputs[0]).__name__}; expected the "
+                "parameters of the distribution alone, a tensor, with critic='central'"
+            )
+        return outputs
+
+    def _call(
+        self, module: nn.Module, inputs: torch.Tensor, state: torch.Tensor | None, leading: Sequence[int]
+    ) -> tuple[Any, ...]:
+        """Outputs of the network or the critic, (*leading, …), and of a recurrent one the next state."""
+        if state is None:
+            with self._autocast(inputs):
+                outputs = module(inputs)
+            return tuple(outputs) if module is self.network and self.critic is None else (outputs,)
+        rows = inputs.reshape(-1, *inputs.shape[len(leading) :])
+        with self._autocast(inputs):
+            found = module(rows, state.reshape(-1, state.shape[-1]))
+        self._check_recurrent_outputs(module, found, len(rows))
+        *outputs, next_state = found
+        return *(x.reshape((*leading, *x.shape[1:])) for x in outputs), next_state.float().reshape((*leading, -1))
+
+    def _sequence(
+        self, module: nn.Module, inputs: torch.Tensor, state: torch.Tensor | None, active: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Outputs of the network or the critic for several steps, (steps, rows, …)."""
+        if state is None:
+            return self._call(module, inputs, None, active.shape)
+        whole: Callable[..., Any] | None = getattr(module, "sequence", None)
+        if whole is not None and not has_hooks(module):
+            with self._autocast(inputs):
+                outputs = whole(inputs, state, active)
+            return (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+        steps = []
+        for t, is_active in enumerate(active):
+            *of_step, state = self._call(module, inputs[t], state, active.shape[1:])
+            state = kept(state, is_active)
+            steps.append(of_step)
+        return tuple(torch.stack(tensors) for tensors in zip(*steps, strict=True))
 
     def _with_agents(self, rows: torch.Tensor, agents: torch.Tensor | None) -> torch.Tensor:
         """Rows (…, n) and, with ``agent_ids``, the agent of each."""
@@ -214,8 +267,8 @@ class Policy(nn.Module):
         leading = torch.broadcast_shapes(rows.shape[:-1], ids.shape[:-1])
         return torch.cat([rows.expand(*leading, -1), ids.expand(*leading, -1)], -1)
 
-    def _check_state(self, obs: torch.Tensor, state: torch.Tensor | None) -> None:
-        name, size = "+".join(self.view.roles), self.recurrent_state_size
+    def _check_state(self, obs: torch.Tensor, state: torch.Tensor | None, size: int) -> None:
+        name = "+".join(self.view.roles)
         if state is None:
             if size:
                 raise ConfigError(
@@ -230,13 +283,16 @@ class Policy(nn.Module):
                 f"{f'{expected} torch.float32' if size else 'None, since it is not recurrent'}"
             )
 
-    def _check_recurrent_outputs(self, found: Sequence[torch.Tensor], rows: int) -> None:
-        expected = [(rows, self.view.num_parameters), (rows,), (rows, self.recurrent_state_size)]
+    def _check_recurrent_outputs(self, module: nn.Module, found: Any, rows: int) -> None:
+        of_actor = [] if module is self.critic else [(rows, self.view.num_parameters)]
+        of_critic = [(rows, 1)] if module is self.critic else [(rows,)] if self.critic is None else []
+        expected = [*of_actor, *of_critic, (rows, state_size_of(module))]
         shapes = [tuple(x.shape) for x in found] if isinstance(found, tuple | list) else type(found).__name__
         if shapes != expected:
+            what = "values" if module is self.critic else "parameters, values" if self.critic is None else "parameters"
             raise ConfigError(
-                f"the network of {'+'.join(self.view.roles)} returns {shapes} for {rows} rows; expected parameters, "
-                f"values and the next state: {expected}"
+                f"the {'critic' if module is self.critic else 'network'} of {'+'.join(self.view.roles)} returns "
+                f"{shapes} for {rows} rows; expected {what} and the next state: {expected}"
             )
 
     @property
@@ -284,7 +340,7 @@ class Policy(nn.Module):
         Args:
             obs: float32 or uint8.
             action_mask: (…, n) bool, for games with action masks.
-            state: Of a recurrent policy, (…, recurrent_state_size) float32: what the call before returned, and 0 where
+            state: Of a recurrent policy, (…, acting_state_size) float32: what the call before returned, and 0 where
                 the observation is the first of an episode.
             greedy: Take the most likely action (the mean of a Gaussian) instead of sampling.
             generator: For sampling, on the observations' device; None uses torch's default.
@@ -298,13 +354,9 @@ class Policy(nn.Module):
         """
         check_flag("greedy", greedy)
         check_kind("generator", generator, torch.Generator, "a torch.Generator", optional=True)
-        if self.critic is not None:
-            self._check_state(obs, state)
-            parameters, *next_state = [self.parameters_of(obs)]
-        else:
-            parameters, _, *next_state = self(obs, state)
+        parameters, next_state = self.acting(obs, state)
         actions = self._actions(parameters, action_mask, greedy, generator)
-        return (actions, *next_state) if next_state else actions
+        return actions if next_state is None else (actions, next_state)
 
     def _actions(
         self,
@@ -325,6 +377,11 @@ class Policy(nn.Module):
         return torch.stack(heads, -1) if self._has_heads else heads[0]
 
 
+def state_size_of(module: nn.Module) -> int:
+    """``recurrent_state_size`` of a network or critic; 0 without one."""
+    return getattr(module, "recurrent_state_size", 0)
+
+
 def flat(rows: torch.Tensor, axes: int) -> torch.Tensor:
     """Rows (…, n) float32, of which uint8 is scaled to [0, 1], with their last axes as one."""
     return unit_scaled(rows.flatten(rows.ndim - axes))
@@ -340,7 +397,7 @@ def default_network(
     actor_gain: float = 0.01,
     agent_ids: bool = False,
 ) -> ActorCritic | EncodedActorCritic | RecurrentActorCritic:
-    """The default network of a policy with a critic of its own, of a kind; ``agent_ids`` are of "mlp".
+    """The default network of a policy with a critic of its own, of a kind; ``agent_ids`` not of "cnn" and "entities".
 
     Raises:
         ConfigError: The kind does not fit the observations, or a recurrent network has no ``hidden_sizes``.
@@ -364,27 +421,36 @@ def default_actor(
     view: RoleView,
     hidden_sizes: Sequence[int],
     activation: Activation = "tanh",
+    kind: NetworkKind = "mlp",
     *,
     actor_gain: float = 0.01,
     agent_ids: bool = False,
-) -> Tower:
-    """The default network of a policy with a central critic."""
-    return Tower(
-        num_inputs(view, agent_ids),
-        _num_outputs(view),
-        hidden_sizes,
-        head_gain=actor_gain,
-        gaussian=view.continuous,
-        activation=activation,
-    )
+) -> Tower | RecurrentTower:
+    """The default network of a policy with a central critic, of a kind: "mlp", "gru" or "lstm"."""
+    inputs, outputs = num_inputs(view, agent_ids), _num_outputs(view)
+    return _tower(inputs, outputs, hidden_sizes, activation, kind, head_gain=actor_gain, gaussian=view.continuous)
 
 
 def central_critic(
-    game: Env, view: RoleView, hidden_sizes: Sequence[int], activation: Activation = "tanh", *, agent_ids: bool = False
-) -> Tower:
-    """The central critic of a policy."""
+    game: Env,
+    view: RoleView,
+    hidden_sizes: Sequence[int],
+    activation: Activation = "tanh",
+    kind: NetworkKind = "mlp",
+    *,
+    agent_ids: bool = False,
+) -> Tower | RecurrentTower:
+    """The central critic of a policy, of a kind as its network."""
     inputs = state_size(game) + view.num_agents * agent_ids
-    return Tower(inputs, 1, hidden_sizes, head_gain=1.0, activation=activation)
+    return _tower(inputs, 1, hidden_sizes, activation, kind, head_gain=1.0)
+
+
+def _tower(
+    inputs: int, outputs: int, hidden_sizes: Sequence[int], activation: Activation, kind: NetworkKind, **settings: Any
+) -> Tower | RecurrentTower:
+    if kind == "gru" or kind == "lstm":
+        return RecurrentTower(inputs, outputs, hidden_sizes, cell=kind, activation=activation, **settings)
+    return Tower(inputs, outputs, hidden_sizes, activation=activation, **settings)
 
 
 def num_inputs(view: RoleView, agent_ids: bool) -> int:

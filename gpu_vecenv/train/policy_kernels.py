@@ -133,13 +133,13 @@ class Forward:
                 values=data.values[t],
             )
             return
+        obs, context = view.obs(data.obs[t]), self._context.of_step(t)
         if self.states is None:
-            context = self._context.of_step(t)
-            outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]), context=context)
+            outputs, data.values[t][:, view.agents] = self.policy(obs, context=context)
         else:
             if not only_values:
                 self.states.begin_step(t)
-            outputs, data.values[t][:, view.agents], state = self.policy(view.obs(data.obs[t]), self.states.current)
+            outputs, data.values[t][:, view.agents], state = self.policy(obs, self.states.current, context=context)
             if not only_values:
                 self.states.end_step(state, data.active[t][:, view.agents])
         if not only_values:

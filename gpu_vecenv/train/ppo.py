@@ -49,6 +49,7 @@ MAPPO = {
     "critic": "central",
     "agent_ids": True,
     "actor_gain": 0.01,
+    "sequence_length": 10,
 }
 SCHEDULED = ("learning_rate", "clip", "entropy_coefficient")
 
@@ -105,10 +106,10 @@ class PPOConfig:
             raise ConfigError(
                 f"normalize_returns is True and value_norm_beta is {self.value_norm_beta}; expected one of them"
             )
-        if self.network != "mlp" and (self.critic == "central" or self.agent_ids):
+        if self.network in ("cnn", "entities") and (self.critic == "central" or self.agent_ids):
             raise ConfigError(
                 f"network is {self.network!r} with critic {self.critic!r} and agent_ids {self.agent_ids}; expected "
-                "network 'mlp', or critic 'own' and agent_ids False"
+                "network 'mlp', 'gru' or 'lstm', or critic 'own' and agent_ids False"
             )
         if not self.least_learning_rate <= self.most_learning_rate:
             raise ConfigError(
@@ -120,8 +121,8 @@ class PPOConfig:
     def mappo(cls, **changes: Any) -> PPOConfig:
         """MAPPO: Yu et al., "The surprising effectiveness of PPO in cooperative, multi-agent games", 2022.
 
-        The default options of its reference implementation, for networks without memory. Those of the run's sizes are
-        not among them.
+        The default options of its reference implementation. Those of the run's sizes are not among them, and the
+        network has no memory: with ``network="gru"`` it is their recurrent one, and ``num_steps`` a multiple of 10.
         """
         return cls(**{**MAPPO, **changes})
 
@@ -295,20 +296,20 @@ def make_policy(
 ) -> Policy:
     """The policy of some roles as ``config`` describes it, with ``network`` or a default one of ``hidden_sizes``.
 
-    A central critic is one of ``hidden_sizes`` in any case.
+    A central critic is one of ``hidden_sizes`` in any case, and recurrent if ``config.network`` is.
     """
     view, central = RoleView(game, roles), config.critic == "central"
-    layers, ids = (config.hidden_sizes, config.activation), config.agent_ids
+    layers, ids, kind = (config.hidden_sizes, config.activation), config.agent_ids, config.network
     settings: dict[str, Any] = {"actor_gain": config.actor_gain, "agent_ids": ids}
     if network is None and central:
-        network = default_actor(view, *layers, **settings)
+        network = default_actor(view, *layers, kind, **settings)
     elif network is None:
-        network = default_network(view, *layers, config.shared_trunk, config.network, **settings)
+        network = default_network(view, *layers, config.shared_trunk, kind, **settings)
     return Policy(
         game,
         roles,
         network,
-        critic=central_critic(game, view, *layers, agent_ids=ids) if central else None,
+        critic=central_critic(game, view, *layers, kind, agent_ids=ids) if central else None,
         agent_ids=ids,
         normalize_obs=config.normalize_obs,
         normalize_returns=config.normalize_returns,

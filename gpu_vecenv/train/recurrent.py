@@ -1,4 +1,4 @@
-"""The recurrent default network: hidden layers, then a GRU or LSTM each for actor and critic, then two heads."""
+"""The recurrent default networks: hidden layers, then a GRU or LSTM, then a head; actor and critic in one or apart."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ def kept(state: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
 
 
 class RecurrentCells(nn.Module):
-    """Two GRU or LSTM cells of the same size, of the actor and of the critic, with the equations of torch.nn.
+    """GRU or LSTM cells of the same size, such as those of actor and critic, with the equations of torch.nn.
 
-    The two are one matrix product, and one kernel for each elementwise operation.
+    All of them are one matrix product, and one kernel for each elementwise operation.
 
     Args:
         kind: Of the cells.
         inputs: Of each.
         units: Of each.
+        count: Number of cells.
     """
 
-    def __init__(self, kind: CellKind, inputs: int, units: int) -> None:
+    def __init__(self, kind: CellKind, inputs: int, units: int, count: int = 2) -> None:
         super().__init__()
-        self.kind, self.units = kind, units
-        rows = GATES[kind] * units
-        self.weight_ih = nn.Parameter(torch.empty(2, rows, inputs))
-        self.weight_hh = nn.Parameter(torch.empty(2, rows, units))
-        self.bias_ih = nn.Parameter(torch.zeros(2, rows))
-        self.bias_hh = nn.Parameter(torch.zeros(2, rows))
+        self.kind, self.units, self.count = kind, units, count
+        of_inputs, of_states = recurrent_weights((inputs, units), kind, count)
+        self.weight_ih, self.weight_hh = nn.Parameter(torch.empty(of_inputs)), nn.Parameter(torch.empty(of_states))
+        self.bias_ih, self.bias_hh = (nn.Parameter(torch.zeros(of_states[:2])) for _ in range(2))
         with torch.no_grad():
             for gate in (*self.weight_ih.flatten(0, 1).split(units), *self.weight_hh.flatten(0, 1).split(units)):
                 nn.init.orthogonal_(gate)
@@ -54,33 +53,33 @@ class RecurrentCells(nn.Module):
     @property
     def state_size(self) -> int:
         """Numbers in the state of a row."""
-        return PARTS[self.kind] * 2 * self.units
+        return PARTS[self.kind] * self.count * self.units
 
     def parts(self, state: torch.Tensor) -> torch.Tensor:
-        """The state (rows, state_size) as (parts, 2, rows, units), a view."""
-        return state.view(-1, PARTS[self.kind], 2, self.units).movedim(0, 2)
+        """The state (rows, state_size) as (parts, count, rows, units), a view."""
+        return state.view(-1, PARTS[self.kind], self.count, self.units).movedim(0, 2)
 
     def flat(self, parts: torch.Tensor) -> torch.Tensor:
         """The inverse of ``parts``."""
         return parts.movedim(2, 0).flatten(1)
 
     def of_inputs(self, features: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What the inputs add to the gates, (2, rows, gates * units).
+        """What the inputs add to the gates, (count, rows, gates * units).
 
         Args:
-            features: Inputs (rows, inputs), of both cells or of each.
+            features: Inputs (rows, inputs), of all cells or of each.
         """
         if len(features) == 1:
-            both = nn.functional.linear(features[0], self.weight_ih.flatten(0, 1), self.bias_ih.flatten())
-            return both.float().view(-1, 2, self.weight_ih.shape[1]).movedim(1, 0)
+            of_all = nn.functional.linear(features[0], self.weight_ih.flatten(0, 1), self.bias_ih.flatten())
+            return of_all.float().view(-1, self.count, self.weight_ih.shape[1]).movedim(1, 0)
         return torch.baddbmm(self.bias_ih[:, None], torch.stack(list(features)), self.weight_ih.mT).float()
 
     def forward(self, inputs: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
-        """The next state, (parts, 2, rows, units) float32; its first part are the outputs.
+        """The next state, (parts, count, rows, units) float32; its first part are the outputs.
 
         Args:
-            inputs: (2, rows, gates * units), from ``of_inputs``.
-            parts: The state, (parts, 2, rows, units).
+            inputs: (count, rows, gates * units), from ``of_inputs``.
+            parts: The state, (parts, count, rows, units).
         """
         hidden, units = torch.baddbmm(self.bias_hh[:, None], parts[0], self.weight_hh.mT).float(), self.units
         if self.kind == "gru":
@@ -90,6 +89,21 @@ class RecurrentCells(nn.Module):
         enter, forget, new, leave = (inputs + hidden).chunk(4, -1)
         cell = forget.sigmoid() * parts[1] + enter.sigmoid() * new.tanh()
         return torch.stack([leave.sigmoid() * cell.tanh(), cell])
+
+    def sequence(self, inputs: torch.Tensor, parts: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+        """The outputs of several steps, (count, steps, rows, units) float32.
+
+        Args:
+            inputs: (count, steps, rows, gates * units), from ``of_inputs``.
+            parts: The state before the first step, (parts, count, rows, units).
+            active: (steps, rows) bool; the state after a step in which it is False is 0.
+        """
+        outputs = []
+        for t, is_active in enumerate(active):
+            parts = self(inputs[:, t], parts)
+            outputs.append(parts[0])
+            parts = kept(parts, is_active)
+        return torch.stack(outputs, 1)
 
 
 class RecurrentActorCritic(nn.Module):
@@ -127,10 +141,8 @@ class RecurrentActorCritic(nn.Module):
         actor_gain: float = 0.01,
     ) -> None:
         super().__init__()
-        if not hidden_sizes:
-            raise ConfigError(f"hidden_sizes is {tuple(hidden_sizes)}; network {cell!r} needs at least one size")
         self.obs_shape = tuple(obs_shape)
-        *sizes, units = math.prod(self.obs_shape), *hidden_sizes
+        *sizes, units = _layer_sizes(math.prod(self.obs_shape), hidden_sizes, cell)
         self.trunk = hidden_layers(sizes, activation)
         self.critic_trunk = None if shared_trunk else hidden_layers(sizes, activation)
         self.cells = RecurrentCells(cell, sizes[-1], units)
@@ -162,12 +174,7 @@ class RecurrentActorCritic(nn.Module):
             active: (steps, rows) bool; the state after a step in which it is False is 0.
         """
         inputs = self._of_inputs(obs.flatten(0, 1)).unflatten(1, obs.shape[:2])
-        parts, outputs = self.cells.parts(state), list[torch.Tensor]()
-        for t, is_active in enumerate(active):
-            parts = self.cells(inputs[:, t], parts)
-            outputs.append(parts[0])
-            parts = kept(parts, is_active)
-        return self._heads(torch.stack(outputs, 1))
+        return self._heads(self.cells.sequence(inputs, self.cells.parts(state), active))
 
     def _of_inputs(self, obs: torch.Tensor) -> torch.Tensor:
         rows = obs.flatten(1)
@@ -183,7 +190,76 @@ class RecurrentActorCritic(nn.Module):
         return outputs, values
 
 
-def recurrent_weights(sizes: Sequence[int], cell: CellKind) -> list[tuple[int, ...]]:
+class RecurrentTower(nn.Module):
+    """Like ``Tower``, with a GRU or LSTM as the last hidden layer: an actor, or a central critic, with memory.
+
+    Args:
+        inputs: Length of a row.
+        outputs: Of the head.
+        hidden_sizes: Units of each hidden layer, the last one of which is the recurrent layer.
+        cell: Kind of the recurrent layer.
+        head_gain: Of the orthogonal weights of the head.
+        gaussian: Append log standard deviations, parameters that do not depend on the row and start at 0.
+        activation: Of the hidden layers in front of the recurrent one.
+
+    Raises:
+        ConfigError: ``hidden_sizes`` is empty.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        hidden_sizes: Sequence[int],
+        *,
+        cell: CellKind,
+        head_gain: float,
+        gaussian: bool = False,
+        activation: Activation = "tanh",
+    ) -> None:
+        super().__init__()
+        *sizes, units = _layer_sizes(inputs, hidden_sizes, cell)
+        self.trunk = hidden_layers(sizes, activation)
+        self.cells = RecurrentCells(cell, sizes[-1], units, count=1)
+        self.head = orthogonal(nn.Linear(units, outputs), head_gain)
+        self.log_std = nn.Parameter(torch.zeros(outputs)) if gaussian else None
+        self.recurrent_state_size = self.cells.state_size
+
+    def forward(self, rows: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step: outputs (rows, n), followed by the log standard deviations, and the next state.
+
+        Args:
+            rows: (rows, inputs) float32.
+            state: (rows, recurrent_state_size) float32; 0 where the row is the first of an episode.
+        """
+        parts = self.cells(self.cells.of_inputs([self.trunk(rows)]), self.cells.parts(state))
+        return self._of_head(parts[0, 0]), self.cells.flat(parts)
+
+    def sequence(self, rows: torch.Tensor, state: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
+        """Several steps: outputs (steps, rows, n), as of ``forward``.
+
+        Args:
+            rows: (steps, rows, inputs) float32.
+            state: (rows, recurrent_state_size) float32, before the first step.
+            active: (steps, rows) bool; the state after a step in which it is False is 0.
+        """
+        inputs = self.cells.of_inputs([self.trunk(rows.flatten(0, 1))]).unflatten(1, rows.shape[:2])
+        return self._of_head(self.cells.sequence(inputs, self.cells.parts(state), active)[0])
+
+    def _of_head(self, features: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.head(features)
+        if self.log_std is not None:
+            outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
+        return outputs
+
+
+def recurrent_weights(sizes: Sequence[int], cell: CellKind, count: int = 2) -> list[tuple[int, ...]]:
     """Shapes of the weights of RecurrentCells, behind layers of these sizes, inputs first, of which it is the last."""
     rows = GATES[cell] * sizes[-1]
-    return [(2, rows, sizes[-2]), (2, rows, sizes[-1])]
+    return [(count, rows, sizes[-2]), (count, rows, sizes[-1])]
+
+
+def _layer_sizes(inputs: int, hidden_sizes: Sequence[int], cell: CellKind) -> list[int]:
+    if not hidden_sizes:
+        raise ConfigError(f"hidden_sizes is {tuple(hidden_sizes)}; network {cell!r} needs at least one size")
+    return [inputs, *hidden_sizes]

@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 import torch
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.central_critic import Context
 from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
+from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 
 
@@ -130,7 +132,7 @@ class Sequences:
         return shuffle
 
     def outputs(
-        self, indices: torch.Tensor, chunk: int, gather: RowGather
+        self, indices: torch.Tensor, chunk: int, gather: RowGather, context: RolloutContext
     ) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
         """A minibatch chunk by chunk: the indices of samples, and the policy's parameters and values for them.
 
@@ -138,12 +140,15 @@ class Sequences:
             indices: (rows,) int64, a minibatch in the ``order``.
             chunk: Sequences of a chunk.
             gather: Of the policy's observations.
+            context: What its networks read beside them.
         """
         active = self._rollout.active[:-1].flatten()
         for part in indices.view(self.length, -1).split(chunk, 1):
             own = part.contiguous().flatten()
             obs = gather(own).unflatten(0, part.shape)
-            parameters, values = self._policy.sequence(obs, self._starts(part[0]), active[own].view_as(part))
+            of_part = Context(*(x if x is None else x.unflatten(0, part.shape) for x in context.of_samples(own)))
+            acted = active[own].view_as(part)
+            parameters, values = self._policy.sequence(obs, self._starts(part[0]), acted, context=of_part)
             yield own, (parameters.flatten(0, 1), values.flatten())
 
     def _starts(self, firsts: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,7 @@ from gpu_vecenv.declare.field import f32, i32
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.train.central_critic import Context
 from gpu_vecenv.train.evaluation import RolePolicies
-from gpu_vecenv.train.ppo import loss, make_policy, masked_normalize
-from gpu_vecenv.train.recurrent import RecurrentActorCritic
+from gpu_vecenv.train.ppo import loss, masked_normalize
 from gpu_vecenv.train.rollout_context import RolloutContext
 
 SECRETS = """#include "game_api.cuh"
@@ -250,19 +249,8 @@ def test_roles_with_one_policy_are_evaluated_as_the_agents_that_they_are(central
         RolePolicies(fewer, dict.fromkeys(fewer.game.layout.roles, policy))
 
 
-NOT_OF_ONE_NETWORK = [{"critic": "central"}, {"critic": "own", "agent_ids": True}]
-
-
-@pytest.mark.parametrize("kind", ["gru", "cnn", "entities"])
-@pytest.mark.parametrize("given", NOT_OF_ONE_NETWORK)
-def test_recurrent_and_encoded_networks_have_a_critic_of_their_own_and_no_agent_ids(kind, given):
-    with pytest.raises(ConfigError, match="expected network 'mlp', or critic 'own' and agent_ids False"):
+@pytest.mark.parametrize("kind", ["cnn", "entities"])
+@pytest.mark.parametrize("given", [{"critic": "central"}, {"critic": "own", "agent_ids": True}])
+def test_networks_with_encoders_have_a_critic_of_their_own_and_no_agent_ids(kind, given):
+    with pytest.raises(ConfigError, match="expected network 'mlp', 'gru' or 'lstm', or critic 'own' and agent_ids Fal"):
         PPOConfig(network=kind, **given)
-
-
-@pytest.mark.usefixtures("secrets")
-@pytest.mark.parametrize("given", NOT_OF_ONE_NETWORK)
-def test_so_do_recurrent_networks_of_ones_own(given):
-    config = dataclasses.replace(CENTRAL, **given)
-    with pytest.raises(ConfigError, match="is recurrent, with a central critic or agent_ids"):
-        make_policy(Secrets(), ["first"], config, RecurrentActorCritic((1,), 2, (4,)), torch.device("cpu"))

@@ -20,6 +20,7 @@ from gpu_vecenv.train.evaluation import STEPS_PER_SYNC
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import loss, masked_normalize
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells
+from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.watch.recording import record
 
 SMALL = PPOConfig(num_steps=12, num_epochs=2, num_minibatches=3, hidden_sizes=(8, 8), network="gru", sequence_length=4)
@@ -91,6 +92,9 @@ GAMES_OF_ALL_KINDS = {
     "recall": (Recall, {}, {"sequence_length": None}),
     "whole rollouts of one agent among several": (Script, {**SCRIPT, "num_leads": 1}, {"sequence_length": None}),
     "one step": (Script, SCRIPT, {"sequence_length": 1}),
+    "agent_ids": (Script, SCRIPT, {"agent_ids": True}),
+    "central critic": (Script, SCRIPT, {"critic": "central", "normalize_obs": True}),
+    "central critic, agent_ids": (Script, SCRIPT, {"critic": "central", "agent_ids": True}),
 }
 
 
@@ -234,7 +238,7 @@ def ratios(learner, indices, chunk=1000):
     data, view = learner.rollout, learner.policy.view
     found = []
     with torch.no_grad():
-        for part, (parameters, _) in learner.sequences.outputs(indices, chunk, learner._rows):
+        for part, (parameters, _) in learner.sequences.outputs(indices, chunk, learner._rows, learner._context):
             batch = batch_of(data, view, part, data.advantages.flatten()[part])
             log_probs, _ = learner.policy.log_probs_and_entropies(parameters, batch.draws, batch.action_mask)
             found.append((log_probs - batch.log_probs).exp()[batch.active])
@@ -258,7 +262,7 @@ def test_values_and_normalised_rows_of_sequences_are_those_of_the_rollout(collec
     for learner in collected.learners.values():
         for indices, _ in minibatches(learner):
             with torch.no_grad():
-                for part, (_, values) in learner.sequences.outputs(indices, 2, learner._rows):
+                for part, (_, values) in learner.sequences.outputs(indices, 2, learner._rows, learner._context):
                     active = data.active.flatten()[part]
                     before = data.values.flatten()[part]
                     assert ((values - before)[active].abs() <= 1e-5 * before.abs().max().clamp(min=1)).all()
@@ -272,7 +276,7 @@ def test_flags_that_are_a_step_off_are_seen_in_the_ratios(shift, device):
     indices, _ = minibatches(learner)[0]
     right, _ = ratios(learner, indices)
     sequence = learner.policy.sequence
-    learner.policy.sequence = lambda obs, state, active: sequence(obs, state, active.roll(shift, 0))
+    learner.policy.sequence = lambda obs, state, active, **given: sequence(obs, state, active.roll(shift, 0), **given)
     wrong, _ = ratios(learner, indices)
     assert (right - 1).abs().max() <= RATIO_WITHIN and (wrong - 1).abs().max() > 1000 * RATIO_WITHIN
 
@@ -292,9 +296,9 @@ class Given:
 
 def step_by_step(policy, data, indices, starts, length):
     """Parameters and values of a minibatch by one call of the network for each step."""
-    view, outputs, state = policy.view, [], starts
+    view, outputs, state, context = policy.view, [], starts, RolloutContext(policy, data, len(indices) // length)
     for own in indices.view(length, -1):
-        parameters, values, state = policy(data.flat_obs(view)[own], state)
+        parameters, values, state = policy(data.flat_obs(view)[own], state, context=context.of_samples(own))
         state = state * data.active.flatten()[own][:, None]
         outputs.append((parameters, values))
     return [torch.cat(parts) for parts in zip(*outputs, strict=True)]
@@ -414,12 +418,15 @@ def test_states_that_do_not_fit_are_refused(device):
         GamePolicy(Recall(), {"player": recurrent})(obs, state=torch.zeros(2, 2, 1, device=device))
 
 
+@pytest.mark.parametrize("critic", ["own", "central"])
 @pytest.mark.parametrize("network", ["gru", "lstm"])
-def test_a_loaded_policy_acts_as_the_trained_one(network, device, registered, tmp_path):
-    trainer = trainer_of(Recall, device, changed(network=network, normalize_obs=True))
+def test_a_loaded_policy_acts_as_the_trained_one(network, critic, device, registered, tmp_path):
+    trainer = trainer_of(Recall, device, changed(network=network, critic=critic, normalize_obs=True))
     trainer.train_iteration()
-    loaded = load_policy(trainer.save(tmp_path / "run"), device=device)
-    assert loaded["player"].recurrent_state_size == trainer.policies["player"].recurrent_state_size
+    loaded, own = load_policy(trainer.save(tmp_path / "run"), device=device), trainer.policies["player"]
+    assert loaded["player"].recurrent_state_size == own.recurrent_state_size
+    # Of a critic of its own, whose numbers the network returns with those of the actor, the state is the same one.
+    assert loaded.recurrent_state_size == own.recurrent_state_size / (1 if critic == "own" else 2)
     assert evaluate(trainer.env, loaded.policies, 8) == evaluate(trainer.env, trainer.role_policies(), 8)
 
 
@@ -437,9 +444,10 @@ def test_a_policy_with_a_state_can_be_exported(network, device):
         assert equal_bits(list(found), list(loaded(obs[:rows], state=state[:rows], greedy=True)))
 
 
-@pytest.mark.parametrize("network", ["gru", "lstm", "own"])
-def test_a_resumed_trainer_equals_an_uninterrupted_one(network, device, tmp_path):
-    config = changed(network="mlp" if network == "own" else network, num_steps=6, sequence_length=3, num_minibatches=4)
+@pytest.mark.parametrize(("network", "critic"), [("gru", "own"), ("lstm", "own"), ("own", "own"), ("gru", "central")])
+def test_a_resumed_trainer_equals_an_uninterrupted_one(network, critic, device, tmp_path):
+    sizes = {"num_steps": 6, "sequence_length": 3, "num_minibatches": 4}
+    config = changed(network="mlp" if network == "own" else network, critic=critic, **sizes)
 
     def made():
         own = {"lead": OwnGRU(6, 4), "other": OwnGRU(6, 4)} if network == "own" else None
@@ -612,6 +620,46 @@ def test_networks_that_break_the_contract_are_refused(kind, device):
         network = make()
     with pytest.raises(ConfigError, match=words):
         trainer_of(Recall, device, policies={"player": network})
+
+
+@pytest.mark.parametrize("network", ["gru", "lstm"])
+def test_a_central_critic_has_a_state_of_its_own(network, device):
+    trainer = far_from_even(trainer_of(Script, device, changed(network=network, critic="central"), arguments=SCRIPT))
+    trainer.train_iteration()
+    policy, obs = trainer.policies["lead"], trainer.rollout.obs[-1]
+    view, context = policy.view, RolloutContext(policy, trainer.rollout).of_step(-1)
+    state = trainer.states["lead"].current
+    of_actor = slice(policy.acting_state_size)
+    others = torch.rand_like(state)
+    own, mixed = state.clone(), others.clone()
+    mixed[..., of_actor] = own[..., of_actor]  # another state of the critic
+    with torch.no_grad():
+        found, other = (policy(view.obs(obs), given, context=context) for given in (own, mixed))
+        parameters, next_state = policy.acting(view.obs(obs), own[..., of_actor])
+    assert found[0].equal(other[0]) and found[0].equal(parameters)
+    assert found[2][..., of_actor].equal(other[2][..., of_actor]) and found[2][..., of_actor].equal(next_state)
+    assert not found[1].equal(other[1]) and not found[2].equal(other[2])
+
+
+class Actor(Own):
+    """Parameters and the next state alone, for a central critic."""
+
+    def forward(self, obs, state):
+        parameters, _, state = super().forward(obs, state)
+        return parameters, state
+
+
+@pytest.mark.parametrize("network", ["mlp", "gru"])
+def test_a_recurrent_actor_of_ones_own_beside_a_central_critic(network, device):
+    config = changed(network=network, critic="central")
+    trainer = trainer_of(Recall, device, config, policies={"player": Actor()})
+    policy = trainer.policies["player"]
+    assert (policy.acting_state_size, policy.recurrent_state_size) == (4, 12 if network == "gru" else 4)
+    before = {name: p.clone() for name, p in policy.named_parameters()}
+    trainer.train_iteration()
+    assert all(not p.equal(before[name]) for name, p in policy.named_parameters())
+    with pytest.raises(ConfigError, match="expected parameters and the next state"):
+        trainer_of(Recall, device, config, policies={"player": Own()})
 
 
 @pytest.mark.parametrize("kind", ["cell", "one time step", "layer normalisation"])
