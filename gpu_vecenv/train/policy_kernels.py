@@ -139,7 +139,8 @@ class Forward:
         else:
             if not only_values:
                 self.states.begin_step(t)
-            outputs, data.values[t][:, view.agents], state = self.policy(view.obs(data.obs[t]), self.states.current)
+            with self.states.kernels():
+                outputs, data.values[t][:, view.agents], state = self.policy(view.obs(data.obs[t]), self.states.current)
             if not only_values:
                 self.states.end_step(state, data.active[t][:, view.agents])
         if not only_values:

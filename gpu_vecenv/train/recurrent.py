@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
 
 CellKind = Literal["gru", "lstm"]
@@ -26,6 +27,20 @@ def kept(state: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
     return torch.where(active[..., None], state, 0)
 
 
+class CellKernels(Protocol):
+    """What computes cells in place of torch, see ``GruLayer``."""
+
+    def step(
+        self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs and next state of one step."""
+
+    def sequence(
+        self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor, active: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of each cell for several steps."""
+
+
 class RecurrentCells(nn.Module):
     """Two GRU or LSTM cells of the same size, of the actor and of the critic, with the equations of torch.nn.
 
@@ -36,6 +51,8 @@ class RecurrentCells(nn.Module):
         inputs: Of each.
         units: Of each.
     """
+
+    kernels: CellKernels | None = None  # in place of torch; set while a trainer computes, see ``RecurrentStates``
 
     def __init__(self, kind: CellKind, inputs: int, units: int) -> None:
         super().__init__()
@@ -146,38 +163,54 @@ class RecurrentActorCritic(nn.Module):
             obs: (rows, *obs_shape).
             state: (rows, recurrent_state_size) float32; 0 where ``obs`` is the first of an episode.
         """
-        parts = self.cells(self._of_inputs(obs), self.cells.parts(state))
-        return *self._heads(parts[0]), self.cells.flat(parts)
+        features = self._features(obs)
+        if self._kernels is not None and not torch.is_grad_enabled():
+            outputs, next_state = self._kernels.step(self.cells, features, state)
+            return *self._heads(*outputs), next_state
+        parts = self.cells(self.cells.of_inputs(features), self.cells.parts(state))
+        return *self._heads(*parts[0]), self.cells.flat(parts)
 
     def sequence(
         self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Several steps: parameters (steps, rows, n) and values (steps, rows).
 
-        Only the products with the state are computed step by step.
+        Only the products with the state are computed step by step; by kernels in one launch, unless the gradient of
+        ``state`` is needed.
 
         Args:
             obs: (steps, rows, *obs_shape).
             state: (rows, recurrent_state_size) float32, before the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
         """
-        inputs = self._of_inputs(obs.flatten(0, 1)).unflatten(1, obs.shape[:2])
+        features = self._features(obs.flatten(0, 1))
+        if self._kernels is not None and not state.requires_grad:
+            return self._heads(*self._kernels.sequence(self.cells, features, state, active))
+        inputs = self.cells.of_inputs(features).unflatten(1, obs.shape[:2])
         parts, outputs = self.cells.parts(state), list[torch.Tensor]()
         for t, is_active in enumerate(active):
             parts = self.cells(inputs[:, t], parts)
             outputs.append(parts[0])
             parts = kept(parts, is_active)
-        return self._heads(torch.stack(outputs, 1))
+        return self._heads(*torch.stack(outputs, 1))
 
-    def _of_inputs(self, obs: torch.Tensor) -> torch.Tensor:
+    @property
+    def _kernels(self) -> CellKernels | None:
+        """Of the cells, unless they were replaced, have hooks or other weights than float32."""
+        cells = self.cells
+        is_plain = type(cells) is RecurrentCells and not has_hooks(cells) and cells.weight_hh.dtype == torch.float32
+        return cells.kernels if is_plain else None
+
+    def _features(self, obs: torch.Tensor) -> list[torch.Tensor]:
+        """The inputs (rows, n) of both cells, or of each."""
         rows = obs.flatten(1)
         rows = rows.float() / 255 if obs.dtype == torch.uint8 else rows
         trunks = [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
-        return self.cells.of_inputs([trunk(rows) for trunk in trunks])
+        return [trunk(rows) for trunk in trunks]
 
-    def _heads(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Parameters (…, n) and values (…) of the cells' outputs (2, …, units)."""
-        outputs, values = self.actor(features[0]), self.critic(features[1]).squeeze(-1)
+    def _heads(self, of_actor: torch.Tensor, of_critic: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters (…, n) and values (…) of the cells' outputs (…, units) each."""
+        outputs, values = self.actor(of_actor), self.critic(of_critic).squeeze(-1)
         if self.log_std is not None:
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs, values

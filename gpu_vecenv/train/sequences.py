@@ -7,13 +7,15 @@ S = T / L * E * C of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.gru import GruLayer, why_not_gru
 from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
-from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.recurrent import kept
+from gpu_vecenv.train.policy import Policy, Precision
+from gpu_vecenv.train.recurrent import RecurrentActorCritic, kept
 from gpu_vecenv.train.rollout_storage import Rollout
 
 
@@ -28,12 +30,18 @@ class RecurrentStates:
         policy: The policy.
         rollout: Of its environment.
         sequence_length: L; None: T.
+        precision: Of the matrix products.
+
+    Attributes:
+        torch_reason: Why torch computes the recurrent layer, in a few words; None: kernels do.
 
     Raises:
         ConfigError: L does not divide T.
     """
 
-    def __init__(self, policy: Policy, rollout: Rollout, sequence_length: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, rollout: Rollout, sequence_length: int | None = None, precision: Precision = "float32"
+    ) -> None:
         num_steps, num_envs, _ = rollout.rewards.shape
         self.sequence_length = num_steps if sequence_length is None else sequence_length
         if num_steps % self.sequence_length:
@@ -44,6 +52,24 @@ class RecurrentStates:
         shape = (num_envs, policy.view.num_agents, policy.recurrent_state_size)
         self.current = torch.zeros(shape, device=rollout.rewards.device)
         self.starts = torch.zeros((num_steps // self.sequence_length, *shape), device=rollout.rewards.device)
+        self._network, functions = policy.network, rollout.env.functions
+        self.torch_reason = why_not_gru(policy, functions, precision)
+        self._layer: GruLayer | None = None
+        if self.torch_reason is None and isinstance(policy.network, RecurrentActorCritic):
+            self._layer = GruLayer(functions, policy.network.cells.units, precision)
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Let kernels compute the recurrent layer of the policy, where there are some."""
+        if self._layer is None or not isinstance(self._network, RecurrentActorCritic):
+            yield
+            return
+        cells = self._network.cells
+        cells.kernels = self._layer
+        try:
+            yield
+        finally:
+            cells.kernels = None
 
     def begin_step(self, t: int) -> None:
         """Before the forward pass of step t."""
@@ -143,7 +169,8 @@ class Sequences:
         for part in indices.view(self.length, -1).split(chunk, 1):
             own = part.contiguous().flatten()
             obs = gather(own).unflatten(0, part.shape)
-            parameters, values = self._policy.sequence(obs, self._starts(part[0]), active[own].view_as(part))
+            with self._states.kernels():
+                parameters, values = self._policy.sequence(obs, self._starts(part[0]), active[own].view_as(part))
             yield own, (parameters.flatten(0, 1), values.flatten())
 
     def _starts(self, firsts: torch.Tensor) -> torch.Tensor:
