@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of GRU cells with their states over whole sequences, forward and back, on tensor cores. Compiled with the
-// constants of gpu_vecenv/train/gru_kernels.py: the units of a cell, and the precision of the products.
+// The products of GRU cells with their states over whole sequences, forward and back, on tensor cores. Compiled with
+// the constants of gpu_vecenv/train/gru_kernels.py: the units of a cell, and the precision of the products.
 //
 // What the inputs add to the gates is known before. A block has one of two cells, the actor's or the critic's, whose
 // weights stay in its shared memory, and tiles of sequences one after the other. It takes a tile through all steps; the
@@ -24,14 +24,18 @@ constexpr int THREADS = 32 * COLUMN_WARPS * ROW_WARPS;
 constexpr int STEP = Precision::STEP, STEPS_AT_ONCE = Precision::STEPS_AT_ONCE;
 constexpr int WEIGHT_PITCH = Precision::weight_pitch(COLUMNS), PITCH = Precision::activation_pitch(ROWS, COLUMNS);
 constexpr int WEIGHT_WORDS = GATES * COLUMNS * WEIGHT_PITCH, TILE_WORDS = Precision::activation_words(ROWS, COLUMNS);
-// The same as in gru_kernels.py.
-static_assert(SHARED_BYTES == (WEIGHT_WORDS + 2 * TILE_WORDS) * sizeof(Word), "as Python allocates them");
+constexpr int BIASES_AT = (WEIGHT_WORDS + 2 * TILE_WORDS) * sizeof(Word);
+static_assert(SHARED_BYTES == BIASES_AT + SUMS * COLUMNS * 4, "as gru_kernels.py allocates them");
+constexpr int UNROLLED_STEPS = STEPS_AT_ONCE == 1 ? 2 : 1;  // with more, a thread has too few registers
 static_assert(UNITS % 4 == 0, "a lane has four neighbouring units");
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 HD Word* weights() { return (Word*)shared_memory; }
 // Factors of a product, one of two: a warp may fill the other one while others multiply.
 HD Word* tile_of(int buffer) { return weights() + WEIGHT_WORDS + buffer * TILE_WORDS; }
+
+// Of r, z, and of what inputs and states add to n.
+HD float* biases() { return (float*)(shared_memory + BIASES_AT); }
 
 // Four neighbouring elements in device memory, float32 or bfloat16.
 #if BFLOAT16
@@ -98,6 +102,13 @@ struct Own {
             store_four(to + row[k] * stride + unit, four);
         }
     }
+    // Begins to bring the elements of such a tile into the level 2 cache.
+    template <class E>
+    HD void prefetch(const E* from, i64 stride) const {
+        UNROLL for (int k = 0; k < 2; ++k) {
+            if (exists[k]) asm volatile("prefetch.global.L2 [%0];" : : "l"(from + row[k] * stride + unit));
+        }
+    }
     // 0 in the rows whose episode ended, whatever was there. `active` has a flag for each row.
     HD void keep(const bool* active, Tile& x) const {
         UNROLL for (int k = 0; k < 2; ++k) {
@@ -107,31 +118,23 @@ struct Own {
     }
 };
 
-HD void load_weights(const float* from) {
+// Of a cell.
+HD void load_parameters(const float* of_states, const float* input_biases, const float* state_biases) {
     for (int k = threadIdx.x; k < SHARED_BYTES / 16; k += THREADS) ((uint4*)shared_memory)[k] = {0, 0, 0, 0};
     __syncthreads();
     for (int k = threadIdx.x; k < GATES * UNITS * UNITS; k += THREADS) {
         int row = k / UNITS, gate = row / UNITS;
         int at = Precision::weight_at(WEIGHT_PITCH, gate * COLUMNS + column_of(row % UNITS), column_of(k % UNITS));
-        Precision::store_weight(weights() + at, from[k]);
+        Precision::store_weight(weights() + at, of_states[k]);
     }
-}
-
-// Biases of the lane's units: of r, z, and of what inputs and states add to n.
-struct Biases {
-    float of[SUMS][4];
-    HD Biases(const float* of_inputs, const float* of_states, int unit) {
-        UNROLL for (int j = 0; j < 4; ++j) {
-            bool exists = UNITS % 16 == 0 || unit < UNITS;
-            UNROLL for (int gate = 0; gate < GATES; ++gate) {
-                float x = exists ? of_inputs[gate * UNITS + unit + j] : 0.0f;
-                float y = exists ? of_states[gate * UNITS + unit + j] : 0.0f;
-                of[gate][j] = gate < 2 ? x + y : x;
-                of[3][j] = y;
-            }
+    for (int unit = threadIdx.x; unit < UNITS; unit += THREADS) {
+        UNROLL for (int gate = 0; gate < GATES; ++gate) {
+            float x = input_biases[gate * UNITS + unit], y = state_biases[gate * UNITS + unit];
+            biases()[gate * COLUMNS + unit] = gate < 2 ? x + y : x;
+            biases()[3 * COLUMNS + unit] = y;
         }
     }
-};
+}
 
 HD void store_tile(int buffer, const Tile& x) {
     u32 words[Precision::TILE_WORDS];
@@ -150,7 +153,7 @@ HD void load_rows(int buffer, int column, Factor (&a)[STEPS_AT_ONCE]) {
 
 // What the states in a tile add to the gates.
 HD void multiply_gates(int buffer, Tile (&sums)[GATES]) {
-    _Pragma("unroll 2") for (int k = 0; k < COLUMNS; k += STEP * STEPS_AT_ONCE) {
+    _Pragma("unroll UNROLLED_STEPS") for (int k = 0; k < COLUMNS; k += STEP * STEPS_AT_ONCE) {
         Factor a[STEPS_AT_ONCE], b[STEPS_AT_ONCE];
         load_rows(buffer, k, a);
         UNROLL for (int gate = 0; gate < GATES; ++gate) {
@@ -166,7 +169,7 @@ HD void multiply_gates(int buffer, Tile (&sums)[GATES]) {
 
 // Adds gradients with respect to the states, from those in a tile, of a gate.
 HD void multiply_back(int buffer, int gate, Tile& sums) {
-    _Pragma("unroll 2") for (int k = 0; k < COLUMNS; k += STEP * STEPS_AT_ONCE) {
+    _Pragma("unroll UNROLLED_STEPS") for (int k = 0; k < COLUMNS; k += STEP * STEPS_AT_ONCE) {
         Factor a[STEPS_AT_ONCE], b[STEPS_AT_ONCE];
         load_rows(buffer, k, a);
         UNROLL for (int s = 0; s < STEPS_AT_ONCE; ++s) {
@@ -179,6 +182,14 @@ HD void multiply_back(int buffer, int gate, Tile& sums) {
 }
 
 HD float sigmoid(float x) { return math::fma(0.5f, Precision::tanh(0.5f * x), 0.5f); }
+
+// Biases of the lane's units.
+struct Biases {
+    float of[SUMS][4];
+    HD Biases(int unit) {
+        UNROLL for (int kind = 0; kind < SUMS; ++kind) load_four(biases() + kind * COLUMNS + unit, of[kind]);
+    }
+};
 
 struct Gates {
     float r, z, n, of_state;  // the last is what the state adds to n
@@ -202,14 +213,12 @@ HD void load_inputs(const Own& own, const Element* first, i64 stride, Tile (&inp
 HD void forward(const gru_forward_Arguments& args) {
     const int cell = blockIdx.x % CELLS;
     const i64 first_step = cell * args.steps;
-    load_weights(args.weights + cell * GATES * UNITS * UNITS);
-    const Element* of_cell = (const Element*)args.inputs + cell * args.cell_stride;
-    const Element* const inputs_of_cell = of_cell;
+    load_parameters(args.weights + cell * GATES * UNITS * UNITS, args.input_biases + cell * GATES * UNITS,
+                    args.state_biases + cell * GATES * UNITS);
+    const Element* inputs_of_cell = (const Element*)args.inputs + cell * args.cell_stride;
     int buffer = 0;
     for (i64 tile = blockIdx.x / CELLS; tile * ROWS < args.rows; tile += gridDim.x / CELLS) {
         const Own own(tile * ROWS, args.rows);
-        const int first_bias = cell * GATES * UNITS;
-        const Biases biases(args.input_biases + first_bias, args.state_biases + first_bias, own.unit);
         Tile state, inputs[GATES];
         own.load(args.states + cell * UNITS, CELLS * UNITS, state);
         load_inputs(own, inputs_of_cell, args.row_stride, inputs);
@@ -220,6 +229,7 @@ HD void forward(const gru_forward_Arguments& args) {
             Tile sums[GATES] = {};
             multiply_gates(buffer, sums);
             buffer ^= 1;
+            const Biases biases(own.unit);
             UNROLL for (int half = 0; half < 2; ++half) {
                 UNROLL for (int e = 0; e < 4; ++e) {
                     const Gates gates(inputs, sums, biases, half, e);
@@ -246,8 +256,8 @@ struct BiasSums {
     HD void store(float* to, const Own& own) {
         UNROLL for (int kind = 0; kind < SUMS; ++kind) {
             UNROLL for (int j = 0; j < 4; ++j) {
-                UNROLL for (int lanes = 4; lanes < 32; lanes *= 2)
-                    of[kind][j] += __shfl_xor_sync(~0u, of[kind][j], lanes);
+                UNROLL for (int lanes = 4; lanes < 32; lanes *= 2) of[kind][j] +=
+                    __shfl_xor_sync(~0u, of[kind][j], lanes);
             }
             if (tensor_core::group() == 0 && (UNITS % 16 == 0 || own.unit < UNITS))
                 store_four(to + kind * UNITS + own.unit, of[kind]);
@@ -260,14 +270,13 @@ struct BiasSums {
 HD void backward(const gru_backward_Arguments& args) {
     const int cell = blockIdx.x % CELLS;
     const i64 first_step = cell * args.steps;
-    load_weights(args.weights + cell * GATES * UNITS * UNITS);
+    load_parameters(args.weights + cell * GATES * UNITS * UNITS, args.input_biases + cell * GATES * UNITS,
+                    args.state_biases + cell * GATES * UNITS);
     const Element* inputs_of_cell = (const Element*)args.inputs + cell * args.cell_stride;
     const Element* of_outputs = (const Element*)(cell == 0 ? args.actor_gradients : args.critic_gradients);
     int buffer = 0;
     for (i64 tile = blockIdx.x / CELLS; tile * ROWS < args.rows; tile += gridDim.x / CELLS) {
         const Own own(tile * ROWS, args.rows);
-        const int first_bias = cell * GATES * UNITS;
-        const Biases biases(args.input_biases + first_bias, args.state_biases + first_bias, own.unit);
         BiasSums bias_sums;
         Tile carried = {};  // gradients with respect to a step's outputs that come from the step after it
         for (i64 t = args.steps - 1; t >= 0; --t) {
@@ -277,9 +286,18 @@ HD void backward(const gru_backward_Arguments& args) {
             load_inputs(own, inputs_of_cell + row * args.row_stride, args.row_stride, inputs);
             Tile found = {};
             if (of_outputs) own.load(of_outputs + row * UNITS, UNITS, found);
+            if (t > 0) {  // the step before takes as long as memory does
+                own.prefetch((const Element*)args.previous + (of_step - args.rows) * UNITS, UNITS);
+                const Element* of_inputs = inputs_of_cell + (row - args.rows) * args.row_stride;
+                UNROLL for (int gate = 0; gate < GATES; ++gate) {
+                    own.prefetch(of_inputs + gate * UNITS, args.row_stride);
+                }
+                if (of_outputs) own.prefetch(of_outputs + (row - args.rows) * UNITS, UNITS);
+            }
             store_tile(buffer, state);
             multiply_gates(buffer, sums);
             buffer ^= 1;
+            const Biases biases(own.unit);
             Tile of_state;
             UNROLL for (int half = 0; half < 2; ++half) {
                 UNROLL for (int e = 0; e < 4; ++e) {

@@ -67,11 +67,12 @@ def threads_of(units: int) -> int:
 
 
 def shared_bytes(units: int, precision: Precision) -> int:
-    """Shared memory of a block: the weights of a cell, and two tiles of its rows."""
+    """Shared memory of a block: the weights and biases of a cell, and two tiles of its rows."""
     columns, rows = 16 * -(-units // 16), 16 * row_warps(units)
+    biases = 4 * SUMS * columns
     if precision == "bfloat16":
-        return 2 * (GATES * columns + 2 * rows) * (columns + 8)
-    return 4 * (GATES * columns * (columns + 4) + 2 * columns * (rows + 4))
+        return 2 * (GATES * columns + 2 * rows) * (columns + 8) + biases
+    return 4 * (GATES * columns * (columns + 4) + 2 * columns * (rows + 4)) + biases
 
 
 def blocks_of(units: int, precision: Precision, cores: TensorCores) -> int:
@@ -203,11 +204,12 @@ class GruKernels:
         self, inputs: torch.Tensor, cells: Sequence[torch.Tensor], active: torch.Tensor | None
     ) -> dict[str, Any]:
         weights, input_biases, state_biases = cells
-        _, steps, rows, _ = inputs.shape
+        _, steps, rows, gates = inputs.shape
+        flat = inputs.view(CELLS, steps * rows, gates)  # torch may say anything of the stride of an axis of length 1
         return {
-            "inputs": inputs,
-            "cell_stride": inputs.stride(0),
-            "row_stride": inputs.stride(2),
+            "inputs": flat,
+            "cell_stride": flat.stride(0),
+            "row_stride": flat.stride(1),
             "weights": weights,
             "input_biases": input_biases,
             "state_biases": state_biases,

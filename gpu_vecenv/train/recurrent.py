@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.layers import has_hooks
+from gpu_vecenv.train.layers import has_hooks, is_supported_mlp, through
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
 
 CellKind = Literal["gru", "lstm"]
@@ -163,7 +163,8 @@ class RecurrentActorCritic(nn.Module):
             obs: (rows, *obs_shape).
             state: (rows, recurrent_state_size) float32; 0 where ``obs`` is the first of an episode.
         """
-        features = self._features(obs)
+        rows = self._rows(obs)
+        features = [trunk(rows) for trunk in self._trunks]
         if self._kernels is not None and not torch.is_grad_enabled():
             outputs, next_state = self._kernels.step(self.cells, features, state)
             return *self._heads(*outputs), next_state
@@ -183,9 +184,11 @@ class RecurrentActorCritic(nn.Module):
             state: (rows, recurrent_state_size) float32, before the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
         """
-        features = self._features(obs.flatten(0, 1))
+        rows = self._rows(obs.flatten(0, 1))
         if self._kernels is not None and not state.requires_grad:
+            features = [_through(trunk, rows) for trunk in self._trunks]
             return self._heads(*self._kernels.sequence(self.cells, features, state, active))
+        features = [trunk(rows) for trunk in self._trunks]
         inputs = self.cells.of_inputs(features).unflatten(1, obs.shape[:2])
         parts, outputs = self.cells.parts(state), list[torch.Tensor]()
         for t, is_active in enumerate(active):
@@ -201,12 +204,14 @@ class RecurrentActorCritic(nn.Module):
         is_plain = type(cells) is RecurrentCells and not has_hooks(cells) and cells.weight_hh.dtype == torch.float32
         return cells.kernels if is_plain else None
 
-    def _features(self, obs: torch.Tensor) -> list[torch.Tensor]:
-        """The inputs (rows, n) of both cells, or of each."""
+    @property
+    def _trunks(self) -> list[nn.Module]:
+        return [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
+
+    def _rows(self, obs: torch.Tensor) -> torch.Tensor:
+        """Inputs (rows, n) of the trunks."""
         rows = obs.flatten(1)
-        rows = rows.float() / 255 if obs.dtype == torch.uint8 else rows
-        trunks = [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
-        return [trunk(rows) for trunk in trunks]
+        return rows.float() / 255 if obs.dtype == torch.uint8 else rows
 
     def _heads(self, of_actor: torch.Tensor, of_critic: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Parameters (…, n) and values (…) of the cells' outputs (…, units) each."""
@@ -214,6 +219,14 @@ class RecurrentActorCritic(nn.Module):
         if self.log_std is not None:
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs, values
+
+
+def _through(trunk: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """A trunk's outputs for rows (n, inputs), whose backward pass is by the kernels of layers.py where they apply."""
+    mixed = torch.is_autocast_enabled(rows.device.type)
+    fits = rows.dtype == torch.float32 and not mixed and is_supported_mlp(trunk)
+    outputs: torch.Tensor = through(trunk, rows) if fits else trunk(rows)
+    return outputs
 
 
 def recurrent_weights(sizes: Sequence[int], cell: CellKind) -> list[tuple[int, ...]]:

@@ -13,6 +13,7 @@ import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.gru import GruLayer, why_not_gru
+from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
 from gpu_vecenv.train.policy import Policy, Precision
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, kept
@@ -57,6 +58,7 @@ class RecurrentStates:
         self._layer: GruLayer | None = None
         if self.torch_reason is None and isinstance(policy.network, RecurrentActorCritic):
             self._layer = GruLayer(functions, policy.network.cells.units, precision)
+            kernel_on(rollout.rewards.device)  # of the layers in front; graphs cannot be captured while it compiles
 
     @contextmanager
     def kernels(self) -> Iterator[None]:
