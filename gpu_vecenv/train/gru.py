@@ -84,7 +84,8 @@ def of_inputs(features: Sequence[torch.Tensor], weight: torch.Tensor) -> torch.T
     """The products (2, rows, 3 u) of inputs (rows, n), of both cells or of each, with weights (2, 3 u, n)."""
     weight = weight.to(features[0].dtype)
     if len(features) == 1:
-        return torch.mm(features[0], weight.flatten(0, 1).T).unflatten(1, (CELLS, -1)).movedim(1, 0)
+        both: torch.Tensor = torch.mm(features[0], weight.flatten(0, 1).T)
+        return both.view(len(both), CELLS, weight.shape[1]).movedim(1, 0)
     out = features[0].new_empty((CELLS, len(features[0]), weight.shape[1]))
     for cell, rows in enumerate(features):
         torch.mm(rows, weight[cell].T, out=out[cell])
@@ -118,18 +119,19 @@ class _Sequence(torch.autograd.Function):
         # The gates of a cell's inputs are n, r and z; those of its weights r, z and n.
         of_weight_ih, of_weight_hh = torch.empty_like(weight_ih), torch.empty_like(weight_hh)
         weights = weight_ih.roll(units, 1).to(kernels.dtype)
-        of_rows = list[torch.Tensor]()
+        of_rows = list[torch.Tensor]()  # with respect to the features
         for cell in range(CELLS):
             own, rows = of_gates[cell].flatten(0, 1), features[cell % len(features)]
-            of_inputs, of_states = own[:, : GATES * units], own[:, units:]
-            multiply(of_inputs.T, rows, out=of_weight_ih[cell])
-            multiply(of_states.T, previous[cell].flatten(0, 1), out=of_weight_hh[cell])
+            with_inputs, with_states = own[:, : GATES * units], own[:, units:]
+            multiply(with_inputs.T, rows, out=of_weight_ih[cell])
+            multiply(with_states.T, previous[cell].flatten(0, 1), out=of_weight_hh[cell])
             if not ctx.needs_input_grad[-1]:
                 continue
             if cell < len(features):
-                of_rows.append(torch.mm(of_inputs, weights[cell]))
+                of_rows.append(torch.mm(with_inputs, weights[cell]))
             else:
-                of_rows[0].addmm_(of_inputs, weights[cell])
+                of_rows[0].addmm_(with_inputs, weights[cell])
         of_biases = sums[:, : GATES * units].roll(-units, 1), sums[:, units:]
         of_weights = of_weight_ih.roll(-units, 1), of_weight_hh
-        return (None, None, None, *of_weights, *of_biases, *(of_rows or [None] * len(features)))
+        none: list[torch.Tensor | None] = [None] * len(features)
+        return (None, None, None, *of_weights, *of_biases, *(of_rows or none))

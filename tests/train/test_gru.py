@@ -125,7 +125,9 @@ def sizes_of(sample, exact):
 def check(sample, found, precision):
     """The norm of the error of the outputs and of each gradient."""
     exact, by_torch = results(sample), results(sample, dtype=torch.float32)
-    for number, (own, other, full, size) in enumerate(zip(found, by_torch, exact, sizes_of(sample, exact), strict=True)):
+    for number, (own, other, full, size) in enumerate(
+        zip(found, by_torch, exact, sizes_of(sample, exact), strict=True)
+    ):
         if precision == "float32":
             # As many roundings as torch's own, in another order, and factors without their last 2 bits. The floor is
             # for sums that torch happens to round well: tensor cores cut off sums, by up to 2^-23 for each step of k.
@@ -165,9 +167,9 @@ def test_outputs_and_gradients_agree_with_the_cells_in_float64(name, precision, 
         check(sample, results(sample, layer_of(sample, precision, device)), precision)
 
 
-def test_blocks_take_tiles_one_after_the_other(device, monkeypatch):
+def test_blocks_take_tiles_one_after_the_other(device):
     """A GPU of one multiprocessor, with more tiles than it holds blocks, gives the bits of a larger one."""
-    sample = Sample(32, 300, device, steps=3)
+    sample = Sample(32, 150, device, steps=2)
     layer = layer_of(sample, "float32", device)
     few = layer_of(sample, "float32", device)
     few.kernels._most_blocks = 2
@@ -175,7 +177,7 @@ def test_blocks_take_tiles_one_after_the_other(device, monkeypatch):
 
 
 def test_the_order_of_threads_changes_no_bit(device, monkeypatch):
-    sample, found = Sample(20, 150, device, steps=4), []
+    sample, found = Sample(20, 70, device, steps=3), []
     for order in ("forwards", "backwards"):
         monkeypatch.setenv("EMULATED_THREADS", order)  # a GPU has an order of its own
         found.append(results(sample, layer_of(sample, "bfloat16", device)))
@@ -214,7 +216,7 @@ def test_nan_spreads_as_in_torch(precision, device):
 
 
 def test_outputs_without_a_gradient_count_as_zero(device):
-    sample = Sample(20, 17, device)
+    sample = Sample(20, 17, device, steps=3)
     layer, zeros = layer_of(sample, "float32", device), copy.copy(sample)
     zeros.gradients = [sample.gradients[0], torch.zeros_like(sample.gradients[1])]
     actor, _ = layer.sequence(sample.cells, sample.features, sample.state, sample.active)
@@ -302,7 +304,7 @@ RUNS = {
     "one trunk": {},
     "two trunks, relu": {"shared_trunk": False, "activation": "relu", "normalize_obs": True},
     "no trunk, whole rollouts": {"hidden_sizes": (12,), "sequence_length": None, "normalize_returns": True},
-    "chunks": {"chunk_rows": 9},
+    "chunks": {"chunk_rows": 60, "num_steps": 8, "num_epochs": 1},
     "one step": {"sequence_length": 1},
 }
 
@@ -335,7 +337,9 @@ def far_from_even(trainer):
 
 
 def test_with_unchanged_weights_every_ratio_is_one(device):
-    trainer = far_from_even(trainer_of(device, changed(learning_rate=0.0, hidden_sizes=(8, 20))))
+    trainer = far_from_even(
+        trainer_of(device, changed(learning_rate=0.0, hidden_sizes=(8, 20), num_steps=8, num_epochs=1))
+    )
     trainer.train_iteration()
     trainer.begin_iteration()
     ends = 0
@@ -352,6 +356,7 @@ def test_with_unchanged_weights_every_ratio_is_one(device):
     assert ends > 0
 
 
+@pytest.mark.slow
 def test_training_resumes_bit_by_bit(device, tmp_path):
     alone, again = trainer_of(device), trainer_of(device)
     alone.train_iteration()
