@@ -18,14 +18,15 @@ typedef Precision::Word Word;
 typedef Precision::Factor Factor;
 
 constexpr int CELLS = 2, GATES = 3;
-constexpr int SUMS = 4;  // gradients of a unit: of n, r, z, and of what the state adds to n
+// Gradients of a unit, and biases: of r and z, of n, and of what the state adds to n.
+enum Kind { R, Z, N, N_OF_STATE, KINDS };
 constexpr int COLUMN_WARPS = (UNITS + 15) / 16, COLUMNS = 16 * COLUMN_WARPS, ROWS = 16 * ROW_WARPS;
 constexpr int THREADS = 32 * COLUMN_WARPS * ROW_WARPS;
 constexpr int STEP = Precision::STEP, STEPS_AT_ONCE = Precision::STEPS_AT_ONCE;
 constexpr int WEIGHT_PITCH = Precision::weight_pitch(COLUMNS), PITCH = Precision::activation_pitch(ROWS, COLUMNS);
 constexpr int WEIGHT_WORDS = GATES * COLUMNS * WEIGHT_PITCH, TILE_WORDS = Precision::activation_words(ROWS, COLUMNS);
 constexpr int BIASES_AT = (WEIGHT_WORDS + 2 * TILE_WORDS) * sizeof(Word);
-static_assert(SHARED_BYTES == BIASES_AT + SUMS * COLUMNS * 4, "as gru_kernels.py allocates them");
+static_assert(SHARED_BYTES == BIASES_AT + KINDS * COLUMNS * 4, "as gru_kernels.py allocates them");
 constexpr int UNROLLED_STEPS = STEPS_AT_ONCE == 1 ? 2 : 1;  // with more, a thread has too few registers
 static_assert(UNITS % 4 == 0, "a lane has four neighbouring units");
 
@@ -68,6 +69,14 @@ typedef float Tile[2][4];
 // Where a unit is among the columns of weights and tiles: so that a lane's four columns of a row are four neighbouring
 // units, and its accesses to device memory have 16 bytes.
 HD constexpr int column_of(int unit) { return unit / 16 * 16 + unit % 4 / 2 * 8 + unit % 16 / 4 * 2 + unit % 2; }
+
+// Where gradients of a kind are in a row of both cells', in units of UNITS. Those of the inputs' gates of both cells
+// are neighbours, and so are those of the states' gates of each: products read what they need without gaps.
+HD int place_of(int cell, int kind) {
+    if (kind == N) return 3 + cell;
+    return kind == N_OF_STATE ? 7 * cell : 4 * cell + 1 + kind;
+}
+constexpr int GRADIENT_PITCH = CELLS * KINDS * UNITS;
 
 HD int warp() { return (int)threadIdx.x / 32; }
 HD int first_column() { return warp() % COLUMN_WARPS * 16; }
@@ -130,8 +139,8 @@ HD void load_parameters(const float* of_states, const float* input_biases, const
     for (int unit = threadIdx.x; unit < UNITS; unit += THREADS) {
         UNROLL for (int gate = 0; gate < GATES; ++gate) {
             float x = input_biases[gate * UNITS + unit], y = state_biases[gate * UNITS + unit];
-            biases()[gate * COLUMNS + unit] = gate < 2 ? x + y : x;
-            biases()[3 * COLUMNS + unit] = y;
+            biases()[gate * COLUMNS + unit] = gate < N ? x + y : x;
+            biases()[N_OF_STATE * COLUMNS + unit] = y;
         }
     }
 }
@@ -185,9 +194,9 @@ HD float sigmoid(float x) { return math::fma(0.5f, Precision::tanh(0.5f * x), 0.
 
 // Biases of the lane's units.
 struct Biases {
-    float of[SUMS][4];
+    float of[KINDS][4];
     HD Biases(int unit) {
-        UNROLL for (int kind = 0; kind < SUMS; ++kind) load_four(biases() + kind * COLUMNS + unit, of[kind]);
+        UNROLL for (int kind = 0; kind < KINDS; ++kind) load_four(biases() + kind * COLUMNS + unit, of[kind]);
     }
 };
 
@@ -196,10 +205,10 @@ struct Gates {
     // Element (half, e) of a tile.
     HD Gates(const Tile (&inputs)[GATES], const Tile (&sums)[GATES], const Biases& biases, int half, int e) {
         const int j = 2 * half + e % 2;
-        r = sigmoid(inputs[0][half][e] + (sums[0][half][e] + biases.of[0][j]));
-        z = sigmoid(inputs[1][half][e] + (sums[1][half][e] + biases.of[1][j]));
-        of_state = sums[2][half][e] + biases.of[3][j];
-        n = Precision::tanh(math::fma(r, of_state, inputs[2][half][e] + biases.of[2][j]));
+        r = sigmoid(inputs[R][half][e] + (sums[R][half][e] + biases.of[R][j]));
+        z = sigmoid(inputs[Z][half][e] + (sums[Z][half][e] + biases.of[Z][j]));
+        of_state = sums[N][half][e] + biases.of[N_OF_STATE][j];
+        n = Precision::tanh(math::fma(r, of_state, inputs[N][half][e] + biases.of[N][j]));
     }
 };
 
@@ -247,26 +256,26 @@ HD void forward(const gru_forward_Arguments& args) {
 
 // Sums over the lane's units of gradients of all rows and steps, in a fixed order: over the steps, then over the lanes.
 struct BiasSums {
-    float of[SUMS][4];
+    float of[KINDS][4];
     HD BiasSums() : of() {}
     HD void add(int kind, const Tile& x) {
         UNROLL for (int j = 0; j < 4; ++j) of[kind][j] += x[j / 2][j % 2] + x[j / 2][2 + j % 2];
     }
-    // To a row of (cells, SUMS, units) for each warp's rows.
-    HD void store(float* to, const Own& own) {
-        UNROLL for (int kind = 0; kind < SUMS; ++kind) {
+    // To the row of these warps' rows.
+    HD void store(float* to, int cell, const Own& own) {
+        UNROLL for (int kind = 0; kind < KINDS; ++kind) {
             UNROLL for (int j = 0; j < 4; ++j) {
                 UNROLL for (int lanes = 4; lanes < 32; lanes *= 2) of[kind][j] +=
                     __shfl_xor_sync(~0u, of[kind][j], lanes);
             }
             if (tensor_core::group() == 0 && (UNITS % 16 == 0 || own.unit < UNITS))
-                store_four(to + kind * UNITS + own.unit, of[kind]);
+                store_four(to + place_of(cell, kind) * UNITS + own.unit, of[kind]);
         }
     }
 };
 
 // From the gradients with respect to the outputs of each cell, (steps, R, units), to those with respect to what inputs
-// and states add to the gates.
+// and states add to the gates, (steps, R, GRADIENT_PITCH).
 HD void backward(const gru_backward_Arguments& args) {
     const int cell = blockIdx.x % CELLS;
     const i64 first_step = cell * args.steps;
@@ -298,38 +307,34 @@ HD void backward(const gru_backward_Arguments& args) {
             multiply_gates(buffer, sums);
             buffer ^= 1;
             const Biases biases(own.unit);
-            Tile of_state;
+            Tile gradients[KINDS];
             UNROLL for (int half = 0; half < 2; ++half) {
                 UNROLL for (int e = 0; e < 4; ++e) {
                     const Gates gates(inputs, sums, biases, half, e);
                     float out = found[half][e] + carried[half][e];
                     float n = out * (1.0f - gates.z) * math::fma(-gates.n, gates.n, 1.0f);
-                    inputs[0][half][e] = n * gates.of_state * (gates.r * (1.0f - gates.r));
-                    inputs[1][half][e] = out * (state[half][e] - gates.n) * (gates.z * (1.0f - gates.z));
-                    inputs[2][half][e] = n;
-                    of_state[half][e] = n * gates.r;
+                    gradients[R][half][e] = n * gates.of_state * (gates.r * (1.0f - gates.r));
+                    gradients[Z][half][e] = out * (state[half][e] - gates.n) * (gates.z * (1.0f - gates.z));
+                    gradients[N][half][e] = n;
+                    gradients[N_OF_STATE][half][e] = n * gates.r;
                     carried[half][e] = out * gates.z;
                 }
             }
-            Element* to = (Element*)args.gate_gradients + of_step * SUMS * UNITS;
-            own.store(to, SUMS * UNITS, inputs[2]);
-            own.store(to + UNITS, SUMS * UNITS, inputs[0]);
-            own.store(to + 2 * UNITS, SUMS * UNITS, inputs[1]);
-            own.store(to + 3 * UNITS, SUMS * UNITS, of_state);
-            bias_sums.add(0, inputs[2]);
-            bias_sums.add(1, inputs[0]);
-            bias_sums.add(2, inputs[1]);
-            bias_sums.add(3, of_state);
+            Element* to = (Element*)args.gate_gradients + row * GRADIENT_PITCH;
+            UNROLL for (int kind = 0; kind < KINDS; ++kind) {
+                own.store(to + place_of(cell, kind) * UNITS, GRADIENT_PITCH, gradients[kind]);
+                bias_sums.add(kind, gradients[kind]);
+            }
             if (t == 0) break;  // the gradient of the first state is not needed
             UNROLL for (int gate = 0; gate < GATES; ++gate) {
-                store_tile(buffer, gate == 2 ? of_state : inputs[gate]);
+                store_tile(buffer, gradients[gate == N ? (int)N_OF_STATE : gate]);
                 multiply_back(buffer, gate, carried);
                 buffer ^= 1;
             }
             own.keep(args.active + (t - 1) * args.rows, carried);
         }
         const i64 warp_rows = tile * ROW_WARPS + warp() / COLUMN_WARPS;
-        bias_sums.store(args.sums + (warp_rows * CELLS + cell) * SUMS * UNITS, own);
+        bias_sums.store(args.sums + warp_rows * GRADIENT_PITCH, cell, own);
     }
 }
 

@@ -116,22 +116,26 @@ class _Sequence(torch.autograd.Function):
         given = [g if g is None else g.contiguous() for g in gradients]
         kernels, units = ctx.kernels, ctx.kernels.units
         of_gates, sums = kernels.backward(inputs, (weight_hh, bias_ih, bias_hh), active, previous, given)
-        # The gates of a cell's inputs are n, r and z; those of its weights r, z and n.
+        of_gates, size = of_gates.flatten(0, 1), GATES * units
+        # Of the inputs, in the order r, z, n of the actor's cell and n, r, z of the critic's, without a gap; of the
+        # states of each cell, n, r, z and r, z, n.
+        of_inputs, of_states = of_gates[:, units : units + CELLS * size], (of_gates[:, :size], of_gates[:, -size:])
+        parts = of_inputs.split(CELLS * size // len(features), 1)
         of_weight_ih, of_weight_hh = torch.empty_like(weight_ih), torch.empty_like(weight_hh)
-        weights = weight_ih.roll(units, 1).to(kernels.dtype)
-        of_rows = list[torch.Tensor]()  # with respect to the features
-        for cell in range(CELLS):
-            own, rows = of_gates[cell].flatten(0, 1), features[cell % len(features)]
-            with_inputs, with_states = own[:, : GATES * units], own[:, units:]
-            multiply(with_inputs.T, rows, out=of_weight_ih[cell])
-            multiply(with_states.T, previous[cell].flatten(0, 1), out=of_weight_hh[cell])
-            if not ctx.needs_input_grad[-1]:
-                continue
-            if cell < len(features):
-                of_rows.append(torch.mm(with_inputs, weights[cell]))
-            else:
-                of_rows[0].addmm_(with_inputs, weights[cell])
-        of_biases = sums[:, : GATES * units].roll(-units, 1), sums[:, units:]
-        of_weights = of_weight_ih.roll(-units, 1), of_weight_hh
-        none: list[torch.Tensor | None] = [None] * len(features)
-        return (None, None, None, *of_weights, *of_biases, *(of_rows or none))
+        rows_of_features = of_weight_ih.view(len(features), -1, weight_ih.shape[2])
+        for part, rows, out in zip(parts, features, rows_of_features, strict=True):
+            multiply(part.T, rows, out=out)
+        for part, rows, out in zip(of_states, previous.flatten(1, 2), of_weight_hh, strict=True):
+            multiply(part.T, rows, out=out)
+        of_features: list[torch.Tensor | None] = [None] * len(features)
+        if ctx.needs_input_grad[-1]:
+            weights = torch.cat([weight_ih[0], weight_ih[1].roll(units, 0)]).to(kernels.dtype)
+            of_parts = weights.split(len(weights) // len(features))
+            of_features = [torch.mm(part, weight) for part, weight in zip(parts, of_parts, strict=True)]
+        of_cells = [
+            torch.stack([of_weight_ih[0], of_weight_ih[1].roll(-units, 0)]),
+            torch.stack([of_weight_hh[0].roll(-units, 0), of_weight_hh[1]]),
+            torch.stack([sums[units : units + size], sums[units + size : -units].roll(-units)]),
+            torch.stack([sums[:size].roll(-units), sums[-size:]]),
+        ]
+        return (None, None, None, *of_cells, *of_features)

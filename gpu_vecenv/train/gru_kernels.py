@@ -17,7 +17,7 @@ from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.policy import Precision
 
-CELLS, GATES, SUMS = 2, 3, 4  # the same as in gru.cu
+CELLS, GATES, KINDS = 2, 3, 4  # the same as in gru.cu
 WARPS = 8  # of a block, about
 MAX_THREADS = 512  # of a multiprocessor, as a thread needs about 128 registers
 
@@ -69,7 +69,7 @@ def threads_of(units: int) -> int:
 def shared_bytes(units: int, precision: Precision) -> int:
     """Shared memory of a block: the weights and biases of a cell, and two tiles of its rows."""
     columns, rows = 16 * -(-units // 16), 16 * row_warps(units)
-    biases = 4 * SUMS * columns
+    biases = 4 * KINDS * columns
     if precision == "bfloat16":
         return 2 * (GATES * columns + 2 * rows) * (columns + 8) + biases
     return 4 * (GATES * columns * (columns + 4) + 2 * columns * (rows + 4)) + biases
@@ -172,10 +172,10 @@ class GruKernels:
         previous: torch.Tensor,
         gradients: Sequence[torch.Tensor | None],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gradients (2, L, R, 4 u) of the gates, of ``dtype``, and their sums over steps and rows, (2, 4 u) float32.
+        """Gradients (L, R, 8 u) of the gates, of ``dtype``, and their sums over steps and rows, (8 u,) float32.
 
-        Of each gate of n, r and z with respect to its sum, and then of n with respect to what the state adds to it: the
-        last three are those of the state's gates, in the order of the weights.
+        Of the actor's cell those with respect to what the state adds to n, of r, of z, and with respect to what the
+        input adds to n; then of the critic's to n by the input, of r, of z, and to n by the state.
 
         Args:
             inputs: As of ``forward``, like the next three.
@@ -185,10 +185,11 @@ class GruKernels:
             gradients: With respect to the outputs of each cell, (L, R, u) of ``dtype``; None: 0.
         """
         _, steps, rows, _ = inputs.shape
-        of_gates = torch.empty((CELLS, steps, rows, SUMS * self.units), dtype=self.dtype, device=inputs.device)
+        columns = CELLS * KINDS * self.units
+        of_gates = torch.empty((steps, rows, columns), dtype=self.dtype, device=inputs.device)
         warps = row_warps(self.units)
         parts = -(-rows // (16 * warps)) * warps
-        sums = torch.empty((parts, CELLS, SUMS * self.units), device=inputs.device)
+        sums = torch.empty((parts, columns), device=inputs.device)
         if rows:
             self._launch("gru_backward", rows)(
                 **self._common(inputs, cells, active),
