@@ -139,7 +139,8 @@ class Forward:
         else:
             if not only_values:
                 self.states.begin_step(t)
-            outputs, data.values[t][:, view.agents], state = self.policy(obs, self.states.current, context=context)
+            with self.states.kernels():
+                outputs, data.values[t][:, view.agents], state = self.policy(obs, self.states.current, context=context)
             if not only_values:
                 self.states.end_step(state, data.active[t][:, view.agents])
         if not only_values:

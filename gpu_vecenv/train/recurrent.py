@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.layers import has_hooks, is_supported_mlp, through
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
 
 CellKind = Literal["gru", "lstm"]
@@ -26,6 +27,20 @@ def kept(state: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
     return torch.where(active[..., None], state, 0)
 
 
+class CellKernels(Protocol):
+    """What computes cells in place of torch, see ``GruLayer``."""
+
+    def step(
+        self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """Outputs of each cell and the next state of one step."""
+
+    def sequence(
+        self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor, active: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Outputs of each cell for several steps."""
+
+
 class RecurrentCells(nn.Module):
     """GRU or LSTM cells of the same size, such as those of actor and critic, with the equations of torch.nn.
 
@@ -37,6 +52,8 @@ class RecurrentCells(nn.Module):
         units: Of each.
         count: Number of cells.
     """
+
+    kernels: CellKernels | None = None  # in place of torch; set while a trainer computes, see ``RecurrentStates``
 
     def __init__(self, kind: CellKind, inputs: int, units: int, count: int = 2) -> None:
         super().__init__()
@@ -90,20 +107,51 @@ class RecurrentCells(nn.Module):
         cell = forget.sigmoid() * parts[1] + enter.sigmoid() * new.tanh()
         return torch.stack([leave.sigmoid() * cell.tanh(), cell])
 
-    def sequence(self, inputs: torch.Tensor, parts: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
-        """The outputs of several steps, (count, steps, rows, units) float32.
+    @property
+    def usable_kernels(self) -> CellKernels | None:
+        """The kernels, unless cells were replaced, have hooks or other weights than float32."""
+        is_plain = type(self) is RecurrentCells and not has_hooks(self) and self.weight_hh.dtype == torch.float32
+        return self.kernels if is_plain else None
+
+    def step(
+        self, features: Sequence[torch.Tensor], state: torch.Tensor
+    ) -> tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Outputs of each cell, (rows, units), and the next state (rows, state_size).
 
         Args:
-            inputs: (count, steps, rows, gates * units), from ``of_inputs``.
-            parts: The state before the first step, (parts, count, rows, units).
+            features: Inputs (rows, inputs), of all cells or of each.
+            state: (rows, state_size) float32.
+        """
+        kernels = self.usable_kernels
+        if kernels is not None and not torch.is_grad_enabled():
+            return kernels.step(self, features, state)
+        parts = self(self.of_inputs(features), self.parts(state))
+        return parts[0].unbind(), self.flat(parts)
+
+    def sequence(
+        self, trunks: Sequence[nn.Module], rows: torch.Tensor, state: torch.Tensor, active: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Outputs of each cell for several steps, (steps, rows, units).
+
+        Only the products with the state are computed step by step; by kernels in one launch, unless the gradient of
+        ``state`` is needed.
+
+        Args:
+            trunks: The layers in front, of all cells or of each.
+            rows: Their inputs, (steps * rows, n).
+            state: (rows, state_size) float32, before the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
         """
-        outputs = []
+        kernels = self.usable_kernels
+        if kernels is not None and not state.requires_grad:
+            return kernels.sequence(self, [_through(trunk, rows) for trunk in trunks], state, active)
+        inputs = self.of_inputs([trunk(rows) for trunk in trunks]).unflatten(1, active.shape)
+        parts, outputs = self.parts(state), list[torch.Tensor]()
         for t, is_active in enumerate(active):
             parts = self(inputs[:, t], parts)
             outputs.append(parts[0])
             parts = kept(parts, is_active)
-        return torch.stack(outputs, 1)
+        return torch.stack(outputs, 1).unbind()
 
 
 class RecurrentActorCritic(nn.Module):
@@ -158,33 +206,35 @@ class RecurrentActorCritic(nn.Module):
             obs: (rows, *obs_shape).
             state: (rows, recurrent_state_size) float32; 0 where ``obs`` is the first of an episode.
         """
-        parts = self.cells(self._of_inputs(obs), self.cells.parts(state))
-        return *self._heads(parts[0]), self.cells.flat(parts)
+        rows = self._rows(obs)
+        outputs, next_state = self.cells.step([trunk(rows) for trunk in self._trunks], state)
+        return *self._heads(*outputs), next_state
 
     def sequence(
         self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Several steps: parameters (steps, rows, n) and values (steps, rows).
 
-        Only the products with the state are computed step by step.
-
         Args:
             obs: (steps, rows, *obs_shape).
             state: (rows, recurrent_state_size) float32, before the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
         """
-        inputs = self._of_inputs(obs.flatten(0, 1)).unflatten(1, obs.shape[:2])
-        return self._heads(self.cells.sequence(inputs, self.cells.parts(state), active))
+        rows = self._rows(obs.flatten(0, 1))
+        return self._heads(*self.cells.sequence(self._trunks, rows, state, active))
 
-    def _of_inputs(self, obs: torch.Tensor) -> torch.Tensor:
+    @property
+    def _trunks(self) -> list[nn.Module]:
+        return [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
+
+    def _rows(self, obs: torch.Tensor) -> torch.Tensor:
+        """Inputs (rows, n) of the trunks."""
         rows = obs.flatten(1)
-        rows = rows.float() / 255 if obs.dtype == torch.uint8 else rows
-        trunks = [self.trunk] if self.critic_trunk is None else [self.trunk, self.critic_trunk]
-        return self.cells.of_inputs([trunk(rows) for trunk in trunks])
+        return rows.float() / 255 if obs.dtype == torch.uint8 else rows
 
-    def _heads(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Parameters (…, n) and values (…) of the cells' outputs (2, …, units)."""
-        outputs, values = self.actor(features[0]), self.critic(features[1]).squeeze(-1)
+    def _heads(self, of_actor: torch.Tensor, of_critic: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Parameters (…, n) and values (…) of the cells' outputs (…, units) each."""
+        outputs, values = self.actor(of_actor), self.critic(of_critic).squeeze(-1)
         if self.log_std is not None:
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs, values
@@ -232,8 +282,8 @@ class RecurrentTower(nn.Module):
             rows: (rows, inputs) float32.
             state: (rows, recurrent_state_size) float32; 0 where the row is the first of an episode.
         """
-        parts = self.cells(self.cells.of_inputs([self.trunk(rows)]), self.cells.parts(state))
-        return self._of_head(parts[0, 0]), self.cells.flat(parts)
+        (features,), next_state = self.cells.step([self.trunk(rows)], state)
+        return self._of_head(features), next_state
 
     def sequence(self, rows: torch.Tensor, state: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
         """Several steps: outputs (steps, rows, n), as of ``forward``.
@@ -243,14 +293,22 @@ class RecurrentTower(nn.Module):
             state: (rows, recurrent_state_size) float32, before the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
         """
-        inputs = self.cells.of_inputs([self.trunk(rows.flatten(0, 1))]).unflatten(1, rows.shape[:2])
-        return self._of_head(self.cells.sequence(inputs, self.cells.parts(state), active)[0])
+        (features,) = self.cells.sequence([self.trunk], rows.flatten(0, 1), state, active)
+        return self._of_head(features)
 
     def _of_head(self, features: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.head(features)
         if self.log_std is not None:
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs
+
+
+def _through(trunk: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """A trunk's outputs for rows (n, inputs), whose backward pass is by the kernels of layers.py where they apply."""
+    mixed = torch.is_autocast_enabled(rows.device.type)
+    fits = rows.dtype == torch.float32 and not mixed and is_supported_mlp(trunk)
+    outputs: torch.Tensor = through(trunk, rows) if fits else trunk(rows)
+    return outputs
 
 
 def recurrent_weights(sizes: Sequence[int], cell: CellKind, count: int = 2) -> list[tuple[int, ...]]:

@@ -320,7 +320,11 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
 def computed_by(trainer: Trainer, policy: str) -> str:
     """What computes a policy of a trainer, and why nothing faster does."""
     if reason := trainer.torch_reasons[policy]:
-        return f"torch ({reason})"
+        states = trainer.states.get(policy)
+        if states is None:
+            return f"torch ({reason})"
+        own = states.torch_reason
+        return f"torch ({reason}), its GRU by kernels" if own is None else f"torch ({reason}: {own})"
     if isinstance(trainer.kernels[policy], HostKernels):
         return "one kernel each, by vector instructions"
     reason = trainer.unfused_reasons[policy]

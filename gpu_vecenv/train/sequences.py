@@ -7,14 +7,17 @@ S = T / L * E * C of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Context
+from gpu_vecenv.train.gru import GruLayer, recurrent_networks, why_not_gru
+from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
-from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.recurrent import kept
+from gpu_vecenv.train.policy import Policy, Precision
+from gpu_vecenv.train.recurrent import RecurrentCells, kept
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 
@@ -30,12 +33,18 @@ class RecurrentStates:
         policy: The policy.
         rollout: Of its environment.
         sequence_length: L; None: T.
+        precision: Of the matrix products.
+
+    Attributes:
+        torch_reason: Why torch computes the recurrent layers, in a few words; None: kernels do.
 
     Raises:
         ConfigError: L does not divide T.
     """
 
-    def __init__(self, policy: Policy, rollout: Rollout, sequence_length: int | None = None) -> None:
+    def __init__(
+        self, policy: Policy, rollout: Rollout, sequence_length: int | None = None, precision: Precision = "float32"
+    ) -> None:
         num_steps, num_envs, _ = rollout.rewards.shape
         self.sequence_length = num_steps if sequence_length is None else sequence_length
         if num_steps % self.sequence_length:
@@ -46,6 +55,24 @@ class RecurrentStates:
         shape = (num_envs, policy.view.num_agents, policy.recurrent_state_size)
         self.current = torch.zeros(shape, device=rollout.rewards.device)
         self.starts = torch.zeros((num_steps // self.sequence_length, *shape), device=rollout.rewards.device)
+        functions = rollout.env.functions
+        self.torch_reason = why_not_gru(policy, functions, precision)
+        self._layers: dict[RecurrentCells, GruLayer] = {}
+        if self.torch_reason is None:
+            own = [network.cells for network in recurrent_networks(policy)]
+            self._layers = {cells: GruLayer(functions, cells.units, precision, cells.count) for cells in own}
+            kernel_on(rollout.rewards.device)  # of the layers in front; graphs cannot be captured while it compiles
+
+    @contextmanager
+    def kernels(self) -> Iterator[None]:
+        """Let kernels compute the recurrent layers of the policy, where there are some."""
+        for cells, layer in self._layers.items():
+            cells.kernels = layer
+        try:
+            yield
+        finally:
+            for cells in self._layers:
+                cells.kernels = None
 
     def begin_step(self, t: int) -> None:
         """Before the forward pass of step t."""
@@ -147,8 +174,9 @@ class Sequences:
             own = part.contiguous().flatten()
             obs = gather(own).unflatten(0, part.shape)
             of_part = Context(*(x if x is None else x.unflatten(0, part.shape) for x in context.of_samples(own)))
-            acted = active[own].view_as(part)
-            parameters, values = self._policy.sequence(obs, self._starts(part[0]), acted, context=of_part)
+            starts, acted = self._starts(part[0]), active[own].view_as(part)
+            with self._states.kernels():
+                parameters, values = self._policy.sequence(obs, starts, acted, context=of_part)
             yield own, (parameters.flatten(0, 1), values.flatten())
 
     def _starts(self, firsts: torch.Tensor) -> torch.Tensor:

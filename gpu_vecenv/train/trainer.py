@@ -141,7 +141,12 @@ class Trainer:
             self.torch_reasons = {name: choice.torch_reason for name, choice in choices.items()}
             # Of the recurrent ones.
             self.states = {
-                name: RecurrentStates(policy, self.rollout, self.configs[name].sequence_length if spec.train else None)
+                name: RecurrentStates(
+                    policy,
+                    self.rollout,
+                    self.configs[name].sequence_length if spec.train else None,
+                    self.config.precision,
+                )
                 for (name, policy), spec in zip(self.policies.items(), specs.values(), strict=True)
                 if policy.recurrent_state_size
             }

@@ -33,6 +33,7 @@ from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train import iteration_kernels, learner_kernels, normalizer_kernels, optimizer
 from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
+from gpu_vecenv.train.gru_kernels import GRU_BACKWARD, GRU_FORWARD, blocks_of, gru_source
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 from gpu_vecenv.train.layerwise_kernels import LAYER_PRODUCT, Layers, Product, layerwise_kernels, layerwise_source
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
@@ -207,6 +208,17 @@ def product_text(product: Product) -> str:
     return inline_includes(source + path.read_text(), path.name, path.parent)
 
 
+def gru_text(units: int, precision: Precision) -> str:
+    """The program of a GRU over sequences, as on a GPU."""
+    blocks = blocks_of(units, precision, GPU_TENSOR_CORES)
+    assert blocks
+    source = (
+        f'#include "kernel.cuh"\n{arguments_source([GRU_FORWARD, GRU_BACKWARD])}{gru_source(units, precision, blocks)}'
+    )
+    path = source_file("gru.cu")
+    return inline_includes(source + path.read_text(), path.name, path.parent)
+
+
 ROLLOUTS = {
     "one agent, box": (
         "pendulum",
@@ -303,7 +315,7 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
-    of_networks = {"layer_product", "layerwise", "perceptron_forward", "perceptron_gradients", "rollout"}
+    of_networks = {"gru", "layer_product", "layerwise", "perceptron_forward", "perceptron_gradients", "rollout"}
     on_cpus = {"host_forward", "host_gradients"}
     assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, *on_cpus, "sampler", "learner"}
 
@@ -392,6 +404,21 @@ def test_products_of_layers_round_as_written_and_address_in_64_bits(product, arc
     assert text.count(WRITTEN[0]) == 1
     allowed = TENSOR_CORE_OPCODES["bfloat16"]
     assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture), allowed)) == []
+
+
+@pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
+@pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
+@pytest.mark.parametrize("units", [20, 64, 128])
+@pytest.mark.slow
+def test_a_gru_rounds_as_written_and_addresses_in_64_bits(units, precision, architecture):
+    need(architecture)
+    text = gru_text(units, precision)
+    cubin = compile_cubin(text, f"sm_{architecture}")
+    assert all(b".text.kernel_gru_" + kernel + b"\0" in cubin for kernel in (b"forward", b"backward"))
+    assert text.count(WRITTEN[0]) == 1
+    made = ptx(text.replace(*WRITTEN), architecture=architecture)
+    assert {instruction.opcode for instruction in instructions(made)} >= TENSOR_CORE_OPCODES[precision]
+    assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
 
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])

@@ -3,9 +3,13 @@
     python3 tests/gpu/learner_speed.py RESULTS.json            # all rows
     python3 tests/gpu/learner_speed.py RESULTS.json "2 x 256"  # those with this in their names
 
-Networks of 2 x 256 units have kernels layer by layer, see ``gpu_vecenv/train/layerwise.py``. A row has medians of eight
-iterations after three: milliseconds, env-steps per second, and the memory at its peak; and the milliseconds of an
-iteration where the host reads metrics once in ten. Of iterations of more than 0.3 s it has the fourth alone.
+Networks of 2 x 256 units have kernels layer by layer, see ``gpu_vecenv/train/layerwise.py``. Of a recurrent network
+only the GRU has kernels, see ``gpu_vecenv/train/gru.py``; its row also tells how many iterations of the row of a
+perceptron, "beside", one of its own takes, if that row was measured.
+
+A row has medians of eight iterations after three: milliseconds, env-steps per second, and the memory at its peak; and
+the milliseconds of an iteration where the host reads metrics once in ten. Of iterations of more than 0.3 s it has the
+fourth alone.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ from typing import Any
 
 import torch
 
+import gpu_vecenv.train.sequences
 import gpu_vecenv.train.trainer
 from gpu_vecenv import VecEnv
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.train.gru import why_not_gru
 from gpu_vecenv.train.policy_kernels import Choice, choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
@@ -40,6 +46,9 @@ A2C = {
 }
 WIDE = {"num_steps": 25, "num_epochs": 1, "hidden_sizes": (256, 256)}
 WARPDRIVE = {"num_steps": 250, "hidden_sizes": (256, 256), "precision": "tf32"}
+GRU = {"network": "gru"}
+# JaxMARL's ippo_rnn_mpe: a dense layer of 128 units in front of a GRU of as many.
+SPREAD = {"num_steps": 128, "hidden_sizes": (128, 128)}
 ONE_STEP = {"num_epochs": 1, "num_minibatches": 1, "normalize_advantages": False}
 # Name, game, its configuration, environments, PPO's configuration.
 ROWS: tuple[tuple[str, str, dict[str, Any], int, dict[str, Any]], ...] = (
@@ -58,11 +67,25 @@ ROWS: tuple[tuple[str, str, dict[str, Any], int, dict[str, Any]], ...] = (
     ),
     ("tag_continuous, 2 x 256, bfloat16", "tag_continuous", {}, 2000, {**WIDE, "precision": "bfloat16"}),
     ("tag_continuous, 2 x 256, TF32", "tag_continuous", {}, 2000, {**WIDE, "precision": "tf32"}),
+    ("tag_continuous gru, TF32", "tag_continuous", {}, 2000, {**TAG, **GRU}),
+    ("tag_continuous gru, bfloat16", "tag_continuous", {}, 2000, {**TAG, **GRU, "precision": "bfloat16"}),
+    ("tag_continuous gru, float32", "tag_continuous", {}, 2000, {**TAG, **GRU, "precision": "float32"}),
+    ("simple_spread 128, TF32", "simple_spread", {}, 1024, {**SPREAD, "precision": "tf32"}),
+    ("simple_spread gru 128, TF32", "simple_spread", {}, 1024, {**SPREAD, **GRU, "precision": "tf32"}),
+    ("simple_spread gru 128, float32", "simple_spread", {}, 1024, {**SPREAD, **GRU}),
     # WarpDrive's, but for the longest.
     ("tag_continuous, 2 x 256, TF32, 250 steps, A2C", "tag_continuous", {}, 100, {**WARPDRIVE, **ONE_STEP}),
     ("tag_continuous, 2 x 256, TF32, 250 steps", "tag_continuous", {}, 100, WARPDRIVE),
     ("tag_continuous, 2 x 256, TF32, 2,000 x 250, A2C", "tag_continuous", {}, 2000, {**WARPDRIVE, **ONE_STEP}),
 )
+# Of each row with a GRU that of a perceptron.
+BESIDE = {
+    "tag_continuous gru, TF32": "tag_continuous, TF32",
+    "tag_continuous gru, bfloat16": "tag_continuous, TF32",
+    "tag_continuous gru, float32": "tag_continuous, TF32",
+    "simple_spread gru 128, TF32": "simple_spread 128, TF32",
+    "simple_spread gru 128, float32": "simple_spread 128, TF32",
+}
 SHORT = 0.3  # seconds: of longer iterations one is measured
 WARM_UP, ITERATIONS, INTERVAL = 3, 8, 10
 
@@ -110,6 +133,11 @@ def by_torch(*_: object) -> Choice:
     return Choice(None, "measured for comparison", "measured for comparison")
 
 
+def no_gru(*_: object) -> str:
+    """In the place of ``why_not_gru``."""
+    return "measured for comparison"
+
+
 def main(file: Path, part_of_name: str = "") -> None:
     """Measure all rows whose names have this part, and write them."""
     rows = []
@@ -117,12 +145,18 @@ def main(file: Path, part_of_name: str = "") -> None:
         if part_of_name not in name:
             continue
         row: dict[str, Any] = {"name": name, "num_envs": num_envs, "num_steps": config["num_steps"]}
-        for way, choose in (("kernels", choose_kernels), ("torch", by_torch)):
+        for way, choose, why_not in (("kernels", choose_kernels, why_not_gru), ("torch", by_torch, no_gru)):
             gpu_vecenv.train.trainer.choose_kernels = choose
+            gpu_vecenv.train.sequences.why_not_gru = why_not
             row[way] = measured(game, values, num_envs, config)
+        beside = next((other for other in rows if other["name"] == BESIDE.get(name)), None)
+        if beside is not None:
+            row["beside"] = beside["name"]
+            row["iterations_of_it"] = row["kernels"]["milliseconds"] / beside["kernels"]["milliseconds"]
         rows.append(row)
         print(json.dumps(row), flush=True)
     gpu_vecenv.train.trainer.choose_kernels = choose_kernels
+    gpu_vecenv.train.sequences.why_not_gru = why_not_gru
     file.write_text(json.dumps({**provenance(resolve_device("cuda")), "rows": rows}, indent=1) + "\n")
 
 

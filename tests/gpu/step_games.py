@@ -74,6 +74,9 @@ LEARNT: tuple[tuple[Game, dict[str, Any], dict[str, Any]], ...] = (
     ("pendulum", {}, {"hidden_sizes": (1024,)}),  # too large for a block's memory: layer by layer
     ("cartpole", {}, {"hidden_sizes": (256, 256), "precision": "bfloat16"}),  # with products of our own
     ("tag_continuous", {}, {"hidden_sizes": (64, 64), "precision": "tf32"}),  # rollouts by groups of several warps
+    ("tag_continuous", FEW, {"network": "gru", "hidden_sizes": (24, 64), "precision": "tf32"}),
+    ("tag_gridworld", {}, {"network": "gru", "hidden_sizes": (20,), "num_minibatches": 1}),  # padded units
+    ("pendulum", {}, {"network": "gru", "hidden_sizes": (128,), "precision": "bfloat16", "shared_trunk": False}),
     (Race, {}, {"shared_trunk": False, "normalize_obs": True}),
     (Crew, {}, {"precision": "tf32", "normalize_obs": True, "normalize_returns": True}),
     (Economy, {}, {}),

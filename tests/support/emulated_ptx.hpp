@@ -182,6 +182,7 @@ inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes) 
     emulation::require(bytes == 16, "cp.async.cg copies 16 bytes");
     emulation::copy_later(to, from, bytes);
 }
+inline void prefetch_global_L2(const void*) {}
 inline void cp_async_commit_group() { ++emulation::own_copies().group; }
 inline void cp_async_wait_group(int pending) {
     emulation::complete_copies(emulation::own_copies().group - (unsigned)pending);

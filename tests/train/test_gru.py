@@ -1,0 +1,405 @@
+"""The GRU's kernels against float64 and against torch, on emulated CUDA threads and on a GPU."""
+
+import contextlib
+import copy
+import dataclasses
+
+import pytest
+import torch
+from games.recall import Recall
+from games.script import Script
+from support.bitwise import equal_bits
+from support.emulated_cuda import EmulatedCudaBackend
+from support.kernel_trainers import largest_difference, state_of, weights
+from support.learning import batch_of
+from support.perceptrons import ROUNDING_UNITS
+
+import gpu_vecenv
+from gpu_vecenv import FunctionManager, PolicySpec, PPOConfig, Trainer
+from gpu_vecenv.train import sequences
+from gpu_vecenv.train.gru import GruLayer
+from gpu_vecenv.train.gru_kernels import shared_bytes
+from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells, kept
+from gpu_vecenv.train.run import computed_by
+
+NAN = float("nan")
+STEPS, INPUTS = 6, 20
+PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+SMALL = PPOConfig(num_steps=12, num_epochs=2, num_minibatches=3, hidden_sizes=(8, 8), network="gru", sequence_length=4)
+SCRIPT = {"num_leads": 2, "num_others": 2, "leave": 2, "max_steps": 7}
+RATIO_WITHIN = 1e-5  # of a ratio with unchanged weights: torch rounds products of other numbers of rows otherwise
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def device(device_of_networks):
+    return device_of_networks
+
+
+@contextlib.contextmanager
+def products_in(precision):
+    """As the trainer does it."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
+
+
+class Sample:
+    """Cells, their inputs, a state, flags, and gradients of the outputs: random, with ends of episodes."""
+
+    def __init__(self, units, rows, device, *, apart=False, steps=STEPS, count=2):
+        random = torch.Generator().manual_seed(1)
+
+        def normal(*shape, size=1.0):
+            return (size * torch.randn(shape, generator=random)).to(device)
+
+        self.cells = RecurrentCells("gru", INPUTS, units, count).to(device)
+        with torch.no_grad():
+            for p in self.cells.parameters():
+                p.copy_(normal(*p.shape, size=2 * p.shape[-1] ** -0.5 if p.ndim == 3 else 0.5))
+        self.features = [normal(steps * rows, INPUTS) for _ in range(2 if apart else 1)]
+        self.state = normal(rows, count * units).tanh()
+        self.gradients = [normal(steps, rows, units) for _ in range(count)]
+        self.active = (torch.rand((steps, rows), generator=random) < 0.8).to(device)
+
+    @property
+    def differentiated(self):
+        """By what gradients are taken, in the order of ``results``."""
+        return [*(getattr(self.cells, name) for name in PARAMETERS), *self.features]
+
+
+def results(sample, layer=None, dtype=torch.float64):
+    """Outputs (cells, steps, rows, units), and gradients: of a layer, or of the cells step by step in a dtype."""
+    if layer is not None:
+        own = copy.copy(sample)
+        own.features = [x.clone().requires_grad_() for x in sample.features]
+        outputs = layer.sequence(own.cells, own.features, own.state, own.active)
+    else:
+        own = copy.copy(sample)
+        own.cells = copy.deepcopy(sample.cells).to(dtype)
+        own.features = [x.to(dtype).requires_grad_() for x in sample.features]
+        outputs = torch.stack(step_by_step(own, dtype), 1)
+    gradients = [g.to(outputs[0].dtype) for g in sample.gradients]
+    found = torch.autograd.grad(list(outputs), own.differentiated, gradients)
+    return [torch.stack(list(outputs)).detach().double(), *(g.double() for g in found)]
+
+
+def step_by_step(sample, dtype):
+    """As RecurrentActorCritic.sequence, without rounding to float32 in between."""
+    cells, units = sample.cells, sample.cells.units
+    of_each = sample.features * (cells.count // len(sample.features))
+    inputs = torch.stack([x @ w.T + b for x, w, b in zip(of_each, cells.weight_ih, cells.bias_ih, strict=True)])
+    inputs = inputs.unflatten(1, sample.active.shape)
+    state, outputs = cells.parts(sample.state.to(dtype))[0], []
+    for t, is_active in enumerate(sample.active):
+        hidden = torch.baddbmm(cells.bias_hh[:, None], state, cells.weight_hh.mT)
+        reset, update = (inputs[:, t, :, : 2 * units] + hidden[..., : 2 * units]).sigmoid().chunk(2, -1)
+        new = (inputs[:, t, :, 2 * units :] + reset * hidden[..., 2 * units :]).tanh()
+        state = new + update * (state - new)
+        outputs.append(state)
+        state = kept(state, is_active)
+    return outputs
+
+
+def layer_of(sample, precision, device):
+    return GruLayer(FunctionManager(device), sample.cells.units, precision, sample.cells.count)
+
+
+def sizes_of(sample, exact):
+    """Of each result the norm, or of a bias, whose sum over the rows may cancel, that of the sums of absolute values.
+
+    Errors are relative to these.
+    """
+    sizes = [x.norm().item() for x in exact]
+    taken = copy.copy(sample)
+    taken.gradients = [g.abs() for g in sample.gradients]
+    for k, name in enumerate(PARAMETERS):
+        if name.startswith("bias"):
+            sizes[1 + k] = max(sizes[1 + k], results(taken)[1 + k].norm().item())
+    return sizes
+
+
+def check(sample, found, precision):
+    """The norm of the error of the outputs and of each gradient."""
+    exact, by_torch = results(sample), results(sample, dtype=torch.float32)
+    for number, (own, other, full, size) in enumerate(
+        zip(found, by_torch, exact, sizes_of(sample, exact), strict=True)
+    ):
+        if precision == "float32":
+            # As many roundings as torch's own, in another order, and factors without their last 2 bits. The floor is
+            # for sums that torch happens to round well: tensor cores cut off sums, by up to 2^-23 for each step of k.
+            bound = max(4 * (other - full).norm().item(), 2.0**-20 * size)
+        else:
+            # A step rounds factors of the products of inputs and of states, and tanh of three gates; through the state
+            # errors go on to the steps after it, less by z < 1 each: about twice as much.
+            bound = 12 * ROUNDING_UNITS[precision] * size
+        assert (own - full).norm().item() <= bound, number
+        assert size > 0.1
+
+
+CASES = {
+    "32 units": (32, 70, False),
+    "64 units": (64, 37, False),
+    "128 units": (128, 18, False),
+    "two trunks": (32, 33, True),
+    "units of no tile": (20, 33, False),
+    "one sequence": (4, 1, False),
+    "one cell": (20, 37, False),
+}
+QUICK = {("64 units", "float32"), ("units of no tile", "bfloat16"), ("two trunks", "tf32"), ("one sequence", "float32")}
+QUICK |= {("one cell", "tf32")}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        pytest.param(name, precision, marks=[] if (name, precision) in QUICK else pytest.mark.slow)
+        for name in CASES
+        for precision in ("float32", "tf32", "bfloat16")
+    ],
+)
+def test_outputs_and_gradients_agree_with_the_cells_in_float64(name, precision, device):
+    units, rows, apart = CASES[name]
+    sample = Sample(units, rows, device, apart=apart, count=1 if name == "one cell" else 2)
+    assert not sample.active[1:-1].all()
+    with products_in(precision):
+        check(sample, results(sample, layer_of(sample, precision, device)), precision)
+
+
+def test_blocks_take_tiles_one_after_the_other(device):
+    """A GPU of one multiprocessor, with more tiles than it holds blocks, gives the bits of a larger one."""
+    sample = Sample(32, 150, device, steps=2)
+    layer = layer_of(sample, "float32", device)
+    few = layer_of(sample, "float32", device)
+    few.kernels._most_blocks = 2
+    assert equal_bits(results(sample, layer), results(sample, few))
+
+
+def test_the_order_of_threads_changes_no_bit(device, monkeypatch):
+    sample, found = Sample(20, 70, device, steps=3), []
+    for order in ("forwards", "backwards"):
+        monkeypatch.setenv("EMULATED_THREADS", order)  # a GPU has an order of its own
+        found.append(results(sample, layer_of(sample, "bfloat16", device)))
+    assert equal_bits(*found)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_sequence_has_the_bits_of_its_steps_and_a_row_those_of_its_own(precision, device):
+    sample = Sample(32, 70, device)
+    kernels = layer_of(sample, precision, device).kernels
+    cells = [p.detach() for p in (sample.cells.weight_hh, sample.cells.bias_ih, sample.cells.bias_hh)]
+    inputs = torch.randn((2, STEPS, 70, 96), generator=torch.Generator().manual_seed(3)).to(device, kernels.dtype)
+    previous = torch.full((2, STEPS, 70, 32), NAN, dtype=kernels.dtype, device=device)
+    after = torch.full((70, 64), NAN, device=device)
+    outputs = kernels.forward(inputs, cells, sample.state, sample.active, previous=previous, next_state=after)
+    state, next_state = sample.state, torch.empty_like(sample.state)
+    for t, active in enumerate(sample.active):
+        own = kernels.forward(inputs[:, t : t + 1], cells, state, None, next_state=next_state)
+        assert equal_bits(own[:, 0], outputs[:, t])
+        assert equal_bits(previous[:, t], state.view(70, 2, 32).movedim(1, 0).to(kernels.dtype))
+        state = kept(next_state, active)
+    assert equal_bits(after, next_state)
+    alone = kernels.forward(inputs[:, :, 41:42], cells, sample.state[41:42], sample.active[:, 41:42].contiguous())
+    assert equal_bits(alone, outputs[:, :, 41:42])
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32"])
+def test_nan_spreads_as_in_torch(precision, device):
+    """In its own row, up to the end of the episode; into all gradients of parameters that it reaches."""
+    sample = Sample(32, 20, device)
+    sample.features[0][20 + 7, 3] = NAN  # row 7 in step 1
+    sample.active[:, 7] = torch.tensor([True, True, True, False, True, True], device=device)
+    found, exact = results(sample, layer_of(sample, precision, device)), results(sample)
+    assert all(a.isnan().equal(b.isnan()) for a, b in zip(found, exact, strict=True))
+    assert found[0][:, 1:4, 7].isnan().all() and found[0].isnan().sum() == 2 * 3 * 32
+
+
+def test_outputs_without_a_gradient_count_as_zero(device):
+    sample = Sample(20, 17, device, steps=3)
+    layer, zeros = layer_of(sample, "float32", device), copy.copy(sample)
+    zeros.gradients = [sample.gradients[0], torch.zeros_like(sample.gradients[1])]
+    actor, _ = layer.sequence(sample.cells, sample.features, sample.state, sample.active)
+    found = torch.autograd.grad(actor, [getattr(sample.cells, name) for name in PARAMETERS], sample.gradients[0])
+    assert equal_bits([g.double() for g in found], results(zeros, layer)[1:5])
+    assert all(g[0].ne(0).any() and g[1].eq(0).all() for g in found)
+
+
+def test_no_sequences_have_gradients_of_zero(device):
+    sample = Sample(8, 0, device)
+    outputs, *gradients = results(sample, layer_of(sample, "float32", device))
+    assert outputs.shape == (2, STEPS, 0, 8) and all(g.eq(0).all() for g in gradients)
+
+
+# What is computed by kernels
+
+
+class LittleMemory(EmulatedCudaBackend):
+    """Blocks of a GPU in which no GRU fits."""
+
+    tensor_cores = dataclasses.replace(EmulatedCudaBackend.tensor_cores, block_shared_bytes=1 << 10)
+
+
+def changed(**values):
+    return dataclasses.replace(SMALL, **values)
+
+
+def trainer_of(device, config=SMALL, game=Script, *, by_torch=None, policies=None, arguments=SCRIPT, **options):
+    """``by_torch``: pytest's monkeypatch; then torch computes the GRU."""
+    env = gpu_vecenv.make(game, 6, device, autoreset_mode="next_step", **arguments)
+    if by_torch is None:
+        return Trainer(env, config, seed=3, policies=policies, **options)
+    with by_torch.context() as patch:
+        patch.setattr(sequences, "why_not_gru", lambda *_: "to compare")
+        return Trainer(env, config, seed=3, policies=policies, **options)
+
+
+def reasons(trainer):
+    return {states.torch_reason for states in trainer.states.values()}
+
+
+def test_a_run_says_what_computes_its_gru(device, monkeypatch):
+    def told(**changes):
+        trainer = trainer_of(device, changed(**changes), Recall, arguments={})
+        return computed_by(trainer, "player")
+
+    assert told() == "torch (a recurrent network), its GRU by kernels"
+    assert told(network="lstm") == "torch (a recurrent network: an LSTM)"
+    assert told(hidden_sizes=(6,)) == "torch (a recurrent network: units that are no multiple of 4)"
+    assert told(hidden_sizes=(256,)) == "torch (a recurrent network: a GRU too large for shared memory)"
+    assert told(hidden_sizes=(176,), precision="bfloat16") == "torch (a recurrent network), its GRU by kernels"
+
+
+def test_a_network_of_ones_own_and_a_cpu_have_none():
+    class Own(RecurrentActorCritic):
+        """Of a class of its own, but the same computation."""
+
+    class Other(torch.nn.Module):
+        recurrent_state_size = 4
+
+        def __init__(self):
+            super().__init__()
+            self.cell, self.heads = torch.nn.GRUCell(2, 4), torch.nn.Linear(4, 3)
+
+        def forward(self, obs, state):
+            state = self.cell(obs, state)
+            out = self.heads(state)
+            return out[:, :2], out[:, 2], state
+
+    trainer = trainer_of("cpu", changed(network="mlp"), Recall, policies={"player": Other()}, arguments={})
+    assert reasons(trainer) == {"not the default network"}
+    trainer = trainer_of("cpu", SMALL, Recall, policies={"player": Own((2,), 2, (8,))}, arguments={})
+    assert reasons(trainer) == {"no tensor cores"}
+
+
+@pytest.mark.parametrize("units", [4, 20, 64, 128])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_gru_of_common_sizes_fit(units, precision):
+    assert shared_bytes(units, precision) <= EmulatedCudaBackend.tensor_cores.block_shared_bytes
+
+
+# The trainer
+
+RUNS = {
+    "one trunk": {},
+    "two trunks, relu": {"shared_trunk": False, "activation": "relu", "normalize_obs": True},
+    "no trunk, whole rollouts": {"hidden_sizes": (12,), "sequence_length": None, "normalize_returns": True},
+    "chunks": {"chunk_rows": 60, "num_steps": 8, "num_epochs": 1},
+    "one step": {"sequence_length": 1},
+    "central critic": {"critic": "central", "agent_ids": True, "num_epochs": 1},
+}
+QUICK_RUNS = "chunks", "central critic"
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK_RUNS else pytest.mark.slow) for n in RUNS])
+def test_kernels_train_what_torch_trains(name, device, monkeypatch):
+    config = changed(**RUNS[name])
+    by_kernels, by_torch = trainer_of(device, config), trainer_of(device, config, by_torch=monkeypatch)
+    assert reasons(by_kernels) == {None} and reasons(by_torch) == {"to compare"}
+    before = weights(by_kernels)
+    for _ in range(2):
+        found, expected = by_kernels.train_iteration(), by_torch.train_iteration()
+        for role in ("lead", "other"):
+            for metric in ("policy_loss", "value_loss", "entropy", "approx_kl", "grad_norm", "explained_variance"):
+                key = f"{metric}_{role}"
+                assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-4), key
+    # As tolerance() in kernel_trainers.py: where a gradient is small, Adam makes its rounding 10% of a step.
+    bound = 0.1 * config.learning_rate
+    assert largest_difference(weights(by_kernels), weights(by_torch)) < bound
+    assert largest_difference(weights(by_kernels), before) > 10 * bound
+
+
+def far_from_even(trainer):
+    """Weights with which states and choices differ a lot."""
+    random = torch.Generator().manual_seed(1)
+    for policy in trainer.policies.values():
+        for p in policy.parameters():
+            p.data.copy_(torch.randn(p.shape, generator=random) * 0.7)
+    return trainer
+
+
+def test_with_unchanged_weights_every_ratio_is_one(device):
+    trainer = far_from_even(
+        trainer_of(device, changed(learning_rate=0.0, hidden_sizes=(8, 20), num_steps=8, num_epochs=1))
+    )
+    trainer.train_iteration()
+    trainer.begin_iteration()
+    ends = 0
+    for learner in trainer.learners.values():
+        learner.shuffle()
+        for indices in learner.order.view(3, -1):
+            with torch.no_grad():
+                ((part, (parameters, _)),) = learner.sequences.outputs(indices, 1000, learner._rows, learner._context)
+            batch = batch_of(trainer.rollout, learner.policy.view, part, trainer.rollout.advantages.flatten()[part])
+            log_probs, _ = learner.policy.log_probs_and_entropies(parameters, batch.draws, batch.action_mask)
+            assert ((log_probs - batch.log_probs).exp()[batch.active] - 1).abs().max() <= RATIO_WITHIN
+            active = batch.active.view(4, -1)
+            ends += int((active[:-1] & ~active[1:]).any(0).sum())
+    assert ends > 0
+
+
+@pytest.mark.slow
+def test_training_resumes_bit_by_bit(device, tmp_path):
+    alone, again = trainer_of(device), trainer_of(device)
+    alone.train_iteration()
+    path = alone.save(tmp_path / "checkpoint")
+    again.load(path)
+    for trainer in (alone, again):
+        trainer.train_iteration()
+    assert equal_bits(state_of(alone), state_of(again))
+
+
+def test_cells_with_a_hook_are_computed_by_torch(device, monkeypatch):
+    trainers, calls = [trainer_of(device), trainer_of(device, by_torch=monkeypatch)], []
+    for trainer in trainers:
+        for policy in trainer.policies.values():
+            policy.network.cells.register_forward_hook(lambda *_: calls.append(1))
+        trainer.train_iteration()
+        assert calls
+        calls.clear()
+    assert equal_bits(*(weights(trainer) for trainer in trainers))
+
+
+def test_kernels_are_only_in_place_while_a_trainer_computes(device):
+    trainer = trainer_of(device, policies={"lead": PolicySpec(train=False), "other": PolicySpec()})
+    trainer.train_iteration()
+    for policy in trainer.policies.values():
+        assert policy.network.cells.kernels is None
+        copy.deepcopy(policy)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
+def test_graphs_and_eager_launches_are_bitwise_equal(precision):
+    runs = []
+    for graphs in (True, False):
+        config = changed(precision=precision, hidden_sizes=(64, 64), shared_trunk=False)
+        trainer = trainer_of("cuda", config, graphs=graphs)
+        assert reasons(trainer) == {None}
+        for _ in range(5):
+            trainer.train_iteration()
+        runs.append(state_of(trainer))
+    assert equal_bits(*runs)
