@@ -54,7 +54,7 @@ class RecurrentCells(nn.Module):
     @property
     def state_size(self) -> int:
         """Numbers in the state of a row."""
-        return PARTS[self.kind] * 2 * self.units
+        return default_state_size(self.kind, [self.units])
 
     def parts(self, state: torch.Tensor) -> torch.Tensor:
         """The state (rows, state_size) as (parts, 2, rows, units), a view."""
@@ -187,3 +187,8 @@ def recurrent_weights(sizes: Sequence[int], cell: CellKind) -> list[tuple[int, .
     """Shapes of the weights of RecurrentCells, behind layers of these sizes, inputs first, of which it is the last."""
     rows = GATES[cell] * sizes[-1]
     return [(2, rows, sizes[-2]), (2, rows, sizes[-1])]
+
+
+def default_state_size(kind: str, hidden_sizes: Sequence[int]) -> int:
+    """Numbers in the state of a row of the default network of a kind; 0 if it is not recurrent."""
+    return next((2 * parts * hidden_sizes[-1] for cell, parts in PARTS.items() if cell == kind and hidden_sizes), 0)

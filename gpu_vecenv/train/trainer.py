@@ -35,6 +35,7 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
 from gpu_vecenv.escapes import warn
 from gpu_vecenv.progress import OnProgress, no_progress
+from gpu_vecenv.train.capacity import check_capacity
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
@@ -47,10 +48,10 @@ from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_total
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
-from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
+from gpu_vecenv.train.policy_specs import PolicySpec, keeps_states, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import RewardFunction
-from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
+from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
 
 EXTRA_MANIFEST_KEYS = ("progress", "rank")  # keys of a checkpoint's manifest that the trainer does not write
@@ -114,13 +115,13 @@ class Trainer:
                 f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
             )
         specs = resolve_specs(env.game, self.config, policies)
-        check_capacity(env, self.config.num_steps)
+        self._bytes_per_env = check_capacity(env, self.config, specs)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         with self.training_stream():
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
-            central = any(config.critic == "central" for config in self.configs.values())
+            central = keeps_states(specs, self.config)
             self.rollout = Rollout(self.env, self.config.num_steps, reward, keeps_states=central)
             self.policies: dict[str, Policy] = {}
             with torch.random.fork_rng(devices=[]):
@@ -397,7 +398,7 @@ class Trainer:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            each = Rollout.bytes_per_env(self.env, self.config.num_steps)
+            each = self._bytes_per_env
             raise CapacityError(
                 f"{str(error).splitlines()[0]} With num_envs = {self.env.num_envs:,} an iteration needs more than "
                 f"{each * self.env.num_envs:,} bytes; num_envs = {self.env.num_envs // 2:,} needs half"
