@@ -44,6 +44,7 @@ from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, resolve_spe
 from gpu_vecenv.train.ppo import MAPPO, PPOConfig
 from gpu_vecenv.train.run import check_log, run, run_seeds
 from gpu_vecenv.train.run_folder import SEEDS_FILE, SETTINGS, RunConfig, make_selection, seed_folder
+from gpu_vecenv.train.stored_config import with_defaults
 from gpu_vecenv.train.trainer import Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
@@ -268,8 +269,9 @@ def _new_folder(name: str) -> Path:
 
 
 def _newest_manifest(folder: Path, world: World) -> dict[str, Any]:
-    """The manifest of this process's newest usable checkpoint in a run folder."""
-    return CheckpointFolder(folder / CHECKPOINTS, rank=world.rank, world_size=world.size).load()[1]
+    """The manifest of this process's newest usable checkpoint in a run folder, with all options."""
+    manifest = CheckpointFolder(folder / CHECKPOINTS, rank=world.rank, world_size=world.size).load()[1]
+    return with_defaults(manifest, str(folder))
 
 
 def _read_seeds(folder: Path) -> list[int] | None:

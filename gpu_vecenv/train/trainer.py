@@ -53,6 +53,7 @@ from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import RewardFunction
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
+from gpu_vecenv.train.stored_config import with_defaults
 
 EXTRA_MANIFEST_KEYS = ("progress", "rank")  # keys of a checkpoint's manifest that the trainer does not write
 
@@ -523,10 +524,13 @@ class Trainer:
     def load(self, path: str | Path) -> dict[str, Any]:
         """Resume from a checkpoint of a trainer with the same game, size and policies; return its manifest.
 
+        Options that a file of an older version lacks have their defaults, with which nothing changes.
+
         Raises:
             FileNotFoundError: There is no such file.
             CheckpointCorruptError: The file is damaged, not a checkpoint, or of another version of the format.
-            ConfigError: It is of another game, size or policy. Nothing has changed.
+            ConfigError: It is of another game, size or policy, or has options that this version lacks. Nothing has
+                changed.
         """
         tensors, manifest = load_checkpoint(Path(path))
         self.load_state(tensors, manifest, str(path))
@@ -534,6 +538,7 @@ class Trainer:
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any], source: str) -> None:
         """Resume from what ``state`` returned; errors are those of ``load`` and name the ``source``."""
+        manifest = with_defaults(manifest, source)
         own, description = self.state()
         expected = json.loads(json.dumps(description))  # JSON has lists, not tuples
         if type(manifest.get("iteration")) is not int or manifest["iteration"] < 0:
