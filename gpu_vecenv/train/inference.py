@@ -91,6 +91,6 @@ class RecurrentInferencePolicy(_Inference):
         Returns:
             Actions and parameters as of ``InferencePolicy``, and the next state, like ``state``.
         """
-        parameters, _, next_state = self.network(self._normalized(obs), state)
+        parameters, *_, next_state = self.network(self._normalized(obs), state)
         parameters = parameters.float()
         return self._actions(parameters, action_mask), parameters, next_state.float()
