@@ -14,10 +14,12 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.timing import captured, seconds, synchronize
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.train.capacity import check_capacity
 from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
+from gpu_vecenv.train.policy_specs import resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
-from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
+from gpu_vecenv.train.rollout_storage import Rollout
 
 STEPS_PER_RUN = 20  # steps per measurement; on a GPU in one captured graph
 COPY_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
@@ -140,7 +142,7 @@ def measure_rollout(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     env = VecEnv(game, num_envs, device, autoreset_mode="next_step", driver=driver, threads_per_env=threads_per_env)
-    check_capacity(env, config.num_steps)
+    check_capacity(env, config, resolve_specs(game, config, None))
     rollout, sampler = Rollout(env, config.num_steps), Sampler(env, squash=config.squash)
     policies = {role: make_policy(game, [role], config, None, device) for role in game.layout.present_roles}
     parameters = torch.zeros((num_envs, game.layout.num_agents, sampler.num_parameters), device=device)

@@ -37,13 +37,14 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.envs.registry import find_game
 from gpu_vecenv.errors import CheckpointVersionError, ConfigError, UnknownGameError
 from gpu_vecenv.files import check_output
+from gpu_vecenv.train.capacity import max_num_envs_that_fit
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
-from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
+from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, resolve_specs
 from gpu_vecenv.train.ppo import MAPPO, PPOConfig
-from gpu_vecenv.train.rollout_storage import max_num_envs_that_fit
 from gpu_vecenv.train.run import check_log, run, run_seeds
 from gpu_vecenv.train.run_folder import SEEDS_FILE, SETTINGS, RunConfig, make_selection, seed_folder
+from gpu_vecenv.train.stored_config import with_defaults
 from gpu_vecenv.train.trainer import Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
@@ -119,9 +120,10 @@ class Train(DeviceOptions, Generic[GameT]):
             if self.out is not None:
                 check_output("out", self.out, folder=True)
             seeds = [self.seed] if self.seeds is None else [self.seed + index for index in range(self.seeds)]
-            make_env = self._env_maker(game, device, world, len(seeds))
+            specs = self._policy_specs(game)
+            make_env = self._env_maker(game, specs, device, world, len(seeds))
             reward = None if self.reward is None else imported("reward", self.reward)
-            how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": self._policy_specs(game)}
+            how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
             trainers = [Trainer(make_env(), self.ppo, seed=seed, **how) for seed in seeds]
             make_selection(trainers[0], self.run)  # raises for a wrong name before anything is written
             folder = self.out or _new_folder(game.name())
@@ -132,7 +134,9 @@ class Train(DeviceOptions, Generic[GameT]):
                 return run(trainers[0], folder, self.run, settings=settings)
             return run_seeds(trainers, folder, self.run, settings=settings)
 
-    def _env_maker(self, game: Env, device_name: str | None, world: World, runs: int) -> Callable[[], VecEnv]:
+    def _env_maker(
+        self, game: Env, specs: Mapping[str, PolicySpec], device_name: str | None, world: World, runs: int
+    ) -> Callable[[], VecEnv]:
         """Makes the environments of this process, for each of several runs anew."""
         device = resolve_device(device_name)
 
@@ -142,7 +146,8 @@ class Train(DeviceOptions, Generic[GameT]):
         if self.num_envs == "auto":
             if world.size > 1:  # free memory, and with it the number, may differ between processes
                 raise ConfigError("several processes need one number of environments: give --num-envs")
-            envs_per_process = max_num_envs_that_fit(make, self.ppo.num_steps, AUTO_NUM_ENVS[device.type], runs)
+            wanted = AUTO_NUM_ENVS[device.type]
+            envs_per_process = max_num_envs_that_fit(make, self.ppo, resolve_specs(game, self.ppo, specs), wanted, runs)
         else:
             envs_per_process = world.envs_per_process(self.num_envs)
         return functools.partial(make, envs_per_process, world.rank * envs_per_process)
@@ -264,8 +269,9 @@ def _new_folder(name: str) -> Path:
 
 
 def _newest_manifest(folder: Path, world: World) -> dict[str, Any]:
-    """The manifest of this process's newest usable checkpoint in a run folder."""
-    return CheckpointFolder(folder / CHECKPOINTS, rank=world.rank, world_size=world.size).load()[1]
+    """The manifest of this process's newest usable checkpoint in a run folder, with all options."""
+    manifest = CheckpointFolder(folder / CHECKPOINTS, rank=world.rank, world_size=world.size).load()[1]
+    return with_defaults(manifest, str(folder))
 
 
 def _read_seeds(folder: Path) -> list[int] | None:

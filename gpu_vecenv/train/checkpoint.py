@@ -19,7 +19,7 @@ from gpu_vecenv.errors import CheckpointCorruptError, CheckpointVersionError, Co
 from gpu_vecenv.escapes import warn
 from gpu_vecenv.files import put_file, replace_file
 
-FORMAT = "4"
+FORMAT = "4"  # rises where an older file would mean something else: see stored_config.py for what need not raise it
 CHECKPOINTS = "checkpoints"  # folder of checkpoints in a run folder
 BEST = "best.safetensors"
 _MANIFEST_LIMIT = 25_000_000  # bytes; safetensors refuses headers of 100 MB, which contain it quoted

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,69 +21,26 @@ from torch import nn
 from gpu_vecenv._version import __version__
 from gpu_vecenv.errors import ConfigError, ExportError
 from gpu_vecenv.files import replace_file
-from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.distributions import masked, squashed
 from gpu_vecenv.train.game_policy import GamePolicy
-from gpu_vecenv.train.normalizers import OBS_CLIP
-from gpu_vecenv.train.policy import Policy, flat
+from gpu_vecenv.train.inference import InferencePolicy, RecurrentInferencePolicy
+from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.recurrent import kept
 
 FileFormat = Literal["onnx", "torchscript"]
 SUFFIXES: dict[FileFormat, str] = {"onnx": ".onnx", "torchscript": ".pt"}
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 DESCRIPTION = "policy.json"
-INPUTS, OUTPUTS = ("obs", "action_mask"), ("actions", "parameters")
+OUTPUTS = ("actions", "parameters", "next_state")  # the last one of recurrent policies
 NUM_OBSERVATIONS = 1000  # by which a file is compared with its policy
+NUM_STEPS = 20  # in which a recurrent one takes them
+RESET_PROBABILITY = 1 / 8  # of a row before each of these steps
 # Another runtime sums the products of a layer in another order and has functions of its own such as tanh: relative to
 # the largest output this is far above what a few layers of rounding add up to, and far below what a policy acts by.
 TOLERANCE = 1e-4
-Arrays: TypeAlias = Sequence[np.ndarray[Any, Any]]
-
-
-class InferencePolicy(nn.Module):
-    """What a file computes, in float32 on the CPU: normalisation, network and most likely actions of a policy.
-
-    Args:
-        policy: The policies of a game.
-        one: Which of them; it is copied.
-    """
-
-    mean: torch.Tensor
-    std: torch.Tensor
-    action_bounds: torch.Tensor
-
-    def __init__(self, policy: GamePolicy, one: Policy) -> None:
-        super().__init__()
-        self.network = copy.deepcopy(one.network).cpu().eval().requires_grad_(False)
-        self.normalizes = one.obs_normalizer is not None
-        if one.obs_normalizer is not None:
-            mean, std = (x.detach().cpu() for x in one.obs_normalizer.statistics())
-            self.register_buffer("mean", mean)
-            self.register_buffer("std", std)
-        self.register_buffer("action_bounds", one.action_bounds.cpu())
-        self.is_actor, self.flattens = one.critic is not None, isinstance(one.network, Tower)
-        self.obs_axes = len(one.view.obs_shape)
-        self.continuous, self.squash = one.view.continuous, one.squash
-        self.head_sizes, self.has_heads = list(one.view.head_sizes), _has_heads(policy)
-
-    def forward(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Most likely actions and the parameters of their distribution.
-
-        Args:
-            obs: (rows, *obs_shape) float32 or uint8.
-            action_mask: (rows, n) bool, for games with masks.
-
-        Returns:
-            Actions (rows[, heads]) int32 or (rows, k) float32, and parameters (rows, n) float32, before any mask.
-        """
-        if self.normalizes:
-            obs = ((obs - self.mean) / self.std).clamp(-OBS_CLIP, OBS_CLIP)
-        outputs = self.network(flat(obs, self.obs_axes) if self.flattens else obs)
-        parameters = (outputs if self.is_actor else outputs[0]).float()
-        if self.continuous:
-            return squashed(parameters.chunk(2, -1)[0], self.action_bounds, self.squash), parameters
-        logits = masked(parameters, action_mask).split(self.head_sizes, -1)
-        heads = [x.argmax(-1).int() for x in logits]
-        return torch.stack(heads, -1) if self.has_heads else heads[0], parameters
+Inputs: TypeAlias = dict[str, torch.Tensor]  # by name, in the order of a file's inputs
+Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
+Call: TypeAlias = Callable[[Inputs], Arrays]
 
 
 @dataclass(frozen=True)
@@ -93,7 +49,7 @@ class Exported:
 
     Attributes:
         path: The file.
-        difference: The largest difference of its parameters from the policy's, by the largest of these.
+        difference: The largest difference of its parameters and next states from the policy's, by the largest of these.
     """
 
     path: Path
@@ -103,7 +59,8 @@ class Exported:
 def export(policy: GamePolicy, folder: Path, file_format: FileFormat) -> list[Exported]:
     """Write a file for each policy, and ``policy.json``, which describes games, roles, inputs and outputs.
 
-    A file is written once its results for 1,000 observations are those of the policy.
+    A file is written once its results for 1,000 observations are those of the policy; a recurrent one takes them in
+    steps, each with the state that the one before left, or 0 where an episode begins.
 
     Args:
         policy: As ``load_policy`` returns it.
@@ -112,8 +69,7 @@ def export(policy: GamePolicy, folder: Path, file_format: FileFormat) -> list[Ex
 
     Raises:
         ConfigError: ONNX's packages are not installed.
-        ExportError: A network cannot be exported, is recurrent or sees ``agent_ids``, or the file's results differ from
-            the policy's.
+        ExportError: A network cannot be exported or sees ``agent_ids``, or the file's results differ from the policy's.
     """
     if file_format == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
         raise ConfigError(f'ONNX files need {", ".join(missing)}: pip install "gpu_vecenv[onnx]"')
@@ -138,10 +94,11 @@ def export(policy: GamePolicy, folder: Path, file_format: FileFormat) -> list[Ex
     return files
 
 
-def sample_inputs(policy: GamePolicy, one: Policy, count: int, seed: int = 0) -> list[torch.Tensor]:
-    """Observations (count, *obs_shape) from the role's space, and for games with masks masks (count, n).
+def sample_inputs(policy: GamePolicy, one: Policy, count: int, seed: int = 0) -> Inputs:
+    """Inputs of a file: observations (count, *obs_shape) from the role's space, states, and masks (count, n).
 
-    Where a policy normalises its observations, these are drawn with the mean and standard deviation that it has seen.
+    States are of recurrent policies, (count, recurrent_state_size), and 0; masks are of games with masks. Where a
+    policy normalises its observations, these are drawn with the mean and standard deviation that it has seen.
     """
     generator, view = np.random.default_rng(seed), one.view
     space = policy.game.layout.observation.spaces[view.roles[0]]
@@ -153,14 +110,16 @@ def sample_inputs(policy: GamePolicy, one: Policy, count: int, seed: int = 0) ->
         if entities.presence is not None:
             columns = [columns[entities.presence] for columns in entities.columns]
             drawn[:, columns] = generator.integers(0, 2, (count, len(columns)))
-    inputs = [torch.from_numpy(drawn.astype(space.dtype))]
+    inputs = {"obs": torch.from_numpy(drawn.astype(space.dtype))}
+    if one.acting_state_size:
+        inputs["state"] = torch.zeros(count, one.acting_state_size)
     if _has_mask(policy, one):
         allowed = generator.random((count, view.num_parameters)) < 0.5
         first = 0
         for size in view.head_sizes:  # every head has a choice
             allowed[np.arange(count), first + generator.integers(0, size, count)] = True
             first += size
-        inputs.append(torch.from_numpy(allowed))
+        inputs["action_mask"] = torch.from_numpy(allowed)
     return inputs
 
 
@@ -187,31 +146,56 @@ def _has_mask(policy: GamePolicy, one: Policy) -> bool:
 
 def _exported(name: str, policy: GamePolicy, one: Policy, file_format: FileFormat) -> tuple[bytes, float]:
     """A file's content, and how far its results are from the policy's."""
-    for is_so, what in ((one.acting_state_size > 0, "is recurrent"), (one.agent_ids, "has agent_ids")):
-        if is_so:
-            raise ExportError(
-                f"the policy of {name} {what}; expected one whose outputs depend on the observation alone, or "
-                "--format hub"
-            )
-    module, inputs = InferencePolicy(policy, one), sample_inputs(policy, one, NUM_OBSERVATIONS)
+    if one.agent_ids:
+        raise ExportError(
+            f"the policy of {name} has agent_ids; expected one that sees observations alone, or --format hub"
+        )
+    module = (RecurrentInferencePolicy if one.acting_state_size else InferencePolicy)(policy, one)
+    inputs = sample_inputs(policy, one, NUM_OBSERVATIONS)
     write = _onnx if file_format == "onnx" else _torchscript
     try:
         with torch.no_grad(), _quiet():
-            content, call = write(module, [x[:2] for x in inputs])
-            found = call(inputs)
+            content, call = write(module, {key: x[:2] for key, x in inputs.items()})
+            found, of_policy = _results(one, inputs, call)
     except Exception as error:  # an exporter raises errors of many kinds about a network that it cannot represent
         raise ExportError(
             f"the network of {name} cannot be exported as {file_format}: {type(error).__name__}: {error}"
         ) from error
-    of_policy = _parameters_of(one, inputs[0])
-    difference = float(np.abs(found[1] - of_policy).max()) / _scale(of_policy)
+    differences = [_check_equal(name, file_format, key, found[key], of_policy[key]) for key in of_policy]
+    _check_actions(name, file_format, one, found["actions"], of_policy["parameters"], inputs.get("action_mask"))
+    return content, max(differences)
+
+
+def _results(one: Policy, inputs: Inputs, call: Call) -> tuple[Arrays, Arrays]:
+    """What a file gives for ``inputs``, and what the policy does, without actions.
+
+    A recurrent policy takes them in steps. File and policy begin each of these with the same state, the file's.
+    """
+    steps = list[tuple[Arrays, Arrays]]()
+    generator = torch.Generator().manual_seed(0)
+    for parts in zip(*(x.chunk(NUM_STEPS if one.acting_state_size else 1) for x in inputs.values()), strict=True):
+        of_step = dict(zip(inputs, parts, strict=True))
+        if "state" in of_step and steps:
+            goes_on = torch.rand(len(of_step["state"]), generator=generator) >= RESET_PROBABILITY
+            of_step["state"] = kept(torch.from_numpy(steps[-1][0]["next_state"]), goes_on)
+        steps.append((call(of_step), _of_policy(one, of_step)))
+    found, of_policy = (
+        {key: np.concatenate([x[key] for x in side]) for key in side[0]} for side in zip(*steps, strict=True)
+    )
+    return found, of_policy
+
+
+def _check_equal(
+    name: str, file_format: FileFormat, key: str, found: np.ndarray[Any, Any], of_policy: np.ndarray[Any, Any]
+) -> float:
+    """The largest difference, relative to ``_scale``. Raises ExportError if it is too large."""
+    difference = float(np.abs(found - of_policy).max()) / _scale(of_policy)
     if not difference <= TOLERANCE:
         raise ExportError(
-            f"{file_format} file of {name}: parameters differ from the policy's by {difference:.1e} of the largest; "
+            f"{file_format} file of {name}: {key} differ from the policy's by {difference:.1e} of the largest; "
             f"expected at most {TOLERANCE:.0e}"
         )
-    _check_actions(name, file_format, one, found[0], of_policy, inputs)
-    return content, difference
+    return difference
 
 
 def _scale(parameters: np.ndarray[Any, Any]) -> float:
@@ -220,12 +204,14 @@ def _scale(parameters: np.ndarray[Any, Any]) -> float:
 
 
 @torch.no_grad()
-def _parameters_of(policy: Policy, obs: torch.Tensor) -> np.ndarray[Any, Any]:
-    """Of the policy itself in float32, on its device."""
-    bfloat16 = policy.uses_bfloat16
+def _of_policy(policy: Policy, inputs: Mapping[str, torch.Tensor]) -> Arrays:
+    """Parameters and next state of the policy itself in float32, on its device."""
+    bfloat16, device = policy.uses_bfloat16, policy.action_bounds.device
     try:
         policy.uses_bfloat16 = False
-        return policy.parameters_of(obs.to(policy.action_bounds.device)).cpu().numpy()
+        parameters, next_state = policy.acting(*(inputs[key].to(device) for key in ("obs", "state") if key in inputs))
+        found = {"parameters": parameters.cpu().numpy()}
+        return found if next_state is None else found | {"next_state": next_state.cpu().numpy()}
     finally:
         policy.uses_bfloat16 = bfloat16
 
@@ -236,7 +222,7 @@ def _check_actions(
     policy: Policy,
     actions: np.ndarray[Any, Any],
     parameters: np.ndarray[Any, Any],
-    inputs: Sequence[torch.Tensor],
+    action_mask: torch.Tensor | None,
 ) -> None:
     """Raise ExportError unless the actions are the most likely ones of ``parameters``, up to rounding."""
     of_policy = torch.from_numpy(parameters)
@@ -247,7 +233,7 @@ def _check_actions(
         good = bool((np.abs(actions - expected) <= TOLERANCE * scale * width).all())
     else:
         heads = torch.from_numpy(actions).reshape(len(actions), -1).long()
-        logits = masked(of_policy, inputs[1] if len(inputs) > 1 else None).split(list(policy.view.head_sizes), -1)
+        logits = masked(of_policy, action_mask).split(list(policy.view.head_sizes), -1)
         taken = [x.gather(-1, heads[:, head, None])[:, 0] for head, x in enumerate(logits)]
         pairs = zip(taken, logits, strict=True)
         # Of two choices with almost equal logits either may be taken.
@@ -270,27 +256,28 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-Call: TypeAlias = Callable[[Sequence[torch.Tensor]], Arrays]
-
-
-def _torchscript(module: InferencePolicy, example: Sequence[torch.Tensor]) -> tuple[bytes, Call]:
+def _torchscript(module: nn.Module, example: Inputs) -> tuple[bytes, Call]:
     buffer = io.BytesIO()
-    torch.jit.save(torch.jit.freeze(torch.jit.trace(module.eval(), tuple(example))), buffer)
+    torch.jit.save(torch.jit.freeze(torch.jit.trace(module.eval(), tuple(example.values()))), buffer)
     content = buffer.getvalue()
     loaded = torch.jit.load(io.BytesIO(content))
-    return content, lambda inputs: [x.numpy() for x in loaded(*inputs)]
+
+    def call(inputs: Inputs) -> Arrays:
+        found = loaded(*inputs.values())
+        return dict(zip(_outputs(example), (x.numpy() for x in found), strict=True))
+
+    return content, call
 
 
-def _onnx(module: InferencePolicy, example: Sequence[torch.Tensor]) -> tuple[bytes, Call]:
+def _onnx(module: nn.Module, example: Inputs) -> tuple[bytes, Call]:
     import onnxruntime
 
-    rows = torch.export.Dim("rows", min=1)
-    names = INPUTS[: len(example)]
+    rows, outputs = torch.export.Dim("rows", min=1), _outputs(example)
     program = torch.onnx.export(
         module.eval(),
-        tuple(example),
-        input_names=names,
-        output_names=OUTPUTS,
+        tuple(example.values()),
+        input_names=list(example),
+        output_names=outputs,
         dynamo=True,
         dynamic_shapes=tuple({0: rows} for _ in example),
         verbose=False,
@@ -299,29 +286,40 @@ def _onnx(module: InferencePolicy, example: Sequence[torch.Tensor]) -> tuple[byt
     content = program.model_proto.SerializeToString()
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
-    def call(inputs: Sequence[torch.Tensor]) -> Arrays:
-        found: Arrays = session.run(list(OUTPUTS), {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
-        return found
+    def call(inputs: Inputs) -> Arrays:
+        found = session.run(outputs, {name: x.numpy() for name, x in inputs.items()})
+        return dict(zip(outputs, found, strict=True))
 
     return content, call
 
 
+def _outputs(inputs: Inputs) -> tuple[str, ...]:
+    """Names of the outputs of a file with these inputs."""
+    return OUTPUTS if "state" in inputs else OUTPUTS[:-1]
+
+
 def _description(policy: GamePolicy, one: Policy) -> dict[str, Any]:
-    """Inputs and outputs of a file."""
+    """Inputs, in the file's order, and outputs; "rows" is any number of them."""
     view, layout = one.view, policy.game.layout
-    obs = {"shape": ["rows", *view.obs_shape], "dtype": str(layout.observation.dtype)}
-    inputs = {"obs": obs}
+    state = {"shape": ["rows", one.acting_state_size], "dtype": "float32"}
+    inputs: dict[str, Any] = {"obs": {"shape": ["rows", *view.obs_shape], "dtype": str(layout.observation.dtype)}}
+    if one.acting_state_size:
+        inputs["state"] = {**state, "meaning": "next_state of the call before; 0 where obs is an episode's first"}
     if _has_mask(policy, one):
         inputs["action_mask"] = {"shape": ["rows", view.num_parameters], "dtype": "bool"}
     heads = [view.num_heads] if view.continuous or _has_heads(policy) else []
     meaning = "means, then log standard deviations" if view.continuous else "logits, head after head, before any mask"
+    outputs: dict[str, Any] = {
+        "actions": {"shape": ["rows", *heads], "dtype": "float32" if view.continuous else "int32"},
+        "parameters": {"shape": ["rows", view.num_parameters], "dtype": "float32", "meaning": meaning},
+    }
+    if one.acting_state_size:
+        outputs["next_state"] = state
     return {
         "roles": list(view.roles),
         "inputs": inputs,
-        "outputs": {
-            "actions": {"shape": ["rows", *heads], "dtype": "float32" if view.continuous else "int32"},
-            "parameters": {"shape": ["rows", view.num_parameters], "dtype": "float32", "meaning": meaning},
-        },
+        "outputs": outputs,
+        "recurrent_state_size": one.acting_state_size,
         "action_space": str(layout.action.spaces[view.roles[0]]),
         "obs_parts": None if view.obs_parts is None else view.obs_parts.describe(),
         "squash": one.squash if view.continuous else None,

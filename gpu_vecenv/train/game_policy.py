@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +22,7 @@ from gpu_vecenv.train.policy import Policy, num_inputs
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.recurrent import recurrent_weights
 from gpu_vecenv.train.role_view import RoleView
+from gpu_vecenv.train.stored_config import with_defaults
 
 
 class GamePolicy(nn.Module):
@@ -199,7 +199,8 @@ def load_policy(
             each damaged file for which an older one is used.
         CheckpointVersionError: Another version of the library wrote it, in another format.
         UnknownGameError: The run's game is not registered.
-        ConfigError: ``game`` differs from the run's, or the weights do not match their network.
+        ConfigError: ``game`` differs from the run's, the weights do not match their network, or the run has options
+            that this version lacks. Options that a run of an older version lacks have their defaults.
     """
     check_kind("run", run, (str, Path), "the path of a run's folder or of a checkpoint")
     check_kind("game", game, Env, "a configured Env", optional=True)
@@ -246,17 +247,11 @@ def _configs(path: Path, manifest: Mapping[str, Any]) -> dict[str, PPOConfig]:
     kinds = {"game": str, "game_config": dict, "policies": dict}
     if wrong := [key for key, kind in kinds.items() if not isinstance(manifest.get(key), kind)]:
         raise CheckpointCorruptError(f"{path} is not a checkpoint of a training run: it lacks {', '.join(wrong)}")
-    known = {field.name for field in dataclasses.fields(PPOConfig)}
     configs = {}
-    for name, values in manifest["policies"].items():
+    for name, values in with_defaults(manifest, str(path))["policies"].items():
         if not isinstance(values, dict):
             raise CheckpointCorruptError(
                 f"{path}: the configuration of policy {name!r} is {values!r:.80}; expected a dictionary"
-            )
-        if unknown := sorted(set(values) - known):
-            raise ConfigError(
-                f"{path}: policy {name!r} has unknown configuration keys {unknown}; it was "
-                f"made with {manifest.get('made_with')}: install that version"
             )
         configs[name] = PPOConfig(**values)
     return configs

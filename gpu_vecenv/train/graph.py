@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import inspect
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,6 +35,28 @@ def capture_stream(backend: Backend, thread: int, branch: int = 0) -> torch.cuda
     if key not in _capture_streams:
         _capture_streams[key] = backend.new_stream()
     return _capture_streams[key]
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream | None, device: torch.device, *, allow_tf32: bool) -> Iterator[None]:
+    """Run on a stream, in order with the caller's, with TF32 products or without; no effect if it is None."""
+    if stream is None:
+        yield
+        return
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+    matmul.allow_tf32 = cudnn.allow_tf32 = allow_tf32
+    cudnn.deterministic = True
+    callers = torch.cuda.current_stream(device)
+    if callers != stream:
+        stream.wait_stream(callers)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
+        if callers != stream:
+            callers.wait_stream(stream)
 
 
 class GraphPool:

@@ -12,12 +12,23 @@ from gpu_vecenv._version import __version__
 from gpu_vecenv.envs.registry import gymnasium_id
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import replace_file
+from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.checkpoint import save_checkpoint
+from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.evaluation_tables import ALL_TRAINED
 from gpu_vecenv.train.game_policy import GamePolicy
+from gpu_vecenv.train.networks import ActorCritic
+from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower
 from gpu_vecenv.train.run_folder import CURVE_FILE, EVALUATION_FILE
 
 WEIGHTS, CONFIG, CARD = "policy.safetensors", "config.json", "README.md"
+DEFAULT_NETWORKS = (
+    ActorCritic,
+    EncodedActorCritic,
+    RecurrentActorCritic,
+    RecurrentTower,
+    Tower,
+)  # load_policy makes them
 
 
 def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> list[Path]:
@@ -64,7 +75,7 @@ def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> lis
 
 
 def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool) -> str:
-    """The card as Markdown with the hub's metadata.
+    """The card as Markdown with the hub's metadata; its code loads the policies and acts.
 
     Args:
         policy: The policies.
@@ -97,18 +108,44 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
     lines += ["", f"The game's configuration: `{game.layout.config}`. Hyperparameters: `{CONFIG}`.", ""]
     if curve:
         lines += [f"![returns during training]({CURVE_FILE})", ""]
+    recurrent = {role: one.acting_state_size for role, one in policy.policies.items() if one.acting_state_size}
+    for role, size in recurrent.items():
+        lines += [
+            f"The policy of {role} is recurrent: each agent has a state of {size} float32 numbers, which is 0 at an "
+            "episode's start. A call takes it and returns the next one, for the next observation.",
+            "",
+        ]
     lines += [
         f"Trained with [gpu_vecenv](https://pypi.org/project/gpu-vecenv/) {__version__}. To act:",
         "",
         "```python",
-        "import gpu_vecenv",
-        "from huggingface_hub import hf_hub_download",
-        "",
-        f'policy = gpu_vecenv.load_policy(hf_hub_download("OWNER/NAME", "{WEIGHTS}"))',
-        "env = gpu_vecenv.make(policy.game, 100, policy.device)",
-        "obs, info = env.reset(seed=1)",
-        "actions = policy(obs, greedy=True)",
+        *_code(policy),
         "```",
         "",
     ]
     return "\n".join(lines)
+
+
+def _code(policy: GamePolicy) -> list[str]:
+    """Python that loads the policies and acts, as lines."""
+    policies = {"+".join(one.view.roles): one for one in policy.policies.values()}
+    own = [name for name, one in policies.items() if not isinstance(one.network, DEFAULT_NETWORKS)]
+    networks = {name: type(policies[name].network).__name__ for name in own}
+    given = ", ".join(f'"{name}": {kind}()' for name, kind in networks.items())
+    arguments = "obs" + ', info["action_mask"]' * policy.game.masks_actions
+    stateful = bool(policy.recurrent_state_size)
+    return [
+        "import gpu_vecenv",
+        "from huggingface_hub import hf_hub_download",
+        "",
+        f'path = hf_hub_download("OWNER/NAME", "{WEIGHTS}")',
+        *(f"# {kind}: a module like the one that was trained" for kind in networks.values()),
+        f"policy = gpu_vecenv.load_policy(path{f', networks={{{given}}}' if given else ''})",
+        "env = gpu_vecenv.make(policy.game, 100, policy.device)",
+        "obs, info = env.reset(seed=1)",
+        *(["state = policy.initial_state(env.num_envs)  # zeros"] if stateful else []),
+        "for _ in range(100):",
+        f"    actions{', state' * stateful} = policy({arguments}{', state=state' * stateful}, greedy=True)",
+        "    obs, rewards, terminations, truncations, info = env.step(actions)",
+        *(['    state[info["_final_obs"]] = 0  # where obs is the first of an episode'] if stateful else []),
+    ]

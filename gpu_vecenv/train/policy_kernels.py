@@ -20,6 +20,11 @@ from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
 
+# Observations of a step, of all agents, below which torch is faster than kernels layer by layer, but in bfloat16. On an
+# H200 with TF32 and layers of 256 units it is by 3 and 14 % with 11,000, and slower by 9 and 10 % with 220,000:
+# docs/performance/h200-learner.json.
+MIN_STEP_ROWS = 2**16
+
 
 class GradientsCall(Protocol):
     """Computes the gradients of the samples ``indices`` (rows,) int64, see ``PerceptronKernels.gradients``."""
@@ -82,9 +87,21 @@ def choose_kernels(policy: Policy, rollout: Rollout, precision: Precision, chunk
         torch_reason = why_not_on_host(policy, rollout, precision)
         kernels = HostKernels(policy, rollout, precision) if torch_reason is None else None
         return Choice(kernels, unfused_reason, torch_reason)
-    if torch_reason := why_not_layerwise(policy, rollout):
+    torch_reason = why_not_layerwise(policy, rollout) or _why_slower_layerwise(rollout, precision)
+    if torch_reason is not None:
         return Choice(None, unfused_reason, torch_reason)
     return Choice(LayerwiseKernels(policy, rollout, precision, chunk_rows), unfused_reason, None)
+
+
+def _why_slower_layerwise(rollout: Rollout, precision: Precision) -> str | None:
+    """Why torch is faster than LayerwiseKernels, in a few words; None if it is not.
+
+    The rows are those of all policies, so that one choice holds for a run: its iterations are one CUDA graph or none.
+    """
+    rows = rollout.rewards[0].numel()
+    if precision == "bfloat16" or rows >= MIN_STEP_ROWS:
+        return None
+    return f"faster than kernels layer by layer with {rows:,} agents in a step; from {MIN_STEP_ROWS:,} on it is not"
 
 
 class Forward:

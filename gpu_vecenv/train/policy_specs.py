@@ -48,6 +48,11 @@ class PolicySpec:
                 )
 
 
+def keeps_states(specs: Mapping[str, PolicySpec], config: PPOConfig) -> bool:
+    """Whether a rollout stores what central critics see: any policy has one. ``config`` is of those without one."""
+    return any((spec.config or config).critic == "central" for spec in specs.values())
+
+
 def resolve_specs(
     game: Env, config: PPOConfig, given: Mapping[str, PolicySpec | nn.Module] | None
 ) -> dict[str, PolicySpec]:

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import TypeAlias
 
 import torch
 
-from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import CapacityError
 from gpu_vecenv.train.central_critic import state_size
 from gpu_vecenv.train.reward import RewardFunction, Shaping, Transition
 from gpu_vecenv.train.role_view import RoleView
+
+TensorSpecs: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape and dtype
+
+
+def rollout_specs(env: VecEnv, num_steps: int, *, keeps_states: bool = False) -> TensorSpecs:
+    """The tensors of a ``Rollout``, all that it allocates; estimates of its memory are of these.
+
+    First those of the step buffers, T + 1 rows of each: in row T, what the first reset writes beside observations.
+    """
+    action, after = env.game.layout.action, (num_steps + 1, env.num_envs, env.num_agents)
+    rows = (num_steps, *after[1:])
+    specs = {
+        name: ((num_steps + 1, *shape), dtype)
+        for name, (shape, dtype) in env.buffers_layout.specs.items()
+        if name != "final_obs"  # of other autoreset modes
+    }
+    draws = (*rows, *action.shape), TORCH_TYPES[action.dtype]
+    specs |= {"values": (after, torch.float32), "draws": draws}
+    specs |= dict.fromkeys(("log_probs", "advantages", "returns"), (rows, torch.float32))
+    if not action.discrete:
+        specs["boxed"] = draws[0][1:], draws[1]
+    if keeps_states and env.game.layout.critic_state:
+        specs["states"] = (*after[:2], state_size(env.game)), torch.float32
+    return specs
 
 
 class Rollout:
@@ -32,39 +55,29 @@ class Rollout:
     def __init__(
         self, env: VecEnv, num_steps: int, reward: RewardFunction | None = None, *, keeps_states: bool = False
     ) -> None:
-        self.env, rows, device = env, (num_steps, env.num_envs, env.num_agents), env.device
-        after, action = (num_steps + 1, *rows[1:]), env.game.layout.action
-        self.obs = torch.zeros(
-            (*after, *env.game.layout.observation.shape), dtype=env.buffers_layout.obs_dtype, device=device
+        self.env = env
+        stored = {
+            name: torch.zeros(shape, dtype=dtype, device=env.device)
+            for name, (shape, dtype) in rollout_specs(env, num_steps, keeps_states=keeps_states).items()
+        }
+        self.obs, self.active, self.values = stored["obs"], stored["active"], stored["values"]
+        self.acting, self.action_mask = stored.get("acting"), stored.get("action_mask")
+        self.draws, self.log_probs = stored["draws"], stored["log_probs"]  # actions before squashing
+        self.advantages, self.returns, self._states = stored["advantages"], stored["returns"], stored.get("states")
+        self.rewards, self.terminations, self.truncations = (
+            stored[name][:-1] for name in ("rewards", "terminations", "truncations")
         )
-        self.active = torch.zeros(after, dtype=torch.bool, device=device)
-        self.acting = torch.zeros_like(self.active) if env.layout.tracks_acting else None
-        self.values = torch.zeros(after, device=device)
-        choices = (env.buffers_layout.num_choices,) if env.buffers_layout.num_choices else ()
-        self.action_mask = torch.zeros((*after, *choices), dtype=torch.bool, device=device) if choices else None
-        # Actions before squashing.
-        self.draws = torch.zeros((*rows, *action.shape), dtype=TORCH_TYPES[action.dtype], device=device)
-        self.log_probs, self.rewards, self.advantages, self.returns = torch.zeros((4, *rows), device=device)
-        self.terminations, self.truncations = torch.zeros((2, *rows), dtype=torch.bool, device=device)
-        self.step_buffers = [
-            env.step_buffers(
-                **self._before(t + 1),
-                rewards=self.rewards[t],
-                terminations=self.terminations[t],
-                truncations=self.truncations[t],
-            )
-            for t in range(num_steps)
+        results = {n: stored[n] for n in env.buffers_layout.specs if n in stored and n not in self._before(0)}
+        *self.step_buffers, self.last = [
+            env.step_buffers(**self._before(min(t + 1, num_steps)), **{name: x[t] for name, x in results.items()})
+            for t in range(num_steps + 1)
         ]
-        boxed = torch.empty_like(self.draws[0])
         self.samples = [
             Sample(self.draws[t], self.log_probs[t])
-            if action.discrete
-            else Sample(boxed, self.log_probs[t], None, self.draws[t])
+            if env.game.layout.action.discrete
+            else Sample(stored["boxed"], self.log_probs[t], None, self.draws[t])
             for t in range(num_steps)
         ]
-        self.last = env.step_buffers(**self._before(-1))
-        size = state_size(env.game) if keeps_states and env.game.layout.critic_state else 0
-        self._states = torch.zeros((*after[:2], size), device=device) if size else None
         self.shaping = None if reward is None else Shaping(reward)
         if self.shaping is not None:
             self.shaping(self.transition(0))  # raises if it returns anything else than rewards
@@ -147,40 +160,3 @@ class Rollout:
             names, env = self.env.game.layout.critic_state, self.env
             fields = [env.state[name].reshape(env.num_envs, -1) for name in names]
             torch.cat([field.float() for field in fields], 1, out=self._states[t])
-
-    @staticmethod
-    def bytes_per_env(env: VecEnv, num_steps: int) -> int:
-        """Memory of one environment's part of the rollout and of the temporaries of the update."""
-        per_row = (
-            env.game.layout.obs_size * env.buffers_layout.obs_dtype.itemsize + 4 * env.game.layout.action.heads + 40
-        )
-        per_row += env.buffers_layout.num_choices
-        return (num_steps + 1) * env.num_agents * 2 * per_row
-
-
-def check_capacity(env: VecEnv, num_steps: int) -> None:
-    """Raise CapacityError if a rollout does not fit in the device's free memory."""
-    each, free = Rollout.bytes_per_env(env, num_steps), free_bytes(env.device)
-    if each * env.num_envs > free:
-        raise CapacityError(
-            f"a rollout of {num_steps} steps x {env.num_envs:,} environments needs about "
-            f"{each * env.num_envs:,} bytes, "
-            f"{free:,} are free on {env.device}; at most num_envs = {free // each:,} fit"
-        )
-
-
-def max_num_envs_that_fit(make_env: Callable[[int], VecEnv], num_steps: int, wanted: int, runs: int = 1) -> int:
-    """The largest number of environments of each run, up to ``wanted``.
-
-    Those of all runs must fit with their rollouts in 80 % of the free memory.
-    """
-    env = make_env(1)
-    each = runs * (env.bytes_per_env() + Rollout.bytes_per_env(env, num_steps))
-    fit = int(0.8 * free_bytes(env.device)) // each
-    env.close()
-    if fit < 1:
-        of_each = f" of each of {runs} runs" * (runs > 1)
-        raise CapacityError(
-            f"one environment{of_each} needs about {each:,} bytes; {free_bytes(env.device):,} are free on {env.device}"
-        )
-    return min(wanted, fit)

@@ -19,7 +19,16 @@ from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
 from gpu_vecenv.train.policy import Policy, Precision
 from gpu_vecenv.train.recurrent import RecurrentCells, kept
 from gpu_vecenv.train.rollout_context import RolloutContext
-from gpu_vecenv.train.rollout_storage import Rollout
+from gpu_vecenv.train.rollout_storage import Rollout, TensorSpecs
+
+
+def state_specs(
+    num_steps: int, num_envs: int, num_agents: int, state_size: int, sequence_length: int | None
+) -> TensorSpecs:
+    """The tensors of ``RecurrentStates``, all that it allocates; estimates of its memory are of these."""
+    shape = (num_envs, num_agents, state_size)
+    sequences = num_steps // (num_steps if sequence_length is None else sequence_length)
+    return {"current": (shape, torch.float32), "starts": ((sequences, *shape), torch.float32)}
 
 
 class RecurrentStates:
@@ -52,9 +61,11 @@ class RecurrentStates:
                 f"sequence_length of {'+'.join(policy.view.roles)} is {sequence_length}; expected a divisor of "
                 f"num_steps, {num_steps}"
             )
-        shape = (num_envs, policy.view.num_agents, policy.recurrent_state_size)
-        self.current = torch.zeros(shape, device=rollout.rewards.device)
-        self.starts = torch.zeros((num_steps // self.sequence_length, *shape), device=rollout.rewards.device)
+        specs = state_specs(num_steps, num_envs, policy.view.num_agents, policy.recurrent_state_size, sequence_length)
+        self.current, self.starts = (
+            torch.zeros(shape, dtype=dtype, device=rollout.rewards.device)
+            for shape, dtype in (specs["current"], specs["starts"])
+        )
         functions = rollout.env.functions
         self.torch_reason = why_not_gru(policy, functions, precision)
         self._layers: dict[RecurrentCells, GruLayer] = {}

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,28 +31,29 @@ from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.engine.arguments import validate_int, validate_seed
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ConfigError, NonFiniteError
+from gpu_vecenv.errors import CapacityError, ConfigError, NonFiniteError
 from gpu_vecenv.escapes import warn
 from gpu_vecenv.progress import OnProgress, no_progress
+from gpu_vecenv.train.capacity import check_capacity
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.fused_rollout import fused_rollout
-from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream
+from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream, on_stream
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import advantage_launch
 from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
-from gpu_vecenv.train.policy_specs import PolicySpec, policy_of_spec, resolve_specs
+from gpu_vecenv.train.policy_specs import PolicySpec, keeps_states, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import RewardFunction
-from gpu_vecenv.train.rollout_storage import Rollout, check_capacity
+from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
-
-EXTRA_MANIFEST_KEYS = ("progress", "rank")  # keys of a checkpoint's manifest that the trainer does not write
+from gpu_vecenv.train.stored_config import with_defaults
+from gpu_vecenv.train.trainer_state import check_fits
 
 
 class Trainer:
@@ -114,13 +114,13 @@ class Trainer:
                 f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
             )
         specs = resolve_specs(env.game, self.config, policies)
-        check_capacity(env, self.config.num_steps)
+        self._bytes_per_env = check_capacity(env, self.config, specs)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
         self._stream = capture_stream(self.env.functions.backend, threading.get_ident())
         with self.training_stream():
             self.configs = {name: spec.config or self.config for name, spec in specs.items()}
-            central = any(config.critic == "central" for config in self.configs.values())
+            central = keeps_states(specs, self.config)
             self.rollout = Rollout(self.env, self.config.num_steps, reward, keeps_states=central)
             self.policies: dict[str, Policy] = {}
             with torch.random.fork_rng(devices=[]):
@@ -402,7 +402,7 @@ class Trainer:
         try:
             yield
         except torch.OutOfMemoryError as error:
-            each = Rollout.bytes_per_env(self.env, self.config.num_steps)
+            each = self._bytes_per_env
             raise CapacityError(
                 f"{str(error).splitlines()[0]} With num_envs = {self.env.num_envs:,} an iteration needs more than "
                 f"{each * self.env.num_envs:,} bytes; num_envs = {self.env.num_envs // 2:,} needs half"
@@ -411,23 +411,8 @@ class Trainer:
     @contextlib.contextmanager
     def training_stream(self) -> Iterator[None]:
         """Run on a CUDA stream where graphs can be captured, with the configured precision; no effect on the CPU."""
-        if self._stream is None:
+        with on_stream(self._stream, self.env.device, allow_tf32=self.config.precision == "tf32"):
             yield
-            return
-        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-        before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
-        matmul.allow_tf32 = cudnn.allow_tf32 = self.config.precision == "tf32"
-        cudnn.deterministic = True
-        callers = torch.cuda.current_stream(self.env.device)
-        if callers != self._stream:
-            self._stream.wait_stream(callers)
-        try:
-            with torch.cuda.stream(self._stream):
-                yield
-        finally:
-            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
-            if callers != self._stream:
-                callers.wait_stream(self._stream)
 
     @torch.no_grad()
     def _collect_rollout(self) -> None:
@@ -512,12 +497,14 @@ class Trainer:
             "policies": {name: dataclasses.asdict(config) for name, config in self.configs.items()},
             "trained": list(self.learners),
             "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
-            "made_with": {"gpu_vecenv": __version__, **self._platform()},
+            "made_with": {
+                "gpu_vecenv": __version__,
+                # What floating-point results depend on.
+                "torch": torch.__version__,
+                "device": self.env.device.type,
+                "threads": torch.get_num_threads(),
+            },
         }
-
-    def _platform(self) -> dict[str, Any]:
-        """Properties of the platform that floating-point results depend on."""
-        return {"torch": torch.__version__, "device": self.env.device.type, "threads": torch.get_num_threads()}
 
     def save(self, path: str | Path) -> Path:
         """Write a checkpoint, from which ``load`` resumes bit-identically; return the path."""
@@ -527,10 +514,13 @@ class Trainer:
     def load(self, path: str | Path) -> dict[str, Any]:
         """Resume from a checkpoint of a trainer with the same game, size and policies; return its manifest.
 
+        Options that a file of an older version lacks have their defaults, with which nothing changes.
+
         Raises:
             FileNotFoundError: There is no such file.
             CheckpointCorruptError: The file is damaged, not a checkpoint, or of another version of the format.
-            ConfigError: It is of another game, size or policy. Nothing has changed.
+            ConfigError: It is of another game, size or policy, or has options that this version lacks. Nothing has
+                changed.
         """
         tensors, manifest = load_checkpoint(Path(path))
         self.load_state(tensors, manifest, str(path))
@@ -538,32 +528,9 @@ class Trainer:
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], manifest: Mapping[str, Any], source: str) -> None:
         """Resume from what ``state`` returned; errors are those of ``load`` and name the ``source``."""
+        manifest = with_defaults(manifest, source)
         own, description = self.state()
-        expected = json.loads(json.dumps(description))  # JSON has lists, not tuples
-        if type(manifest.get("iteration")) is not int or manifest["iteration"] < 0:
-            raise CheckpointCorruptError(f"{source}: iteration is {manifest.get('iteration')!r}; expected an int >= 0")
-        if differences := list(_differing(manifest, expected)):
-            raise ConfigError(f"{source} is of a different run: {'; '.join(differences)}")
-        shapes, found_shapes = (
-            {name: (str(x.dtype), tuple(x.shape)) for name, x in sorted(state.items())} for state in (own, tensors)
-        )
-        if shapes != found_shapes:
-            differing = {name: (found_shapes.get(name), shapes.get(name)) for name in {*shapes, *found_shapes}}
-            raise ConfigError(
-                f"tensors of {source} and of this trainer differ (name: file's, trainer's): "
-                f"{ {name: pair for name, pair in sorted(differing.items()) if pair[0] != pair[1]} }"
-            )
-        bad = [n for n, x in tensors.items() if n.startswith(("policy", "optimizer")) and not bool(x.isfinite().all())]
-        if bad:
-            raise CheckpointCorruptError(
-                f"{source} has NaN or infinite values in {', '.join(bad)}; use an older checkpoint"
-            )
-        made_with = manifest.get("made_with")
-        made_with = made_with if isinstance(made_with, dict) else {}
-        if (before := {k: made_with.get(k) for k in self._platform()}) != self._platform():
-            warn(
-                f"{source} was made with {before}, this is {self._platform()}: results may differ bitwise", stacklevel=3
-            )
+        check_fits(tensors, manifest, own, description, source)
         self.env.load_state_dict({n.removeprefix("env."): x for n, x in tensors.items() if n.startswith("env.")})
         with self.restoring(int(manifest["iteration"])):
             for name, tensor in own.items():
@@ -604,14 +571,3 @@ class Trainer:
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles
-
-
-def _differing(found: Mapping[str, Any], expected: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Differences that change results. ``total_steps`` may differ: a run may be extended."""
-    ignored = {"iteration", "made_with", "total_steps", *(() if prefix else EXTRA_MANIFEST_KEYS)}
-    for key in sorted({*found, *expected} - ignored):
-        a, b = found.get(key), expected.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            yield from _differing(a, b, f"{prefix}{key}.")
-        elif json.dumps(a, default=repr) != json.dumps(b, default=repr):  # tells False from 0, and 1 from 1.0
-            yield f"its {prefix}{key} is {a!r}, this trainer's {b!r}"

@@ -29,6 +29,7 @@ from gpu_vecenv import VecEnv
 from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.train import policy_kernels
 from gpu_vecenv.train.gru import why_not_gru
 from gpu_vecenv.train.policy_kernels import Choice, choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig
@@ -49,6 +50,7 @@ WARPDRIVE = {"num_steps": 250, "hidden_sizes": (256, 256), "precision": "tf32"}
 GRU = {"network": "gru"}
 # JaxMARL's ippo_rnn_mpe: a dense layer of 128 units in front of a GRU of as many.
 SPREAD = {"num_steps": 128, "hidden_sizes": (128, 128)}
+STEPS = {"num_steps": 32, "hidden_sizes": (256, 256)}
 ONE_STEP = {"num_epochs": 1, "num_minibatches": 1, "normalize_advantages": False}
 # Name, game, its configuration, environments, PPO's configuration.
 ROWS: tuple[tuple[str, str, dict[str, Any], int, dict[str, Any]], ...] = (
@@ -77,6 +79,18 @@ ROWS: tuple[tuple[str, str, dict[str, Any], int, dict[str, Any]], ...] = (
     ("tag_continuous, 2 x 256, TF32, 250 steps, A2C", "tag_continuous", {}, 100, {**WARPDRIVE, **ONE_STEP}),
     ("tag_continuous, 2 x 256, TF32, 250 steps", "tag_continuous", {}, 100, WARPDRIVE),
     ("tag_continuous, 2 x 256, TF32, 2,000 x 250, A2C", "tag_continuous", {}, 2000, {**WARPDRIVE, **ONE_STEP}),
+    # From which number of agents in a step on kernels layer by layer are faster: MIN_STEP_ROWS in policy_kernels.py.
+    *(
+        (
+            f"cartpole, 2 x 256, {kind}, {num_envs:,} agents",
+            "cartpole",
+            {},
+            num_envs,
+            {**STEPS, "precision": kind},
+        )
+        for kind in ("float32", "tf32")
+        for num_envs in (256, 2048, 8192, 32_768, 65_536, 131_072)
+    ),
 )
 # Of each row with a GRU that of a perceptron.
 BESIDE = {
@@ -140,6 +154,7 @@ def no_gru(*_: object) -> str:
 
 def main(file: Path, part_of_name: str = "") -> None:
     """Measure all rows whose names have this part, and write them."""
+    policy_kernels.MIN_STEP_ROWS = 0  # kernels layer by layer also where torch would be faster
     rows = []
     for name, game, values, num_envs, config in ROWS:
         if part_of_name not in name:

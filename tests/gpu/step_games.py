@@ -32,6 +32,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.engine.step_buffers import StepBuffers
 from gpu_vecenv.engine.vec_env import VecEnv
+from gpu_vecenv.train import policy_kernels
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 
@@ -179,6 +180,7 @@ def learn_game(device: str, game: Game, config: dict[str, Any], changes: dict[st
         driver="cuda_core" if device == "cuda" else None,
     )
     settings = {"num_steps": 5, "num_epochs": 1, "num_minibatches": 3, "hidden_sizes": (8,), "total_steps": 10**6}
+    policy_kernels.MIN_STEP_ROWS = 0  # kernels layer by layer also where torch would be faster
     trainer = Trainer(env, PPOConfig(**{**settings, **changes}), graphs=False)
     trainer.train_iteration()
     digest = Digest(env.functions, env.num_envs)

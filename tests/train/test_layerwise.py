@@ -39,7 +39,7 @@ from torch import nn
 
 import gpu_vecenv
 from gpu_vecenv.compile import function_manager
-from gpu_vecenv.train import layerwise
+from gpu_vecenv.train import layerwise, policy_kernels
 from gpu_vecenv.train.host_kernels import HostKernels
 from gpu_vecenv.train.layerwise import LayerwiseKernels, multiply, why_not_layerwise
 from gpu_vecenv.train.perceptron import METRICS, PerceptronKernels
@@ -330,6 +330,12 @@ class LittleMemory(EmulatedCudaBackend):
     tensor_cores = dataclasses.replace(EmulatedCudaBackend.tensor_cores, block_shared_bytes=1 << 10)
 
 
+@pytest.fixture
+def small_steps(monkeypatch):
+    """Kernels layer by layer also where torch would be faster."""
+    monkeypatch.setattr(policy_kernels, "MIN_STEP_ROWS", 0)
+
+
 def choice_of(device, precision="float32", network=None, **config):
     env = gpu_vecenv.make("tag_continuous", 2, device, autoreset_mode="next_step", **FEW)
     settings = PPOConfig(precision=precision, **config)
@@ -338,10 +344,37 @@ def choice_of(device, precision="float32", network=None, **config):
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
-def test_networks_that_do_not_fit_are_computed_layer_by_layer(precision, device):
+def test_networks_that_do_not_fit_are_computed_layer_by_layer(precision, device, small_steps):
     kernels, unfused_reason, torch_reason = choice_of(device, precision, hidden_sizes=(256, 256))
     assert isinstance(kernels, LayerwiseKernels) and torch_reason is None
     assert unfused_reason == "a network too large for shared memory"
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "precision", "layerwise"),
+    [
+        (2**16 - 1, "float32", False),
+        (2**16 - 1, "tf32", False),
+        (2**16 - 1, "bfloat16", True),
+        (2**16, "float32", True),
+        (2**16, "tf32", True),
+    ],
+)
+def test_small_steps_are_torchs_but_in_bfloat16(num_envs, precision, layerwise, device):
+    env = gpu_vecenv.make("cartpole", num_envs, device, autoreset_mode="next_step")
+    policy = make_policy(env.game, ("agent",), PPOConfig(hidden_sizes=(256, 256)), None, torch.device(device))
+    kernels, _, torch_reason = choose_kernels(policy, Rollout(env, 1), precision, 1024)
+    assert isinstance(kernels, LayerwiseKernels) == layerwise
+    why = "faster than kernels layer by layer with 65,535 agents in a step; from 65,536 on it is not"
+    assert torch_reason == (None if layerwise else why)
+
+
+def test_the_agents_of_all_policies_count(device):
+    """6 in an environment: 10,923 environments have 2^16."""
+    for num_envs, by_torch in ((10_922, True), (10_923, False)):
+        env = gpu_vecenv.make("tag_gridworld", num_envs, device, autoreset_mode="next_step", num_taggers=5)
+        policy = make_policy(env.game, ("runner",), PPOConfig(hidden_sizes=(256, 256)), None, env.device)
+        assert (choose_kernels(policy, Rollout(env, 1), "float32", 1024).kernels is None) == by_torch
 
 
 def test_networks_that_fit_have_one_kernel_and_others_torch(device):
@@ -359,6 +392,7 @@ def test_action_spaces_that_do_not_fit_are_torchs(device):
 
 def test_a_cpu_has_kernels_of_its_own():
     kernels, unfused_reason, torch_reason = choice_of("cpu", hidden_sizes=(256, 256))
+    # With 2 environments: the rule for small steps is of kernels layer by layer.
     assert isinstance(kernels, HostKernels) and unfused_reason == "no tensor cores" and torch_reason is None
 
 
@@ -377,7 +411,7 @@ RUNS = {
 
 
 @pytest.fixture
-def trainer_of(monkeypatch, one_thread):
+def trainer_of(monkeypatch, one_thread, small_steps):
     """Trainers whose networks are computed layer by layer, with emulated kernels, or by torch."""
     trainers = Trainers(monkeypatch, LittleMemory, 6, num_steps=4, num_epochs=1)
 
@@ -451,7 +485,7 @@ def test_a_network_that_gets_a_hook_is_computed_by_torch(trainer_of):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bfloat16"])
 @pytest.mark.parametrize("shared_trunk", [True, False])
-def test_iterations_as_graphs_train_the_same_bits_as_eager_ones(precision, shared_trunk):
+def test_iterations_as_graphs_train_the_same_bits_as_eager_ones(precision, shared_trunk, small_steps):
     states = []
     for graphs in (True, False):
         env = gpu_vecenv.make("tag_continuous", 64, "cuda", autoreset_mode="next_step", **FEW)

@@ -34,7 +34,6 @@ from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner import LOSS_METRICS
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
-from gpu_vecenv.train.rollout_storage import Rollout, max_num_envs_that_fit
 from gpu_vecenv.train.trainer import Trainer
 
 # Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
@@ -958,42 +957,10 @@ def test_weights_that_are_not_finite_stop_training_of_their_policy(part, device)
 # Memory
 
 
-def test_a_rollout_too_large_for_memory_is_refused_with_bytes_and_a_size_that_fits(device):
-    env, steps = leaving(device), 10**8
-    with pytest.raises(CapacityError) as caught:
-        Trainer(env, changed(num_steps=steps))
-    numbers = [int(text.replace(",", "")) for text in re.findall(r"\d[\d,]*", str(caught.value))]
-    each = Rollout.bytes_per_env(env, steps)
-    assert numbers[:3] == [steps, 6, 6 * each] and numbers[-1] == numbers[3] // each < 6
-
-
 @pytest.mark.parametrize("num_envs", [10**9, 10**15])
 def test_too_many_envs_are_refused_before_anything_is_allocated(num_envs, device):
     with pytest.raises(CapacityError, match=rf"num_envs = {num_envs:,} .* at most num_envs = [\d,]+ fit"):
         leaving(device, num_envs)
-
-
-@pytest.mark.parametrize("name", ["roles", "masks", "clip"])
-def test_the_memory_estimate_covers_what_a_rollout_allocates(name, device):
-    env = SETUPS[name].env(device, 64)
-    rollout = Rollout(env, 8)
-    tensors = [x for x in vars(rollout).values() if isinstance(x, torch.Tensor)]
-    tensors += [buffers.final_mask for buffers in rollout.step_buffers] + [rollout.last.rewards]
-    assert sum(tensor.nbytes for tensor in tensors) <= 64 * Rollout.bytes_per_env(env, 8)
-
-
-def test_automatic_num_envs_is_the_default_or_what_fits(device):
-    def make(num_envs):
-        return leaving(device, num_envs)
-
-    assert max_num_envs_that_fit(make, 8, 10) == 10
-    most = max_num_envs_that_fit(make, 8, 10**12)
-    assert 10 < most < 10**12
-    env = make(1)
-    with pytest.raises(CapacityError, match=r"one environment needs about [\d,]+ bytes; [\d,]+ are free"):
-        max_num_envs_that_fit(make, 10**12, 10)
-    with pytest.raises(CapacityError):  # what was called too large would be
-        Trainer(env, changed(num_steps=10**12))
 
 
 # Learning
