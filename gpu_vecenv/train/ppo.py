@@ -95,7 +95,7 @@ class PPOConfig:
     critic: Critic = "own"  # values of an agent are of its own observation, or "central": of those of all agents
     agent_ids: bool = False  # networks also see which of the policy's agents a row is of
     actor_gain: float = param(0.01, low=0)  # of the actor head's orthogonal weights
-    squash: Squash = "clip"  # * how Gaussian samples are mapped to a Box
+    squash: Squash = "clip"  # * how Gaussian draws are mapped to a Box; or "beta": draws of a Beta distribution
     precision: Precision = "float32"  # * of matrix products: "tf32" rounds factors where a GPU can; "bfloat16" mixed
     chunk_rows: int = param(2**20, low=1)  # samples per forward pass; gradients of a minibatch's chunks are summed
 
@@ -228,7 +228,7 @@ class Batch(NamedTuple):
     """Samples of a rollout, (B, …); inactive ones are ignored, and of agents that did not act all but the value is."""
 
     obs: torch.Tensor  # (B, *obs_shape)
-    draws: torch.Tensor  # (B, heads): actions, or Gaussian samples before squashing
+    draws: torch.Tensor  # (B, heads): actions, or draws of a Box before squashing
     log_probs: torch.Tensor  # (B,), as are the next three, float32: of the policy that collected the rollout
     values: torch.Tensor
     advantages: torch.Tensor  # normalised or not
@@ -299,7 +299,7 @@ def make_policy(
     """
     view, central = RoleView(game, roles), config.critic == "central"
     layers, ids = (config.hidden_sizes, config.activation), config.agent_ids
-    settings: dict[str, Any] = {"actor_gain": config.actor_gain, "agent_ids": ids}
+    settings: dict[str, Any] = {"actor_gain": config.actor_gain, "agent_ids": ids, "squash": config.squash}
     if network is None and central:
         network = default_actor(view, *layers, **settings)
     elif network is None:

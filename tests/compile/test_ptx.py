@@ -68,6 +68,7 @@ class Text:
         chosen += [
             key for key in ("initial_fields", "end_on_nonfinite", "guards", "sampled") if getattr(self.build, key)
         ]
+        chosen += [self.build.squash] if self.build.squash != "clip" else []
         return "-".join([name, *chosen])
 
     @cached_property
@@ -81,8 +82,8 @@ class Text:
     def write(self) -> str:
         text = cuda_constants(default_threads_per_env(self.layout.num_agents), SHARED_LIMIT)
         text += game_source(self.layout, self.build) + arguments_source(self.kernels_after_the_engine())
-        for name in ("sampling.cuh", "sampler.cu", "loss.cuh", "learner.cu"):
-            if name == "sampling.cuh" and self.build.sampled:
+        for name in ("beta.cuh", "sampling.cuh", "sampler.cu", "loss.cuh", "learner.cu"):
+            if name in ("beta.cuh", "sampling.cuh") and self.build.sampled:
                 continue  # the engine has it
             lines = [line for line in source_file(name).read_text().splitlines() if "#include" not in line]
             text += f'#line 1 "{name}"\n' + "\n".join(lines) + "\n"
@@ -112,6 +113,8 @@ TEXTS = [
         (("num_taggers", 999), ("full_observation", False)),
         BuildOptions(sampled=True, end_on_nonfinite=True),
     ),
+    Text("pendulum", (), BuildOptions(sampled=True, squash="beta")),
+    Text(Economy, (), BuildOptions(sampled=True, squash="beta")),
     Text(Scouts),
     Text(Painter),
     Text(Economy, (), BuildOptions(guards=True)),
