@@ -26,6 +26,7 @@ from gpu_vecenv.train.policy import NetworkKind, Policy, Precision, central_crit
 from gpu_vecenv.train.role_view import RoleView
 
 ValueLoss = Literal["squared", "huber"]
+OptimizerKind = Literal["adam", "adamw", "radam", "rmsprop", "sgd"]
 MAPPO = {
     "num_epochs": 15,
     "num_minibatches": 1,
@@ -64,8 +65,11 @@ class PPOConfig:
     num_steps: int = param(32, low=1)  # * T: steps per iteration
     num_epochs: int = param(4, low=1)  # passes over each iteration's samples
     num_minibatches: int = param(4, low=1)  # per epoch
-    learning_rate: float = param(3e-4, low=0)  # of Adam
-    adam_epsilon: float = param(1e-5, low=0)  # added to the root of Adam's second moments
+    optimizer: OptimizerKind = "adam"  # torch's, with its default options but for the following
+    learning_rate: float = param(3e-4, low=0)  # of the optimizer
+    adam_epsilon: float = param(1e-5, low=0)  # added to the root of second moments; "sgd" has none
+    weight_decay: float | None = param(None, low=0)  # of "adamw", per step and unit of the rate; None: 0.01
+    momentum: float | None = param(None, low=0, high=1)  # of "sgd" and "rmsprop"; None: 0
     final_learning_rate: float | None = param(0.0, low=0)  # reached linearly at the end of the run; None: constant
     gamma: float = param(0.99, low=0, high=1)  # discount per step
     gae_lambda: float = param(0.95, low=0, high=1)  # Schulman et al. 2016, equation 16
@@ -110,6 +114,12 @@ class PPOConfig:
                 f"network is {self.network!r} with critic {self.critic!r} and agent_ids {self.agent_ids}; expected "
                 "network 'mlp', or critic 'own' and agent_ids False"
             )
+        for name, kinds in (("weight_decay", ("adamw",)), ("momentum", ("sgd", "rmsprop"))):
+            if getattr(self, name) is not None and self.optimizer not in kinds:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)} with optimizer {self.optimizer!r}, which has none; expected None,"
+                    f" or optimizer {' or '.join(map(repr, kinds))}"
+                )
         if not self.least_learning_rate <= self.most_learning_rate:
             raise ConfigError(
                 f"least_learning_rate is {self.least_learning_rate}, most_learning_rate {self.most_learning_rate}; "
