@@ -7,6 +7,7 @@ import scipy.stats
 import torch
 from games.painter import Painter
 from games.script import Script
+from support.bitwise import equal_bits
 from support.kernels import signature, unpack
 
 import gpu_vecenv
@@ -126,6 +127,14 @@ def test_environments_take_what_is_drawn(game, config, device):
 def test_discrete_games_have_no_beta_distribution(device):
     with pytest.raises(ConfigError, match="squash is 'beta', but Cartpole has discrete actions"):
         Sampler(gpu_vecenv.make("cartpole", 2, device), "beta")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("greedy", [False, True])
+def test_both_devices_are_bitwise_equal(greedy):
+    random = np.random.default_rng(5)
+    rows = random.normal(size=(20000, 2)) * 10 ** random.uniform(-2, 4, (20000, 1))
+    assert equal_bits(*(vars(sampled(rows, device, greedy=greedy)) for device in ("cpu", "cuda")))
 
 
 def exact_terms(z):
