@@ -82,7 +82,7 @@ class PPOModule(LightningModule):
         return range(next(iter(self.learners.values())).num_updates)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """The Adam of each trained policy."""
+        """The optimizer of each trained policy."""
         return [learner.optimizer for learner in self.learners.values()]
 
     def on_train_epoch_start(self) -> None:

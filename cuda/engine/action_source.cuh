@@ -80,10 +80,7 @@ struct ActionSource {
 
 template <class Arguments>
 HD ActionSource action_source_of(const Arguments& args) {
-    return {args.parameters,
-            {args.greedy, args.squash_by_tanh, args.actions, args.log_probs, args.entropies, args.draws},
-            {},
-            nullptr};
+    return {args.parameters, {args.greedy, args.actions, args.log_probs, args.entropies, args.draws}, {}, nullptr};
 }
 
 #endif

@@ -30,6 +30,10 @@ HD void env_key(u64 seed, u64 env_index, u32 key[2]) {
     key[1] = k.word[1];
 }
 
+struct NormalAndUniform {
+    float normal, uniform;
+};
+
 struct Rng {
     u32 key0, key1, stream, episode, step;
 
@@ -51,10 +55,18 @@ struct Rng {
     }
 
     // Standard normal, by Box and Muller, "A note on the generation of random normal deviates", 1958.
-    HD float normal(u32 item, u32 draw) const {
+    HD float normal(u32 item, u32 draw) const { return normal_of(block(item, 1u << 28 | draw)); }
+
+    // The same normal, and an independent number in (0, 1], of the words that `below` uses.
+    HD NormalAndUniform normal_and_uniform(u32 item, u32 draw) const {
         Philox4 b = block(item, 1u << 28 | draw);
-        float u = (float)((b.word[2] >> 8) + 1) * 0x1p-24f;  // (0, 1]: its logarithm is finite
+        return {normal_of(b), positive_unit(b.word[0])};
+    }
+
+  private:
+    HD static float positive_unit(u32 word) { return (float)((word >> 8) + 1) * 0x1p-24f; }  // its logarithm is finite
+    HD static float normal_of(const Philox4& b) {
         float angle = (float)(b.word[3] >> 8) * (0x1p-24f * 6.2831853f);
-        return math::sqrt(-2.0f * math::log(u)) * math::cos(angle);
+        return math::sqrt(-2.0f * math::log(positive_unit(b.word[2]))) * math::cos(angle);
     }
 };

@@ -43,8 +43,8 @@ KERNEL(sample) {
         Rng rng = {args.key[2 * env], args.key[2 * env + 1], SAMPLER_STREAM, (u32)args.episode[env],
                    (u32)args.elapsed_steps[env]};
         Action action[ACTION_HEADS];
-        sampling::sample_row(
-            staged_row<PARAMETERS_PER_AGENT>(args.parameters, row, args.rows), rng, (int)(row % NUM_AGENTS),
-            {args.greedy, args.squash_by_tanh, args.actions, args.log_probs, args.entropies, args.draws}, row, action);
+        sampling::sample_row(staged_row<PARAMETERS_PER_AGENT>(args.parameters, row, args.rows), rng,
+                             (int)(row % NUM_AGENTS),
+                             {args.greedy, args.actions, args.log_probs, args.entropies, args.draws}, row, action);
     }
 }

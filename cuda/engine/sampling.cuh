@@ -1,16 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// One agent's action, its log-probability and its entropy, from logits or from means and log standard deviations.
-// Compiled after the generated header of a game, which gives the constants.
+// One agent's action, its log-probability and its entropy, from logits or from the parameters of a Box's distribution.
+// Compiled after the generated header of a game, which gives the constants, and maybe after a definition of SQUASH.
 #pragma once
+#include "beta.cuh"
 #include "kernel.cuh"
 #include "math.cuh"
 #include "rng.cuh"
 
+#if !defined(SQUASH)
+#define SQUASH sampling::CLIP
+#endif
+
 namespace sampling {
+
+// How a draw becomes an element of a Box: `squash` in gpu_vecenv/engine/sampler.py. Draws of BETA are of a Beta
+// distribution, the others Gaussian.
+enum Squash { CLIP, TANH, BETA };
 
 // Sampling options and output tensors, with one row per agent of every environment. Outputs may be null.
 struct SampleArguments {
-    bool greedy, squash_by_tanh;
+    bool greedy;
     Action* actions;
     float *log_probs, *entropies, *draws;  // draws: only where a role has a Box
     bool dense = false;                    // an agent's logits are those of its own choices only
@@ -93,31 +102,52 @@ HD float box_action(float s, int agent, int head) {
     return s >= 1 ? high : s <= -1 ? low : a;
 }
 
-// Samples every element of a Box: a Gaussian draw, mapped to it. All means come before all log standard deviations.
+// One element of a Box: what was drawn, which is NaN if there is no distribution, and where it is in [-1, 1].
+struct BoxElement {
+    float draw, place, log_prob, entropy;
+};
+
+HD BoxElement no_element() {
+    const float nan = math::from_bits(math::NAN_BITS);
+    return {nan, nan, nan, nan};
+}
+
+HD BoxElement gaussian_element(float mean, float log_std, bool greedy, Rng rng, int agent, int head) {
+    float std = math::exp(log_std), u = greedy ? mean : mean + std * rng.normal(agent, head);
+    // No distribution, or a draw that overflows.
+    if (!math::is_finite(mean) || !math::is_finite(log_std) || !math::is_finite(u)) return no_element();
+    // The density of the draw as stored, after rounding. A greedy draw is the mean, and std may be 0.
+    float distance = u - mean, z = distance == 0 ? 0 : distance / std;
+    float density = -0.5f * z * z - log_std - 0.9189385f;  // log(2 pi) / 2
+    if constexpr (SQUASH == TANH) {
+        // Minus log(1 - tanh(u)^2), as 2 (log 2 - |u| - log(1 + exp(-2 |u|))), which neither overflows nor cancels.
+        float a = math::abs(u);
+        density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
+    }
+    float place = SQUASH == TANH ? math::tanh(u) : math::clamp(u, -1.0f, 1.0f);
+    return {u, place, density, 1.4189385f + log_std};  // log(2 pi e) / 2
+}
+
+HD BoxElement beta_element(float x, float y, bool greedy, Rng rng, int agent, int head) {
+    const Beta beta = Beta::of(x, y);
+    if (!math::is_finite(x) || !math::is_finite(y) || !beta.is_finite()) return no_element();
+    float u = greedy ? beta.mean() : beta.draw(rng, agent, head);
+    return {u, 2.0f * u - 1.0f, beta.log_prob(u), beta.entropy()};
+}
+
+// Samples every element of a Box. The first parameters of all elements come before the second ones.
 HD LogProbAndEntropy sample_box(const float* parameters, Rng rng, int agent, const SampleArguments& sample, i64 row,
                                 Action (&action)[ACTION_HEADS]) {
     float sum_log_prob = 0, sum_entropy = 0;
     for (int head = 0; head < action_box::heads(agent); ++head) {
-        float mean = parameters[head], log_std = parameters[action_box::heads(agent) + head], std = math::exp(log_std);
-        float u = sample.greedy ? mean : mean + std * rng.normal(agent, head);
-        // No distribution, or a draw that overflows. NaN is an invalid action.
-        if (!math::is_finite(mean) || !math::is_finite(log_std) || !math::is_finite(u)) {
-            action[head] = sum_log_prob = sum_entropy = math::from_bits(math::NAN_BITS);
-        } else {
-            // The density of the draw as stored, after rounding. A greedy draw is the mean, and std may be 0.
-            float distance = u - mean, z = distance == 0 ? 0 : distance / std;
-            float density = -0.5f * z * z - log_std - 0.9189385f;  // log(2 pi) / 2
-            if (sample.squash_by_tanh) {
-                // Minus log(1 - tanh(u)^2), as 2 (log 2 - |u| - log(1 + exp(-2 |u|))), which neither overflows nor
-                // cancels.
-                float a = math::abs(u);
-                density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
-            }
-            action[head] = box_action(sample.squash_by_tanh ? math::tanh(u) : math::clamp(u, -1.0f, 1.0f), agent, head);
-            sum_log_prob += density;
-            sum_entropy += 1.4189385f + log_std;  // log(2 pi e) / 2
-        }
-        sample.draws[row * ACTION_HEADS + head] = math::is_nan(action[head]) ? action[head] : u;
+        float x = parameters[head], y = parameters[action_box::heads(agent) + head];
+        BoxElement element = SQUASH == BETA ? beta_element(x, y, sample.greedy, rng, agent, head)
+                                            : gaussian_element(x, y, sample.greedy, rng, agent, head);
+        // NaN is an invalid action.
+        action[head] = math::is_nan(element.draw) ? element.draw : box_action(element.place, agent, head);
+        sum_log_prob += element.log_prob;
+        sum_entropy += element.entropy;
+        sample.draws[row * ACTION_HEADS + head] = element.draw;
     }
     for (int head = action_box::heads(agent); head < ACTION_HEADS; ++head) action[head] = 0;
     return {sum_log_prob, sum_entropy};

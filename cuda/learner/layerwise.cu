@@ -261,7 +261,7 @@ HD void row_loss(const head_loss_Arguments& args, i64 index, const float* x, con
     const bool* mask = args.action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0);
     int agent = (int)(index % NUM_AGENTS);
     const Part<1> all = {0};
-    Distribution<1> d = distribution(x, draws, mask, agent, args.squash_by_tanh, out, all);
+    Distribution<1> d = distribution(x, draws, mask, agent, out, all);
     sum_heads(d, [](float of_head, int) { return of_head; });
     PolicyLoss policy =
         policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index], minibatch, *args.clip,

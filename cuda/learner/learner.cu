@@ -118,7 +118,7 @@ KERNEL(loss_gradients) {
             const bool* mask = args.action_mask + (ACTION_MASKS ? index * NUM_LOGITS : 0);
             int agent = (int)(index % NUM_AGENTS);
             const Part<1> all = {0};
-            Distribution<1> d = distribution(x, draws, mask, agent, args.squash_by_tanh, own, all);
+            Distribution<1> d = distribution(x, draws, mask, agent, own, all);
             sum_heads(d, [](float of_head, int) { return of_head; });
             PolicyLoss policy = policy_gradients(d, x, draws, mask, agent, args.log_probs[index], args.estimates[index],
                                                  minibatch, *args.clip, *args.entropy_coefficient, own, all,

@@ -96,19 +96,24 @@ HD float deviation(float draw, float mean, float std) {
 #endif
 
 // Log-probability and entropy of what was drawn, of discrete heads those of each in a part; see sum_heads. An agent has
-// either the elements of a Box, and then the parameters are means and then log standard deviations, or discrete heads,
-// and then they are their logits, one after the other. Masks are padded to the widest role.
+// either the elements of a Box, and then the parameters are as in sample_box, or discrete heads, and then they are
+// their logits, one after the other. Masks are padded to the widest role.
 template <int COUNT>
 HD Distribution<COUNT> distribution(const float* x, const Action* draws, [[maybe_unused]] const bool* mask, int agent,
-                                    [[maybe_unused]] bool squash_by_tanh, [[maybe_unused]] float* weights,
-                                    [[maybe_unused]] Part<COUNT> part) {
+                                    [[maybe_unused]] float* weights, [[maybe_unused]] Part<COUNT> part) {
     Distribution<COUNT> d = {};
 #if BOX_ACTIONS
     const int elements = action_box::heads(agent);
     for (int head = 0; head < elements; ++head) {
+        if constexpr (SQUASH == sampling::BETA) {
+            const auto beta = sampling::Beta::of(x[head], x[elements + head]);
+            d.log_prob += beta.log_prob(draws[head]);
+            d.entropy += beta.entropy();
+            continue;
+        }
         float log_std = x[elements + head], z = deviation(draws[head], x[head], math::exp(log_std));
         float density = -0.5f * z * z - log_std - 0.9189385f;  // log(2 pi) / 2
-        if (squash_by_tanh) {
+        if constexpr (SQUASH == sampling::TANH) {
             // Minus log(1 - tanh(u)^2) = 2 (log 2 - |u| - log(1 + exp(-2 |u|))), a form that stays accurate.
             float a = math::abs(draws[head]);
             density += 2.0f * (a + math::log(1.0f + math::exp(-2.0f * a)) - 0.6931472f);
@@ -141,8 +146,9 @@ HD void sum_heads([[maybe_unused]] Distribution<COUNT>& d, [[maybe_unused]] F ex
 #endif
 }
 
-// Calls store(k, gradient) of the parameters, from the gradients of log-probability and entropy. Squashing does not
-// change them. Of discrete heads only those of a part; `weights` are its weights, and `store` may overwrite the k-th.
+// Calls store(k, gradient) of the parameters, from the gradients of log-probability and entropy. Squashing of a
+// Gaussian does not change them. Of discrete heads only those of a part; `weights` are its weights, and `store` may
+// overwrite the k-th.
 template <int COUNT, class F>
 HD void backward([[maybe_unused]] const Distribution<COUNT>& d, const float* x, const Action* draws,
                  [[maybe_unused]] const bool* mask, int agent, float by_log_prob, float by_entropy,
@@ -150,6 +156,14 @@ HD void backward([[maybe_unused]] const Distribution<COUNT>& d, const float* x, 
 #if BOX_ACTIONS
     const int elements = action_box::heads(agent);
     for (int head = 0; head < elements; ++head) {
+        if constexpr (SQUASH == sampling::BETA) {
+            float first = x[head], second = x[elements + head];
+            const auto beta = sampling::Beta::of(first, second);
+            const auto gradients = beta.gradients(first, second, draws[head], by_log_prob, by_entropy);
+            store(head, gradients.by_x);
+            store(elements + head, gradients.by_y);
+            continue;
+        }
         float std = math::exp(x[elements + head]), z = deviation(draws[head], x[head], std);
         store(head, by_log_prob * (z / std));
         store(elements + head, by_log_prob * (z * z - 1.0f) + by_entropy);

@@ -30,7 +30,7 @@ constexpr int PARAMETERS = ACTOR_OUTPUTS + LOG_STDS;  // of the distribution
 constexpr int METRICS = 5;                            // of `loss` in ppo.py
 static_assert(ROWS % (16 * ROW_WARPS) == 0, "a whole number of tiles for each warp");
 constexpr int RESULT_PITCH = (PARAMETERS + 1) | 1;  // floats; odd, against bank conflicts
-constexpr int CHOICE_WEIGHTS_PITCH = LOG_STDS > 0 ? 0 : ACTOR_OUTPUTS | 1;
+constexpr int CHOICE_WEIGHTS_PITCH = HAS_CHOICES ? ACTOR_OUTPUTS | 1 : 0;
 constexpr int STEP = Precision::STEP, STEPS_AT_ONCE = Precision::STEPS_AT_ONCE, TILE_WORDS = Precision::TILE_WORDS;
 static_assert(ROWS / STEP % STEPS_AT_ONCE == 0, "of the products over rows");
 

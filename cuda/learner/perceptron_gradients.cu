@@ -83,7 +83,7 @@ HD void row_loss(const perceptron_gradients_Arguments& args, int row, const Samp
         const bool* mask = args.action_mask + (ACTION_MASKS ? sample.index * NUM_LOGITS : 0);
         int agent = (int)(sample.index % NUM_AGENTS);
         Distribution<PARTS> d = {};
-        if (sample.acted()) d = distribution(x, draws, mask, agent, args.squash_by_tanh, weights, part);
+        if (sample.acted()) d = distribution(x, draws, mask, agent, weights, part);
         sum_heads(d, [](float of_part, int k) {
             return PARTS == 1 ? of_part : __shfl_sync(~0u, of_part, lane() / PARTS * PARTS + k);
         });

@@ -35,7 +35,7 @@ struct MaskParameters {
     template <class P>
     HD void operator()([[maybe_unused]] P policy) const {
 #if ACTION_MASKS
-        if (P::IS_GAUSSIAN || !policy.has(agent)) return;
+        if (!P::HAS_CHOICES || !policy.has(agent)) return;
         float* own = policy.parameters_of(k, agent);
         for (int head = 0; head < DISCRETE_HEADS; ++head) {
             const bool* allowed = engine.action_mask[agent] + logit_offset(head);
@@ -88,7 +88,7 @@ HD sampling::SampleArguments sample_arguments(const rollout_Arguments& args, i64
     i64 first = t * args.num_envs * NUM_AGENTS;
     float* draws = BOX_ACTIONS ? args.draws + first * ACTION_HEADS : nullptr;
     Action* actions = args.actions + t * args.actions_stride;
-    return {false, args.squash_by_tanh, actions, args.log_probs + first, nullptr, draws, true};
+    return {false, actions, args.log_probs + first, nullptr, draws, true};
 }
 
 // What step t writes, its own rows and those before step t + 1.

@@ -23,7 +23,7 @@ struct RolloutPolicy {
     static constexpr int NUM_OWNERS = BY_GROUPS ? THREADS_PER_ENV : OWNERS;
     static constexpr int GROUP_WARPS = BY_GROUPS ? THREADS_PER_ENV / 32 : 1;
     static constexpr int PASSES = ROWS_OF_OWNERS / OWNED_ROWS;  // each by one of the group's warps
-    static constexpr bool IS_GAUSSIAN = LOG_STDS > 0;
+    static constexpr bool HAS_CHOICES = perceptron::HAS_CHOICES;
     // With two trunks the critic is computed after the rollout, for all steps at once.
     static constexpr bool HAS_VALUES = TOWERS == 1;
     static_assert(PARAMETERS <= PARAMETERS_PER_AGENT && layer_inputs(0) <= OBS_SIZE, "a policy of this game");

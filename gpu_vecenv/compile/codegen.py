@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from gpu_vecenv.compile.bounds_source import bounds_constants, checked_state
-from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, GUARD_ROWS, BuildOptions, engine_kernels
+from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, GUARD_ROWS, BuildOptions, engine_kernels, squash_source
 from gpu_vecenv.compile.randomized_source import float_literal, parameter_functions, with_varying_constants
 from gpu_vecenv.declare.field import C_TYPES
 from gpu_vecenv.declare.kernels import arguments_source
@@ -48,6 +48,8 @@ def generate_header(layout: GameLayout, build: BuildOptions = DEFAULT_BUILD) -> 
         f"typedef {C_TYPES[action.dtype]} Action;",
         f"typedef {'i64' if action.discrete else 'float'} LongAction;",
     ]
+    if build.sampled:
+        lines.append(squash_source(build.squash).rstrip())
     if layout.randomized:
         lines.append("#define RANDOMIZED")
     if not action.discrete:

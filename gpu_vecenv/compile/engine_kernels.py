@@ -25,6 +25,7 @@ class BuildOptions:
         end_on_nonfinite: An environment with a NaN or infinite number ends its episode.
         guards: Debug build: guard bands between environments and around Scratch, and checked indices.
         sampled: The step draws its own actions from policy outputs; the step kernel is the only one.
+        squash: How it draws them, see ``Sampler``.
         thread_order: Debug build: 1 is backwards, 2 shuffled: of ranges on the host, of blocks on a GPU.
     """
 
@@ -33,6 +34,7 @@ class BuildOptions:
     guards: bool = False
     thread_order: int = 0
     sampled: bool = False
+    squash: str = "clip"
 
     def guard_items(self, field: FieldLayout) -> int:
         """Items of a field's guard band after those of each environment."""
@@ -108,12 +110,16 @@ def state_arguments(layout: GameLayout, build: BuildOptions) -> tuple[Array | Sc
     return (*tensors, Scalar("num_initial_states", i64), *records)
 
 
+def squash_source(squash: str) -> str:
+    """What precedes sampling.cuh for one of the ways to draw actions, see ``Sampler``."""
+    return f"#define SQUASH sampling::{squash.upper()}\n"
+
+
 def sample_arguments(action: np.dtype[Any]) -> tuple[Array | Scalar, ...]:
     """Arguments of a kernel that draws actions of this dtype."""
     return (
         Array("parameters", f32, const=True),
         Scalar("greedy", boolean),
-        Scalar("squash_by_tanh", boolean),
         Array("actions", action),
         Array("log_probs", f32),
         Array("entropies", f32, optional=True),

@@ -153,7 +153,7 @@ class ActionLayout:
 
     @property
     def num_parameters(self) -> int:
-        """Policy outputs per agent, the widest role's: logits, or for a Box means and log standard deviations."""
+        """Policy outputs per agent, the widest role's: logits, or for a Box two for each of its numbers."""
         return max(self.num_logits, *(2 * len(low) for low, _ in self.bounds.values()), 0)
 
     @property

@@ -88,7 +88,7 @@ class Kernels:
         self._step = prepare("vecenv_step", **self._step_settings, **self._work)
         self._observe = prepare("vecenv_observe", agents_as_envs=agents_as_envs, **self._work)
         self._random_actions = prepare("vecenv_random_actions", num_envs=num_envs)
-        self._sampled_step: Launch | None = None
+        self._sampled_steps: dict[str, Launch] = {}  # by the way to draw actions, see Sampler
         self.poison: int | None = None  # debug builds: the byte that scratch and outputs hold before each call
         if build.guards:
             fill(state_guard_bands(data))
@@ -147,28 +147,27 @@ class Kernels:
             self._step, "step", out, actions=actions.data_ptr(), int64_actions=int64_actions, **self._addresses(out)
         )
 
-    def fuses_sampling(self) -> bool:
+    def fuses_sampling(self, squash: str) -> bool:
         """Whether a kernel that draws actions and steps is to be used and compiled.
 
         Compiles it at the first call, which synchronises with the device; not during graph capture, where that fails.
         """
         if not self.fuse_sampling:
             return False
-        if self._sampled_step is None:
+        if squash not in self._sampled_steps:
             if self.data.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return False
-            build = dataclasses.replace(self.build, sampled=True)
+            build = dataclasses.replace(self.build, sampled=True, squash=squash)
             program = self._functions.compile_game(self._game_layout, group_shape=self._group_shape, build=build)
             shape, _ = self._shape(self._layout(program)[1])
-            self._sampled_step = program.prepare(
+            self._sampled_steps[squash] = program.prepare(
                 "vecenv_step", shape, **self._state, **self._step_settings, **self._work
             )
         return True
 
-    def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
+    def step_sampled(self, squash: str, sample_arguments: Mapping[str, Any], out: StepBuffers) -> None:
         """Draw actions and step; ``sample_arguments`` are those of ``engine_kernels.sample_arguments``."""
-        assert self._sampled_step is not None
-        self.run(self._sampled_step, "step", out, **sample_arguments, **self._addresses(out))
+        self.run(self._sampled_steps[squash], "step", out, **sample_arguments, **self._addresses(out))
 
     def _addresses(self, out: StepBuffers) -> dict[str, int]:
         """Name of an output -> its address."""

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
-from gpu_vecenv.compile.engine_kernels import sample_arguments
+from gpu_vecenv.compile.engine_kernels import sample_arguments, squash_source
 from gpu_vecenv.declare.arguments import check_choice, check_flag
 from gpu_vecenv.declare.field import i32, i64, u32
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
@@ -19,7 +19,7 @@ from gpu_vecenv.engine.vec_env import Outputs, VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import cuda_folder
 
-Squash = Literal["clip", "tanh"]
+Squash = Literal["clip", "tanh", "beta"]
 ALIGNMENT = 16  # bytes of one load in the kernels
 
 
@@ -31,7 +31,7 @@ class Sample:
         actions: (num_envs, num_agents[, heads]) int32; if a role has a Box (num_envs, num_agents, n) f32.
         log_probs: (num_envs, num_agents) f32, summed over the heads.
         entropies: Likewise. In an ``out`` argument None leaves them out.
-        draws: Like ``actions``, but before squashing: the Gaussian draws of a Box. None if no role has a Box.
+        draws: Like ``actions``, but before squashing: the draws of a Box. None if no role has a Box.
     """
 
     actions: torch.Tensor
@@ -47,7 +47,7 @@ def sample_kernel(layout: GameLayout) -> KernelSignature:
 
 
 class Sampler:
-    """Draws actions for one environment: categorical, or Gaussian for roles with a Box.
+    """Draws actions for one environment: categorical, or Gaussian or Beta for roles with a Box.
 
     A draw is a function of the parameters and of each environment's seed, episode and step, without generator state:
     bit-identical on CPU and GPU, eager or in a graph. Two draws in the same step are equal.
@@ -59,10 +59,11 @@ class Sampler:
 
     Args:
         env: The environment.
-        squash: Maps a Gaussian draw to [-1, 1], which is then scaled to the Box: "clip" or "tanh".
+        squash: Draws of a Box are Gaussian, and "clip" or "tanh" maps them to [-1, 1], which is then scaled to the Box;
+            or "beta": they are of a Beta distribution, whose [0, 1] is scaled to it.
 
     Raises:
-        ConfigError: ``squash`` is neither, or "tanh" for a game without a Box.
+        ConfigError: ``squash`` is none of them, or not "clip" for a game without a Box.
     """
 
     def __init__(self, env: VecEnv, squash: Squash = "clip") -> None:
@@ -80,7 +81,10 @@ class Sampler:
         self.num_logits = action.num_logits
         self.num_parameters = action.num_parameters
         program = env.functions.compile(
-            cuda_folder() / "engine/sampler.cu", kernels=[sample_kernel(env.game.layout)], game=env.game
+            cuda_folder() / "engine/sampler.cu",
+            kernels=[sample_kernel(env.game.layout)],
+            game=env.game,
+            constants=squash_source(squash),
         )
         rows = env.num_envs * env.num_agents
         clocks: dict[str, object] = {name: env.data[f"engine_{name}"] for name in ("key", "episode", "elapsed_steps")}
@@ -100,12 +104,17 @@ class Sampler:
         (Haarnoja et al., "Soft Actor-Critic", 2018, appendix C). Entropies are those of the Gaussian before
         squashing. A parameter or draw that is not finite gives action NaN, which is invalid.
 
+        With "beta" the parameters are n numbers x, then n numbers y: a draw u, in (0, 1), is of the distribution with
+        alpha = 1 + softplus(x), beta = 1 + softplus(y), by two Gamma draws of Marsaglia and Tsang, 2000; the action is
+        low + (high - low) * u. Log-probabilities and entropies are those of u. Those of the action would differ by
+        log(high - low), a constant, as they would with "clip" and "tanh" by log((high - low) / 2).
+
         Where some roles have a Box and others discrete heads, each agent's parameters are of its role's kind, and
         ``actions`` and ``draws`` hold choices as whole floats.
 
         Args:
             parameters: (num_envs, num_agents, num_parameters) f32, contiguous. A role with fewer has the first ones.
-            greedy: Take the first of the largest logits, or u = mean.
+            greedy: Take the first of the largest logits, or u = mean; of "beta" alpha / (alpha + beta).
             out: Buffers to write to; None allocates.
 
         Raises:
@@ -146,7 +155,7 @@ class Sampler:
         """
         parameters, sample = self._prepare("step", parameters, greedy, sample, "sample")
         out = self.env.output(out)
-        outputs = self.env.step_sampled(self._sample_arguments(parameters, greedy, sample), out)
+        outputs = self.env.step_sampled(self.squash, self._sample_arguments(parameters, greedy, sample), out)
         if outputs is None:
             self._draw(parameters, greedy, sample)
             outputs = self.env.step(sample.actions, out=out)
@@ -179,7 +188,6 @@ class Sampler:
         return {
             "parameters": parameters.data_ptr(),
             "greedy": greedy,
-            "squash_by_tanh": self.squash == "tanh",
             "actions": out.actions.data_ptr(),
             "log_probs": out.log_probs.data_ptr(),
             "entropies": None if out.entropies is None else out.entropies.data_ptr(),
@@ -198,7 +206,7 @@ class Sampler:
         if parameters.layout != torch.strided:
             raise ValueError(f"{method}: {name} are {parameters.layout}; expected a dense tensor")
         if parameters.shape != expected or parameters.device != device:
-            meaning = "" if self.env.game.layout.action.discrete else ", means before log standard deviations"
+            meaning = "" if self.env.game.layout.action.discrete else ", one of each element before the other"
             raise ValueError(
                 f"{method}: {name} are {tuple(parameters.shape)} on {parameters.device}; "
                 f"expected {expected} on {device}{meaning}"
@@ -215,7 +223,7 @@ class Sampler:
         if not action.discrete:
             wanted.append(("draws", shape, dtype))
         elif out.draws is not None:
-            raise ValueError(f"{what}.draws is given; expected None, as only Box games have Gaussian draws")
+            raise ValueError(f"{what}.draws is given; expected None, as only Box games have draws")
         for name, shape, dtype in wanted:
             tensor = getattr(out, name)
             if not isinstance(tensor, torch.Tensor):

@@ -357,11 +357,11 @@ class VecEnv:
         self._kernels.step(actions, out)
         return _outputs(out)
 
-    def step_sampled(self, sample_arguments: Mapping[str, Any], out: StepBuffers) -> Outputs | None:
+    def step_sampled(self, squash: str, sample_arguments: Mapping[str, Any], out: StepBuffers) -> Outputs | None:
         """For ``Sampler.step``: a step that draws its own actions; None if they must be drawn before ``step``."""
-        if self.why_not_fused() is not None or not self._kernels.fuses_sampling():
+        if self.why_not_fused() is not None or not self._kernels.fuses_sampling(squash):
             return None
-        self._kernels.step_sampled(sample_arguments, out)
+        self._kernels.step_sampled(squash, sample_arguments, out)
         return _outputs(out)
 
     def why_not_fused(self) -> str | None:

@@ -138,7 +138,7 @@ class EncodedActorCritic(nn.Module):
     Args:
         kind: "cnn" or "entities".
         encoder: Makes the encoder, whose outputs are (…, ``size``).
-        num_outputs: Outputs of the actor: logits, or means.
+        num_outputs: Outputs of the actor: logits, means, or all parameters of Beta distributions.
         hidden_sizes: Units of each hidden layer between encoder and heads.
         gaussian: Append log standard deviations, parameters that do not depend on the observation and start at 0.
         activation: Of the hidden layers.

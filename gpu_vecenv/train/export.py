@@ -21,7 +21,7 @@ from torch import nn
 from gpu_vecenv._version import __version__
 from gpu_vecenv.errors import ConfigError, ExportError
 from gpu_vecenv.files import replace_file
-from gpu_vecenv.train.distributions import masked, squashed
+from gpu_vecenv.train.distributions import masked, mean_draws, squashed
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.inference import InferencePolicy, RecurrentInferencePolicy
 from gpu_vecenv.train.policy import Policy
@@ -228,7 +228,7 @@ def _check_actions(
     of_policy = torch.from_numpy(parameters)
     scale = _scale(parameters)
     if policy.view.continuous:
-        expected = squashed(of_policy.chunk(2, -1)[0], policy.action_bounds.cpu(), policy.squash).numpy()
+        expected = squashed(mean_draws(of_policy, policy.squash), policy.action_bounds.cpu(), policy.squash).numpy()
         width = float((policy.action_bounds[1] - policy.action_bounds[0]).max())
         good = bool((np.abs(actions - expected) <= TOLERANCE * scale * width).all())
     else:
@@ -308,7 +308,10 @@ def _description(policy: GamePolicy, one: Policy) -> dict[str, Any]:
     if _has_mask(policy, one):
         inputs["action_mask"] = {"shape": ["rows", view.num_parameters], "dtype": "bool"}
     heads = [view.num_heads] if view.continuous or _has_heads(policy) else []
-    meaning = "means, then log standard deviations" if view.continuous else "logits, head after head, before any mask"
+    meaning = "logits, head after head, before any mask"
+    if view.continuous:
+        beta = "numbers x, then numbers y: a Beta distribution with alpha = 1 + softplus(x), beta = 1 + softplus(y)"
+        meaning = beta if one.squash == "beta" else "means, then log standard deviations"
     outputs: dict[str, Any] = {
         "actions": {"shape": ["rows", *heads], "dtype": "float32" if view.continuous else "int32"},
         "parameters": {"shape": ["rows", view.num_parameters], "dtype": "float32", "meaning": meaning},

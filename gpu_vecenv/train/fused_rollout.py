@@ -18,7 +18,7 @@ from gpu_vecenv.compile.function_manager import Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
-from gpu_vecenv.engine.sampler import Sampler
+from gpu_vecenv.engine.sampler import Sampler, Squash
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
@@ -237,7 +237,6 @@ def rollout_kernels(
             Array("active", boolean),
             *((Array("acting", boolean),) if layout.tracks_acting else ()),
             Array("action_mask", boolean, optional=True),
-            Scalar("squash_by_tanh", boolean),
             Array("actions", layout.action.dtype),
             Scalar("actions_stride", i64),  # elements from one step's to those of the next
             Array("log_probs", f32),
@@ -308,11 +307,11 @@ def fused_rollout(
         return None, f"one kernel of game and networks does not compile: {str(error).splitlines()[1].strip()}"
 
 
-def rollout_program(env: VecEnv, tile: RolloutTile) -> Program:
-    """The program of rollout.cu for the environments of ``env`` and tiles that fit on its device."""
+def rollout_program(env: VecEnv, tile: RolloutTile, squash: Squash = "clip") -> Program:
+    """The program of rollout.cu for the environments of ``env`` and tiles that fit on its device; see ``Sampler``."""
     cores = env.functions.backend.tensor_cores
     assert cores is not None
-    build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True)
+    build = BuildOptions(env.build.initial_fields, env.build.end_on_nonfinite, sampled=True, squash=squash)
     of_multiprocessor = -(-env.num_envs // (tile.envs * cores.multiprocessors))
     return env.functions.compile(
         tile.source(build, cores, min(tile.blocks(cores), of_multiprocessor)),
@@ -338,7 +337,7 @@ class FusedRollout:
     ) -> None:
         self.rollout, self.kernels, self.tile = rollout, kernels, tile
         env, threads = rollout.env, 32 * tile.tile.warps
-        blocks, program = -(-env.num_envs // tile.envs), rollout_program(env, tile)
+        blocks, program = -(-env.num_envs // tile.envs), rollout_program(env, tile, sampler.squash)
         sizes = torch.zeros(2, dtype=torch.int64, device=env.device)
         program.launch("rollout_layout", 1, out=sizes)
         scratch_bytes, self.shared_bytes = sizes.tolist()
@@ -352,7 +351,6 @@ class FusedRollout:
             active=data.active,
             **({"acting": data.acting} if env.layout.tracks_acting else {}),
             action_mask=data.action_mask,
-            squash_by_tanh=sampler.squash == "tanh",
             actions=data.draws if action.discrete else data.samples[0].actions,
             actions_stride=data.draws[0].numel() if action.discrete else 0,
             log_probs=data.log_probs,

@@ -110,7 +110,7 @@ class GamePolicy(nn.Module):
             action_mask: (…, num_agents, num_logits) bool, ``info["action_mask"]`` of games with masks; None allows
                 every choice.
             state: Of recurrent policies, (…, num_agents, recurrent_state_size) float32, see above; else None.
-            greedy: Take the most likely actions (the mean of a Gaussian) instead of sampling.
+            greedy: Take the most likely actions (of a Box the mean of the distribution) instead of sampling.
             generator: For sampling, on the device of ``obs``; None uses torch's default.
 
         Returns:

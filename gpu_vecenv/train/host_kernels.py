@@ -11,6 +11,7 @@ import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.backends.host import num_host_threads
+from gpu_vecenv.compile.engine_kernels import squash_source
 from gpu_vecenv.declare.field import f32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
@@ -71,7 +72,7 @@ class HostKernels(PerceptronKernels):
             cuda_folder() / f"learner/{kernel.name.replace('perceptron', 'host')}.cu",
             kernels=[KernelSignature(kernel.name, (*kernel.arguments, *own))],
             game=env.game,
-            constants=self.perceptron.network_source({"SCRATCH": floats}),
+            constants=squash_source(self.perceptron.squash) + self.perceptron.network_source({"SCRATCH": floats}),
         )
         items = self.perceptron.towers * (-(-rows // TILE) if kernel is FORWARD else parts)
         shape = LaunchShape(items, work=rows * self.perceptron.num_parameters // WORK)

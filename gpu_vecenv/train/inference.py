@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gpu_vecenv.train.central_critic import Tower
-from gpu_vecenv.train.distributions import masked, squashed
+from gpu_vecenv.train.distributions import masked, mean_draws, squashed
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.normalizers import OBS_CLIP
 from gpu_vecenv.train.policy import Policy, flat
@@ -49,7 +49,7 @@ class _Inference(nn.Module):
     def _actions(self, parameters: torch.Tensor, action_mask: torch.Tensor | None) -> torch.Tensor:
         """The most likely ones."""
         if self.continuous:
-            return squashed(parameters.chunk(2, -1)[0], self.action_bounds, self.squash)
+            return squashed(mean_draws(parameters, self.squash), self.action_bounds, self.squash)
         logits = masked(parameters, action_mask).split(self.head_sizes, -1)
         heads = [x.argmax(-1).int() for x in logits]
         return torch.stack(heads, -1) if self.has_heads else heads[0]

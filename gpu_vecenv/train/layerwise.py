@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.engine_kernels import squash_source
 from gpu_vecenv.compile.function_manager import Launch
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.layerwise_kernels import (
@@ -85,7 +86,7 @@ class LayerwiseKernels:
             cuda_folder() / "learner/layerwise.cu",
             kernels=layerwise_kernels(rollout.env.game.layout),
             game=rollout.env.game,
-            constants=layerwise_source(self.perceptron, self.layers),
+            constants=squash_source(policy.squash) + layerwise_source(self.perceptron, self.layers),
         )
         self._weights = self._empty(self.layers.num_weights)
         normalizers = policy.obs_normalizer, policy.return_normalizer

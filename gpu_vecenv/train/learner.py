@@ -30,6 +30,7 @@ from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates, Sequences
+from gpu_vecenv.train.torch_optimizers import SkippedSteps, make_optimizer
 from gpu_vecenv.train.value_norm import ValueNormUpdate
 
 LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
@@ -136,17 +137,14 @@ class Learner:
         self.flat_grad_and_metrics, self.flat_grad, self.metrics = flat, flat[: sum(sizes)], flat[sum(sizes) :]
         self.grads = [g.view_as(p) for p, g in zip(self.parameters, self.flat_grad.split(sizes), strict=True)]
         self._set_grads()
-        self.optimizer = torch.optim.Adam(
-            self.parameters,
-            lr=self.learning_rate,
-            eps=config.adam_epsilon,
-            fused=True,
-            capturable=device.type == "cuda",
-        )
-        # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing. The kernel clip_grad_norm sets it.
-        self.skip_update = torch.ones((), device=device)
-        self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
-        self.optimizer.step()  # allocates Adam's state
+        # Of each parameter: callers may freeze some later.
+        self._trainable, self.trainable = [True] * len(sizes), torch.ones(len(sizes), dtype=torch.bool, device=device)
+        self.optimizer = make_optimizer(self.parameters, config, self.learning_rate)
+        self.skip_update = torch.ones((), device=device)  # the kernel clip_grad_norm, or that of Adam, sets it
+        if config.optimizer == "adam":  # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing
+            self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
+        else:
+            SkippedSteps(self.optimizer, self.parameters, self.skip_update, self.trainable)
         self.metric_sums = torch.zeros(len(LOSS_METRICS) + 1, device=device)  # the last one counts skipped updates
         self._norm = torch.zeros((), device=device)
         step_settings: dict[str, Any] = {
@@ -164,8 +162,7 @@ class Learner:
         )
         if kernels is not None:
             self._gradients, parts = kernels.gradients(minibatch, loss_settings)
-            # Of the columns of `flat`: callers may freeze parameters later.
-            self._is_trainable, self._trainable = torch.ones_like(flat, dtype=torch.bool), [True] * len(sizes)
+            self._is_trainable = torch.ones_like(flat, dtype=torch.bool)  # of its columns
             sums: dict[str, Any] = {
                 "trainable": self._is_trainable,
                 "out": flat,
@@ -174,6 +171,8 @@ class Learner:
             }
             self._sum_parts = sum_parts_launch(functions, parts, **sums)
             self._sum_squares = sum_parts_launch(functions, flat[None], **sums)
+        self._adam: Launch | None = None
+        if kernels is not None and config.optimizer == "adam":
             of_adam = self._adam_states()
             self._adam_state = {name: FlatTensors([state[name] for state in of_adam]) for name in ADAM_STATE}
             self._adam = adam_launch(
@@ -260,16 +259,18 @@ class Learner:
         self._clock = None
         self._set_grads()
         self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
-        if self.kernels is not None:
+        if self._adam is not None:
             states = self._adam_states()
             for name, flat in self._adam_state.items():
                 flat.adopt([state[name] for state in states])
-            trainable = [p.requires_grad for p in self.parameters]
-            if trainable != self._trainable:
+        trainable = [p.requires_grad for p in self.parameters]
+        if trainable != self._trainable:
+            self.trainable.copy_(torch.tensor(trainable))
+            if self.kernels is not None:
                 parts = self._is_trainable[: len(self.flat_grad)].split([p.numel() for p in self.parameters])
                 for part, learns in zip(parts, trainable, strict=True):
                     part.fill_(learns)
-                self._trainable = trainable
+            self._trainable = trainable
 
     def enqueued(self, iteration: int) -> None:
         """The device will have counted so many iterations."""
@@ -290,7 +291,7 @@ class Learner:
                 p.grad = grad
 
     def _adam_states(self) -> list[dict[str, torch.Tensor]]:
-        """The optimizer's, of each parameter."""
+        """Adam's, of each parameter."""
         return [self.optimizer.state[p] for p in self.parameters]
 
     def update(self) -> None:
@@ -395,7 +396,7 @@ class Learner:
             yield indices[part], outputs
 
     def clip_grad_norm(self) -> None:
-        """Scale the gradient down to ``max_grad_norm``, add up the metrics, and decide whether Adam skips the update.
+        """Scale the gradient down to ``max_grad_norm``, add up the metrics, and decide whether the update is skipped.
 
         It does if the gradient or a metric is not finite or approx_kl exceeds target_kl, and then also for the rest of
         the iteration.
@@ -404,8 +405,8 @@ class Learner:
         self._clip_grad_norm()
 
     def optimizer_step(self) -> None:
-        """Clip the gradient; one step of Adam, unless the update is skipped."""
-        if self.uses_kernels:
+        """Clip the gradient; one step of the optimizer, unless the update is skipped."""
+        if self._adam is not None and self.uses_kernels:
             if self.world.size > 1:  # the gradient is an average, no longer the sum of this process's parts
                 self._sum_squares()
             self._adam()
@@ -432,7 +433,12 @@ class Learner:
     def state(self) -> dict[str, torch.Tensor]:
         """The optimizer's live tensors by name, the reward sums, and a learning rate that is not scheduled."""
         states = (self.optimizer.state[p] for p in self.parameters)
-        tensors = {f"{k}.{name}": tensor for k, state in enumerate(states) for name, tensor in sorted(state.items())}
+        tensors = {
+            f"{k}.{name}": tensor
+            for k, state in enumerate(states)
+            for name, tensor in sorted(state.items())
+            if isinstance(tensor, torch.Tensor)
+        }
         if self.config.desired_kl is not None:
             tensors["learning_rate"] = self.learning_rate
         return tensors | {"reward_sums": self.reward_sums}

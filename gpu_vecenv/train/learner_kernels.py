@@ -13,10 +13,12 @@ from typing import Any
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
+from gpu_vecenv.compile.engine_kernels import squash_source
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64, u64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
+from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.files import cuda_folder
@@ -119,7 +121,6 @@ def loss_arguments(layout: GameLayout) -> tuple[Array | Scalar, ...]:
         Array("clip", f32, const=True, shape=()),
         Array("entropy_coefficient", f32, const=True, shape=()),
         Scalar("normalize_advantages", boolean),
-        Scalar("squash_by_tanh", boolean),
         Scalar("value_coefficient", f32),
         Scalar("value_clip", f32),
         Scalar("scales_value_clip", boolean),
@@ -177,7 +178,6 @@ def loss_values(policy: Policy, rollout: Rollout, settings: LossSettings) -> dic
         "clip": settings.clip,
         "entropy_coefficient": settings.entropy_coefficient,
         "normalize_advantages": settings.normalize_advantages,
-        "squash_by_tanh": policy.squash == "tanh",
         "value_coefficient": settings.value_coefficient,
         "value_clip": -1 if settings.value_clip is None else settings.value_clip,
         "scales_value_clip": settings.scales_value_clip,
@@ -208,9 +208,10 @@ def loss_gradients(layout: GameLayout) -> KernelSignature:
     )
 
 
-def _game_program(env: VecEnv) -> Program:
-    kernels = [advantages(env.game.layout), loss_gradients(env.game.layout)]
-    return env.functions.compile(cuda_folder() / "learner/learner.cu", kernels=kernels, game=env.game)
+def _game_program(env: VecEnv, squash: Squash = "clip") -> Program:
+    kernels, constants = [advantages(env.game.layout), loss_gradients(env.game.layout)], squash_source(squash)
+    source = cuda_folder() / "learner/learner.cu"
+    return env.functions.compile(source, kernels=kernels, game=env.game, constants=constants)
 
 
 def _minibatch_program(functions: FunctionManager) -> Program:
@@ -411,7 +412,7 @@ class LossKernel:
 
     def __init__(self, policy: Policy, rollout: Rollout, settings: LossSettings, *, chunk: int) -> None:
         self.policy, self._one = policy, torch.ones((), device=rollout.rewards.device)
-        self._loss = _game_program(rollout.env).prepare(
+        self._loss = _game_program(rollout.env, policy.squash).prepare(
             "loss_gradients",
             LaunchShape(chunk, threads_per_block=LOSS_BLOCK),
             **loss_values(policy, rollout, settings),

@@ -21,15 +21,15 @@ class ActorCritic(nn.Module):
     Any module with the same ``forward`` can replace it: observations (…, *obs_shape), float32 or uint8, to a pair of
     float32 tensors, parameters (…, n) and values (…). For discrete actions the parameters are the logits of each head
     in turn. For a Box of k numbers they are k means and then k log standard deviations, where -1 and 1 stand for the
-    bounds of the Box. It draws no random numbers and must not synchronise with the device (a module that does is run
-    without CUDA graphs).
+    bounds of the Box; with squash "beta" those of ``Sampler.sample``, 2k numbers. It draws no random numbers and must
+    not synchronise with the device (a module that does is run without CUDA graphs).
 
     Weights are orthogonal, with gains as in Andrychowicz et al., "What matters in on-policy reinforcement learning?",
     2021: sqrt(2) for hidden layers, 0.01 for the actor head by default, 1 for the critic head.
 
     Args:
         obs_shape: Shape of one agent's observation; several axes are flattened, uint8 is scaled to [0, 1].
-        num_outputs: Outputs of the actor: logits, or means.
+        num_outputs: Outputs of the actor: logits, means, or all parameters of Beta distributions.
         hidden_sizes: Units of each hidden layer.
         gaussian: Append log standard deviations, parameters that do not depend on the observation and start at 0.
         activation: Of the hidden layers.

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from gpu_vecenv.compile.backends import LaunchShape, TensorCores
+from gpu_vecenv.compile.engine_kernels import squash_source
 from gpu_vecenv.compile.function_manager import Launch, Program
 from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.declare.layout import GameLayout
+from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.layers import has_hooks
@@ -93,6 +95,8 @@ class Perceptron:
     sizes: tuple[int, ...]  # inputs of each layer, the head included
     actor_outputs: int
     log_stds: int
+    squash: Squash
+    has_choices: bool  # discrete actions
     shared_trunk: bool
     relu: bool
     precision: Precision
@@ -142,7 +146,7 @@ class Perceptron:
         activations = sum(self._activation_bytes(rows, k) for k in kept)
         indices = 0 if result_rows is not None else 8 if forward else 16
         results = 4 * ((self.outputs + 1) | 1) * (rows if result_rows is None else result_rows)
-        choice_weights = 0 if forward or self.log_stds else padded(4 * rows * (self.actor_outputs | 1), 16)
+        choice_weights = 0 if forward or not self.has_choices else padded(4 * rows * (self.actor_outputs | 1), 16)
         deltas = 0 if forward else self._activation_bytes(rows, 16 * _units(self.head_outputs))
         return weights + shape.tiles * (activations + indices * rows + results + choice_weights + deltas)
 
@@ -227,6 +231,7 @@ class Perceptron:
             },
             "bool": {
                 "RELU": int(self.relu),
+                "HAS_CHOICES": int(self.has_choices),
                 "NORMALIZE_OBS": int(self.normalize_obs),
                 "NORMALIZE_RETURNS": int(self.normalize_returns),
             },
@@ -258,6 +263,8 @@ def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Pe
         network.sizes,
         network.actor.out_features,
         0 if network.log_std is None else network.log_std.numel(),
+        policy.squash,
+        not policy.view.continuous,
         network.critic_trunk is None,
         isinstance(network.trunk[1], nn.ReLU),
         precision,
@@ -418,7 +425,7 @@ class PerceptronKernels:
             cuda_folder() / f"learner/{kernel.name}.cu",
             kernels=[kernel],
             game=env.game,
-            constants=self.perceptron.source(tile, resident, forward),
+            constants=squash_source(self.perceptron.squash) + self.perceptron.source(tile, resident, forward),
         )
         towers, threads = self.perceptron.towers, 32 * tile.warps
         most_blocks = min(cores.multiprocessors * resident // towers, most_parts // tile.tiles)

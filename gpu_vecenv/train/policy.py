@@ -16,9 +16,12 @@ from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import NO_CONTEXT, Context, Tower, state_size
 from gpu_vecenv.train.distributions import (
-    gaussian_log_probs_and_entropies,
+    box_log_probs_and_entropies,
+    has_log_std,
     log_probs_and_entropies,
     masked,
+    mean_draws,
+    random_draws,
     squashed,
 )
 from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder, unit_scaled
@@ -51,7 +54,7 @@ class Policy(nn.Module):
         normalize_returns: Keep running statistics of discounted sums of rewards; the network predicts values as
             deviations from their mean, in units of their standard deviation.
         value_norm_beta: In place of these: statistics of returns, see ``ValueNorm``; None: not.
-        squash: How Gaussian samples are mapped to the Box.
+        squash: The distribution of a Box's draws and how they are mapped to it, see ``Sampler``.
         bfloat16: Run the network in mixed precision.
         device: Device of weights and statistics.
 
@@ -305,7 +308,7 @@ class Policy(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probabilities and entropies (B,) float32 of ``draws`` (B, heads) under ``parameters`` (B, n)."""
         if self.view.continuous:
-            return gaussian_log_probs_and_entropies(parameters, draws, self.squash)
+            return box_log_probs_and_entropies(parameters, draws, self.squash)
         return log_probs_and_entropies(parameters, draws, self.view.head_sizes, action_mask)
 
     def load_weights(self, weights: Mapping[str, torch.Tensor]) -> None:
@@ -342,7 +345,7 @@ class Policy(nn.Module):
             action_mask: (…, n) bool, for games with action masks.
             state: Of a recurrent policy, (…, acting_state_size) float32: what the call before returned, and 0 where
                 the observation is the first of an episode.
-            greedy: Take the most likely action (the mean of a Gaussian) instead of sampling.
+            greedy: Take the most likely action (of a Box the mean of the distribution) instead of sampling.
             generator: For sampling, on the observations' device; None uses torch's default.
 
         Returns:
@@ -366,9 +369,8 @@ class Policy(nn.Module):
         generator: torch.Generator | None,
     ) -> torch.Tensor:
         if self.view.continuous:
-            means, log_stds = parameters.chunk(2, -1)
-            noise = 0 if greedy else torch.empty_like(means).normal_(generator=generator)
-            return squashed(means + log_stds.exp() * noise, self.action_bounds, self.squash)
+            draws = mean_draws(parameters, self.squash) if greedy else random_draws(parameters, self.squash, generator)
+            return squashed(draws, self.action_bounds, self.squash)
         heads = []
         for logits in masked(parameters, action_mask).split(list(self.view.head_sizes), -1):
             # The Gumbel-max trick: the argmax of logits plus this noise is a sample.
@@ -394,6 +396,7 @@ def default_network(
     shared_trunk: bool = True,
     kind: NetworkKind = "mlp",
     *,
+    squash: Squash = "clip",
     actor_gain: float = 0.01,
     agent_ids: bool = False,
 ) -> ActorCritic | EncodedActorCritic | RecurrentActorCritic:
@@ -404,17 +407,17 @@ def default_network(
     """
     shape = (num_inputs(view, agent_ids),) if agent_ids else view.obs_shape
     settings: dict[str, Any] = {
-        "gaussian": view.continuous,
+        "gaussian": view.continuous and has_log_std(squash),
         "activation": activation,
         "shared_trunk": shared_trunk,
         "actor_gain": actor_gain,
     }
     if kind == "mlp":
-        return ActorCritic(shape, _num_outputs(view), hidden_sizes, **settings)
+        return ActorCritic(shape, _num_outputs(view, squash), hidden_sizes, **settings)
     if kind == "gru" or kind == "lstm":
-        return RecurrentActorCritic(shape, _num_outputs(view), hidden_sizes, cell=kind, **settings)
+        return RecurrentActorCritic(shape, _num_outputs(view, squash), hidden_sizes, cell=kind, **settings)
     encoder = functools.partial(make_encoder, kind, view.roles, view.obs_shape, view.obs_parts, activation)
-    return EncodedActorCritic(kind, encoder, _num_outputs(view), hidden_sizes, **settings)
+    return EncodedActorCritic(kind, encoder, _num_outputs(view, squash), hidden_sizes, **settings)
 
 
 def default_actor(
@@ -423,12 +426,13 @@ def default_actor(
     activation: Activation = "tanh",
     kind: NetworkKind = "mlp",
     *,
+    squash: Squash = "clip",
     actor_gain: float = 0.01,
     agent_ids: bool = False,
 ) -> Tower | RecurrentTower:
     """The default network of a policy with a central critic, of a kind: "mlp", "gru" or "lstm"."""
-    inputs, outputs = num_inputs(view, agent_ids), _num_outputs(view)
-    return _tower(inputs, outputs, hidden_sizes, activation, kind, head_gain=actor_gain, gaussian=view.continuous)
+    sizes, gaussian = (num_inputs(view, agent_ids), _num_outputs(view, squash)), view.continuous and has_log_std(squash)
+    return _tower(*sizes, hidden_sizes, activation, kind, head_gain=actor_gain, gaussian=gaussian)
 
 
 def central_critic(
@@ -459,5 +463,5 @@ def num_inputs(view: RoleView, agent_ids: bool) -> int:
     return length
 
 
-def _num_outputs(view: RoleView) -> int:
-    return view.num_heads if view.continuous else view.num_parameters
+def _num_outputs(view: RoleView, squash: Squash) -> int:
+    return view.num_heads if view.continuous and has_log_std(squash) else view.num_parameters

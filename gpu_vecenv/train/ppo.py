@@ -26,6 +26,7 @@ from gpu_vecenv.train.policy import NetworkKind, Policy, Precision, central_crit
 from gpu_vecenv.train.role_view import RoleView
 
 ValueLoss = Literal["squared", "huber"]
+OptimizerKind = Literal["adam", "adamw", "radam", "rmsprop", "sgd"]
 MAPPO = {
     "num_epochs": 15,
     "num_minibatches": 1,
@@ -65,8 +66,11 @@ class PPOConfig:
     num_steps: int = param(32, low=1)  # * T: steps per iteration
     num_epochs: int = param(4, low=1)  # passes over each iteration's samples
     num_minibatches: int = param(4, low=1)  # per epoch
-    learning_rate: float = param(3e-4, low=0)  # of Adam
-    adam_epsilon: float = param(1e-5, low=0)  # added to the root of Adam's second moments
+    optimizer: OptimizerKind = "adam"  # torch's, with its default options but for the following
+    learning_rate: float = param(3e-4, low=0)  # of the optimizer
+    adam_epsilon: float = param(1e-5, low=0)  # added to the root of second moments; "sgd" has none
+    weight_decay: float | None = param(None, low=0)  # of "adamw", per step and unit of the rate; None: 0.01
+    momentum: float | None = param(None, low=0, high=1)  # of "sgd" and "rmsprop"; None: 0
     final_learning_rate: float | None = param(0.0, low=0)  # reached linearly at the end of the run; None: constant
     gamma: float = param(0.99, low=0, high=1)  # discount per step
     gae_lambda: float = param(0.95, low=0, high=1)  # Schulman et al. 2016, equation 16
@@ -96,7 +100,7 @@ class PPOConfig:
     critic: Critic = "own"  # values of an agent are of its own observation, or "central": of those of all agents
     agent_ids: bool = False  # networks also see which of the policy's agents a row is of
     actor_gain: float = param(0.01, low=0)  # of the actor head's orthogonal weights
-    squash: Squash = "clip"  # * how Gaussian samples are mapped to a Box
+    squash: Squash = "clip"  # * how Gaussian draws are mapped to a Box; or "beta": draws of a Beta distribution
     precision: Precision = "float32"  # * of matrix products: "tf32" rounds factors where a GPU can; "bfloat16" mixed
     chunk_rows: int = param(2**20, low=1)  # samples per forward pass; gradients of a minibatch's chunks are summed
 
@@ -111,6 +115,12 @@ class PPOConfig:
                 f"network is {self.network!r} with critic {self.critic!r} and agent_ids {self.agent_ids}; expected "
                 "network 'mlp', 'gru' or 'lstm', or critic 'own' and agent_ids False"
             )
+        for name, kinds in (("weight_decay", ("adamw",)), ("momentum", ("sgd", "rmsprop"))):
+            if getattr(self, name) is not None and self.optimizer not in kinds:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)} with optimizer {self.optimizer!r}, which has none; expected None,"
+                    f" or optimizer {' or '.join(map(repr, kinds))}"
+                )
         if not self.least_learning_rate <= self.most_learning_rate:
             raise ConfigError(
                 f"least_learning_rate is {self.least_learning_rate}, most_learning_rate {self.most_learning_rate}; "
@@ -229,7 +239,7 @@ class Batch(NamedTuple):
     """Samples of a rollout, (B, …); inactive ones are ignored, and of agents that did not act all but the value is."""
 
     obs: torch.Tensor  # (B, *obs_shape)
-    draws: torch.Tensor  # (B, heads): actions, or Gaussian samples before squashing
+    draws: torch.Tensor  # (B, heads): actions, or draws of a Box before squashing
     log_probs: torch.Tensor  # (B,), as are the next three, float32: of the policy that collected the rollout
     values: torch.Tensor
     advantages: torch.Tensor  # normalised or not
@@ -300,7 +310,7 @@ def make_policy(
     """
     view, central = RoleView(game, roles), config.critic == "central"
     layers, ids, kind = (config.hidden_sizes, config.activation), config.agent_ids, config.network
-    settings: dict[str, Any] = {"actor_gain": config.actor_gain, "agent_ids": ids}
+    settings: dict[str, Any] = {"actor_gain": config.actor_gain, "agent_ids": ids, "squash": config.squash}
     if network is None and central:
         network = default_actor(view, *layers, kind, **settings)
     elif network is None:

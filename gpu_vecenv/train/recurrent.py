@@ -163,7 +163,7 @@ class RecurrentActorCritic(nn.Module):
 
     Args:
         obs_shape: Shape of one agent's observation; several axes are flattened, uint8 is scaled to [0, 1].
-        num_outputs: Outputs of the actor: logits, or means.
+        num_outputs: Outputs of the actor: logits, means, or all parameters of Beta distributions.
         hidden_sizes: Units of each hidden layer; the last one is the recurrent layer, one for the actor and one for the
             critic.
         cell: Kind of the recurrent layer.

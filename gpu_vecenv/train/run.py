@@ -325,10 +325,13 @@ def computed_by(trainer: Trainer, policy: str) -> str:
             return f"torch ({reason})"
         own = states.torch_reason
         return f"torch ({reason}), its GRU by kernels" if own is None else f"torch ({reason}: {own})"
+    optimizer = trainer.configs[policy].optimizer
+    by_kernel = optimizer == "adam" or policy not in trainer.learners
+    steps = "" if by_kernel else f", steps by torch (optimizer {optimizer!r})"
     if isinstance(trainer.kernels[policy], HostKernels):
-        return "one kernel each, by vector instructions"
+        return f"one kernel each, by vector instructions{steps}"
     reason = trainer.unfused_reasons[policy]
-    return "one kernel each" if reason is None else f"kernels layer by layer ({reason})"
+    return f"{'one kernel each' if reason is None else f'kernels layer by layer ({reason})'}{steps}"
 
 
 def _print_line(console: Console, line: str) -> None:

@@ -66,6 +66,7 @@ def equal_bits(one, other):
         ("tag_gridworld", TAG, NORMAL),
         ("tag_gridworld", TAG, {"target_kl": 1e-6, "final_clip": 0.1, "final_entropy_coefficient": 0.0}),
         ("pendulum", {}, {"squash": "tanh", "value_clip": 0.2, "normalize_advantages": False, **NORMAL}),
+        ("pendulum", {}, {"squash": "beta", "optimizer": "rmsprop", "momentum": 0.5, **NORMAL}),
         (Crew, {}, {"num_minibatches": 1}),
         (Economy, {}, {"num_minibatches": 1, "squash": "tanh"}),
     ],

@@ -22,7 +22,7 @@ from gpu_vecenv.compile.backends import TensorCores, parameter_spans, structure
 from gpu_vecenv.compile.backends.cuda import cuda_constants, default_threads_per_env
 from gpu_vecenv.compile.backends.cuda_compiler import FLAGS, compile_cubin
 from gpu_vecenv.compile.codegen import declared_source, game_source, inline_includes
-from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions
+from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, BuildOptions, squash_source
 from gpu_vecenv.compile.joined_launches import joined_source
 from gpu_vecenv.declare.kernels import KernelSignature, arguments_source
 from gpu_vecenv.declare.layout import GameLayout
@@ -69,6 +69,7 @@ class Text:
         chosen += [
             key for key in ("initial_fields", "end_on_nonfinite", "guards", "sampled") if getattr(self.build, key)
         ]
+        chosen += [self.build.squash] if self.build.squash != "clip" else []
         return "-".join([name, *chosen])
 
     @cached_property
@@ -82,8 +83,8 @@ class Text:
     def write(self) -> str:
         text = cuda_constants(default_threads_per_env(self.layout.num_agents), SHARED_LIMIT)
         text += game_source(self.layout, self.build) + arguments_source(self.kernels_after_the_engine())
-        for name in ("sampling.cuh", "sampler.cu", "loss.cuh", "learner.cu"):
-            if name == "sampling.cuh" and self.build.sampled:
+        for name in ("beta.cuh", "sampling.cuh", "sampler.cu", "loss.cuh", "learner.cu"):
+            if name in ("beta.cuh", "sampling.cuh") and self.build.sampled:
                 continue  # the engine has it
             lines = [line for line in source_file(name).read_text().splitlines() if "#include" not in line]
             text += f'#line 1 "{name}"\n' + "\n".join(lines) + "\n"
@@ -113,6 +114,8 @@ TEXTS = [
         (("num_taggers", 999), ("full_observation", False)),
         BuildOptions(sampled=True, end_on_nonfinite=True),
     ),
+    Text("pendulum", (), BuildOptions(sampled=True, squash="beta")),
+    Text(Economy, (), BuildOptions(sampled=True, squash="beta")),
     Text(Scouts),
     Text(Painter),
     Text(Economy, (), BuildOptions(guards=True)),
@@ -160,6 +163,7 @@ TENSOR_CORE_OPCODES: dict[Precision, set[str]] = {
 PERCEPTRONS = {
     "discrete": ("tag_continuous", {"normalize_obs": True}),
     "box": ("pendulum", {"shared_trunk": False, "normalize_returns": True, "hidden_sizes": (40, 24)}),
+    "box, beta": ("pendulum", {"squash": "beta", "hidden_sizes": (40, 24)}),
     "turns": (Race, {}),
 }
 
@@ -174,6 +178,7 @@ def perceptron_text(policy: str, precision: Precision, forward: bool) -> str:
     assert tile is not None
     kernel, seen = FORWARD if forward else gradient_signature(game.layout), set[str]()
     text = declared_source(game.layout, DEFAULT_BUILD, seen) + arguments_source([kernel])
+    text += squash_source(constants.squash)
     text += constants.source(tile, constants.blocks(tile, GPU_TENSOR_CORES, forward), forward)
     path = source_file(f"{kernel.name}.cu")
     return text + inline_includes(path.read_text(), path.name, path.parent, seen)
@@ -187,6 +192,7 @@ def layerwise_text(policy: str, precision: Precision) -> str:
     text = declared_source(game.layout, DEFAULT_BUILD, seen := set[str]())
     text += arguments_source(layerwise_kernels(game.layout))
     perceptron = perceptron_of(made, torch.zeros(0), precision)
+    text += squash_source(perceptron.squash)
     text += layerwise_source(perceptron, Layers(perceptron, 8 if precision == "bfloat16" else 4))
     path = source_file("layerwise.cu")
     return text + inline_includes(path.read_text(), path.name, path.parent, seen)
@@ -225,6 +231,7 @@ ROLLOUTS = {
         20_000,
         {"shared_trunk": False, "normalize_returns": True, "hidden_sizes": (40, 24)},
     ),
+    "one agent, beta": ("pendulum", 20_000, {"squash": "beta", "hidden_sizes": (40, 24)}),
     "two policies": ("tag_gridworld", 100, {"normalize_obs": True}),
     "masks": (Crew, 100, {}),
     "groups of several warps": ("tag_continuous", 2000, {}),
@@ -235,7 +242,8 @@ ROLLOUTS = {
 def rollout_text(rollout: str, precision: Precision) -> str:
     """The program of a whole rollout with a default network for each role, as on a GPU."""
     name, num_envs, config = ROLLOUTS[rollout]
-    layout, build = gpu_vecenv.configure(name).layout, BuildOptions(sampled=True)
+    layout = gpu_vecenv.configure(name).layout
+    build = BuildOptions(sampled=True, squash=PPOConfig(**config).squash)
     policies = [
         make_policy(gpu_vecenv.configure(name), [role], PPOConfig(**config), None, torch.device("cpu"))
         for role in layout.present_roles

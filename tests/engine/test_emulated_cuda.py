@@ -141,16 +141,25 @@ def test_a_nonfinite_environment_ends_without_the_others(make_emulated):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "config"), [("tag_gridworld", {}), ("tag_continuous", FEW), ("pendulum", {})])
 def test_samples_are_bitwise_equal(name, config, make_emulated):
-    game = gpu_vecenv.configure(name, **config)
+    check_samples(gpu_vecenv.configure(name, **config), "clip", make_emulated)
+
+
+@pytest.mark.parametrize("game", ["pendulum", Economy])
+def test_samples_of_beta_distributions_are_bitwise_equal(game, make_emulated):
+    check_samples(gpu_vecenv.configure(game), "beta", make_emulated)
+
+
+def check_samples(game, squash, make_emulated):
     samples = []
     for env in (VecEnv(game, 67, "cpu"), make_emulated(game, 67)):
         env.reset(seed=3)
-        sampler = Sampler(env)
+        sampler = Sampler(env, squash)
         shape = (67, game.num_agents, sampler.num_parameters)
         parameters = torch.tensor(np.random.default_rng(1).normal(size=shape), dtype=torch.float32)
         samples.append(sampler.sample(parameters))
     for field in ("actions", "log_probs", "entropies"):
         assert getattr(samples[0], field).equal(getattr(samples[1], field)), field
+    assert len(samples[0].actions.unique()) > 1 and samples[0].log_probs.isfinite().all()
 
 
 # Heads of 5, 21 and 8 choices, staged in shared memory or not; groups of several warps; a Box; roles of different
@@ -174,6 +183,17 @@ def test_samples_are_bitwise_equal(name, config, make_emulated):
     ],
 )
 def test_a_sampled_step_equals_a_sample_and_a_step(name, config, threads_per_env, num_envs, random_seed, make_emulated):
+    squash = "clip" if gpu_vecenv.configure(name, **config).layout.action.discrete else "tanh"
+    check_sampled_steps(name, config, threads_per_env, num_envs, random_seed, make_emulated, squash)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("game", ["pendulum", Economy])
+def test_a_sampled_step_of_beta_distributions_equals_a_sample_and_a_step(game, random_seed, make_emulated):
+    check_sampled_steps(game, {}, None, 37, random_seed, make_emulated, "beta")
+
+
+def check_sampled_steps(name, config, threads_per_env, num_envs, random_seed, make_emulated, squash):
     game = gpu_vecenv.configure(name, **{"max_steps": 4, **config})
     random, found = np.random.default_rng(random_seed), []
     parameters = random.normal(size=(9, num_envs, game.num_agents, 64)).astype(np.float32)
@@ -188,7 +208,7 @@ def test_a_sampled_step_equals_a_sample_and_a_step(name, config, threads_per_env
             fuse_sampling=True if config is FEW else None,  # by itself not: 42 logits for each of five agents
         ),
     ):
-        sampler = Sampler(env, squash="clip" if game.layout.action.discrete else "tanh")
+        sampler = Sampler(env, squash)
         env.reset(seed=random_seed)
         steps = []
         for t in range(9):
@@ -197,7 +217,7 @@ def test_a_sampled_step_equals_a_sample_and_a_step(name, config, threads_per_env
             drawn = [getattr(sample, field) for field in ("actions", "log_probs", "entropies", "draws")]
             steps.append([x.clone() for x in (*drawn, *outputs, info["active"]) if x is not None])
         found.append((steps, env.state_dict()))
-    assert env._kernels.fuses_sampling()
+    assert env._kernels.fuses_sampling(sampler.squash)
     for one, many in zip(found[0][0], found[1][0], strict=True):
         assert all(a.numpy().tobytes() == b.numpy().tobytes() for a, b in zip(one, many, strict=True))
     assert all(value.equal(found[1][1][key]) for key, value in found[0][1].items())

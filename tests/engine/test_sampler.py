@@ -916,13 +916,13 @@ def test_wrong_parameters_of_box_games_are_refused(device, choosing):
         with pytest.raises(TypeError, match=f"parameters have dtype {wrong.dtype}; expected torch.float32"):
             sampler.sample(wrong)
     for shape in ((4, 3, 2), (4, 3, 5), (12, 4), (4, 3, 2, 2), (3, 4, 4)):
-        with pytest.raises(ValueError, match=r"expected \(4, 3, 4\) on .*, means before log standard deviations"):
+        with pytest.raises(ValueError, match=r"expected \(4, 3, 4\) on .*, one of each element before the other"):
             sampler.sample(torch.zeros(shape, device=device))
     with pytest.raises(ValueError, match=r"parameters are .* on meta"):
         sampler.sample(parameters.to("meta"))
     with pytest.raises(TypeError, match="parameters are a ndarray"):
         sampler.sample(parameters.cpu().numpy())
-    with pytest.raises(ConfigError, match='squash is \'sigmoid\'; expected "clip" or "tanh"'):
+    with pytest.raises(ConfigError, match='squash is \'sigmoid\'; expected "clip" or "tanh" or "beta"'):
         Sampler(env, squash="sigmoid")
 
 

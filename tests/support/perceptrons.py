@@ -56,6 +56,8 @@ CASES = {
     "masks, fewer choices": Case(Crew, ("helper",), {**APART, "hidden_sizes": (32, 40)}),
     "box": Case("pendulum", ("agent",), {**APART, **BOTH, "hidden_sizes": (64, 32)}),
     "box, tanh": Case("pendulum", ("agent",), {"hidden_sizes": (48, 32), "squash": "tanh", "value_clip": 0.3}),
+    "box, beta": Case("pendulum", ("agent",), {**APART, "hidden_sizes": (48, 32), "squash": "beta", "value_clip": 0.3}),
+    "box beside choices, beta": Case(Economy, ("planner",), {"hidden_sizes": (32, 24), "squash": "beta"}),
     "box beside choices": Case(Economy, ("planner",), {"hidden_sizes": (32, 24)}),
     "choices beside a box": Case(Economy, ("worker",), {**APART, "hidden_sizes": (32, 24)}),
     "images": Case(Painter, ("agent",), {"hidden_sizes": (40, 24)}),
@@ -116,6 +118,8 @@ def rows_of(case, device, precision="float32", num_envs=None):
     draws = torch.zeros(data.rewards.numel(), data.draws.numel() // data.rewards.numel())
     if view.continuous:
         draws[:, : view.num_heads] = normal(len(draws), view.num_heads)
+        if config.squash == "beta":
+            draws = draws.sigmoid()
     else:
         masks = torch.ones(len(draws), view.num_parameters)
         if data.action_mask is not None:

@@ -30,6 +30,7 @@ SETUPS = {
     "entities, heads": ("tag_continuous", TAG, {"network": "entities", "normalize_obs": True}),
     "image, Box": (Painter, {}, {"network": "cnn", "shared_trunk": False}),
     "image, normalised": (Painter, {}, {"normalize_obs": True, "squash": "tanh"}),
+    "image, beta": (Painter, {}, {"squash": "beta", "shared_trunk": False}),
     "image, central critic": (Painter, {}, {"critic": "central"}),
     "masks, roles that differ": (Crew, {}, {"normalize_returns": True, "hidden_sizes": ()}),
     "GRU, masks, roles that differ": (Crew, {}, {"network": "gru", "normalize_returns": True}),

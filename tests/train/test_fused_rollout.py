@@ -56,6 +56,8 @@ CASES = {
     "shared trunk": Case("cartpole", {"max_steps": 5}, {**BOTH, "activation": "relu", "hidden_sizes": (24,)}),
     "box": Case("pendulum", {"max_steps": 4}, {**APART, **BOTH, "hidden_sizes": (40, 24)}),
     "box, tanh": Case("pendulum", {"max_steps": 7}, {"squash": "tanh", "hidden_sizes": (16,)}),
+    "box, beta": Case("pendulum", {"max_steps": 7}, {**BOTH, "squash": "beta", "hidden_sizes": (16,)}),
+    "box and masks, beta": Case(Economy, {}, {"squash": "beta", "hidden_sizes": (16,)}),
     "several agents": Case("simple_spread", {"max_steps": 5}, {**APART, "hidden_sizes": (32, 32)}),
     "two roles in one": Case(
         "tag_gridworld", {"max_steps": 6}, {"hidden_sizes": (24, 16)}, ("tagger+runner",), num_envs=19

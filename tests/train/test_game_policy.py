@@ -31,6 +31,7 @@ CASES = {
     "Box beside choices, masks": (Economy, {}, {"squash": "tanh"}, None),
     "Box": ("pendulum", {}, {"precision": "bfloat16"}, None),
     "Box of two numbers, tanh": (Painter, {}, {"squash": "tanh"}, None),
+    "Box of two numbers, beta": (Painter, {}, {"squash": "beta"}, None),
 }
 
 
@@ -100,6 +101,9 @@ def likeliest(trainer, obs, mask):
                     low, high = torch.tensor(game.layout.action.bounds[role], device=obs.device)
                     means = own[..., : len(low)]
                     inside = means.tanh() if policy.squash == "tanh" else means.clamp(-1, 1)
+                    if policy.squash == "beta":
+                        alphas, betas = (1 + torch.logaddexp(own[..., : 2 * len(low)], own.new_zeros(()))).chunk(2, -1)
+                        inside = 2 * alphas / (alphas + betas) - 1
                     actions[:, :, agent, : len(low)] = low + (high - low) * (inside + 1) / 2
                     continue
                 column = 0

@@ -19,6 +19,7 @@ import gpu_vecenv
 from gpu_vecenv.compile import function_manager
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
+from gpu_vecenv.train.distributions import random_draws
 from gpu_vecenv.train.layers import are_packed, width_of
 from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import LossKernel, LossSettings, advantage_launch, shuffle_launch
@@ -82,8 +83,10 @@ CASES = {
     "masks, fewer heads": Case(Crew, {}, ("driver",)),
     "masks, fewer choices": Case(Crew, {}, ("helper",)),
     "box": Case(Script, {"num_leads": 2, "continuous": True}, ("lead",)),
+    "box, beta": Case(Script, {"num_leads": 2, "continuous": True}, ("lead",), "beta"),
     "box, tanh": Case(Script, {"num_leads": 2, "continuous": True}, ("lead",), "tanh"),
     "box beside choices": Case(Economy, {}, ("planner",), "tanh"),
+    "box beside choices, beta": Case(Economy, {}, ("planner",), "beta"),
     "choices beside a box": Case(Economy, {"num_rates": 4}, ("worker",)),
     "fewer choices beside a box": Case(Economy, {"num_rates": 1, "num_clerks": 2}, ("clerk",)),
     "turns": Case(Race, {}, ("player",)),
@@ -143,8 +146,7 @@ def rows_of(case, device, *, scale=1.0, spread=0.3, normalize_returns=False, see
     if view.continuous:
         parameters[:, view.num_heads :] *= 0.5
         parameters[:, : view.num_heads] *= scale
-        noise = torch.randn(len(indices), view.num_heads, generator=random)
-        draws[indices] = parameters[:, : view.num_heads] + parameters[:, view.num_heads :].exp() * noise
+        draws[indices] = random_draws(parameters, case.squash, random)
     else:
         parameters *= scale
         masks = torch.ones(len(indices), view.num_parameters)

@@ -696,10 +696,12 @@ def test_a_density_of_tanh_integrates_to_one(device):
         (Script, {"num_others": 2, "choices_of_others": 3}, "other", "clip"),
         (Painter, {}, None, "clip"),
         (Painter, {}, None, "tanh"),
+        (Painter, {}, None, "beta"),
         (Script, {"num_leads": 2, "continuous": True}, "lead", "tanh"),
         (Economy, {}, "worker", "tanh"),
         (Economy, {}, "planner", "clip"),
         (Economy, {"num_rates": 4}, "planner", "tanh"),
+        (Economy, {"num_rates": 4}, "planner", "beta"),
         (Economy, {"num_rates": 1}, "clerk", "clip"),
     ],
 )

@@ -45,7 +45,8 @@ def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), see
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         policy = Policy(env.game, roles, nn.Identity(), squash=config.squash)
-        network = default_network(policy.view, config.hidden_sizes, config.activation, config.shared_trunk)
+        layers = config.hidden_sizes, config.activation, config.shared_trunk
+        network = default_network(policy.view, *layers, squash=config.squash)
         settings = {"normalize_obs": config.normalize_obs, "normalize_returns": config.normalize_returns}
         policy = Policy(env.game, roles, network, squash=config.squash, device=env.device, **settings)
     for p in policy.parameters():  # the first logits are all but equal, which would hide much
@@ -65,7 +66,8 @@ def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), see
         allowed[..., [0, 5]] = True  # the first choice of each head
         data.action_mask.copy_(allowed)
     if env.game.layout.action.continuous:
-        data.draws.copy_(torch.randn(data.draws.shape, generator=random))
+        draws = torch.randn(data.draws.shape, generator=random)
+        data.draws.copy_(draws.sigmoid() if config.squash == "beta" else draws)
     else:
         sizes = torch.tensor(env.game.layout.action.sizes[roles[0]])
         draws = torch.rand((*data.draws.shape[:3], len(sizes)), generator=random) * sizes
@@ -137,6 +139,9 @@ def textbook_terms(policy, batch, config, clip=None, entropy_coefficient=None):
         means, log_stds = parameters.chunk(2, -1)
         normal = torch.distributions.Normal(means, log_stds.exp())
         log_probs, entropies = normal.log_prob(batch.draws.double()).sum(-1), normal.entropy().sum(-1)
+        if policy.squash == "beta":
+            beta = torch.distributions.Beta(*(1 + nn.functional.softplus(x) for x in (means, log_stds)))
+            log_probs, entropies = beta.log_prob(batch.draws.double()).sum(-1), beta.entropy().sum(-1)
         if policy.squash == "tanh":
             log_probs = log_probs - (1 - batch.draws.double().tanh() ** 2).log().sum(-1)
     else:
@@ -233,6 +238,7 @@ SETTINGS = {
     "no gradient clipping": {"max_grad_norm": 1e6, "clip": 0.05, "entropy_coefficient": 0.3},
     "box": {"game": Script, "roles": ("lead",)},
     "box, tanh": {"game": Script, "roles": ("lead",), "squash": "tanh"},
+    "box, beta": {"game": Script, "roles": ("lead",), "squash": "beta"},
     "masks": {"game": Crew, "roles": ("helper",)},
 }
 OTHER_GAME = ("game", "roles")

@@ -268,6 +268,9 @@ LEARNED = [
     *[pytest.param(probe(), {}, id=probe().name()) for probe in PROBES if probe not in (Constant, Target)],
     pytest.param(Constant(), {"gamma": 0.9}, id="constant"),
     *[pytest.param(Target(**BOUNDS), {"squash": squash}, id=f"target, {squash}") for squash in ("clip", "tanh")],
+    # It narrows by the softplus of its outputs: values are those of draws that are still apart, up to 0.24 after 40
+    # iterations and 0.07 after 120, of 3 seeds.
+    pytest.param(Target(**BOUNDS), {"squash": "beta", "total_steps": 3 * QUICK["total_steps"]}, id="target, beta"),
 ]
 
 
