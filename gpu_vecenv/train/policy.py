@@ -1,4 +1,4 @@
-"""Policy: a network, the normalisation of its inputs and outputs, and the action distribution of some roles."""
+"""Policy: a network, the normalisation of its inputs and outputs, and the action distribution of some agents."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NetworkKind = Literal["mlp", "cnn", "entities", "gru", "lstm"]
 
 
 class Policy(nn.Module):
-    """Policy of one or more roles: network, normalisation, action distribution.
+    """Policy of one or more roles, or of some agents: network, normalisation, action distribution.
 
     Args:
         game: The game.
-        roles: The roles that use this policy.
+        roles: The roles that use this policy, or names of single agents, such as "tagger_0".
         network: A module with the ``forward`` of ``ActorCritic``, or with that of ``RecurrentActorCritic`` and its
             ``recurrent_state_size``; with a critic of its own one that returns the parameters of the distribution
             alone, and is not recurrent.
@@ -84,12 +84,12 @@ class Policy(nn.Module):
         self.network, self.recurrent_state_size = network, getattr(network, "recurrent_state_size", 0)
         if type(self.recurrent_state_size) is not int or self.recurrent_state_size < 0:
             raise ConfigError(
-                f"recurrent_state_size of the network of {'+'.join(roles)} is {self.recurrent_state_size!r:.80}; "
+                f"recurrent_state_size of the network of {self.view.name} is {self.recurrent_state_size!r:.80}; "
                 "expected an int, the numbers in the state of a row"
             )
         if self.recurrent_state_size and (critic is not None or agent_ids):
             raise ConfigError(
-                f"the network of {'+'.join(roles)} is recurrent, with a central critic or agent_ids; expected one that "
+                f"the network of {self.view.name} is recurrent, with a central critic or agent_ids; expected one that "
                 "is not, or critic 'own' and agent_ids False"
             )
         self.critic, self.agent_ids = critic, agent_ids
@@ -183,7 +183,7 @@ class Policy(nn.Module):
         parameters = self._of_network(obs, agents)
         if not isinstance(parameters, torch.Tensor):
             raise ConfigError(
-                f"the network of {'+'.join(self.view.roles)} returns a {type(parameters).__name__}; expected the "
+                f"the network of {self.view.name} returns a {type(parameters).__name__}; expected the "
                 "parameters of the distribution alone, a tensor, with critic='central'"
             )
         return parameters.float()
@@ -215,7 +215,7 @@ class Policy(nn.Module):
         return torch.cat([rows.expand(*leading, -1), ids.expand(*leading, -1)], -1)
 
     def _check_state(self, obs: torch.Tensor, state: torch.Tensor | None) -> None:
-        name, size = "+".join(self.view.roles), self.recurrent_state_size
+        name, size = self.view.name, self.recurrent_state_size
         if state is None:
             if size:
                 raise ConfigError(
@@ -235,7 +235,7 @@ class Policy(nn.Module):
         shapes = [tuple(x.shape) for x in found] if isinstance(found, tuple | list) else type(found).__name__
         if shapes != expected:
             raise ConfigError(
-                f"the network of {'+'.join(self.view.roles)} returns {shapes} for {rows} rows; expected parameters, "
+                f"the network of {self.view.name} returns {shapes} for {rows} rows; expected parameters, "
                 f"values and the next state: {expected}"
             )
 
@@ -260,13 +260,9 @@ class Policy(nn.Module):
         """
         own, found = ({n: tuple(x.shape) for n, x in sorted(w.items())} for w in (self.state_dict(), weights))
         if own != found:
-            raise ConfigError(
-                f"weights for {'+'.join(self.view.roles)} are {found}; expected those of this policy: {own}"
-            )
+            raise ConfigError(f"weights for {self.view.name} are {found}; expected those of this policy: {own}")
         if bad := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
-            raise ConfigError(
-                f"weights for {'+'.join(self.view.roles)} have NaN or infinite values in {', '.join(bad)}"
-            )
+            raise ConfigError(f"weights for {self.view.name} have NaN or infinite values in {', '.join(bad)}")
         self.load_state_dict(dict(weights))
 
     @torch.no_grad()
