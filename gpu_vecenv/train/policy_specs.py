@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import nn
 
+from gpu_vecenv.declare.arguments import check_choice
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.network_checks import check_output_shapes
@@ -58,8 +59,7 @@ def names_of_policies(game: Env, sharing: Sharing, roles: Sequence[str] | None =
     Raises:
         ConfigError: ``sharing`` is none of its values, or "agent" in a game where an agent has the name of a role.
     """
-    if sharing not in get_args(Sharing):
-        raise ConfigError(f"sharing is {sharing!r:.80}; expected one of {', '.join(map(repr, get_args(Sharing)))}")
+    check_choice("sharing", sharing, get_args(Sharing), ConfigError)
     layout = game.layout
     names = list(layout.present_roles if roles is None else roles)
     if sharing == "all":

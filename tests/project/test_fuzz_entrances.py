@@ -186,7 +186,8 @@ def entrances(tmp_path_factory):
             gpu_vecenv.Trainer,
             {
                 "env": (training, set()), "config": (config, NONE), "seed": (0, set()), "policies": (None, NONE),
-                "graphs": (True, TRUE), "reward": (None, NONE | {"a class"}), "on_iteration": function,
+                "sharing": ("role", set()), "graphs": (True, TRUE), "reward": (None, NONE | {"a class"}),
+                "on_iteration": function,
             },
         ),
         "load_policy": (

@@ -226,8 +226,8 @@ class Clash(Env):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sharing": "agents"}, "sharing is 'agents'; expected one of 'role', 'agent', 'all'"),
-        ({"sharing": ["agent"]}, "expected one of 'role', 'agent', 'all'"),
+        ({"sharing": "agents"}, 'sharing is \'agents\'; expected "role" or "agent" or "all"'),
+        ({"sharing": ["agent"]}, 'expected "role" or "agent"'),
         ({"sharing": "agent", "policies": apart(("tagger", "runner"))}, "sharing is 'agent', but policies are given"),
         (
             {"policies": apart(("tagger", "runner_0"))},
