@@ -19,6 +19,7 @@ from gpu_vecenv import Env, PolicySpec, PPOConfig, Trainer, load_policy
 from gpu_vecenv.errors import AgentKeyError, ConfigError
 from gpu_vecenv.train.evaluation import RolePolicies, evaluate
 from gpu_vecenv.train.policy_specs import names_of_policies
+from gpu_vecenv.train.run import names_by_computation
 from gpu_vecenv.watch.recording import record
 
 AGENTS = [*(f"tagger_{k}" for k in range(3)), *(f"runner_{k}" for k in range(4))]
@@ -247,6 +248,14 @@ def test_a_role_has_the_name_of_an_agent():
     assert names_of_policies(Clash(), "role") == ["a", "a_0"] and names_of_policies(Clash(), "all") == ["a+a_0"]
     with pytest.raises(ConfigError, match="'a_0' is a role and an agent of Clash"):
         names_of_policies(Clash(), "agent")
+
+
+def test_a_run_lists_many_policies_in_one_line(device):
+    few = Trainer(leaving(device), SMALL, policies=apart())
+    assert list(names_by_computation(few).values()) == [list(APART)]
+    mixed = apart(("tagger", "runner")) | {"tagger": PolicySpec(config=dataclasses.replace(SMALL, agent_ids=True))}
+    found = names_by_computation(Trainer(leaving(device), SMALL, policies=mixed))
+    assert found.pop("torch (agent_ids)") == ["tagger"] and list(found.values()) == [["runner"]]
 
 
 TINY = (
