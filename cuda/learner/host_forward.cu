@@ -6,7 +6,7 @@ namespace perceptron {
 
 // Of agent k among the OWN_AGENTS agents of all environments.
 HD i64 index_of(const perceptron_forward_Arguments& args, i64 k) {
-    return k / OWN_AGENTS * NUM_AGENTS + args.agents[k % OWN_AGENTS];
+    return k / OWN_AGENTS * NUM_AGENTS + args.agents[(u64)k % OWN_AGENTS];
 }
 
 static void write_outputs(const perceptron_forward_Arguments& args, const float* x, i64 index) {

@@ -17,7 +17,7 @@ HD void forward_rows(const perceptron_forward_Arguments& args) {
     __syncthreads();
     i64 block = blockIdx.x / towers, blocks = gridDim.x / towers;
     for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS) {
-        i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + args.agents[k % OWN_AGENTS];
+        i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + args.agents[(u64)k % OWN_AGENTS];
         sync_owners();  // the previous tile has been read
         if (has_row) indices()[row] = k < args.rows ? index : -1;
         sync_owners();
