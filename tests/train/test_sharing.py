@@ -12,10 +12,12 @@ from games.economy import Economy
 from games.parity import Parity
 from games.scouts import Scouts
 from support.bitwise import equal_bits
+from support.emulated_cuda import EmulatedCudaBackend
 from support.training import LEAVING, SMALL, leaving
 
 import gpu_vecenv
 from gpu_vecenv import Env, PolicySpec, PPOConfig, Trainer, load_policy
+from gpu_vecenv.compile import function_manager
 from gpu_vecenv.errors import AgentKeyError, ConfigError
 from gpu_vecenv.train.evaluation import RolePolicies, evaluate
 from gpu_vecenv.train.policy_specs import names_of_policies
@@ -248,6 +250,17 @@ def test_a_role_has_the_name_of_an_agent():
     assert names_of_policies(Clash(), "role") == ["a", "a_0"] and names_of_policies(Clash(), "all") == ["a+a_0"]
     with pytest.raises(ConfigError, match="'a_0' is a role and an agent of Clash"):
         names_of_policies(Clash(), "agent")
+
+
+@pytest.mark.parametrize("sharing", [pytest.param("agent", marks=pytest.mark.slow), "all"])
+def test_more_policies_than_fit_in_shared_memory_take_several_launches(sharing, monkeypatch):
+    """On emulated CUDA threads; all else stays with kernels."""
+    with monkeypatch.context() as patch:
+        patch.setattr(function_manager, "select", lambda device, driver=None: EmulatedCudaBackend())
+        env = gpu_vecenv.make("tag_gridworld", 2, "cpu", num_taggers=20, autoreset_mode="next_step")
+        trainer = Trainer(env, dataclasses.replace(SMALL, hidden_sizes=(64, 64)), sharing=sharing)
+    assert trainer.by_kernels and set(trainer.unfused_reasons.values()) == {None}
+    assert trainer.rollout_reason == (None if sharing == "all" else "networks too large for shared memory")
 
 
 def test_a_run_lists_many_policies_in_one_line(device):
