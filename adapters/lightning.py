@@ -35,7 +35,8 @@ class PPOModule(LightningModule):
         env: As for ``gpu_vecenv.Trainer``, like all of these.
         config: Hyperparameters.
         seed: For the environment, the initial weights and the order of the minibatches.
-        policies: Role -> its policy.
+        policies: Role or agent -> its policy.
+        sharing: Who shares a policy where none are given.
         reward: A function of a ``gpu_vecenv.Transition`` that returns the rewards to train with.
 
     Raises:
@@ -45,10 +46,18 @@ class PPOModule(LightningModule):
     """
 
     def __init__(
-        self, env: VecEnv, config: PPOConfig | None = None, seed: int = 0, policies: Any = None, reward: Any = None
+        self,
+        env: VecEnv,
+        config: PPOConfig | None = None,
+        seed: int = 0,
+        policies: Any = None,
+        reward: Any = None,
+        *,
+        sharing: Any = "role",
     ) -> None:
         super().__init__()
-        self.automatic_optimization, self._given = False, {"seed": seed, "policies": policies, "reward": reward}
+        self.automatic_optimization = False
+        self._given = {"seed": seed, "policies": policies, "reward": reward, "sharing": sharing}
         self._is_set_up = self._mid_epoch = False
         self._set_trainer(Trainer(env, config, **self._given))
         counts = {(x.config.num_epochs, x.config.num_minibatches) for x in self.learners.values()}
@@ -148,16 +157,23 @@ class PPOModule(LightningModule):
 
 
 def make(game: Any, num_envs: int, device: Any = None, config: Any = None, seed: int = 0, **options: Any) -> PPOModule:
-    """``num_envs`` environments per process; options: the game's, those of ``gpu_vecenv.make``, policies and reward."""
+    """``num_envs`` environments per process; options: the game's, ``gpu_vecenv.make``'s, policies, sharing, reward."""
     check_num_envs(num_envs)
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-    given, first = {name: options.pop(name, None) for name in ("policies", "reward")}, rank * num_envs
+    given = {name: options.pop(name) for name in ("policies", "sharing", "reward") if name in options}
+    first = rank * num_envs
     game, rest = split_config(game, options, autoreset_mode="next_step", agents_as_envs=False, first_env_index=first)
     return wrap(gpu_vecenv.make(game, num_envs, device, **rest), config, seed, **given)
 
 
 def wrap(
-    env: VecEnv, config: PPOConfig | None = None, seed: int = 0, policies: Any = None, reward: Any = None
+    env: VecEnv,
+    config: PPOConfig | None = None,
+    seed: int = 0,
+    policies: Any = None,
+    reward: Any = None,
+    *,
+    sharing: Any = "role",
 ) -> PPOModule:
-    """A module that trains on ``env``; seed, policies and reward are those of ``gpu_vecenv.Trainer``."""
-    return PPOModule(env, config, seed, policies, reward)
+    """A module that trains on ``env``; seed, policies, sharing and reward are those of ``gpu_vecenv.Trainer``."""
+    return PPOModule(env, config, seed, policies, reward, sharing=sharing)

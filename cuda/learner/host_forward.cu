@@ -4,8 +4,10 @@
 
 namespace perceptron {
 
-// Of agent k among the OWN_AGENTS agents, from FIRST_OWN_AGENT on, of all environments.
-HD i64 index_of(i64 k) { return k / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + k % OWN_AGENTS; }
+// Of agent k among the OWN_AGENTS agents of all environments.
+HD i64 index_of(const perceptron_forward_Arguments& args, i64 k) {
+    return k / OWN_AGENTS * NUM_AGENTS + args.agents[(u64)k % OWN_AGENTS];
+}
 
 static void write_outputs(const perceptron_forward_Arguments& args, const float* x, i64 index) {
     for (int k = 0; k < PARAMETERS; ++k) {
@@ -31,11 +33,12 @@ KERNEL(perceptron_forward) {
         i64 first = item % tiles * TILE;
         int rows = (int)(args.rows - first < TILE ? args.rows - first : TILE);
         for (int row = 0; row < rows; ++row)
-            obs_scale.copy((const Observation*)args.obs + index_of(first + row) * args.obs_stride, layers.inputs[row]);
+            obs_scale.copy((const Observation*)args.obs + index_of(args, first + row) * args.obs_stride,
+                           layers.inputs[row]);
         layers.forward(padded(rows));
         const auto& results = static_cast<Layers<HIDDEN + 1>&>(layers).inputs;
         for (int row = 0; row < rows; ++row) {
-            i64 index = index_of(first + row);
+            i64 index = index_of(args, first + row);
             if (has_actor(tower) && args.outputs) write_outputs(args, results[row], index);
             if (has_value(tower)) args.values[index] = return_scale.value(results[row][value_output(tower)]);
         }

@@ -5,7 +5,7 @@
 
 namespace perceptron {  // a game's constants may have the same names
 
-// Parameters of the distributions of OWN_AGENTS agents, from FIRST_OWN_AGENT on, of each environment, and their values.
+// Parameters of the distributions of OWN_AGENTS agents of each environment, and their values.
 // The forward pass is that of perceptron_gradients.cu: its bits do not depend on the rows beside a row.
 HD void forward_rows(const perceptron_forward_Arguments& args) {
     int first_tower = args.outputs ? 0 : TOWERS - 1, towers = TOWERS - first_tower;  // without outputs, only values
@@ -17,7 +17,7 @@ HD void forward_rows(const perceptron_forward_Arguments& args) {
     __syncthreads();
     i64 block = blockIdx.x / towers, blocks = gridDim.x / towers;
     for (i64 first = block * ROWS; first < args.rows; first += blocks * ROWS) {
-        i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + k % OWN_AGENTS;
+        i64 k = first + row, index = k / OWN_AGENTS * NUM_AGENTS + args.agents[(u64)k % OWN_AGENTS];
         sync_owners();  // the previous tile has been read
         if (has_row) indices()[row] = k < args.rows ? index : -1;
         sync_owners();

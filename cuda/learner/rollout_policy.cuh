@@ -42,13 +42,13 @@ struct RolloutPolicy {
         else
             perceptron::sync_owners();
     }
-    HD static bool has(int agent) { return agent >= FIRST_OWN_AGENT && agent < FIRST_OWN_AGENT + OWN_AGENTS; }
+    HD static bool has(int agent) { return position_of(agent) >= 0 && position_of(agent) < OWN_AGENTS; }
     // Parameters of the distribution of an agent in the k-th environment of this thread's owners.
     HD static float* parameters_of(int k, int agent) {
-        return result_row(first_owned_row() + k * OWN_AGENTS + agent - FIRST_OWN_AGENT);
+        return result_row(first_owned_row() + k * OWN_AGENTS + position_of(agent));
     }
     // Index of the agent of a row, from the first agent of the owners' environments on.
-    HD static int agent_of(int row) { return row / OWN_AGENTS * NUM_AGENTS + FIRST_OWN_AGENT + row % OWN_AGENTS; }
+    HD static int agent_of(int row) { return row / OWN_AGENTS * NUM_AGENTS + own_agent(row % OWN_AGENTS); }
 
     HD void begin(const rollout_Arguments& args) {
         const PolicyTensors own = {POLICY_TENSORS};

@@ -20,6 +20,7 @@ from gpu_vecenv.progress import ProgressDisplay
 from gpu_vecenv.train.evaluation import RolePolicy, evaluate
 from gpu_vecenv.train.evaluation_tables import evaluation_table
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.role_view import agents_of, role_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Evaluate(DeviceOptions):
     episodes: int = param(1000, low=1)  # number of episodes
     greedy: bool = False  # take the most likely action instead of a sample
     best: bool = False  # the best checkpoint instead of the newest
-    opponents: tuple[str, ...] = ()  # other policies for some roles: tagger=random or tagger=runs/other
+    opponents: tuple[str, ...] = ()  # other policies for some roles or agents: tagger=random or tagger_0=runs/other
     num_envs: int = param(1000, low=1)  # environments
     seed: int = 1  # of the random streams
     json: bool = False  # print JSON instead of a table
@@ -46,14 +47,15 @@ class Evaluate(DeviceOptions):
             check_output("out", self.out)
         loaded = load_run_policy(self.run, game=self.game, best=self.best, device=self.device)
         role_policies: dict[str, RolePolicy] = dict(loaded.policies)
-        for role, source in role_runs("opponents", self.opponents).items():
-            if role not in role_policies:
-                raise ConfigError(f"unknown role {role!r} in opponents; the roles are {list(role_policies)}")
-            other = None
+        known = [*loaded.game.layout.present_roles, *loaded.game.layout.agent_names]
+        for name, source in role_runs("opponents", self.opponents).items():
+            if name not in known:
+                raise ConfigError(f"unknown role {name!r} in opponents; the roles are {known}")
+            others: dict[str, RolePolicy] = {name: None}
             if source != "random":
                 options = {"best": self.best, "device": loaded.device}
-                other = load_other_run("opponents", loaded.game, role, source, **options)[role]
-            role_policies[role] = other
+                others = dict(load_other_run("opponents", loaded.game, name, source, **options).policies_of(name))
+            role_policies = replaced(loaded.game, role_policies, others)
         env = VecEnv(loaded.game, min(self.num_envs, self.episodes), loaded.device, driver=self.driver)
         how: dict[str, Any] = {"greedy": self.greedy, "seed": self.seed}
         with ProgressDisplay("evaluate") as on_progress:
@@ -76,9 +78,21 @@ def role_runs(option: str, pairs: Sequence[str]) -> dict[str, str]:
     return runs
 
 
-def load_other_run(option: str, game: Env, role: str, source: str, **options: Any) -> GamePolicy:
-    """The policies of another run of the same game, whose ``role`` has the same observations and actions."""
-    loaded = load_policy(source, **options)
+def replaced(game: Env, role_policies: dict[str, RolePolicy], others: dict[str, RolePolicy]) -> dict[str, RolePolicy]:
+    """The actors with ``others`` in place of those of the same agents."""
+    taken, kept = set(agents_of(game, list(others))), dict[str, RolePolicy]()
+    for name, actor in role_policies.items():
+        own = agents_of(game, [name])
+        if taken.isdisjoint(own):
+            kept[name] = actor
+        else:
+            kept |= {game.layout.agent_names[agent]: actor for agent in own if agent not in taken}
+    return kept | others
+
+
+def load_other_run(option: str, game: Env, name: str, source: str, **options: Any) -> GamePolicy:
+    """The policies of another run of the same game, where a role, or that of an agent, acts alike."""
+    loaded, role = load_policy(source, **options), role_of(game, name)
     if loaded.game.name() != game.name():
         raise ConfigError(f"{option}: {source} is a run of {loaded.game.name()}; expected one of {game.name()}")
     expected, found = (
@@ -86,5 +100,5 @@ def load_other_run(option: str, game: Env, role: str, source: str, **options: An
         for env in (game, loaded.game)
     )
     if expected != found:
-        raise ConfigError(f"{option}: {role} of {source} has observations and actions {found}; expected {expected}")
+        raise ConfigError(f"{option}: {name} of {source} has observations and actions {found}; expected {expected}")
     return loaded

@@ -40,8 +40,10 @@ from gpu_vecenv.files import check_output
 from gpu_vecenv.train.capacity import max_num_envs_that_fit
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
-from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, resolve_specs
+from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, Sharing, names_of_policies, resolve_specs
 from gpu_vecenv.train.ppo import MAPPO, PPOConfig
+from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.run import check_log, run, run_seeds
 from gpu_vecenv.train.run_folder import SEEDS_FILE, SETTINGS, RunConfig, make_selection, seed_folder
 from gpu_vecenv.train.stored_config import with_defaults
@@ -54,7 +56,7 @@ RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
 
 @dataclass(frozen=True, kw_only=True)
 class Train(DeviceOptions, Generic[GameT]):
-    """Train a policy for each role of a game; writes curve, checkpoints and evaluation to a run folder.
+    """Train the policies of a game; writes curve, checkpoints and evaluation to a run folder.
 
     train --resume RUN continues an interrupted run bit-identically; its options: train --resume RUN --help
     """
@@ -66,7 +68,7 @@ class Train(DeviceOptions, Generic[GameT]):
     out: Path | None = None  # run folder, of --seeds that of their folders; default: runs/<game>-<date>-<time>
     algorithm: Literal["ppo", "a2c"] = "ppo"  # selects the default hyper-parameters
     preset: Literal["game", "mappo"] = "game"  # of PPO: those of the game, or MAPPO's with the game's sizes of a run
-    share_policy: bool = False  # one policy for all roles, instead of one for each
+    sharing: Sharing = "role"  # one policy for the agents of a role, one for each agent, or one for all
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
     frozen: tuple[str, ...] = ()  # roles that are not trained, with the run or checkpoint they use: tagger=runs/old
     reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
@@ -156,15 +158,22 @@ class Train(DeviceOptions, Generic[GameT]):
         roles = list(game.layout.present_roles)
         frozen = role_runs("frozen", self.frozen)
         trained = [role for role in roles if role not in frozen]
-        names = ["+".join(trained)] if self.share_policy and trained else trained
         if unknown := set(frozen) - set(roles):
             raise ConfigError(f"unknown role {', '.join(map(repr, sorted(unknown)))} in frozen; the roles are {roles}")
-        changes = self._policy_changes(names)
-        specs = {name: PolicySpec(config=dataclasses.replace(self.ppo, **changes.get(name, {}))) for name in names}
-        return specs | {role: self._frozen_spec(game, role, source) for role, source in frozen.items()}
+        names = names_of_policies(game, self.sharing, trained)
+        by_role = trained if self.sharing == "agent" else []  # for the policies of all agents of a role
+        changes = self._policy_changes([*by_role, *names])
+        specs = {}
+        for name in names:
+            of_role = changes.get(role_of(game, name), {}) if by_role else {}
+            config = dataclasses.replace(self.ppo, **{**of_role, **changes.get(name, {})})
+            specs[name] = PolicySpec(config=config)
+        for role, source in frozen.items():
+            specs |= self._frozen_specs(game, role, source)
+        return specs
 
     def _policy_changes(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Hyper-parameters of --policies, by policy."""
+        """Hyper-parameters of --policies, by policy or role."""
         try:
             changes = json.loads(self.policies)
         except json.JSONDecodeError as error:
@@ -179,16 +188,22 @@ class Train(DeviceOptions, Generic[GameT]):
                 raise ConfigError(f"unknown keys {sorted(wrong)} for {name}; known: {', '.join(sorted(known))}")
         return changes
 
-    def _frozen_spec(self, game: Env, role: str, source: str) -> PolicySpec:
+    def _frozen_specs(self, game: Env, role: str, source: str) -> dict[str, PolicySpec]:
+        """Of the agents of a role."""
         loaded = load_other_run("frozen", game, role, source, device="cpu")
-        config = loaded.configs[role]
+        own = loaded.policies_of(role)
+        return {
+            name: self._frozen_spec(game, role, source, loaded.configs[name], policy) for name, policy in own.items()
+        }
+
+    def _frozen_spec(self, game: Env, role: str, source: str, config: PPOConfig, policy: Policy) -> PolicySpec:
         if role in game.layout.action.bounds and config.squash != self.ppo.squash:
             raise ConfigError(
                 f"{source} was trained with squash {config.squash!r}; give --squash {config.squash}, "
                 f"here it is {self.ppo.squash!r}"
             )
         config = dataclasses.replace(config, **{key: getattr(self.ppo, key) for key in RUN_WIDE_KEYS})
-        return PolicySpec(config=config, weights=loaded[role].state_dict(), train=False)
+        return PolicySpec(config=config, weights=policy.state_dict(), train=False)
 
 
 @dataclass(frozen=True, kw_only=True)

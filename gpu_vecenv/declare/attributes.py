@@ -69,6 +69,7 @@ ATTRIBUTES = {
     "termination_label": _TEXT,
     "preset": Attribute(_mapping, 'a mapping, such as {"num_envs": 1000}'),
     "critic_state": _tuple_of(str, '("cell",), names of fields of the state'),
+    "agent_critic_state": _tuple_of(str, '("cell",), names of fields of the state'),
     "masks_actions": _FLAG,
     "clip_actions": _FLAG,
     "takes_turns": _FLAG,
@@ -118,10 +119,11 @@ def check_attributes(game: type[Any], ancestor: type[Any]) -> None:
         if not is_valid(value := getattr(game, attribute)):
             raise EnvDefinitionError(f"{name}: {attribute} is {value!r:.200}; expected {expected}")
     fields = [field.name for field in game.state if not field.shared]
-    if unknown := [field for field in game.critic_state if field not in fields]:
-        raise EnvDefinitionError(
-            f"{name}: critic_state has {unknown}; expected fields of its state that are not shared, some of {fields}"
-        )
+    for attribute in ("critic_state", "agent_critic_state"):
+        if unknown := [field for field in getattr(game, attribute) if field not in fields]:
+            raise EnvDefinitionError(
+                f"{name}: {attribute} has {unknown}; expected fields of its state that are not shared, some of {fields}"
+            )
     for argument, target in own.get("reference_arguments", {}).items():
         if isinstance(target, str) and target not in keys and argument not in ancestor.reference_arguments:
             raise EnvDefinitionError(

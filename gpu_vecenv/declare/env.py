@@ -7,7 +7,7 @@ import math
 import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,6 +90,8 @@ class Env:
     )  # num_envs and PPOConfig values that train this game well
     # Fields of the state that a central critic sees, one after the other, each as float32. Empty: all observations.
     critic_state: ClassVar[tuple[str, ...]] = ()
+    # Fields (num_agents, …), of which the critic sees an agent's own row after those, for the agent's value.
+    agent_critic_state: ClassVar[tuple[str, ...]] = ()
     masks_actions: ClassVar[bool] = False  # True: observe also writes io.action_mask, the allowed choices
     takes_turns: ClassVar[bool] = False  # True: observe also writes io.acting, the agents that act in the coming step
     # True, or names of roles: an agent of theirs that ends before its episode does has died. It acts no longer, its
@@ -273,6 +275,7 @@ class Env:
             action=action,
             masks_actions=self.masks_actions,
             critic_state=tuple(self.critic_state),
+            agent_critic_state=self._checked_agent_critic_state(fields, num_agents),
             clips_actions=self.clip_actions,
             takes_turns=self.takes_turns,
             team_roles=team_roles,
@@ -333,6 +336,17 @@ class Env:
         beside = Path(declaration).with_suffix(".cu") if declaration else Path(f"{cls.name()}.cu")
         bundled = cuda_folder() / "games" / f"{cls.name()}.cu"
         return bundled if bundled.exists() and not beside.exists() else beside
+
+    def _checked_agent_critic_state(self, fields: Sequence[FieldLayout], num_agents: int) -> tuple[str, ...]:
+        shapes = {field.name: field.shape for field in fields}
+        for name in self.agent_critic_state:
+            if shapes[name][:1] != (num_agents,):
+                raise EnvDefinitionError(
+                    f"{type(self).__name__}: agent_critic_state has {name!r} with shape {shapes[name]}; expected a row "
+                    f'for each agent, ({num_agents}, …): write its first size as "num_agents", or name the field in '
+                    "critic_state, which all critics see"
+                )
+        return tuple(self.agent_critic_state)
 
     def _checked_team_roles(self, roles: Mapping[str, int]) -> tuple[str, ...]:
         given = self.team_reward

@@ -69,7 +69,9 @@ class GameLayout:
         observation: Layout of the observation tensor.
         action: Layout of the action tensor.
         masks_actions: Whether the game writes action masks.
-        critic_state: Names of the fields that a central critic sees; none: it sees all observations.
+        critic_state: Names of the fields that a central critic sees; neither these nor the next: it sees all
+            observations.
+        agent_critic_state: Names of fields of which it sees the row of an agent.
         clips_actions: Whether the engine clips Box actions to their bounds.
         takes_turns: Whether the game writes which agents act in the coming step.
         team_roles: Roles whose agents receive rewards until the episode ends, also once they have died.
@@ -96,6 +98,7 @@ class GameLayout:
     action: ActionLayout
     masks_actions: bool
     critic_state: tuple[str, ...]
+    agent_critic_state: tuple[str, ...]
     clips_actions: bool
     takes_turns: bool
     team_roles: tuple[str, ...]

@@ -1,5 +1,7 @@
 """A central critic: values from what all agents of an environment observe, or from a state that the game declares.
 
+The state is the same for all agents of an environment, or has parts that are an agent's own.
+
 Actors keep to their own observations, so that trained agents act alone.
 """
 
@@ -34,12 +36,20 @@ NO_CONTEXT = Context()
 def state_size(game: Env) -> int:
     """Length of a central critic's state, S.
 
-    Of the fields in the game's ``critic_state``, or of the observations of all agents, padded to the widest role.
+    Of the fields in the game's ``critic_state`` and of an agent's row of those in ``agent_critic_state``, or of the
+    observations of all agents, padded to the widest role.
     """
     layout = game.layout
-    if layout.critic_state:
-        return sum(field.size for field in layout.fields if field.name in layout.critic_state)
-    return layout.num_agents * layout.obs_size
+    if not declares_state(game):
+        return layout.num_agents * layout.obs_size
+    sizes = {field.name: field.size for field in layout.fields}
+    of_agents = sum(sizes[name] for name in layout.agent_critic_state) // layout.num_agents
+    return sum(sizes[name] for name in layout.critic_state) + of_agents
+
+
+def declares_state(game: Env) -> bool:
+    """Whether a game declares a state for critics, which is not the observations of all agents then."""
+    return bool(game.layout.critic_state or game.layout.agent_critic_state)
 
 
 class Tower(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,8 +18,9 @@ from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
+from gpu_vecenv.train.role_view import RoleView, check_each_agent_once
 
-# The actor of a role: a policy, a function from the role's observations (num_envs, count, *shape) to actions of its
+# The actor of some agents: a policy, a function from their observations (num_envs, count, *shape) to actions of their
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
 RolePolicy: TypeAlias = Policy | Callable[[torch.Tensor], torch.Tensor] | None
 MAX_STEPS = 1_000_000  # of an episode, of games without max_steps
@@ -27,7 +28,7 @@ STEPS_PER_SYNC = 16  # steps between the host's checks whether all episodes have
 
 
 class RolePolicies:
-    """Actions for all agents of an environment, from one actor per role.
+    """Actions for all agents of an environment, from one actor for each role, agent, or several of them.
 
     Policies and random actions draw from the random streams of each environment: an episode depends on the seed and on
     the environment's index, not on the number of environments.
@@ -36,12 +37,13 @@ class RolePolicies:
 
     Args:
         env: The environment, without ``agents_as_envs``.
-        role_policies: Role -> its actor; roles without agents may be omitted.
+        role_policies: Role or agent -> its actor, or several joined by "+"; roles without agents may be omitted.
         greedy: Policies take the most likely action instead of sampling.
 
     Raises:
         TypeError: ``role_policies`` is no mapping, or an actor is none of the three.
-        ConfigError: A role has no actor, a policy does not match its role, or policies differ in ``squash``.
+        ConfigError: An agent has no actor or several, a policy does not match its agents, or policies differ in
+            ``squash``.
     """
 
     def __init__(self, env: VecEnv, role_policies: Mapping[str, RolePolicy], greedy: bool = False) -> None:
@@ -54,25 +56,28 @@ class RolePolicies:
                 f"role_policies is a {type(role_policies).__name__}; expected a mapping, role name -> a Policy, a "
                 f"function of observations, or None for random actions; roles: {roles}"
             )
-        if not set(roles) <= set(role_policies) <= set(game.layout.roles):
-            raise ConfigError(f"role_policies are for {sorted(role_policies)}; expected {roles}")
+        present = [name for name in role_policies if game.layout.roles.get(name) != 0]
+        check_each_agent_once(game, present, "role_policies")
         for role, actor in role_policies.items():
             if actor is not None and not callable(actor):
                 raise TypeError(
                     f"the actor of {role!r} is a {type(actor).__name__}; expected a Policy, a function of observations "
                     "that returns actions, or None for random actions"
                 )
-        self.env, self.role_policies, self.greedy = env, dict(role_policies), greedy
-        self._policies = {role: actor for role, actor in role_policies.items() if isinstance(actor, Policy)}
-        for role, policy in self._policies.items():
-            view = policy.view
-            found = view.obs_shape, (0,) * view.num_heads if view.continuous else view.head_sizes
-            expected = game.layout.observation.shapes[role], game.layout.action.sizes[role]
+        self.env, self.greedy = env, greedy
+        self.role_policies = {name: role_policies[name] for name in present}
+        self.views = {name: RoleView(game, name.split("+"), env.device) for name in present}
+        self._policies = {name: actor for name, actor in self.role_policies.items() if isinstance(actor, Policy)}
+        for name, policy in self._policies.items():
+            found, expected = (
+                (view.obs_shape, (0,) * view.num_heads if view.continuous else view.head_sizes)
+                for view in (policy.view, self.views[name])
+            )
             if found != expected:
                 raise ConfigError(
-                    f"the policy of {role} has observations and choices {found}; expected those of the game: {expected}"
+                    f"the policy of {name} has observations and choices {found}; expected those of the game: {expected}"
                 )
-        self._agents = {role: self._agents_of(role) for role, policy in self._policies.items() if policy.agent_ids}
+        self._agents = {name: self._agents_of(name) for name, policy in self._policies.items() if policy.agent_ids}
         squashes = {policy.squash for policy in self._policies.values()} or {"clip"}
         if len(squashes) > 1:
             raise ConfigError(f"policies have squash {sorted(squashes)}; expected one value")
@@ -80,24 +85,25 @@ class RolePolicies:
         shape = (env.num_envs, game.layout.num_agents, self._sampler.num_parameters)
         self._parameters = torch.zeros(shape, device=env.device)
         self._states = {
-            role: torch.zeros((env.num_envs, game.layout.roles[role], policy.acting_state_size), device=env.device)
-            for role, policy in self._policies.items()
+            name: torch.zeros((env.num_envs, self.views[name].num_agents, policy.acting_state_size), device=env.device)
+            for name, policy in self._policies.items()
             if policy.acting_state_size
         }
         self._validator = ActionValidator(game.layout, shape[:2], env.device)
 
-    def _agents_of(self, role: str) -> torch.Tensor:
-        """Numbers of a role's agents among those of its policy, (count,) int64."""
-        view, counts = self._policies[role].view, self.env.game.layout.roles
-        roles = view.roles if role in view.roles else (role,)
-        total = sum(counts.get(name, 0) for name in roles)
-        if total != view.num_agents:
+    def _agents_of(self, name: str) -> torch.Tensor:
+        """Numbers of an actor's agents among those of its policy, (count,) int64."""
+        game, own, view = self.env.game, self.views[name], self._policies[name].view
+        known = {*game.layout.roles, *game.layout.agent_names}
+        shared = RoleView(game, view.names, self.env.device) if known.issuperset(view.names) else own
+        if not set(own.agent_numbers) <= set(shared.agent_numbers):
+            shared = own
+        if shared.num_agents != view.num_agents:
             raise ConfigError(
-                f"the policy of {role}, with agent_ids, is of {view.num_agents} agents; the game has {total} of "
-                f"{'+'.join(roles)}"
+                f"the policy of {name}, with agent_ids, is of {view.num_agents} agents; the game has "
+                f"{shared.num_agents} of {shared.name}"
             )
-        first = sum(counts.get(name, 0) for name in roles[: roles.index(role)])
-        return torch.arange(first, first + counts[role], device=self.env.device)
+        return shared.positions()[own.agents]
 
     @torch.no_grad()
     def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -108,38 +114,38 @@ class RolePolicies:
             action_mask: Its ``info["action_mask"]``, for games with masks.
 
         Raises:
-            TypeError, ValueError: A function returned something else than an action tensor of its role,
+            TypeError, ValueError: A function returned something else than an action tensor of its agents,
                 (num_envs, count) int32 or int64; with several heads or a Box (num_envs, count, n), of a Box float32.
         """
         game, parameters = self.env.game, self._parameters
-        for role, policy in self._policies.items():
-            agents, view = game.layout.role_slices[role], policy.view
-            own_obs = obs[(slice(None), agents, *view.obs_slice)]
-            if role in self._states:
+        for name, policy in self._policies.items():
+            view = self.views[name]
+            own_obs = view.obs(obs)
+            if name in self._states:
                 begins = (self.env.elapsed_steps == 0)[:, None].expand(own_obs.shape[:2])
-                outputs, state = policy.acting(own_obs, kept(self._states[role], ~begins), self._agents.get(role))
+                outputs, state = policy.acting(own_obs, kept(self._states[name], ~begins), self._agents.get(name))
                 assert state is not None
-                self._states[role] = kept(state, self.env.active[:, agents])
+                self._states[name] = kept(state, self.env.active[:, view.agents])
             else:
-                outputs = policy.parameters_of(own_obs, self._agents.get(role))
-            mask = None if action_mask is None else view.mask(action_mask[:, agents])
-            parameters[:, agents][..., view.parameter_columns] = masked(outputs, mask)
+                outputs = policy.parameters_of(own_obs, self._agents.get(name))
+            mask = None if action_mask is None else view.mask(action_mask[:, view.agents])
+            view.write_parameters(masked(outputs, mask), parameters)
         actions = self._sampler.sample(parameters, greedy=self.greedy).actions
         random = self.env.sample_actions()
-        for role, actor in self.role_policies.items():
-            agents = game.layout.role_slices[role]
+        for name, actor in self.role_policies.items():
+            view = self.views[name]
+            own: tuple[Any, ...] = (slice(None), view.agents)
             if actor is None:
-                actions[:, agents] = random[:, agents]
-            elif role not in self._policies:
-                role_obs = obs[(slice(None), agents, *game.layout.observation.own(role))]
-                heads = len(game.layout.action.sizes[role])
-                role_actions = actions[:, agents, :heads] if game.layout.action.shape else actions[:, agents]
-                given = self._validator(
-                    actor(role_obs), tuple(role_actions.shape), f"the function of {role!r}: actions", role
-                )
+                actions[own] = random[own]
+            elif name not in self._policies:
+                shape: tuple[int, ...] = (self.env.num_envs, view.num_agents)
+                if game.layout.action.shape:
+                    own, shape = (*own, slice(view.num_heads)), (*shape, view.num_heads)
+                what = f"the function of {name!r}: actions"
+                given = self._validator(actor(view.obs(obs)), shape, what, view.roles[0])
                 if given.dtype is torch.int64:  # a value that the int32 of the tensor cannot hold is no choice
                     given = torch.where((given >= 0) & (given < 2**31), given, -1)
-                role_actions.copy_(given)
+                actions[own] = given.to(actions.dtype)
         return actions
 
 
@@ -242,6 +248,9 @@ class Evaluator:
             sums = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
             for role, where in env.game.layout.role_slices.items():
                 sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
+            for name, view in act.views.items():
+                if name not in env.game.layout.roles:
+                    sums[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
             for name, tensor in sums.items():
                 totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
         return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
@@ -264,8 +273,8 @@ def evaluate(
 
     Args:
         env: The template.
-        role_policies: Role -> its actor: a ``Policy``, a function from the role's observations to its actions, or None
-            for random actions.
+        role_policies: Role or agent -> its actor: a ``Policy``, a function from their observations to their actions, or
+            None for random actions. Several may be joined by "+".
         episodes: Number of episodes.
         greedy: Policies take the most likely action instead of sampling.
         seed: Seed of the environments and of the actions.
@@ -273,12 +282,13 @@ def evaluate(
 
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
-        no agent) and "return_<role>" (mean over episodes and the role's agents).
+        no agent) and "return_<role>" (mean over episodes and the role's agents); of actors of single agents, or of
+        several roles, "return_<name>" too.
 
     Raises:
-        ConfigError: A role has no actor, or ``episodes`` is not a positive int.
+        ConfigError: An agent has no actor or several, or ``episodes`` is not a positive int.
         TypeError, ValueError: An actor is none of these, or a function returned a tensor of another dtype, shape or
-            device than its role's actions: (num_envs, count) int32 or int64; with several heads or a Box
+            device than its agents' actions: (num_envs, count) int32 or int64; with several heads or a Box
             (num_envs, count, n), of a Box float32.
         NonFiniteError: A network returned NaN, a mask forbids every choice, or a function returned an invalid action.
         EnvContractError: An episode does not end.

@@ -73,7 +73,7 @@ def export(policy: GamePolicy, folder: Path, file_format: FileFormat) -> list[Ex
     """
     if file_format == "onnx" and (missing := [name for name in ONNX_PACKAGES if find_spec(name) is None]):
         raise ConfigError(f'ONNX files need {", ".join(missing)}: pip install "gpu_vecenv[onnx]"')
-    own = {"+".join(one.view.roles): one for one in policy.policies.values()}
+    own = {one.view.name: one for one in policy.policies.values()}
     contents = {name: _exported(name, policy, one, file_format) for name, one in own.items()}
     files = []
     for name, (content, difference) in contents.items():
@@ -320,6 +320,7 @@ def _description(policy: GamePolicy, one: Policy) -> dict[str, Any]:
         outputs["next_state"] = state
     return {
         "roles": list(view.roles),
+        "agents": [layout.agent_names[agent] for agent in view.agent_numbers],
         "inputs": inputs,
         "outputs": outputs,
         "recurrent_state_size": one.acting_state_size,

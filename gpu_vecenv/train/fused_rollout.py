@@ -86,15 +86,14 @@ class RolloutTile:
         if self.groups:
             return self.groups
         owners = self.tile.row_warps if self.tile.column_warps == 1 else 1  # of rows, with environments of their own
-        most_agents: int = max(p.agents.stop - p.agents.start for p in self.perceptrons)
+        most_agents: int = max(len(p.agents) for p in self.perceptrons)
         warps = self.tile.warps // owners
         each = min(self.tile.rows // owners // most_agents, warps * (32 // self.threads_per_env))
         return owners * (each if each < warps else each // warps * warps)
 
     def _passes(self, perceptron: Perceptron) -> int:
         """Tiles of a warp that the rows of one environment are, for groups of several warps."""
-        agents: int = perceptron.agents.stop - perceptron.agents.start
-        return -(-agents * self.tile.warps // self.tile.rows)
+        return -(-len(perceptron.agents) * self.tile.warps // self.tile.rows)
 
     def _result_rows(self, perceptron: Perceptron) -> int:
         """Rows of a network's results that a block has."""
@@ -163,6 +162,7 @@ class RolloutTile:
             tensors = ", ".join(f"args.{tensor}_{k}" for tensor in TENSORS)
             rows = self._result_rows(perceptron)
             text += f"#define perceptron {name}\n{perceptron.source(self.tile, resident_blocks, True, first, rows)}"
+            text += perceptron.agents_source(layout.num_agents)
             text += f"namespace perceptron {{ constexpr int FIRST_PASS = {first_pass}; }}\n"
             text += f"#define POLICY_TENSORS {tensors}\n{include('rollout_policy.cuh', set(seen))}"
             text += "#undef POLICY_TENSORS\n#undef perceptron\n"

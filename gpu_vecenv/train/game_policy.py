@@ -21,33 +21,34 @@ from gpu_vecenv.train.encoders import make_encoder
 from gpu_vecenv.train.policy import Policy, num_inputs
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.recurrent import recurrent_weights
-from gpu_vecenv.train.role_view import RoleView
+from gpu_vecenv.train.role_view import RoleView, check_each_agent_once, role_of
 from gpu_vecenv.train.stored_config import with_defaults
 
 
 class GamePolicy(nn.Module):
-    """Acts for all agents of a game, each with the policy of its role.
+    """Acts for all agents of a game, each with its policy.
 
-    ``policy[role]`` is the ``Policy`` of one role, which ``evaluate`` accepts. For observations without an agent axis,
-    such as those of Gymnasium's views of a game with one agent, call ``policy["agent"].act(obs)``.
+    ``policy[name]`` is the ``Policy`` of a role, or of an agent, which ``evaluate`` accepts. For observations without
+    an agent axis, such as those of Gymnasium's views of a game with one agent, call ``policy["agent"].act(obs)``.
 
     Recurrent policies have a state, which the caller keeps: start with ``initial_state``, give each call the state that
     the one before returned, and set the rows of agents to 0 whose observation is the first of an episode.
 
     Attributes:
         game: The game.
-        policies: Role -> its ``Policy``; roles that share one have the same object.
-        configs: Role -> the hyperparameters that its policy was trained with, if known.
+        policies: Role -> its ``Policy``, or agent -> its ``Policy`` where those of a role do not share one. Those that
+            share one have the same object. ``evaluate`` takes it.
+        configs: The hyperparameters that they were trained with, if known, under the same keys.
         recurrent_state_size: Numbers in an agent's state, of the policy with most; 0 if none is recurrent.
 
     Args:
         game: The game.
-        policies: Role -> policy; roles that share one are joined by "+", as in "tagger+runner".
+        policies: Role or agent -> policy; those that share one are joined by "+", as in "tagger+runner".
         configs: Hyperparameters under the same keys.
 
     Raises:
         TypeError: ``game`` is no Env, ``policies`` no mapping, or a policy no Policy.
-        ConfigError: A role has no policy or several, or a policy's roles differ from its key.
+        ConfigError: An agent has no policy or several, or a policy's name differs from its key.
     """
 
     def __init__(
@@ -57,26 +58,40 @@ class GamePolicy(nn.Module):
         for name, value, kind in (("game", game, Env), ("policies", policies, Mapping), ("configs", configs, Mapping)):
             if not isinstance(value, kind) and not (name == "configs" and value is None):
                 raise TypeError(f"{name} is a {type(value).__name__}; expected a {kind.__name__}")
-        known = list(game.layout.present_roles)
-        for name in (*policies, *(configs or {})):
-            check_kind("the name of a policy", name, str, f'a role, or roles joined by "+": {known}')
-        if sorted(role for name in policies for role in name.split("+")) != sorted(known):
-            raise ConfigError(f"policies are for {list(policies)}; expected each of the roles {known} once")
+        check_each_agent_once(game, policies)
+        for name in configs or {}:
+            check_kind("the name of a policy in configs", name, str, f"one of {list(policies)}")
         for name, policy in policies.items():
             if not isinstance(policy, Policy):
                 raise TypeError(f"policies[{name!r}] is a {type(policy).__name__}; expected a Policy")
-            if "+".join(policy.view.roles) != name:
-                raise ConfigError(f"policies[{name!r}] is of {'+'.join(policy.view.roles)!r}; expected the same roles")
+            if policy.view.name != name:
+                raise ConfigError(f"policies[{name!r}] is of {policy.view.name!r}; expected the same name")
         self.game = game
-        self.policies = {role: policy for policy in policies.values() for role in policy.view.roles}
-        self.configs = {role: config for name, config in (configs or {}).items() for role in name.split("+")}
+        self.policies = {name: policy for policy in policies.values() for name in policy.view.names}
+        self.configs = {name: config for key, config in (configs or {}).items() for name in key.split("+")}
         self.recurrent_state_size: int = max(policy.acting_state_size for policy in policies.values())
-        self._modules_of_roles = nn.ModuleList(policies.values())  # nn.Module does not register those of a dict
+        self._registered = nn.ModuleList(policies.values())  # nn.Module does not register those of a dict
 
-    def __getitem__(self, role: str) -> Policy:
-        if role not in self.policies:
-            raise AgentKeyError(f"no role {role!r} with agents; {nearest(str(role), self.policies)}")
-        return self.policies[role]
+    def __getitem__(self, name: str) -> Policy:
+        own = self.policies_of(name)
+        if len({id(policy) for policy in own.values()}) > 1:
+            raise AgentKeyError(f"the agents of {name!r} have several policies; expected one of {list(own)}")
+        return next(iter(own.values()))
+
+    def policies_of(self, name: str) -> dict[str, Policy]:
+        """Name -> policy for the agents of a role, or for an agent: those of ``policies`` that are of them.
+
+        Raises:
+            AgentKeyError: There is no such role with agents, nor such an agent.
+        """
+        layout = self.game.layout
+        if name in self.policies:
+            return {name: self.policies[name]}
+        if layout.roles.get(name):
+            return {key: policy for key, policy in self.policies.items() if role_of(self.game, key) == name}
+        if name in layout.agent_names:
+            return {name: self.policies[layout.agent_roles[layout.agent_names.index(name)]]}
+        raise AgentKeyError(f"no role {name!r} with agents; {nearest(str(name), self.policies)}")
 
     @property
     def device(self) -> torch.device:
@@ -152,9 +167,9 @@ class GamePolicy(nn.Module):
                 assert next_state is not None
                 part, next_state[own] = part
             if action.shape:
-                actions[..., view.agents, : view.num_heads] = part
+                actions[..., view.agents, : view.num_heads] = part.to(actions.dtype)
             else:
-                actions[..., view.agents] = part
+                actions[..., view.agents] = part.to(actions.dtype)
         return actions if next_state is None else (actions, next_state)
 
     def _check(

@@ -209,7 +209,7 @@ class Learner:
         if policy.obs_normalizer is not None:
             self.normalizer_updates.append(obs_update(policy.obs_normalizer, rollout, policy.view, self.indices))
         if policy.state_normalizer is not None:
-            self.normalizer_updates.append(state_update(policy.state_normalizer, rollout, policy.view))
+            self.normalizer_updates.append(state_update(policy.state_normalizer, rollout, policy.view, self.indices))
         self._value_norm: ValueNormUpdate | None = None
         if isinstance(policy.return_normalizer, ValueNorm):
             self._value_norm = ValueNormUpdate(policy, rollout, self.indices, self.num_updates)
@@ -218,9 +218,9 @@ class Learner:
                 reward_update(policy.return_normalizer, rollout, self.indices, self.reward_sums, config.gamma)
             )
         stages = self.normalize_values, self.shuffle, self.backward, self.optimizer_step, self.all_minibatches
-        roles = "+".join(policy.view.roles)
         self.stages = {
-            stage.__name__: GraphedCallable(stage, f"{stage.__name__} of {roles}", graph_pool) for stage in stages
+            stage.__name__: GraphedCallable(stage, f"{stage.__name__} of {policy.view.name}", graph_pool)
+            for stage in stages
         }
 
     @property

@@ -437,7 +437,7 @@ class LossKernel:
         expected = [(rows, self.policy.view.num_parameters), (rows,)]
         if (found := [tuple(x.shape) for x in (parameters, values)]) != expected or parameters.device != device:
             raise ConfigError(
-                f"the network of {'+'.join(self.policy.view.roles)} returns shapes {found} on {parameters.device} for "
+                f"the network of {self.policy.view.name} returns shapes {found} on {parameters.device} for "
                 f"{rows} observations; expected parameters and values, {expected} on {device}"
             )
         parameters, values = parameters.detach(), values.detach()

@@ -19,6 +19,7 @@ from gpu_vecenv.train.evaluation_tables import ALL_TRAINED
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower
+from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.run_folder import CURVE_FILE, EVALUATION_FILE
 
 WEIGHTS, CONFIG, CARD = "policy.safetensors", "config.json", "README.md"
@@ -48,7 +49,7 @@ def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> lis
     Raises:
         ConfigError: The policy has no ``configs``.
     """
-    policies = {"+".join(one.view.roles): one for one in policy.policies.values()}
+    policies = {one.view.name: one for one in policy.policies.values()}
     if set(policy.configs) != set(policy.policies):
         raise ConfigError("the policies' hyperparameters are not known; expected policies from load_policy")
     tensors = {
@@ -57,7 +58,7 @@ def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> lis
     manifest: dict[str, Any] = {
         "game": policy.game.name(),
         "game_config": dataclasses.asdict(policy.game),
-        "policies": {name: dataclasses.asdict(policy.configs[one.view.roles[0]]) for name, one in policies.items()},
+        "policies": {name: dataclasses.asdict(policy.configs[one.view.names[0]]) for name, one in policies.items()},
         "made_with": {"gpu_vecenv": __version__},
     }
     save_checkpoint(folder / WEIGHTS, tensors, manifest)
@@ -84,8 +85,8 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
     """
     game, name = policy.game, policy.game.name()
     identifier = gymnasium_id(type(game))
-    returns = {role: results[f"return_{role}"] for role in policy.policies if f"return_{role}" in results}
-    metrics = [{"type": "mean_reward", "name": f"return_{role}", "value": value} for role, value in returns.items()]
+    returns = {own: results[f"return_{own}"] for own in policy.policies if f"return_{own}" in results}
+    metrics = [{"type": "mean_reward", "name": f"return_{own}", "value": value} for own, value in returns.items()]
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
         "dataset": {"type": identifier, "name": name},
@@ -100,11 +101,13 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
         metadata["model-index"] = [{"name": f"ppo-{name}", "results": [result]}]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]  # JSON is YAML
     lines += [f"# PPO on {name}", "", (type(game).__doc__ or name).strip().splitlines()[0], ""]
-    lines += ["| role | observations | actions | mean return |", "|---|---|---|---|"]
-    for role in policy.policies:
+    per_role = all(own in game.layout.roles for own in policy.policies)
+    lines += [f"| {'role' if per_role else 'agent'} | observations | actions | mean return |", "|---|---|---|---|"]
+    for own in policy.policies:
+        role = role_of(game, own)
         spaces = game.layout.observation.spaces[role], game.layout.action.spaces[role]
-        mean = f"{returns[role]:.4g}" if role in returns else "not evaluated"
-        lines.append(f"| {role} | {spaces[0].dtype} {spaces[0].shape} | {spaces[1]} | {mean} |")
+        mean = f"{returns[own]:.4g}" if own in returns else "not evaluated"
+        lines.append(f"| {own} | {spaces[0].dtype} {spaces[0].shape} | {spaces[1]} | {mean} |")
     lines += ["", f"The game's configuration: `{game.layout.config}`. Hyperparameters: `{CONFIG}`.", ""]
     if curve:
         lines += [f"![returns during training]({CURVE_FILE})", ""]
@@ -128,7 +131,7 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
 
 def _code(policy: GamePolicy) -> list[str]:
     """Python that loads the policies and acts, as lines."""
-    policies = {"+".join(one.view.roles): one for one in policy.policies.values()}
+    policies = {one.view.name: one for one in policy.policies.values()}
     own = [name for name, one in policies.items() if not isinstance(one.network, DEFAULT_NETWORKS)]
     networks = {name: type(policies[name].network).__name__ for name in own}
     given = ", ".join(f'"{name}": {kind}()' for name, kind in networks.items())

@@ -127,22 +127,28 @@ def obs_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices
     return NormalizerUpdate(launch, moments, update_launch(functions, normalizer, moments))
 
 
-def state_update(normalizer: Normalizer, rollout: Rollout, view: RoleView) -> NormalizerUpdate:
-    """Of a central critic's states, of the steps at which any of the role's agents is active.
+def state_update(normalizer: Normalizer, rollout: Rollout, view: RoleView, indices: torch.Tensor) -> NormalizerUpdate:
+    """Of a central critic's states, of the steps at which any of the view's agents is active.
+
+    Of states with parts that are an agent's own those of active agents.
 
     Args:
         normalizer: Of the states.
         rollout: The samples.
-        view: Of the role.
+        view: Of the policy's agents.
+        indices: (rows,) int64, their samples, which count through (T, E, A).
     """
-    functions, table = rollout.env.functions, rollout.critic_states()[:-1].flatten(0, 1)
+    functions, states = rollout.env.functions, rollout.critic_states()[:-1]
+    table = states.flatten(0, 2)
     rows, offsets = (torch.arange(n, device=table.device) for n in table.shape)
-    own = rollout.active[:-1, :, view.agents]
-    active = torch.zeros(own.shape[:2], dtype=torch.bool, device=table.device)
+    if states.shape[2] > 1:
+        own_launch, moments = moments_launch(functions, table, offsets, indices, rollout.active, normalizer.mean)
+        return NormalizerUpdate(own_launch, moments, update_launch(functions, normalizer, moments))
+    active = torch.zeros(rollout.active[:-1].shape[:2], dtype=torch.bool, device=table.device)
     launch, moments = moments_launch(functions, table, offsets, rows, active, normalizer.mean)
 
     def add_samples() -> None:
-        torch.any(own, -1, out=active)
+        torch.any(rollout.active[:-1, :, view.agents], -1, out=active)
         launch()
 
     return NormalizerUpdate(add_samples, moments, update_launch(functions, normalizer, moments))

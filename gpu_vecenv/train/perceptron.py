@@ -91,7 +91,7 @@ def padded(size: int, multiple: int) -> int:
 class Perceptron:
     """The constants of one network, of its inputs and outputs, for the kernels."""
 
-    agents: slice  # of the game's agents
+    agents: tuple[int, ...]  # of the game's agents, in ascending order
     sizes: tuple[int, ...]  # inputs of each layer, the head included
     actor_outputs: int
     log_stds: int
@@ -222,8 +222,7 @@ class Perceptron:
         constants: dict[str, dict[str, object]] = {
             "int": {
                 **others,
-                "FIRST_OWN_AGENT": self.agents.start,
-                "OWN_AGENTS": self.agents.stop - self.agents.start,
+                "OWN_AGENTS": len(self.agents),
                 "TOWERS": self.towers,
                 "HIDDEN": layers - 1,
                 "ACTOR_OUTPUTS": self.actor_outputs,
@@ -249,6 +248,21 @@ class Perceptron:
         opening = ["namespace perceptron {", f"typedef {self.obs_type} Observation;"]
         return "\n".join([*opening, *lines, *functions, "}"]) + "\n"
 
+    def agents_source(self, num_agents: int) -> str:
+        """Which of the ``num_agents`` agents of the game are the policy's, in C++."""
+        first, last = self.agents[0], self.agents[-1]
+        own_agent, position_of = f"return {first} + k;", f"return agent - {first};"
+        if last - first >= len(self.agents):  # they are not consecutive
+            positions = {agent: k for k, agent in enumerate(self.agents)}
+            table = [positions.get(agent, -1) for agent in range(num_agents)]
+            own_agent = f"constexpr int x[] = {{{', '.join(map(str, self.agents))}}}; return x[k];"
+            position_of = f"constexpr int x[] = {{{', '.join(map(str, table))}}}; return x[agent];"
+        return f"""namespace perceptron {{
+HD constexpr int own_agent(int k) {{ {own_agent} }}
+HD constexpr int position_of(int agent) {{ {position_of} }}
+}}
+"""
+
 
 def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Perceptron:
     """The constants of a policy whose network is an ActorCritic, for observations like ``obs``."""
@@ -259,7 +273,7 @@ def perceptron_of(policy: Policy, obs: torch.Tensor, precision: Precision) -> Pe
         indices[name] = offset
         offset += parameter.numel()
     return Perceptron(
-        policy.view.agents,
+        policy.view.agent_numbers,
         network.sizes,
         network.actor.out_features,
         0 if network.log_std is None else network.log_std.numel(),
@@ -362,6 +376,7 @@ FORWARD = KernelSignature(
         *GRADIENT_ARRAYS,
         Array("action_mask", boolean, const=True, optional=True),
         Scalar("choices", i64),  # of an agent in the mask
+        Array("agents", i32, const=True),  # of the policy
         Array("columns", i32, const=True),  # of each parameter in a row of outputs
         Array("outputs", f32, optional=True),
         Scalar("masked_logit", f32),  # in the place of those that the mask forbids
@@ -492,6 +507,7 @@ class PerceptronKernels:
             **compiled.arguments,
             obs_stride=self.rollout.flat_obs(view).stride(0),
             choices=env.buffers_layout.num_choices or 0,
+            agents=torch.tensor(view.agent_numbers, dtype=torch.int32, device=self.rollout.rewards.device),
             columns=columns.to(self.rollout.rewards.device, torch.int32),
             masked_logit=torch.finfo(torch.float32).min,
             rows=rows,

@@ -1,4 +1,4 @@
-"""Policy: a network, the normalisation of its inputs and outputs, and the action distribution of some roles."""
+"""Policy: a network, the normalisation of its inputs and outputs, and the action distribution of some agents."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ NetworkKind = Literal["mlp", "cnn", "entities", "gru", "lstm"]
 
 
 class Policy(nn.Module):
-    """Policy of one or more roles: network, normalisation, action distribution.
+    """Policy of one or more roles, or of some agents: network, normalisation, action distribution.
 
     Args:
         game: The game.
-        roles: The roles that use this policy.
+        roles: The roles that use this policy, or names of single agents, such as "tagger_0".
         network: A module with the ``forward`` of ``ActorCritic``, or with that of ``RecurrentActorCritic`` and its
             ``recurrent_state_size``; with a critic of its own one that returns the parameters of the distribution
             without values.
@@ -90,7 +90,7 @@ class Policy(nn.Module):
         self.acting_state_size = size = state_size_of(network)
         if type(size) is not int or size < 0:
             raise ConfigError(
-                f"recurrent_state_size of the network of {'+'.join(roles)} is {size!r:.80}; expected an int, the "
+                f"recurrent_state_size of the network of {self.view.name} is {size!r:.80}; expected an int, the "
                 "numbers in the state of a row"
             )
         self.recurrent_state_size: int = size + (0 if critic is None else state_size_of(critic))
@@ -224,7 +224,7 @@ class Policy(nn.Module):
         outputs = self._call(self.network, self._inputs(obs, agents), state, leading)
         if state is None and not isinstance(outputs[0], torch.Tensor):
             raise ConfigError(
-                f"the network of {'+'.join(self.view.roles)} returns a {type(outputs[0]).__name__}; expected the "
+                f"the network of {self.view.name} returns a {type(outputs[0]).__name__}; expected the "
                 "parameters of the distribution alone, a tensor, with critic='central'"
             )
         return outputs
@@ -271,7 +271,7 @@ class Policy(nn.Module):
         return torch.cat([rows.expand(*leading, -1), ids.expand(*leading, -1)], -1)
 
     def _check_state(self, obs: torch.Tensor, state: torch.Tensor | None, size: int) -> None:
-        name = "+".join(self.view.roles)
+        name = self.view.name
         if state is None:
             if size:
                 raise ConfigError(
@@ -294,7 +294,7 @@ class Policy(nn.Module):
         if shapes != expected:
             what = "values" if module is self.critic else "parameters, values" if self.critic is None else "parameters"
             raise ConfigError(
-                f"the {'critic' if module is self.critic else 'network'} of {'+'.join(self.view.roles)} returns "
+                f"the {'critic' if module is self.critic else 'network'} of {self.view.name} returns "
                 f"{shapes} for {rows} rows; expected {what} and the next state: {expected}"
             )
 
@@ -319,13 +319,9 @@ class Policy(nn.Module):
         """
         own, found = ({n: tuple(x.shape) for n, x in sorted(w.items())} for w in (self.state_dict(), weights))
         if own != found:
-            raise ConfigError(
-                f"weights for {'+'.join(self.view.roles)} are {found}; expected those of this policy: {own}"
-            )
+            raise ConfigError(f"weights for {self.view.name} are {found}; expected those of this policy: {own}")
         if bad := [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]:
-            raise ConfigError(
-                f"weights for {'+'.join(self.view.roles)} have NaN or infinite values in {', '.join(bad)}"
-            )
+            raise ConfigError(f"weights for {self.view.name} have NaN or infinite values in {', '.join(bad)}")
         self.load_state_dict(dict(weights))
 
     @torch.no_grad()

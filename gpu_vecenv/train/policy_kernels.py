@@ -139,13 +139,12 @@ class Forward:
         values are computed.
         """
         data, view = self.rollout, self.policy.view
-        mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
         if self.kernels is not None and self._launch is not None and is_plain(self.policy):
             if t == 0:
                 self.kernels.begin_rollout()
             self._launch(
                 obs=data.obs[t].flatten(0, 1)[(slice(None), *view.obs_slice)],
-                action_mask=data.action_mask[t] if data.action_mask is not None and mask is not None else None,
+                action_mask=None if data.action_mask is None or view.continuous else data.action_mask[t],
                 outputs=None if only_values else self.outputs,
                 values=data.values[t],
             )
@@ -161,4 +160,5 @@ class Forward:
             if not only_values:
                 self.states.end_step(state, data.active[t][:, view.agents])
         if not only_values:
-            self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)
+            mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
+            view.write_parameters(masked(outputs, mask), self.outputs)

@@ -1,25 +1,30 @@
-"""The caller's configuration of policies: which roles share one, with which network, hyperparameters and weights."""
+"""The caller's configuration of policies: which agents share one, with which network, hyperparameters and weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import nn
 
+from gpu_vecenv.declare.arguments import check_choice
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.network_checks import check_output_shapes
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
+from gpu_vecenv.train.role_view import agents_of, check_each_agent_once
+
+Sharing = Literal["role", "agent", "all"]  # who shares a policy: the agents of a role, no two agents, or all agents
 
 RUN_WIDE_KEYS = ("total_steps", "num_steps", "squash", "precision")  # options on which all policies must agree
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySpec:
-    """Configuration of the policy of one or more roles.
+    """Configuration of the policy of one or more roles, or of some agents.
 
     Args:
         network: A module with the ``forward`` of ``ActorCritic`` or of ``RecurrentActorCritic``; None makes the default
@@ -53,21 +58,53 @@ def keeps_states(specs: Mapping[str, PolicySpec], config: PPOConfig) -> bool:
     return any((spec.config or config).critic == "central" for spec in specs.values())
 
 
+def names_of_policies(game: Env, sharing: Sharing, roles: Sequence[str] | None = None) -> list[str]:
+    """The names of the policies of some roles, of all that have agents if it is None.
+
+    Raises:
+        ConfigError: ``sharing`` is none of its values, or "agent" in a game where an agent has the name of a role.
+    """
+    check_choice("sharing", sharing, get_args(Sharing), ConfigError)
+    layout = game.layout
+    names = list(layout.present_roles if roles is None else roles)
+    if sharing == "all":
+        return ["+".join(names)] if names else []
+    if sharing == "role":
+        return names
+    if clashing := [name for name in layout.agent_names if name in layout.roles]:
+        raise ConfigError(
+            f"sharing is 'agent', but {clashing[0]!r} is a role and an agent of {type(game).__name__}; expected "
+            "different names of roles, or sharing='role'"
+        )
+    return [layout.agent_names[agent] for agent in agents_of(game, names)]
+
+
 def resolve_specs(
-    game: Env, config: PPOConfig, given: Mapping[str, PolicySpec | nn.Module] | None
+    game: Env, config: PPOConfig, given: Mapping[str, PolicySpec | nn.Module] | None, sharing: Sharing = "role"
 ) -> dict[str, PolicySpec]:
-    """The specification of each policy, in the order of the game's roles; None gives each role a policy of its own.
+    """The specification of each policy, in the order of the game's agents.
+
+    Args:
+        game: The game.
+        config: Of policies without one.
+        given: Name -> policy; None gives default ones to those who share according to ``sharing``.
+        sharing: Only where there are none given.
 
     Raises:
         TypeError: A value is neither a PolicySpec nor a module.
-        ConfigError: Roles are missing or unknown, policies share weights, or differ in what belongs to the run.
+        ConfigError: Agents are missing or unknown, policies share weights, or differ in what belongs to the run; or
+            ``sharing`` is wrong, or not "role" beside given policies.
     """
-    known = list(game.layout.present_roles)
+    defaults = {name: PolicySpec() for name in names_of_policies(game, sharing)}
+    if given is not None and sharing != "role":
+        raise ConfigError(
+            f"sharing is {sharing!r}, but policies are given, whose names say who shares one; leave it out"
+        )
     if wrong := [spec for spec in (given or {}).values() if not isinstance(spec, PolicySpec | nn.Module)]:
         raise TypeError(f"policies hold a {type(wrong[0]).__name__}; expected a PolicySpec or a torch module")
     specs = {
         name: spec if isinstance(spec, PolicySpec) else PolicySpec(network=spec)
-        for name, spec in ({role: PolicySpec() for role in known} if given is None else given).items()
+        for name, spec in (defaults if given is None else given).items()
     }
     networks = [spec.network for spec in specs.values() if spec.network is not None]
     parts = [id(part) for network in networks for part in {network, *network.parameters()}]
@@ -75,23 +112,21 @@ def resolve_specs(
         raise ConfigError(
             f"policies {list(specs)} share weights; expected separate networks, or one shared policy, as in 'a+b'"
         )
-    named = [role for name in specs for role in name.split("+")]
-    if sorted(named) != sorted(known):
-        raise ConfigError(f"policies are for {list(specs)}; expected each of the roles {known} once")
+    check_each_agent_once(game, specs)
     for name, spec in specs.items():
         for key in RUN_WIDE_KEYS if spec.config else ():
             own, common = getattr(spec.config, key), getattr(config, key)
             if own != common:
                 raise ConfigError(f"{key} of {name} is {own!r}; expected {common!r}, as in the trainer's config")
-    return dict(sorted(specs.items(), key=lambda item: known.index(item[0].split("+")[0])))
+    return dict(sorted(specs.items(), key=lambda item: agents_of(game, item[0].split("+"))))
 
 
 def policy_of_spec(name: str, spec: PolicySpec, config: PPOConfig, game: Env, obs: torch.Tensor) -> Policy:
     """The policy that a specification describes, on the device of ``obs`` (num_envs, num_agents, *shape).
 
     Raises:
-        ConfigError: Its network returns other shapes than the roles' actions need, or cannot be trained; or its weights
-            do not fit.
+        ConfigError: Its network returns other shapes than the agents' actions need, or cannot be trained; or its
+            weights do not fit.
     """
     policy = make_policy(game, name.split("+"), config, spec.network, obs.device)
     check_output_shapes(name, policy, obs)

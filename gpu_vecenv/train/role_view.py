@@ -1,51 +1,119 @@
-"""RoleView: the parts of a game's tensors that belong to some roles."""
+"""RoleView: the parts of a game's tensors that belong to some roles, or to single agents."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import ConfigError, nearest
+
+
+def agents_of(game: Env, names: Sequence[str]) -> tuple[int, ...]:
+    """Numbers of the agents that names stand for, in the order of the game.
+
+    A name is a role's, which stands for all of its agents, or an agent's, such as "tagger_0". Where a role has the name
+    of an agent it is the role's.
+
+    Raises:
+        ConfigError: A name is neither, or an agent is named twice.
+    """
+    layout, found = game.layout, list[int]()
+    for name in names:
+        if name in layout.roles:
+            where = layout.role_slices[name]
+            found += range(where.start, where.stop)
+        elif name in layout.agent_names:
+            found.append(layout.agent_names.index(name))
+        else:
+            hint = f"; {nearest(name, layout.agent_names)}" if name.rpartition("_")[0] in layout.roles else ""
+            raise ConfigError(
+                f"unknown role {name!r} of {type(game).__name__}; the roles are {list(layout.roles)}{hint}"
+            )
+    if len(set(found)) < len(found):
+        twice = next(agent for agent in found if found.count(agent) > 1)
+        raise ConfigError(
+            f"{'+'.join(names)} has {layout.agent_names[twice]} of {type(game).__name__} twice; expected each once"
+        )
+    return tuple(sorted(found))
+
+
+def role_of(game: Env, name: str) -> str:
+    """The role that ``name`` is, or that the agent of this name has."""
+    layout = game.layout
+    return name if name in layout.roles else layout.agent_roles[agents_of(game, [name])[0]]
+
+
+def check_each_agent_once(game: Env, names: Iterable[str], what: str = "policies") -> None:
+    """Raise ConfigError unless each agent has one of the policies of these names, and each policy has agents.
+
+    A name is a role, an agent, or several joined by "+"; ``what`` it names is for the message.
+    """
+    names, layout = list(names), game.layout
+    roles = list(layout.present_roles)
+    for name in names:
+        check_kind(f"the name of one of the {what}", name, str, f'a role, or roles joined by "+": {roles}')
+    own = [agents_of(game, name.split("+")) for name in names]
+    if not all(own) or sorted(agent for agents in own for agent in agents) != list(range(layout.num_agents)):
+        raise ConfigError(
+            f"{what} are for {names}; expected each of the roles {roles} once, or each of their agents, such as "
+            f"{layout.agent_names[0]!r}"
+        )
 
 
 class RoleView:
-    """The parts of a game's tensors that belong to the agents of some roles.
+    """The parts of a game's tensors that belong to the agents of some roles, or to some agents.
 
-    ``agents`` is their slice of the agent axis, ``obs_slice`` the slices of the observation axes that they use,
-    ``obs_parts`` the parts of their observations (None if they declare none, or different ones), ``parameter_columns``
-    their columns of the parameter axis, ``continuous`` whether they have a Box, ``head_sizes`` the choices of each of
-    their heads (empty for a Box), ``bounds`` those of their Box.
+    Args:
+        game: The game.
+        names: Of roles and of agents, see ``agents_of``.
+        device: Of the indices.
+
+    Attributes:
+        names: As they were given.
+        name: The names, joined by "+".
+        roles: Of the agents.
+        agents: An index of the agents on their axis: a slice, or int64 where they are not consecutive.
+        agent_numbers: Their numbers there, in ascending order.
+        num_agents: How many they are.
+        obs_slice: Slices of the observation axes that they use.
+        obs_shape: Of an observation without padding.
+        obs_parts: The parts of their observations; None if they declare none, or different ones.
+        parameter_columns: Their columns of the parameter axis.
+        num_parameters: Of their distributions.
+        continuous: Whether they have a Box.
+        head_sizes: The choices of each of their heads; empty for a Box.
+        num_heads: Heads, or numbers of the Box.
+        bounds: Of their Box.
 
     Raises:
-        ConfigError: The roles are unknown, not adjacent, or differ in observations or actions.
+        ConfigError: A name is unknown, an agent is named twice, or they differ in observations or actions.
     """
 
-    def __init__(self, game: Env, roles: Sequence[str], device: torch.device | None = None) -> None:
-        name, known = type(game).__name__, list(game.layout.roles)
-        if unknown := [role for role in roles if role not in known]:
-            raise ConfigError(f"unknown role {', '.join(map(repr, unknown))} of {name}; the roles are {known}")
-        first, action = roles[0], game.layout.action
-        for role in roles:
+    def __init__(self, game: Env, names: Sequence[str], device: torch.device | None = None) -> None:
+        layout, action = game.layout, game.layout.action
+        self.names, self.name, self.agent_numbers = tuple(names), "+".join(names), agents_of(game, names)
+        named = dict.fromkeys(role_of(game, name) for name in names)
+        self.roles = tuple(role for role in layout.roles if role in named)
+        first = next(iter(named))
+        for role in named:
             kinds = {name: (action.sizes[name], action.bounds.get(name)) for name in (role, first)}
-            shapes, spaces = game.layout.observation.shapes, action.spaces
+            shapes, spaces = layout.observation.shapes, action.spaces
             if shapes[role] != shapes[first] or kinds[role] != kinds[first]:
                 raise ConfigError(
-                    f"{role!r} of {name} has observations {shapes[role]} and actions {spaces[role]}, {first!r} has "
-                    f"{shapes[first]} and {spaces[first]}; expected equal ones: configure one policy for each"
+                    f"{role!r} of {type(game).__name__} has observations {shapes[role]} and actions {spaces[role]}, "
+                    f"{first!r} has {shapes[first]} and {spaces[first]}; expected equal ones: configure one policy for "
+                    "each"
                 )
-        slices = [game.layout.role_slices[role] for role in roles]
-        if any(after.start != before.stop for before, after in pairwise(slices)):
-            raise ConfigError(
-                f"a policy cannot be shared by {' and '.join(roles)} of {name}; expected adjacent "
-                f"roles in the order of {known}"
-            )
-        self.roles, self.agents = tuple(roles), slice(slices[0].start, slices[-1].stop)
-        self.num_agents = self.agents.stop - self.agents.start
-        self.obs_slice, self.obs_shape = game.layout.observation.own(first), game.layout.observation.shapes[first]
-        parts = [game.layout.observation.parts.get(role) for role in roles]
+        self.num_agents, numbers = len(self.agent_numbers), self.agent_numbers
+        consecutive = slice(numbers[0], numbers[-1] + 1) if numbers else slice(0, 0)
+        is_slice = consecutive.stop - consecutive.start == self.num_agents
+        self.agents: slice | torch.Tensor = consecutive if is_slice else torch.tensor(numbers, device=device)
+        self._device, self._num_agents_of_game = device, layout.num_agents
+        self.obs_slice, self.obs_shape = layout.observation.own(first), layout.observation.shapes[first]
+        parts = [layout.observation.parts.get(role) for role in self.roles]
         self.obs_parts = parts[0] if all(part == parts[0] for part in parts) else None
         self.continuous, self.num_heads = first in action.bounds, len(action.sizes[first])
         self.bounds = action.bounds.get(first, ((), ()))
@@ -61,9 +129,25 @@ class RoleView:
         self.num_parameters = 2 * self.num_heads if self.continuous else sum(self.head_sizes)
 
     def obs(self, rows: torch.Tensor) -> torch.Tensor:
-        """These agents' observations (num_envs, count, *obs_shape), a view of (num_envs, num_agents, *shape)."""
+        """These agents' observations (num_envs, count, *obs_shape), of (num_envs, num_agents, *shape).
+
+        A view if the agents are consecutive.
+        """
         return rows[(slice(None), self.agents, *self.obs_slice)]
 
     def mask(self, action_mask: torch.Tensor | None) -> torch.Tensor | None:
         """These agents' columns of a game's masks (…, num_logits); None for a Box, which has no choices to mask."""
         return None if action_mask is None or self.continuous else action_mask[..., self.parameter_columns]
+
+    def write_parameters(self, parameters: torch.Tensor, out: torch.Tensor) -> None:
+        """Write parameters (num_envs, count, num_parameters) to the agents' rows and columns of (…, num_agents, n)."""
+        agents, columns = self.agents, self.parameter_columns
+        if isinstance(agents, torch.Tensor) and isinstance(columns, torch.Tensor):
+            agents = agents[:, None]
+        out[:, agents, columns] = parameters
+
+    def positions(self) -> torch.Tensor:
+        """The number of each of the game's agents among these, (num_agents of the game,) int64; 0 for others."""
+        found = torch.zeros(self._num_agents_of_game, dtype=torch.int64)
+        found[list(self.agent_numbers)] = torch.arange(self.num_agents)
+        return found.to(self._device)

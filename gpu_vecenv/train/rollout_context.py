@@ -20,18 +20,20 @@ class RolloutContext:
     """
 
     def __init__(self, policy: Policy, rollout: Rollout, chunk: int = 1) -> None:
-        self._agents, self._first = rollout.env.num_agents, policy.view.agents.start
-        self._agent_ids, self._rows = policy.agent_ids, None
+        self._num_agents, self._agents, self._rows = rollout.env.num_agents, policy.view.agents, None
+        self._positions = policy.view.positions() if policy.agent_ids else None
         self._states = None if policy.critic is None else rollout.critic_states()
         if self._states is not None:
-            table = self._states[:-1].flatten(0, 1)
-            self._rows = RowGather(rollout.env.functions, table, chunk)
+            self._sharers = self._num_agents // self._states.shape[2]  # agents of an environment with one state
+            self._rows = RowGather(rollout.env.functions, self._states[:-1].flatten(0, 2), chunk)
 
     def of_step(self, t: int) -> Context:
         """Of observations (num_envs, agents of the policy, *obs_shape) of step t."""
-        return Context(None if self._states is None else self._states[t][:, None])
+        if self._states is None:
+            return Context()
+        return Context(self._states[t] if self._states.shape[2] == 1 else self._states[t][:, self._agents])
 
     def of_samples(self, indices: torch.Tensor) -> Context:
         """Of samples at ``indices`` (n,) int64, which count through (T, E, A)."""
-        state = None if self._rows is None else self._rows(indices // self._agents)
-        return Context(state, indices % self._agents - self._first if self._agent_ids else None)
+        state = None if self._rows is None else self._rows(indices // self._sharers)
+        return Context(state, None if self._positions is None else self._positions[indices % self._num_agents])

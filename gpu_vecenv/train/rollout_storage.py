@@ -10,7 +10,7 @@ import torch
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.engine.sampler import Sample, Sampler
 from gpu_vecenv.engine.vec_env import VecEnv
-from gpu_vecenv.train.central_critic import state_size
+from gpu_vecenv.train.central_critic import declares_state, state_size
 from gpu_vecenv.train.reward import RewardFunction, Shaping, Transition
 from gpu_vecenv.train.role_view import RoleView
 
@@ -34,8 +34,9 @@ def rollout_specs(env: VecEnv, num_steps: int, *, keeps_states: bool = False) ->
     specs |= dict.fromkeys(("log_probs", "advantages", "returns"), (rows, torch.float32))
     if not action.discrete:
         specs["boxed"] = draws[0][1:], draws[1]
-    if keeps_states and env.game.layout.critic_state:
-        specs["states"] = (*after[:2], state_size(env.game)), torch.float32
+    if keeps_states and declares_state(env.game):
+        owners = env.num_agents if env.game.layout.agent_critic_state else 1
+        specs["states"] = (*after[:2], owners, state_size(env.game)), torch.float32
     return specs
 
 
@@ -49,7 +50,7 @@ class Rollout:
         env: The environment.
         num_steps: T.
         reward: Gives the rewards in place of the game's own; None keeps those.
-        keeps_states: Whether it stores the fields of the game's ``critic_state`` at each step, if there are any.
+        keeps_states: Whether it stores the state for critics at each step, if the game declares one.
     """
 
     def __init__(
@@ -151,12 +152,16 @@ class Rollout:
         return self.obs[:-1].flatten(0, 2)[(slice(None), *view.obs_slice)]
 
     def critic_states(self) -> torch.Tensor:
-        """What central critics see at each step, (T + 1, E, S), a view: see ``state_size``."""
-        return self.obs.flatten(2) if self._states is None else self._states
+        """What central critics see at each step, a view, see ``state_size``.
+
+        (T + 1, E, A, S) if the state has parts that are an agent's own, else (T + 1, E, 1, S).
+        """
+        return self.obs.flatten(2)[:, :, None] if self._states is None else self._states
 
     def keep_state(self, t: int) -> None:
         """Store what central critics see before step t from the environment's state, if it is not the observations."""
         if self._states is not None:
-            names, env = self.env.game.layout.critic_state, self.env
-            fields = [env.state[name].reshape(env.num_envs, -1) for name in names]
-            torch.cat([field.float() for field in fields], 1, out=self._states[t])
+            env, out = self.env, self._states[t]
+            parts = [env.state[name].reshape(env.num_envs, 1, -1) for name in env.game.layout.critic_state]
+            parts += [env.state[name].reshape(*out.shape[:2], -1) for name in env.game.layout.agent_critic_state]
+            torch.cat([part.float().expand(-1, out.shape[1], -1) for part in parts], 2, out=out)

@@ -41,6 +41,7 @@ from gpu_vecenv.train.trainer import Trainer
 __all__ = ["RunConfig", "run", "run_seeds"]
 
 NOTE = "other roles act randomly"
+LISTED = 8  # names of policies in a line
 
 
 def run(
@@ -310,11 +311,20 @@ def _print_sizes(console: Console, runs: Sequence[Run], folder: Path) -> None:
         markup=False,
     )
     if env.device.type == "cuda":
-        for name in trainer.policies:
-            _print_line(console, f"gradients and forward passes of {name} by {computed_by(trainer, name)}")
+        for how, names in names_by_computation(trainer).items():
+            shown = ", ".join(names) if len(names) <= LISTED else f"{len(names)} policies, {names[0]} to {names[-1]},"
+            _print_line(console, f"gradients and forward passes of {shown} by {how}")
         reason = trainer.rollout_reason
         how = "one launch for all steps" if reason is None else f"several launches a step ({reason})"
         _print_line(console, f"rollouts by {how}")
+
+
+def names_by_computation(trainer: Trainer) -> dict[str, list[str]]:
+    """What computes policies, see ``computed_by`` -> their names, in the order of the agents."""
+    found: dict[str, list[str]] = {}
+    for name in trainer.policies:
+        found.setdefault(computed_by(trainer, name), []).append(name)
+    return found
 
 
 def computed_by(trainer: Trainer, policy: str) -> str:

@@ -9,6 +9,7 @@ import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.evaluation import Evaluator
+from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.trainer import Trainer
 
 SEED = 2  # of all scores, so that they differ by the policies alone; other evaluations have 1 unless another is given
@@ -43,13 +44,17 @@ class Selection:
     """
 
     def __init__(self, trainer: Trainer, metric: str | None, episodes: int, interval: int) -> None:
-        own = {role: f"return_{role}" for learner in trainer.learners.values() for role in learner.policy.view.roles}
-        known = [*(f"return_{role}" for role in trainer.env.game.layout.roles), "episode_length", "terminated_fraction"]
+        game = trainer.env.game
+        names = [name for learner in trainer.learners.values() for name in learner.policy.view.names]
+        # Of each role the roles and agents that are trained.
+        self._trained = {role: [n for n in names if role_of(game, n) == role] for role in game.layout.roles}
+        own = {role: f"return_{role}" for role, trained in self._trained.items() if trained}
+        known = [*(f"return_{role}" for role in game.layout.roles), "episode_length", "terminated_fraction"]
         if metric is not None and metric not in known:
             raise ConfigError(f"best_metric is {metric!r}; expected one of {', '.join(known)}")
         of_one = {metric} & {*own.values()}
         self._metrics = {role: metric or name for role, name in own.items() if not of_one or name in of_one}
-        self._trainer, self._trained = trainer, list(own)
+        self._trainer = trainer
         self._share = -(-episodes // trainer.world.size)
         self._num_episodes = self._share * trainer.world.size * len(self._metrics)
         self._interval = interval
@@ -77,7 +82,7 @@ class Selection:
             self._evaluator = Evaluator(trainer.env, self._share, trainer.world.rank * self._share)
         scores = []
         for role, metric in self._metrics.items():
-            others = [other for other in self._trained if other != role]
+            others = [name for other, trained in self._trained.items() if other != role for name in trained]
             scores.append(self._evaluator(trainer.role_policies(others), self._share, seed=SEED)[metric])
         score = torch.tensor(scores, dtype=torch.float64, device=trainer.env.device).mean()
         trainer.world.all_reduce_mean(score)

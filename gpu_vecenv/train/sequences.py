@@ -58,7 +58,7 @@ class RecurrentStates:
         self.sequence_length = num_steps if sequence_length is None else sequence_length
         if num_steps % self.sequence_length:
             raise ConfigError(
-                f"sequence_length of {'+'.join(policy.view.roles)} is {sequence_length}; expected a divisor of "
+                f"sequence_length of {policy.view.name} is {sequence_length}; expected a divisor of "
                 f"num_steps, {num_steps}"
             )
         specs = state_specs(num_steps, num_envs, policy.view.num_agents, policy.recurrent_state_size, sequence_length)
@@ -122,6 +122,7 @@ class Sequences:
                 f"sequence_length x num_envs x agents = {' x '.join(map(str, firsts.shape))} = {firsts.numel()}"
             )
         self._firsts = firsts.flatten().contiguous()
+        self._positions = policy.view.positions()
         self._steps = samples[: self.length, 0, 0].clone()  # what each step adds to the index of the first sample
 
     def shuffle(
@@ -193,7 +194,6 @@ class Sequences:
     def _starts(self, firsts: torch.Tensor) -> torch.Tensor:
         """The states with which sequences begin, (n, state size), of the indices of their first samples (n,)."""
         _, num_envs, num_agents = self._rollout.rewards.shape
-        view = self._policy.view
         step, row = firsts // (num_envs * num_agents), firsts % (num_envs * num_agents)
-        env, agent = row // num_agents, row % num_agents - view.agents.start
+        env, agent = row // num_agents, self._positions[row % num_agents]
         return self._states.starts[step // self.length, env, agent]

@@ -47,9 +47,10 @@ from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_total
 from gpu_vecenv.train.network_checks import check_independent_rows
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_kernels import Forward, choose_kernels
-from gpu_vecenv.train.policy_specs import PolicySpec, keeps_states, policy_of_spec, resolve_specs
+from gpu_vecenv.train.policy_specs import PolicySpec, Sharing, keeps_states, policy_of_spec, resolve_specs
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.reward import RewardFunction
+from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
 from gpu_vecenv.train.stored_config import with_defaults
@@ -57,7 +58,7 @@ from gpu_vecenv.train.trainer_state import check_fits
 
 
 class Trainer:
-    """Trains a policy for each role, or one for several roles, on an environment.
+    """Trains a policy for each role, for each agent, or for any of them together, on an environment.
 
     Args:
         env: The environment. If it is not in "next_step" mode, or has ``agents_as_envs``, it is used as a template: the
@@ -65,8 +66,10 @@ class Trainer:
             shard, and its ``first_env_index`` is the process's rank times ``num_envs``.
         config: Hyperparameters.
         seed: For the environment, the initial weights and the order of the minibatches.
-        policies: Role -> its policy; roles that share one are joined by "+", as in "tagger+runner". A module stands
-            for ``PolicySpec(network=module)``. None trains one policy per role.
+        policies: Role or agent -> its policy; those that share one are joined by "+", as in "tagger+runner" or
+            "tagger_0+tagger_2". A module stands for ``PolicySpec(network=module)``. None trains default ones, see
+            ``sharing``.
+        sharing: Without ``policies``: one policy for the agents of a "role", one for each "agent", or one for "all".
         reward: A function of a ``Transition`` that returns the rewards to train with, (num_envs, num_agents) float32,
             in place of the game's own; see ``Transition`` for its tensors. On a GPU it becomes part of a CUDA graph: it
             must be torch operations alone, without host reads, random numbers or Python state that changes. Logged
@@ -88,6 +91,7 @@ class Trainer:
         *,
         seed: int = 0,
         policies: Mapping[str, PolicySpec | nn.Module] | None = None,
+        sharing: Sharing = "role",
         reward: RewardFunction | None = None,
         graphs: bool = True,
         on_iteration: Callable[[dict[str, float]], bool | None] | None = None,
@@ -113,7 +117,7 @@ class Trainer:
                 f"{self.world.size}; expected "
                 f"rank x num_envs = {self.world.rank * env.num_envs}: environments with one index are identical"
             )
-        specs = resolve_specs(env.game, self.config, policies)
+        specs = resolve_specs(env.game, self.config, policies, sharing)
         self._bytes_per_env = check_capacity(env, self.config, specs)
         fits = env.autoreset_mode == "next_step" and not env.agents_as_envs
         self.env = env if fits else env.like(autoreset_mode="next_step", agents_as_envs=False)
@@ -455,7 +459,7 @@ class Trainer:
 
         Args:
             episodes: Number of episodes.
-            random_roles: Roles that act uniformly at random instead of by their policy.
+            random_roles: Roles, or agents with policies of their own, that act uniformly at random instead.
             greedy: Take the most likely action instead of sampling.
             seed: Seed of the evaluation.
             on_progress: Called with the fraction that is done and a text.
@@ -464,13 +468,15 @@ class Trainer:
         return evaluate(self.env, role_policies, episodes, greedy=greedy, seed=seed, on_progress=on_progress)
 
     def role_policies(self, random_roles: Sequence[str] = ()) -> dict[str, Policy | None]:
-        """The policy of each role, for ``evaluate``; None for the ``random_roles``."""
-        known = list(self.env.game.layout.roles)
+        """The policies for ``evaluate``, by role or agent; None for the ``random_roles``."""
+        game = self.env.game
+        policies = {name: policy for policy in self.policies.values() for name in policy.view.names}
+        known = list(dict.fromkeys([*game.layout.roles, *policies]))
         check_kind("random_roles", random_roles, (tuple, list, set, frozenset), f"a list of some of {known}")
         if unknown := set(random_roles) - set(known):
             raise ConfigError(f"random_roles has {sorted(unknown, key=str)}; expected some of {known}")
-        policies = {role: policy for policy in self.policies.values() for role in policy.view.roles}
-        return {role: None if role in random_roles else policy for role, policy in policies.items()}
+        random = set(random_roles)
+        return {name: None if {name, role_of(game, name)} & random else policy for name, policy in policies.items()}
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Everything the next iteration depends on: live tensors by name, and a JSON-serialisable description."""

@@ -29,7 +29,7 @@ class ValueNormUpdate:
     def __init__(self, policy: Policy, rollout: Rollout, indices: torch.Tensor, num_updates: int) -> None:
         assert isinstance(policy.return_normalizer, ValueNorm)
         self._normalizer, self._num_updates = policy.return_normalizer, num_updates
-        self._values = rollout.values[:-1, :, policy.view.agents]
+        self._values, self._agents = rollout.values[:-1], policy.view.agents
         zeros = torch.zeros(1, dtype=torch.int64, device=indices.device)
         self.add_samples, self.moments = moments_launch(
             rollout.env.functions,
@@ -42,8 +42,8 @@ class ValueNormUpdate:
 
     def apply(self) -> None:
         """Update the statistics, express the rollout's values by them, and set the moments to 0."""
-        normalizer, values = self._normalizer, self._values
+        normalizer, values = self._normalizer, self._values[:, :, self._agents]
         outputs = (values - normalizer.mean.float()) / normalizer.std
         normalizer.update_from_moments(self.moments, self._num_updates)
-        values.copy_(outputs * normalizer.std + normalizer.mean.float())
+        self._values[:, :, self._agents] = outputs * normalizer.std + normalizer.mean.float()
         self.moments.zero_()

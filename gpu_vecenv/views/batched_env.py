@@ -226,6 +226,8 @@ class BatchedParallelEnv:
     def state(self) -> torch.Tensor:
         """Observations of all agents concatenated, (num_envs, elements); a view if no role is padded.
 
+        What the game declares for critics, ``critic_state`` and ``agent_critic_state``, is no part of it.
+
         Raises:
             ResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.
         """

@@ -246,7 +246,8 @@ class ParallelEnv(pettingzoo.ParallelEnv[str, Any, Any]):
     def state(self) -> Any:
         """Observations of all agents concatenated, (elements,), an array or a tensor like them.
 
-        A view of them if no role is padded. Agents that have ended are included.
+        A view of them if no role is padded. Agents that have ended are included. What the game declares for critics,
+        ``critic_state`` and ``agent_critic_state``, is no part of it.
 
         Raises:
             PettingZooResetNeededError, ClosedEnvError: Before ``reset``, after ``close``.

@@ -153,7 +153,9 @@ def test_each_policy_has_an_optimizer(device):
     frozen = {"tagger": PolicySpec(), "runner": PolicySpec(train=False)}
     half = lightning.make("tag_gridworld", 16, device, SMALL, policies=frozen, **TAG)
     both = lightning.make("tag_gridworld", 16, device, SMALL, **TAG)
-    for module, names in ((shared, ["tagger+runner"]), (half, ["tagger"]), (both, ["tagger", "runner"])):
+    each = lightning.make("tag_gridworld", 16, device, SMALL, sharing="agent", **TAG)
+    cases = [(shared, ["tagger+runner"]), (half, ["tagger"]), (both, ["tagger", "runner"])]
+    for module, names in [*cases, (each, list(each.inner.env.game.layout.agent_names))]:
         before = state(module)
         loop = fitted(module, device, max_epochs=1)
         assert [set(map(id, x.param_groups[0]["params"])) for x in loop.optimizers] == [
@@ -161,7 +163,7 @@ def test_each_policy_has_an_optimizer(device):
         ]
         assert loop.global_step == 4 * len(names)
         moved = {name.split(".")[1] for name, x in state(module).items() if not x.equal(before[name]) and "." in name}
-        assert moved & {"tagger", "runner", "tagger+runner"} == set(names)
+        assert moved & {"tagger", "runner", "tagger+runner", *names} == set(names)
 
 
 def test_metrics_are_logged_once_an_epoch(tmp_path, device):

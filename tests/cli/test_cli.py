@@ -427,7 +427,7 @@ REFUSED = {
         r"unknown policy 'tagger\+runner'; the policies are \['tagger', 'runner'\]",
     ),
     "a policy of its own where all share one": (
-        'train tag_gridworld --share-policy --policies {"tagger":{"clip":0.1}}',
+        'train tag_gridworld --sharing all --policies {"tagger":{"clip":0.1}}',
         r"unknown policy 'tagger'; the policies are \['tagger\+runner'\]",
     ),
     "an unknown key of a policy": (
@@ -879,7 +879,7 @@ def width(tensors, name):
 
 def test_one_policy_may_be_shared_by_all_roles(command, tmp_path):
     changes = '{"tagger+runner": {"entropy_coefficient": 0.5}}'
-    code, _, errors = command(*GRID, *SHORT, "--share-policy", "--policies", changes, "--out", "run")
+    code, _, errors = command(*GRID, *SHORT, "--sharing", "all", "--policies", changes, "--out", "run")
     assert (code, errors) == (0, [])
     tensors, manifest = newest(tmp_path / "run")
     assert list(manifest["policies"]) == manifest["trained"] == ["tagger+runner"]
@@ -923,7 +923,7 @@ def test_a_frozen_role_plays_by_another_run_and_keeps_its_bits(source, trained, 
 
 
 def test_frozen_roles_leave_the_others_to_share(trained, command, tmp_path):
-    assert command(*GRID, *SHORT, "--share-policy", "--frozen", f"runner={trained}", "--out", "run")[0] == 0
+    assert command(*GRID, *SHORT, "--sharing", "all", "--frozen", f"runner={trained}", "--out", "run")[0] == 0
     assert newest(tmp_path / "run")[1]["trained"] == ["tagger"]
     result = command(*GRID, *SHORT, "--frozen", f"tagger={trained}", "--policies", '{"tagger": {"clip": 0.1}}')
     refused(result, r"unknown policy 'tagger'; the policies are \['runner'\]")  # a frozen one has none to change
@@ -956,7 +956,7 @@ def test_a_run_with_another_observation_plays_no_role(trained, command, tmp_path
 
 
 def test_a_shared_policy_can_play_one_role(command, tmp_path):
-    assert command(*GRID, *SHORT, "--share-policy", "--out", "shared")[0] == 0
+    assert command(*GRID, *SHORT, "--sharing", "all", "--out", "shared")[0] == 0
     code, _, errors = command(*GRID, *SHORT, "--frozen", "runner=shared", "--out", "run")
     assert (code, errors) == (0, [])
     (old, _), (new, _) = (newest(tmp_path / name) for name in ("shared", "run"))

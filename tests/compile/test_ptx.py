@@ -236,17 +236,19 @@ ROLLOUTS = {
     "masks": (Crew, 100, {}),
     "groups of several warps": ("tag_continuous", 2000, {}),
     "turns": (Race, 100, {}),
+    "agents apart": ("tag_gridworld", 100, {"hidden_sizes": (16,)}),
 }
+POLICIES = {"agents apart": ("tagger_0+tagger_2", "tagger_1+runner", "tagger_3")}  # others: one for each role
 
 
 def rollout_text(rollout: str, precision: Precision) -> str:
-    """The program of a whole rollout with a default network for each role, as on a GPU."""
+    """The program of a whole rollout with default networks, as on a GPU."""
     name, num_envs, config = ROLLOUTS[rollout]
     layout = gpu_vecenv.configure(name).layout
     build = BuildOptions(sampled=True, squash=PPOConfig(**config).squash)
     policies = [
-        make_policy(gpu_vecenv.configure(name), [role], PPOConfig(**config), None, torch.device("cpu"))
-        for role in layout.present_roles
+        make_policy(gpu_vecenv.configure(name), own.split("+"), PPOConfig(**config), None, torch.device("cpu"))
+        for own in POLICIES.get(rollout, layout.present_roles)
     ]
     networks = [perceptron_of(policy, torch.zeros(0), precision) for policy in policies]
     threads = default_threads_per_env(layout.num_agents)

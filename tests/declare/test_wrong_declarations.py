@@ -49,6 +49,7 @@ RIGHT = {
     "termination_label": TEXT,
     "preset": NAMES,
     "critic_state": TUPLE,
+    "agent_critic_state": TUPLE,
     "masks_actions": FLAG,
     "clip_actions": FLAG,
     "takes_turns": FLAG,

@@ -186,7 +186,8 @@ def entrances(tmp_path_factory):
             gpu_vecenv.Trainer,
             {
                 "env": (training, set()), "config": (config, NONE), "seed": (0, set()), "policies": (None, NONE),
-                "graphs": (True, TRUE), "reward": (None, NONE | {"a class"}), "on_iteration": function,
+                "sharing": ("role", set()), "graphs": (True, TRUE), "reward": (None, NONE | {"a class"}),
+                "on_iteration": function,
             },
         ),
         "load_policy": (
@@ -357,7 +358,8 @@ def of_lightning(module):
     env = gpu_vecenv.VecEnv(GAME, 4, "cpu", autoreset_mode="next_step")
     config = gpu_vecenv.PPOConfig(total_steps=32, num_steps=4, num_minibatches=1, hidden_sizes=(8,))
     run = {"config": (config, NONE), "seed": (0, set())}
-    wrap = {"env": (env, set()), **run, "policies": (None, NONE), "reward": (None, NONE | {"a class"})}
+    wrap = {"env": (env, set()), **run, "policies": (None, NONE), "sharing": ("role", set())}
+    wrap["reward"] = (None, NONE | {"a class"})
     return {"PPOModule": wrap, "make": {**MAKE, **run}, "wrap": wrap}
 
 

@@ -15,11 +15,12 @@ from support.bitwise import equal_bits
 
 
 class Run(NamedTuple):
-    """A game, and how it is trained."""
+    """A game, how it is trained, and who shares a policy."""
 
     game: object
     config: dict
     arguments: dict = {}  # noqa: RUF012
+    sharing: str = "role"
 
 
 class Trainers:
@@ -45,7 +46,7 @@ class Trainers:
                 patch.setattr(gpu_vecenv.train.trainer, "choose_kernels", lambda *_: by_torch)
             env = gpu_vecenv.make(run.game, self._num_envs, "cpu", autoreset_mode="next_step", **run.arguments)
             config = {**self._config, "num_minibatches": 2, "hidden_sizes": (24, 16), **run.config}
-            trainer = Trainer(env, PPOConfig(total_steps=10**6, **config), seed=seed)
+            trainer = Trainer(env, PPOConfig(total_steps=10**6, **config), seed=seed, sharing=run.sharing)
         assert all((reason is None) == kernels for reason in trainer.torch_reasons.values())
         assert trainer.by_kernels == kernels
         return trainer

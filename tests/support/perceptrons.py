@@ -51,6 +51,8 @@ CASES = {
     "three layers, two trunks": Case("acrobot", ("agent",), {**APART, "hidden_sizes": (33, 64, 7)}),
     "two heads": Case("tag_continuous", ("runner",), {"normalize_obs": True, "hidden_sizes": (40, 32)}, FEW),
     "two roles in one": Case("tag_continuous", ("tagger", "runner"), {**APART, "hidden_sizes": (24,)}, FEW),
+    "agents apart": Case("tag_continuous", ("runner_2", "tagger_0", "runner_0"), {**BOTH, "hidden_sizes": (24,)}, FEW),
+    "an agent": Case(Crew, ("helper_1",), {**APART, "hidden_sizes": (24,)}),
     "fewer choices": Case(Script, ("other",), {"hidden_sizes": (16, 32)}, {"num_others": 2, "choices_of_others": 3}),
     "masks": Case(Crew, ("driver",), {**BOTH, "hidden_sizes": (32, 32)}),
     "masks, fewer choices": Case(Crew, ("helper",), {**APART, "hidden_sizes": (32, 40)}),
@@ -296,8 +298,8 @@ def check_outputs(rows, outputs, values):
             bound = count * ROUNDING_UNITS[precision] * size
         assert ((own - full).abs() <= bound).all() and size > 0.1
     written = torch.zeros_like(outputs, dtype=torch.bool)
-    own = written[:, view.agents]
-    own[..., view.parameter_columns] = True
+    for agent in view.agent_numbers:
+        written[:, agent, view.parameter_columns] = True
     assert outputs[~written].eq(-7).all()
     others = torch.ones(values.shape, dtype=torch.bool, device=values.device)
     others[:, view.agents] = False

@@ -56,8 +56,40 @@ class Declared(Secrets):
     critic_state = ("age", "secret")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Apart(Secrets):
+    """Each agent's critic sees the step's number, then the agent's own sign and its sum with the next agent's."""
+
+    max_steps: int = 3
+    roles = {"first": 2, "others": 3}  # noqa: RUF012
+    state = (Field("secret", f32, ("num_agents",)), Field("age", i32), Field("pair", f32, ("num_agents", 2)))
+    critic_state = ("age",)
+    agent_critic_state = ("secret", "pair")
+
+
+APART = """#include "game_api.cuh"
+struct Scratch {};
+HD void reset(State s, Io io) {
+    ONCE { s.age[0] = 0; }
+    FOR_AGENTS(i) s.secret[i] = io.rng.uniform(i, 0) < 0.5f ? -1.0f : 1.0f;
+    group_sync();
+    FOR_AGENTS(i) { s.pair[i][0] = s.secret[i] + 2 * s.secret[(i + 1) % NUM_AGENTS]; s.pair[i][1] = (float)i; }
+}
+HD void step(State s, Io io) {
+    ONCE { s.age[0] += 3; }
+    FOR_AGENTS(i) {
+        io.rewards[i] = s.pair[i][0];
+        io.terminations[i] = io.elapsed_steps >= MAX_STEPS || (i == 3 && s.secret[i] > 0);
+    }
+}
+HD void observe(State s, Io io) { FOR_AGENTS(i) io.obs[i][0] = s.secret[i]; }
+"""
+
+
 @pytest.fixture
 def secrets(tmp_path, monkeypatch):
+    (tmp_path / "apart.cu").write_text(APART)
+    monkeypatch.setattr(Apart, "source", tmp_path / "apart.cu", raising=False)
     (tmp_path / "secrets.cu").write_text(SECRETS)
     aged = SECRETS.replace("FOR_AGENTS(i) s.secret", "ONCE { s.age[0] = 0; } FOR_AGENTS(i) s.secret")
     aged = aged.replace("HD void step(State s, Io io) {", "HD void step(State s, Io io) { ONCE { s.age[0] += 3; }")
@@ -119,7 +151,9 @@ def test_the_state_is_all_observations_and_actors_keep_to_their_own(agent_ids, d
 
 GAMES = {  # of the environments, of the policies, and of the options
     "agents leave": (leaving, None, {}),
-    "one policy": (leaving, "tagger+runner", {"agent_ids": True}),
+    "one policy": (leaving, ("tagger+runner",), {"agent_ids": True}),
+    "agents apart": (leaving, ("tagger_1+runner", "tagger_2+tagger_0"), {"agent_ids": True}),
+    "rows of agents": (lambda device: gpu_vecenv.make(Apart, 6, device), None, {"agent_ids": True}),
     "small chunks": (leaving, None, {"agent_ids": True, "chunk_rows": 50}),
     "masks, other spaces": (partial(gpu_vecenv.make, Crew, 6), None, {"agent_ids": True}),
     "images, a box": (partial(gpu_vecenv.make, Painter, 6), None, {"normalize_obs": False, "squash": "tanh"}),
@@ -127,12 +161,13 @@ GAMES = {  # of the environments, of the policies, and of the options
 }
 
 
+@pytest.mark.usefixtures("secrets")
 @pytest.mark.parametrize("name", GAMES)
 def test_gradients_are_those_of_the_loss_in_torch(name, device):
-    make, roles, options = GAMES[name]
+    make, names, options = GAMES[name]
     env = make(device)
     config = dataclasses.replace(CENTRAL, num_minibatches=1, **options)
-    trainer = Trainer(env, config, seed=3, policies=None if roles is None else {roles: PolicySpec()})
+    trainer = Trainer(env, config, seed=3, policies=None if names is None else {name: PolicySpec() for name in names})
     trainer.begin_iteration()
     learner = next(reversed(trainer.learners.values()))
     learner.prepare_update(0)
@@ -192,13 +227,81 @@ def test_a_state_that_the_game_declares(device):
         trainer.train_iteration()
         data = trainer.rollout
         states = data.critic_states()
-        assert states.shape == (9, 6, 4) and states[..., 1:].equal(data.obs[..., 0])
-        ages, ended = states[..., 0], data.terminations[:, :, 0]
+        assert states.shape == (9, 6, 1, 4) and states[:, :, 0, 1:].equal(data.obs[..., 0])
+        ages, ended = states[:, :, 0, 0], data.terminations[:, :, 0]
         assert ages[1:].where(~ended, 9).eq(9).eq(ended).all()
         resets = ~data.active[:-1, :, 0]
         assert (ages[1:] == torch.where(resets, 0, ages[:-1] + 3)).all() and resets.any()
     assert trainer.policies["first"].critic.trunk[0].in_features == 4
-    assert Trainer(gpu_vecenv.make(Declared, 6, device), SMALL).rollout.critic_states().shape == (9, 6, 3)
+    assert Trainer(gpu_vecenv.make(Declared, 6, device), SMALL).rollout.critic_states().shape == (9, 6, 1, 3)
+
+
+def signs_of(data):
+    """What each agent's critic sees at each step but for the step's number, from the observations."""
+    signs = data.obs[..., 0]
+    numbers = torch.arange(signs.shape[-1], device=signs.device).float()
+    return torch.stack([signs, signs + 2 * signs.roll(-1, -1), numbers.expand_as(signs)], -1)
+
+
+POLICIES = [None, {"first_0+others_2": PolicySpec(), "first_1+others_0+others_1": PolicySpec()}]
+
+
+@pytest.mark.usefixtures("secrets")
+@pytest.mark.parametrize("policies", POLICIES)
+@pytest.mark.parametrize("agent_ids", [False, True])
+def test_a_critic_sees_the_rows_of_its_agent(policies, agent_ids, device):
+    config = dataclasses.replace(CENTRAL, agent_ids=agent_ids)
+    trainer, seen = Trainer(gpu_vecenv.make(Apart, 6, device), config, policies=policies, seed=1), {}
+    for _ in range(3):
+        trainer.train_iteration()
+        data = trainer.rollout
+        states = data.critic_states()
+        assert states.shape == (9, 6, 5, 4) and states[..., 1:].equal(signs_of(data))
+        resets = ~data.active[:-1].any(-1)
+        ages = states[..., 0]
+        assert ages.eq(ages[..., :1]).all() and resets.any()
+        assert (ages[1:, :, 0] == torch.where(resets, 0, ages[:-1, :, 0] + 3)).all()
+        for name, policy in trainer.policies.items():
+            agents = list(policy.view.agent_numbers)
+            own = states[:-1, :, agents][data.active[:-1, :, agents]].double().clone()
+            seen.setdefault(name, []).append(own)
+    for name, policy in trainer.policies.items():
+        agents, context = list(policy.view.agent_numbers), RolloutContext(policy, data, 50)
+        assert policy.critic.trunk[0].in_features == 4 + len(agents) * agent_ids
+        t = 5
+        assert context.of_step(t).state.equal(states[t, :, agents])
+        at = torch.arange(data.rewards.numel(), device=device).view_as(data.rewards)[t, :, agents].flatten()
+        order = torch.randperm(len(at)).to(device)
+        assert context.of_samples(at[order]).state.equal(states[t, :, agents].flatten(0, 1)[order])
+        normalizer, rows = policy.state_normalizer, torch.cat(seen[name])
+        assert normalizer.count.item() == pytest.approx(len(rows)) and len(rows) < 3 * 8 * 6 * len(agents)
+        torch.testing.assert_close(normalizer.mean, rows.mean(0), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(normalizer.var, rows.var(0, correction=0), rtol=1e-4, atol=1e-4)
+    assert trainer.rollout.bytes_per_env(trainer.env, 8) > 0 and trainer.evaluate(2)["episodes"] >= 2
+
+
+@pytest.mark.usefixtures("secrets")
+def test_a_critic_explains_what_depends_on_its_agent(device):
+    """A value of another agent's row explains half of the variance, 5, at most: one of two signs is common to both."""
+    config = PPOConfig(
+        total_steps=64 * 6 * 40, num_steps=6, num_epochs=6, num_minibatches=1, learning_rate=0.03, gamma=0.0
+    )
+    config = dataclasses.replace(config, hidden_sizes=(32,), critic="central")
+    trainer = Trainer(gpu_vecenv.make(Apart, 64, device), config, seed=1, sharing="all")
+    metrics = trainer.train(log_interval=39)
+    assert metrics["explained_variance_first+others"] > 0.98
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("age",), r"agent_critic_state has 'age' with shape \(\); expected a row for each agent, \(5, …\)"),
+        (("sign",), r"agent_critic_state has \['sign'\]; expected fields of its state"),
+    ],
+)
+def test_a_row_for_each_agent(fields, message):
+    with pytest.raises(EnvDefinitionError, match=message):
+        type("Wrong", (Apart,), {"agent_critic_state": fields})().layout  # noqa: B018
 
 
 def test_a_state_of_fields_that_do_not_exist():

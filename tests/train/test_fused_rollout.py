@@ -75,6 +75,25 @@ CASES = {
     ),
     "groups, a policy for each role": Case("tag_continuous", MANY, {"hidden_sizes": (24,)}, num_envs=5),
     "a policy for each role": Case("tag_gridworld", {"max_steps": 6}, {"hidden_sizes": (24,)}),
+    "a policy for each agent": Case(
+        "tag_gridworld", {"num_taggers": 2, "max_steps": 6}, {"hidden_sizes": (16,)}, ("tagger_0", "tagger_1", "runner")
+    ),
+    "agents apart": Case(
+        "tag_gridworld",
+        {"num_taggers": 3, "max_steps": 6},
+        {**APART, "hidden_sizes": (24,)},
+        ("tagger_0+tagger_2", "tagger_1+runner"),
+    ),
+    "groups, agents apart": Case(
+        "tag_continuous",
+        MANY,
+        {**BOTH, "hidden_sizes": (16,)},
+        (
+            "tagger+" + "+".join(f"runner_{k}" for k in range(0, 40, 2)),
+            "+".join(f"runner_{k}" for k in range(1, 40, 2)),
+        ),
+        num_envs=5,
+    ),
     "narrower observations": Case("simple_adversary", {"max_steps": 5}, {**APART, **BOTH, "hidden_sizes": (24, 16)}),
     "box beside choices": Case(Economy, {}, {**APART, "normalize_returns": True, "hidden_sizes": (24,)}),
     "groups, box beside choices": Case(

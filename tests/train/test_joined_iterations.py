@@ -17,12 +17,14 @@ CONFIG = {"num_steps": 4, "num_minibatches": 2, "num_epochs": 1, "hidden_sizes":
 CONFIG |= {"normalize_returns": True, "shared_trunk": False}
 
 
-def make(device, seed, game="cartpole", *, num_envs=NUM_ENVS, several_launches=False, reward=None, **changes):
+def make(
+    device, seed, game="cartpole", *, num_envs=NUM_ENVS, several_launches=False, reward=None, sharing="role", **changes
+):
     env = gpu_vecenv.make(game, num_envs, device, max_steps=5, autoreset_mode="next_step")
     if several_launches:
         env.step = env.step  # replaced: the rollout calls it
     config = PPOConfig(**{"total_steps": num_envs * 4 * ITERATIONS, **CONFIG, **changes})
-    return Trainer(env, config, seed=seed, reward=reward)
+    return Trainer(env, config, seed=seed, reward=reward, sharing=sharing)
 
 
 def without_times(metrics):
@@ -62,9 +64,11 @@ def test_each_trainer_is_bitwise_as_alone(changes, device_of_networks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("game", ["tag_gridworld", "pendulum"])
-def test_several_policies_and_box_actions_are_bitwise_as_alone(game, device_of_networks):
-    trainers, twins = ([make(device_of_networks, seed, game) for seed in (1, 2)] for _ in range(2))
+@pytest.mark.parametrize(
+    ("game", "sharing"), [("tag_gridworld", "role"), ("tag_gridworld", "agent"), ("pendulum", "role")]
+)
+def test_several_policies_and_box_actions_are_bitwise_as_alone(game, sharing, device_of_networks):
+    trainers, twins = ([make(device_of_networks, seed, game, sharing=sharing) for seed in (1, 2)] for _ in range(2))
     parallel = ParallelTrainers(trainers)
     results = together(trainers, parallel, 2)
     assert parallel.joins(trainers)

@@ -407,6 +407,7 @@ RUNS = {
     "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5, "hidden_sizes": (9, 8)}),
     "roles": Run("simple_adversary", {"normalize_obs": True}),
     "masks": Run(Crew, {"shared_trunk": False, "normalize_returns": True}),
+    "a policy for each agent": Run(Crew, {"num_minibatches": 1}, sharing="agent"),
 }
 
 

@@ -388,6 +388,7 @@ RUNS = {
     "box": Run("pendulum", {"normalize_returns": True, "value_clip": 0.5}),
     "roles": Run("simple_adversary", {"normalize_obs": True}),
     "masks": Run(Crew, {"shared_trunk": False, "normalize_returns": True}),
+    "a policy for each agent": Run("simple_adversary", {"normalize_obs": True}, sharing="agent"),
     "turns": Run(Race, {"normalize_obs": True}),
     "deaths": Run(Sacrifice, {"shared_trunk": False, "normalize_returns": True}, {"num_units": 3}),
 }
@@ -408,7 +409,9 @@ def test_the_kernels_train_what_torch_trains(name, trainer_of):
         assert 0 < found["skipped_fraction_agent"] < 1
 
 
-@pytest.mark.parametrize("name", ["target_kl", pytest.param("roles", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["target_kl", *(pytest.param(n, marks=pytest.mark.slow) for n in ("roles", "a policy for each agent"))]
+)
 def test_training_resumes_bit_by_bit(name, trainer_of, tmp_path):
     check_resume(trainer_of, RUNS[name], tmp_path / "checkpoint")
 

@@ -14,6 +14,7 @@ from games.painter import Painter
 from games.scouts import Scouts
 from games.script import Script
 from gymnasium.spaces import Discrete
+from support.bitwise import equal_bits
 from torch import nn
 
 import gpu_vecenv
@@ -227,9 +228,10 @@ class Trio(Env):
             r"'middle' of Trio has .*Discrete\(3\), 'left' has .*Discrete\(2\)",
         ),
         ({"observation_of_others": 4}, ["left", "middle"], r"'middle' of Trio has observations \(4,\) and"),
-        ({}, ["left", "right"], "cannot be shared by left and right of Trio"),
-        ({}, ["middle", "left"], "cannot be shared by middle and left of Trio"),
-        ({}, ["left", "left"], "expected adjacent roles"),
+        ({}, ["left", "left"], r"left\+left has left_0 of Trio twice; expected each once"),
+        ({}, ["middle_1", "middle"], r"middle_1\+middle has middle_1 of Trio twice"),
+        ({}, ["left_0", "middle_2"], r"unknown role 'middle_2' of Trio; .*nearest: middle_1, middle_0"),
+        ({"choices_of_others": 3}, ["left_0", "middle_1"], r"'middle' of Trio has .*Discrete\(3\), 'left' has"),
     ],
 )
 def test_roles_that_cannot_share_are_refused(arguments, roles, message):
@@ -246,6 +248,39 @@ def test_a_box_and_choices_share_no_policy():
 def test_alike_roles_share():
     view = RoleView(Trio(), ["left", "middle", "right"])
     assert view.agents == slice(0, 4) and RoleView(Trio(), ["middle", "right"]).agents == slice(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers", "roles"),
+    [
+        (["middle_1"], [2], ("middle",)),
+        (["middle_0", "middle_1"], [1, 2], ("middle",)),
+        (["right", "left"], [0, 3], ("left", "right")),  # in the order of the game, however they are named
+        (["middle_1", "left", "right_0"], [0, 2, 3], ("left", "middle", "right")),
+    ],
+)
+def test_any_agents_with_equal_spaces_have_a_view(names, numbers, roles, device):
+    game = Trio()
+    view = RoleView(game, names, torch.device(device))
+    assert view.name == "+".join(names) and view.roles == roles and view.num_agents == len(numbers)
+    assert torch.arange(4, device=device)[view.agents].tolist() == list(view.agent_numbers) == numbers
+    assert view.positions()[torch.tensor(numbers)].tolist() == list(range(len(numbers)))
+    obs = torch.rand(5, 4, 3, device=device)
+    assert equal_bits(view.obs(obs), obs[:, numbers])
+    parameters, out = torch.rand(5, len(numbers), 2, device=device), torch.full((5, 4, 2), -1.0, device=device)
+    view.write_parameters(parameters, out)
+    others = [agent for agent in range(4) if agent not in numbers]
+    assert equal_bits(out[:, numbers], parameters) and bool((out[:, others] == -1).all())
+
+
+def test_agents_have_their_own_rows_and_columns_of_parameters(device):
+    game = Economy(num_clerks=2)  # workers use some of the columns of the widest heads
+    view = RoleView(game, ["worker_2", "worker_0"], torch.device(device))
+    width, columns = game.layout.action.num_logits, [0, 1, 2, 4, 5]
+    out, parameters = torch.zeros(3, game.num_agents, width, device=device), torch.rand(3, 2, 5, device=device)
+    view.write_parameters(parameters, out)
+    assert equal_bits(out[:, [0, 2]][..., columns], parameters)
+    assert int((out != 0).sum()) == int((parameters != 0).sum())
 
 
 # Running normalisation

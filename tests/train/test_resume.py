@@ -192,7 +192,7 @@ def test_a_second_interrupt_ends_at_once(device, tmp_path):
 
 CASES = {
     "a policy for each role": (GRID, []),
-    "one for all": (GRID, ["--share-policy"]),
+    "one for all": (GRID, ["--sharing", "all"]),
     "hyper-parameters of their own": (
         GRID,
         ["--policies", '{"tagger": {"learning_rate": 0.01, "gamma": 0.9, "target_kl": 1e-3}, "runner": {"clip": 0.1}}'],

@@ -117,6 +117,19 @@ def test_a_score_is_the_mean_over_trained_roles_that_play_alone(metric, pairs, d
     selection.close()
 
 
+def test_agents_of_a_role_play_together(device):
+    """With policies of their own; a frozen one by its policy, also where the others of its role act randomly."""
+    specs = {name: PolicySpec(train=name != "tagger_1") for name in ("tagger_0+tagger_2", "tagger_1", "runner")}
+    trainer = Trainer(leaving(device), SMALL, policies=specs, seed=4)
+    selection = Selection(trainer, None, 6, 0)
+    assert selection.is_best()
+    alone = [(["runner"], "return_tagger"), (["tagger_0", "tagger_2"], "return_runner")]
+    scores = [trainer.evaluate(6, random_roles=random, seed=SEED)[name] for random, name in alone]
+    assert selection.state.best == fmean(scores)
+    assert scores[1] != trainer.evaluate(6, random_roles=["tagger"], seed=SEED)["return_runner"]
+    selection.close()
+
+
 def test_frozen_roles_are_opponents_by_their_policies(device):
     specs = {"tagger": PolicySpec(), "runner": PolicySpec(train=False)}
     trainer = Trainer(leaving(device), SMALL, policies=specs, seed=4)

@@ -4,11 +4,14 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from games.sacrifice import Sacrifice
 from support.bitwise import equal_bits
 from support.training import SMALL, leaving
 
+import gpu_vecenv
 from gpu_vecenv import PPOConfig, Trainer
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import CheckpointFolder
@@ -87,6 +90,51 @@ def test_returns_of_a_rollout_count_once_for_each_update_and_values_follow(devic
                 learner.minibatch_gradient(k)
                 learner.optimizer_step()
         trainer.end_iteration()
+
+
+@pytest.mark.parametrize("beta", [0.9, 0.99999])
+def test_a_team_counts_its_dead(beta, device):
+    """Returns and statistics of NumPy, where units die before their episode ends and are paid at its end."""
+    config = dataclasses.replace(CONFIG, value_norm_beta=beta, num_epochs=2, num_steps=11, num_minibatches=1)
+    env = gpu_vecenv.make(Sacrifice, 16, device, num_units=3, max_steps=4, autoreset_mode="next_step")
+    trainer, reference = Trainer(env, config, seed=2), Reference(beta)
+    (learner,), dead = trainer.learners.values(), 0
+    for _ in range(3):
+        trainer.begin_iteration()
+        data = trainer.rollout
+        names = ("rewards", "values", "active", "acting")
+        rewards, values, active, acting = (getattr(data, name).cpu().numpy() for name in names)
+        returns = np.zeros(rewards.shape)
+        for env_index, unit in np.ndindex(rewards.shape[1:]):
+            advantage = 0.0
+            for t in reversed(range(len(rewards))):
+                at = (t, env_index, unit)
+                if not active[at]:  # the step that resets
+                    advantage = 0.0
+                    continue
+                following = (t + 1, env_index, unit)
+                goes_on = config.gamma * bool(active[following])  # to the episode's end, also once it has died
+                gae_lambda = config.gae_lambda if acting[following] else 1.0  # between the unit's own decisions
+                delta = rewards[at] + goes_on * float(values[following]) - values[at]
+                advantage = delta + goes_on * gae_lambda * advantage
+                returns[at] = advantage + values[at]
+        counted, idle = active[:-1], active[:-1] & ~acting[:-1]
+        dead += idle.sum()
+        np.testing.assert_allclose(data.returns.cpu().numpy()[counted], returns[counted], rtol=1e-4, atol=1e-5)
+        for _ in range(config.num_epochs):
+            reference.update(torch.from_numpy(returns[counted]))
+        learner.prepare_update(trainer.iteration)
+        learner.minibatch_gradient(0)
+        normalizer = learner.policy.return_normalizer
+        expected = reference.mean_and_var()
+        assert (normalizer.mean.item(), normalizer.var.item()) == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        others = returns[counted & acting[:-1]]
+        assert abs(others.mean() - returns[counted].mean()) > 2e-3  # the statistics tell which samples counted
+        for k in range(1, learner.num_updates):
+            learner.minibatch_gradient(k)
+            learner.optimizer_step()
+        trainer.end_iteration()
+    assert dead > 100
 
 
 def test_a_run_resumes_bit_identically(device, tmp_path):
