@@ -277,7 +277,7 @@ def test_a_critic_sees_the_rows_of_its_agent(policies, agent_ids, device):
         assert normalizer.count.item() == pytest.approx(len(rows)) and len(rows) < 3 * 8 * 6 * len(agents)
         torch.testing.assert_close(normalizer.mean, rows.mean(0), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(normalizer.var, rows.var(0, correction=0), rtol=1e-4, atol=1e-4)
-    assert trainer.rollout.bytes_per_env(trainer.env, 8) > 0 and trainer.evaluate(2)["episodes"] >= 2
+    assert trainer.evaluate(2)["episodes"] >= 2
 
 
 @pytest.mark.usefixtures("secrets")
