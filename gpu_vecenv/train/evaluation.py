@@ -15,7 +15,7 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
-from gpu_vecenv.train.distributions import masked
+from gpu_vecenv.train.central_critic import Context
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
 
@@ -117,12 +117,14 @@ class RolePolicies:
             own_obs = obs[(slice(None), agents, *view.obs_slice)]
             if role in self._states:
                 begins = (self.env.elapsed_steps == 0)[:, None].expand(own_obs.shape[:2])
-                outputs, _, state = policy(own_obs, kept(self._states[role], ~begins))
+                context = Context(agents=self._agents.get(role))
+                outputs, _, state = policy(own_obs, kept(self._states[role], ~begins), context=context)
                 self._states[role] = kept(state, self.env.active[:, agents])
             else:
                 outputs = policy.parameters_of(own_obs, self._agents.get(role))
             mask = None if action_mask is None else view.mask(action_mask[:, agents])
-            parameters[:, agents][..., view.parameter_columns] = masked(outputs, mask)
+            of_role = policy.distribution(outputs, mask, greedy=self.greedy)
+            parameters[:, agents][..., view.parameter_columns] = of_role
         actions = self._sampler.sample(parameters, greedy=self.greedy).actions
         random = self.env.sample_actions()
         for role, actor in self.role_policies.items():

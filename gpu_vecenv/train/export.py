@@ -27,6 +27,7 @@ from gpu_vecenv.train.distributions import masked, squashed
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.normalizers import OBS_CLIP
 from gpu_vecenv.train.policy import Policy, flat
+from gpu_vecenv.train.q_policy import QPolicy
 
 FileFormat = Literal["onnx", "torchscript"]
 SUFFIXES: dict[FileFormat, str] = {"onnx": ".onnx", "torchscript": ".pt"}
@@ -314,7 +315,9 @@ def _description(policy: GamePolicy, one: Policy) -> dict[str, Any]:
     if _has_mask(policy, one):
         inputs["action_mask"] = {"shape": ["rows", view.num_parameters], "dtype": "bool"}
     heads = [view.num_heads] if view.continuous or _has_heads(policy) else []
-    meaning = "means, then log standard deviations" if view.continuous else "logits, head after head, before any mask"
+    what = "Q values" if isinstance(one, QPolicy) else "logits"
+    discrete = f"{what}, head after head, before any mask"
+    meaning = "means, then log standard deviations" if view.continuous else discrete
     return {
         "roles": list(view.roles),
         "inputs": inputs,

@@ -46,6 +46,7 @@ def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> lis
     manifest: dict[str, Any] = {
         "game": policy.game.name(),
         "game_config": dataclasses.asdict(policy.game),
+        "algorithms": {name: policy.configs[one.view.roles[0]].algorithm for name, one in policies.items()},
         "policies": {name: dataclasses.asdict(policy.configs[one.view.roles[0]]) for name, one in policies.items()},
         "made_with": {"gpu_vecenv": __version__},
     }
@@ -73,6 +74,7 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
     """
     game, name = policy.game, policy.game.name()
     identifier = gymnasium_id(type(game))
+    algorithms = sorted({config.algorithm for config in policy.configs.values()})
     returns = {role: results[f"return_{role}"] for role in policy.policies if f"return_{role}" in results}
     metrics = [{"type": "mean_reward", "name": f"return_{role}", "value": value} for role, value in returns.items()]
     result = {
@@ -86,9 +88,14 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
         "tags": ["reinforcement-learning", "deep-reinforcement-learning", "gpu_vecenv", name],
     }
     if metrics:
-        metadata["model-index"] = [{"name": f"ppo-{name}", "results": [result]}]
+        metadata["model-index"] = [{"name": "-".join((*algorithms, name)), "results": [result]}]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]  # JSON is YAML
-    lines += [f"# PPO on {name}", "", (type(game).__doc__ or name).strip().splitlines()[0], ""]
+    lines += [
+        f"# {' and '.join(algorithms).upper()} on {name}",
+        "",
+        (type(game).__doc__ or name).strip().splitlines()[0],
+        "",
+    ]
     lines += ["| role | observations | actions | mean return |", "|---|---|---|---|"]
     for role in policy.policies:
         spaces = game.layout.observation.spaces[role], game.layout.action.spaces[role]

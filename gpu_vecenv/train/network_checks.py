@@ -95,7 +95,7 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
         expected = _outputs(policy, rows, agents, states)
         found = {what: (_outputs(policy, rows[k], agents[k], states[k]), k.flatten()) for what, k in calls.items()}
         if hasattr(policy.network, "sequence"):
-            _check_sequence(name, policy, rows, states)
+            _check_sequence(name, policy, rows, agents, states)
     for what, (outputs, indices) in found.items():
         if _differ(outputs, [x[indices] for x in expected]):
             raise ConfigError(
@@ -107,15 +107,15 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
             )
 
 
-def _check_sequence(name: str, policy: Policy, rows: torch.Tensor, states: torch.Tensor) -> None:
+def _check_sequence(name: str, policy: Policy, rows: torch.Tensor, agents: torch.Tensor, states: torch.Tensor) -> None:
     """Raise ConfigError unless ``sequence`` gives what its steps give, here of three; the second one ends episodes."""
     active = torch.tensor([True, False, True], device=rows.device)[:, None].expand(3, len(rows))
     obs, state, expected = torch.stack([rows, rows.flip(0), rows]), states, list[list[torch.Tensor]]()
     for t in range(3):
-        parameters, values, state = policy(obs[t], state)
+        parameters, values, state = policy(obs[t], state, context=Context(agents=agents))
         state = kept(state, active[t])
         expected.append([parameters, values[:, None]])
-    parameters, values = policy.sequence(obs, states, active)
+    parameters, values = policy.sequence(obs, states, active, agents)
     shapes = [tuple(parameters.shape), tuple(values.shape)]
     wanted = [(3, *expected[0][0].shape), (3, len(rows))]
     if shapes != wanted or any(_differ([parameters[t], values[t][:, None]], expected[t]) for t in range(3)):

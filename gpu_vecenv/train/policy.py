@@ -25,6 +25,7 @@ from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder, unit_sca
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, ActorCritic
 from gpu_vecenv.train.normalizers import Normalizer, ValueNorm
+from gpu_vecenv.train.q_networks import QNetwork
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, kept
 from gpu_vecenv.train.role_view import RoleView
 
@@ -44,7 +45,7 @@ class Policy(nn.Module):
         critic: Maps a state, see ``Context``, to values (…, 1); None: the network has a critic. With ``agent_ids`` the
             state is followed by the row's agent, like the network's input.
         agent_ids: The network's input is one axis, an observation followed by which of the policy's agents the row is
-            of: 1 in its place, 0 in those of the others. Not of a recurrent network.
+            of: 1 in its place, 0 in those of the others.
         normalize_obs: Keep running statistics of observations, and normalise the network's input with them; also of the
             critic's states.
         normalize_returns: Keep running statistics of discounted sums of rewards; the network predicts values as
@@ -56,13 +57,15 @@ class Policy(nn.Module):
 
     Attributes:
         recurrent_state_size: Numbers in an agent's state; 0 if the network is not recurrent.
+        torch_reason: Why no kernels compute it, whatever its network, in a few words; None: they may.
 
     Raises:
-        ConfigError: The network's ``recurrent_state_size`` is no int >= 0, or not 0 with a critic or ``agent_ids``.
+        ConfigError: The network's ``recurrent_state_size`` is no int >= 0, or not 0 with a critic.
     """
 
     action_bounds: torch.Tensor
     one_hot: torch.Tensor
+    torch_reason: str | None = None
 
     def __init__(
         self,
@@ -87,15 +90,15 @@ class Policy(nn.Module):
                 f"recurrent_state_size of the network of {'+'.join(roles)} is {self.recurrent_state_size!r:.80}; "
                 "expected an int, the numbers in the state of a row"
             )
-        if self.recurrent_state_size and (critic is not None or agent_ids):
+        if self.recurrent_state_size and critic is not None:
             raise ConfigError(
-                f"the network of {'+'.join(roles)} is recurrent, with a central critic or agent_ids; expected one that "
-                "is not, or critic 'own' and agent_ids False"
+                f"the network of {'+'.join(roles)} is recurrent, with a central critic; expected one that is not, or "
+                "critic 'own'"
             )
         self.critic, self.agent_ids = critic, agent_ids
         central = normalize_obs and critic is not None
         self.state_normalizer = Normalizer((state_size(game),)) if central else None
-        parts = network.parts if isinstance(network, EncodedActorCritic) else None
+        parts = network.parts if isinstance(network, EncodedActorCritic | QNetwork) else None
         entities = () if parts is None else parts.entities
         self.obs_normalizer = Normalizer(self.view.obs_shape, entities) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
@@ -129,10 +132,9 @@ class Policy(nn.Module):
             return self._scaled(parameters, values)
         if state is None:
             return self._scaled(*self._of_network(obs, context.agents))
-        if self.obs_normalizer is not None:
-            obs = self.obs_normalizer(obs)
         leading, size = state.shape[:-1], self.recurrent_state_size
-        rows = obs.reshape(-1, *self.view.obs_shape)
+        inputs = self._inputs(obs, context.agents)
+        rows = inputs.reshape(-1, *inputs.shape[len(leading) :])
         with self._autocast(obs):
             found = self.network(rows, state.reshape(-1, size))
         self._check_recurrent_outputs(found, rows.shape[0])
@@ -141,7 +143,7 @@ class Policy(nn.Module):
         return parameters.reshape(*leading, parameters.shape[-1]), values.reshape(leading), next_state
 
     def sequence(
-        self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor
+        self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor, agents: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Several steps of a recurrent policy: parameters (steps, rows, n) and values (steps, rows), as of ``forward``.
 
@@ -149,17 +151,17 @@ class Policy(nn.Module):
             obs: (steps, rows, *obs_shape).
             state: (rows, recurrent_state_size) float32, for the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
+            agents: (rows,) int64, as in ``Context``.
         """
         whole: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = getattr(self.network, "sequence", None)
         if whole is not None and not has_hooks(self.network):
-            if self.obs_normalizer is not None:
-                obs = self.obs_normalizer(obs)
-            with self._autocast(obs):
-                parameters, values = whole(obs, state, active)
+            inputs = self._inputs(obs, agents)
+            with self._autocast(inputs):
+                parameters, values = whole(inputs, state, active)
             return self._scaled(parameters, values)
         steps = []
         for t, is_active in enumerate(active):
-            *outputs, state = self(obs[t], state)
+            *outputs, state = self(obs[t], state, context=Context(agents=agents))
             state = kept(state, is_active)
             steps.append(outputs)
         of_steps = [torch.stack(tensors) for tensors in zip(*steps, strict=True)]
@@ -189,12 +191,17 @@ class Policy(nn.Module):
         return parameters.float()
 
     def _of_network(self, obs: torch.Tensor, agents: torch.Tensor | None) -> Any:
+        inputs = self._inputs(obs, agents)
+        with self._autocast(inputs):
+            return self.network(inputs)
+
+    def _inputs(self, obs: torch.Tensor, agents: torch.Tensor | None) -> torch.Tensor:
+        """What the network sees of observations (…, *obs_shape)."""
         if self.obs_normalizer is not None:
             obs = self.obs_normalizer(obs)
         if self.agent_ids or isinstance(self.network, Tower):
-            obs = self._with_agents(flat(obs, len(self.view.obs_shape)), agents)
-        with self._autocast(obs):
-            return self.network(obs)
+            return self._with_agents(flat(obs, len(self.view.obs_shape)), agents)
+        return obs
 
     def _of_critic(self, context: Context) -> torch.Tensor:
         assert self.critic is not None
@@ -238,6 +245,24 @@ class Policy(nn.Module):
                 f"the network of {'+'.join(self.view.roles)} returns {shapes} for {rows} rows; expected parameters, "
                 f"values and the next state: {expected}"
             )
+
+    def distribution(
+        self, outputs: torch.Tensor, action_mask: torch.Tensor | None, *, greedy: bool = False
+    ) -> torch.Tensor:
+        """Parameters (…, n) for a ``Sampler``, of the network's ``outputs`` (…, n), which give forbidden choices 0.
+
+        Args:
+            outputs: What ``parameters_of`` returns.
+            action_mask: (…, n) bool, for games with masks.
+            greedy: The most likely choices will be taken.
+        """
+        return masked(outputs, action_mask)
+
+    def state_values(
+        self, outputs: torch.Tensor, values: torch.Tensor, action_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Values of states (…), of what the network returns for them and the choices that masks (…, n) allow."""
+        return values
 
     @property
     def value_scale(self) -> torch.Tensor | float:
@@ -318,7 +343,8 @@ class Policy(nn.Module):
             noise = 0 if greedy else torch.empty_like(means).normal_(generator=generator)
             return squashed(means + log_stds.exp() * noise, self.action_bounds, self.squash)
         heads = []
-        for logits in masked(parameters, action_mask).split(list(self.view.head_sizes), -1):
+        of_sampler = self.distribution(parameters, action_mask, greedy=greedy)
+        for logits in of_sampler.split(list(self.view.head_sizes), -1):
             # The Gumbel-max trick: the argmax of logits plus this noise is a sample.
             noise = 0 if greedy else -torch.empty_like(logits).exponential_(generator=generator).log()
             heads.append((logits + noise).argmax(-1).int())

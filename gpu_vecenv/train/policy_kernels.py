@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.host_kernels import HostKernels, why_not_on_host
 from gpu_vecenv.train.layers import parameters_of
 from gpu_vecenv.train.layerwise import LayerwiseKernels, why_not_layerwise
@@ -75,6 +74,8 @@ def choose_kernels(policy: Policy, rollout: Rollout, precision: Precision, chunk
         precision: Of the matrix products.
         chunk_rows: The largest number of rows of a forward pass, see ``PPOConfig``.
     """
+    if policy.torch_reason is not None:
+        return Choice(None, policy.torch_reason, policy.torch_reason)
     unfused_reason = why_not_fused(policy, rollout, precision)
     if unfused_reason is None:
         return Choice(PerceptronKernels(policy, rollout, precision), None, None)
@@ -133,14 +134,15 @@ class Forward:
                 values=data.values[t],
             )
             return
+        obs, context = view.obs(data.obs[t]), self._context.of_step(t)
         if self.states is None:
-            context = self._context.of_step(t)
-            outputs, data.values[t][:, view.agents] = self.policy(view.obs(data.obs[t]), context=context)
+            outputs, values = self.policy(obs, context=context)
         else:
             if not only_values:
                 self.states.begin_step(t)
-            outputs, data.values[t][:, view.agents], state = self.policy(view.obs(data.obs[t]), self.states.current)
+            outputs, values, state = self.policy(obs, self.states.current, context=context)
             if not only_values:
                 self.states.end_step(state, data.active[t][:, view.agents])
+        data.values[t][:, view.agents] = self.policy.state_values(outputs, values, mask)
         if not only_values:
-            self.outputs[:, view.agents][..., view.parameter_columns] = masked(outputs, mask)
+            self.outputs[:, view.agents][..., view.parameter_columns] = self.policy.distribution(outputs, mask)

@@ -10,9 +10,10 @@ from torch import nn
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.network_checks import check_output_shapes
 from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.ppo import PPOConfig, make_policy
 
 RUN_WIDE_KEYS = ("total_steps", "num_steps", "squash", "precision")  # options on which all policies must agree
 
@@ -24,7 +25,7 @@ class PolicySpec:
     Args:
         network: A module with the ``forward`` of ``ActorCritic`` or of ``RecurrentActorCritic``; None makes the default
             network of ``config``.
-        config: Hyperparameters of this policy; None uses the trainer's.
+        config: Hyperparameters of this policy, whose class decides its algorithm; None uses the trainer's.
         weights: Initial weights: the ``state_dict`` of a ``Policy``, such as one that ``load_policy(…)`` returned.
         train: False freezes the policy: it acts, but is not trained.
 
@@ -33,23 +34,27 @@ class PolicySpec:
     """
 
     network: nn.Module | None = None
-    config: PPOConfig | None = None
+    config: LearnerConfig | None = None
     weights: Mapping[str, torch.Tensor] | None = None
     train: bool = True
 
     def __post_init__(self) -> None:
-        expected = {"network": nn.Module, "config": PPOConfig, "weights": Mapping, "train": bool}
-        for name, kind in expected.items():
+        expected: dict[str, tuple[type, ...]] = {
+            "network": (nn.Module,),
+            "config": CONFIGS,
+            "weights": (Mapping,),
+            "train": (bool,),
+        }
+        for name, kinds in expected.items():
             value = getattr(self, name)
-            if not isinstance(value, kind) and (value is not None or kind is bool):
-                alternative = "" if kind is bool else " or None"
-                raise TypeError(
-                    f"PolicySpec.{name} is a {type(value).__name__}; expected a {kind.__name__}{alternative}"
-                )
+            if not isinstance(value, kinds) and (value is not None or bool in kinds):
+                known = " or ".join(f"a {kind.__name__}" for kind in kinds)
+                alternative = "" if bool in kinds else " or None"
+                raise TypeError(f"PolicySpec.{name} is a {type(value).__name__}; expected {known}{alternative}")
 
 
 def resolve_specs(
-    game: Env, config: PPOConfig, given: Mapping[str, PolicySpec | nn.Module] | None
+    game: Env, config: LearnerConfig, given: Mapping[str, PolicySpec | nn.Module] | None
 ) -> dict[str, PolicySpec]:
     """The specification of each policy, in the order of the game's roles; None gives each role a policy of its own.
 
@@ -81,14 +86,14 @@ def resolve_specs(
     return dict(sorted(specs.items(), key=lambda item: known.index(item[0].split("+")[0])))
 
 
-def policy_of_spec(name: str, spec: PolicySpec, config: PPOConfig, game: Env, obs: torch.Tensor) -> Policy:
+def policy_of_spec(name: str, spec: PolicySpec, config: LearnerConfig, game: Env, obs: torch.Tensor) -> Policy:
     """The policy that a specification describes, on the device of ``obs`` (num_envs, num_agents, *shape).
 
     Raises:
         ConfigError: Its network returns other shapes than the roles' actions need, or cannot be trained; or its weights
             do not fit.
     """
-    policy = make_policy(game, name.split("+"), config, spec.network, obs.device)
+    policy = algorithm_of(config).make_policy(game, name.split("+"), config, spec.network, obs.device)
     check_output_shapes(name, policy, obs)
     if spec.train and not any(p.requires_grad for p in policy.parameters()):
         raise ConfigError(

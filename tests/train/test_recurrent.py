@@ -272,7 +272,7 @@ def test_flags_that_are_a_step_off_are_seen_in_the_ratios(shift, device):
     indices, _ = minibatches(learner)[0]
     right, _ = ratios(learner, indices)
     sequence = learner.policy.sequence
-    learner.policy.sequence = lambda obs, state, active: sequence(obs, state, active.roll(shift, 0))
+    learner.policy.sequence = lambda obs, state, active, agents: sequence(obs, state, active.roll(shift, 0), agents)
     wrong, _ = ratios(learner, indices)
     assert (right - 1).abs().max() <= RATIO_WITHIN and (wrong - 1).abs().max() > 1000 * RATIO_WITHIN
 
