@@ -61,7 +61,7 @@ class PPOModule(LightningModule):
         self._is_set_up = self._mid_epoch = False
         self._set_trainer(Trainer(env, config, **self._given))
         counts = {(x.config.num_epochs, x.config.num_minibatches) for x in self.learners.values()}
-        if any(learner.config.desired_kl is not None for learner in self.learners.values()):
+        if any("learning_rate" not in learner.config.rates(0.0) for learner in self.learners.values()):
             raise ConfigError("desired_kl is given; expected None: checkpoints of Lightning lack the learning rate")
         if len(counts) != 1 or self.inner.config.precision == "tf32":
             found = f"precision is {self.inner.config.precision}, (num_epochs, num_minibatches) are {counts}"

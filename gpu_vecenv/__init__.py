@@ -15,6 +15,7 @@ from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.reward import Transition
 from gpu_vecenv.train.trainer import Trainer
 from gpu_vecenv.views.batched_env import BatchedParallelEnv, batched_parallel_env
@@ -34,6 +35,7 @@ __all__ = [
     "GymnasiumEnv",
     "GymnasiumVectorEnv",
     "PPOConfig",
+    "PQNConfig",
     "ParallelEnv",
     "PolicySpec",
     "Sample",

@@ -59,9 +59,9 @@ class NoGame:
         raise ConfigError(self.message)
 
 
-def with_parameter(generic: Any, parameter: type) -> Any:
-    """``generic[parameter]``, for a type that is chosen at run time."""
-    return generic[parameter]
+def with_parameter(generic: Any, *parameters: type) -> Any:
+    """``generic[parameters]``, for types that are chosen at run time."""
+    return generic[parameters]
 
 
 def named_game(arguments: Sequence[str]) -> type[Env] | None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import tyro
 
@@ -40,22 +40,27 @@ from gpu_vecenv.files import check_output
 from gpu_vecenv.train.capacity import max_num_envs_that_fit
 from gpu_vecenv.train.checkpoint import CHECKPOINTS, CheckpointFolder
 from gpu_vecenv.train.distributed import World, process_group
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec, Sharing, names_of_policies, resolve_specs
 from gpu_vecenv.train.ppo import MAPPO, PPOConfig
+from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.run import check_log, run, run_seeds
 from gpu_vecenv.train.run_folder import SEEDS_FILE, SETTINGS, RunConfig, make_selection, seed_folder
-from gpu_vecenv.train.stored_config import with_defaults
+from gpu_vecenv.train.stored_config import stored_config, stored_configs, with_defaults
 from gpu_vecenv.train.trainer import Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
-RUN_SIZES = ("num_envs", "total_steps", "num_steps")  # that a preset of PPO takes from the game's
+# Of the game's preset, for MAPPO, and for algorithms of which the game has none.
+RUN_SIZES = ("num_envs", "total_steps", "num_steps")
 RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
+AlgorithmName = Literal["ppo", "a2c", "pqn", "pqn-vdn"]
+ConfigT = TypeVar("ConfigT", bound=LearnerConfig)  # the hyper-parameters of an algorithm, which become options
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(DeviceOptions, Generic[GameT]):
+class Train(DeviceOptions, Generic[GameT, ConfigT]):
     """Train the policies of a game; writes curve, checkpoints and evaluation to a run folder.
 
     train --resume RUN continues an interrupted run bit-identically; its options: train --resume RUN --help
@@ -66,7 +71,7 @@ class Train(DeviceOptions, Generic[GameT]):
     seed: int = 0  # of environments, weights and minibatches
     seeds: int | None = param(None, low=1)  # train with so many seeds at a time, from --seed on, each in a run folder
     out: Path | None = None  # run folder, of --seeds that of their folders; default: runs/<game>-<date>-<time>
-    algorithm: Literal["ppo", "a2c"] = "ppo"  # selects the default hyper-parameters
+    algorithm: AlgorithmName = "ppo"  # selects the hyper-parameters and their defaults
     preset: Literal["game", "mappo"] = "game"  # of PPO: those of the game, or MAPPO's with the game's sizes of a run
     sharing: Sharing = "role"  # one policy for the agents of a role, one for each agent, or one for all
     policies: str = "{}"  # hyper-parameters of single policies, as JSON: {"tagger": {"learning_rate": 0.001}}
@@ -74,7 +79,7 @@ class Train(DeviceOptions, Generic[GameT]):
     reward: str | None = None  # a function that gives the rewards in place of the game: module:name or file.py:name
     graphs: bool = True  # use CUDA graphs
     run: RunConfig = field(default_factory=RunConfig)
-    ppo: PPOConfig = field(default_factory=PPOConfig)
+    learner: ConfigT
     game: GameT
 
     def __post_init__(self) -> None:
@@ -90,23 +95,18 @@ class Train(DeviceOptions, Generic[GameT]):
             return Resume, tyro.MISSING_NONPROP
         game = named_game(arguments)
         if game is None:
-            return with_parameter(cls, NoGame), tyro.MISSING_NONPROP
-        check_option_names(cls, RunConfig, PPOConfig, game)
-        a2c = selection.algorithm == "a2c"
-        if a2c and selection.preset != "game":
-            raise ConfigError(f"--preset {selection.preset} is of PPO; leave out --preset or --algorithm a2c")
-        preset = {} if a2c else dict(game.preset)
-        if selection.preset == "mappo":
-            preset = {**MAPPO, **{name: preset[name] for name in RUN_SIZES if name in preset}}
+            return with_parameter(cls, NoGame, PPOConfig), tyro.MISSING_NONPROP
+        num_envs, config = _defaults(selection, game)
+        check_option_names(cls, RunConfig, type(config), game)
         defaults = cls(
             game_name=arguments[0],
-            num_envs=preset.pop("num_envs", "auto"),
+            num_envs=num_envs,
             algorithm=selection.algorithm,
             preset=selection.preset,
-            ppo=PPOConfig.a2c() if a2c else PPOConfig(**preset),
-            game=game(),  # type: ignore[arg-type]  # the parameter is chosen at run time
+            learner=config,  # type: ignore[arg-type]  # the parameters are chosen at run time
+            game=game(),  # type: ignore[arg-type]
         )
-        return with_parameter(cls, game), defaults
+        return with_parameter(cls, game, type(config)), defaults
 
     def __call__(self) -> int:
         """Train; the exit code of the run."""
@@ -126,7 +126,7 @@ class Train(DeviceOptions, Generic[GameT]):
             make_env = self._env_maker(game, specs, device, world, len(seeds))
             reward = None if self.reward is None else imported("reward", self.reward)
             how: dict[str, Any] = {"reward": reward, "graphs": self.graphs, "policies": specs}
-            trainers = [Trainer(make_env(), self.ppo, seed=seed, **how) for seed in seeds]
+            trainers = [Trainer(make_env(), self.learner, seed=seed, **how) for seed in seeds]
             make_selection(trainers[0], self.run)  # raises for a wrong name before anything is written
             folder = self.out or _new_folder(game.name())
             settings = {"format": RUN_FORMAT, "game": game.name(), "device": self.device, "graphs": self.graphs}
@@ -149,7 +149,9 @@ class Train(DeviceOptions, Generic[GameT]):
             if world.size > 1:  # free memory, and with it the number, may differ between processes
                 raise ConfigError("several processes need one number of environments: give --num-envs")
             wanted = AUTO_NUM_ENVS[device.type]
-            envs_per_process = max_num_envs_that_fit(make, self.ppo, resolve_specs(game, self.ppo, specs), wanted, runs)
+            envs_per_process = max_num_envs_that_fit(
+                make, self.learner, resolve_specs(game, self.learner, specs), wanted, runs
+            )
         else:
             envs_per_process = world.envs_per_process(self.num_envs)
         return functools.partial(make, envs_per_process, world.rank * envs_per_process)
@@ -166,7 +168,7 @@ class Train(DeviceOptions, Generic[GameT]):
         specs = {}
         for name in names:
             of_role = changes.get(role_of(game, name), {}) if by_role else {}
-            config = dataclasses.replace(self.ppo, **{**of_role, **changes.get(name, {})})
+            config = dataclasses.replace(self.learner, **{**of_role, **changes.get(name, {})})
             specs[name] = PolicySpec(config=config)
         for role, source in frozen.items():
             specs |= self._frozen_specs(game, role, source)
@@ -182,7 +184,7 @@ class Train(DeviceOptions, Generic[GameT]):
             raise ConfigError(f'policies is {self.policies!r}; expected JSON like {{"tagger": {{"gamma": 0.9}}}}')
         if unknown := set(changes) - set(names):
             raise ConfigError(f"unknown policy {', '.join(map(repr, sorted(unknown)))}; the policies are {names}")
-        known = {option.name for option in dataclasses.fields(PPOConfig)}
+        known = {option.name for option in dataclasses.fields(self.learner)}
         for name, values in changes.items():
             if wrong := set(values) - known:
                 raise ConfigError(f"unknown keys {sorted(wrong)} for {name}; known: {', '.join(sorted(known))}")
@@ -196,13 +198,13 @@ class Train(DeviceOptions, Generic[GameT]):
             name: self._frozen_spec(game, role, source, loaded.configs[name], policy) for name, policy in own.items()
         }
 
-    def _frozen_spec(self, game: Env, role: str, source: str, config: PPOConfig, policy: Policy) -> PolicySpec:
-        if role in game.layout.action.bounds and config.squash != self.ppo.squash:
+    def _frozen_spec(self, game: Env, role: str, source: str, config: LearnerConfig, policy: Policy) -> PolicySpec:
+        if role in game.layout.action.bounds and config.squash != self.learner.squash:
             raise ConfigError(
                 f"{source} was trained with squash {config.squash!r}; give --squash {config.squash}, "
-                f"here it is {self.ppo.squash!r}"
+                f"here it is {self.learner.squash!r}"
             )
-        config = dataclasses.replace(config, **{key: getattr(self.ppo, key) for key in RUN_WIDE_KEYS})
+        config = dataclasses.replace(config, **{key: getattr(self.learner, key) for key in RUN_WIDE_KEYS})
         return PolicySpec(config=config, weights=policy.state_dict(), train=False)
 
 
@@ -210,9 +212,26 @@ class Train(DeviceOptions, Generic[GameT]):
 class _Selection:
     """The options that decide which other options and defaults there are."""
 
-    algorithm: Literal["ppo", "a2c"] = "ppo"
+    algorithm: AlgorithmName = "ppo"
     preset: Literal["game", "mappo"] = "game"
     resume: Path | None = None
+
+
+def _defaults(selection: _Selection, game: type[Env]) -> tuple[int | Literal["auto"], LearnerConfig]:
+    """Number of environments and hyper-parameters that the algorithm, the preset and the game decide."""
+    algorithm, preset = selection.algorithm, dict(game.preset)
+    if selection.preset != "game" and algorithm != "ppo":
+        raise ConfigError(f"--preset {selection.preset} is of PPO; leave out --preset or --algorithm {algorithm}")
+    sizes = {name: preset[name] for name in RUN_SIZES if name in preset}
+    if algorithm == "a2c":
+        return "auto", PPOConfig.a2c()
+    if algorithm == "ppo":
+        preset = {**MAPPO, **sizes} if selection.preset == "mappo" else preset
+        num_envs = preset.pop("num_envs", "auto")
+        return num_envs, PPOConfig(**preset)
+    preset = dict(game.algorithm_presets.get(algorithm, sizes))
+    num_envs = preset.pop("num_envs", "auto")
+    return num_envs, PQNConfig.vdn(**preset) if algorithm == "pqn-vdn" else PQNConfig(**preset)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,14 +281,15 @@ class Resume(DeviceOptions):
             driver=self.driver,
             first_env_index=manifest["first_env_index"],
         )
-        changes = {} if self.total_steps is None else {"total_steps": self.total_steps}
-        configs = {name: PPOConfig(**{**values, **changes}) for name, values in manifest["policies"].items()}
+        changes: dict[str, Any] = {} if self.total_steps is None else {"total_steps": self.total_steps}
+        stored = stored_configs(manifest, str(self.resume))
+        configs = {name: dataclasses.replace(config, **changes) for name, config in stored.items()}
         specs = {name: PolicySpec(config=c, train=name in manifest["trained"]) for name, c in configs.items()}
-        ppo = PPOConfig(**{**manifest["config"], **changes})
+        own = stored_config(manifest, str(self.resume))
         source = settings["reward"] if self.reward is None else self.reward
         reward = None if source is None else imported("reward", source)
         how = {"seed": manifest["seed"], "reward": reward, "graphs": settings["graphs"]}
-        return Trainer(env, ppo, policies=specs, **how)
+        return Trainer(env, dataclasses.replace(own, **changes), policies=specs, **how)
 
 
 def _new_folder(name: str) -> Path:

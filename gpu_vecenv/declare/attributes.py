@@ -68,6 +68,10 @@ ATTRIBUTES = {
     ),
     "termination_label": _TEXT,
     "preset": Attribute(_mapping, 'a mapping, such as {"num_envs": 1000}'),
+    "algorithm_presets": Attribute(
+        lambda value: _mapping(value) and all(map(_mapping, value.values())),
+        'a mapping of mappings, such as {"pqn": {"num_envs": 1000}}',
+    ),
     "critic_state": _tuple_of(str, '("cell",), names of fields of the state'),
     "agent_critic_state": _tuple_of(str, '("cell",), names of fields of the state'),
     "masks_actions": _FLAG,

@@ -88,6 +88,8 @@ class Env:
     preset: ClassVar[Mapping[str, Any]] = types.MappingProxyType(
         {}
     )  # num_envs and PPOConfig values that train this game well
+    # The same for other algorithms of the command line, by their names, such as "pqn-vdn".
+    algorithm_presets: ClassVar[Mapping[str, Mapping[str, Any]]] = types.MappingProxyType({})
     # Fields of the state that a central critic sees, one after the other, each as float32. Empty: all observations.
     critic_state: ClassVar[tuple[str, ...]] = ()
     # Fields (num_agents, …), of which the critic sees an agent's own row after those, for the agent's value.

@@ -31,6 +31,25 @@ class SimpleSpread(Particles):
     )
     termination_label = "every landmark was covered"
     preset = MappingProxyType({**Particles.preset, "num_minibatches": 16})
+    # Of JaxMARL's baselines/QLearning/config/alg/pqn_vdn_ff_mpe.yaml.
+    algorithm_presets = MappingProxyType(
+        {
+            "pqn-vdn": {
+                "num_envs": 256,
+                "total_steps": 2_000_000,
+                "num_steps": 16,
+                "num_epochs": 4,
+                "num_minibatches": 16,
+                "learning_rate": 5e-4,
+                "final_learning_rate": None,
+                "gamma": 0.9,
+                "q_lambda": 0.3,
+                "max_grad_norm": 1.0,
+                "final_epsilon": 0.1,
+                "hidden_sizes": (256, 256),
+            }
+        }
+    )
 
     reference_arguments = MappingProxyType({**Particles.reference_arguments, "N": "num_agents"})
     reference_methods = curriculum_methods(2)

@@ -10,16 +10,17 @@ import torch
 from gpu_vecenv.compile.device import free_bytes
 from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError
+from gpu_vecenv.train.algorithms import algorithm_of
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.policy import state_size_of
 from gpu_vecenv.train.policy_specs import PolicySpec, keeps_states
-from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.recurrent import default_state_size
 from gpu_vecenv.train.role_view import RoleView
 from gpu_vecenv.train.rollout_storage import TensorSpecs, rollout_specs
 from gpu_vecenv.train.sequences import state_specs
 
 
-def stored_specs(env: VecEnv, config: PPOConfig, specs: Mapping[str, PolicySpec]) -> TensorSpecs:
+def stored_specs(env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec]) -> TensorSpecs:
     """What a trainer stores for a rollout in all environments: ``Rollout``, ``RecurrentStates``, parameters of a step.
 
     Args:
@@ -32,9 +33,9 @@ def stored_specs(env: VecEnv, config: PPOConfig, specs: Mapping[str, PolicySpec]
     stored["parameters"] = (num_envs, game.layout.num_agents, game.layout.action.num_parameters), torch.float32
     for name, spec in specs.items():
         own = spec.config or config
-        size = default_state_size(own.network, own.hidden_sizes)
-        if spec.network is not None:  # half of the default ones' state is that of the critic
-            size = state_size_of(spec.network) + (size // 2 if own.critic == "central" else 0)
+        of_cell = default_state_size(own.network, own.hidden_sizes)
+        size = algorithm_of(own).num_cells(own) * of_cell if spec.network is None else state_size_of(spec.network)
+        size += of_cell if own.reads_states else 0  # of the central critic
         if size:
             agents, length = RoleView(game, name.split("+")).num_agents, own.sequence_length if spec.train else None
             states = state_specs(config.num_steps, num_envs, agents, size, length)
@@ -42,7 +43,7 @@ def stored_specs(env: VecEnv, config: PPOConfig, specs: Mapping[str, PolicySpec]
     return stored
 
 
-def bytes_per_env(env: VecEnv, config: PPOConfig, specs: Mapping[str, PolicySpec]) -> int:
+def bytes_per_env(env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec]) -> int:
     """Memory of one environment in training, beside that of ``VecEnv.bytes_per_env``; arguments of ``stored_specs``.
 
     What is stored, and as much again for the temporaries of an update, a guess, since these depend on the networks.
@@ -51,7 +52,7 @@ def bytes_per_env(env: VecEnv, config: PPOConfig, specs: Mapping[str, PolicySpec
     return 2 * -(-sum(math.prod(shape) * dtype.itemsize for shape, dtype in stored) // env.num_envs)
 
 
-def check_capacity(env: VecEnv, config: PPOConfig, specs: Mapping[str, PolicySpec]) -> int:
+def check_capacity(env: VecEnv, config: LearnerConfig, specs: Mapping[str, PolicySpec]) -> int:
     """``bytes_per_env``. Raises CapacityError if all environments do not fit in the device's free memory."""
     each, free = bytes_per_env(env, config, specs), free_bytes(env.device)
     if each * env.num_envs > free:
@@ -65,7 +66,7 @@ def check_capacity(env: VecEnv, config: PPOConfig, specs: Mapping[str, PolicySpe
 
 def max_num_envs_that_fit(
     make_env: Callable[[int], VecEnv],
-    config: PPOConfig,
+    config: LearnerConfig,
     specs: Mapping[str, PolicySpec],
     wanted: int,
     runs: int = 1,

@@ -15,7 +15,6 @@ from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
-from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
 from gpu_vecenv.train.role_view import RoleView, check_each_agent_once
@@ -129,7 +128,7 @@ class RolePolicies:
             else:
                 outputs = policy.parameters_of(own_obs, self._agents.get(name))
             mask = None if action_mask is None else view.mask(action_mask[:, view.agents])
-            view.write_parameters(masked(outputs, mask), parameters)
+            view.write_parameters(policy.distribution(outputs, mask, greedy=self.greedy), parameters)
         actions = self._sampler.sample(parameters, greedy=self.greedy).actions
         random = self.env.sample_actions()
         for name, actor in self.role_policies.items():

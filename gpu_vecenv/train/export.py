@@ -25,6 +25,7 @@ from gpu_vecenv.train.distributions import masked, mean_draws, squashed
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.inference import InferencePolicy, RecurrentInferencePolicy
 from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.q_policy import QPolicy
 from gpu_vecenv.train.recurrent import kept
 
 FileFormat = Literal["onnx", "torchscript"]
@@ -308,7 +309,8 @@ def _description(policy: GamePolicy, one: Policy) -> dict[str, Any]:
     if _has_mask(policy, one):
         inputs["action_mask"] = {"shape": ["rows", view.num_parameters], "dtype": "bool"}
     heads = [view.num_heads] if view.continuous or _has_heads(policy) else []
-    meaning = "logits, head after head, before any mask"
+    what = "Q values" if isinstance(one, QPolicy) else "logits"
+    meaning = f"{what}, head after head, before any mask"
     if view.continuous:
         beta = "numbers x, then numbers y: a Beta distribution with alpha = 1 + softplus(x), beta = 1 + softplus(y)"
         meaning = beta if one.squash == "beta" else "means, then log standard deviations"

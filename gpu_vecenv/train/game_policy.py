@@ -16,13 +16,14 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.data_manager import TORCH_TYPES
 from gpu_vecenv.envs.registry import GAMES, configure, find_game
 from gpu_vecenv.errors import AgentKeyError, CheckpointCorruptError, ConfigError, UnknownGameError, nearest
+from gpu_vecenv.train.algorithms import algorithm_of
 from gpu_vecenv.train.checkpoint import BEST, CHECKPOINTS, CheckpointFolder, load_checkpoint, newest_usable
 from gpu_vecenv.train.encoders import make_encoder
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.policy import Policy, num_inputs
-from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.recurrent import recurrent_weights
 from gpu_vecenv.train.role_view import RoleView, check_each_agent_once, role_of
-from gpu_vecenv.train.stored_config import with_defaults
+from gpu_vecenv.train.stored_config import stored_configs, with_defaults
 
 
 class GamePolicy(nn.Module):
@@ -52,7 +53,7 @@ class GamePolicy(nn.Module):
     """
 
     def __init__(
-        self, game: Env, policies: Mapping[str, Policy], configs: Mapping[str, PPOConfig] | None = None
+        self, game: Env, policies: Mapping[str, Policy], configs: Mapping[str, LearnerConfig] | None = None
     ) -> None:
         super().__init__()
         for name, value, kind in (("game", game, Env), ("policies", policies, Mapping), ("configs", configs, Mapping)):
@@ -257,19 +258,12 @@ def _read(run: Path, best: bool) -> tuple[Path, dict[str, torch.Tensor], dict[st
     return (files.path(iteration), *loaded)
 
 
-def _configs(path: Path, manifest: Mapping[str, Any]) -> dict[str, PPOConfig]:
+def _configs(path: Path, manifest: Mapping[str, Any]) -> dict[str, LearnerConfig]:
     """The configuration of each policy in the file."""
     kinds = {"game": str, "game_config": dict, "policies": dict}
     if wrong := [key for key, kind in kinds.items() if not isinstance(manifest.get(key), kind)]:
         raise CheckpointCorruptError(f"{path} is not a checkpoint of a training run: it lacks {', '.join(wrong)}")
-    configs = {}
-    for name, values in with_defaults(manifest, str(path))["policies"].items():
-        if not isinstance(values, dict):
-            raise CheckpointCorruptError(
-                f"{path}: the configuration of policy {name!r} is {values!r:.80}; expected a dictionary"
-            )
-        configs[name] = PPOConfig(**values)
-    return configs
+    return stored_configs(with_defaults(manifest, str(path)), str(path))
 
 
 def _game(path: Path, manifest: Mapping[str, Any], given: Env | None) -> Env:
@@ -293,7 +287,7 @@ def _policy(
     path: Path,
     game: Env,
     name: str,
-    config: PPOConfig,
+    config: LearnerConfig,
     network: nn.Module | None,
     weights: Mapping[str, torch.Tensor],
     device: torch.device,
@@ -302,7 +296,7 @@ def _policy(
     if not given:
         _check_layers(path, game, name, config, weights)
     with torch.random.fork_rng(devices=[]):  # do not advance the caller's random state
-        policy = make_policy(game, name.split("+"), config, network, device)
+        policy = algorithm_of(config).make_policy(game, name.split("+"), config, network, device)
     try:
         policy.load_weights(weights)
     except ConfigError as error:
@@ -315,7 +309,7 @@ def _policy(
     return policy
 
 
-def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: Mapping[str, torch.Tensor]) -> None:
+def _check_layers(path: Path, game: Env, name: str, config: LearnerConfig, weights: Mapping[str, torch.Tensor]) -> None:
     """Check, before a network is allocated, that the file has the hidden layers that its configuration describes.
 
     Raises:
@@ -330,7 +324,7 @@ def _check_layers(path: Path, game: Env, name: str, config: PPOConfig, weights: 
     shapes = [tuple(tensor.shape) for tensor in weights.values()]
     expected: list[tuple[int, ...]] = [(after, before) for before, after in pairwise(sizes)]
     if (kind == "gru" or kind == "lstm") and len(sizes) > 1:
-        expected[-1:] = recurrent_weights(sizes, kind, 1 if config.critic == "central" else 2)
+        expected[-1:] = recurrent_weights(sizes, kind, algorithm_of(config).num_cells(config))
     lacking = [shape for shape in expected if shape not in shapes]
     if lacking or len(sizes) > len(shapes) + 1:
         raise ConfigError(

@@ -15,31 +15,29 @@ from gpu_vecenv.compile.function_manager import FunctionManager
 from gpu_vecenv.train.gru_kernels import GATES, GruKernels, blocks_of
 from gpu_vecenv.train.layerwise import multiply
 from gpu_vecenv.train.policy import Policy, Precision
-from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells, RecurrentTower
+from gpu_vecenv.train.recurrent import RecurrentCells
 
 # How far the kernels' gates are moved on, of each cell, from r, z, n: see place_of in gru.cu.
 INPUT_SHIFTS, STATE_SHIFTS = (0, 1), (1, 0)
 
 
-def recurrent_networks(policy: Policy) -> list[RecurrentActorCritic | RecurrentTower]:
-    """The default recurrent networks of a policy: one, or an actor and a central critic."""
-    found = policy.network, policy.critic
-    return [network for network in found if isinstance(network, RecurrentActorCritic | RecurrentTower)]
+def recurrent_cells(policy: Policy) -> list[RecurrentCells]:
+    """The recurrent layers of a policy: one, or that of an actor and that of a central critic."""
+    return [module for module in policy.modules() if isinstance(module, RecurrentCells)]
 
 
 def why_not_gru(policy: Policy, functions: FunctionManager, precision: Precision) -> str | None:
     """Why torch computes recurrent layers step by step, in a few words; None if a ``GruLayer`` each can."""
-    networks, cores = recurrent_networks(policy), functions.backend.tensor_cores
-    if sum(network.recurrent_state_size for network in networks) != policy.recurrent_state_size:
+    layers, cores = recurrent_cells(policy), functions.backend.tensor_cores
+    if sum(layer.state_size for layer in layers) != policy.recurrent_state_size:
         return "not the default network"
     if cores is None:
         return "no tensor cores"
-    if any(network.cells.kind != "gru" for network in networks):
+    if any(layer.kind != "gru" for layer in layers):
         return "an LSTM"
-    sizes = [network.cells.units for network in networks]
-    if any(units % 4 for units in sizes):
+    if any(layer.units % 4 for layer in layers):
         return "units that are no multiple of 4"
-    fits = all(blocks_of(units, precision, cores) for units in sizes)
+    fits = all(blocks_of(layer.units, precision, cores) for layer in layers)
     return None if fits else "a GRU too large for shared memory"
 
 

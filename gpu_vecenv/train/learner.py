@@ -1,13 +1,15 @@
-"""Learner: the PPO updates of one policy from a rollout, with the kernels of ``cuda/learner`` and CUDA graphs.
+"""Learner: the updates of one policy from a rollout, with the kernels of ``cuda/learner`` and CUDA graphs.
 
-Shapes: T steps, E environments, A agents, B = T * E * A samples, D observation size. ``ppo.py`` has the equations.
+Shapes: T steps, E environments, A agents, B = T * E * A samples, D observation size. A subclass has an algorithm's loss
+and schedules: ``ppo_learner.py``, ``pqn_learner.py``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
@@ -16,32 +18,52 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool
-from gpu_vecenv.train.iteration_kernels import begin_update_launch, explained_variance_launch, learner_metrics_launch
+from gpu_vecenv.train.iteration_kernels import explained_variance_launch, learner_metrics_launch
 from gpu_vecenv.train.layers import kernel_on
-from gpu_vecenv.train.learner_kernels import LossKernel, LossSettings, RowGather, clip_grad_norm_launch, shuffle_launch
+from gpu_vecenv.train.learner_config import LearnerConfig
+from gpu_vecenv.train.learner_kernels import RowGather, clip_grad_norm_launch, shuffle_launch
 from gpu_vecenv.train.networks import ActorCritic
 from gpu_vecenv.train.normalizer_kernels import NormalizerUpdate, obs_update, reward_update, state_update
 from gpu_vecenv.train.normalizers import ValueNorm
 from gpu_vecenv.train.optimizer import adam_launch, num_squares, sum_parts_launch
 from gpu_vecenv.train.perceptron import FlatTensors, is_plain
 from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.policy_kernels import PolicyKernels
-from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.policy_kernels import GradientsCall, PolicyKernels
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
-from gpu_vecenv.train.sequences import RecurrentStates, Sequences
+from gpu_vecenv.train.sequences import RecurrentStates, Sequences, agents_together, block_shuffle, first_samples
 from gpu_vecenv.train.torch_optimizers import SkippedSteps, make_optimizer
 from gpu_vecenv.train.value_norm import ValueNormUpdate
 
-LOSS_METRICS = ("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "grad_norm")
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # the state's tensors, by their names in torch
-LEARNER_METRICS = (*LOSS_METRICS, "skipped_fraction", "explained_variance", "learning_rate")  # logged for each policy
+OTHER_METRICS = ("skipped_fraction", "explained_variance", "learning_rate")  # beside those of the loss
+ConfigT = TypeVar("ConfigT", bound=LearnerConfig)
 
 
-class Learner:
+class Loss(Protocol):
+    """The loss of samples of a rollout, and its gradients with respect to a network's outputs."""
+
+    def __call__(
+        self, indices: torch.Tensor, moments: torch.Tensor, parameters: torch.Tensor, values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Gradients of ``parameters`` and ``values``, and these samples' part of the loss's metrics.
+
+        Args:
+            indices: (rows,) int64, contiguous: a chunk of a minibatch.
+            moments: (4,) float64, of the whole minibatch, see ``shuffle_launch``.
+            parameters: (rows, n) float32, the policy's outputs for these samples.
+            values: (rows,) float32.
+        """
+
+
+class Learner(ABC, Generic[ConfigT]):
     """Trains one policy: its sample indices, their order in each epoch, its gradients and its optimizer.
 
     All tensors are written in place, so that CUDA graphs of the stages stay valid.
+
+    Attributes:
+        loss_metrics: Names of the numbers that the loss gives, and "grad_norm", the last one; all must be finite.
+        together: So many agents of an environment are in a minibatch together, side by side; a divisor of the policy's.
 
     Args:
         policy: The policy, on the rollout's device.
@@ -55,13 +77,16 @@ class Learner:
         states: In the rollout, of a recurrent policy; it learns from sequences in place of samples.
 
     Raises:
-        ConfigError: The minibatches cannot have equal sizes, or have one sample each whose advantage is normalised.
+        ConfigError: The minibatches cannot have equal sizes.
     """
+
+    loss_metrics: ClassVar[tuple[str, ...]]
+    together = 1
 
     def __init__(
         self,
         policy: Policy,
-        config: PPOConfig,
+        config: ConfigT,
         rollout: Rollout,
         *,
         seed: int,
@@ -76,19 +101,16 @@ class Learner:
         device, agents = rollout.rewards.device, policy.view.agents
         sample_indices = torch.arange(rollout.rewards.numel(), device=device).view_as(rollout.rewards)
         self.indices = sample_indices[:, :, agents].flatten().contiguous()
-        if len(self.indices) % config.num_minibatches:
-            steps, num_envs, count = sample_indices[:, :, agents].shape
+        firsts = first_samples(policy, rollout, 1, self.together)
+        if firsts.numel() % config.num_minibatches:
             raise ConfigError(
-                f"num_minibatches is {config.num_minibatches}; expected a divisor of num_steps x num_envs x agents = "
-                f"{steps} x {num_envs} x {count} = {len(self.indices)}"
+                f"num_minibatches is {config.num_minibatches}; expected a divisor of num_steps x num_envs x "
+                f"{'agents' if self.together == 1 else 'teams'} = {' x '.join(map(str, firsts.shape))} = "
+                f"{firsts.numel()}"
             )
-        if config.normalize_advantages and len(self.indices) == config.num_minibatches:
-            raise ConfigError(
-                f"num_minibatches is {config.num_minibatches}, so each has {len(self.indices)} / "
-                f"{config.num_minibatches} = 1 sample, whose normalised advantage is always 0; expected fewer, or "
-                "normalize_advantages=False"
-            )
-        self.sequences = None if states is None else Sequences(policy, rollout, states, config.num_minibatches)
+        self.sequences = None
+        if states is not None:
+            self.sequences = Sequences(policy, rollout, states, config.num_minibatches, self.together)
         self.order = self.indices.clone()
         self.epoch, self.minibatch_index, self.iteration = torch.zeros((3, 1), dtype=torch.int64, device=device)
         self.progress, self._stopped = torch.zeros((2, 1), dtype=torch.float64, device=device)
@@ -99,7 +121,13 @@ class Learner:
         seed_word = torch.tensor([seed - (seed >> 63 << 64)], device=device)  # uint64 reinterpreted as int64
         written: dict[str, torch.Tensor] = {"out": self.order, "moments": self.moments}
         self._shuffle: Callable[[], None]
-        if self.sequences is None:
+        if self.sequences is not None:
+            self._shuffle = self.sequences.shuffle(seed_word, self.epoch, **written)
+        elif self.together > 1:
+            first_of_teams = firsts.flatten().contiguous()
+            teams = first_of_teams, 1, agents_together(policy, self.together)
+            self._shuffle = block_shuffle(rollout, *teams, seed_word, self.epoch, out=self.order, moments=self.moments)
+        else:
             self._shuffle = shuffle_launch(
                 functions,
                 self.indices,
@@ -111,29 +139,25 @@ class Learner:
                 permutes=config.num_minibatches > 1,
                 **written,
             )
-        else:
-            self._shuffle = self.sequences.shuffle(seed_word, self.epoch, **written)
-        self.learning_rate, self.clip, self.entropy_coefficient = torch.zeros(3, device=device)
-        # What the schedule writes where the rate follows approx_kl.
-        scheduled_rate = self.learning_rate if config.desired_kl is None else torch.zeros((), device=device)
+        self.learning_rate = torch.zeros((), device=device)
         self.learning_rate.fill_(config.learning_rate)
         self.parameters = [p for p in policy.parameters() if p.requires_grad]
         self.obs = rollout.flat_obs(policy.view)
         # One minibatch that holds every sample needs neither a permutation nor a copy of the observations.
         self.in_order = config.num_minibatches == 1 and len(self.indices) == len(self.obs)
         minibatch = len(self.indices) // config.num_minibatches
-        chunk = min(minibatch, config.chunk_rows)
-        if self.sequences is not None:  # whole sequences
-            self._chunk_sequences = max(1, chunk // self.sequences.length)
-            chunk = self._chunk_sequences * self.sequences.length
+        length = 1 if self.sequences is None else self.sequences.length
+        # Whole sequences, of whole teams.
+        blocks_of_chunk = max(1, min(minibatch, config.chunk_rows) // (length * self.together))
+        self._chunk_sequences = blocks_of_chunk * self.together
+        self._chunk = chunk = self._chunk_sequences * length
         self._rows, self._context = RowGather(functions, self.obs, chunk), RolloutContext(policy, rollout, chunk)
         if _with_layer_kernels(policy):
             kernel_on(device)  # compiled here: compilation is not possible during graph capture
-        loss_settings = LossSettings.of(config, self.clip, self.entropy_coefficient)
-        self.kernel = LossKernel(policy, rollout, loss_settings, chunk=chunk)
+        self.kernel = self.make_loss(chunk)
         # One flat tensor of all gradients and then the metrics: one all-reduce, one norm.
         sizes = [p.numel() for p in self.parameters]
-        flat = torch.zeros(sum(sizes) + len(LOSS_METRICS) - 1, device=device)
+        flat = torch.zeros(sum(sizes) + len(self.loss_metrics) - 1, device=device)
         self.flat_grad_and_metrics, self.flat_grad, self.metrics = flat, flat[: sum(sizes)], flat[sum(sizes) :]
         self.grads = [g.view_as(p) for p, g in zip(self.parameters, self.flat_grad.split(sizes), strict=True)]
         self._set_grads()
@@ -145,23 +169,20 @@ class Learner:
             self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
         else:
             SkippedSteps(self.optimizer, self.parameters, self.skip_update, self.trainable)
-        self.metric_sums = torch.zeros(len(LOSS_METRICS) + 1, device=device)  # the last one counts skipped updates
+        self.metric_sums = torch.zeros(len(self.loss_metrics) + 1, device=device)  # the last one counts skipped updates
         self._norm = torch.zeros((), device=device)
         step_settings: dict[str, Any] = {
             "max_grad_norm": config.max_grad_norm,
-            "target_kl": config.target_kl,
-            "kl_index": LOSS_METRICS.index("approx_kl"),
             "learning_rate": self.learning_rate,
-            "desired_kl": config.desired_kl,
-            "rate_limits": (config.least_learning_rate, config.most_learning_rate),
             "skip_update": self.skip_update,
             "metric_sums": self.metric_sums,
+            **self.step_settings(),
         }
         self._clip_grad_norm = clip_grad_norm_launch(
             functions, self._norm, self.metrics, self.flat_grad, **step_settings
         )
         if kernels is not None:
-            self._gradients, parts = kernels.gradients(minibatch, loss_settings)
+            self._gradients, parts = self.kernel_gradients(kernels, minibatch)
             self._is_trainable = torch.ones_like(flat, dtype=torch.bool)  # of its columns
             sums: dict[str, Any] = {
                 "trainable": self._is_trainable,
@@ -191,17 +212,7 @@ class Learner:
         self._explain_variance = explained_variance_launch(
             functions, self.indices, rollout.returns, rollout.advantages, rollout.active, out=self.explained_variance
         )
-        self._begin = begin_update_launch(
-            functions,
-            config,
-            num_iterations,
-            iteration=self.iteration,
-            progress=self.progress,
-            scheduled=(scheduled_rate, self.clip, self.entropy_coefficient),
-            epoch=self.epoch,
-            skip_update=self.skip_update,
-            metric_sums=self.metric_sums,
-        )
+        self._begin = self.make_begin()
         self._add_metrics: Launch | None = None
         # Discounted, of each agent's episode so far.
         self.reward_sums = torch.zeros(rollout.rewards[0, :, agents].shape, device=device)
@@ -223,6 +234,27 @@ class Learner:
             for stage in stages
         }
 
+    @abstractmethod
+    def make_loss(self, chunk: int) -> Loss:
+        """The loss of at most ``chunk`` samples at a time; its metrics are ``loss_metrics``."""
+
+    @abstractmethod
+    def make_begin(self) -> Callable[[], None]:
+        """What begins an iteration's updates on the device, see ``begin_update``."""
+
+    def step_settings(self) -> dict[str, Any]:
+        """Further arguments of ``clip_grad_norm_launch`` and ``adam_launch``."""
+        return {"target_kl": None, "kl_index": 0}
+
+    def kernel_gradients(self, kernels: PolicyKernels, rows: int) -> tuple[GradientsCall, torch.Tensor]:
+        """What computes the gradients of so many samples in place of the loss and torch, of policies with kernels."""
+        raise NotImplementedError
+
+    @classmethod
+    def metric_names(cls) -> tuple[str, ...]:
+        """Names of what is logged for each policy, ``loss_metrics`` first."""
+        return (*cls.loss_metrics, *OTHER_METRICS)
+
     @property
     def uses_kernels(self) -> bool:
         """Whether the gradients come from the network's kernels: not once its layers have hooks."""
@@ -234,14 +266,17 @@ class Learner:
         return self.config.num_epochs * self.config.num_minibatches
 
     def report_to(self, totals: torch.Tensor, faults: torch.Tensor, stopped: torch.Tensor) -> None:
-        """Where ``add_metrics`` adds LEARNER_METRICS and when updates are skipped, see ``learner_metrics_launch``."""
+        """Where ``add_metrics`` adds the numbers of ``metric_names``, and when updates are skipped.
+
+        See ``learner_metrics_launch``.
+        """
         self._stopped = stopped
         self._add_metrics = learner_metrics_launch(
             self.rollout.env.functions,
             metric_sums=self.metric_sums,
             explained_variance=self.explained_variance,
             learning_rate=self.learning_rate,
-            num_losses=len(LOSS_METRICS),
+            num_losses=len(self.loss_metrics),
             num_updates=self.num_updates,
             faults=faults,
             totals=totals,
@@ -276,9 +311,15 @@ class Learner:
         """The device will have counted so many iterations."""
         self._clock = iteration
 
+    def begin_rollout(self) -> None:
+        """Prepare the policy for an iteration's rollout, on the device."""
+
     def begin_update(self) -> None:
-        """Begin an iteration's updates on the device: schedules, number of the first epoch, sums of metrics."""
-        self._begin(stopped=self._stopped)
+        """Begin an iteration's updates on the device: schedules, number of the first epoch, sums of metrics.
+
+        ``iteration`` and ``progress`` are then those of the next one.
+        """
+        self._begin()
 
     def add_metrics(self) -> None:
         """Add an iteration's metrics to the totals of ``report_to``, on the device."""
@@ -388,8 +429,8 @@ class Learner:
         if self.sequences is not None:
             yield from self.sequences.outputs(indices, self._chunk_sequences, self._rows, self._context)
             return
-        for start in range(0, len(indices), self.config.chunk_rows):
-            part = slice(start, start + self.config.chunk_rows)
+        for start in range(0, len(indices), self._chunk):
+            part = slice(start, start + self._chunk)
             with _fused(self.policy):
                 obs = self.obs[part] if self.in_order else self._rows(indices[part])
                 outputs = self.policy(obs, context=self._context.of_samples(indices[part]))
@@ -431,7 +472,7 @@ class Learner:
             self._value_norm.moments.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's live tensors by name, the reward sums, and a learning rate that is not scheduled."""
+        """The optimizer's live tensors by name, and the reward sums."""
         states = (self.optimizer.state[p] for p in self.parameters)
         tensors = {
             f"{k}.{name}": tensor
@@ -439,8 +480,6 @@ class Learner:
             for name, tensor in sorted(state.items())
             if isinstance(tensor, torch.Tensor)
         }
-        if self.config.desired_kl is not None:
-            tensors["learning_rate"] = self.learning_rate
         return tensors | {"reward_sums": self.reward_sums}
 
 

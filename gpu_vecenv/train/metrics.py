@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,7 +13,7 @@ from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.graph import StageTimer
-from gpu_vecenv.train.learner import LEARNER_METRICS, LOSS_METRICS, Learner
+from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.plots import EPISODE_METRICS
 from gpu_vecenv.train.rollout_storage import Rollout
 
@@ -57,10 +57,11 @@ class MetricsReader:
     """
 
     def __init__(
-        self, rollout: Rollout, learners: Mapping[str, Learner], episode_log: EpisodeLog, world: World
+        self, rollout: Rollout, learners: Mapping[str, Learner[Any]], episode_log: EpisodeLog, world: World
     ) -> None:
         self._rollout, self._learners, self._episode_log, self._world = rollout, learners, episode_log, world
-        self._learned = [f"{metric}_{name}" for name in learners for metric in LEARNER_METRICS]
+        self._learned = [f"{metric}_{name}" for name, one in learners.items() for metric in one.metric_names()]
+        self._losses = [f"{metric}_{name}" for name, one in learners.items() for metric in one.loss_metrics]
         self._roles = dict(rollout.env.game.layout.role_slices) if rollout.shaping is not None else {}
         columns = episode_log.num_sums - len(COUNTS)
         self._sizes = len(self._learned), 2 * len(self._roles), columns, len(COUNTS)
@@ -68,7 +69,8 @@ class MetricsReader:
         learned, self._shaped, episodes, stopped = self._totals.split([*self._sizes[:2], columns + len(COUNTS), 1])
         self._take_in_episodes = episode_log.launch_into(episodes, clears=True)
         faults = episodes[columns + COUNTS.index("faults")]
-        for learner, totals in zip(learners.values(), learned.view(len(learners), len(LEARNER_METRICS)), strict=True):
+        each = learned.split([len(learner.metric_names()) for learner in learners.values()])
+        for learner, totals in zip(learners.values(), each, strict=True):
             learner.report_to(totals, faults, stopped)
 
     def begin_iteration(self) -> None:
@@ -122,7 +124,7 @@ class MetricsReader:
         means = dict.fromkeys((f"return_{role}" for role in env.game.layout.roles), 0.0)  # of roles without agents
         for name, total in zip(self._episode_log.names, sums, strict=True):
             means[name] = math.nan if metrics["first_episodes"] or not num_latest else total / num_latest
-        losses = {name: metrics[name] for name in self._learned if name.startswith(LOSS_METRICS)}
+        losses = {name: metrics[name] for name in self._losses}
         _check(rollout, losses, metrics.pop("faults"), iterations)
         if not env.build.end_on_nonfinite:
             del metrics["nonfinite_envs"]

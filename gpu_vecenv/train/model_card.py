@@ -58,6 +58,7 @@ def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> lis
     manifest: dict[str, Any] = {
         "game": policy.game.name(),
         "game_config": dataclasses.asdict(policy.game),
+        "algorithms": {name: policy.configs[one.view.names[0]].algorithm for name, one in policies.items()},
         "policies": {name: dataclasses.asdict(policy.configs[one.view.names[0]]) for name, one in policies.items()},
         "made_with": {"gpu_vecenv": __version__},
     }
@@ -85,6 +86,7 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
     """
     game, name = policy.game, policy.game.name()
     identifier = gymnasium_id(type(game))
+    algorithms = sorted({config.algorithm for config in policy.configs.values()})
     returns = {own: results[f"return_{own}"] for own in policy.policies if f"return_{own}" in results}
     metrics = [{"type": "mean_reward", "name": f"return_{own}", "value": value} for own, value in returns.items()]
     result = {
@@ -98,9 +100,10 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
         "tags": ["reinforcement-learning", "deep-reinforcement-learning", "gpu_vecenv", name],
     }
     if metrics:
-        metadata["model-index"] = [{"name": f"ppo-{name}", "results": [result]}]
+        metadata["model-index"] = [{"name": "-".join((*algorithms, name)), "results": [result]}]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]  # JSON is YAML
-    lines += [f"# PPO on {name}", "", (type(game).__doc__ or name).strip().splitlines()[0], ""]
+    title = f"# {' and '.join(algorithms).upper()} on {name}"
+    lines += [title, "", (type(game).__doc__ or name).strip().splitlines()[0], ""]
     per_role = all(own in game.layout.roles for own in policy.policies)
     lines += [f"| {'role' if per_role else 'agent'} | observations | actions | mean return |", "|---|---|---|---|"]
     for own in policy.policies:

@@ -106,12 +106,16 @@ class ActorCritic(nn.Module):
         return heads(features, *actor, no_weight, self.log_std, *critic)
 
 
-def hidden_layers(sizes: Sequence[int], activation: Activation) -> nn.Sequential:
-    """Linear layers between these numbers of units, each with an activation; orthogonal weights with gain sqrt(2)."""
+def hidden_layers(sizes: Sequence[int], activation: Activation, layer_norm: bool = False) -> nn.Sequential:
+    """Linear layers between these numbers of units, each with an activation; orthogonal weights with gain sqrt(2).
+
+    With ``layer_norm`` each is normalised in front of its activation.
+    """
     units = {"tanh": nn.Tanh, "relu": nn.ReLU}[activation]
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(sizes):
-        layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), units()]
+        normalized = [nn.LayerNorm(outputs)] if layer_norm else []
+        layers += [orthogonal(nn.Linear(inputs, outputs), math.sqrt(2)), *normalized, units()]
     return nn.Sequential(*layers)
 
 

@@ -28,6 +28,7 @@ from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder, unit_sca
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, ActorCritic
 from gpu_vecenv.train.normalizers import Normalizer, ValueNorm
+from gpu_vecenv.train.q_networks import QNetwork
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower, kept
 from gpu_vecenv.train.role_view import RoleView
 
@@ -61,6 +62,7 @@ class Policy(nn.Module):
     Attributes:
         acting_state_size: Numbers in an agent's state when it acts, those of the network; 0 if that is not recurrent.
         recurrent_state_size: Numbers in its state in training, in which those of a central critic follow.
+        torch_reason: Why no kernels compute it, whatever its network, in a few words; None: they may.
 
     Raises:
         ConfigError: The network's ``recurrent_state_size`` is no int >= 0.
@@ -68,6 +70,7 @@ class Policy(nn.Module):
 
     action_bounds: torch.Tensor
     one_hot: torch.Tensor
+    torch_reason: str | None = None
 
     def __init__(
         self,
@@ -96,7 +99,7 @@ class Policy(nn.Module):
         self.recurrent_state_size: int = size + (0 if critic is None else state_size_of(critic))
         central = normalize_obs and critic is not None
         self.state_normalizer = Normalizer((state_size(game),)) if central else None
-        parts = network.parts if isinstance(network, EncodedActorCritic) else None
+        parts = network.parts if isinstance(network, EncodedActorCritic | QNetwork) else None
         entities = () if parts is None else parts.entities
         self.obs_normalizer = Normalizer(self.view.obs_shape, entities) if normalize_obs else None
         self.return_normalizer = Normalizer() if normalize_returns else None
@@ -298,6 +301,24 @@ class Policy(nn.Module):
                 f"{shapes} for {rows} rows; expected {what} and the next state: {expected}"
             )
 
+    def distribution(
+        self, outputs: torch.Tensor, action_mask: torch.Tensor | None, *, greedy: bool = False
+    ) -> torch.Tensor:
+        """Parameters (…, n) for a ``Sampler``, of the network's ``outputs`` (…, n), which give forbidden choices 0.
+
+        Args:
+            outputs: What ``parameters_of`` returns.
+            action_mask: (…, n) bool, for games with masks.
+            greedy: The most likely choices will be taken.
+        """
+        return masked(outputs, action_mask)
+
+    def state_values(
+        self, outputs: torch.Tensor, values: torch.Tensor, action_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Values of states (…), of what the network returns for them and the choices that masks (…, n) allow."""
+        return values
+
     @property
     def value_scale(self) -> torch.Tensor | float:
         """Unit of the value loss: the standard deviation of discounted sums of rewards, or 1."""
@@ -368,7 +389,8 @@ class Policy(nn.Module):
             draws = mean_draws(parameters, self.squash) if greedy else random_draws(parameters, self.squash, generator)
             return squashed(draws, self.action_bounds, self.squash)
         heads = []
-        for logits in masked(parameters, action_mask).split(list(self.view.head_sizes), -1):
+        of_sampler = self.distribution(parameters, action_mask, greedy=greedy)
+        for logits in of_sampler.split(list(self.view.head_sizes), -1):
             # The Gumbel-max trick: the argmax of logits plus this noise is a sample.
             noise = 0 if greedy else -torch.empty_like(logits).exponential_(generator=generator).log()
             heads.append((logits + noise).argmax(-1).int())

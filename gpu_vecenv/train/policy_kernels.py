@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from gpu_vecenv.train.distributions import masked
 from gpu_vecenv.train.host_kernels import HostKernels, why_not_on_host
 from gpu_vecenv.train.layers import parameters_of
 from gpu_vecenv.train.layerwise import LayerwiseKernels, why_not_layerwise
@@ -80,6 +79,8 @@ def choose_kernels(policy: Policy, rollout: Rollout, precision: Precision, chunk
         precision: Of the matrix products.
         chunk_rows: The largest number of rows of a forward pass, see ``PPOConfig``.
     """
+    if policy.torch_reason is not None:
+        return Choice(None, policy.torch_reason, policy.torch_reason)
     unfused_reason = why_not_fused(policy, rollout, precision)
     if unfused_reason is None:
         return Choice(PerceptronKernels(policy, rollout, precision), None, None)
@@ -151,14 +152,15 @@ class Forward:
             return
         obs, context = view.obs(data.obs[t]), self._context.of_step(t)
         if self.states is None:
-            outputs, data.values[t][:, view.agents] = self.policy(obs, context=context)
+            outputs, values = self.policy(obs, context=context)
         else:
             if not only_values:
                 self.states.begin_step(t)
             with self.states.kernels():
-                outputs, data.values[t][:, view.agents], state = self.policy(obs, self.states.current, context=context)
+                outputs, values, state = self.policy(obs, self.states.current, context=context)
             if not only_values:
                 self.states.end_step(state, data.active[t][:, view.agents])
+        mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
+        data.values[t][:, view.agents] = self.policy.state_values(outputs, values, mask)
         if not only_values:
-            mask = None if data.action_mask is None else view.mask(data.action_mask[t][:, view.agents])
-            view.write_parameters(masked(outputs, mask), self.outputs)
+            view.write_parameters(self.policy.distribution(outputs, mask), self.outputs)

@@ -12,9 +12,10 @@ from torch import nn
 from gpu_vecenv.declare.arguments import check_choice
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.network_checks import check_output_shapes
 from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.ppo import PPOConfig, make_policy
 from gpu_vecenv.train.role_view import agents_of, check_each_agent_once
 
 Sharing = Literal["role", "agent", "all"]  # who shares a policy: the agents of a role, no two agents, or all agents
@@ -29,7 +30,7 @@ class PolicySpec:
     Args:
         network: A module with the ``forward`` of ``ActorCritic`` or of ``RecurrentActorCritic``; None makes the default
             network of ``config``.
-        config: Hyperparameters of this policy; None uses the trainer's.
+        config: Hyperparameters of this policy, whose class decides its algorithm; None uses the trainer's.
         weights: Initial weights: the ``state_dict`` of a ``Policy``, such as one that ``load_policy(…)`` returned.
         train: False freezes the policy: it acts, but is not trained.
 
@@ -38,24 +39,28 @@ class PolicySpec:
     """
 
     network: nn.Module | None = None
-    config: PPOConfig | None = None
+    config: LearnerConfig | None = None
     weights: Mapping[str, torch.Tensor] | None = None
     train: bool = True
 
     def __post_init__(self) -> None:
-        expected = {"network": nn.Module, "config": PPOConfig, "weights": Mapping, "train": bool}
-        for name, kind in expected.items():
+        expected: dict[str, tuple[type, ...]] = {
+            "network": (nn.Module,),
+            "config": CONFIGS,
+            "weights": (Mapping,),
+            "train": (bool,),
+        }
+        for name, kinds in expected.items():
             value = getattr(self, name)
-            if not isinstance(value, kind) and (value is not None or kind is bool):
-                alternative = "" if kind is bool else " or None"
-                raise TypeError(
-                    f"PolicySpec.{name} is a {type(value).__name__}; expected a {kind.__name__}{alternative}"
-                )
+            if not isinstance(value, kinds) and (value is not None or bool in kinds):
+                known = " or ".join(f"a {kind.__name__}" for kind in kinds)
+                alternative = "" if bool in kinds else " or None"
+                raise TypeError(f"PolicySpec.{name} is a {type(value).__name__}; expected {known}{alternative}")
 
 
-def keeps_states(specs: Mapping[str, PolicySpec], config: PPOConfig) -> bool:
+def keeps_states(specs: Mapping[str, PolicySpec], config: LearnerConfig) -> bool:
     """Whether a rollout stores what central critics see: any policy has one. ``config`` is of those without one."""
-    return any((spec.config or config).critic == "central" for spec in specs.values())
+    return any((spec.config or config).reads_states for spec in specs.values())
 
 
 def names_of_policies(game: Env, sharing: Sharing, roles: Sequence[str] | None = None) -> list[str]:
@@ -80,7 +85,7 @@ def names_of_policies(game: Env, sharing: Sharing, roles: Sequence[str] | None =
 
 
 def resolve_specs(
-    game: Env, config: PPOConfig, given: Mapping[str, PolicySpec | nn.Module] | None, sharing: Sharing = "role"
+    game: Env, config: LearnerConfig, given: Mapping[str, PolicySpec | nn.Module] | None, sharing: Sharing = "role"
 ) -> dict[str, PolicySpec]:
     """The specification of each policy, in the order of the game's agents.
 
@@ -121,14 +126,14 @@ def resolve_specs(
     return dict(sorted(specs.items(), key=lambda item: agents_of(game, item[0].split("+"))))
 
 
-def policy_of_spec(name: str, spec: PolicySpec, config: PPOConfig, game: Env, obs: torch.Tensor) -> Policy:
+def policy_of_spec(name: str, spec: PolicySpec, config: LearnerConfig, game: Env, obs: torch.Tensor) -> Policy:
     """The policy that a specification describes, on the device of ``obs`` (num_envs, num_agents, *shape).
 
     Raises:
         ConfigError: Its network returns other shapes than the agents' actions need, or cannot be trained; or its
             weights do not fit.
     """
-    policy = make_policy(game, name.split("+"), config, spec.network, obs.device)
+    policy = algorithm_of(config).make_policy(game, name.split("+"), config, spec.network, obs.device)
     check_output_shapes(name, policy, obs)
     if spec.train and not any(p.requires_grad for p in policy.parameters()):
         raise ConfigError(

@@ -11,22 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import nn
 
-from gpu_vecenv.declare.config import check_fields, param
+from gpu_vecenv.declare.config import param
 from gpu_vecenv.declare.env import Env
-from gpu_vecenv.engine.sampler import Squash
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Context, Critic
-from gpu_vecenv.train.networks import Activation
-from gpu_vecenv.train.policy import NetworkKind, Policy, Precision, central_critic, default_actor, default_network
+from gpu_vecenv.train.learner_config import LearnerConfig
+from gpu_vecenv.train.policy import Policy, central_critic, default_actor, default_network
 from gpu_vecenv.train.role_view import RoleView
 
 ValueLoss = Literal["squared", "huber"]
-OptimizerKind = Literal["adam", "adamw", "radam", "rmsprop", "sgd"]
 MAPPO = {
     "num_epochs": 15,
     "num_minibatches": 1,
@@ -56,23 +54,12 @@ SCHEDULED = ("learning_rate", "clip", "entropy_coefficient")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig:
+class PPOConfig(LearnerConfig):
     """Hyperparameters of Schulman et al., "Proximal policy optimization algorithms", 2017.
 
     Each policy may have its own. The options marked * belong to the run: all policies must agree on them.
     """
 
-    total_steps: int = param(1_000_000, low=1)  # * env-steps of the whole run, summed over all environments
-    num_steps: int = param(32, low=1)  # * T: steps per iteration
-    num_epochs: int = param(4, low=1)  # passes over each iteration's samples
-    num_minibatches: int = param(4, low=1)  # per epoch
-    optimizer: OptimizerKind = "adam"  # torch's, with its default options but for the following
-    learning_rate: float = param(3e-4, low=0)  # of the optimizer
-    adam_epsilon: float = param(1e-5, low=0)  # added to the root of second moments; "sgd" has none
-    weight_decay: float | None = param(None, low=0)  # of "adamw", per step and unit of the rate; None: 0.01
-    momentum: float | None = param(None, low=0, high=1)  # of "sgd" and "rmsprop"; None: 0
-    final_learning_rate: float | None = param(0.0, low=0)  # reached linearly at the end of the run; None: constant
-    gamma: float = param(0.99, low=0, high=1)  # discount per step
     gae_lambda: float = param(0.95, low=0, high=1)  # Schulman et al. 2016, equation 16
     normalize_advantages: bool = True  # per minibatch, to mean 0 and variance 1
     clip: float = param(0.2, low=0)  # of the probability ratio
@@ -88,39 +75,25 @@ class PPOConfig:
     least_learning_rate: float = param(1e-5, low=0)  # of a rate that follows approx_kl
     most_learning_rate: float = param(1e-2, low=0)  # of a rate that follows approx_kl
     target_kl: float | None = param(None, low=0)  # skip an iteration's remaining updates once approx_kl exceeds it
-    max_grad_norm: float = param(0.5, low=0)  # gradients are scaled down to this norm
-    normalize_obs: bool = False  # by running mean and variance
     normalize_returns: bool = False  # the critic predicts in units of the deviation of discounted sums of rewards
     value_norm_beta: float | None = param(None, low=0, high=1)  # instead, by returns whose weights decay by this factor
-    network: NetworkKind = "mlp"  # default network; "cnn", "entities": behind an encoder, "gru", "lstm": recurrent
-    sequence_length: int | None = param(None, low=1)  # of recurrent policies, in steps; divides num_steps, None: those
-    hidden_sizes: tuple[int, ...] = param((64, 64), low=1)  # units of the hidden layers of the default network
-    activation: Activation = "tanh"  # of the hidden layers
     shared_trunk: bool = True  # actor and critic share the hidden layers, unless the critic is central
     critic: Critic = "own"  # values of an agent are of its own observation, or "central": of those of all agents
-    agent_ids: bool = False  # networks also see which of the policy's agents a row is of
     actor_gain: float = param(0.01, low=0)  # of the actor head's orthogonal weights
-    squash: Squash = "clip"  # * how Gaussian draws are mapped to a Box; or "beta": draws of a Beta distribution
-    precision: Precision = "float32"  # * of matrix products: "tf32" rounds factors where a GPU can; "bfloat16" mixed
-    chunk_rows: int = param(2**20, low=1)  # samples per forward pass; gradients of a minibatch's chunks are summed
+
+    algorithm: ClassVar[str] = "ppo"
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.normalize_returns and self.value_norm_beta is not None:
             raise ConfigError(
                 f"normalize_returns is True and value_norm_beta is {self.value_norm_beta}; expected one of them"
             )
-        if self.network in ("cnn", "entities") and (self.critic == "central" or self.agent_ids):
+        if self.network in ("cnn", "entities") and self.critic == "central":
             raise ConfigError(
-                f"network is {self.network!r} with critic {self.critic!r} and agent_ids {self.agent_ids}; expected "
-                "network 'mlp', 'gru' or 'lstm', or critic 'own' and agent_ids False"
+                f"network is {self.network!r} with critic 'central'; expected network 'mlp', 'gru' or 'lstm', or "
+                "critic 'own'"
             )
-        for name, kinds in (("weight_decay", ("adamw",)), ("momentum", ("sgd", "rmsprop"))):
-            if getattr(self, name) is not None and self.optimizer not in kinds:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)} with optimizer {self.optimizer!r}, which has none; expected None,"
-                    f" or optimizer {' or '.join(map(repr, kinds))}"
-                )
         if not self.least_learning_rate <= self.most_learning_rate:
             raise ConfigError(
                 f"least_learning_rate is {self.least_learning_rate}, most_learning_rate {self.most_learning_rate}; "
@@ -144,6 +117,20 @@ class PPOConfig:
         """
         settings = {"num_steps": 5, "num_epochs": 1, "num_minibatches": 1, "gae_lambda": 1.0, "learning_rate": 7e-4}
         return cls(**{**settings, "normalize_advantages": False, **changes})
+
+    @property
+    def reads_states(self) -> bool:
+        """Of a central critic."""
+        return self.critic == "central"
+
+    @property
+    def trace_decay(self) -> float:
+        """Of generalised advantage estimates."""
+        return self.gae_lambda
+
+    def rates(self, progress: float) -> dict[str, float]:
+        """As for every algorithm, but for a rate that follows ``approx_kl``: the device has it."""
+        return super().rates(progress) if self.desired_kl is None else {}
 
     def schedule_ends(self) -> dict[str, tuple[float, float]]:
         """What changes linearly with the progress of the run: name -> its values at the start and at the end."""

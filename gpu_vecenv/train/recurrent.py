@@ -324,5 +324,5 @@ def _layer_sizes(inputs: int, hidden_sizes: Sequence[int], cell: CellKind) -> li
 
 
 def default_state_size(kind: str, hidden_sizes: Sequence[int]) -> int:
-    """Numbers in the state of a row of the default network of a kind; 0 if it is not recurrent."""
-    return next((2 * parts * hidden_sizes[-1] for cell, parts in PARTS.items() if cell == kind and hidden_sizes), 0)
+    """Numbers in the state of a row of each cell of a default network of a kind; 0 if it is not recurrent."""
+    return next((parts * hidden_sizes[-1] for cell, parts in PARTS.items() if cell == kind and hidden_sizes), 0)

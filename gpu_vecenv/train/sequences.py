@@ -13,7 +13,7 @@ import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Context
-from gpu_vecenv.train.gru import GruLayer, recurrent_networks, why_not_gru
+from gpu_vecenv.train.gru import GruLayer, recurrent_cells, why_not_gru
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
 from gpu_vecenv.train.policy import Policy, Precision
@@ -70,7 +70,7 @@ class RecurrentStates:
         self.torch_reason = why_not_gru(policy, functions, precision)
         self._layers: dict[RecurrentCells, GruLayer] = {}
         if self.torch_reason is None:
-            own = [network.cells for network in recurrent_networks(policy)]
+            own = recurrent_cells(policy)
             self._layers = {cells: GruLayer(functions, cells.units, precision, cells.count) for cells in own}
             kernel_on(rollout.rewards.device)  # of the layers in front; graphs cannot be captured while it compiles
 
@@ -95,8 +95,87 @@ class RecurrentStates:
         self.current.copy_(kept(state, active))
 
 
+def first_samples(policy: Policy, rollout: Rollout, length: int, together: int) -> torch.Tensor:
+    """Indices of the first samples of blocks of ``length`` steps of ``together`` agents, (T / L, E, C / together)."""
+    data = rollout.rewards
+    samples = torch.arange(data.numel(), device=data.device).view_as(data)
+    return samples[::length, :, policy.view.agents][:, :, ::together]
+
+
+def agents_together(policy: Policy, together: int) -> torch.Tensor:
+    """What each of the first ``together`` agents adds to the index of the first one's sample, (together,) int64."""
+    numbers = torch.tensor(policy.view.agent_numbers[:together], device=policy.action_bounds.device)
+    return numbers - numbers[0]
+
+
+def block_shuffle(
+    rollout: Rollout,
+    firsts: torch.Tensor,
+    length: int,
+    agents: torch.Tensor,
+    seed: torch.Tensor,
+    epoch: torch.Tensor,
+    *,
+    out: torch.Tensor,
+    moments: torch.Tensor,
+) -> Callable[[], None]:
+    """What writes an order of blocks of samples and the moments of its minibatches, see ``shuffle_launch``.
+
+    A minibatch has the first steps of all its blocks, then their second ones, and so on; agents of a block are side by
+    side.
+
+    Args:
+        rollout: Has the samples.
+        firsts: (blocks,) int64, from ``first_samples``.
+        length: Steps of a block.
+        agents: (together,) int64, what each agent of a block adds to the index of the first, from ``agents_together``.
+        seed: (1,) int64, the bits of a uint64.
+        epoch: (1,) int64, increased by 1.
+        out: (blocks * length * together,) int64.
+        moments: (num_minibatches, 4) float64.
+    """
+    functions, minibatches = rollout.env.functions, len(moments)
+    permuted, samples = torch.empty_like(firsts), torch.empty_like(out)
+    numbers = rollout.active, rollout.advantages
+    permute = shuffle_launch(
+        functions,
+        firsts,
+        seed,
+        epoch,
+        *numbers,
+        acting=rollout.acting,
+        permutes=minibatches > 1,
+        out=permuted,
+        moments=torch.empty_like(moments),  # of first samples only
+    )
+    add_moments = shuffle_launch(
+        functions,
+        samples,
+        seed,
+        torch.zeros_like(epoch),
+        *numbers,
+        acting=rollout.acting,
+        permutes=False,
+        out=out,
+        moments=moments,
+    )
+    steps = torch.arange(length, device=out.device) * rollout.rewards[0].numel()
+    # What each sample of a block adds to the index of the first.
+    offsets = steps[:, None, None] + agents
+    of_minibatches = samples.view(minibatches, length, -1, len(agents))
+
+    def shuffle() -> None:
+        permute()
+        torch.add(permuted.view(minibatches, 1, -1, 1), offsets, out=of_minibatches)
+        add_moments()
+
+    return shuffle
+
+
 class Sequences:
     """The samples of a policy as sequences: L steps of one agent each, whose order in an epoch is permuted.
+
+    With ``together`` those of several agents of one environment are permuted as one.
 
     ``order`` (T * E * C,) has the indices of the samples, minibatch after minibatch: first those of all its sequences'
     first steps, then those of the second ones, and so on.
@@ -106,24 +185,26 @@ class Sequences:
         rollout: Has the samples.
         states: Of the policy in the rollout.
         num_minibatches: Of an epoch.
+        together: So many agents of an environment stay together, side by side: 1, or C.
 
     Raises:
         ConfigError: The minibatches cannot have equal sizes.
     """
 
-    def __init__(self, policy: Policy, rollout: Rollout, states: RecurrentStates, num_minibatches: int) -> None:
+    def __init__(
+        self, policy: Policy, rollout: Rollout, states: RecurrentStates, num_minibatches: int, together: int = 1
+    ) -> None:
         self._policy, self._rollout, self._states = policy, rollout, states
-        self._num_minibatches, self.length, data = num_minibatches, states.sequence_length, rollout.rewards
-        samples = torch.arange(data.numel(), device=data.device).view_as(data)
-        firsts = samples[:: self.length, :, policy.view.agents]  # (T / L, E, C)
+        self.length = states.sequence_length
+        firsts = first_samples(policy, rollout, self.length, together)
         if firsts.numel() % num_minibatches:
             raise ConfigError(
                 f"num_minibatches is {num_minibatches}; expected a divisor of the number of sequences, num_steps / "
-                f"sequence_length x num_envs x agents = {' x '.join(map(str, firsts.shape))} = {firsts.numel()}"
+                f"sequence_length x num_envs x {'agents' if together == 1 else 'teams'} = "
+                f"{' x '.join(map(str, firsts.shape))} = {firsts.numel()}"
             )
         self._firsts = firsts.flatten().contiguous()
-        self._positions = policy.view.positions()
-        self._steps = samples[: self.length, 0, 0].clone()  # what each step adds to the index of the first sample
+        self._agents, self._positions = agents_together(policy, together), policy.view.positions()
 
     def shuffle(
         self, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor, moments: torch.Tensor
@@ -136,39 +217,8 @@ class Sequences:
             out: (T * E * C,) int64, the ``order``.
             moments: (num_minibatches, 4) float64.
         """
-        data, functions = self._rollout, self._rollout.env.functions
-        firsts, samples = torch.empty_like(self._firsts), torch.empty_like(out)
-        numbers = data.active, data.advantages
-        permute = shuffle_launch(
-            functions,
-            self._firsts,
-            seed,
-            epoch,
-            *numbers,
-            acting=data.acting,
-            permutes=self._num_minibatches > 1,
-            out=firsts,
-            moments=torch.empty_like(moments),  # of first steps only
-        )
-        add_moments = shuffle_launch(
-            functions,
-            samples,
-            seed,
-            torch.zeros_like(epoch),
-            *numbers,
-            acting=data.acting,
-            permutes=False,
-            out=out,
-            moments=moments,
-        )
-        of_minibatches = samples.view(self._num_minibatches, self.length, -1)
-
-        def shuffle() -> None:
-            permute()
-            torch.add(firsts.view(self._num_minibatches, 1, -1), self._steps[:, None], out=of_minibatches)
-            add_moments()
-
-        return shuffle
+        blocks = self._firsts, self.length, self._agents
+        return block_shuffle(self._rollout, *blocks, seed, epoch, out=out, moments=moments)
 
     def outputs(
         self, indices: torch.Tensor, chunk: int, gather: RowGather, context: RolloutContext

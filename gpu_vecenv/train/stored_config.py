@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpu_vecenv._version import __version__
-from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.errors import CheckpointCorruptError, ConfigError
+from gpu_vecenv.train.algorithms import ALGORITHMS
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.ppo import PPOConfig
 
 
@@ -15,31 +17,61 @@ def with_defaults(manifest: Mapping[str, Any], source: str) -> dict[str, Any]:
     """A checkpoint's manifest whose configurations have the defaults of options that they lack.
 
     A new option's default leaves training as it was without the option; where that is not possible, the number of the
-    format of checkpoints rises. What is no configuration is left as it is.
+    format of checkpoints rises. Files that name no algorithm are of PPO. What is no configuration is left as it is.
 
     Args:
         manifest: Of a trainer.
         source: The file, for errors.
 
     Raises:
-        ConfigError: A configuration has an option that PPOConfig does not have.
+        CheckpointCorruptError: The algorithms are no dictionary.
+        ConfigError: There is no such algorithm, or it has no such options.
     """
-    defaults = dataclasses.asdict(PPOConfig())
-    made_with = manifest.get("made_with")
-
-    def completed(values: Any, name: str) -> Any:
-        if not isinstance(values, Mapping):
-            return values
-        if unknown := sorted(set(values) - set(defaults)):
-            raise ConfigError(
-                f"{source}: {name} has unknown configuration keys {unknown}; it was made with {made_with}, this is "
-                f"gpu_vecenv {__version__}: install that version"
-            )
-        return {**defaults, **values}
-
     found, policies = dict(manifest), manifest.get("policies")
     if "config" in found:
-        found["config"] = completed(found["config"], "the trainer")
+        found.setdefault("algorithm", PPOConfig.algorithm)
+        found["config"] = _completed(f"{source}: the trainer", found["algorithm"], found["config"], manifest)
     if isinstance(policies, Mapping):
-        found["policies"] = {name: completed(values, f"policy {name!r}") for name, values in policies.items()}
+        found.setdefault("algorithms", dict.fromkeys(policies, PPOConfig.algorithm))
+        if not isinstance(found["algorithms"], dict):
+            raise CheckpointCorruptError(f"{source}: algorithms is {found['algorithms']!r:.80}; expected a dictionary")
+        found["policies"] = {
+            name: _completed(f"{source}: policy {name!r}", found["algorithms"].get(name), values, manifest)
+            for name, values in policies.items()
+        }
     return found
+
+
+def stored_config(manifest: Mapping[str, Any], source: str) -> LearnerConfig:
+    """The trainer's configuration; ``manifest`` is what ``with_defaults`` returns.
+
+    Raises:
+        CheckpointCorruptError: It is no dictionary.
+    """
+    return _config(f"{source}: the trainer", manifest.get("algorithm"), manifest.get("config"))
+
+
+def stored_configs(manifest: Mapping[str, Any], source: str) -> dict[str, LearnerConfig]:
+    """The configuration of each policy; arguments and errors as of ``stored_config``."""
+    return {
+        name: _config(f"{source}: policy {name!r}", manifest["algorithms"].get(name), values)
+        for name, values in manifest["policies"].items()
+    }
+
+
+def _config(what: str, algorithm: Any, values: Any) -> LearnerConfig:
+    if not isinstance(values, Mapping):
+        raise CheckpointCorruptError(f"{what} has the configuration {values!r:.80}; expected a dictionary")
+    return ALGORITHMS[algorithm].config(**values)
+
+
+def _completed(what: str, algorithm: Any, values: Any, manifest: Mapping[str, Any]) -> Any:
+    if not isinstance(values, Mapping):
+        return values
+    advice = f"it was made with {manifest.get('made_with')}, this is gpu_vecenv {__version__}: install that version"
+    if (kind := ALGORITHMS.get(str(algorithm))) is None:
+        raise ConfigError(f"{what} has the algorithm {algorithm!r:.80}; expected {' or '.join(ALGORITHMS)}; {advice}")
+    defaults = {field.name: field.default for field in dataclasses.fields(kind.config)}
+    if unknown := sorted(set(values) - set(defaults)):
+        raise ConfigError(f"{what} has unknown configuration keys {unknown}; {advice}")
+    return {**defaults, **values}

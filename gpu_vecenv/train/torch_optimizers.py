@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.learner_config import LearnerConfig
 
 TORCH_WEIGHT_DECAY = 0.01  # the default of torch.optim.AdamW
 
 
 def make_optimizer(
-    parameters: Sequence[torch.Tensor], config: PPOConfig, learning_rate: torch.Tensor
+    parameters: Sequence[torch.Tensor], config: LearnerConfig, learning_rate: torch.Tensor
 ) -> torch.optim.Optimizer:
     """The optimizer of a configuration, with all of its state, at no steps.
 
@@ -21,7 +21,7 @@ def make_optimizer(
 
     Args:
         parameters: Float32 tensors of one device, with their ``grad``.
-        config: See ``PPOConfig.optimizer``.
+        config: See ``LearnerConfig.optimizer``.
         learning_rate: () float32 on that device.
     """
     on_gpu = learning_rate.device.type == "cuda"

@@ -34,6 +34,7 @@ from gpu_vecenv.engine.vec_env import VecEnv
 from gpu_vecenv.errors import CapacityError, ConfigError, NonFiniteError
 from gpu_vecenv.escapes import warn
 from gpu_vecenv.progress import OnProgress, no_progress
+from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
 from gpu_vecenv.train.capacity import check_capacity
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
 from gpu_vecenv.train.distributed import World
@@ -41,7 +42,7 @@ from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.fused_rollout import fused_rollout
 from gpu_vecenv.train.graph import GraphedCallable, GraphPool, StageTimer, capture_stream, on_stream
-from gpu_vecenv.train.learner import Learner
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.learner_kernels import advantage_launch
 from gpu_vecenv.train.metrics import MetricsReader, NonFiniteMetrics, read_totals, time_fractions
 from gpu_vecenv.train.network_checks import check_independent_rows
@@ -64,7 +65,7 @@ class Trainer:
         env: The environment. If it is not in "next_step" mode, or has ``agents_as_envs``, it is used as a template: the
             trainer steps another one with otherwise equal arguments. With torch.distributed it is this process's
             shard, and its ``first_env_index`` is the process's rank times ``num_envs``.
-        config: Hyperparameters.
+        config: Hyperparameters; their class decides the algorithm. None: those of PPO.
         seed: For the environment, the initial weights and the order of the minibatches.
         policies: Role or agent -> its policy; those that share one are joined by "+", as in "tagger+runner" or
             "tagger_0+tagger_2". A module stands for ``PolicySpec(network=module)``. None trains default ones, see
@@ -87,7 +88,7 @@ class Trainer:
     def __init__(
         self,
         env: VecEnv,
-        config: PPOConfig | None = None,
+        config: LearnerConfig | None = None,
         *,
         seed: int = 0,
         policies: Mapping[str, PolicySpec | nn.Module] | None = None,
@@ -101,10 +102,12 @@ class Trainer:
         check_flag("graphs", graphs)
         if on_iteration is not None and not callable(on_iteration):
             raise TypeError(f"on_iteration is a {type(on_iteration).__name__}; expected a function or None")
-        for name, given, kind in (("config", config, PPOConfig), ("policies", policies, Mapping)):
-            if given is not None and not isinstance(given, kind):
-                raise TypeError(f"{name} is a {type(given).__name__}; expected a {kind.__name__} or None")
-        self.config, self.seed, self.on_iteration = config or PPOConfig(), validate_seed(seed), on_iteration
+        for name, given, kinds in (("config", config, CONFIGS), ("policies", policies, (Mapping,))):
+            if given is not None and not isinstance(given, kinds):
+                expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
+                raise TypeError(f"{name} is a {type(given).__name__}; expected {expected} or None")
+        self.config: LearnerConfig = config or PPOConfig()
+        self.seed, self.on_iteration = validate_seed(seed), on_iteration
         self.world, self.iteration = World.current(), 0
         self._nonfinite = NonFiniteMetrics()
         self._networks_checked = False
@@ -158,7 +161,7 @@ class Trainer:
             settings: dict[str, Any] = {"seed": self.seed, "world": self.world, "graph_pool": graph_pool}
             settings["num_iterations"] = self.num_iterations
             self.learners = {
-                name: Learner(
+                name: algorithm_of(self.configs[name]).learner(
                     self.policies[name],
                     self.configs[name],
                     self.rollout,
@@ -183,7 +186,7 @@ class Trainer:
             gamma, gae_lambda = torch.zeros((2, env.num_agents), device=env.device)
             for learner in self.learners.values():
                 gamma[learner.policy.view.agents] = learner.config.gamma
-                gae_lambda[learner.policy.view.agents] = learner.config.gae_lambda
+                gae_lambda[learner.policy.view.agents] = learner.config.trace_decay
             data = self.rollout
             numbers, out = (data.rewards, data.values[:-1], data.values[1:]), (data.advantages, data.returns)
             flags = data.terminations, data.truncations, data.active[:-1]
@@ -280,9 +283,9 @@ class Trainer:
             raise ConfigError("read_iteration: no iteration since the last read; expected launch_iteration() before it")
         first, count = self.iteration - self._unread + 1, self._unread
         rates = {
-            f"learning_rate_{name}": learner.config.schedule(self._progress)[0]
+            f"{rate}_{name}": value
             for name, learner in self.learners.items()
-            if learner.config.desired_kl is None
+            for rate, value in learner.config.rates(self._progress).items()
         }
         try:
             if totals is None:
@@ -423,6 +426,8 @@ class Trainer:
         """Also prepare the learners for it."""
         self.timer.mark("start")
         data, timed_step = self.rollout, self.config.num_steps // 2  # its stages' shares of the time hold for all steps
+        for learner in self.learners.values():
+            learner.begin_rollout()
         if self._fused_rollout is not None and self._fused_rollout.applies():
             self._fused_rollout()
         else:
@@ -499,6 +504,8 @@ class Trainer:
             "first_env_index": self.env.first_env_index,
             "seed": self.seed,
             "iteration": self.iteration,
+            "algorithm": self.config.algorithm,
+            "algorithms": {name: config.algorithm for name, config in self.configs.items()},
             "config": dataclasses.asdict(self.config),
             "policies": {name: dataclasses.asdict(config) for name, config in self.configs.items()},
             "trained": list(self.learners),

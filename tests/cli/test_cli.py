@@ -29,6 +29,7 @@ from gpu_vecenv.train import evaluation
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.game_policy import load_policy
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.run import RunConfig
 
 TINY = "--num-envs 4 --num-steps 4 --num-minibatches 2 --num-epochs 1 --hidden-sizes 8 --device cpu".split()
@@ -167,9 +168,16 @@ def test_help_mentions_every_field(verb, name, command):
     assert all(words in output for words in comments + others)
 
 
+def test_help_mentions_the_fields_of_the_algorithm(command):
+    code, output, errors = command("train", "cartpole", "--algorithm", "pqn-vdn", "--help")
+    assert (code, errors) == (0, [])
+    assert_mentioned([GAMES["cartpole"], Train, PQNConfig, RunConfig], output)
+    assert "--clip" not in output and re.search(r"--mixing [^-]{9,400}\(default: vdn\)", output)
+
+
 def assert_mentioned(kinds, output):
     mentioned = set(re.findall(r"--[a-z][a-z0-9-]*", output))
-    apart = {"game_name", "run", "runs", "ppo"} | ({"game"} if Train in kinds else set())  # positional, or nested
+    apart = {"game_name", "run", "runs", "learner"} | ({"game"} if Train in kinds else set())  # positional, or nested
     for name in {field.name for kind in kinds for field in dataclasses.fields(kind)} - apart:
         assert f"--{name.replace('_', '-')}" in mentioned
 
@@ -774,7 +782,7 @@ def test_a2c_has_defaults_of_its_own(spelling, command, tmp_path):
     assert wanted["num_steps"] == 5 and len(read_log(tmp_path / "run")) == 2
     help_text = command(*GRID, *spelling, "--help")[1]
     assert re.search(r"--num-steps INT .*\(default: 5\)", help_text)
-    assert re.search(r"--algorithm .*\(default: a2c\)", help_text)
+    assert re.search(r"--algorithm .*\n.* and their defaults \(default: a2c\)", help_text)
 
 
 def test_what_is_given_wins_over_a2cs_defaults(command, tmp_path):

@@ -60,6 +60,7 @@ RIGHT = {
     "reward_threshold": {"None", "-1", "1.5", "2**70"},
     "reference_arguments": {"{}"},
     "reference_methods": {"{}"},
+    "algorithm_presets": {"{}"},
     "roles": {"other role -> 1"},
     "obs_shape": {"(1,)"},
     "obs_parts": TUPLE,

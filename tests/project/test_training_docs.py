@@ -10,8 +10,10 @@ from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.main import main
 from gpu_vecenv.cli.plot import Plot
 from gpu_vecenv.cli.train import Resume, Train
+from gpu_vecenv.train.learner_config import LearnerConfig
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.run import RunConfig
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +38,13 @@ def test_the_table_of_hyper_parameters_is_the_configuration() -> None:
     assert list(told) == [field.name for field in dataclasses.fields(PPOConfig)]
     starred = {name.strip("`") for name, _, meaning in table if meaning.startswith("* ")}
     assert starred == set(RUN_WIDE_KEYS)
+
+
+def test_the_table_of_pqn_is_what_its_configuration_adds_and_changes() -> None:
+    told = {name.strip("`"): default for name, default, _ in rows(section("PQN"))}
+    common = {field.name: field.default for field in dataclasses.fields(LearnerConfig)}
+    own = [f for f in dataclasses.fields(PQNConfig) if f.name not in common or f.default != common[f.name]]
+    assert told == {field.name: str(field.default) for field in own} and list(told) == [field.name for field in own]
 
 
 def test_the_docs_list_what_a2c_changes() -> None:
@@ -69,7 +78,7 @@ def test_the_documented_metrics_are_those_of_a_run(tmp_path: Path) -> None:
 
 
 def test_options_exist() -> None:
-    kinds = (Train, RunConfig, PPOConfig, Resume, Evaluate, Plot, Export)
+    kinds = (Train, RunConfig, PPOConfig, PQNConfig, Resume, Evaluate, Plot, Export)
     names = {field.name.replace("_", "-") for kind in kinds for field in dataclasses.fields(kind)}
     of_torchrun = {"standalone", "nproc-per-node", "nnodes", "node-rank", "master-addr", "master-port"}
     told = set(re.findall(r"(?<![\w-])--([a-z][a-z-]*)", TEXT))

@@ -27,7 +27,7 @@ def made(**arguments):
         (lambda: Frames(TagGridworld()), "vec_env is a TagGridworld; expected a VecEnv"),
         (lambda: EpisodeLog("tag_gridworld"), "vec_env is a str; expected a VecEnv"),
         (lambda: PolicySpec(network=3), "PolicySpec.network is a int; expected a Module or None"),
-        (lambda: PolicySpec(config={}), "PolicySpec.config is a dict; expected a PPOConfig or None"),
+        (lambda: PolicySpec(config={}), "PolicySpec.config is a dict; expected a PPOConfig or a PQNConfig or None"),
         (lambda: PolicySpec(weights=torch.zeros(1)), "PolicySpec.weights is a Tensor; expected a Mapping or None"),
         (lambda: PolicySpec(train=None), "PolicySpec.train is a NoneType; expected a bool"),
         (lambda: GamePolicy("tag_gridworld", {}), "game is a str; expected a Env"),

@@ -2,7 +2,6 @@
 
 import torch
 
-from gpu_vecenv.train.learner import LEARNER_METRICS
 from gpu_vecenv.train.ppo import Batch
 
 
@@ -32,4 +31,4 @@ def run_update(learner, progress=0.0, iteration=0):
 def metrics_of(learner):
     """Means over the minibatches of the last iteration."""
     means = torch.stack([*learner.metric_sums / learner.num_updates, learner.explained_variance, learner.learning_rate])
-    return dict(zip(LEARNER_METRICS, means.tolist(), strict=True))
+    return dict(zip(learner.metric_names(), means.tolist(), strict=True))

@@ -23,8 +23,8 @@ from gpu_vecenv.cli.main import main
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import CheckpointFolder, load_checkpoint
 from gpu_vecenv.train.distributed import TIMEOUT, World, process_group
-from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.ppo_learner import PPOLearner
 from gpu_vecenv.train.trainer import Trainer
 
 pytestmark = pytest.mark.slow
@@ -69,7 +69,7 @@ def step_once(folder):
         for name, learner in trainer.learners.items():
             found[f"before.{name}"] = torch.cat([p.detach().flatten() for p in before[name].parameters()])
             kernels = type(trainer.kernels[name])(before[name], trainer.rollout, ONE_STEP.precision)
-            alone = Learner(
+            alone = PPOLearner(
                 before[name], ONE_STEP, trainer.rollout, seed=3, world=World(), graph_pool=None, kernels=kernels
             )
             run_update(alone)

@@ -327,7 +327,7 @@ def test_files_that_are_whole_but_wrong(runs, tmp_path):
     with pytest.raises(CheckpointCorruptError, match="it lacks game, game_config, policies"):
         load_policy(tmp_path / "foreign.safetensors", device="cpu")
     one, two = manifest["policies"].values()
-    with pytest.raises(CheckpointCorruptError, match="configuration of policy 'runner' is 3"):
+    with pytest.raises(CheckpointCorruptError, match="policy 'runner' has the configuration 3"):
         load_policy(changed(path, tmp_path, policies={"tagger": one, "runner": 3}), device="cpu")
     with pytest.raises(ConfigError, match=r"'tagger' has unknown configuration keys \['new'\]"):
         load_policy(changed(path, tmp_path, policies={"tagger": {**one, "new": 1}, "runner": two}), device="cpu")

@@ -12,8 +12,8 @@ from support.training import SMALL, leaving
 
 import gpu_vecenv
 from gpu_vecenv.errors import ConfigError, NonFiniteError
-from gpu_vecenv.train.learner import LEARNER_METRICS
 from gpu_vecenv.train.policy_specs import PolicySpec
+from gpu_vecenv.train.ppo_learner import PPOLearner
 from gpu_vecenv.train.run import RunConfig, run
 from gpu_vecenv.train.trainer import Trainer
 
@@ -73,7 +73,7 @@ def test_metrics_of_an_interval_are_those_of_its_iterations(given, device):
         found = some.train_interval(3)
         assert found.keys() == apart[-1].keys() and found["iteration"] == apart[-1]["iteration"]
         assert found["episodes"] == sum(metrics["episodes"] for metrics in apart)
-        for name in set(LEARNER_METRICS) - {"learning_rate"}:  # which is that of the last iteration
+        for name in set(PPOLearner.metric_names()) - {"learning_rate"}:  # which is that of the last iteration
             for policy in each.learners:
                 key = f"{name}_{policy}"
                 # Sums of three doubles.

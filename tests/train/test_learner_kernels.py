@@ -21,10 +21,10 @@ from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.distributions import random_draws
 from gpu_vecenv.train.layers import are_packed, width_of
-from gpu_vecenv.train.learner import Learner
 from gpu_vecenv.train.learner_kernels import LossKernel, LossSettings, advantage_launch, shuffle_launch
 from gpu_vecenv.train.policy import Policy, default_network
 from gpu_vecenv.train.ppo import Batch, PPOConfig, advantages, loss, masked_normalize
+from gpu_vecenv.train.ppo_learner import PPOLearner
 from gpu_vecenv.train.rollout_storage import Rollout
 
 # Advantages
@@ -453,7 +453,7 @@ def test_a_policy_of_one_role_reads_a_whole_batch_where_it_lies(device):
         policy = Policy(rows.rollout.env.game, ("agent",), network, device=rows.rollout.env.device)
         rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
         config = PPOConfig(num_steps=NUM_STEPS, num_minibatches=1, chunk_rows=80, hidden_sizes=(16,))
-        learner = Learner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
+        learner = PPOLearner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
         assert learner.in_order and learner.obs.data_ptr() == rows.rollout.obs.data_ptr()
         learner.in_order = not gathers
         seen = []
@@ -486,7 +486,7 @@ def test_a_network_may_learn_one_of_its_outputs_alone(which, device):
     policy = Policy(rows.rollout.env.game, ("agent",), Half(which), device=rows.rollout.env.device)
     rows.rollout.obs.copy_(torch.randn(rows.rollout.obs.shape, generator=torch.Generator().manual_seed(1)))
     config = PPOConfig(num_steps=NUM_STEPS, num_epochs=1)
-    learner = Learner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
+    learner = PPOLearner(policy, config, rows.rollout, seed=0, world=World(), graph_pool=None)
     run_update(learner)
     assert policy.network.weight.isfinite().all() and policy.network.weight.ne(1).all()
 

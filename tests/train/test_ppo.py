@@ -16,10 +16,10 @@ from torch import nn
 import gpu_vecenv
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.distributed import World
-from gpu_vecenv.train.learner import LOSS_METRICS, Learner
 from gpu_vecenv.train.normalizers import Normalizer
 from gpu_vecenv.train.policy import Policy, default_network
 from gpu_vecenv.train.ppo import Batch, PPOConfig, loss, masked_mean, masked_normalize
+from gpu_vecenv.train.ppo_learner import LOSS_METRICS, PPOLearner
 from gpu_vecenv.train.rollout_storage import Rollout
 
 # Two action heads, of 4 and 5 choices; 3 taggers and 4 runners.
@@ -74,7 +74,7 @@ def begun(device, config=SMALL, *, game="tag_continuous", roles=("runner",), see
         data.draws[..., : len(sizes)] = draws.int().to(device)
         if data.action_mask is not None:
             data.draws.zero_()  # the choice that is always allowed
-    learner = Learner(policy, config, data, seed=seed, world=World(), graph_pool=None)
+    learner = PPOLearner(policy, config, data, seed=seed, world=World(), graph_pool=None)
     with torch.no_grad():
         batch = whole(learner)
         own = policy.log_probs_and_entropies(policy(batch.obs)[0], batch.draws, batch.action_mask)[0]

@@ -18,7 +18,7 @@ from games.probes import (
     TwoStep,
 )
 
-import gpu_vecenv.train.learner
+import gpu_vecenv.train.ppo_learner
 import gpu_vecenv.train.trainer
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train import policy_kernels
@@ -400,6 +400,6 @@ def test_survivors_fails_if_rows_of_ended_agents_count(device, monkeypatch):
             everyone.active = torch.ones_like(rollout.active)
             super().__init__(policy, everyone, settings, chunk=chunk)
 
-    monkeypatch.setattr(gpu_vecenv.train.learner, "LossKernel", WithTheDead)
+    monkeypatch.setattr(gpu_vecenv.train.ppo_learner, "LossKernel", WithTheDead)
     errors, *_ = with_fault(Survivors(), with_rows_of_the_dead, device, monkeypatch)
     assert errors.view(200, 4)[:, 3].max() < -0.5

@@ -31,9 +31,9 @@ from gpu_vecenv.envs.registry import GAMES, Game, load_game
 from gpu_vecenv.errors import CapacityError, CheckpointCorruptError, ClosedEnvError, ConfigError, NonFiniteError
 from gpu_vecenv.train.distributions import masked, squashed
 from gpu_vecenv.train.layers import kernel_on
-from gpu_vecenv.train.learner import LOSS_METRICS
 from gpu_vecenv.train.policy_specs import RUN_WIDE_KEYS, PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.ppo_learner import LOSS_METRICS
 from gpu_vecenv.train.trainer import Trainer
 
 # Runners leave one by one, so that some agents are inactive in running episodes; two action heads.
