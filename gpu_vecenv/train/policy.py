@@ -128,13 +128,10 @@ class Policy(nn.Module):
             values = self._of_critic(context).squeeze(-1).expand(parameters.shape[:-1])
             return self._scaled(parameters, values)
         if state is None:
-            return self._scaled(*self._of_network(obs, context.agents))
-        if self.obs_normalizer is not None:
-            obs = self.obs_normalizer(obs)
+            return self._scaled(*self.of_network(obs, context.agents))
         leading, size = state.shape[:-1], self.recurrent_state_size
         rows = obs.reshape(-1, *self.view.obs_shape)
-        with self._autocast(obs):
-            found = self.network(rows, state.reshape(-1, size))
+        found = self.of_network(rows, state=state.reshape(-1, size))
         self._check_recurrent_outputs(found, rows.shape[0])
         parameters, values = self._scaled(*found[:2])
         next_state = found[2].float().reshape(*leading, size)
@@ -180,7 +177,7 @@ class Policy(nn.Module):
         if self.critic is None:
             parameters: torch.Tensor = self(obs, context=Context(agents=agents))[0]
             return parameters
-        parameters = self._of_network(obs, agents)
+        parameters = self.of_network(obs, agents)
         if not isinstance(parameters, torch.Tensor):
             raise ConfigError(
                 f"the network of {'+'.join(self.view.roles)} returns a {type(parameters).__name__}; expected the "
@@ -188,13 +185,22 @@ class Policy(nn.Module):
             )
         return parameters.float()
 
-    def _of_network(self, obs: torch.Tensor, agents: torch.Tensor | None) -> Any:
+    def of_network(
+        self, obs: torch.Tensor, agents: torch.Tensor | None = None, state: torch.Tensor | None = None
+    ) -> Any:
+        """What the network returns for normalised observations, unchecked.
+
+        Args:
+            obs: (…, *obs_shape); of a recurrent policy (rows, *obs_shape).
+            agents: As in ``Context``.
+            state: Of a recurrent policy, (rows, recurrent_state_size).
+        """
         if self.obs_normalizer is not None:
             obs = self.obs_normalizer(obs)
         if self.agent_ids or isinstance(self.network, Tower):
             obs = self._with_agents(flat(obs, len(self.view.obs_shape)), agents)
         with self._autocast(obs):
-            return self.network(obs)
+            return self.network(obs) if state is None else self.network(obs, state)
 
     def _of_critic(self, context: Context) -> torch.Tensor:
         assert self.critic is not None

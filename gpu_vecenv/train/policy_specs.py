@@ -10,7 +10,7 @@ from torch import nn
 
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.network_checks import check_output_shapes
+from gpu_vecenv.train.network_outputs import check_gradients, check_outputs
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
 
@@ -89,11 +89,13 @@ def policy_of_spec(name: str, spec: PolicySpec, config: PPOConfig, game: Env, ob
             do not fit.
     """
     policy = make_policy(game, name.split("+"), config, spec.network, obs.device)
-    check_output_shapes(name, policy, obs)
+    check_outputs(name, policy, obs)
     if spec.train and not any(p.requires_grad for p in policy.parameters()):
         raise ConfigError(
             f"the network of {name} has no trainable parameters; expected some, or PolicySpec(train=False)"
         )
+    if spec.train:
+        check_gradients(name, policy, obs)
     if spec.weights is not None:
         policy.load_weights(spec.weights)
     return policy.requires_grad_(spec.train)
