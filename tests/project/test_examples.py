@@ -137,6 +137,23 @@ def test_train_against_script(device: str, tmp_path: Path) -> None:
     assert "trained" in said and "flee" in said.lower()
 
 
+def test_mappo_rnn(device: str, tmp_path: Path) -> None:
+    sizes = "--num-envs 8 --total-steps 600 --num-epochs 2 --units 16 --log-interval 2"
+    said = [run(tmp_path, "mappo_rnn.py", *sizes.split(), "--seed", seed, "--device", device) for seed in "001"]
+    lines = [[re.sub("[\\d,]+ per second", "", line) for line in text.splitlines()] for text in said]
+    assert lines[0] == lines[1] != lines[2] and len(lines[0]) == 5
+    assert numbers(r"([\d,]+) env-steps, [\d,]+ per second: return -", said[0]) == [208]  # of three iterations
+    with pytest.raises(AssertionError, match=r"expected a game of one role, not \['tagger', 'runner'\]"):
+        run(tmp_path, "mappo_rnn.py", "--game", "tag_gridworld", "--device", device)
+
+
+@pytest.mark.slow
+def test_mappo_rnn_learns(device: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "mappo_rnn.py", "--total-steps", "66000", "--device", device)
+    at_random, trained = numbers(r"(-[\d.]+) by random actions, (-[\d.]+) trained", said)
+    assert trained > at_random + 2  # about -26.5 and -22
+
+
 @pytest.mark.slow
 def test_reward_shaping(device: str, tmp_path: Path) -> None:
     said = run(tmp_path, "reward_shaping.py", "--total-steps", "16384", "--episodes", "20", "--device", device)
