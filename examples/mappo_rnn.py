@@ -33,9 +33,9 @@ class Options:
     device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
     graphs: bool = True  # CUDA graphs on a GPU
     units: int = 64  # U, of the layer and of the GRU of each network
-    learning_rate: float = 1e-3  # of Adam
+    learning_rate: float = 2e-3  # of Adam
     num_epochs: int = 5  # passes over the steps of an iteration
-    num_minibatches: int = 2  # of an epoch, a divisor of num_envs
+    num_minibatches: int = 4  # of an epoch, a divisor of num_envs
     gamma: float = 0.95  # discount per step
     gae_lambda: float = 0.95  # of generalised advantage estimates
     clip: float = 0.2  # of the probability ratio
