@@ -5,7 +5,7 @@ declares for critics. The trainer of this package takes no part. docs/write_an_a
 
     python examples/mappo_rnn.py --game simple_spread --total-steps 1000000
 
-Shapes: T steps, E environments, A agents, U units, S numbers that the critic sees.
+Shapes: T steps in K sequences of L, E environments, A agents, U units, S numbers that the critic sees.
 """
 
 import gc
@@ -27,7 +27,8 @@ class Options:
 
     game: str = "simple_spread"
     num_envs: int = 64  # E
-    num_steps: int = 26  # T, of an iteration; those of one environment are one sequence
+    num_steps: int = 30  # T, of an iteration
+    sequence_length: int = 10  # L, of those through which gradients go; a divisor of num_steps
     total_steps: int = 500_000  # env-steps, all environments together
     seed: int = 0  # of everything
     device: str | None = None  # cpu, cuda or cuda:1; by default cuda if usable, else cpu
@@ -35,7 +36,7 @@ class Options:
     units: int = 64  # U, of the layer and of the GRU of each network
     learning_rate: float = 2e-3  # of Adam
     num_epochs: int = 5  # passes over the steps of an iteration
-    num_minibatches: int = 4  # of an epoch, a divisor of num_envs
+    num_minibatches: int = 4  # of an epoch, a divisor of its sequences, T / L * E
     gamma: float = 0.95  # discount per step
     gae_lambda: float = 0.95  # of generalised advantage estimates
     clip: float = 0.2  # of the probability ratio
@@ -165,18 +166,24 @@ class MAPPO:
     """The algorithm. ``collect`` and ``update`` use the same tensors in each call, and read none on the host."""
 
     def __init__(self, env: VecEnv, options: Options) -> None:
+        sequences = options.num_steps // options.sequence_length * env.num_envs
+        if options.num_steps % options.sequence_length or sequences % options.num_minibatches:
+            raise SystemExit("expected a sequence_length that divides num_steps, num_minibatches that divide sequences")
         self.env, self.options, self.sampler, device = env, options, Sampler(env), env.device
         self.data = data = Rollout(env, options.num_steps)
         self.choices = tuple(env.layout.action.head_sizes)  # of each discrete head; none of a Box
-        E, A, U = env.num_envs, env.num_agents, options.units
+        E, A, U, L = env.num_envs, env.num_agents, options.units, options.sequence_length
         self.actor = RecurrentNet(data.obs[0, 0, 0].numel(), U, self.sampler.num_parameters, 0.01).to(device)
         self.critic = RecurrentNet(data.states.shape[-1], U, A, 1.0).to(device)  # its rows are environments
         self.actor_state, self.critic_state = torch.zeros((E, A, U), device=device), torch.zeros((E, U), device=device)
-        self.actor_start, self.critic_start = self.actor_state.clone(), self.critic_state.clone()  # those before row 0
+        self.actor_starts, self.critic_starts = (  # with which sequences begin
+            torch.stack([state] * (options.num_steps // L)) for state in (self.actor_state, self.critic_state)
+        )
         weights, on_gpu = [*self.actor.parameters(), *self.critic.parameters()], device.type == "cuda"
         self.optimizer = torch.optim.Adam(weights, options.learning_rate, eps=1e-5, fused=True, capturable=on_gpu)
-        shape = options.num_epochs * options.num_minibatches, E // options.num_minibatches
-        self.minibatches = torch.zeros(shape, dtype=torch.int64, device=device)  # the environments of each
+        self.num_sequences, count = sequences, options.num_minibatches
+        shape = options.num_epochs * count, sequences // count
+        self.minibatches = torch.zeros(shape, dtype=torch.int64, device=device)  # the sequences of each
         self.metrics = torch.zeros(4, device=device)
         env.reset(seed=options.seed, out=data.last)
         data.keep_state(-1)
@@ -198,11 +205,11 @@ class MAPPO:
     @torch.no_grad()
     def collect(self) -> None:
         """Play T steps and estimate their advantages."""
-        data, masks, state = self.data, self.data.action_mask, self.actor_state
+        data, masks, state, length = self.data, self.data.action_mask, self.actor_state, self.options.sequence_length
         data.carry_over()
-        self.actor_start.copy_(self.actor_state)
-        self.critic_start.copy_(self.critic_state)
         for t, (sample, buffers) in enumerate(zip(data.samples, data.step_buffers, strict=True)):
+            if t % length == 0:
+                self.actor_starts[t // length].copy_(state)
             row = slice(t, t + 1)  # a sequence of one step
             mask = None if masks is None else masks[row]
             parameters, state = self.policy(data.obs[row], state, data.first[row], mask)
@@ -211,10 +218,13 @@ class MAPPO:
             torch.logical_not(data.active[t].any(1), out=data.first[t + 1])  # no agent was active: it was a reset
         self.actor_state.copy_(state)
 
-        # Nobody needs values to act. Row T is a step of the next rollout: its values are needed here, its state is not.
-        values, state = self.critic(data.states[:-1], self.critic_start, data.first[:-1])
-        last_values, _ = self.critic(data.states[-1:], state, data.first[-1:])
-        torch.cat([values, last_values], out=data.values)
+        # Values are not needed to act. Row T is a step of the next rollout: its value is needed here, its state is not.
+        state = self.critic_state
+        for k, start in enumerate(self.critic_starts):
+            rows = slice(k * length, (k + 1) * length)
+            start.copy_(state)
+            data.values[rows], state = self.critic(data.states[rows], state, data.first[rows])
+        data.values[-1:], _ = self.critic(data.states[-1:], state, data.first[-1:])
         self.critic_state.copy_(state)
         self.estimate_advantages()
 
@@ -234,31 +244,38 @@ class MAPPO:
             estimate = errors[t] + decays[t] * estimate
             data.advantages[t].copy_(estimate)
 
+    def shuffle(self) -> None:
+        """Draw the minibatches of all epochs, on the host: a graph would repeat one order."""
+        epochs = [torch.randperm(self.num_sequences) for _ in range(self.options.num_epochs)]
+        self.minibatches.copy_(torch.cat(epochs).view_as(self.minibatches))
+
     def update(self) -> None:
-        """Take a step of Adam for each minibatch: all steps of some environments."""
+        """Take a step of Adam for each minibatch of sequences."""
         data, acted = self.data, (self.data.active & self.data.acting)[:-1]
         returns = data.advantages + data.values[:-1]
         centred = data.advantages - masked_mean(data.advantages, acted)
         advantages = centred / (masked_mean(centred.square(), acted).sqrt() + 1e-8)
-        for envs in self.minibatches:
-            loss = self.loss(envs, advantages, returns)
+        for sequences in self.minibatches:
+            loss = self.loss(sequences, advantages, returns)
             self.optimizer.zero_grad()
             loss.backward()
             for network in (self.actor, self.critic):
                 nn.utils.clip_grad_norm_(network.parameters(), self.options.max_grad_norm)
             self.optimizer.step()
 
-    def loss(self, envs: torch.Tensor, advantages: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
-        """Of all steps of the environments ``envs`` (n,), which begin with the states that the rollout began with."""
-        data, options = self.data, self.options
+    def loss(self, sequences: torch.Tensor, advantages: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+        """Of some sequences (n,), numbered from 0 to K * E; they begin with the states that the rollout had there."""
+        data, options, num_envs = self.data, self.options, self.env.num_envs
+        k, env = sequences // num_envs, sequences % num_envs
 
         def of(x: torch.Tensor) -> torch.Tensor:
-            return x[: len(returns)].index_select(1, envs)
+            """Their steps (L, n, …) of T or T + 1 rows."""
+            return x[: len(returns)].unflatten(0, (-1, options.sequence_length))[k, :, env].transpose(0, 1)
 
         active, first, mask = of(data.active), of(data.first), data.action_mask
         acted = active & of(data.acting)  # agents that are active but do not act receive rewards: their values count
-        parameters, _ = self.policy(of(data.obs), self.actor_start[envs], first, None if mask is None else of(mask))
-        values, _ = self.critic(of(data.states), self.critic_start[envs], first)
+        parameters, _ = self.policy(of(data.obs), self.actor_starts[k, env], first, None if mask is None else of(mask))
+        values, _ = self.critic(of(data.states), self.critic_starts[k, env], first)
 
         log_probs, entropies = log_probs_and_entropies(parameters, of(data.draws), self.choices)
         log_ratio = torch.where(acted, log_probs - of(data.log_probs), 0)
@@ -283,8 +300,8 @@ def main(options: Options) -> None:
     torch.manual_seed(options.seed)
     env = VecEnv(configure(options.game), options.num_envs, options.device, autoreset_mode="next_step")
     roles, graphs = list(env.layout.present_roles), options.graphs and env.device.type == "cuda"
-    if len(roles) > 1 or options.num_envs % options.num_minibatches:
-        raise SystemExit(f"expected a game of one role, not {roles}, and minibatches that divide num_envs")
+    if len(roles) > 1:
+        raise SystemExit(f"{options.game} has the roles {roles}; expected a game of one role")
     if graphs:  # which cannot be captured on the default stream
         stream = torch.cuda.Stream(env.device)
         stream.wait_stream(torch.cuda.current_stream(env.device))
@@ -298,8 +315,7 @@ def main(options: Options) -> None:
     iterations, start = math.ceil(options.total_steps / steps), time.perf_counter()
     for iteration in range(1, iterations + 1):
         collect()
-        epochs = [torch.randperm(env.num_envs) for _ in range(options.num_epochs)]
-        mappo.minibatches.copy_(torch.cat(epochs).view_as(mappo.minibatches))
+        mappo.shuffle()
         update()
         if (iterations - iteration) % options.log_interval == 0:  # the only lines that wait for the device
             env.raise_for_faults()
