@@ -191,7 +191,7 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
 
 
 def test_included_code_exists() -> None:
-    included = re.compile(r"^:::\{literalinclude\} (.+)\n:pyobject: (.+)\n:::$", re.MULTILINE)
+    included = re.compile(r"^:::\{literalinclude\} (.+)\n:language: python\n:pyobject: (.+)\n:::$", re.MULTILINE)
     pages = {path: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
     found = [(path, *match) for path, text in pages.items() for match in included.findall(text)]
     assert len(found) == sum(text.count("{literalinclude}") for text in pages.values()) > 0
