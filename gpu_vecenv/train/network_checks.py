@@ -1,15 +1,14 @@
-"""What a network must do: give the shapes that its roles need, and treat rows, with their states, as independent."""
+"""What calls of a network must do: treat rows, with their states, as independent, in a rollout and in an update."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.central_critic import Context
+from gpu_vecenv.train.network_outputs import call_of_user, unchanged
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
 from gpu_vecenv.train.role_view import RoleView
@@ -23,44 +22,7 @@ NUM_ROWS = 32  # that are compared: so few that leaving out half of them changes
 TOLERANCE = 2.0**-10  # relative to the largest number of a column of the outputs,
 FLOOR = 2.0**-10  # or to this part of the largest of all columns, where a column is what remains of larger numbers
 MIN_FRACTION = 0.5  # of the rows differ where a network mixes them
-
-
-def check_output_shapes(name: str, policy: Policy, obs: torch.Tensor) -> None:
-    """Raise ConfigError unless the network returns parameters and values; ``obs`` (num_envs, num_agents, *shape)."""
-    view, rows = policy.view, (len(obs), policy.view.num_agents)
-    try:
-        inspect.signature(policy.network.forward).bind(*("obs", "state")[: 2 if policy.acting_state_size else 1])
-    except TypeError as error:
-        raise ConfigError(
-            f"the network of {name} has recurrent_state_size {policy.acting_state_size}, and its forward {error}; "
-            "expected forward(obs), or recurrent_state_size = n and forward(obs, state)"
-        ) from error
-    with _unchanged(policy):
-        if policy.acting_state_size:
-            _check_recurrent_call(name, policy, view.obs(obs))
-            return
-        outputs = (policy.parameters_of(view.obs(obs)),) if policy.critic is not None else policy(view.obs(obs))
-    found, expected = [tuple(x.shape) for x in outputs], [(*rows, view.num_parameters), rows]
-    if found != expected[: len(found)]:
-        what = "parameters" if policy.critic is not None else "parameters and values"
-        raise ConfigError(f"the network of {name} returns shapes {found}; expected {what}: {expected[: len(found)]}")
-
-
-def _check_recurrent_call(name: str, policy: Policy, obs: torch.Tensor) -> None:
-    size = policy.acting_state_size
-    try:
-        policy.acting(obs, torch.zeros((*obs.shape[:2], size), device=obs.device))
-    except ConfigError:
-        raise
-    except Exception as error:
-        rows = obs.shape[0] * obs.shape[1]
-        raise ConfigError(
-            f"the network of {name} has recurrent_state_size {size} and raises {type(error).__name__}: {error}; "
-            f"expected forward(obs, state), {(rows, *policy.view.obs_shape)} and {(rows, size)}, to return parameters, "
-            f"{'' if policy.critic is not None else 'values '}and the next state. The first axis is that of "
-            "independent rows, not time: nn.GRU and nn.LSTM need an axis of one time step, "
-            "gru(obs[None], state[None]); nn.GRUCell and nn.LSTMCell take rows"
-        ) from error
+AGAIN = "is called again: it draws random numbers or keeps some"
 
 
 def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None:
@@ -87,25 +49,63 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
     states = torch.rand((count, policy.acting_state_size), generator=generator).to(rows.device) * 2 - 1
     all_rows, half = torch.arange(count, device=rows.device), max(count // 2, 2)
     calls = {
-        "is called again: it draws random numbers or keeps some": all_rows,
+        AGAIN: all_rows,
         "gets the rows in another order": order,
         "gets half of the rows": all_rows[:half],
         "gets the rows along two leading axes": all_rows.unflatten(0, (-1, 2)),
     }
-    with _unchanged(policy):
-        expected = _outputs(policy, rows, agents, states)
-        found = {what: (_outputs(policy, rows[k], agents[k], states[k]), k.flatten()) for what, k in calls.items()}
+
+    def called(what: str, k: torch.Tensor) -> list[torch.Tensor]:
+        return call_of_user(name, policy, lambda: _outputs(policy, rows[k], agents[k], states[k]), f" when it {what}")
+
+    with unchanged(policy):
+        expected = called("gets some rows", all_rows)
+        drawn_before = _generator_states(rows.device)
+        found = {what: (called(what, k), k.flatten()) for what, k in calls.items()}
+        draws = any(not a.equal(b) for a, b in zip(drawn_before, _generator_states(rows.device), strict=True))
         if hasattr(policy.network, "sequence"):
-            _check_sequence(name, policy, rows, agents, states)
+            call_of_user(name, policy, lambda: _check_sequence(name, policy, rows, agents, states), " in its sequence")
+        again = _outputs_twice(name, policy, obs[0])
     for what, (outputs, indices) in found.items():
         if _differ(outputs, [x[indices] for x in expected]):
-            raise ConfigError(
-                f"the network of {name} gives other outputs for a row when it {what}; expected outputs that depend on "
-                "the row alone, whatever the leading axes. nn.LSTM and nn.GRU need an axis of one time step, "
-                "lstm(obs.flatten(0, -2)[None]), attention an axis of each row's own entities; for batch normalisation "
-                "use nn.LayerNorm, or call its eval(); leave out dropout. Memory goes in and out: "
-                "recurrent_state_size = n, and forward(obs, state) that returns parameters, values and the next state"
-            )
+            raise _depends(name, what)
+    if _differ(*again):
+        raise _depends(name, AGAIN)
+    if draws:
+        raise ConfigError(
+            f"the network of {name} draws random numbers; expected outputs that depend on the row alone: leave out "
+            "dropout, or call its eval(), and noise; actions are drawn from the parameters that it returns"
+        )
+
+
+def _depends(name: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"the network of {name} gives other outputs for a row when it {what}; expected outputs that depend on the row "
+        "alone, whatever the leading axes. nn.LSTM and nn.GRU need an axis of one time step, "
+        "lstm(obs.flatten(0, -2)[None]), attention an axis of each row's own entities; for batch normalisation use "
+        "nn.LayerNorm, or call its eval(); leave out dropout. Memory goes in and out: recurrent_state_size = n, and "
+        "forward(obs, state) that returns parameters, values and the next state"
+    )
+
+
+def _outputs_twice(name: str, policy: Policy, obs: torch.Tensor) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Outputs of two calls with all rows of a step (num_envs, num_agents, *shape), as a rollout makes them.
+
+    A network that keeps a state of its own may do so only where it recognises a rollout by the number of rows.
+    """
+    own = policy.view.obs(obs)
+    agents = torch.arange(own.shape[1], device=own.device).expand(own.shape[:2])
+    states = torch.zeros((*own.shape[:2], policy.acting_state_size), device=own.device)
+    first, second = (
+        call_of_user(name, policy, lambda: _outputs(policy, own, agents, states), " in a rollout") for _ in range(2)
+    )
+    return second, first
+
+
+def _generator_states(device: torch.device) -> list[torch.Tensor]:
+    """States of torch's generators that a network on the device may draw from."""
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
 
 
 def _check_sequence(name: str, policy: Policy, rows: torch.Tensor, agents: torch.Tensor, states: torch.Tensor) -> None:
@@ -164,22 +164,3 @@ def _differ(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> 
         close = (a - b).abs() <= TOLERANCE * largest.clamp(min=FLOOR * largest.amax())
         differing |= ~(close | (a == b) | (a.isnan() & b.isnan())).all(1)
     return bool(differing.float().mean() >= MIN_FRACTION)
-
-
-@contextmanager
-def _unchanged(policy: Policy) -> Iterator[None]:
-    """Without gradients; the buffers, such as running statistics, and torch's generators are as before afterwards.
-
-    Meanwhile the policy does not use bfloat16, and on a GPU no product has partial sums in bfloat16.
-    """
-    buffers, device = {name: buffer.clone() for name, buffer in policy.named_buffers()}, policy.action_bounds.device
-    matmul = torch.backends.cuda.matmul
-    bfloat16, reduced_precision = policy.uses_bfloat16, matmul.allow_bf16_reduced_precision_reduction
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.no_grad():
-        try:
-            policy.uses_bfloat16 = matmul.allow_bf16_reduced_precision_reduction = False
-            yield
-        finally:
-            policy.uses_bfloat16, matmul.allow_bf16_reduced_precision_reduction = bfloat16, reduced_precision
-            for name, buffer in policy.named_buffers():
-                buffer.copy_(buffers[name])

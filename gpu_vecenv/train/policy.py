@@ -203,6 +203,23 @@ class Policy(nn.Module):
         of_actor, of_critic = state.split(sizes, -1)
         return of_actor if sizes[0] else None, of_critic if sizes[1] else None
 
+    def of_network(
+        self, obs: torch.Tensor, agents: torch.Tensor | None = None, state: torch.Tensor | None = None
+    ) -> Any:
+        """What the network returns for normalised observations, unchecked.
+
+        Args:
+            obs: (…, *obs_shape); of a recurrent network (rows, *obs_shape).
+            agents: As in ``Context``.
+            state: Of a recurrent network, (rows, acting_state_size).
+        """
+        return self._raw(self.network, self._inputs(obs, agents), state)
+
+    def _raw(self, module: nn.Module, inputs: torch.Tensor, state: torch.Tensor | None) -> Any:
+        """What the network or the critic returns."""
+        with self._autocast(inputs):
+            return module(inputs) if state is None else module(inputs, state)
+
     def _inputs(self, obs: torch.Tensor, agents: torch.Tensor | None) -> torch.Tensor:
         """What the network gets for observations."""
         if self.obs_normalizer is not None:
@@ -237,12 +254,10 @@ class Policy(nn.Module):
     ) -> tuple[Any, ...]:
         """Outputs of the network or the critic, (*leading, …), and of a recurrent one the next state."""
         if state is None:
-            with self._autocast(inputs):
-                outputs = module(inputs)
+            outputs = self._raw(module, inputs, None)
             return tuple(outputs) if module is self.network and self.critic is None else (outputs,)
         rows = inputs.reshape(-1, *inputs.shape[len(leading) :])
-        with self._autocast(inputs):
-            found = module(rows, state.reshape(-1, state.shape[-1]))
+        found = self._raw(module, rows, state.reshape(-1, state.shape[-1]))
         self._check_recurrent_outputs(module, found, len(rows))
         *outputs, next_state = found
         return *(x.reshape((*leading, *x.shape[1:])) for x in outputs), next_state.float().reshape((*leading, -1))

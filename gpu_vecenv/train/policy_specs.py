@@ -14,7 +14,7 @@ from gpu_vecenv.declare.env import Env
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
 from gpu_vecenv.train.learner_config import LearnerConfig
-from gpu_vecenv.train.network_checks import check_output_shapes
+from gpu_vecenv.train.network_outputs import check_gradients, check_outputs
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.role_view import agents_of, check_each_agent_once
 
@@ -134,11 +134,13 @@ def policy_of_spec(name: str, spec: PolicySpec, config: LearnerConfig, game: Env
             weights do not fit.
     """
     policy = algorithm_of(config).make_policy(game, name.split("+"), config, spec.network, obs.device)
-    check_output_shapes(name, policy, obs)
+    check_outputs(name, policy, obs)
     if spec.train and not any(p.requires_grad for p in policy.parameters()):
         raise ConfigError(
             f"the network of {name} has no trainable parameters; expected some, or PolicySpec(train=False)"
         )
+    if spec.train:
+        check_gradients(name, policy, obs)
     if spec.weights is not None:
         policy.load_weights(spec.weights)
     return policy.requires_grad_(spec.train)

@@ -1,5 +1,6 @@
 """The documentation site: it builds without a warning, lacks nothing, and a browser fetches nothing from elsewhere."""
 
+import ast
 import dataclasses
 import importlib
 import json
@@ -187,6 +188,17 @@ def test_the_site_builds_and_is_whole(tmp_path: Path) -> None:
             assert Path(played).stem in pages[path.parent / played]
     for path in [*site.rglob("*.css"), *site.rglob("*.js")]:
         assert FOREIGN.findall(path.read_text(encoding="utf-8")) == [], path
+
+
+def test_included_code_exists() -> None:
+    included = re.compile(r"^:::\{literalinclude\} (.+)\n:language: python\n:pyobject: (.+)\n:::$", re.MULTILINE)
+    pages = {path: path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")}
+    found = [(path, *match) for path, text in pages.items() for match in included.findall(text)]
+    assert len(found) == sum(text.count("{literalinclude}") for text in pages.values()) > 0
+    for page, file, name in found:
+        nodes: Any = ast.parse((page.parent / file).read_text(encoding="utf-8"))
+        for part in name.split("."):
+            (nodes,) = (node for node in nodes.body if getattr(node, "name", None) == part)
 
 
 def test_the_search_for_foreign_references_finds_them() -> None:

@@ -137,6 +137,24 @@ def test_train_against_script(device: str, tmp_path: Path) -> None:
     assert "trained" in said and "flee" in said.lower()
 
 
+def test_mappo_rnn(device: str, tmp_path: Path) -> None:
+    sizes = "--num-envs 8 --total-steps 700 --num-epochs 2 --units 16 --log-interval 2"
+    options = ("--seed", "0"), ("--seed", "0", "--no-graphs"), ("--seed", "1")
+    said = [run(tmp_path, "mappo_rnn.py", *sizes.split(), *more, "--device", device) for more in options]
+    lines = [[re.sub("[\\d,]+ per second", "", line) for line in text.splitlines()] for text in said]
+    assert lines[0] == lines[1] != lines[2] and len(lines[0]) == 5
+    assert numbers(r"([\d,]+) env-steps, [\d,]+ per second: return -", said[0]) == [240]  # of three iterations
+    with pytest.raises(AssertionError, match=r"has the roles \['tagger', 'runner'\]; expected a game of one role"):
+        run(tmp_path, "mappo_rnn.py", "--game", "tag_gridworld", "--device", device)
+
+
+@pytest.mark.slow
+def test_mappo_rnn_learns(device: str, tmp_path: Path) -> None:
+    said = run(tmp_path, "mappo_rnn.py", "--total-steps", "66000", "--device", device)
+    at_random, trained = numbers(r"(-[\d.]+) by random actions, (-[\d.]+) trained", said)
+    assert trained > at_random + 2  # about -26.5 and -22
+
+
 @pytest.mark.slow
 def test_reward_shaping(device: str, tmp_path: Path) -> None:
     said = run(tmp_path, "reward_shaping.py", "--total-steps", "16384", "--episodes", "20", "--device", device)

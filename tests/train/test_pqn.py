@@ -334,7 +334,7 @@ def test_flags_that_are_a_step_off_are_seen_in_the_values(shift, device):
         ((indices, (q, _)),) = learner._outputs_of_chunks(learner.order)
         values = greedy_values(q, learner.policy.view.head_sizes)
         errors = (values - data.values[:-1].flatten()[indices])[data.active[:-1].flatten()[indices]]
-        found.append(float(errors.abs().max()))
+        found.append(errors.abs().max().item())
     assert found[0] < 1e-5 and found[1] > 1e-3
 
 

@@ -597,7 +597,7 @@ REFUSED = {
     "dropout": (lambda: Own(nn.Dropout(0.5)), "is called again.*leave out dropout"),
     "batch normalisation": (lambda: Own(nn.BatchNorm1d(4)), "gets half of the rows.*use nn.LayerNorm"),
     "a state of its own": (KeepsItsState, "is called again.*Memory goes in and out: recurrent_state_size"),
-    "two outputs": (TwoOutputs, "returns .* for 12 rows; expected parameters, values and the next state"),
+    "two outputs": (TwoOutputs, "returns a Tensor and a Tensor; expected parameters, values and the next state"),
     "states of other rows": (StatesOfOtherRows, "gets half of the rows"),
     "a sequence that forgets no episode": (SequenceOfItsOwn, "other outputs for a sequence"),
     "no size": (

@@ -386,6 +386,8 @@ def test_every_row_of_a_role_is_visited_exactly_once_an_epoch_in_another_order(d
         role: Recorder(env.game.layout.obs_size, env.game.layout.action.num_logits) for role in ("tagger", "runner")
     }
     trainer = Trainer(env, changed(num_epochs=3), policies=networks, seed=1, graphs=False)
+    for network in networks.values():
+        network.seen.clear()  # the check whether its outputs require gradients
     trainer.train_iteration()
     for role, network in networks.items():
         where = env.game.layout.role_slices[role]
