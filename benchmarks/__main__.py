@@ -14,13 +14,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.environments import ROOT, python_of
 from benchmarks.errors import BenchmarkError
 from benchmarks.peers import PEERS
 from benchmarks.summary import compared
-from benchmarks.workload import Peer, Request, Workload
+from benchmarks.workload import Algorithm, Peer, Request, Workload
 
 REPEATS, QUICK_REPEATS = 10, 3
 # JAX takes most of a GPU's memory at its start otherwise.
@@ -124,9 +124,19 @@ def rows(name: str, peer: Peer, arguments: argparse.Namespace, results: dict[str
     if not workloads:
         other = "cuda" if peer.cuda else "cpu"
         raise BenchmarkError(f"{peer.title} does not run on {arguments.device!r} here; use --device {other}")
+    workloads = tuple(each for each in workloads if arguments.published or not each.needs_published)
+    if arguments.algorithm:
+        workloads = tuple(
+            each for each in workloads if (each.kind, each.algorithm) == ("training", arguments.algorithm)
+        )
+        if not workloads:
+            raise BenchmarkError(
+                f"{peer.title} has no training by {arguments.algorithm!r} on {arguments.device!r} here; scripts that "
+                "are not on PyPI need --published FOLDER"
+            )
     python = python_of(name, peer, arguments.device) if arguments.install else sys.executable
     if arguments.quick:  # several sizes become the same one
-        workloads = tuple({(each.kind, each.game): each.reduced() for each in workloads}.values())
+        workloads = tuple({(each.kind, each.game, each.algorithm): each.reduced() for each in workloads}.values())
     for workload in workloads:
         row, ours, theirs = measure(name, peer, workload, arguments, python)
         results |= {**ours["provenance"], "versions": theirs["versions"]}
@@ -147,6 +157,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="file that also receives the results")
     parser.add_argument("--quick", action="store_true", help="sizes of tests: the rates mean nothing")
     parser.add_argument("--processors", type=int, help="of the host, that each side may use; default: all")
+    parser.add_argument("--algorithm", choices=get_args(Algorithm), help="measure training by this one alone")
     parser.add_argument("--published", help="folder with the scripts that the peer publishes outside of PyPI")
     parser.add_argument(
         "--no-install",

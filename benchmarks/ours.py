@@ -13,6 +13,7 @@ from gpu_vecenv.engine.timing import captured, provenance, synchronize
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.pqn import PQNConfig
 from gpu_vecenv.train.trainer import Trainer
 
 PEER = Peer("gpu_vecenv", ("torch", "numpy"), ())
@@ -47,27 +48,18 @@ def _simulation(request: Request) -> Prepared:
 
 
 def _training(request: Request) -> Prepared:
-    """Iterations of the trainer with the hyperparameters that PureJaxRL publishes, at a constant learning rate."""
+    """Iterations of the trainer with the hyperparameters that the peer publishes, at a constant learning rate."""
     workload, device = request.workload, torch.device(request.device)
     game = configure(workload.game, **workload.config)
-    config = PPOConfig(
-        total_steps=10**12,
-        num_steps=workload.num_steps,
-        num_epochs=workload.num_epochs,
-        num_minibatches=workload.num_minibatches,
-        hidden_sizes=(workload.hidden_size, workload.hidden_size),
-        shared_trunk=False,
-        activation="tanh",
-        learning_rate=2.5e-4,
-        final_learning_rate=None,
-        gamma=0.99,
-        gae_lambda=0.95,
-        clip=0.2,
-        value_clip=0.2,
-        entropy_coefficient=0.01,
-        max_grad_norm=0.5,
-        precision=request.precision,
-    )
+    sizes: dict[str, Any] = {
+        "total_steps": 10**12,
+        "num_steps": workload.num_steps,
+        "num_epochs": workload.num_epochs,
+        "num_minibatches": workload.num_minibatches,
+        "final_learning_rate": None,
+        "precision": request.precision,
+    }
+    config = CONFIGS[workload.algorithm](sizes, workload.hidden_size)
     roles = "+".join(game.layout.present_roles)
     trainer = Trainer(VecEnv(game, workload.num_envs, device), config, policies={roles: PolicySpec()})
 
@@ -77,6 +69,48 @@ def _training(request: Request) -> Prepared:
         synchronize(device)
 
     return Prepared(run, game.num_agents, _facts(device))
+
+
+def _ppo(sizes: dict[str, Any], units: int) -> PPOConfig:
+    """As PureJaxRL and JaxMARL publish it."""
+    return PPOConfig(**sizes, **PPO, hidden_sizes=(units, units), shared_trunk=False, activation="tanh")
+
+
+def _recurrent(sizes: dict[str, Any], units: int, **changes: Any) -> PPOConfig:
+    """A dense layer, a GRU and a dense layer; the sequences of an update are whole rollouts."""
+    network = {"network": "gru", "hidden_sizes": (units, units), "post_hidden_sizes": (units,), "activation": "relu"}
+    return PPOConfig(**{**sizes, **PPO, **network, **changes})
+
+
+def _ppo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
+    """JaxMARL's ippo_rnn_mpe, but that actor and critic have a GRU each where they share one there."""
+    return _recurrent(sizes, units, learning_rate=5e-4, clip=0.3, value_clip=0.3, value_coefficient=1.0)
+
+
+def _mappo_rnn(sizes: dict[str, Any], units: int) -> PPOConfig:
+    """JaxMARL's mappo_rnn_mpe."""
+    return _recurrent(sizes, units, learning_rate=2e-3, critic="central")
+
+
+def _pqn_vdn_rnn(sizes: dict[str, Any], units: int) -> PQNConfig:
+    """JaxMARL's pqn_vdn_rnn with its configuration for MPE."""
+    epsilons = {"epsilon": 1.0, "final_epsilon": 0.1, "epsilon_decay": 0.1}
+    learning = {"optimizer": "radam", "learning_rate": 5e-4, "max_grad_norm": 1.0, "gamma": 0.9, "q_lambda": 0.3}
+    network = {"network": "gru", "hidden_sizes": (units, units, units), "agent_ids": True}
+    return PQNConfig.vdn(**{**sizes, **epsilons, **learning, **network})
+
+
+PPO = {
+    "learning_rate": 2.5e-4,
+    "gamma": 0.99,
+    "gae_lambda": 0.95,
+    "clip": 0.2,
+    "value_clip": 0.2,
+    "value_coefficient": 0.5,
+    "entropy_coefficient": 0.01,
+    "max_grad_norm": 0.5,
+}
+CONFIGS = {"ppo": _ppo, "ppo_rnn": _ppo_rnn, "mappo_rnn": _mappo_rnn, "pqn_vdn_rnn": _pqn_vdn_rnn}
 
 
 def _facts(device: torch.device) -> dict[str, Any]:

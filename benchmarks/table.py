@@ -33,9 +33,10 @@ def read(folder: Path = FOLDER) -> Iterator[dict[str, Any]]:
 def line(row: Mapping[str, Any], results: Mapping[str, Any]) -> str:
     """One row: medians and, where repeats were kept, quartiles."""
     gpu = results["device"].removeprefix("NVIDIA ")
+    what = row["kind"] if row.get("algorithm", "ppo") == "ppo" else f"{row['kind']} ({row['algorithm']})"
     devices = [gpu if row[key] == "cuda" else "CPU" for key in ("ours_device", "peer_device")]
     cells = (
-        f"{row['kind']} `{row['game']}`" + (f", {row['precision']}" if row["kind"] == "training" else ""),
+        f"{what} `{row['game']}`" + (f", {row['precision']}" if row["kind"] == "training" else ""),
         f"{row['num_envs']:,} x {row['num_agents']:,}",
         " and ".join(dict.fromkeys(devices)),
         rate(row["ours_env_steps_per_s"]),

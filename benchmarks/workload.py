@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 Kind = Literal["simulation", "training"]
 Precision = Literal["float32", "tf32"]
+Algorithm = Literal["ppo", "ppo_rnn", "mappo_rnn", "pqn_vdn_rnn"]  # "rnn": with a GRU
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Workload:
     """One row of the results, the same for both sides.
 
     A run of a simulation is ``num_steps`` steps with random actions; a run of a training is ``updates`` iterations of
-    PPO with rollouts of ``num_steps``.
+    ``algorithm`` with rollouts of ``num_steps``.
     """
 
     kind: Kind
@@ -25,10 +26,16 @@ class Workload:
     num_steps: int
     updates: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)  # of the game
-    # PPO: of both sides.
+    # Training: of both sides.
+    algorithm: Algorithm = "ppo"
     num_epochs: int = 4
     num_minibatches: int = 4
-    hidden_size: int = 64  # of both hidden layers, of the separate networks for actions and values
+    hidden_size: int = 64  # of every hidden layer
+
+    @property
+    def needs_published(self) -> bool:
+        """Whether the peer's side is a script that it publishes outside of PyPI, and nothing else."""
+        return self.algorithm != "ppo"
 
     @property
     def env_steps(self) -> int:
@@ -46,7 +53,8 @@ class Workload:
         row: dict[str, Any] = {key: getattr(self, key) for key in ("kind", "game", "num_envs", "num_steps")}
         row["config"] = dict(self.config)
         if self.kind == "training":
-            row |= {key: getattr(self, key) for key in ("updates", "num_epochs", "num_minibatches", "hidden_size")}
+            keys = "algorithm", "updates", "num_epochs", "num_minibatches", "hidden_size"
+            row |= {key: getattr(self, key) for key in keys}
         return row
 
 

@@ -10,6 +10,47 @@ from typing import Any
 from benchmarks.peers import jax_ppo, jax_simulation
 from benchmarks.workload import Peer, Prepared, Request, Workload
 
+# Algorithm -> the published script, and what is printed in the results.
+SCRIPTS = {
+    "ppo": ("ippo_ff_mpe", "JaxMARL IPPO"),
+    "ppo_rnn": ("ippo_rnn_mpe", "JaxMARL IPPO with a GRU"),
+    "mappo_rnn": ("mappo_rnn_mpe", "JaxMARL MAPPO with a GRU"),
+    "pqn_vdn_rnn": ("pqn_vdn_rnn", "JaxMARL PQN-VDN with a GRU"),
+}
+
+
+# Of pqn_vdn_rnn_mpe.yaml, beside what the workload names; without its evaluations, which ours has no part of either.
+PQN_SETTINGS = {
+    "MEMORY_WINDOW": 0,
+    "NUM_LAYERS": 2,
+    "NORM_INPUT": False,
+    "NORM_TYPE": "layer_norm",
+    "EPS_START": 1.0,
+    "EPS_FINISH": 0.1,
+    "EPS_DECAY": 0.1,
+    "MAX_GRAD_NORM": 1,
+    "LR": 5e-4,
+    "LR_LINEAR_DECAY": False,
+    "GAMMA": 0.9,
+    "LAMBDA": 0.3,
+    "NUM_EPOCHS": 4,
+    "TEST_DURING_TRAINING": False,
+    "TEST_NUM_ENVS": 1,
+    "TEST_NUM_STEPS": 1,
+}
+
+
+def recurrent(num_envs: int, updates: int) -> tuple[Workload, ...]:
+    """Training with a GRU: lengths, epochs, minibatches and units of the published configurations."""
+    ppo: dict[str, Any] = {"num_steps": 128, "num_epochs": 4, "hidden_size": 128}
+    common: dict[str, Any] = {"kind": "training", "game": "simple_spread", "num_envs": num_envs, "updates": updates}
+    return (
+        Workload(**common, **ppo, algorithm="ppo_rnn", num_minibatches=2),
+        Workload(**common, **ppo, algorithm="mappo_rnn", num_minibatches=4),
+        Workload(**common, algorithm="pqn_vdn_rnn", num_steps=16, num_epochs=4, num_minibatches=16, hidden_size=256),
+    )
+
+
 PEER = Peer(
     "JaxMARL",
     ("jaxmarl", *jax_ppo.PACKAGES, *jax_simulation.PACKAGES),
@@ -18,11 +59,13 @@ PEER = Peer(
         Workload("simulation", "simple_spread", 1000, 25),
         Workload("simulation", "simple_tag", 1000, 25),
         Workload("training", "simple_spread", 64, 128, updates=5),
+        *recurrent(num_envs=64, updates=5),
     ),
     cuda=(
         Workload("simulation", "simple_spread", 100_000, 100),
         Workload("simulation", "simple_tag", 100_000, 100),
         Workload("training", "simple_spread", 4096, 32, updates=50),
+        *recurrent(num_envs=1024, updates=10),
     ),
     cuda_requirements=jax_simulation.CUDA_REQUIREMENTS,
 )
@@ -37,9 +80,9 @@ def prepare(request: Request) -> Prepared:
     env = jaxmarl.make(name)
     if request.workload.kind == "simulation":
         return Prepared(_simulation(env, request), env.num_agents, facts)
-    facts["title"] = "JaxMARL IPPO"
+    script, facts["title"] = SCRIPTS[request.workload.algorithm]
     if request.published:
-        train, facts["script"] = _published(name, request), "ippo_ff_mpe.py as published"
+        train, facts["script"] = _published(script, name, request), f"{script}.py as published"
     else:
         train = jax_ppo.make_train(_actors(env, request), request.workload)
         facts["script"] = "jax_ppo.py, after JaxMARL's ippo_ff_mpe.py"
@@ -87,8 +130,8 @@ def _actors(env: Any, request: Request) -> jax_ppo.Actors:
     return jax_ppo.Actors(reset, step, num_rows, obs_size, env.action_space(agents[0]).n)
 
 
-def _published(name: str, request: Request) -> Any:
-    """``make_train`` of ippo_ff_mpe.py; the modules that only its logs and command line use are stood in for."""
+def _published(script: str, env_name: str, request: Request) -> Any:
+    """``make_train`` of a script; the modules that only its logs and command line use are stood in for."""
     for absent in ("wandb", "hydra", "omegaconf"):
         sys.modules[absent] = types.ModuleType(absent)
     stand_ins: Any = sys.modules
@@ -97,5 +140,10 @@ def _published(name: str, request: Request) -> Any:
     stand_ins["omegaconf"].OmegaConf = None
     jax_ppo.provide_distrax()
     sys.path.insert(0, str(request.published))
-    script = importlib.import_module("ippo_ff_mpe")
-    return script.make_train({**jax_ppo.settings(request.workload), "ENV_NAME": name, "ENV_KWARGS": {}})
+    module, workload = importlib.import_module(script), request.workload
+    common = {**jax_ppo.settings(workload), "ENV_NAME": env_name, "ENV_KWARGS": {}, "WANDB_MODE": "disabled"}
+    if workload.algorithm == "pqn_vdn_rnn":
+        config = {**common, **PQN_SETTINGS, "HIDDEN_SIZE": workload.hidden_size}
+        return module.make_train(config, module.env_from_config(config)[0])
+    units = {"FC_DIM_SIZE": workload.hidden_size, "GRU_HIDDEN_DIM": workload.hidden_size, "SCALE_CLIP_EPS": False}
+    return module.make_train({**common, **units})

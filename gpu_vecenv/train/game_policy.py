@@ -325,6 +325,8 @@ def _check_layers(path: Path, game: Env, name: str, config: LearnerConfig, weigh
     expected: list[tuple[int, ...]] = [(after, before) for before, after in pairwise(sizes)]
     if (kind == "gru" or kind == "lstm") and len(sizes) > 1:
         expected[-1:] = recurrent_weights(sizes, kind, algorithm_of(config).num_cells(config))
+        post = [sizes[-1], *getattr(config, "post_hidden_sizes", ())]
+        expected += [(after, before) for before, after in pairwise(post)]
     lacking = [shape for shape in expected if shape not in shapes]
     if lacking or len(sizes) > len(shapes) + 1:
         raise ConfigError(

@@ -432,6 +432,7 @@ def default_network(
     squash: Squash = "clip",
     actor_gain: float = 0.01,
     agent_ids: bool = False,
+    post_hidden_sizes: Sequence[int] = (),
 ) -> ActorCritic | EncodedActorCritic | RecurrentActorCritic:
     """The default network of a policy with a critic of its own, of a kind; ``agent_ids`` not of "cnn" and "entities".
 
@@ -448,7 +449,8 @@ def default_network(
     if kind == "mlp":
         return ActorCritic(shape, _num_outputs(view, squash), hidden_sizes, **settings)
     if kind == "gru" or kind == "lstm":
-        return RecurrentActorCritic(shape, _num_outputs(view, squash), hidden_sizes, cell=kind, **settings)
+        settings |= {"cell": kind, "post_hidden_sizes": post_hidden_sizes}
+        return RecurrentActorCritic(shape, _num_outputs(view, squash), hidden_sizes, **settings)
     encoder = functools.partial(make_encoder, kind, view.roles, view.obs_shape, view.obs_parts, activation)
     return EncodedActorCritic(kind, encoder, _num_outputs(view, squash), hidden_sizes, **settings)
 
@@ -462,10 +464,12 @@ def default_actor(
     squash: Squash = "clip",
     actor_gain: float = 0.01,
     agent_ids: bool = False,
+    post_hidden_sizes: Sequence[int] = (),
 ) -> Tower | RecurrentTower:
     """The default network of a policy with a central critic, of a kind: "mlp", "gru" or "lstm"."""
-    sizes, gaussian = (num_inputs(view, agent_ids), _num_outputs(view, squash)), view.continuous and has_log_std(squash)
-    return _tower(*sizes, hidden_sizes, activation, kind, head_gain=actor_gain, gaussian=gaussian)
+    inputs, outputs = num_inputs(view, agent_ids), _num_outputs(view, squash)
+    settings = {"head_gain": actor_gain, "gaussian": view.continuous and has_log_std(squash)}
+    return _tower(inputs, outputs, hidden_sizes, activation, kind, post_hidden_sizes, **settings)
 
 
 def central_critic(
@@ -476,17 +480,25 @@ def central_critic(
     kind: NetworkKind = "mlp",
     *,
     agent_ids: bool = False,
+    post_hidden_sizes: Sequence[int] = (),
 ) -> Tower | RecurrentTower:
     """The central critic of a policy, of a kind as its network."""
     inputs = state_size(game) + view.num_agents * agent_ids
-    return _tower(inputs, 1, hidden_sizes, activation, kind, head_gain=1.0)
+    return _tower(inputs, 1, hidden_sizes, activation, kind, post_hidden_sizes, head_gain=1.0)
 
 
 def _tower(
-    inputs: int, outputs: int, hidden_sizes: Sequence[int], activation: Activation, kind: NetworkKind, **settings: Any
+    inputs: int,
+    outputs: int,
+    hidden_sizes: Sequence[int],
+    activation: Activation,
+    kind: NetworkKind,
+    post_hidden_sizes: Sequence[int],
+    **settings: Any,
 ) -> Tower | RecurrentTower:
     if kind == "gru" or kind == "lstm":
-        return RecurrentTower(inputs, outputs, hidden_sizes, cell=kind, activation=activation, **settings)
+        settings |= {"cell": kind, "post_hidden_sizes": post_hidden_sizes}
+        return RecurrentTower(inputs, outputs, hidden_sizes, activation=activation, **settings)
     return Tower(inputs, outputs, hidden_sizes, activation=activation, **settings)
 
 

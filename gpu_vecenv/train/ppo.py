@@ -80,6 +80,7 @@ class PPOConfig(LearnerConfig):
     shared_trunk: bool = True  # actor and critic share the hidden layers, unless the critic is central
     critic: Critic = "own"  # values of an agent are of its own observation, or "central": of those of all agents
     actor_gain: float = param(0.01, low=0)  # of the actor head's orthogonal weights
+    post_hidden_sizes: tuple[int, ...] = param((), low=1)  # units of layers behind a recurrent one, of actor and critic
 
     algorithm: ClassVar[str] = "ppo"
 
@@ -93,6 +94,11 @@ class PPOConfig(LearnerConfig):
             raise ConfigError(
                 f"network is {self.network!r} with critic 'central'; expected network 'mlp', 'gru' or 'lstm', or "
                 "critic 'own'"
+            )
+        if self.post_hidden_sizes and self.network not in ("gru", "lstm"):
+            raise ConfigError(
+                f"post_hidden_sizes is {self.post_hidden_sizes} with network {self.network!r}; expected (), or network "
+                "'gru' or 'lstm': they are behind the recurrent layer"
             )
         if not self.least_learning_rate <= self.most_learning_rate:
             raise ConfigError(
@@ -297,7 +303,8 @@ def make_policy(
     """
     view, central = RoleView(game, roles), config.critic == "central"
     layers, ids, kind = (config.hidden_sizes, config.activation), config.agent_ids, config.network
-    settings: dict[str, Any] = {"actor_gain": config.actor_gain, "agent_ids": ids, "squash": config.squash}
+    common: dict[str, Any] = {"agent_ids": ids, "post_hidden_sizes": config.post_hidden_sizes}
+    settings: dict[str, Any] = {**common, "actor_gain": config.actor_gain, "squash": config.squash}
     if network is None and central:
         network = default_actor(view, *layers, kind, **settings)
     elif network is None:
@@ -306,7 +313,7 @@ def make_policy(
         game,
         roles,
         network,
-        critic=central_critic(game, view, *layers, kind, agent_ids=ids) if central else None,
+        critic=central_critic(game, view, *layers, kind, **common) if central else None,
         agent_ids=ids,
         normalize_obs=config.normalize_obs,
         normalize_returns=config.normalize_returns,

@@ -168,9 +168,10 @@ class RecurrentActorCritic(nn.Module):
             critic.
         cell: Kind of the recurrent layer.
         gaussian: Append log standard deviations, parameters that do not depend on the observation and start at 0.
-        activation: Of the hidden layers in front of the recurrent one.
-        shared_trunk: Whether actor and critic share these layers.
+        activation: Of the other hidden layers.
+        shared_trunk: Whether actor and critic share the layers in front of the recurrent one.
         actor_gain: Of the weights of the actor head.
+        post_hidden_sizes: Units of further hidden layers behind the recurrent one, of the actor and of the critic.
 
     Raises:
         ConfigError: ``hidden_sizes`` is empty.
@@ -187,6 +188,7 @@ class RecurrentActorCritic(nn.Module):
         activation: Activation = "tanh",
         shared_trunk: bool = True,
         actor_gain: float = 0.01,
+        post_hidden_sizes: Sequence[int] = (),
     ) -> None:
         super().__init__()
         self.obs_shape = tuple(obs_shape)
@@ -194,8 +196,10 @@ class RecurrentActorCritic(nn.Module):
         self.trunk = hidden_layers(sizes, activation)
         self.critic_trunk = None if shared_trunk else hidden_layers(sizes, activation)
         self.cells = RecurrentCells(cell, sizes[-1], units)
-        self.actor = orthogonal(nn.Linear(units, num_outputs), actor_gain)
-        self.critic = orthogonal(nn.Linear(units, 1), 1.0)
+        post_sizes = [units, *post_hidden_sizes]
+        self.post, self.critic_post = (hidden_layers(post_sizes, activation) for _ in range(2))
+        self.actor = orthogonal(nn.Linear(post_sizes[-1], num_outputs), actor_gain)
+        self.critic = orthogonal(nn.Linear(post_sizes[-1], 1), 1.0)
         self.log_std = nn.Parameter(torch.zeros(num_outputs)) if gaussian else None
         self.recurrent_state_size = self.cells.state_size
 
@@ -234,7 +238,7 @@ class RecurrentActorCritic(nn.Module):
 
     def _heads(self, of_actor: torch.Tensor, of_critic: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Parameters (…, n) and values (…) of the cells' outputs (…, units) each."""
-        outputs, values = self.actor(of_actor), self.critic(of_critic).squeeze(-1)
+        outputs, values = self.actor(self.post(of_actor)), self.critic(self.critic_post(of_critic)).squeeze(-1)
         if self.log_std is not None:
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs, values
@@ -250,7 +254,8 @@ class RecurrentTower(nn.Module):
         cell: Kind of the recurrent layer.
         head_gain: Of the orthogonal weights of the head.
         gaussian: Append log standard deviations, parameters that do not depend on the row and start at 0.
-        activation: Of the hidden layers in front of the recurrent one.
+        activation: Of the other hidden layers.
+        post_hidden_sizes: Units of further hidden layers behind the recurrent one.
 
     Raises:
         ConfigError: ``hidden_sizes`` is empty.
@@ -266,12 +271,14 @@ class RecurrentTower(nn.Module):
         head_gain: float,
         gaussian: bool = False,
         activation: Activation = "tanh",
+        post_hidden_sizes: Sequence[int] = (),
     ) -> None:
         super().__init__()
         *sizes, units = _layer_sizes(inputs, hidden_sizes, cell)
         self.trunk = hidden_layers(sizes, activation)
         self.cells = RecurrentCells(cell, sizes[-1], units, count=1)
-        self.head = orthogonal(nn.Linear(units, outputs), head_gain)
+        self.post = hidden_layers([units, *post_hidden_sizes], activation)
+        self.head = orthogonal(nn.Linear([units, *post_hidden_sizes][-1], outputs), head_gain)
         self.log_std = nn.Parameter(torch.zeros(outputs)) if gaussian else None
         self.recurrent_state_size = self.cells.state_size
 
@@ -297,7 +304,7 @@ class RecurrentTower(nn.Module):
         return self._of_head(features)
 
     def _of_head(self, features: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.head(features)
+        outputs: torch.Tensor = self.head(self.post(features))
         if self.log_std is not None:
             outputs = torch.cat([outputs.float(), self.log_std.expand_as(outputs)], -1)
         return outputs

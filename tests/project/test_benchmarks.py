@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import table  # noqa: E402
+from benchmarks import ours, table  # noqa: E402
 from benchmarks.__main__ import Side, parse  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.peers import PEERS  # noqa: E402
@@ -38,6 +38,7 @@ def test_every_driver_is_parsed_and_names_games_that_exist(peer: str, device: st
         assert (workload.updates > 0) == (workload.kind == "training")
         batch = workload.num_envs * workload.num_steps
         assert batch % workload.num_minibatches == 0
+        assert workload.needs_published == (workload.algorithm != "ppo")
         request = Request(workload.reduced(), device, "float32")
         assert Request.from_dict(json.loads(json.dumps(request.as_dict()))) == request
     assert module.PEER.requirements and callable(module.prepare)
@@ -97,6 +98,23 @@ def test_options_are_refused(arguments: list[str], message: str, capsys: pytest.
     with pytest.raises(SystemExit):
         parse(["gymnasium", *arguments])
     assert message in capsys.readouterr().err
+
+
+def test_training_that_needs_published_scripts_is_left_out_without_them() -> None:
+    done = command("jaxmarl", "--no-install", "--quick", "--algorithm", "ppo_rnn")
+    assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr
+    assert (
+        "JaxMARL has no training by 'ppo_rnn' on 'cpu' here; scripts that are not on PyPI need --published"
+        in done.stderr
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "ppo_rnn", "mappo_rnn", "pqn_vdn_rnn"])
+def test_our_side_trains_by_every_algorithm(algorithm: Any) -> None:
+    workload = Workload("training", "simple_spread", 4, 8, 1, algorithm=algorithm, num_minibatches=2, hidden_size=8)
+    prepared = ours.prepare(Request(workload, "cpu", "float32"))
+    prepared.run()
+    assert prepared.num_agents == 3 and workload.row()["algorithm"] == algorithm
 
 
 def test_a_side_that_does_not_start_says_why() -> None:

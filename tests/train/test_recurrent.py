@@ -94,6 +94,8 @@ GAMES_OF_ALL_KINDS = {
     "one step": (Script, SCRIPT, {"sequence_length": 1}),
     "agent_ids": (Script, SCRIPT, {"agent_ids": True}),
     "central critic": (Script, SCRIPT, {"critic": "central", "normalize_obs": True}),
+    "layers behind": (Script, SCRIPT, {"post_hidden_sizes": (6, 5)}),
+    "central critic, layers behind": (Script, SCRIPT, {"critic": "central", "post_hidden_sizes": (6,)}),
     "central critic, agent_ids": (Script, SCRIPT, {"critic": "central", "agent_ids": True}),
 }
 
@@ -428,6 +430,17 @@ def test_a_loaded_policy_acts_as_the_trained_one(network, critic, device, regist
     # Of a critic of its own, whose numbers the network returns with those of the actor, the state is the same one.
     assert loaded.recurrent_state_size == own.recurrent_state_size / (1 if critic == "own" else 2)
     assert evaluate(trainer.env, loaded.policies, 8) == evaluate(trainer.env, trainer.role_policies(), 8)
+
+
+@pytest.mark.parametrize("critic", ["own", "central"])
+def test_layers_behind_the_recurrent_one_are_loaded(critic, device, registered, tmp_path):
+    trainer = trainer_of(Recall, device, changed(critic=critic, post_hidden_sizes=(5, 3)))
+    trainer.train_iteration()
+    loaded, own = load_policy(trainer.save(tmp_path / "run"), device=device), trainer.policies["player"]
+    assert {p.shape for p in own.network.parameters()} > {(5, 8), (3, 5)}
+    assert equal_bits(loaded["player"].state_dict(), own.state_dict())
+    with pytest.raises(ConfigError, match=r"post_hidden_sizes is \(5,\) with network 'mlp'; expected \(\), or network"):
+        changed(network="mlp", post_hidden_sizes=(5,))
 
 
 @pytest.mark.slow
