@@ -164,7 +164,7 @@ def test_help_mentions_every_field(verb, name, command):
     assert_mentioned([GAMES[name]] + [Train, PPOConfig, RunConfig] * (verb == "train"), output)
     comments = re.findall(r"^    \w+: .*?  # (.{12})", Path(inspect.getfile(GAMES[name])).read_text(), re.MULTILINE)
     assert comments
-    others = ["per epoch", "of each evaluation", "one policy for all roles"] * (verb == "train")
+    others = ["per epoch", "of each evaluation", "one policy for the agents of a role"] * (verb == "train")
     assert all(words in output for words in comments + others)
 
 
