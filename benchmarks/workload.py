@@ -46,7 +46,7 @@ class Workload:
         """The same in a size that takes a fraction of a second."""
         updates = min(self.updates, 2)
         sizes = {"num_envs": min(self.num_envs, 8), "num_steps": min(self.num_steps, 20)}
-        return dataclasses.replace(self, updates=updates, **sizes)
+        return dataclasses.replace(self, updates=updates, num_minibatches=min(self.num_minibatches, 4), **sizes)
 
     def row(self) -> dict[str, Any]:
         """The entries of a row of results that name the workload."""

@@ -145,13 +145,14 @@ class Rollout:
         ]
         # What the critic sees, (T + 1, E, S): the observations of all agents, or what the game declares for critics.
         self.states = self.obs.flatten(2)
-        if env.game.critic_state:
-            size = sum(env.state[name][0].numel() for name in env.game.critic_state)
+        self.critic_fields = (*env.game.critic_state, *env.game.agent_critic_state)
+        if self.critic_fields:
+            size = sum(env.state[name][0].numel() for name in self.critic_fields)
             self.states = torch.zeros((*self.first.shape, size), device=env.device)
 
     def keep_state(self, t: int) -> None:
         """Store what the critic sees of the environment as it is, if that is not the observations."""
-        if names := self.env.game.critic_state:
+        if names := self.critic_fields:
             fields = [self.env.state[name].reshape(len(self.states[t]), -1).float() for name in names]
             torch.cat(fields, 1, out=self.states[t])
 

@@ -20,6 +20,11 @@ SCRIPTS = {
 
 
 # Of pqn_vdn_rnn_mpe.yaml, beside what the workload names; without its evaluations, which ours has no part of either.
+# Of ippo_rnn_mpe.yaml and mappo_homogenous_rnn_mpe.yaml, where they differ from those of the scripts without a GRU.
+RECURRENT_SETTINGS: dict[str, dict[str, Any]] = {
+    "ppo_rnn": {"LR": 5e-4, "CLIP_EPS": 0.3, "VF_COEF": 1.0},
+    "mappo_rnn": {"LR": 2e-3},
+}
 PQN_SETTINGS = {
     "MEMORY_WINDOW": 0,
     "NUM_LAYERS": 2,
@@ -145,5 +150,6 @@ def _published(script: str, env_name: str, request: Request) -> Any:
     if workload.algorithm == "pqn_vdn_rnn":
         config = {**common, **PQN_SETTINGS, "HIDDEN_SIZE": workload.hidden_size}
         return module.make_train(config, module.env_from_config(config)[0])
+    common |= RECURRENT_SETTINGS.get(workload.algorithm, {})
     units = {"FC_DIM_SIZE": workload.hidden_size, "GRU_HIDDEN_DIM": workload.hidden_size, "SCALE_CLIP_EPS": False}
     return module.make_train({**common, **units})

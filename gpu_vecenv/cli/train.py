@@ -52,7 +52,7 @@ from gpu_vecenv.train.stored_config import stored_config, stored_configs, with_d
 from gpu_vecenv.train.trainer import Trainer
 
 AUTO_NUM_ENVS = {"cuda": 2000, "cpu": 512}  # upper bound of --num-envs auto; fewer if memory is short
-# Of the game's preset, for MAPPO, and for algorithms of which the game has none.
+# Of the game's preset, for MAPPO, and for PQN where the game has none of it.
 RUN_SIZES = ("num_envs", "total_steps", "num_steps")
 RUN_FORMAT = 2  # of the settings, checkpoints and metrics in a run folder
 AlgorithmName = Literal["ppo", "a2c", "pqn", "pqn-vdn"]

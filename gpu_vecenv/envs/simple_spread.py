@@ -40,6 +40,7 @@ class SimpleSpread(Particles):
                 "num_steps": 16,
                 "num_epochs": 4,
                 "num_minibatches": 16,
+                "optimizer": "radam",
                 "learning_rate": 5e-4,
                 "final_learning_rate": None,
                 "gamma": 0.9,

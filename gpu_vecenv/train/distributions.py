@@ -99,13 +99,14 @@ def beta_log_probs_and_entropies(
     ``draws`` are (B, k), inside (0, 1); ``parameters`` are those of ``concentrations``, (B, 2k). Densities are those of
     the draw: those of the action would differ by a constant, the logarithm of the Box's width.
     """
-    alphas, betas = concentrations(parameters)
-    both = alphas + betas
+    # In float64: terms of large concentrations cancel.
+    alphas, betas = concentrations(parameters.double())
+    both, draws = alphas + betas, draws.double()
     log_norms = torch.lgamma(alphas) + torch.lgamma(betas) - torch.lgamma(both)
     log_probs = (alphas - 1) * draws.log() + (betas - 1) * (-draws).log1p() - log_norms
     slopes = [(x - 1) * torch.digamma(x) for x in (alphas, betas)]
     entropies = log_norms - slopes[0] - slopes[1] + (both - 2) * torch.digamma(both)
-    return log_probs.sum(-1), entropies.sum(-1)
+    return log_probs.sum(-1).float(), entropies.sum(-1).float()
 
 
 def mean_draws(parameters: torch.Tensor, squash: Squash) -> torch.Tensor:

@@ -98,7 +98,7 @@ def export(policy: GamePolicy, folder: Path, file_format: FileFormat) -> list[Ex
 def sample_inputs(policy: GamePolicy, one: Policy, count: int, seed: int = 0) -> Inputs:
     """Inputs of a file: observations (count, *obs_shape) from the role's space, states, and masks (count, n).
 
-    States are of recurrent policies, (count, recurrent_state_size), and 0; masks are of games with masks. Where a
+    States are of recurrent policies, (count, acting_state_size), and 0; masks are of games with masks. Where a
     policy normalises its observations, these are drawn with the mean and standard deviation that it has seen.
     """
     generator, view = np.random.default_rng(seed), one.view

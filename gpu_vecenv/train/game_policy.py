@@ -328,7 +328,7 @@ def _check_layers(path: Path, game: Env, name: str, config: LearnerConfig, weigh
         post = [sizes[-1], *getattr(config, "post_hidden_sizes", ())]
         expected += [(after, before) for before, after in pairwise(post)]
     lacking = [shape for shape in expected if shape not in shapes]
-    if lacking or len(sizes) > len(shapes) + 1:
+    if lacking or len(expected) > len(shapes):
         raise ConfigError(
             f"{path}: a policy that does not use the default network needs one: networks={{{name!r}: module}}. "
             f"Its hidden_sizes are {config.hidden_sizes!r:.80}, but no weights have the shapes {lacking[:3]!r:.200} "

@@ -33,6 +33,8 @@ def why_not_gru(policy: Policy, functions: FunctionManager, precision: Precision
         return "not the default network"
     if cores is None:
         return "no tensor cores"
+    if any(layer.count > len(INPUT_SHIFTS) for layer in layers):
+        return "more than two cells side by side"
     if any(layer.kind != "gru" for layer in layers):
         return "an LSTM"
     if any(layer.units % 4 for layer in layers):
@@ -139,7 +141,7 @@ class _Sequence(torch.autograd.Function):
         for (_, start), rows, out in zip(starts, previous.flatten(1, 2), of_weight_hh, strict=True):
             multiply(of_gates[:, start : start + size].T, rows, out=out)
         of_features: list[torch.Tensor | None] = [None] * len(features)
-        if ctx.needs_input_grad[-1]:
+        if any(ctx.needs_input_grad[-len(features) :]):
             weights = torch.cat(_rolled(weight_ih, INPUT_SHIFTS, units)).to(kernels.dtype)
             of_parts = weights.split(len(weights) // len(features))
             of_features = [torch.mm(part, weight) for part, weight in zip(parts, of_parts, strict=True)]

@@ -209,9 +209,8 @@ class GruKernels:
     ) -> dict[str, Any]:
         weights, input_biases, state_biases = cells
         _, steps, rows, gates = inputs.shape
-        flat = inputs.view(
-            self.count, steps * rows, gates
-        )  # torch may say anything of the stride of an axis of length 1
+        # One axis for steps and rows: torch may say anything of the stride of an axis of length 1.
+        flat = inputs.view(self.count, steps * rows, gates)
         return {
             "inputs": flat,
             "cell_stride": flat.stride(0),

@@ -63,7 +63,7 @@ class Learner(ABC, Generic[ConfigT]):
 
     Attributes:
         loss_metrics: Names of the numbers that the loss gives, and "grad_norm", the last one; all must be finite.
-        together: So many agents of an environment are in a minibatch together, side by side; a divisor of the policy's.
+        together: So many agents of an environment are in a minibatch together, side by side: 1, or all of the policy's.
 
     Args:
         policy: The policy, on the rollout's device.
@@ -439,8 +439,8 @@ class Learner(ABC, Generic[ConfigT]):
     def clip_grad_norm(self) -> None:
         """Scale the gradient down to ``max_grad_norm``, add up the metrics, and decide whether the update is skipped.
 
-        It does if the gradient or a metric is not finite or approx_kl exceeds target_kl, and then also for the rest of
-        the iteration.
+        It is if the gradient or a metric is not finite, or a metric exceeds a limit of ``step_settings``; then also for
+        the rest of the iteration.
         """
         torch.linalg.vector_norm(self.flat_grad, out=self._norm)
         self._clip_grad_norm()

@@ -22,7 +22,7 @@ class LearnerConfig:
 
     Attributes:
         algorithm: Its name in checkpoints and on the command line.
-        reads_states: Whether a network sees more than an agent's observations, see ``central_critic.Context``.
+        reads_states: Whether a critic sees states, so that rollouts keep them, see ``central_critic.Context``.
         trace_decay: Lambda of the returns, in [0, 1].
     """
 

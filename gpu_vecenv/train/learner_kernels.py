@@ -371,7 +371,7 @@ def clip_grad_norm_launch(
         norm: () float32, like all others: of the gradient.
         metrics: (n,) of the minibatch.
         gradient: (parameters,), scaled down to ``max_grad_norm``.
-        max_grad_norm: See ``PPOConfig.max_grad_norm``.
+        max_grad_norm: See ``LearnerConfig.max_grad_norm``.
         target_kl: See ``PPOConfig.target_kl``.
         kl_index: Index of approx_kl among the metrics.
         learning_rate: () of the step, written if it follows approx_kl.

@@ -18,18 +18,22 @@ from gpu_vecenv.train.encoders import EncodedActorCritic
 from gpu_vecenv.train.evaluation_tables import ALL_TRAINED
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.networks import ActorCritic
+from gpu_vecenv.train.q_networks import QNetwork, RecurrentQNetwork
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentTower
 from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.run_folder import CURVE_FILE, EVALUATION_FILE
 
 WEIGHTS, CONFIG, CARD = "policy.safetensors", "config.json", "README.md"
+# load_policy makes them.
 DEFAULT_NETWORKS = (
     ActorCritic,
     EncodedActorCritic,
+    QNetwork,
     RecurrentActorCritic,
+    RecurrentQNetwork,
     RecurrentTower,
     Tower,
-)  # load_policy makes them
+)
 
 
 def export_hub(policy: GamePolicy, folder: Path, run: Path | None = None) -> list[Path]:
@@ -102,7 +106,7 @@ def model_card(policy: GamePolicy, results: Mapping[str, float], *, curve: bool)
     if metrics:
         metadata["model-index"] = [{"name": "-".join((*algorithms, name)), "results": [result]}]
     lines = ["---", *(f"{key}: {json.dumps(value)}" for key, value in metadata.items()), "---", ""]  # JSON is YAML
-    title = f"# {' and '.join(algorithms).upper()} on {name}"
+    title = f"# {' and '.join(map(str.upper, algorithms))} on {name}"
     lines += [title, "", (type(game).__doc__ or name).strip().splitlines()[0], ""]
     per_role = all(own in game.layout.roles for own in policy.policies)
     lines += [f"| {'role' if per_role else 'agent'} | observations | actions | mean return |", "|---|---|---|---|"]

@@ -63,7 +63,7 @@ def check_independent_rows(name: str, policy: Policy, obs: torch.Tensor) -> None
         drawn_before = _generator_states(rows.device)
         found = {what: (called(what, k), k.flatten()) for what, k in calls.items()}
         draws = any(not a.equal(b) for a, b in zip(drawn_before, _generator_states(rows.device), strict=True))
-        if hasattr(policy.network, "sequence"):
+        if policy.acting_state_size and hasattr(policy.network, "sequence"):
             call_of_user(name, policy, lambda: _check_sequence(name, policy, rows, agents, states), " in its sequence")
         again = _outputs_twice(name, policy, obs[0])
     for what, (outputs, indices) in found.items():
@@ -116,7 +116,11 @@ def _check_sequence(name: str, policy: Policy, rows: torch.Tensor, agents: torch
         *outputs, state = _outputs(policy, obs[t], agents, state)
         state = kept(state, active[t])
         expected.append(outputs)
-    parameters, *values = policy.outputs_of_sequence(obs, states, active, agents.expand(3, -1))
+    context = Context(agents=agents.expand(3, -1))
+    if policy.critic is None:
+        parameters, *values = policy.sequence(obs, states, active, context=context)
+    else:
+        parameters, *values = policy.outputs_of_sequence(obs, states, active, context.agents)
     found = [parameters, *(x[..., None] for x in values)]
     shapes = [tuple(x.shape) for x in found]
     wanted = [(3, *x.shape) for x in expected[0]]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.policy import Policy
+from gpu_vecenv.train.policy import Policy, num_inputs
 
 T = TypeVar("T")
 OUTPUTS = ("parameters", "values", "the next state")
@@ -84,7 +84,8 @@ def call_of_user(name: str, policy: Policy, call: Callable[[], T], when: str = "
             f" Its tensor {where} is on {found}, not on {device}: register_buffer or nn.Parameter lets it follow."
             for where, found in _tensors_elsewhere(policy)
         ]
-        shape = ", ".join(map(str, policy.view.obs_shape))
+        row = (num_inputs(policy.view, True),) if policy.agent_ids else policy.view.obs_shape
+        shape = ", ".join(map(str, row))
         expected = f"forward(obs), observations (…, {shape}), to return {_listed(_expected(policy))}"
         if size:
             expected = (

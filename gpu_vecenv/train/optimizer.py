@@ -137,7 +137,7 @@ def adam_launch(
         metric_sums: (k + 2,), to which metrics, the gradient's norm and ``skip_update`` are added.
         skip_update: () set to 1 if approx_kl exceeds target_kl, or a metric or the norm is not finite. Where it is 1,
             all later updates are skipped too.
-        max_grad_norm: See ``PPOConfig.max_grad_norm``.
+        max_grad_norm: See ``LearnerConfig.max_grad_norm``.
         target_kl: See ``PPOConfig.target_kl``.
         kl_index: Index of approx_kl among the metrics.
         desired_kl: See ``PPOConfig.desired_kl``.

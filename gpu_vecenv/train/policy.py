@@ -90,13 +90,9 @@ class Policy(nn.Module):
         super().__init__()
         self.view = RoleView(game, roles, device)
         self.network, self.critic, self.agent_ids = network, critic, agent_ids
-        self.acting_state_size = size = state_size_of(network)
-        if type(size) is not int or size < 0:
-            raise ConfigError(
-                f"recurrent_state_size of the network of {self.view.name} is {size!r:.80}; expected an int, the "
-                "numbers in the state of a row"
-            )
-        self.recurrent_state_size: int = size + (0 if critic is None else state_size_of(critic))
+        self.acting_state_size: int = state_size_of(network, f"the network of {self.view.name}")
+        of_critic = 0 if critic is None else state_size_of(critic, f"the critic of {self.view.name}")
+        self.recurrent_state_size: int = self.acting_state_size + of_critic
         central = normalize_obs and critic is not None
         self.state_normalizer = Normalizer((state_size(game),)) if central else None
         parts = network.parts if isinstance(network, EncodedActorCritic | QNetwork) else None
@@ -125,6 +121,7 @@ class Policy(nn.Module):
         Raises:
             ConfigError: ``state`` is missing or the policy is not recurrent, or a recurrent network returned other
                 shapes.
+            ValueError: ``context`` has no state, which a central critic needs.
         """
         self._check_state(obs, state, self.recurrent_state_size)
         leading = obs.shape[: obs.ndim - len(self.view.obs_shape)]
@@ -138,7 +135,7 @@ class Policy(nn.Module):
         values, *rest = self._call(self.critic, self._critic_inputs(context, leading), of_critic, leading)
         if state is not None:
             next_state = [torch.cat([*next_state, *rest], -1)]
-        return *self._scaled(parameters, values.squeeze(-1)), *next_state
+        return *self._scaled(parameters, values.squeeze(-1).expand(leading)), *next_state
 
     def sequence(
         self, obs: torch.Tensor, state: torch.Tensor, active: torch.Tensor, *, context: Context = NO_CONTEXT
@@ -155,7 +152,8 @@ class Policy(nn.Module):
         outputs = self.outputs_of_sequence(obs, of_actor, active, context.agents)
         if self.critic is not None:
             rows = self._critic_inputs(context, active.shape)
-            outputs = outputs[0], self._sequence(self.critic, rows, of_critic, active)[0].squeeze(-1)
+            values = self._sequence(self.critic, rows, of_critic, active)[0].squeeze(-1)
+            outputs = outputs[0], values.expand(active.shape)
         return self._scaled(*outputs)
 
     def outputs_of_sequence(
@@ -174,12 +172,13 @@ class Policy(nn.Module):
             state: (…, acting_state_size) float32, see ``forward``; None if that is 0.
             agents: As in ``Context``.
         """
-        self._check_state(obs, state, self.acting_state_size)
         if self.critic is None:
             parameters, _, *next_state = self(obs, state, context=Context(agents=agents))
         else:
+            self._check_state(obs, state, self.acting_state_size)
             parameters, *next_state = self._of_actor(obs, state, agents)
-        return parameters.float(), next_state[0] if next_state else None
+            parameters = parameters.float()
+        return parameters, next_state[0] if next_state else None
 
     def parameters_of(self, obs: torch.Tensor, agents: torch.Tensor | None = None) -> torch.Tensor:
         """Parameters of the distribution of a policy that acts without a state, see ``acting``."""
@@ -229,12 +228,13 @@ class Policy(nn.Module):
         return obs
 
     def _critic_inputs(self, context: Context, leading: Sequence[int]) -> torch.Tensor:
-        """What the central critic gets, (*leading, n)."""
+        """What the central critic gets, (*leading, n); without memory once where rows share a state, (…, n)."""
         if context.state is None:
             raise ValueError("context.state is None; expected the state of a central critic, (…, S)")
         state = context.state if self.state_normalizer is None else self.state_normalizer(context.state)
         rows = self._with_agents(flat(state, 1), context.agents)
-        return rows.expand(*leading, rows.shape[-1])
+        of_each_row = self.recurrent_state_size > self.acting_state_size  # values depend on the critic's state too
+        return rows.expand(*leading, rows.shape[-1]) if of_each_row else rows
 
     def _of_actor(
         self, obs: torch.Tensor, state: torch.Tensor | None, agents: torch.Tensor | None
@@ -255,12 +255,21 @@ class Policy(nn.Module):
         """Outputs of the network or the critic, (*leading, …), and of a recurrent one the next state."""
         if state is None:
             outputs = self._raw(module, inputs, None)
-            return tuple(outputs) if module is self.network and self.critic is None else (outputs,)
+            if module is not self.network or self.critic is not None:
+                return (outputs,)
+            if len(outputs) != 2:
+                raise ConfigError(
+                    f"the network of {self.view.name} returns {len(outputs)} outputs; expected parameters and values, "
+                    "and recurrent_state_size = n if the third one is the next state"
+                )
+            return tuple(outputs)
         rows = inputs.reshape(-1, *inputs.shape[len(leading) :])
         found = self._raw(module, rows, state.reshape(-1, state.shape[-1]))
         self._check_recurrent_outputs(module, found, len(rows))
         *outputs, next_state = found
-        return *(x.reshape((*leading, *x.shape[1:])) for x in outputs), next_state.float().reshape((*leading, -1))
+        return *(x.reshape((*leading, *x.shape[1:])) for x in outputs), next_state.float().reshape(
+            (*leading, next_state.shape[-1])
+        )
 
     def _sequence(
         self, module: nn.Module, inputs: torch.Tensor, state: torch.Tensor | None, active: torch.Tensor
@@ -412,9 +421,14 @@ class Policy(nn.Module):
         return torch.stack(heads, -1) if self._has_heads else heads[0]
 
 
-def state_size_of(module: nn.Module) -> int:
-    """``recurrent_state_size`` of a network or critic; 0 without one."""
-    return getattr(module, "recurrent_state_size", 0)
+def state_size_of(module: nn.Module, what: str = "a network") -> int:
+    """``recurrent_state_size`` of a network or critic, 0 without one; ConfigError unless it is an int >= 0."""
+    size: Any = getattr(module, "recurrent_state_size", 0)
+    if type(size) is not int or size < 0:
+        raise ConfigError(
+            f"recurrent_state_size of {what} is {size!r:.80}; expected an int, the numbers in the state of a row"
+        )
+    return size
 
 
 def flat(rows: torch.Tensor, axes: int) -> torch.Tensor:

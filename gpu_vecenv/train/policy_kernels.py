@@ -77,7 +77,7 @@ def choose_kernels(policy: Policy, rollout: Rollout, precision: Precision, chunk
         policy: The policy.
         rollout: The samples.
         precision: Of the matrix products.
-        chunk_rows: The largest number of rows of a forward pass, see ``PPOConfig``.
+        chunk_rows: The largest number of rows of a forward pass, see ``LearnerConfig``.
     """
     if policy.torch_reason is not None:
         return Choice(None, policy.torch_reason, policy.torch_reason)

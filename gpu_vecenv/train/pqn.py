@@ -99,6 +99,8 @@ def team_of(
 ) -> Team:
     """Rewards are the mean over all agents, 0 for those that are not active; values the sum over those that act.
 
+    Where none of the team acts, as in the turn of an opponent, it is the sum over all.
+
     The value after a step is that of the agents that were active in it and did not terminate: of one that was
     truncated it is that of its last observation.
 
@@ -109,15 +111,20 @@ def team_of(
         active: (T + 1, E, C) bool.
         acting: (T + 1, E, C) bool; None: all active agents act.
     """
-    before, acts = active[:-1], torch.ones_like(active) if acting is None else acting
+    before, acts = active[:-1], torch.ones_like(active) if acting is None else acts_or_waits(acting)
     return Team(
         torch.where(before, rewards, 0).sum(-1) / rewards.shape[-1],
         torch.where(before & acts[:-1], values[:-1], 0).sum(-1),
         torch.where(before & ~terminations & acts[1:], values[1:], 0).sum(-1),
         before.any(-1),
         ~active[1:].any(-1),
-        acts.any(-1),
+        (torch.ones_like(active) if acting is None else acting).any(-1),
     )
+
+
+def acts_or_waits(acting: torch.Tensor) -> torch.Tensor:
+    """The agents (…, C) of a team whose values add up to its own: those that act, or all where none does."""
+    return acting | ~acting.any(-1, keepdim=True)
 
 
 def team_returns(team: Team, gamma: float, q_lambda: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.learner import Learner, Loss
 from gpu_vecenv.train.policy import Policy
-from gpu_vecenv.train.pqn import PQNConfig, team_of, team_returns
+from gpu_vecenv.train.pqn import PQNConfig, acts_or_waits, team_of, team_returns
 from gpu_vecenv.train.q_policy import QPolicy, chosen_values
 from gpu_vecenv.train.rollout_storage import Rollout
 
@@ -21,10 +22,12 @@ class QLoss:
         policy: The policy.
         rollout: Has the samples.
         together: Agents of a team, whose samples are side by side; 1: each agent by itself.
-        counted: (T, E, A) bool, the samples that count.
+        counted: Which samples count: (n,) int64 to (n / together, together) bool.
     """
 
-    def __init__(self, policy: Policy, rollout: Rollout, together: int, counted: Callable[[], torch.Tensor]) -> None:
+    def __init__(
+        self, policy: Policy, rollout: Rollout, together: int, counted: Callable[[torch.Tensor], torch.Tensor]
+    ) -> None:
         self._view, self._rollout, self._together, self._counted = policy.view, rollout, together, counted
 
     def __call__(
@@ -41,7 +44,7 @@ class QLoss:
         actions = rows(data.draws).view(len(indices), -1)[:, : view.num_heads]
         q_values = parameters.detach().requires_grad_()
         chosen = chosen_values(q_values, actions, view.head_sizes, mask)
-        counted = rows(self._counted()).view(-1, self._together)
+        counted = self._counted(indices)
         of_team = torch.where(counted, chosen.view(-1, self._together), 0).sum(1)
         returns = rows(data.returns).view(-1, self._together)[:, 0]
         errors = torch.where(counted.any(1), of_team - returns, 0)
@@ -59,6 +62,12 @@ class PQNLearner(Learner[PQNConfig]):
 
     def __init__(self, policy: QPolicy, config: PQNConfig, rollout: Rollout, **settings: Any) -> None:
         self.is_team = config.mixing == "vdn"
+        layout = rollout.env.game.layout
+        if self.is_team and policy.view.num_agents == 1 < max(layout.roles[role] for role in policy.view.roles):
+            raise ConfigError(
+                f"mixing is 'vdn', but {policy.view.name} is a single agent of {' and '.join(policy.view.roles)}; "
+                "expected a policy of the whole team, sharing='role' or 'all', or mixing='none'"
+            )
         self.together = policy.view.num_agents if self.is_team else 1
         super().__init__(policy, config, rollout, **settings)
 
@@ -87,16 +96,16 @@ class PQNLearner(Learner[PQNConfig]):
         done = (progress / decay).clamp(max=1) if decay else torch.ones_like(progress)
         self.policy.epsilon.copy_(config.epsilon + (config.final_epsilon - config.epsilon) * done)
 
-    def counted(self) -> torch.Tensor:
-        """The samples that count, (T, E, A) bool: of active agents; of a team those that act.
+    def counted(self, indices: torch.Tensor) -> torch.Tensor:
+        """Which of the samples ``indices`` (n,) count, (n / together, together) bool: those of active agents.
 
-        An agent that learns by itself and does not act, in games with turns or team reward, learns what it can expect
-        there: its draw changes nothing.
+        Of a team those that act, or all where none does. An agent or team that does not act, in games with turns or
+        team reward, learns what it can expect there: its draw changes nothing.
         """
-        data = self.rollout
-        if not self.is_team or data.acting is None:
-            return data.active[:-1]
-        return data.active[:-1] & data.acting[:-1]
+        active, acting = self.rollout.active.flatten()[indices].view(-1, self.together), self.rollout.acting
+        if not self.is_team or acting is None:
+            return active
+        return active & acts_or_waits(acting.flatten()[indices].view(-1, self.together))
 
     def update_statistics(self) -> None:
         """Of a team after its returns are computed."""
@@ -114,5 +123,5 @@ class PQNLearner(Learner[PQNConfig]):
     def shuffle(self) -> None:
         """As for every algorithm; then the numbers of samples, or of teams, that count in each minibatch."""
         super().shuffle()
-        counted = self.counted().flatten()[self.order].view(self.config.num_minibatches, -1, self.together)
-        self.moments[:, 3] = counted.any(2).sum(1)
+        counted = self.counted(self.order).any(1).view(self.config.num_minibatches, -1)
+        self.moments[:, 3] = counted.sum(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import nn
 
 from gpu_vecenv.declare.arguments import check_kind
 from gpu_vecenv.declare.env import Env
@@ -63,8 +64,10 @@ def check_each_agent_once(game: Env, names: Iterable[str], what: str = "policies
         )
 
 
-class RoleView:
+class RoleView(nn.Module):
     """The parts of a game's tensors that belong to the agents of some roles, or to some agents.
+
+    A module, so that its indices follow the policy that it is of to another device.
 
     Args:
         game: The game.
@@ -92,7 +95,12 @@ class RoleView:
         ConfigError: A name is unknown, an agent is named twice, or they differ in observations or actions.
     """
 
+    agents: slice | torch.Tensor
+    parameter_columns: slice | torch.Tensor
+    _positions: torch.Tensor
+
     def __init__(self, game: Env, names: Sequence[str], device: torch.device | None = None) -> None:
+        super().__init__()
         layout, action = game.layout, game.layout.action
         self.names, self.name, self.agent_numbers = tuple(names), "+".join(names), agents_of(game, names)
         named = dict.fromkeys(role_of(game, name) for name in names)
@@ -110,22 +118,25 @@ class RoleView:
         self.num_agents, numbers = len(self.agent_numbers), self.agent_numbers
         consecutive = slice(numbers[0], numbers[-1] + 1) if numbers else slice(0, 0)
         is_slice = consecutive.stop - consecutive.start == self.num_agents
-        self.agents: slice | torch.Tensor = consecutive if is_slice else torch.tensor(numbers, device=device)
-        self._device, self._num_agents_of_game = device, layout.num_agents
+        self._index("agents", consecutive if is_slice else list(numbers), device)
+        positions = torch.zeros(layout.num_agents, dtype=torch.int64)
+        positions[list(numbers)] = torch.arange(self.num_agents)
+        self.register_buffer("_positions", positions.to(device), persistent=False)
         self.obs_slice, self.obs_shape = layout.observation.own(first), layout.observation.shapes[first]
         parts = [layout.observation.parts.get(role) for role in self.roles]
         self.obs_parts = parts[0] if all(part == parts[0] for part in parts) else None
         self.continuous, self.num_heads = first in action.bounds, len(action.sizes[first])
         self.bounds = action.bounds.get(first, ((), ()))
         self.head_sizes = () if self.continuous else action.sizes[first]
-        self.parameter_columns: slice | torch.Tensor = slice(0, 2 * self.num_heads)
+        own_columns: slice | list[int] = slice(0, 2 * self.num_heads)
         if not self.continuous:
             widest, offset, columns = action.head_sizes, 0, list[int]()
             for head, size in enumerate(self.head_sizes):
                 columns += range(offset, offset + size)
                 offset += widest[head]
             whole = columns == list(range(len(columns)))
-            self.parameter_columns = slice(0, len(columns)) if whole else torch.tensor(columns, device=device)
+            own_columns = slice(0, len(columns)) if whole else columns
+        self._index("parameter_columns", own_columns, device)
         self.num_parameters = 2 * self.num_heads if self.continuous else sum(self.head_sizes)
 
     def obs(self, rows: torch.Tensor) -> torch.Tensor:
@@ -148,6 +159,10 @@ class RoleView:
 
     def positions(self) -> torch.Tensor:
         """The number of each of the game's agents among these, (num_agents of the game,) int64; 0 for others."""
-        found = torch.zeros(self._num_agents_of_game, dtype=torch.int64)
-        found[list(self.agent_numbers)] = torch.arange(self.num_agents)
-        return found.to(self._device)
+        return self._positions
+
+    def _index(self, name: str, index: slice | list[int], device: torch.device | None) -> None:
+        if isinstance(index, slice):
+            setattr(self, name, index)
+        else:
+            self.register_buffer(name, torch.tensor(index, device=device), persistent=False)

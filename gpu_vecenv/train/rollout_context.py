@@ -24,7 +24,9 @@ class RolloutContext:
         self._positions = policy.view.positions() if policy.agent_ids else None
         self._states = None if policy.critic is None else rollout.critic_states()
         if self._states is not None:
-            self._sharers = self._num_agents // self._states.shape[2]  # agents of an environment with one state
+            self._agents_per_state = (
+                self._num_agents // self._states.shape[2]
+            )  # agents of an environment with one state
             self._rows = RowGather(rollout.env.functions, self._states[:-1].flatten(0, 2), chunk)
 
     def of_step(self, t: int) -> Context:
@@ -35,5 +37,5 @@ class RolloutContext:
 
     def of_samples(self, indices: torch.Tensor) -> Context:
         """Of samples at ``indices`` (n,) int64, which count through (T, E, A)."""
-        state = None if self._rows is None else self._rows(indices // self._sharers)
+        state = None if self._rows is None else self._rows(indices // self._agents_per_state)
         return Context(state, None if self._positions is None else self._positions[indices % self._num_agents])

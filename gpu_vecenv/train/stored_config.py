@@ -53,9 +53,12 @@ def stored_config(manifest: Mapping[str, Any], source: str) -> LearnerConfig:
 
 def stored_configs(manifest: Mapping[str, Any], source: str) -> dict[str, LearnerConfig]:
     """The configuration of each policy; arguments and errors as of ``stored_config``."""
+    policies = manifest.get("policies")
+    if not isinstance(policies, Mapping):
+        raise CheckpointCorruptError(f"{source}: policies is {policies!r:.80}; expected a dictionary")
     return {
         name: _config(f"{source}: policy {name!r}", manifest["algorithms"].get(name), values)
-        for name, values in manifest["policies"].items()
+        for name, values in policies.items()
     }
 
 

@@ -228,6 +228,16 @@ def test_outputs_without_a_gradient_count_as_zero(device):
     assert all(g[0].ne(0).any() and g[1].eq(0).all() for g in found)
 
 
+@pytest.mark.parametrize("learns", [0, 1])
+def test_a_trunk_learns_beside_a_frozen_one(learns, device):
+    sample = Sample(8, 9, device, apart=True)
+    features = [x.clone().requires_grad_(number == learns) for number, x in enumerate(sample.features)]
+    layer = layer_of(sample, "float32", device)
+    outputs = layer.sequence(sample.cells, features, sample.state, sample.active)
+    (found,) = torch.autograd.grad(list(outputs), [features[learns]], sample.gradients)
+    assert equal_bits(found, results(sample, layer)[1 + len(PARAMETERS) + learns].float())
+
+
 def test_no_sequences_have_gradients_of_zero(device):
     sample = Sample(8, 0, device)
     outputs, *gradients = results(sample, layer_of(sample, "float32", device))

@@ -766,3 +766,10 @@ def test_a_policy_and_the_sampler_agree_on_the_same_parameters(kind, arguments, 
     if view.continuous:
         again = squashed(draws, policy.action_bounds, squash)
         torch.testing.assert_close(again, sample.actions[:, view.agents].flatten(0, 1), rtol=0, atol=1e-6)
+
+
+def test_indices_of_agents_that_are_apart_follow_their_policy_to_another_device():
+    view = RoleView(Trio(), ["right_0", "left"])
+    assert view.agents.device.type == "cpu"
+    moved = view.to("meta")
+    assert moved.agents.device.type == moved.positions().device.type == "meta" and not view.state_dict()

@@ -23,6 +23,8 @@ from gpu_vecenv.envs.registry import GAMES as GAMES_BY_NAME
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.export import export
+from gpu_vecenv.train.model_card import model_card
+from gpu_vecenv.train.pqn import team_of, team_returns
 from gpu_vecenv.train.q_policy import chosen_values, epsilon_greedy, greedy_values
 
 SMALL = PQNConfig(total_steps=10**6, num_steps=8, num_epochs=2, num_minibatches=4, hidden_sizes=(16,), gamma=0.9)
@@ -235,11 +237,12 @@ def test_targets_of_a_team_are_lambda_returns_of_its_mean_reward(game, device):
                 continue
             reward = sum(rewards[t, env_index, a] for a in agents) / count
             goes_on = [a for a in range(count) if active[t + 1, env_index, a]]
-            acts = [a for a in range(count) if acting[t + 1, env_index, a]]
+            decide = [a for a in range(count) if acting[t + 1, env_index, a]]
+            acts = decide or range(count)  # a team that waits has the value of all
             after = sum(values[t + 1, env_index, a] for a in agents if not terminations[t, env_index, a] and a in acts)
             expected = reward + 0.9 * after
             if goes_on and t < 15:
-                share = 0.7 if acts else 1.0
+                share = 0.7 if decide else 1.0
                 expected += 0.9 * share * (later - sum(values[t + 1, env_index, a] for a in goes_on if a in acts))
             later = expected
             seen |= {"goes on"} if goes_on else {"ends"}
@@ -248,6 +251,22 @@ def test_targets_of_a_team_are_lambda_returns_of_its_mean_reward(game, device):
             assert np.allclose(found[t, env_index], expected, atol=1e-4), (t, env_index)
     wanted = {"goes on", "ends", "nobody active", "fewer act", "truncated"}
     assert seen == wanted - ({"truncated"} if game in ("masks", "units die") else set())
+
+
+@pytest.mark.parametrize("waits_last", [False, True])
+@pytest.mark.parametrize("truncated", [False, True])
+def test_a_team_that_waits_for_its_turn_is_worth_what_it_expects(waits_last, truncated, device):
+    """Without rewards every target is the value that all states have, also where a rollout or an episode ends so."""
+    steps, values = 4, torch.full((5, 1, 2), 2.5, device=device)
+    turns = torch.tensor([(t + waits_last) % 2 == 0 for t in range(steps + 1)], device=device)
+    acting = turns[:, None, None].expand(-1, 1, 2)
+    active, nothing = torch.ones_like(acting), torch.zeros((steps, 1, 2), device=device)
+    if truncated:  # after the third step; the fourth resets
+        active = active.clone()
+        active[3] = False
+    team = team_of(nothing, values, nothing.bool(), active, acting)
+    returns, _ = team_returns(team, 1.0, 0.65)
+    assert returns[:3].eq(5).all() and (truncated or returns[3].eq(5).all())
 
 
 # Losses
@@ -292,7 +311,10 @@ def test_the_gradient_is_that_of_the_mean_squared_error(case, chunk_rows, device
         chosen, counted = torch.stack(steps), data.active[:-1][:, :, where]
         errors = chosen - data.returns[:, :, where]
         if config.mixing == "vdn":
-            acting = counted if data.acting is None else counted & data.acting[:-1][:, :, where]
+            acting = counted
+            if data.acting is not None:
+                acts = data.acting[:-1][:, :, where]
+                acting = counted & (acts | ~acts.any(-1, keepdim=True))
             errors = (chosen * acting).sum(-1) - data.returns[:, :, where.start]
             counted = acting.any(-1)
         loss = 0.5 * errors[counted].square().sum() / counted.sum()
@@ -611,3 +633,18 @@ def test_cartpole_is_balanced(seed, device):
     trainer = Trainer(gpu_vecenv.make("cartpole", 64, device), PQNConfig(**SLOW), seed=seed, reward=tenths)
     trainer.train(log_interval=1000)
     assert trainer.evaluate(100, greedy=True)["return_agent"] > 200
+
+
+def test_a_team_of_one_of_several_agents_is_refused(device):
+    env = gpu_vecenv.make("simple_spread", 4, device)
+    with pytest.raises(ConfigError, match="mixing is 'vdn', but agent_0 is a single agent of agent; expected a policy"):
+        Trainer(env, PQNConfig.vdn(), sharing="agent")
+
+
+@pytest.mark.parametrize("network", ["mlp", "gru"])
+def test_the_card_of_a_default_network_loads_it_without_a_module(network, device, tmp_path):
+    env = gpu_vecenv.make("cartpole", 4, device, autoreset_mode="next_step")
+    trainer = Trainer(env, dataclasses.replace(SMALL, network=network))
+    trainer.save(tmp_path / "run.safetensors")
+    card = model_card(load_policy(tmp_path / "run.safetensors", device=device), {}, curve=False)
+    assert "# PQN on cartpole" in card and "networks=" not in card

@@ -459,7 +459,7 @@ def test_a_policy_with_a_state_can_be_exported(network, device):
 
 @pytest.mark.parametrize(("network", "critic"), [("gru", "own"), ("lstm", "own"), ("own", "own"), ("gru", "central")])
 def test_a_resumed_trainer_equals_an_uninterrupted_one(network, critic, device, tmp_path):
-    sizes = {"num_steps": 6, "sequence_length": 3, "num_minibatches": 4}
+    sizes = {"num_steps": 6, "sequence_length": 3, "num_minibatches": 4, "normalize_returns": True}
     config = changed(network="mlp" if network == "own" else network, critic=critic, **sizes)
 
     def made():
@@ -673,6 +673,37 @@ def test_a_recurrent_actor_of_ones_own_beside_a_central_critic(network, device):
     assert all(not p.equal(before[name]) for name, p in policy.named_parameters())
     with pytest.raises(ConfigError, match="expected parameters and the next state"):
         trainer_of(Recall, device, config, policies={"player": Own()})
+
+
+class Plain(nn.Module):
+    """No memory, whatever the name of a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.sequence = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def forward(self, obs):
+        return self.sequence(obs)[..., :2], self.sequence(obs)[..., 2]
+
+
+def test_a_network_without_memory_may_call_a_part_sequence(device):
+    trainer_of(Recall, device, changed(network="mlp"), policies={"player": Plain()}).train_iteration()
+
+
+@pytest.mark.parametrize("critic", ["own", "central"])
+def test_no_rows_have_no_actions(critic, device):
+    policy = trainer_of(Recall, device, changed(critic=critic)).policies["player"]
+    state = torch.zeros(0, policy.acting_state_size, device=device)
+    actions, next_state = policy.act(torch.zeros(0, 2, device=device), state=state)
+    assert actions.shape == (0,) and next_state.shape == state.shape
+
+
+@pytest.mark.parametrize("size", ["64", None, 8.0, -8])
+def test_a_state_of_no_size_is_refused(size, device):
+    own = Own()
+    own.recurrent_state_size = size
+    with pytest.raises(ConfigError, match=r"recurrent_state_size of .* expected an int, the numbers in the state"):
+        trainer_of(Recall, device, policies={"player": own})
 
 
 @pytest.mark.parametrize("kind", ["cell", "one time step", "layer normalisation"])
