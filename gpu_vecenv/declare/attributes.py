@@ -50,6 +50,7 @@ def _int_from(low: int, high: int) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high
 
 
+PRESET_ALGORITHMS = "pqn", "pqn-vdn"  # that games may have presets of, beside PPO
 _FLAG = Attribute(lambda value: isinstance(value, bool), "True or False")
 _TEXT = Attribute(lambda value: isinstance(value, str), "a str")
 ATTRIBUTES = {
@@ -69,8 +70,8 @@ ATTRIBUTES = {
     "termination_label": _TEXT,
     "preset": Attribute(_mapping, 'a mapping, such as {"num_envs": 1000}'),
     "algorithm_presets": Attribute(
-        lambda value: _mapping(value) and all(map(_mapping, value.values())),
-        'a mapping of mappings, such as {"pqn": {"num_envs": 1000}}',
+        lambda value: _mapping(value) and set(value) <= set(PRESET_ALGORITHMS) and all(map(_mapping, value.values())),
+        f'a mapping of mappings, such as {{"pqn": {{"num_envs": 1000}}}}, of some of {", ".join(PRESET_ALGORITHMS)}',
     ),
     "critic_state": _tuple_of(str, '("cell",), names of fields of the state'),
     "agent_critic_state": _tuple_of(str, '("cell",), names of fields of the state'),

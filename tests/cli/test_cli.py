@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import get_args
 from xml.etree import ElementTree
 
 import gymnasium
@@ -22,9 +23,11 @@ from gpu_vecenv.cli.evaluate import Evaluate
 from gpu_vecenv.cli.export import Export
 from gpu_vecenv.cli.main import COMMANDS, main
 from gpu_vecenv.cli.plot import Plot
-from gpu_vecenv.cli.train import Train
+from gpu_vecenv.cli.train import AlgorithmName, Train
 from gpu_vecenv.compile.codegen import generate_header
+from gpu_vecenv.declare.attributes import PRESET_ALGORITHMS
 from gpu_vecenv.envs.registry import GAMES, configure, gymnasium_id
+from gpu_vecenv.errors import EnvDefinitionError
 from gpu_vecenv.train import evaluation
 from gpu_vecenv.train.checkpoint import load_checkpoint
 from gpu_vecenv.train.game_policy import load_policy
@@ -173,6 +176,12 @@ def test_help_mentions_the_fields_of_the_algorithm(command):
     assert (code, errors) == (0, [])
     assert_mentioned([GAMES["cartpole"], Train, PQNConfig, RunConfig], output)
     assert "--clip" not in output and re.search(r"--mixing [^-]{9,400}\(default: vdn\)", output)
+
+
+def test_games_have_presets_of_algorithms_that_exist():
+    assert {*PRESET_ALGORITHMS, "ppo", "a2c"} == set(get_args(AlgorithmName))
+    with pytest.raises(EnvDefinitionError, match=r"algorithm_presets is .*; expected .* of some of pqn, pqn-vdn"):
+        type("Wrong", (GAMES["cartpole"],), {"algorithm_presets": {"vdn": {}}})()
 
 
 def assert_mentioned(kinds, output):

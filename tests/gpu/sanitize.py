@@ -47,6 +47,8 @@ SOURCES = (
     "gpu_vecenv/engine/data_manager.py",
     "gpu_vecenv/engine/sampler.py",
     "gpu_vecenv/train/fused_rollout.py",
+    "gpu_vecenv/train/gru.py",
+    "gpu_vecenv/train/gru_kernels.py",
     "gpu_vecenv/train/iteration_kernels.py",
     "gpu_vecenv/train/learner_kernels.py",
     "gpu_vecenv/train/normalizer_kernels.py",

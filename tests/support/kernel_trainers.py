@@ -1,5 +1,6 @@
 """The same training by the default network's kernels and by torch."""
 
+import contextlib
 from typing import NamedTuple
 
 import pytest
@@ -12,6 +13,17 @@ from gpu_vecenv.train.policy_kernels import Choice
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.trainer import Trainer
 from support.bitwise import equal_bits
+
+
+@contextlib.contextmanager
+def products_in(precision):
+    """torch's products have a precision, as while a trainer computes."""
+    matmul = torch.backends.cuda.matmul
+    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
+    try:
+        yield
+    finally:
+        matmul.allow_tf32 = before
 
 
 class Run(NamedTuple):

@@ -1,6 +1,5 @@
 """The GRU's kernels against float64 and against torch, on emulated CUDA threads and on a GPU."""
 
-import contextlib
 import copy
 import dataclasses
 
@@ -10,7 +9,7 @@ from games.recall import Recall
 from games.script import Script
 from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
-from support.kernel_trainers import largest_difference, state_of, weights
+from support.kernel_trainers import largest_difference, products_in, state_of, weights
 from support.learning import batch_of
 from support.perceptrons import ROUNDING_UNITS
 
@@ -35,17 +34,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def device(device_of_networks):
     return device_of_networks
-
-
-@contextlib.contextmanager
-def products_in(precision):
-    """As the trainer does it."""
-    matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = before
 
 
 class Sample:

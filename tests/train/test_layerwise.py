@@ -1,6 +1,5 @@
 """The default network layer by layer against float64 and against torch, on emulated CUDA threads and on a GPU."""
 
-import contextlib
 import dataclasses
 from itertools import product
 
@@ -16,6 +15,7 @@ from support.kernel_trainers import (
     check_replaced_weights,
     check_resume,
     check_training,
+    products_in,
     state_of,
     tolerance,
 )
@@ -61,17 +61,6 @@ ROUNDING = 2.0**-8  # to bfloat16, relatively: half a unit of the last of 7 bits
 @pytest.fixture
 def device(device_of_networks):
     return device_of_networks
-
-
-@contextlib.contextmanager
-def products_in(precision):
-    """As the trainer does it."""
-    matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
-    try:
-        yield
-    finally:
-        matmul.allow_tf32 = before
 
 
 def kernels_of(rows, chunk_rows=2**20):
