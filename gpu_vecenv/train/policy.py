@@ -265,7 +265,7 @@ class Policy(nn.Module):
             return tuple(outputs)
         rows = inputs.reshape(-1, *inputs.shape[len(leading) :])
         found = self._raw(module, rows, state.reshape(-1, state.shape[-1]))
-        self._check_recurrent_outputs(module, found, len(rows))
+        self._check_recurrent_outputs(module, found, rows.shape[0])
         *outputs, next_state = found
         return *(x.reshape((*leading, *x.shape[1:])) for x in outputs), next_state.float().reshape(
             (*leading, next_state.shape[-1])

@@ -133,7 +133,11 @@ def rows_of(case, device, precision="float32", num_envs=None):
     found = Rows(policy, data, indices, config)
     with torch.no_grad():
         log_probs, _, _ = forward_of(found, torch.float64)
-    data.log_probs.view(-1)[indices] = (log_probs + 0.3 * normal(len(indices)).to(device)).float()
+    noise = 0.3 * normal(len(indices))
+    ratios = (-noise).exp()
+    near = torch.minimum((ratios - 1 + CLIP).abs(), (ratios - 1 - CLIP).abs()) < 0.03
+    noise[near] += 0.1  # so that no rounding moves a sample, one of few, to the other side of the clip
+    data.log_probs.view(-1)[indices] = (log_probs + noise.to(device)).float()
     gone = ~data.active[:-1]
     for tensor in (data.log_probs, data.advantages, data.returns, data.values[:-1]):
         tensor[gone] = NAN
