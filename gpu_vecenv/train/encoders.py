@@ -27,6 +27,11 @@ ENTITY_UNITS = 64  # of both layers of an entity's encoder
 HIDDEN_GAIN = 2**0.5  # of hidden layers, as in ActorCritic
 
 
+def flat(rows: torch.Tensor, axes: int) -> torch.Tensor:
+    """Rows (…, n) float32, of which uint8 is scaled to [0, 1], with their last axes as one."""
+    return unit_scaled(rows.flatten(rows.ndim - axes))
+
+
 def unit_scaled(obs: torch.Tensor) -> torch.Tensor:
     """Observations in float32; uint8 is scaled to [0, 1]."""
     return obs.float() / 255 if obs.dtype == torch.uint8 else obs

@@ -9,9 +9,10 @@ from torch import nn
 
 from gpu_vecenv.train.central_critic import Tower
 from gpu_vecenv.train.distributions import masked, mean_draws, squashed
+from gpu_vecenv.train.encoders import flat
 from gpu_vecenv.train.game_policy import GamePolicy
 from gpu_vecenv.train.normalizers import OBS_CLIP
-from gpu_vecenv.train.policy import Policy, flat
+from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import RecurrentTower
 
 

@@ -24,7 +24,7 @@ from gpu_vecenv.train.distributions import (
     random_draws,
     squashed,
 )
-from gpu_vecenv.train.encoders import EncodedActorCritic, make_encoder, unit_scaled
+from gpu_vecenv.train.encoders import EncodedActorCritic, flat, make_encoder
 from gpu_vecenv.train.layers import has_hooks
 from gpu_vecenv.train.networks import Activation, ActorCritic
 from gpu_vecenv.train.normalizers import Normalizer, ValueNorm
@@ -429,11 +429,6 @@ def state_size_of(module: nn.Module, what: str = "a network") -> int:
             f"recurrent_state_size of {what} is {size!r:.80}; expected an int, the numbers in the state of a row"
         )
     return size
-
-
-def flat(rows: torch.Tensor, axes: int) -> torch.Tensor:
-    """Rows (…, n) float32, of which uint8 is scaled to [0, 1], with their last axes as one."""
-    return unit_scaled(rows.flatten(rows.ndim - axes))
 
 
 def default_network(

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from gpu_vecenv.errors import ConfigError
-from gpu_vecenv.train.encoders import ImageEncoder, PartsEncoder, unit_scaled
+from gpu_vecenv.train.encoders import ImageEncoder, PartsEncoder, flat
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
-from gpu_vecenv.train.recurrent import CellKind, RecurrentCells
+from gpu_vecenv.train.recurrent import CellKind, RecurrentCells, layer_sizes
 
 
 class QNetwork(nn.Module):
@@ -53,7 +52,7 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Observations (…, *obs_shape) -> Q values (…, n) and the sums of their maxima (…)."""
-        features = _flat(obs, self.obs_axes) if self.encoder is None else self.encoder(obs)
+        features = flat(obs, self.obs_axes) if self.encoder is None else self.encoder(obs)
         return _with_maxima(self.head(self.trunk(features)), self.head_sizes)
 
 
@@ -83,10 +82,8 @@ class RecurrentQNetwork(nn.Module):
         layer_norm: bool = True,
     ) -> None:
         super().__init__()
-        if not hidden_sizes:
-            raise ConfigError(f"hidden_sizes is {tuple(hidden_sizes)}; network {cell!r} needs at least one size")
         self.obs_axes, self.head_sizes = len(obs_shape), tuple(head_sizes)
-        *sizes, units = math.prod(obs_shape), *hidden_sizes
+        *sizes, units = layer_sizes(math.prod(obs_shape), hidden_sizes, cell)
         self.trunk = hidden_layers(sizes, activation, layer_norm)
         self.cells = RecurrentCells(cell, sizes[-1], units, count=1)
         self.head = orthogonal(nn.Linear(units, sum(head_sizes)), 1.0)
@@ -99,7 +96,7 @@ class RecurrentQNetwork(nn.Module):
             obs: (rows, *obs_shape).
             state: (rows, recurrent_state_size) float32; 0 where ``obs`` is the first of an episode.
         """
-        (features,), next_state = self.cells.step([self.trunk(_flat(obs, self.obs_axes))], state)
+        (features,), next_state = self.cells.step([self.trunk(flat(obs, self.obs_axes))], state)
         return *_with_maxima(self.head(features), self.head_sizes), next_state
 
     def sequence(
@@ -112,13 +109,9 @@ class RecurrentQNetwork(nn.Module):
             state: (rows, recurrent_state_size) float32, before the first step.
             active: (steps, rows) bool; the state after a step in which it is False is 0.
         """
-        rows = _flat(obs.flatten(0, 1), self.obs_axes)
+        rows = flat(obs.flatten(0, 1), self.obs_axes)
         (features,) = self.cells.sequence([self.trunk], rows, state, active)
         return _with_maxima(self.head(features), self.head_sizes)
-
-
-def _flat(obs: torch.Tensor, axes: int) -> torch.Tensor:
-    return unit_scaled(obs.flatten(obs.ndim - axes))
 
 
 def _with_maxima(values: torch.Tensor, head_sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gpu_vecenv.errors import ConfigError
+from gpu_vecenv.train.encoders import flat
 from gpu_vecenv.train.layers import has_hooks, is_supported_mlp, through
 from gpu_vecenv.train.networks import Activation, hidden_layers, orthogonal
 
@@ -192,7 +193,7 @@ class RecurrentActorCritic(nn.Module):
     ) -> None:
         super().__init__()
         self.obs_shape = tuple(obs_shape)
-        *sizes, units = _layer_sizes(math.prod(self.obs_shape), hidden_sizes, cell)
+        *sizes, units = layer_sizes(math.prod(self.obs_shape), hidden_sizes, cell)
         self.trunk = hidden_layers(sizes, activation)
         self.critic_trunk = None if shared_trunk else hidden_layers(sizes, activation)
         self.cells = RecurrentCells(cell, sizes[-1], units)
@@ -233,8 +234,7 @@ class RecurrentActorCritic(nn.Module):
 
     def _rows(self, obs: torch.Tensor) -> torch.Tensor:
         """Inputs (rows, n) of the trunks."""
-        rows = obs.flatten(1)
-        return rows.float() / 255 if obs.dtype == torch.uint8 else rows
+        return flat(obs, obs.ndim - 1)
 
     def _heads(self, of_actor: torch.Tensor, of_critic: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Parameters (…, n) and values (…) of the cells' outputs (…, units) each."""
@@ -274,7 +274,7 @@ class RecurrentTower(nn.Module):
         post_hidden_sizes: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        *sizes, units = _layer_sizes(inputs, hidden_sizes, cell)
+        *sizes, units = layer_sizes(inputs, hidden_sizes, cell)
         self.trunk = hidden_layers(sizes, activation)
         self.cells = RecurrentCells(cell, sizes[-1], units, count=1)
         self.post = hidden_layers([units, *post_hidden_sizes], activation)
@@ -324,7 +324,8 @@ def recurrent_weights(sizes: Sequence[int], cell: CellKind, count: int = 2) -> l
     return [(count, rows, sizes[-2]), (count, rows, sizes[-1])]
 
 
-def _layer_sizes(inputs: int, hidden_sizes: Sequence[int], cell: CellKind) -> list[int]:
+def layer_sizes(inputs: int, hidden_sizes: Sequence[int], cell: CellKind) -> list[int]:
+    """Inputs of each layer and outputs of the last, the recurrent one; ConfigError unless there is one."""
     if not hidden_sizes:
         raise ConfigError(f"hidden_sizes is {tuple(hidden_sizes)}; network {cell!r} needs at least one size")
     return [inputs, *hidden_sizes]
