@@ -52,7 +52,7 @@ def mappo_of(example: ModuleType, game: Any, device: str, arguments: dict[str, A
             ),
         )
         for p in [*mappo.actor.parameters(), *mappo.critic.parameters()]:
-            nn.init.normal_(p, std=0.7)  # far from even choices, and states that matter
+            p.data.copy_(0.7 * torch.randn(p.shape))  # far from even choices, and states that matter
     return mappo
 
 

@@ -17,13 +17,14 @@ from support.bitwise import equal_bits
 
 @contextlib.contextmanager
 def products_in(precision):
-    """torch's products have a precision, as while a trainer computes."""
-    matmul = torch.backends.cuda.matmul
-    before, matmul.allow_tf32 = matmul.allow_tf32, precision == "tf32"
+    """torch's products and convolutions have a precision, as while a trainer computes."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision == "tf32"
     try:
         yield
     finally:
-        matmul.allow_tf32 = before
+        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 class Run(NamedTuple):
