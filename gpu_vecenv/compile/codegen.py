@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -141,17 +142,29 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
             continue
         wanted = match.group(1)
         candidates = [parent / wanted for parent in (folder, cuda_folder() / "engine") if parent is not None]
-        path = next((candidate for candidate in candidates if candidate.is_file()), None)
-        if path is None:
+        header = next(filter(None, map(_header, candidates)), None)
+        if header is None:
             raise EnvDefinitionError(
                 f'{name}:{number}: #include "{wanted}": no such file in {", ".join(map(str, candidates))}'
             )
-        key = str(path.resolve())
-        if key not in seen:
-            seen.add(key)
-            lines.append(inline_includes(path.read_text(encoding="utf-8"), path.name, path.parent, seen))
+        path, content = header
+        if str(path) not in seen:
+            seen.add(str(path))
+            lines.append(inline_includes(content, path.name, path.parent, seen))
         lines.append(f"#line {number + 1} {quoted(name)}")
     return "\n".join(lines) + "\n"
+
+
+def _header(path: Path) -> tuple[Path, str] | None:
+    """The resolved path of a file, and its content; None if there is no file. Those of the package are read once."""
+    return (_packaged_header if path.is_relative_to(cuda_folder()) else _read_header)(path)
+
+
+def _read_header(path: Path) -> tuple[Path, str] | None:
+    return (path.resolve(), path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+_packaged_header = functools.cache(_read_header)
 
 
 def _engine_headers(text: str, name: str, folder: Path, seen: set[str]) -> str:
