@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from benchmarks.workload import Peer, Prepared, Request
 from gpu_vecenv import Sampler, VecEnv
 from gpu_vecenv.engine.timing import captured, provenance, synchronize
 from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
@@ -50,25 +52,31 @@ def _simulation(request: Request) -> Prepared:
 def _training(request: Request) -> Prepared:
     """Iterations of the trainer with the hyperparameters that the peer publishes, at a constant learning rate."""
     workload, device = request.workload, torch.device(request.device)
-    game = configure(workload.game, **workload.config)
-    sizes: dict[str, Any] = {
-        "total_steps": 10**12,
-        "num_steps": workload.num_steps,
-        "num_epochs": workload.num_epochs,
-        "num_minibatches": workload.num_minibatches,
-        "final_learning_rate": None,
-        "precision": request.precision,
-    }
-    config = CONFIGS[workload.algorithm](sizes, workload.hidden_size)
-    roles = "+".join(game.layout.present_roles)
-    trainer = Trainer(VecEnv(game, workload.num_envs, device), config, policies={roles: PolicySpec()})
+    trainer = trainer_of(request, total_steps=10**12, final_learning_rate=None)
 
     def run() -> None:
         for _ in range(workload.updates):
             trainer.train_iteration()
         synchronize(device)
 
-    return Prepared(run, game.num_agents, _facts(device))
+    return Prepared(run, trainer.env.num_agents, _facts(device))
+
+
+def trainer_of(request: Request, seed: int = 0, **schedule: Any) -> Trainer:
+    """The trainer of a workload, one policy for all agents, with these options beside those of the workload."""
+    workload = request.workload
+    game = configure(workload.game, **workload.config)
+    sizes: dict[str, Any] = {
+        "num_steps": workload.num_steps,
+        "num_epochs": workload.num_epochs,
+        "num_minibatches": workload.num_minibatches,
+        "precision": request.precision,
+        **schedule,
+    }
+    config = CONFIGS[workload.algorithm](sizes, workload.hidden_size)
+    roles = "+".join(game.layout.present_roles)
+    env = VecEnv(game, workload.num_envs, torch.device(request.device), autoreset_mode="next_step")
+    return Trainer(env, config, seed=seed, policies={roles: PolicySpec()})
 
 
 def _ppo(sizes: dict[str, Any], units: int) -> PPOConfig:
@@ -111,6 +119,21 @@ PPO = {
     "max_grad_norm": 0.5,
 }
 CONFIGS = {"ppo": _ppo, "ppo_rnn": _ppo_rnn, "mappo_rnn": _mappo_rnn, "pqn_vdn_rnn": _pqn_vdn_rnn}
+
+
+def learn(request: Request, seeds: int) -> tuple[list[float], dict[str, Any]]:
+    """Of each seed the mean return of an agent over the last episode of every environment, and facts."""
+    workload, device = request.workload, torch.device(request.device)
+    # The published scripts of PPO let the learning rate fall to 0, that of PQN does not.
+    final_rate = None if workload.algorithm == "pqn_vdn_rnn" else 0.0
+    options: dict[str, Any] = {"total_steps": workload.env_steps, "final_learning_rate": final_rate}
+    trainers = [trainer_of(request, seed, **options) for seed in range(seeds)]
+    together, results = ParallelTrainers(trainers), list[Any]()
+    while trainers[0].iteration < workload.updates:
+        results = together.train_interval(trainers, log_interval=100)
+    (role,) = trainers[0].env.game.layout.present_roles
+    returns = [math.nan if isinstance(result, Exception) else result[f"return_{role}"] for result in results]
+    return returns, _facts(device)
 
 
 def _facts(device: torch.device) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from functools import partial
 from typing import Any
 
 from benchmarks.peers import jax_ppo, jax_simulation
@@ -92,6 +93,29 @@ def prepare(request: Request) -> Prepared:
         train = jax_ppo.make_train(_actors(env, request), request.workload)
         facts["script"] = "jax_ppo.py, after JaxMARL's ippo_ff_mpe.py"
     return Prepared(jax_ppo.runner(train), env.num_agents, facts)
+
+
+def learn(request: Request, seeds: int) -> tuple[list[float], dict[str, Any]]:
+    """As ``benchmarks.ours.learn``: all seeds at once by the published script, on JaxMARL's own environment."""
+    import jax
+    import jaxmarl
+
+    facts: dict[str, Any] = jax_simulation.configure(request)
+    name = f"MPE_{request.workload.game}_v3"
+    script, facts["title"] = SCRIPTS[request.workload.algorithm]
+    facts["script"] = f"{script}.py as published"
+    keys = jax.random.split(jax.random.PRNGKey(0), seeds)
+    trained = jax.jit(jax.vmap(_published(script, name, request)))(keys)["runner_state"]
+    has_returns = partial(_has, "returned_episode_returns")
+    logs = [log for log in jax.tree.leaves(trained, is_leaf=has_returns) if has_returns(log)]
+    # Of evaluations too, whose environments are fewer: the first state is that of the training.
+    returns = logs[0].returned_episode_returns.reshape(seeds, -1).mean(1)
+    # Its logs have rewards times the number of agents.
+    return [float(x) / jaxmarl.make(name).num_agents for x in returns], facts
+
+
+def _has(attribute: str, node: Any) -> bool:
+    return hasattr(node, attribute)
 
 
 def _simulation(env: Any, request: Request) -> Any:
