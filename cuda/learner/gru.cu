@@ -70,6 +70,9 @@ typedef float Tile[2][4];
 // Where a unit is among the columns of weights and tiles: so that a lane's four columns of a row are four neighbouring
 // units, and its accesses to device memory have 16 bytes.
 HD constexpr int column_of(int unit) { return unit / 16 * 16 + unit % 4 / 2 * 8 + unit % 16 / 4 * 2 + unit % 2; }
+HD constexpr int unit_of(int column) {
+    return column / 16 * 16 + column % 8 / 2 * 4 + column % 16 / 8 * 2 + column % 2;
+}
 
 // Where gradients of a kind are in a row of all cells', in units of UNITS. Those of the inputs' gates of two cells are
 // neighbours, and so are those of the states' gates of each: products read what they need without gaps.
@@ -128,21 +131,41 @@ struct Own {
     }
 };
 
+// The weights of the neurons of a gate and of a column tile of their inputs, 8 neurons times 16 inputs of a warp at a
+// time: lane 4 * g + t has four inputs of the g-th neuron, so that it reads 16 bytes, and the words that the lanes
+// write together are in different banks. 0 where there are no units.
+HD void load_weights(const float* of_states) {
+    constexpr int GROUPS = COLUMNS / 8;  // of neurons of a gate
+    const int input = first_column() + 4 * tensor_core::member(), column = column_of(input);
+    _Pragma("unroll 1") for (int gate = 0; gate < GATES; ++gate) {
+        _Pragma("unroll 8") for (int k = 0; k < (GROUPS + ROW_WARPS - 1) / ROW_WARPS; ++k) {
+            const int group = k * ROW_WARPS + warp() / COLUMN_WARPS;
+            if (GROUPS % ROW_WARPS != 0 && group >= GROUPS) continue;
+            const int neuron = 8 * group + tensor_core::group(), unit = unit_of(neuron);
+            float four[4] = {};
+            if (UNITS % 16 == 0 || (unit < UNITS && input < UNITS))
+                load_four(of_states + (gate * UNITS + unit) * UNITS + input, four);
+            Word* row = weights() + (gate * COLUMNS + neuron) * WEIGHT_PITCH;
+            Precision::store_weights(row, column, four[0], four[1]);
+            Precision::store_weights(row, column + 8, four[2], four[3]);
+        }
+    }
+}
+
 // Of a cell.
 HD void load_parameters(const float* of_states, const float* input_biases, const float* state_biases) {
-    for (int k = threadIdx.x; k < SHARED_BYTES / 16; k += THREADS) ((uint4*)shared_memory)[k] = {0, 0, 0, 0};
-    __syncthreads();
-    for (int k = threadIdx.x; k < GATES * UNITS * UNITS; k += THREADS) {
-        int row = k / UNITS, gate = row / UNITS;
-        int at = Precision::weight_at(WEIGHT_PITCH, gate * COLUMNS + column_of(row % UNITS), column_of(k % UNITS));
-        Precision::store_weight(weights() + at, of_states[k]);
-    }
-    for (int unit = threadIdx.x; unit < UNITS; unit += THREADS) {
+    load_weights(of_states);
+    for (int unit = threadIdx.x; unit < COLUMNS; unit += THREADS) {
+        float x[GATES] = {}, y[GATES] = {};
         UNROLL for (int gate = 0; gate < GATES; ++gate) {
-            float x = input_biases[gate * UNITS + unit], y = state_biases[gate * UNITS + unit];
-            biases()[gate * COLUMNS + unit] = gate < N ? x + y : x;
-            biases()[N_OF_STATE * COLUMNS + unit] = y;
+            if (unit >= UNITS) continue;
+            x[gate] = input_biases[gate * UNITS + unit];
+            y[gate] = state_biases[gate * UNITS + unit];
         }
+        biases()[R * COLUMNS + unit] = x[R] + y[R];
+        biases()[Z * COLUMNS + unit] = x[Z] + y[Z];
+        biases()[N * COLUMNS + unit] = x[N];
+        biases()[N_OF_STATE * COLUMNS + unit] = y[N];
     }
 }
 
