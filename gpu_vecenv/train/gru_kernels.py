@@ -19,6 +19,10 @@ from gpu_vecenv.train.policy import Precision
 
 GATES, KINDS = 3, 4  # the same as in gru.cu
 WARPS = 8  # of a block, about
+# Where the gates of inputs and of states begin in a row of gradients, of each cell, in gates, and how far they are
+# moved on from the order r, z, n: see place_of in gru.cu.
+INPUT_STARTS, INPUT_SHIFTS = (1, 4), (0, 1)
+STATE_STARTS, STATE_SHIFTS = (0, 5), (1, 0)
 MAX_THREADS = 512  # of a multiprocessor, as a thread needs about 128 registers, or with two tiles 256
 BUFFERS = (4, 2, 1)  # of tiles of factors in shared memory: the more, the fewer barriers
 
@@ -110,6 +114,30 @@ def gru_source(units: int, precision: Precision, cores: TensorCores, warp_tiles:
     return "\n".join([*opening, "namespace gru {", *lines, "}"]) + "\n"
 
 
+class GateOrder:
+    """Indices of rows that bring gates, of ``units`` rows each, from one order to another.
+
+    Attributes:
+        inputs: The rows of the inputs' weights (C * 3 u,) in the order of the gradients of their gates.
+        weight_ih, weight_hh: From the gradients of weights in that order, and in that of each cell's states' gates, to
+            the order of the parameters, (C * 3 u,).
+        bias_ih, bias_hh: The same of biases, from the sums (C * 4 u,).
+    """
+
+    def __init__(self, units: int, count: int, device: torch.device) -> None:
+        def rows(starts: Sequence[int], shifts: Sequence[int]) -> torch.Tensor:
+            places = zip(starts, shifts, range(count), strict=False)
+            gates = torch.tensor(
+                [start + (gate + shift) % GATES for start, shift, _ in places for gate in range(GATES)]
+            )
+            return (gates[:, None] * units + torch.arange(units)).flatten().to(device)
+
+        side_by_side = (0, GATES)
+        self.inputs = rows(side_by_side, [-shift for shift in INPUT_SHIFTS])
+        self.weight_ih, self.weight_hh = rows(side_by_side, INPUT_SHIFTS), rows(side_by_side, STATE_SHIFTS)
+        self.bias_ih, self.bias_hh = rows(INPUT_STARTS, INPUT_SHIFTS), rows(STATE_STARTS, STATE_SHIFTS)
+
+
 class GruProgram:
     """The kernels whose warps have so many tiles of 16 rows, one or two. The bits of a row do not depend on it."""
 
@@ -163,6 +191,7 @@ class GruKernels:
     def __init__(self, functions: FunctionManager, units: int, precision: Precision, count: int = 2) -> None:
         self.units, self.count = units, count
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.order = GateOrder(units, count, functions.device)
         cores = functions.backend.tensor_cores
         assert cores is not None
         # Where shared memory holds one block, a second tile of its warps hides what the first one waits for; where it
