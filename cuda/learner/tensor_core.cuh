@@ -222,6 +222,11 @@ struct Tf32 : Tf32Words {
     HD static u32 rounded(float x) { return nearly_rounded_tf32(x); }
     HD static void store(Word* to, float x) { *to = math::from_bits(rounded(x)); }
     HD static void store_weight(Word* to, float x) { *to = math::from_bits(rounded_tf32(x)); }
+    // Of two neighbouring inputs, the first of which is even, in an output's row.
+    HD static void store_weights(Word* row, int input, float x, float y) {
+        store_weight(row + weight_at(0, 0, input), x);
+        store_weight(row + weight_at(0, 0, input + 1), y);
+    }
     template <class F>
     HD static Four a_of(int column, F x) {
         return Tf32Words::a_of<Tf32>(column, x);
@@ -305,6 +310,10 @@ struct Float32 : Tf32Words {
     HD static u32 rounded(float x) { return math::bits(x); }
     HD static void store(Word* to, float x) { *to = x; }
     HD static void store_weight(Word* to, float x) { *to = x; }
+    HD static void store_weights(Word* row, int input, float x, float y) {
+        store_weight(row + weight_at(0, 0, input), x);
+        store_weight(row + weight_at(0, 0, input + 1), y);
+    }
     template <class F>
     HD static Four a_of(int column, F x) {
         return Tf32Words::a_of<Float32>(column, x);
@@ -391,6 +400,9 @@ struct Bfloat16 : Along<unsigned short, 8> {
     HD static float tanh(float x) { return approximate_tanh(x); }
     HD static void store(Word* to, float x) { *to = (Word)packed_bfloat16(x, 0); }
     HD static void store_weight(Word* to, float x) { store(to, x); }
+    HD static void store_weights(Word* row, int input, float x, float y) {
+        *(u32*)(row + input) = packed_bfloat16(x, y);
+    }
 };
 
 }  // namespace tensor_core

@@ -12,13 +12,10 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from gpu_vecenv.compile.function_manager import FunctionManager
-from gpu_vecenv.train.gru_kernels import GATES, GruKernels, blocks_of
+from gpu_vecenv.train.gru_kernels import GATES, INPUT_SHIFTS, INPUT_STARTS, STATE_STARTS, GruKernels, blocks_of
 from gpu_vecenv.train.layerwise import multiply
 from gpu_vecenv.train.policy import Policy, Precision
 from gpu_vecenv.train.recurrent import RecurrentCells
-
-# How far the kernels' gates are moved on, of each cell, from r, z, n: see place_of in gru.cu.
-INPUT_SHIFTS, STATE_SHIFTS = (0, 1), (1, 0)
 
 
 def recurrent_cells(policy: Policy) -> list[RecurrentCells]:
@@ -128,34 +125,25 @@ class _Sequence(torch.autograd.Function):
         given = [g if g is None else g.contiguous() for g in gradients]
         kernels, units, size = ctx.kernels, ctx.kernels.units, GATES * ctx.kernels.units
         of_gates, sums = kernels.backward(inputs, (weight_hh, bias_ih, bias_hh), active, previous, given)
-        of_gates = of_gates.flatten(0, 1)
-        # Columns of a cell: of the inputs' gates in the order r, z, n of the first cell and n, r, z of the second,
-        # without a gap; of the states' n, r, z and r, z, n.
-        starts = [(units, 0), (units + size, units + size + units)][: kernels.count]
-        of_inputs = of_gates[:, units : units + kernels.count * size]
+        of_gates, order = of_gates.flatten(0, 1), kernels.order
+        # Those of the inputs' gates of both cells are neighbours, and those of the states' gates of each.
+        of_inputs = of_gates[:, INPUT_STARTS[0] * units :][:, : kernels.count * size]
         parts = of_inputs.split(kernels.count * size // len(features), 1)
         of_weight_ih, of_weight_hh = torch.empty_like(weight_ih), torch.empty_like(weight_hh)
         rows_of_features = of_weight_ih.view(len(features), -1, weight_ih.shape[2])
         for part, rows, out in zip(parts, features, rows_of_features, strict=True):
             multiply(part.T, rows, out=out)
-        for (_, start), rows, out in zip(starts, previous.flatten(1, 2), of_weight_hh, strict=True):
-            multiply(of_gates[:, start : start + size].T, rows, out=out)
+        for start, rows, out in zip(STATE_STARTS, previous.flatten(1, 2), of_weight_hh, strict=False):
+            multiply(of_gates[:, start * units :][:, :size].T, rows, out=out)
         of_features: list[torch.Tensor | None] = [None] * len(features)
         if any(ctx.needs_input_grad[-len(features) :]):
-            weights = torch.cat(_rolled(weight_ih, INPUT_SHIFTS, units)).to(kernels.dtype)
+            weights = weight_ih.flatten(0, 1).index_select(0, order.inputs).to(kernels.dtype)
             of_parts = weights.split(len(weights) // len(features))
             of_features = [torch.mm(part, weight) for part, weight in zip(parts, of_parts, strict=True)]
-        biases = [torch.stack([sums[k : k + size] for k in firsts]) for firsts in zip(*starts, strict=True)]
-        found = (
-            (of_weight_ih, INPUT_SHIFTS),
-            (of_weight_hh, STATE_SHIFTS),
-            (biases[0], INPUT_SHIFTS),
-            (biases[1], STATE_SHIFTS),
-        )
-        of_cells = [torch.stack(_rolled(x, [-k for k in shifts], units)) for x, shifts in found]
+        of_cells = [
+            of_weight_ih.flatten(0, 1).index_select(0, order.weight_ih).view_as(weight_ih),
+            of_weight_hh.flatten(0, 1).index_select(0, order.weight_hh).view_as(weight_hh),
+            sums.index_select(0, order.bias_ih).view_as(bias_ih),
+            sums.index_select(0, order.bias_hh).view_as(bias_hh),
+        ]
         return (None, None, None, *of_cells, *of_features)
-
-
-def _rolled(of_cells: torch.Tensor, shifts: Sequence[int], units: int) -> list[torch.Tensor]:
-    """Rows of each cell's gates (C, 3 u, …), moved on by so many gates."""
-    return [x.roll(shift * units, 0) for x, shift in zip(of_cells, shifts, strict=False)]

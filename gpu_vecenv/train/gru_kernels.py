@@ -19,7 +19,12 @@ from gpu_vecenv.train.policy import Precision
 
 GATES, KINDS = 3, 4  # the same as in gru.cu
 WARPS = 8  # of a block, about
-MAX_THREADS = 512  # of a multiprocessor, as a thread needs about 128 registers
+# Where the gates of inputs and of states begin in a row of gradients, of each cell, in gates, and how far they are
+# moved on from the order r, z, n: see place_of in gru.cu.
+INPUT_STARTS, INPUT_SHIFTS = (1, 4), (0, 1)
+STATE_STARTS, STATE_SHIFTS = (0, 5), (1, 0)
+MAX_THREADS = 512  # of a multiprocessor, as a thread needs about 128 registers, or with two tiles 256
+BUFFERS = (4, 2, 1)  # of tiles of factors in shared memory: the more, the fewer barriers
 
 _COMMON = (
     Array("inputs", None, const=True, strided=True),
@@ -66,35 +71,107 @@ def threads_of(units: int) -> int:
     return 32 * -(-units // 16) * row_warps(units)
 
 
-def shared_bytes(units: int, precision: Precision) -> int:
-    """Shared memory of a block: the weights and biases of a cell, and two tiles of its rows."""
-    columns, rows = 16 * -(-units // 16), 16 * row_warps(units)
+def shared_bytes(units: int, precision: Precision, warp_tiles: int = 1, buffers: int = 1) -> int:
+    """Shared memory of a block: the weights and biases of a cell, and tiles of its rows."""
+    columns, rows = 16 * -(-units // 16), 16 * warp_tiles * row_warps(units)
     biases = 4 * KINDS * columns
     if precision == "bfloat16":
-        return 2 * (GATES * columns + 2 * rows) * (columns + 8) + biases
-    return 4 * (GATES * columns * (columns + 4) + 2 * columns * (rows + 4)) + biases
+        return 2 * (GATES * columns + buffers * rows) * (columns + 8) + biases
+    return 4 * (GATES * columns * (columns + 4) + buffers * columns * (rows + 4)) + biases
 
 
-def blocks_of(units: int, precision: Precision, cores: TensorCores) -> int:
+def blocks_of(
+    units: int, precision: Precision, cores: TensorCores, warp_tiles: int = 1, buffers: int = BUFFERS[-1]
+) -> int:
     """Blocks that a multiprocessor holds at a time; 0 if none fits."""
-    size = shared_bytes(units, precision)
+    size = shared_bytes(units, precision, warp_tiles, buffers)
     if size > cores.block_shared_bytes:
         return 0
-    return min(cores.shared_bytes // (size + cores.reserved_shared_bytes), max(1, MAX_THREADS // threads_of(units)))
+    of_threads = max(1, MAX_THREADS // warp_tiles // threads_of(units))
+    return min(cores.shared_bytes // (size + cores.reserved_shared_bytes), of_threads)
 
 
-def gru_source(units: int, precision: Precision, blocks: int, count: int = 2) -> str:
+def buffers_of(units: int, precision: Precision, cores: TensorCores, warp_tiles: int = 1) -> int:
+    """The most buffers with which a multiprocessor holds as many blocks as with one."""
+    most = blocks_of(units, precision, cores, warp_tiles)
+    return next(n for n in BUFFERS if blocks_of(units, precision, cores, warp_tiles, n) == most)
+
+
+def gru_source(units: int, precision: Precision, cores: TensorCores, warp_tiles: int = 1, count: int = 2) -> str:
     """The constants of so many cells in C++."""
+    buffers = buffers_of(units, precision, cores, warp_tiles)
     numbers = {
         "CELLS": count,
         "UNITS": units,
         "ROW_WARPS": row_warps(units),
-        "SHARED_BYTES": shared_bytes(units, precision),
-        "MIN_BLOCKS": blocks,
+        "WARP_TILES": warp_tiles,
+        "BUFFERS": buffers,
+        "SHARED_BYTES": shared_bytes(units, precision, warp_tiles, buffers),
+        "MIN_BLOCKS": blocks_of(units, precision, cores, warp_tiles),
     }
     lines = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
     opening = [f"#define BFLOAT16 {int(precision == 'bfloat16')}", f"#define PRECISION {_TYPES[precision]}"]
     return "\n".join([*opening, "namespace gru {", *lines, "}"]) + "\n"
+
+
+class GateOrder:
+    """Indices of rows that bring gates, of ``units`` rows each, from one order to another.
+
+    Attributes:
+        inputs: The rows of the inputs' weights (C * 3 u,) in the order of the gradients of their gates.
+        weight_ih, weight_hh: From the gradients of weights in that order, and in that of each cell's states' gates, to
+            the order of the parameters, (C * 3 u,).
+        bias_ih, bias_hh: The same of biases, from the sums (C * 4 u,).
+    """
+
+    def __init__(self, units: int, count: int, device: torch.device) -> None:
+        def rows(starts: Sequence[int], shifts: Sequence[int]) -> torch.Tensor:
+            places = zip(starts, shifts, range(count), strict=False)
+            gates = torch.tensor(
+                [start + (gate + shift) % GATES for start, shift, _ in places for gate in range(GATES)]
+            )
+            return (gates[:, None] * units + torch.arange(units)).flatten().to(device)
+
+        side_by_side = (0, GATES)
+        self.inputs = rows(side_by_side, [-shift for shift in INPUT_SHIFTS])
+        self.weight_ih, self.weight_hh = rows(side_by_side, INPUT_SHIFTS), rows(side_by_side, STATE_SHIFTS)
+        self.bias_ih, self.bias_hh = rows(INPUT_STARTS, INPUT_SHIFTS), rows(STATE_STARTS, STATE_SHIFTS)
+
+
+class GruProgram:
+    """The kernels whose warps have so many tiles of 16 rows, one or two. The bits of a row do not depend on it."""
+
+    def __init__(
+        self, functions: FunctionManager, units: int, precision: Precision, count: int, warp_tiles: int
+    ) -> None:
+        cores = functions.backend.tensor_cores
+        assert cores is not None
+        blocks = blocks_of(units, precision, cores, warp_tiles)
+        buffers = buffers_of(units, precision, cores, warp_tiles)
+        self.warp_tiles = warp_tiles
+        self._count, self._rows, self._threads = count, 16 * warp_tiles * row_warps(units), threads_of(units)
+        self._shared_bytes = shared_bytes(units, precision, warp_tiles, buffers)
+        self.most_blocks = max(count, cores.multiprocessors * blocks // count * count)
+        self._program = functions.compile(
+            cuda_folder() / "learner/gru.cu",
+            kernels=[GRU_FORWARD, GRU_BACKWARD],
+            constants=gru_source(units, precision, cores, warp_tiles, count),
+        )
+        self._launches: dict[tuple[str, int], Launch] = {}
+
+    def waves(self, rows: int) -> int:
+        """Tiles that the busiest blocks take one after the other."""
+        return -(-self._count * -(-rows // self._rows) // self.most_blocks)
+
+    def launch(self, kernel: str, rows: int) -> Launch:
+        """The launch of a kernel for so many rows."""
+        blocks = max(self._count, min(self.most_blocks, self._count * -(-rows // self._rows)))
+        if (kernel, blocks) not in self._launches:
+            shape = LaunchShape(
+                blocks * self._threads, threads_per_block=self._threads, shared_bytes=self._shared_bytes
+            )
+            self._launches[kernel, blocks] = self._program.prepare(kernel, shape)
+        return self._launches[kernel, blocks]
 
 
 class GruKernels:
@@ -114,25 +191,19 @@ class GruKernels:
     def __init__(self, functions: FunctionManager, units: int, precision: Precision, count: int = 2) -> None:
         self.units, self.count = units, count
         self.dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.order = GateOrder(units, count, functions.device)
         cores = functions.backend.tensor_cores
         assert cores is not None
-        blocks = blocks_of(units, precision, cores)
-        self._most_blocks = max(count, cores.multiprocessors * blocks // count * count)
-        self._shared_bytes = shared_bytes(units, precision)
-        self._program = functions.compile(
-            cuda_folder() / "learner/gru.cu",
-            kernels=[GRU_FORWARD, GRU_BACKWARD],
-            constants=gru_source(units, precision, blocks, count),
-        )
-        self._launches: dict[tuple[str, int], Launch] = {}
+        # Where shared memory holds one block, a second tile of its warps hides what the first one waits for; where it
+        # holds more, other blocks do. All are compiled here, as graphs cannot be captured while one is.
+        alone = blocks_of(units, precision, cores) == 1 and blocks_of(units, precision, cores, 2) == 1
+        numbers = (1, 2) if alone and threads_of(units) <= MAX_THREADS // 2 else (1,)
+        self.programs = [GruProgram(functions, units, precision, count, number) for number in numbers]
 
-    def _launch(self, kernel: str, rows: int) -> Launch:
-        tiles = -(-rows // (16 * row_warps(self.units)))
-        blocks, threads = max(self.count, min(self._most_blocks, self.count * tiles)), threads_of(self.units)
-        if (kernel, blocks) not in self._launches:
-            shape = LaunchShape(blocks * threads, threads_per_block=threads, shared_bytes=self._shared_bytes)
-            self._launches[kernel, blocks] = self._program.prepare(kernel, shape)
-        return self._launches[kernel, blocks]
+    def program_of(self, rows: int) -> GruProgram:
+        """The program that takes the least time for so many rows."""
+        # A step of two tiles takes about 1.5 times as long.
+        return min(self.programs, key=lambda program: program.waves(rows) * (1 + program.warp_tiles))
 
     def forward(
         self,
@@ -158,7 +229,7 @@ class GruKernels:
         _, steps, rows, _ = inputs.shape
         outputs = torch.empty((self.count, steps, rows, self.units), dtype=self.dtype, device=inputs.device)
         if rows:
-            self._launch("gru_forward", rows)(
+            self.program_of(rows).launch("gru_forward", rows)(
                 **self._common(inputs, cells, active),
                 states=state,
                 outputs=outputs,
@@ -190,11 +261,9 @@ class GruKernels:
         _, steps, rows, _ = inputs.shape
         columns = self.count * KINDS * self.units
         of_gates = torch.empty((steps, rows, columns), dtype=self.dtype, device=inputs.device)
-        warps = row_warps(self.units)
-        parts = -(-rows // (16 * warps)) * warps
-        sums = torch.empty((parts, columns), device=inputs.device)
+        sums = torch.empty((-(-rows // 16), columns), device=inputs.device)
         if rows:
-            self._launch("gru_backward", rows)(
+            self.program_of(rows).launch("gru_backward", rows)(
                 **self._common(inputs, cells, active),
                 previous=previous,
                 first_gradients=gradients[0],

@@ -33,7 +33,7 @@ from gpu_vecenv.errors import KernelCompileError
 from gpu_vecenv.files import cuda_folder
 from gpu_vecenv.train import iteration_kernels, learner_kernels, normalizer_kernels, optimizer
 from gpu_vecenv.train.fused_rollout import choose_tile, rollout_kernels
-from gpu_vecenv.train.gru_kernels import GRU_BACKWARD, GRU_FORWARD, blocks_of, gru_source
+from gpu_vecenv.train.gru_kernels import GRU_BACKWARD, GRU_FORWARD, gru_source
 from gpu_vecenv.train.layers import LAYER_GRADIENTS
 from gpu_vecenv.train.layerwise_kernels import LAYER_PRODUCT, Layers, Product, layerwise_kernels, layerwise_source
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
@@ -214,13 +214,10 @@ def product_text(product: Product) -> str:
     return inline_includes(source + path.read_text(), path.name, path.parent)
 
 
-def gru_text(units: int, precision: Precision) -> str:
+def gru_text(units: int, precision: Precision, warp_tiles: int) -> str:
     """The program of a GRU over sequences, as on a GPU."""
-    blocks = blocks_of(units, precision, GPU_TENSOR_CORES)
-    assert blocks
-    source = (
-        f'#include "kernel.cuh"\n{arguments_source([GRU_FORWARD, GRU_BACKWARD])}{gru_source(units, precision, blocks)}'
-    )
+    constants = gru_source(units, precision, GPU_TENSOR_CORES, warp_tiles)
+    source = f'#include "kernel.cuh"\n{arguments_source([GRU_FORWARD, GRU_BACKWARD])}{constants}'
     path = source_file("gru.cu")
     return inline_includes(source + path.read_text(), path.name, path.parent)
 
@@ -418,11 +415,11 @@ def test_products_of_layers_round_as_written_and_address_in_64_bits(product, arc
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])
 @pytest.mark.parametrize("precision", TENSOR_CORE_OPCODES)
-@pytest.mark.parametrize("units", [20, 64, 128])
+@pytest.mark.parametrize(("units", "warp_tiles"), [(20, 1), (64, 1), (128, 1), (128, 2)])
 @pytest.mark.slow
-def test_a_gru_rounds_as_written_and_addresses_in_64_bits(units, precision, architecture):
+def test_a_gru_rounds_as_written_and_addresses_in_64_bits(units, warp_tiles, precision, architecture):
     need(architecture)
-    text = gru_text(units, precision)
+    text = gru_text(units, precision, warp_tiles)
     cubin = compile_cubin(text, f"sm_{architecture}")
     assert all(b".text.kernel_gru_" + kernel + b"\0" in cubin for kernel in (b"forward", b"backward"))
     assert text.count(WRITTEN[0]) == 1

@@ -15,9 +15,9 @@ from support.perceptrons import ROUNDING_UNITS
 
 import gpu_vecenv
 from gpu_vecenv import FunctionManager, PolicySpec, PPOConfig, Trainer
-from gpu_vecenv.train import sequences
+from gpu_vecenv.train import gru_kernels, sequences
 from gpu_vecenv.train.gru import GruLayer
-from gpu_vecenv.train.gru_kernels import shared_bytes
+from gpu_vecenv.train.gru_kernels import GruProgram, shared_bytes
 from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells, kept
 from gpu_vecenv.train.run import computed_by
 
@@ -163,8 +163,29 @@ def test_blocks_take_tiles_one_after_the_other(device):
     sample = Sample(32, 150, device, steps=2)
     layer = layer_of(sample, "float32", device)
     few = layer_of(sample, "float32", device)
-    few.kernels._most_blocks = 2
+    few.kernels.programs[0].most_blocks = 2
     assert equal_bits(results(sample, layer), results(sample, few))
+
+
+@pytest.mark.parametrize(("warp_tiles", "buffers"), [(1, 1), (1, 2), (2, 1), (2, 4)])
+@pytest.mark.parametrize("precision", ["tf32", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_tiles_of_a_warp_and_buffers_change_no_bit(precision, warp_tiles, buffers, device, monkeypatch):
+    sample = Sample(20, 170, device, steps=3)
+    with products_in(precision):
+        expected, layer = results(sample, layer_of(sample, precision, device)), layer_of(sample, precision, device)
+        monkeypatch.setattr(gru_kernels, "BUFFERS", (buffers,))
+        layer.kernels.programs = [GruProgram(FunctionManager(device), 20, precision, 2, warp_tiles)]
+        assert equal_bits(results(sample, layer), expected)
+
+
+@pytest.mark.slow
+def test_warps_have_two_tiles_where_that_saves_time(device):
+    kernels = layer_of(Sample(128, 1, device), "tf32", device).kernels
+    one, two = kernels.programs
+    assert (one.warp_tiles, two.warp_tiles) == (1, 2) and two.most_blocks == one.most_blocks
+    wave = 16 * one.most_blocks // 2  # rows of both cells, a tile each
+    assert [kernels.program_of(rows) for rows in (1, wave, wave + 1, 2 * wave)] == [one, one, two, two]
+    assert kernels.program_of(2 * wave + 1) == one  # 3 steps of one tile, 2 of two
 
 
 def test_the_order_of_threads_changes_no_bit(device, monkeypatch):
