@@ -150,7 +150,7 @@ OF_NO_GAME = {
         normalizer_kernels.REWARD_MOMENTS,
         normalizer_kernels.UPDATE_NORMALIZER,
     ],
-    "optimizer": [optimizer.SUM_PARTS, optimizer.ADAM_STEP],
+    "optimizer": optimizer.KERNELS,
 }
 
 
