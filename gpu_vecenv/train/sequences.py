@@ -212,7 +212,10 @@ class Sequences:
                 f"{' x '.join(map(str, firsts.shape))} = {firsts.numel()}"
             )
         self._firsts = firsts.flatten().contiguous()
-        self._agents, self._positions = agents_together(policy, together), policy.view.positions()
+        self._agents = agents_together(policy, together)
+        # Of each agent of each environment its row among those of the policy.
+        envs = torch.arange(rollout.rewards.shape[1], device=rollout.rewards.device)
+        self._start_rows = (envs[:, None] * policy.view.num_agents + policy.view.positions()).flatten()
 
     def shuffle(
         self, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor, moments: torch.Tensor
@@ -251,7 +254,7 @@ class Sequences:
 
     def _starts(self, firsts: torch.Tensor) -> torch.Tensor:
         """The states with which sequences begin, (n, state size), of the indices of their first samples (n,)."""
-        _, num_envs, num_agents = self._rollout.rewards.shape
-        step, row = firsts // (num_envs * num_agents), firsts % (num_envs * num_agents)
-        env, agent = row // num_agents, self._positions[row % num_agents]
-        return self._states.starts[step // self.length, env, agent]
+        # Samples count through (T, E, A); sequences begin at multiples of L steps. Starts are (T / L, E * C, n).
+        rows, starts = self._start_rows, self._states.starts.flatten(1, 2)
+        found: torch.Tensor = starts[firsts // (self.length * len(rows)), rows[firsts % len(rows)]]
+        return found

@@ -152,7 +152,8 @@ class SkippedSteps:
 
     @torch.no_grad()
     def _restore(self, *_: object) -> None:
-        tensors, takes = self._tensors(), self._trainable & (self._skip_update == 0)
+        tensors = self._tensors()
+        takes = self._trainable & (self._skip_update == 0)
         torch._foreach_copy_(self._parts_after, tensors)
         torch.where(takes[self._owners], self._after, self._before, out=self._after)
         torch._foreach_copy_(tensors, self._parts_after)
