@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From partial sums of a gradient to a step of Adam, with one launch for each. All sums have an order that depends on
-// sizes alone.
+// From partial sums of a gradient to a step of Adam, with one launch for each, and steps of RAdam. All sums have an
+// order that depends on sizes alone.
 #include "blocks.cuh"
 #include "learning_rate.cuh"
 #include "math.cuh"
@@ -128,5 +128,45 @@ BLOCK_KERNEL(adam_step, ADAM_BLOCK) {
     FOR_THREADS (k, 1) {
         *args.skip_update = skip_update;
         *args.learning_rate = rate;
+    }
+}
+
+// What of torch.optim.RAdam's step is the same for all elements of a parameter: whether it is taken, and `rates`: of
+// m / (sqrt(v) + eps), and of m alone in the first steps, whose second moments vary too much. Counts the steps taken.
+KERNEL(radam_rates) {
+    FOR_ITEMS (k, args.num_parameters) {
+        bool takes = args.trainable[k] && *args.skip_update == 0;
+        args.takes[k] = takes;
+        if (!takes) continue;
+        float* count = (float*)args.addresses[4 * k + 3];
+        float step = *count + 1;
+        *count = step;
+        u32 exponent = (u32)math::to_int(step);
+        double left = power(args.beta2, exponent), correction = 1 - left;
+        double most = 2 / (1 - args.beta2) - 1, length = most - 2 * step * left / correction;
+        double rate = *args.learning_rate / (1 - power(args.beta1, exponent));
+        bool rectifies = length > 5;
+        double variance = (length - 4) * (length - 2) * most / ((most - 4) * (most - 2) * length);
+        args.rates[2 * k] = rectifies ? (float)(rate * root(variance * correction)) : 0.0f;
+        args.rates[2 * k + 1] = rectifies ? 0.0f : (float)rate;
+    }
+}
+
+// After radam_rates. Of each parameter `addresses` are those of its values, of both moments and of its number of steps,
+// and `firsts` its first element in `gradient`; `owners` are the parameters of that tensor's elements.
+KERNEL(radam_step) {
+    FOR_ITEMS (k, args.size) {
+        i64 owner = args.owners[k], at = k - args.firsts[owner];
+        if (!args.takes[owner]) continue;
+        const u64* addresses = args.addresses + 4 * owner;
+        float *value = (float*)addresses[0] + at, *exp_avg = (float*)addresses[1] + at;
+        float* exp_avg_sq = (float*)addresses[2] + at;
+        float gradient = args.gradient[k];
+        float m = (float)(args.beta1 * *exp_avg + (1 - args.beta1) * gradient);
+        float v = (float)(args.beta2 * *exp_avg_sq + (1 - args.beta2) * gradient * gradient);
+        float denominator = (float)(math::sqrt(v) + args.eps);
+        *value -= m * (args.rates[2 * owner] / denominator + args.rates[2 * owner + 1]);
+        *exp_avg = m;
+        *exp_avg_sq = v;
     }
 }

@@ -24,10 +24,8 @@ def recurrent_cells(policy: Policy) -> list[RecurrentCells]:
 
 
 def why_not_gru(policy: Policy, functions: FunctionManager, precision: Precision) -> str | None:
-    """Why torch computes recurrent layers step by step, in a few words; None if a ``GruLayer`` each can."""
+    """Why no ``GruLayer`` each computes recurrent layers, in a few words; None if they can. See ``why_not_cells``."""
     layers, cores = recurrent_cells(policy), functions.backend.tensor_cores
-    if sum(layer.state_size for layer in layers) != policy.recurrent_state_size:
-        return "not the default network"
     if cores is None:
         return "no tensor cores"
     if any(layer.count > len(INPUT_SHIFTS) for layer in layers):

@@ -32,7 +32,7 @@ from gpu_vecenv.train.policy_kernels import GradientsCall, PolicyKernels
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates, Sequences, agents_together, block_shuffle, first_samples
-from gpu_vecenv.train.torch_optimizers import SkippedSteps, make_optimizer
+from gpu_vecenv.train.torch_optimizers import RAdam, SkippedSteps, make_optimizer
 from gpu_vecenv.train.value_norm import ValueNormUpdate
 
 ADAM_STATE = ("exp_avg", "exp_avg_sq", "step")  # the state's tensors, by their names in torch
@@ -167,6 +167,9 @@ class Learner(ABC, Generic[ConfigT]):
         self.skip_update = torch.ones((), device=device)  # the kernel clip_grad_norm, or that of Adam, sets it
         if config.optimizer == "adam":  # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing
             self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
+        elif isinstance(self.optimizer, RAdam) and all(p.is_contiguous() for p in self.parameters):
+            skips = {"skip_update": self.skip_update, "trainable": self.trainable}
+            self.optimizer.use_kernels(functions, self.flat_grad, **skips)
         else:
             SkippedSteps(self.optimizer, self.parameters, self.skip_update, self.trainable)
         self.metric_sums = torch.zeros(len(self.loss_metrics) + 1, device=device)  # the last one counts skipped updates
@@ -294,6 +297,8 @@ class Learner(ABC, Generic[ConfigT]):
         self._clock = None
         self._set_grads()
         self.optimizer.param_groups[0]["lr"] = self.learning_rate  # optimizer.load_state_dict replaces the tensors
+        if isinstance(self.optimizer, RAdam):
+            self.optimizer.adopt()
         if self._adam is not None:
             states = self._adam_states()
             for name, flat in self._adam_state.items():

@@ -1,14 +1,16 @@
-"""Launches of the optimizer's kernels: sums of partial gradients, and clipping with a step of Adam."""
+"""Launches of the optimizer's kernels: sums of partial gradients, clipping with a step of Adam, steps of RAdam."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from gpu_vecenv.compile.backends import LaunchShape
 from gpu_vecenv.compile.function_manager import FunctionManager, Launch, Program
-from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64
+from gpu_vecenv.declare.field import boolean, f32, f64, i32, i64, u64
 from gpu_vecenv.declare.kernels import Array, KernelSignature, Scalar
 from gpu_vecenv.files import cuda_folder
 
@@ -59,10 +61,39 @@ ADAM_STEP = KernelSignature(
         Array("ticket", i32, shape=()),
     ),
 )
+_OF_RADAM = (
+    Array("addresses", u64, const=True, shape=("num_parameters", 4)),
+    Array("rates", f32, shape=("num_parameters", 2)),
+    Array("takes", boolean, shape=("num_parameters",)),
+    Scalar("num_parameters", i64),
+    Scalar("beta1", f64),
+    Scalar("beta2", f64),
+)
+RADAM_RATES = KernelSignature(
+    "radam_rates",
+    (
+        *_OF_RADAM,
+        Array("trainable", boolean, const=True, shape=("num_parameters",)),
+        Array("skip_update", f32, const=True, shape=()),
+        Array("learning_rate", f32, const=True, shape=()),
+    ),
+)
+RADAM_STEP = KernelSignature(
+    "radam_step",
+    (
+        *_OF_RADAM,
+        Array("gradient", f32, const=True, shape=("size",)),
+        Array("owners", i32, const=True, shape=("size",)),
+        Array("firsts", i64, const=True, shape=("num_parameters",)),
+        Scalar("size", i64),
+        Scalar("eps", f64),
+    ),
+)
+KERNELS = [SUM_PARTS, ADAM_STEP, RADAM_RATES, RADAM_STEP]
 
 
 def _program(functions: FunctionManager) -> Program:
-    return functions.compile(cuda_folder() / "learner/optimizer.cu", kernels=[SUM_PARTS, ADAM_STEP])
+    return functions.compile(cuda_folder() / "learner/optimizer.cu", kernels=KERNELS)
 
 
 def num_squares(columns: int) -> int:
@@ -174,3 +205,58 @@ def adam_launch(
         num_sums=len(metrics) + 2,
         ticket=torch.zeros((), dtype=torch.int32, device=parameters.device),
     )
+
+
+def radam_launches(
+    functions: FunctionManager,
+    addresses: torch.Tensor,
+    sizes: Sequence[int],
+    *,
+    gradient: torch.Tensor,
+    trainable: torch.Tensor,
+    skip_update: torch.Tensor,
+    learning_rate: torch.Tensor,
+    betas: tuple[float, float],
+    eps: float,
+) -> list[Launch]:
+    """The launches of a step of ``torch.optim.RAdam``, or of none where the update is skipped.
+
+    Args:
+        functions: The FunctionManager of the tensors' device.
+        addresses: (n, 4) int64, of n parameters those of values, ``exp_avg``, ``exp_avg_sq`` and ``step``, all float32.
+        sizes: Elements of each parameter.
+        gradient: Of all of them, one after the other, float32.
+        trainable: (n,) bool; nothing changes of a parameter where it is False.
+        skip_update: () float32; nothing changes where it is not 0.
+        learning_rate: () float32, read on the device.
+        betas: Decay rates of the moments.
+        eps: Added to the root of the second moment.
+    """
+    device, numbers = addresses.device, torch.tensor(sizes)
+    common: dict[str, Any] = {
+        "addresses": addresses,
+        "rates": torch.empty((len(sizes), 2), device=device),
+        "takes": torch.empty(len(sizes), dtype=torch.bool, device=device),
+        "num_parameters": len(sizes),
+        "beta1": betas[0],
+        "beta2": betas[1],
+    }
+    rates = _program(functions).prepare(
+        "radam_rates",
+        LaunchShape(len(sizes)),
+        **common,
+        trainable=trainable,
+        skip_update=skip_update,
+        learning_rate=learning_rate,
+    )
+    step = _program(functions).prepare(
+        "radam_step",
+        LaunchShape(len(gradient)),
+        **common,
+        gradient=gradient,
+        owners=torch.arange(len(sizes), dtype=torch.int32).repeat_interleave(numbers).to(device),
+        firsts=(numbers.cumsum(0) - numbers).to(device),
+        size=len(gradient),
+        eps=eps,
+    )
+    return [rates, step]

@@ -46,11 +46,12 @@ class QLoss:
         chosen = chosen_values(q_values, actions, view.head_sizes, mask)
         counted = self._counted(indices)
         of_team = torch.where(counted, chosen.view(-1, self._together), 0).sum(1)
+        counts = counted.any(1)
         returns = rows(data.returns).view(-1, self._together)[:, 0]
-        errors = torch.where(counted.any(1), of_team - returns, 0)
+        errors = torch.where(counts, of_team - returns, 0)
         loss = 0.5 * errors.square().sum() / count
         (gradient,) = torch.autograd.grad(loss, q_values)
-        metrics = torch.stack([loss, torch.where(counted.any(1), of_team, 0).sum() / count])
+        metrics = torch.stack([loss, of_team.sum() / count])  # of_team is 0 where none counts
         return gradient, torch.zeros_like(values), metrics.detach()
 
 

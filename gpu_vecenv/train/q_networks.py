@@ -1,7 +1,7 @@
 """Default Q-networks: hidden layers, behind an encoder or in front of a recurrent layer, and one head.
 
 They return values too, as the networks of every policy do: the largest Q value of each head, summed up. Nothing uses
-these, as masks are not known here.
+these, as masks are not known here, and they have no gradient.
 """
 
 from __future__ import annotations
@@ -115,5 +115,5 @@ class RecurrentQNetwork(nn.Module):
 
 
 def _with_maxima(values: torch.Tensor, head_sizes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    maxima = [head.amax(-1) for head in values.split(list(head_sizes), -1)]
-    return values, torch.stack(maxima).sum(0)
+    first, *others = (head.amax(-1) for head in values.detach().split(list(head_sizes), -1))
+    return values, sum(others, first)

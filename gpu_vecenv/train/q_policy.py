@@ -103,7 +103,7 @@ def chosen_values(
 
 
 def _summed(heads: Sequence[torch.Tensor], head_sizes: Sequence[int], action_mask: torch.Tensor | None) -> torch.Tensor:
-    if action_mask is None:
-        return torch.stack(list(heads)).sum(0)
-    exist = [mask.any(-1) for mask in action_mask.split(list(head_sizes), -1)]
-    return torch.stack([torch.where(own, head, 0) for head, own in zip(heads, exist, strict=True)]).sum(0)
+    if action_mask is not None:
+        exist = [mask.any(-1) for mask in action_mask.split(list(head_sizes), -1)]
+        heads = [torch.where(own, head, 0) for head, own in zip(heads, exist, strict=True)]
+    return sum(heads[1:], heads[0])

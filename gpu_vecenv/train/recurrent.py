@@ -29,7 +29,7 @@ def kept(state: torch.Tensor, active: torch.Tensor) -> torch.Tensor:
 
 
 class CellKernels(Protocol):
-    """What computes cells in place of torch, see ``GruLayer``."""
+    """What computes cells in place of torch, see ``GruLayer`` and ``CellLayer``."""
 
     def step(
         self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor
@@ -134,8 +134,8 @@ class RecurrentCells(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """Outputs of each cell for several steps, (steps, rows, units).
 
-        Only the products with the state are computed step by step; by kernels in one launch, unless the gradient of
-        ``state`` is needed.
+        Only the products with the state are computed step by step, or by kernels, unless the gradient of ``state`` is
+        needed.
 
         Args:
             trunks: The layers in front, of all cells or of each.

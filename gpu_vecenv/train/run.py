@@ -333,10 +333,12 @@ def computed_by(trainer: Trainer, policy: str) -> str:
         states = trainer.states.get(policy)
         if states is None:
             return f"torch ({reason})"
-        own = states.torch_reason
-        return f"torch ({reason}), its GRU by kernels" if own is None else f"torch ({reason}: {own})"
+        if states.torch_reason is not None:
+            return f"torch ({reason}: {states.torch_reason})"
+        why = states.stepwise_reason
+        return f"torch ({reason}), its cells by kernels{'' if why is None else f' step by step ({why})'}"
     optimizer = trainer.configs[policy].optimizer
-    by_kernel = optimizer == "adam" or policy not in trainer.learners
+    by_kernel = optimizer in ("adam", "radam") or policy not in trainer.learners
     steps = "" if by_kernel else f", steps by torch (optimizer {optimizer!r})"
     if isinstance(trainer.kernels[policy], HostKernels):
         return f"one kernel each, by vector instructions{steps}"

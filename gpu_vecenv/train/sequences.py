@@ -17,7 +17,8 @@ from gpu_vecenv.train.gru import GruLayer, recurrent_cells, why_not_gru
 from gpu_vecenv.train.layers import kernel_on
 from gpu_vecenv.train.learner_kernels import RowGather, shuffle_launch
 from gpu_vecenv.train.policy import Policy, Precision
-from gpu_vecenv.train.recurrent import RecurrentCells, kept
+from gpu_vecenv.train.recurrent import CellKernels, RecurrentCells, kept
+from gpu_vecenv.train.recurrent_cells import CellLayer, why_not_cells
 from gpu_vecenv.train.rollout_context import RolloutContext
 from gpu_vecenv.train.rollout_storage import Rollout, TensorSpecs
 
@@ -46,6 +47,8 @@ class RecurrentStates:
 
     Attributes:
         torch_reason: Why torch computes the recurrent layers, in a few words; None: kernels do.
+        stepwise_reason: Why kernels, if they do, take a launch and a product of torch's for each step, in place of one
+            launch for all; None: one launch.
 
     Raises:
         ConfigError: L does not divide T.
@@ -67,11 +70,16 @@ class RecurrentStates:
             for shape, dtype in (specs["current"], specs["starts"])
         )
         functions = rollout.env.functions
-        self.torch_reason = why_not_gru(policy, functions, precision)
-        self._layers: dict[RecurrentCells, GruLayer] = {}
+        self.torch_reason = why_not_cells(policy, functions)
+        self.stepwise_reason = why_not_gru(policy, functions, precision)
+        self._layers: dict[RecurrentCells, CellKernels] = {}
         if self.torch_reason is None:
-            own = recurrent_cells(policy)
-            self._layers = {cells: GruLayer(functions, cells.units, precision, cells.count) for cells in own}
+            for cells in recurrent_cells(policy):
+                self._layers[cells] = (
+                    GruLayer(functions, cells.units, precision, cells.count)
+                    if self.stepwise_reason is None
+                    else CellLayer(functions, cells, precision)
+                )
             kernel_on(rollout.rewards.device)  # of the layers in front; graphs cannot be captured while it compiles
 
     @contextmanager
@@ -204,7 +212,10 @@ class Sequences:
                 f"{' x '.join(map(str, firsts.shape))} = {firsts.numel()}"
             )
         self._firsts = firsts.flatten().contiguous()
-        self._agents, self._positions = agents_together(policy, together), policy.view.positions()
+        self._agents = agents_together(policy, together)
+        # Of each agent of each environment its row among those of the policy.
+        envs = torch.arange(rollout.rewards.shape[1], device=rollout.rewards.device)
+        self._start_rows = (envs[:, None] * policy.view.num_agents + policy.view.positions()).flatten()
 
     def shuffle(
         self, seed: torch.Tensor, epoch: torch.Tensor, *, out: torch.Tensor, moments: torch.Tensor
@@ -243,7 +254,7 @@ class Sequences:
 
     def _starts(self, firsts: torch.Tensor) -> torch.Tensor:
         """The states with which sequences begin, (n, state size), of the indices of their first samples (n,)."""
-        _, num_envs, num_agents = self._rollout.rewards.shape
-        step, row = firsts // (num_envs * num_agents), firsts % (num_envs * num_agents)
-        env, agent = row // num_agents, self._positions[row % num_agents]
-        return self._states.starts[step // self.length, env, agent]
+        # Samples count through (T, E, A); sequences begin at multiples of L steps. Starts are (T / L, E * C, n).
+        rows, starts = self._start_rows, self._states.starts.flatten(1, 2)
+        found: torch.Tensor = starts[firsts // (self.length * len(rows)), rows[firsts % len(rows)]]
+        return found

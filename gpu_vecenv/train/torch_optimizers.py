@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from gpu_vecenv.compile.function_manager import FunctionManager, Launch
 from gpu_vecenv.train.learner_config import LearnerConfig
+from gpu_vecenv.train.optimizer import radam_launches
 
 TORCH_WEIGHT_DECAY = 0.01  # the default of torch.optim.AdamW
 
@@ -37,7 +39,7 @@ def make_optimizer(
         decay = TORCH_WEIGHT_DECAY if config.weight_decay is None else config.weight_decay
         optimizer = torch.optim.AdamW(parameters, **fused_adam, weight_decay=decay)
     elif config.optimizer == "radam":
-        optimizer = torch.optim.RAdam(parameters, **by_lists)
+        optimizer = RAdam(parameters, **by_lists)
     elif config.optimizer == "rmsprop":
         optimizer = torch.optim.RMSprop(parameters, **by_lists, momentum=momentum)
     else:
@@ -57,13 +59,62 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, parameters: Sequence[tor
     return [x for p in parameters for _, x in sorted(optimizer.state[p].items()) if isinstance(x, torch.Tensor)]
 
 
+class RAdam(torch.optim.RAdam):
+    """torch's, whose steps are two launches after ``use_kernels``, in place of some hundred."""
+
+    _launches: Sequence[Launch] = ()
+
+    def use_kernels(
+        self,
+        functions: FunctionManager,
+        gradient: torch.Tensor,
+        *,
+        skip_update: torch.Tensor,
+        trainable: torch.Tensor,
+    ) -> None:
+        """Let kernels take the steps, see ``radam_launches``. All parameters are contiguous and have their state."""
+        group = self.param_groups[0]
+        self._parameters: list[torch.Tensor] = group["params"]
+        self._known = list[list[int]]()
+        self._addresses = torch.zeros((len(self._parameters), 4), dtype=torch.int64, device=gradient.device)
+        self.adopt()
+        self._launches = radam_launches(
+            functions,
+            self._addresses,
+            [p.numel() for p in self._parameters],
+            gradient=gradient,
+            trainable=trainable,
+            skip_update=skip_update,
+            learning_rate=group["lr"],
+            betas=group["betas"],
+            eps=group["eps"],
+        )
+
+    def adopt(self) -> None:
+        """Let the kernels change the parameters and the state, whose tensors a caller may have replaced."""
+        names = "exp_avg", "exp_avg_sq", "step"
+        own = [[p.data_ptr(), *(self.state[p][name].data_ptr() for name in names)] for p in self._parameters]
+        if own != self._known:
+            self._addresses.copy_(torch.tensor(own))
+            self._known = own
+
+    def step(self, closure: Any = None) -> Any:
+        """A step; see ``torch.optim.Optimizer.step``."""
+        if not self._launches:
+            return super().step(closure)
+        loss = None if closure is None else closure()
+        for launch in self._launches:
+            launch()
+        return loss
+
+
 class SkippedSteps:
     """Lets steps of an optimizer change nothing, neither parameters nor state, where a tensor says so.
 
     It does so for any optimizer, with a copy of both before each step; there is no read on the host.
 
     Args:
-        optimizer: Has all of its state.
+        optimizer: Has all of its state, float32.
         parameters: Those of the optimizer.
         skip_update: () float32; where it is not 0, a step changes nothing.
         trainable: (n,) bool, of n parameters; a step changes nothing of those where it is False.
@@ -78,21 +129,31 @@ class SkippedSteps:
     ) -> None:
         self._optimizer, self._parameters = optimizer, list(parameters)
         self._skip_update, self._trainable = skip_update, trainable
-        self._before: list[list[torch.Tensor]] = []
+        tensors = self._tensors()
+        sizes = torch.tensor([sum(x.numel() for x in self._of(p)) for p in parameters])
+        self._owners = torch.arange(len(sizes)).repeat_interleave(sizes).to(trainable.device)
+        self._before, self._after = torch.empty((2, len(self._owners)), device=trainable.device)
+        self._parts_before, self._parts_after = (
+            [part.view_as(x) for part, x in zip(flat.split([x.numel() for x in tensors]), tensors, strict=True)]
+            for flat in (self._before, self._after)
+        )
         optimizer.register_step_pre_hook(self._keep)
         optimizer.register_step_post_hook(self._restore)
 
-    def _tensors(self) -> list[list[torch.Tensor]]:
+    def _of(self, parameter: torch.Tensor) -> list[torch.Tensor]:
+        return [parameter.detach(), *optimizer_tensors(self._optimizer, [parameter])]
+
+    def _tensors(self) -> list[torch.Tensor]:
         """Of each parameter itself and its state."""
-        return [[p.detach(), *optimizer_tensors(self._optimizer, [p])] for p in self._parameters]
+        return [x for p in self._parameters for x in self._of(p)]
 
     def _keep(self, *_: object) -> None:
-        self._before = [[x.clone() for x in own] for own in self._tensors()]
+        torch._foreach_copy_(self._parts_before, self._tensors())
 
     @torch.no_grad()
     def _restore(self, *_: object) -> None:
+        tensors = self._tensors()
         takes = self._trainable & (self._skip_update == 0)
-        for take, own, before in zip(takes, self._tensors(), self._before, strict=True):
-            for x, old in zip(own, before, strict=True):
-                x.copy_(torch.where(take, x, old))
-        self._before = []
+        torch._foreach_copy_(self._parts_after, tensors)
+        torch.where(takes[self._owners], self._after, self._before, out=self._after)
+        torch._foreach_copy_(tensors, self._parts_after)

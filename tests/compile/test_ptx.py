@@ -39,6 +39,8 @@ from gpu_vecenv.train.layerwise_kernels import LAYER_PRODUCT, Layers, Product, l
 from gpu_vecenv.train.perceptron import FORWARD, gradient_signature, perceptron_of
 from gpu_vecenv.train.policy import Precision
 from gpu_vecenv.train.ppo import PPOConfig, make_policy
+from gpu_vecenv.train.recurrent import CellKind
+from gpu_vecenv.train.recurrent_cells import CELLS_BACKWARD, CELLS_FORWARD, cells_source
 
 USUAL = 90  # the others are compiled by `make test-exhaustive`
 ARCHITECTURES = (75, 80, 86, USUAL, 100)
@@ -148,7 +150,7 @@ OF_NO_GAME = {
         normalizer_kernels.REWARD_MOMENTS,
         normalizer_kernels.UPDATE_NORMALIZER,
     ],
-    "optimizer": [optimizer.SUM_PARTS, optimizer.ADAM_STEP],
+    "optimizer": optimizer.KERNELS,
 }
 
 
@@ -219,6 +221,14 @@ def gru_text(units: int, precision: Precision, warp_tiles: int) -> str:
     constants = gru_source(units, precision, GPU_TENSOR_CORES, warp_tiles)
     source = f'#include "kernel.cuh"\n{arguments_source([GRU_FORWARD, GRU_BACKWARD])}{constants}'
     path = source_file("gru.cu")
+    return inline_includes(source + path.read_text(), path.name, path.parent)
+
+
+def cells_text(kind: CellKind, precision: Precision) -> str:
+    """The program of a step of recurrent cells."""
+    source = f'#include "kernel.cuh"\n{arguments_source([CELLS_FORWARD, CELLS_BACKWARD])}'
+    source += cells_source(kind, 33, 2, precision)
+    path = source_file("recurrent_cells.cu")
     return inline_includes(source + path.read_text(), path.name, path.parent)
 
 
@@ -322,7 +332,8 @@ def told(findings: list[Finding]) -> list[str]:
 
 def test_every_device_source_is_in_one_of_these_programs():
     sources = {path.stem for path in cuda_folder().rglob("*.cu")}
-    of_networks = {"gru", "layer_product", "layerwise", "perceptron_forward", "perceptron_gradients", "rollout"}
+    of_networks = {"gru", "layer_product", "layerwise", "perceptron_forward", "perceptron_gradients", "recurrent_cells"}
+    of_networks |= {"rollout"}
     on_cpus = {"host_forward", "host_gradients"}
     assert sources == {*BUNDLED, *OF_NO_GAME, *of_networks, *on_cpus, "sampler", "learner"}
 
@@ -426,6 +437,18 @@ def test_a_gru_rounds_as_written_and_addresses_in_64_bits(units, warp_tiles, pre
     made = ptx(text.replace(*WRITTEN), architecture=architecture)
     assert {instruction.opcode for instruction in instructions(made)} >= TENSOR_CORE_OPCODES[precision]
     assert told(lint(made, TENSOR_CORE_OPCODES[precision])) == []
+
+
+@pytest.mark.parametrize("architecture", EACH)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_recurrent_cells_round_as_written_and_address_in_64_bits(kind, precision, architecture):
+    need(architecture)
+    text = cells_text(kind, precision)
+    cubin = compile_cubin(text, f"sm_{architecture}")
+    assert all(b".text.kernel_cells_" + kernel + b"\0" in cubin for kernel in (b"forward", b"backward"))
+    assert text.count(WRITTEN[0]) == 1
+    assert told(lint(ptx(text.replace(*WRITTEN), architecture=architecture))) == []
 
 
 @pytest.mark.parametrize("architecture", [each for each in EACH if each.values[0] >= 80])

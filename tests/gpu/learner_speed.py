@@ -30,9 +30,9 @@ from gpu_vecenv.compile.device import resolve_device
 from gpu_vecenv.engine.timing import provenance
 from gpu_vecenv.envs.registry import configure
 from gpu_vecenv.train import policy_kernels
-from gpu_vecenv.train.gru import why_not_gru
 from gpu_vecenv.train.policy_kernels import Choice, choose_kernels
 from gpu_vecenv.train.ppo import PPOConfig
+from gpu_vecenv.train.recurrent_cells import why_not_cells
 from gpu_vecenv.train.trainer import Trainer
 
 SEPARATE = {"shared_trunk": False, "num_steps": 32}
@@ -147,8 +147,8 @@ def by_torch(*_: object) -> Choice:
     return Choice(None, "measured for comparison", "measured for comparison")
 
 
-def no_gru(*_: object) -> str:
-    """In the place of ``why_not_gru``."""
+def no_cells(*_: object) -> str:
+    """In the place of ``why_not_cells``."""
     return "measured for comparison"
 
 
@@ -160,9 +160,9 @@ def main(file: Path, part_of_name: str = "") -> None:
         if part_of_name not in name:
             continue
         row: dict[str, Any] = {"name": name, "num_envs": num_envs, "num_steps": config["num_steps"]}
-        for way, choose, why_not in (("kernels", choose_kernels, why_not_gru), ("torch", by_torch, no_gru)):
+        for way, choose, why_not in (("kernels", choose_kernels, why_not_cells), ("torch", by_torch, no_cells)):
             gpu_vecenv.train.trainer.choose_kernels = choose
-            gpu_vecenv.train.sequences.why_not_gru = why_not
+            gpu_vecenv.train.sequences.why_not_cells = why_not
             row[way] = measured(game, values, num_envs, config)
         beside = next((other for other in rows if other["name"] == BESIDE.get(name)), None)
         if beside is not None:
@@ -171,7 +171,7 @@ def main(file: Path, part_of_name: str = "") -> None:
         rows.append(row)
         print(json.dumps(row), flush=True)
     gpu_vecenv.train.trainer.choose_kernels = choose_kernels
-    gpu_vecenv.train.sequences.why_not_gru = why_not_gru
+    gpu_vecenv.train.sequences.why_not_cells = why_not_cells
     file.write_text(json.dumps({**provenance(resolve_device("cuda")), "rows": rows}, indent=1) + "\n")
 
 

@@ -78,6 +78,8 @@ LEARNT: tuple[tuple[Game, dict[str, Any], dict[str, Any]], ...] = (
     ("tag_continuous", FEW, {"network": "gru", "hidden_sizes": (24, 64), "precision": "tf32"}),
     ("tag_gridworld", {}, {"network": "gru", "hidden_sizes": (20,), "num_minibatches": 1}),  # padded units
     ("pendulum", {}, {"network": "gru", "hidden_sizes": (128,), "precision": "bfloat16", "shared_trunk": False}),
+    ("tag_gridworld", {}, {"network": "lstm", "hidden_sizes": (33,), "precision": "bfloat16"}),
+    ("pendulum", {}, {"network": "gru", "hidden_sizes": (256,)}),  # a launch for each step
     (Race, {}, {"shared_trunk": False, "normalize_obs": True}),
     (Crew, {}, {"precision": "tf32", "normalize_obs": True, "normalize_returns": True}),
     (Economy, {}, {}),

@@ -11,19 +11,17 @@ from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
 from support.kernel_trainers import largest_difference, products_in, state_of, weights
 from support.learning import batch_of
-from support.perceptrons import ROUNDING_UNITS
+from support.recurrent_samples import PARAMETERS, STEPS, Sample, check, results
 
 import gpu_vecenv
 from gpu_vecenv import FunctionManager, PolicySpec, PPOConfig, Trainer
 from gpu_vecenv.train import gru_kernels, sequences
 from gpu_vecenv.train.gru import GruLayer
 from gpu_vecenv.train.gru_kernels import GruProgram, shared_bytes
-from gpu_vecenv.train.recurrent import RecurrentActorCritic, RecurrentCells, kept
+from gpu_vecenv.train.recurrent import RecurrentActorCritic, kept
 from gpu_vecenv.train.run import computed_by
 
 NAN = float("nan")
-STEPS, INPUTS = 6, 20
-PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 SMALL = PPOConfig(num_steps=12, num_epochs=2, num_minibatches=3, hidden_sizes=(8, 8), network="gru", sequence_length=4)
 SCRIPT = {"num_leads": 2, "num_others": 2, "leave": 2, "max_steps": 7}
 RATIO_WITHIN = 1e-5  # of a ratio with unchanged weights: torch rounds products of other numbers of rows otherwise
@@ -36,97 +34,8 @@ def device(device_of_networks):
     return device_of_networks
 
 
-class Sample:
-    """Cells, their inputs, a state, flags, and gradients of the outputs: random, with ends of episodes."""
-
-    def __init__(self, units, rows, device, *, apart=False, steps=STEPS, count=2):
-        random = torch.Generator().manual_seed(1)
-
-        def normal(*shape, size=1.0):
-            return (size * torch.randn(shape, generator=random)).to(device)
-
-        self.cells = RecurrentCells("gru", INPUTS, units, count).to(device)
-        with torch.no_grad():
-            for p in self.cells.parameters():
-                p.copy_(normal(*p.shape, size=2 * p.shape[-1] ** -0.5 if p.ndim == 3 else 0.5))
-        self.features = [normal(steps * rows, INPUTS) for _ in range(2 if apart else 1)]
-        self.state = normal(rows, count * units).tanh()
-        self.gradients = [normal(steps, rows, units) for _ in range(count)]
-        self.active = (torch.rand((steps, rows), generator=random) < 0.8).to(device)
-
-    @property
-    def differentiated(self):
-        """By what gradients are taken, in the order of ``results``."""
-        return [*(getattr(self.cells, name) for name in PARAMETERS), *self.features]
-
-
-def results(sample, layer=None, dtype=torch.float64):
-    """Outputs (cells, steps, rows, units), and gradients: of a layer, or of the cells step by step in a dtype."""
-    if layer is not None:
-        own = copy.copy(sample)
-        own.features = [x.clone().requires_grad_() for x in sample.features]
-        outputs = layer.sequence(own.cells, own.features, own.state, own.active)
-    else:
-        own = copy.copy(sample)
-        own.cells = copy.deepcopy(sample.cells).to(dtype)
-        own.features = [x.to(dtype).requires_grad_() for x in sample.features]
-        outputs = torch.stack(step_by_step(own, dtype), 1)
-    gradients = [g.to(outputs[0].dtype) for g in sample.gradients]
-    found = torch.autograd.grad(list(outputs), own.differentiated, gradients)
-    return [torch.stack(list(outputs)).detach().double(), *(g.double() for g in found)]
-
-
-def step_by_step(sample, dtype):
-    """As RecurrentActorCritic.sequence, without rounding to float32 in between."""
-    cells, units = sample.cells, sample.cells.units
-    of_each = sample.features * (cells.count // len(sample.features))
-    inputs = torch.stack([x @ w.T + b for x, w, b in zip(of_each, cells.weight_ih, cells.bias_ih, strict=True)])
-    inputs = inputs.unflatten(1, sample.active.shape)
-    state, outputs = cells.parts(sample.state.to(dtype))[0], []
-    for t, is_active in enumerate(sample.active):
-        hidden = torch.baddbmm(cells.bias_hh[:, None], state, cells.weight_hh.mT)
-        reset, update = (inputs[:, t, :, : 2 * units] + hidden[..., : 2 * units]).sigmoid().chunk(2, -1)
-        new = (inputs[:, t, :, 2 * units :] + reset * hidden[..., 2 * units :]).tanh()
-        state = new + update * (state - new)
-        outputs.append(state)
-        state = kept(state, is_active)
-    return outputs
-
-
 def layer_of(sample, precision, device):
     return GruLayer(FunctionManager(device), sample.cells.units, precision, sample.cells.count)
-
-
-def sizes_of(sample, exact):
-    """Of each result the norm, or of a bias, whose sum over the rows may cancel, that of the sums of absolute values.
-
-    Errors are relative to these.
-    """
-    sizes = [x.norm().item() for x in exact]
-    taken = copy.copy(sample)
-    taken.gradients = [g.abs() for g in sample.gradients]
-    for k, name in enumerate(PARAMETERS):
-        if name.startswith("bias"):
-            sizes[1 + k] = max(sizes[1 + k], results(taken)[1 + k].norm().item())
-    return sizes
-
-
-def check(sample, found, precision):
-    """The norm of the error of the outputs and of each gradient."""
-    exact, by_torch = results(sample), results(sample, dtype=torch.float32)
-    for number, (own, other, full, size) in enumerate(
-        zip(found, by_torch, exact, sizes_of(sample, exact), strict=True)
-    ):
-        if precision == "float32":
-            # As many roundings as torch's own, in another order, and factors without their last 2 bits. The floor is
-            # for sums that torch happens to round well: tensor cores cut off sums, by up to 2^-23 for each step of k.
-            bound = max(4 * (other - full).norm().item(), 2.0**-20 * size)
-        else:
-            # A step rounds factors of the products of inputs and of states, and tanh of three gates; through the state
-            # errors go on to the steps after it, less by z < 1 each: about twice as much.
-            bound = 12 * ROUNDING_UNITS[precision] * size
-        assert (own - full).norm().item() <= bound, number
-        assert size > 0.1
 
 
 CASES = {
@@ -272,7 +181,7 @@ def trainer_of(device, config=SMALL, game=Script, *, by_torch=None, policies=Non
     if by_torch is None:
         return Trainer(env, config, seed=3, policies=policies, **options)
     with by_torch.context() as patch:
-        patch.setattr(sequences, "why_not_gru", lambda *_: "to compare")
+        patch.setattr(sequences, "why_not_cells", lambda *_: "to compare")
         return Trainer(env, config, seed=3, policies=policies, **options)
 
 
@@ -285,11 +194,12 @@ def test_a_run_says_what_computes_its_gru(device, monkeypatch):
         trainer = trainer_of(device, changed(**changes), Recall, arguments={})
         return computed_by(trainer, "player")
 
-    assert told() == "torch (a recurrent network), its GRU by kernels"
-    assert told(network="lstm") == "torch (a recurrent network: an LSTM)"
-    assert told(hidden_sizes=(6,)) == "torch (a recurrent network: units that are no multiple of 4)"
-    assert told(hidden_sizes=(256,)) == "torch (a recurrent network: a GRU too large for shared memory)"
-    assert told(hidden_sizes=(176,), precision="bfloat16") == "torch (a recurrent network), its GRU by kernels"
+    by_kernels = "torch (a recurrent network), its cells by kernels"
+    assert told() == by_kernels
+    assert told(network="lstm") == f"{by_kernels} step by step (an LSTM)"
+    assert told(hidden_sizes=(6,)) == f"{by_kernels} step by step (units that are no multiple of 4)"
+    assert told(hidden_sizes=(256,)) == f"{by_kernels} step by step (a GRU too large for shared memory)"
+    assert told(hidden_sizes=(176,), precision="bfloat16") == by_kernels
 
 
 def test_a_network_of_ones_own_and_a_cpu_have_none():
@@ -311,7 +221,7 @@ def test_a_network_of_ones_own_and_a_cpu_have_none():
     trainer = trainer_of("cpu", changed(network="mlp"), Recall, policies={"player": Other()}, arguments={})
     assert reasons(trainer) == {"not the default network"}
     trainer = trainer_of("cpu", SMALL, Recall, policies={"player": Own((2,), 2, (8,))}, arguments={})
-    assert reasons(trainer) == {"no tensor cores"}
+    assert reasons(trainer) == {"no GPU"}
 
 
 @pytest.mark.parametrize("units", [4, 20, 64, 128])

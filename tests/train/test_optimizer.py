@@ -9,7 +9,7 @@ import torch
 from gpu_vecenv import FunctionManager
 from gpu_vecenv.compile.backends import symbol
 from gpu_vecenv.files import cuda_folder
-from gpu_vecenv.train.optimizer import ADAM_STEP, SUM_PARTS, adam_launch, num_squares, sum_parts_launch
+from gpu_vecenv.train.optimizer import KERNELS, adam_launch, num_squares, sum_parts_launch
 
 HALF_ULP = 2.0**-24  # the largest relative error of a rounding to float32
 FINITE = [0.5, -0.25, 1.5, 0.01, 0.125]
@@ -24,7 +24,7 @@ def bits(*tensors):
 
 def on_workers(functions, kernel, launch, workers):
     """Runs a host kernel on worker after worker, from the last to the first."""
-    program = functions.compile(cuda_folder() / "learner/optimizer.cu", kernels=[SUM_PARTS, ADAM_STEP])
+    program = functions.compile(cuda_folder() / "learner/optimizer.cu", kernels=KERNELS)
     function = program.module.library[symbol(kernel)]
     for worker in reversed(range(workers)):
         function(worker, workers, ctypes.byref(launch.fields))
