@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 from gpu_vecenv.compile.bounds_source import bounds_constants, checked_state
 from gpu_vecenv.compile.engine_kernels import DEFAULT_BUILD, GUARD_ROWS, BuildOptions, engine_kernels, squash_source
@@ -132,39 +133,68 @@ def inline_includes(text: str, name: str, folder: Path | None, seen: set[str] | 
     """
     seen = set() if seen is None else seen
     lines = [f"#line 1 {quoted(name)}"]
-    for number, line in enumerate(text.splitlines(), start=1):
-        if "#" not in line:
-            lines.append(line)
+    for number, content, wanted in _parts(text):
+        lines.append(content)
+        if wanted is None:
             continue
-        match = INCLUDE.match(line)
-        if match is None:
-            lines.append("" if line.strip() == "#pragma once" else line)
-            continue
-        wanted = match.group(1)
-        candidates = [parent / wanted for parent in (folder, cuda_folder() / "engine") if parent is not None]
-        header = next(filter(None, map(_header, candidates)), None)
+        folders = [parent for parent in (folder, _engine_folder()) if parent is not None]
+        header = next(filter(None, (_header(parent, wanted) for parent in folders)), None)
         if header is None:
             raise EnvDefinitionError(
-                f'{name}:{number}: #include "{wanted}": no such file in {", ".join(map(str, candidates))}'
+                f'{name}:{number}: #include "{wanted}": no such file in '
+                f"{', '.join(str(parent / wanted) for parent in folders)}"
             )
-        path, content = header
-        if str(path) not in seen:
-            seen.add(str(path))
-            lines.append(inline_includes(content, path.name, path.parent, seen))
+        if header.key not in seen:
+            seen.add(header.key)
+            lines.append(inline_includes(header.text, header.name, header.folder, seen))
         lines.append(f"#line {number + 1} {quoted(name)}")
     return "\n".join(lines) + "\n"
 
 
-def _header(path: Path) -> tuple[Path, str] | None:
-    """The resolved path of a file, and its content; None if there is no file. Those of the package are read once."""
-    return (_packaged_header if path.is_relative_to(cuda_folder()) else _read_header)(path)
+class _Header(NamedTuple):
+    key: str  # its resolved path
+    name: str
+    folder: Path
+    text: str
 
 
-def _read_header(path: Path) -> tuple[Path, str] | None:
-    return (path.resolve(), path.read_text(encoding="utf-8")) if path.is_file() else None
+@functools.lru_cache(maxsize=256)  # of the texts of headers, which are the same in many programs
+def _parts(text: str) -> tuple[tuple[int, str, str | None], ...]:
+    """The lines before each #include, its line number and the file that it names; None after the last one."""
+    parts, lines = list[tuple[int, str, str | None]](), list[str]()
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = INCLUDE.match(line) if "#" in line else None
+        if match is None:
+            lines.append("" if line.strip() == "#pragma once" else line)
+            continue
+        parts.append((number, "\n".join(lines), match.group(1)))
+        lines = []
+    return (*parts, (0, "\n".join(lines), None))
+
+
+@functools.cache
+def _engine_folder() -> Path:
+    return cuda_folder() / "engine"
+
+
+def _header(folder: Path, wanted: str) -> _Header | None:
+    """A header in a folder; None if there is none. Those of the package are read once."""
+    return (_packaged_header if _is_packaged(folder) else _read_header)(folder, wanted)
+
+
+def _read_header(folder: Path, wanted: str) -> _Header | None:
+    path = folder / wanted
+    if not path.is_file():
+        return None
+    return _Header(str(path.resolve()), path.name, path.parent, path.read_text(encoding="utf-8"))
 
 
 _packaged_header = functools.cache(_read_header)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_packaged(folder: Path) -> bool:
+    return folder.is_relative_to(cuda_folder())
 
 
 def _engine_headers(text: str, name: str, folder: Path, seen: set[str]) -> str:
