@@ -167,7 +167,7 @@ class Learner(ABC, Generic[ConfigT]):
         self.skip_update = torch.ones((), device=device)  # the kernel clip_grad_norm, or that of Adam, sets it
         if config.optimizer == "adam":  # torch.amp.GradScaler's attribute: where it is 1, Adam changes nothing
             self.optimizer.found_inf = self.skip_update  # type: ignore[attr-defined]
-        elif isinstance(self.optimizer, RAdam) and all(p.is_contiguous() for p in self.parameters):
+        elif isinstance(self.optimizer, RAdam):
             skips = {"skip_update": self.skip_update, "trainable": self.trainable}
             self.optimizer.use_kernels(functions, self.flat_grad, **skips)
         else:

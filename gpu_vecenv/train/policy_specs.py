@@ -134,6 +134,9 @@ def policy_of_spec(name: str, spec: PolicySpec, config: LearnerConfig, game: Env
             weights do not fit.
     """
     policy = algorithm_of(config).make_policy(game, name.split("+"), config, spec.network, obs.device)
+    for p in policy.parameters():
+        # Steps of optimizers, torch's fused ones too, go through a parameter and its gradient in the order of memory.
+        p.data = p.data.contiguous()
     check_outputs(name, policy, obs)
     if spec.train and not any(p.requires_grad for p in policy.parameters()):
         raise ConfigError(

@@ -6,9 +6,10 @@ import pytest
 import torch
 from support.bitwise import equal_bits
 from support.training import SMALL, leaving
+from torch import nn
 
 import gpu_vecenv
-from gpu_vecenv import PPOConfig, Trainer
+from gpu_vecenv import PolicySpec, PPOConfig, Trainer
 from gpu_vecenv.errors import ConfigError
 from gpu_vecenv.train.policy_kernels import Choice
 from gpu_vecenv.train.run import computed_by
@@ -123,6 +124,35 @@ def test_weights_that_a_caller_freezes_neither_decay_nor_move_on(name, device):
     learner.prepare_update(trainer.iteration)
     step(learner, ones)
     assert not learner.parameters[1].equal(before[1])
+
+
+class Transposed(nn.Module):
+    """Of cartpole, with a weight that is transposed in memory, or with a contiguous copy of it."""
+
+    def __init__(self, contiguous):
+        super().__init__()
+        torch.manual_seed(5)
+        weight = 0.5 * torch.randn(8, 4).T
+        self.weight = nn.Parameter(weight.contiguous() if contiguous else weight)
+        self.actor, self.critic = nn.Linear(8, 2), nn.Linear(8, 1)
+
+    def forward(self, obs):
+        hidden = (obs @ self.weight).tanh()
+        return self.actor(hidden), self.critic(hidden).squeeze(-1)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_weights_that_are_transposed_in_memory_are_trained_alike(name, device):
+    found = []
+    for contiguous in (False, True):
+        env = gpu_vecenv.make("cartpole", 8, device)
+        network = Transposed(contiguous)
+        trainer = Trainer(env, config_of(name), policies={"agent": PolicySpec(network=network)})
+        before = network.weight.detach().clone()
+        trainer.train_iteration()
+        found.append([p.detach() for p in network.parameters()])
+        assert not network.weight.cpu().equal(before)
+    assert equal_bits(*found)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
