@@ -54,13 +54,7 @@ class GruLayer:
     def step(
         self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """The outputs (R, u) of each cell in one step, and the next state (R, C u) float32. Without gradients.
-
-        Args:
-            cells: The cells.
-            features: Inputs (R, n), of all cells or of each.
-            state: (R, C u) float32.
-        """
+        """See ``CellKernels``."""
         own = [x.detach().to(self.kernels.dtype) for x in features]
         inputs = of_inputs(own, cells.weight_ih.detach()).unflatten(1, (1, -1))
         parameters = [p.detach() for p in (cells.weight_hh, cells.bias_ih, cells.bias_hh)]
@@ -71,14 +65,7 @@ class GruLayer:
     def sequence(
         self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor, active: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs (L, R, u) of each cell.
-
-        Args:
-            cells: The cells.
-            features: Inputs (L * R, n), of all cells or of each.
-            state: (R, C u) float32, before the first step; it gets no gradient.
-            active: (L, R) bool; the state after a step in which it is False is 0.
-        """
+        """See ``CellKernels``."""
         parameters = cells.weight_ih, cells.weight_hh, cells.bias_ih, cells.bias_hh
         own = [x.to(self.kernels.dtype) for x in features]
         outputs: tuple[torch.Tensor, ...] = _Sequence.apply(  # type: ignore[no-untyped-call]

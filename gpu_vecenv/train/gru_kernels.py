@@ -159,13 +159,17 @@ class GruProgram:
         )
         self._launches: dict[tuple[str, int], Launch] = {}
 
+    def _tiles(self, rows: int) -> int:
+        """Tiles of so many rows, of all cells."""
+        return self._count * -(-rows // self._rows)
+
     def waves(self, rows: int) -> int:
         """Tiles that the busiest blocks take one after the other."""
-        return -(-self._count * -(-rows // self._rows) // self.most_blocks)
+        return -(-self._tiles(rows) // self.most_blocks)
 
     def launch(self, kernel: str, rows: int) -> Launch:
         """The launch of a kernel for so many rows."""
-        blocks = max(self._count, min(self.most_blocks, self._count * -(-rows // self._rows)))
+        blocks = max(self._count, min(self.most_blocks, self._tiles(rows)))
         if (kernel, blocks) not in self._launches:
             shape = LaunchShape(
                 blocks * self._threads, threads_per_block=self._threads, shared_bytes=self._shared_bytes

@@ -241,7 +241,8 @@ def radam_launches(
         "beta1": betas[0],
         "beta2": betas[1],
     }
-    rates = _program(functions).prepare(
+    program = _program(functions)
+    rates = program.prepare(
         "radam_rates",
         LaunchShape(len(sizes)),
         **common,
@@ -249,7 +250,7 @@ def radam_launches(
         skip_update=skip_update,
         learning_rate=learning_rate,
     )
-    step = _program(functions).prepare(
+    step = program.prepare(
         "radam_step",
         LaunchShape(len(gradient)),
         **common,

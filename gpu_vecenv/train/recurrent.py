@@ -34,12 +34,25 @@ class CellKernels(Protocol):
     def step(
         self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Outputs of each cell and the next state of one step."""
+        """The outputs (R, u) of each cell in one step, and the next state (R, state_size) float32. Without gradients.
+
+        Args:
+            cells: The cells, of u units.
+            features: Inputs (R, n), of all cells or of each.
+            state: (R, state_size) float32.
+        """
 
     def sequence(
         self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor, active: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """Outputs of each cell for several steps."""
+        """The outputs (L, R, u) of each cell in L steps.
+
+        Args:
+            cells: The cells, of u units.
+            features: Inputs (L * R, n), of all cells or of each.
+            state: (R, state_size) float32, before the first step; it gets no gradient.
+            active: (L, R) bool; the state after a step in which it is False is 0.
+        """
 
 
 class RecurrentCells(nn.Module):

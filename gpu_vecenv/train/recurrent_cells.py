@@ -112,13 +112,7 @@ class CellLayer:
     def step(
         self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor
     ) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """The outputs (R, u) of each cell in one step, and the next state float32. Without gradients.
-
-        Args:
-            cells: The cells.
-            features: Inputs (R, n), of all cells or of each.
-            state: (R, state_size) float32.
-        """
+        """See ``CellKernels``."""
         weight_ih, weight_hh, *biases = (
             p.detach() for p in (cells.weight_ih, cells.weight_hh, cells.bias_ih, cells.bias_hh)
         )
@@ -143,14 +137,7 @@ class CellLayer:
     def sequence(
         self, cells: RecurrentCells, features: Sequence[torch.Tensor], state: torch.Tensor, active: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        """The outputs (L, R, u) of each cell.
-
-        Args:
-            cells: The cells.
-            features: Inputs (L * R, n), of all cells or of each.
-            state: (R, state_size) float32, before the first step; it gets no gradient.
-            active: (L, R) bool; the state after a step in which it is False is 0.
-        """
+        """See ``CellKernels``."""
         parameters = cells.weight_ih, cells.weight_hh, cells.bias_ih, cells.bias_hh
         own = [x.to(self.dtype) for x in features]
         outputs: tuple[torch.Tensor, ...] = _Sequence.apply(  # type: ignore[no-untyped-call]

@@ -5,9 +5,11 @@ import copy
 import torch
 
 from gpu_vecenv.train.recurrent import RecurrentCells, kept
+from support.bitwise import equal_bits
 from support.perceptrons import ROUNDING_UNITS
 
 STEPS, INPUTS = 6, 20
+NAN = float("nan")
 PARAMETERS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
@@ -103,3 +105,23 @@ def check(sample, found, precision):
             bound = 12 * ROUNDING_UNITS[precision] * size
         assert (own - full).norm().item() <= bound, number
         assert size > 0.1
+
+
+def check_nan(sample, layer):
+    """NaN spreads as in torch, in its own row up to the end of the episode: to 3 of at least 6 steps of over 7 rows."""
+    rows, units = sample.active.shape[1], sample.cells.units
+    sample.features[0][rows + 7, 3] = NAN  # row 7 in step 1
+    sample.active[:, 7] = torch.tensor([True, True, True, False, True, True], device=sample.active.device)
+    found, exact = results(sample, layer), results(sample)
+    assert all(a.isnan().equal(b.isnan()) for a, b in zip(found, exact, strict=True))
+    assert found[0][:, 1:4, 7].isnan().all() and found[0].isnan().sum() == 2 * 3 * units
+
+
+def check_missing_gradient(sample, layer):
+    """The second cell's outputs without a gradient: as with one of 0. Returns the gradients of the parameters."""
+    zeros = copy.copy(sample)
+    zeros.gradients = [sample.gradients[0], torch.zeros_like(sample.gradients[1])]
+    actor, _ = layer.sequence(sample.cells, sample.features, sample.state, sample.active)
+    found = torch.autograd.grad(actor, [getattr(sample.cells, name) for name in PARAMETERS], sample.gradients[0])
+    assert equal_bits([g.double() for g in found], results(zeros, layer)[1:5])
+    return found

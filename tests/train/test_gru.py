@@ -11,7 +11,7 @@ from support.bitwise import equal_bits
 from support.emulated_cuda import EmulatedCudaBackend
 from support.kernel_trainers import largest_difference, products_in, state_of, weights
 from support.learning import batch_of
-from support.recurrent_samples import PARAMETERS, STEPS, Sample, check, results
+from support.recurrent_samples import PARAMETERS, STEPS, Sample, check, check_missing_gradient, check_nan, results
 
 import gpu_vecenv
 from gpu_vecenv import FunctionManager, PolicySpec, PPOConfig, Trainer
@@ -129,20 +129,12 @@ def test_a_sequence_has_the_bits_of_its_steps_and_a_row_those_of_its_own(precisi
 def test_nan_spreads_as_in_torch(precision, device):
     """In its own row, up to the end of the episode; into all gradients of parameters that it reaches."""
     sample = Sample(32, 20, device)
-    sample.features[0][20 + 7, 3] = NAN  # row 7 in step 1
-    sample.active[:, 7] = torch.tensor([True, True, True, False, True, True], device=device)
-    found, exact = results(sample, layer_of(sample, precision, device)), results(sample)
-    assert all(a.isnan().equal(b.isnan()) for a, b in zip(found, exact, strict=True))
-    assert found[0][:, 1:4, 7].isnan().all() and found[0].isnan().sum() == 2 * 3 * 32
+    check_nan(sample, layer_of(sample, precision, device))
 
 
 def test_outputs_without_a_gradient_count_as_zero(device):
     sample = Sample(20, 17, device, steps=3)
-    layer, zeros = layer_of(sample, "float32", device), copy.copy(sample)
-    zeros.gradients = [sample.gradients[0], torch.zeros_like(sample.gradients[1])]
-    actor, _ = layer.sequence(sample.cells, sample.features, sample.state, sample.active)
-    found = torch.autograd.grad(actor, [getattr(sample.cells, name) for name in PARAMETERS], sample.gradients[0])
-    assert equal_bits([g.double() for g in found], results(zeros, layer)[1:5])
+    found = check_missing_gradient(sample, layer_of(sample, "float32", device))
     assert all(g[0].ne(0).any() and g[1].eq(0).all() for g in found)
 
 
