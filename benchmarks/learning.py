@@ -48,9 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--published", help="folder with the scripts that the peer publishes outside of PyPI")
     parser.add_argument("--json", type=Path, required=True, help="file to which the row is added")
     given = parser.parse_args(arguments)
-    workload = workload_of(given.algorithm, given.num_envs, given.env_steps)
-    request = Request(workload, given.device, "tf32" if given.device == "cuda" else "float32", given.published)
     ours = given.side == "gpu_vecenv"
+    if not ours and given.published is None:
+        parser.error("--published is missing; expected the folder of the peer's scripts")
+    workload = workload_of(given.algorithm, given.num_envs, given.env_steps)
+    if workload.updates < 1:
+        parser.error(f"--env-steps is {given.env_steps}; expected at least those of a rollout, --num-envs x its steps")
+    request = Request(workload, given.device, "tf32" if given.device == "cuda" else "float32", given.published)
     side = importlib.import_module("benchmarks.ours" if ours else f"benchmarks.peers.{given.side}")
     start = time.perf_counter()
     returns, facts = side.learn(request, given.seeds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from benchmarks.workload import Peer, Prepared, Request
 from gpu_vecenv import Sampler, VecEnv
 from gpu_vecenv.engine.timing import captured, provenance, synchronize
 from gpu_vecenv.envs.registry import configure
+from gpu_vecenv.errors import NonFiniteError
 from gpu_vecenv.train.parallel_trainers import ParallelTrainers
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
@@ -122,18 +122,25 @@ CONFIGS = {"ppo": _ppo, "ppo_rnn": _ppo_rnn, "mappo_rnn": _mappo_rnn, "pqn_vdn_r
 
 
 def learn(request: Request, seeds: int) -> tuple[list[float], dict[str, Any]]:
-    """Of each seed the mean return of an agent over the last episode of every environment, and facts."""
+    """Of each seed the mean return of an agent over the last episode of every environment, and facts.
+
+    Raises:
+        NonFiniteError: A loss or gradient of a seed became NaN or infinite.
+    """
     workload, device = request.workload, torch.device(request.device)
     # The published scripts of PPO let the learning rate fall to 0, that of PQN does not.
     final_rate = None if workload.algorithm == "pqn_vdn_rnn" else 0.0
     options: dict[str, Any] = {"total_steps": workload.env_steps, "final_learning_rate": final_rate}
     trainers = [trainer_of(request, seed, **options) for seed in range(seeds)]
-    together, results = ParallelTrainers(trainers), list[Any]()
+    together, metrics = ParallelTrainers(trainers), list[dict[str, Any]]()
     while trainers[0].iteration < workload.updates:
-        results = together.train_interval(trainers, log_interval=100)
+        metrics = []
+        for result in together.train_interval(trainers, log_interval=100):
+            if isinstance(result, NonFiniteError):
+                raise result
+            metrics.append(result)
     (role,) = trainers[0].env.game.layout.present_roles
-    returns = [math.nan if isinstance(result, Exception) else result[f"return_{role}"] for result in results]
-    return returns, _facts(device)
+    return [own[f"return_{role}"] for own in metrics], _facts(device)
 
 
 def _facts(device: torch.device) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-from functools import partial
 from typing import Any
 
 from benchmarks.peers import jax_ppo, jax_simulation
@@ -106,16 +105,15 @@ def learn(request: Request, seeds: int) -> tuple[list[float], dict[str, Any]]:
     facts["script"] = f"{script}.py as published"
     keys = jax.random.split(jax.random.PRNGKey(0), seeds)
     trained = jax.jit(jax.vmap(_published(script, name, request)))(keys)["runner_state"]
-    has_returns = partial(_has, "returned_episode_returns")
+
+    def has_returns(node: Any) -> bool:
+        return hasattr(node, "returned_episode_returns")
+
     logs = [log for log in jax.tree.leaves(trained, is_leaf=has_returns) if has_returns(log)]
     # Of evaluations too, whose environments are fewer: the first state is that of the training.
     returns = logs[0].returned_episode_returns.reshape(seeds, -1).mean(1)
-    # Its logs have rewards times the number of agents.
-    return [float(x) / jaxmarl.make(name).num_agents for x in returns], facts
-
-
-def _has(attribute: str, node: Any) -> bool:
-    return hasattr(node, attribute)
+    num_agents = jaxmarl.make(name).num_agents  # by which its logs multiply rewards
+    return [float(x) / num_agents for x in returns], facts
 
 
 def _simulation(env: Any, request: Request) -> Any:

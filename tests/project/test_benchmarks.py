@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import ours, table  # noqa: E402
+from benchmarks import learning, ours, table  # noqa: E402
 from benchmarks.__main__ import Side, parse  # noqa: E402
 from benchmarks.errors import BenchmarkError  # noqa: E402
 from benchmarks.peers import PEERS  # noqa: E402
@@ -115,6 +115,33 @@ def test_our_side_trains_by_every_algorithm(algorithm: Any) -> None:
     prepared = ours.prepare(Request(workload, "cpu", "float32"))
     prepared.run()
     assert prepared.num_agents == 3 and workload.row()["algorithm"] == algorithm
+
+
+def test_returns_of_each_seed_are_added_to_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "learning.json"
+    sizes = ["--num-envs", "4", "--env-steps", "1100", "--seeds", "2"]  # two rollouts of 128 steps, and a rest
+    for count in (1, 2):
+        learning.main(["gpu_vecenv", "--algorithm", "ppo", *sizes, "--json", str(file)])
+        rows = json.loads(file.read_text())["rows"]
+        assert len(rows) == count and json.loads(capsys.readouterr().out) == rows[-1]
+    first, second = rows
+    assert first["env_steps"] == 1024 and first["returns"] == second["returns"]
+    assert len(set(first["returns"])) == 2 and all(-100 < x < 0 for x in first["returns"])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["gpu_vecenv", "--env-steps", "100"], "--env-steps is 100; expected at least"),
+        (["jaxmarl"], "--published is missing"),
+    ],
+)
+def test_options_of_learning_are_refused(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        learning.main([*arguments, "--algorithm", "ppo", "--json", str(tmp_path / "out.json")])
+    assert message in capsys.readouterr().err and not any(tmp_path.iterdir())
 
 
 def test_a_side_that_does_not_start_says_why() -> None:
