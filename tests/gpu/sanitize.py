@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -183,9 +183,11 @@ def main(
         print(f"without a tool: exit code {reference.code}; see without.txt")
         return 1
     with ThreadPoolExecutor(len(tools)) as pool:
-        said = list(pool.map(lambda tool: examine(tool, reference, results, sanitizer, python), tools))
-    for tool, wrong in zip(tools, said, strict=True):
-        print(f"{tool}: {wrong or 'its planted kernel seen, 0 findings in ours'}")
+        running = {pool.submit(examine, tool, reference, results, sanitizer, python): tool for tool in tools}
+        said = []
+        for one in as_completed(running):  # each as it ends, so that a run that is cut off has said what it found
+            said.append(one.result())
+            print(f"{running[one]}: {said[-1] or 'its planted kernel seen, 0 findings in ours'}", flush=True)
     return 1 if any(said) else 0
 
 
