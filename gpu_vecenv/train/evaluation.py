@@ -11,6 +11,7 @@ import torch
 
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.engine.actions import ActionValidator
+from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
@@ -235,13 +236,22 @@ class Evaluator:
         env, buffers, rounds = self._env, self._buffers, -(-episodes // self._env.num_envs)
         _copy_shared_fields(self._template, env)
         act, totals = RolePolicies(env, role_policies, greedy), dict[str, float]()
+        digests: list[torch.Tensor] = []  # of greedy episodes
         for index in range(rounds):
             played = index * env.num_envs
             obs, _ = env.reset(seed=seed if index == 0 else None, out=buffers)
             env.clear_episode_statistics()
             label = f"episodes {played + 1:,} to {min(played + env.num_envs, episodes):,} of {episodes:,}"
+            digest = Digest(env.functions, env.num_envs) if greedy else None
+            if digest is not None:
+                digest.add_outputs(obs)
             for _ in steps_until_all_done(env, part(on_progress, index, rounds, label)):
+                running = env.active.any(1) if digest is not None else None
                 env.step(act(obs, buffers.action_mask), out=buffers)
+                if digest is not None and running is not None:
+                    before = digest.words.clone()
+                    digest.add_outputs(obs, buffers.rewards)
+                    digest.words.copy_(torch.where(running, digest.words, before))
             counted = slice(0, min(env.num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
             sums = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
@@ -252,7 +262,10 @@ class Evaluator:
                     sums[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
             for name, tensor in sums.items():
                 totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
-        return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
+            if digest is not None:
+                digests.append(digest.words[counted])
+        distinct = {"distinct_episodes": torch.cat(digests).unique().numel()} if digests else {}
+        return {"episodes": episodes, **distinct, **{name: total / episodes for name, total in totals.items()}}
 
     def close(self) -> None:
         """Release the memory of the copy."""
@@ -282,7 +295,8 @@ def evaluate(
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents); of actors of single agents, or of
-        several roles, "return_<name>" too.
+        several roles, "return_<name>" too. With ``greedy`` also "distinct_episodes": how many of them differ in an
+        observation or a reward. Where that is 1, nothing is drawn at random, and more episodes tell no more.
 
     Raises:
         ConfigError: An agent has no actor or several, or ``episodes`` is not a positive int.
