@@ -37,6 +37,7 @@ from gpu_vecenv.progress import OnProgress, no_progress
 from gpu_vecenv.train.algorithms import CONFIGS, algorithm_of
 from gpu_vecenv.train.capacity import check_capacity
 from gpu_vecenv.train.checkpoint import load_checkpoint, save_checkpoint
+from gpu_vecenv.train.curriculum import Curriculum, Schedules
 from gpu_vecenv.train.distributed import World
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
@@ -76,6 +77,7 @@ class Trainer:
             in place of the game's own; see ``Transition`` for its tensors. On a GPU it becomes part of a CUDA graph: it
             must be torch operations alone, without host reads, random numbers or Python state that changes. Logged
             returns and evaluations are those of the game; "shaped_reward_<role>" is its mean over agent-steps.
+        curriculum: What changes in the course of the training, see ``Curriculum``.
         graphs: Whether to use CUDA graphs on a GPU.
         on_iteration: Called with a dictionary of metrics after every iteration that ``train`` reads; training ends when
             it returns True.
@@ -95,6 +97,7 @@ class Trainer:
         policies: Mapping[str, PolicySpec | nn.Module] | None = None,
         sharing: Sharing = "role",
         reward: RewardFunction | None = None,
+        curriculum: Curriculum | None = None,
         graphs: bool = True,
         on_iteration: Callable[[dict[str, float]], bool | None] | None = None,
     ) -> None:
@@ -103,7 +106,12 @@ class Trainer:
         check_flag("graphs", graphs)
         if on_iteration is not None and not callable(on_iteration):
             raise TypeError(f"on_iteration is a {type(on_iteration).__name__}; expected a function or None")
-        for name, given, kinds in (("config", config, CONFIGS), ("policies", policies, (Mapping,))):
+        arguments: list[tuple[str, object, tuple[type, ...]]] = [
+            ("config", config, CONFIGS),
+            ("policies", policies, (Mapping,)),
+            ("curriculum", curriculum, (Curriculum,)),
+        ]
+        for name, given, kinds in arguments:
             if given is not None and not isinstance(given, kinds):
                 expected = " or ".join(f"a {kind.__name__}" for kind in kinds)
                 raise TypeError(f"{name} is a {type(given).__name__}; expected {expected} or None")
@@ -194,6 +202,11 @@ class Trainer:
             self._compute_advantages = advantage_launch(
                 self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out
             )
+            discounts = {"gamma": gamma, "gae_lambda": gae_lambda}
+            self._schedules = None
+            if curriculum is not None:
+                self._schedules = Schedules(curriculum, self.env, self.learners, discounts)
+                self._schedules.apply(0.0)
             self.env.reset(seed=self.seed, out=self.rollout.last)
             shortened = stagger(self.env) if self.config.staggered_starts else None
             self.rollout.refresh_last_step()
@@ -291,6 +304,8 @@ class Trainer:
             for name, learner in self.learners.items()
             for rate, value in learner.config.rates(self._progress).items()
         }
+        if self._schedules is not None:
+            rates |= {name: value for name, value in self._schedules.rates().items() if name in rates}
         try:
             if totals is None:
                 with torch.cuda.stream(self._stream):
@@ -311,7 +326,10 @@ class Trainer:
             **rates,
             **read,
             **rates,
+            **({} if self._schedules is None else self._schedules.metrics()),
         }
+        if self._schedules is not None:
+            self._schedules.read(metrics)
         for found in self._nonfinite(metrics):
             if self.world.rank == 0:
                 warn(str(found), RuntimeWarning, stacklevel=3)
@@ -356,6 +374,8 @@ class Trainer:
             for learner in self.learners.values():
                 learner.discard_statistics()
         self._in_iteration = True
+        if self._schedules is not None and self._schedules.apply(self._progress):
+            self.rollout.refresh_last_step()
         for forward in self._forward_passes:
             forward.adopt()
         for learner in self.learners.values():
@@ -499,6 +519,8 @@ class Trainer:
         for name, learner in self.learners.items():
             tensors |= {f"optimizer.{name}.{key}": tensor for key, tensor in learner.state().items()}
         tensors |= {f"recurrent.{name}": states.current for name, states in self.states.items()}
+        if self._schedules is not None:
+            tensors |= {f"curriculum.{name}": tensor for name, tensor in self._schedules.state().items()}
         game = self.env.game
         return tensors, {
             "game": game.name(),
@@ -514,6 +536,7 @@ class Trainer:
             "policies": {name: dataclasses.asdict(config) for name, config in self.configs.items()},
             "trained": list(self.learners),
             "reward": None if self.rollout.shaping is None else self.rollout.shaping.name,
+            "curriculum": None if self._schedules is None else self._schedules.curriculum.description(),
             "made_with": {
                 "gpu_vecenv": __version__,
                 # What floating-point results depend on.
@@ -563,6 +586,8 @@ class Trainer:
         for learner in self.learners.values():
             learner.discard_statistics()
         yield
+        if self._schedules is not None:
+            self._schedules.restored()
         self.iteration, self._unread, self._in_iteration = iteration, 0, False
         self.metrics_reader.discard()
         self.rollout.refresh_last_step()
@@ -585,6 +610,7 @@ class Trainer:
             "_forward_passes",
             "_fused_rollout",
             "metrics_reader",
+            "_schedules",
         ):
             vars(self).pop(name, None)
         gc.collect()  # learners and their GraphedCallables are reference cycles
