@@ -109,6 +109,9 @@ class Curriculum:
     Args:
         shared: Fields of the state that all environments share. The value is an array of the field's shape, or a number
             for all of its items; of fields of integers it is rounded to the nearest.
+        initial_states: Fields that ``initial_states`` of the environment names: an array like the one given there,
+            (number of states, *field shape), or a number for all of its items. It counts from each environment's next
+            reset on.
         randomize: Parameters that ``randomize`` of the environment names: (low, high), within the range that is given
             there. It counts from each environment's next reset on.
         config: Options of the policies: "learning_rate", of PPO also "clip", "entropy_coefficient", "gae_lambda" and,
@@ -123,6 +126,7 @@ class Curriculum:
     """
 
     shared: Mapping[str, Schedule | ByMetric] = field(default_factory=dict)
+    initial_states: Mapping[str, Schedule | ByMetric] = field(default_factory=dict)
     randomize: Mapping[str, Schedule | ByMetric] = field(default_factory=dict)
     config: Mapping[str, Schedule | ByMetric] = field(default_factory=dict)
 
@@ -136,7 +140,7 @@ class Curriculum:
 
     def kinds(self) -> Iterator[tuple[str, Mapping[str, Schedule | ByMetric]]]:
         """The names of the arguments, and the arguments."""
-        yield from (("shared", self.shared), ("randomize", self.randomize), ("config", self.config))
+        yield from ((one.name, getattr(self, one.name)) for one in dataclasses.fields(self))
 
     def description(self) -> dict[str, dict[str, Any]]:
         """JSON values that tell curricula apart; functions by their names."""
@@ -179,11 +183,17 @@ class Schedules:
         discounts: Mapping[str, torch.Tensor],
     ) -> None:
         self.curriculum, self._env, self._learners, self._discounts = curriculum, env, learners, discounts
+        makers: dict[str, Callable[[str, Schedule | ByMetric], Iterator[_Target]]] = {
+            "shared": self._shared,
+            "initial_states": self._initial_states,
+            "randomize": self._randomized,
+            "config": self._options,
+        }
         self._targets = [
             target
-            for kind, make in (("shared", self._shared), ("randomize", self._randomized), ("config", self._options))
-            for name, schedule in getattr(curriculum, kind).items()
-            for target in make(name, schedule)
+            for kind, schedules in curriculum.kinds()
+            for name, schedule in schedules.items()
+            for target in makers[kind](name, schedule)
         ]
         names = [(target.kind, target.name) for target in self._targets]
         if twice := {name for kind, name in names if names.count((kind, name)) > 1}:
@@ -241,7 +251,7 @@ class Schedules:
         for (kind, name), value in self._written.items():
             if kind == "randomize":
                 found |= {f"curriculum_{name}_{end}": float(x) for end, x in zip(("low", "high"), value, strict=True)}
-            elif value.size == 1:
+            elif value.size == 1 and kind != "initial_states":
                 found[f"curriculum_{name}"] = float(value.item())
         return found
 
@@ -250,6 +260,8 @@ class Schedules:
         tensors = {"readings": self.readings} if self._followed else {}
         if self.curriculum.randomize:
             tensors["ranges"] = self._env.data["engine_ranges"]
+        for name in self.curriculum.initial_states:
+            tensors[f"initial_{name}"] = self._env.data[f"initial_{name}"]
         return tensors
 
     def _values(self, progress: float) -> list[np.ndarray[Any, Any]]:
@@ -280,12 +292,20 @@ class Schedules:
         fields = {field.name: field for field in self._env.layout.fields if field.shared}
         if name not in fields:
             raise ConfigError(f"curriculum: shared has {name!r}; expected some of the shared fields {sorted(fields)}")
-        layout, tensor = fields[name], self._env.state[name]
+        check = partial(_of_field, fields[name], fields[name].shape)
+        yield _Target("shared", name, schedule, check, partial(_copy, self._env.state[name]))
 
-        def write(value: np.ndarray[Any, Any]) -> None:
-            tensor.copy_(torch.from_numpy(value.copy()))
-
-        yield _Target("shared", name, schedule, lambda value: _of_field(layout, value), write)
+    def _initial_states(self, name: str, schedule: Schedule | ByMetric) -> Iterator[_Target]:
+        given = self._env.build.initial_fields
+        if name not in given:
+            raise ConfigError(
+                f"curriculum: initial_states has {name!r}; expected some of {sorted(given)}, the fields of the states "
+                "that the environment was made with"
+            )
+        (layout,) = (field for field in self._env.layout.fields if field.name == name)
+        tensor = self._env.data[f"initial_{name}"]
+        check = partial(_of_field, layout, (len(tensor), *layout.shape))
+        yield _Target("initial_states", name, schedule, check, partial(_copy, tensor))
 
     def _randomized(self, name: str, schedule: Schedule | ByMetric) -> Iterator[_Target]:
         parameters = {parameter.name: (k, parameter) for k, parameter in enumerate(self._env.layout.randomized)}
@@ -354,10 +374,14 @@ def _of_option(config: LearnerConfig, option: str, value: np.ndarray[Any, Any]) 
     return value
 
 
-def _of_field(layout: FieldLayout, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A value in a field's shape and dtype."""
-    if value.ndim and value.shape != layout.shape:
-        raise ConfigError(f"the shape is {value.shape}; expected {layout.shape}, or a number")
+def _copy(tensor: torch.Tensor, value: np.ndarray[Any, Any]) -> None:
+    tensor.copy_(torch.from_numpy(value.copy()).view_as(tensor))
+
+
+def _of_field(layout: FieldLayout, shape: tuple[int, ...], value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A value in a field's dtype and this shape."""
+    if value.ndim and value.shape != shape:
+        raise ConfigError(f"the shape is {value.shape}; expected {shape}, or a number")
     if layout.dtype.kind in "iu":
         value = np.rint(value)
         limits = np.iinfo(layout.dtype)
@@ -365,7 +389,7 @@ def _of_field(layout: FieldLayout, value: np.ndarray[Any, Any]) -> np.ndarray[An
             raise ConfigError(f"the values do not fit in {layout.dtype}")
     elif layout.dtype.kind == "f" and np.abs(value).max(initial=0) > np.finfo(layout.dtype).max:
         raise ConfigError(f"the values do not fit in {layout.dtype}")
-    return np.broadcast_to(value, layout.shape).astype(layout.dtype)
+    return np.broadcast_to(value, shape).astype(layout.dtype)
 
 
 def _check_callable(what: str, given: object) -> None:

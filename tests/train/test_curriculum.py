@@ -165,6 +165,29 @@ def test_shared_fields_follow_and_observations_with_them(device):
     assert trainer.evaluate(4)["return_agent"] == 6 * 9
 
 
+def test_initial_states_count_from_the_next_reset_on_and_in_evaluations(device):
+    given = {"gravity": np.full(4, 9, np.float32), "theta": np.zeros(4, np.float32)}
+    env = gpu_vecenv.make(
+        "cartpole", 8, device, autoreset_mode="next_step", max_steps=12, randomize=GRAVITY, initial_states=given
+    )
+    curriculum = Curriculum(
+        initial_states={
+            "gravity": lambda progress: 10 + progress + np.arange(4) / 4,
+            "theta": lambda progress: progress,
+        }
+    )
+    trainer, _ = trained(env, 1, curriculum=curriculum)
+    assert set(trainer.env.state["gravity"].unique().tolist()) <= {10, 10.25, 10.5, 10.75}
+    for _ in range(4):
+        trainer.train_iteration()
+    assert trainer.env.state["gravity"].min() >= 10.1  # those of the second iteration, or later ones
+    evaluator = Evaluator(trainer.env, 8)
+    evaluator({"agent": None}, 8)
+    expected = torch.tensor([10.4, 10.65, 10.9, 11.15], device=device)
+    found = evaluator._env.state["gravity"]
+    assert found[:, None].sub(expected).abs().min(1).values.max() < 1e-6 and len(found.unique()) > 1
+
+
 # Metrics
 
 
@@ -210,7 +233,14 @@ def ranges(device):
     return Trainer(cartpole(device, GRAVITY), CONFIG, seed=3, curriculum=Curriculum(randomize=schedule))
 
 
-@pytest.mark.parametrize("make", [everything, ranges])
+def starts(device):
+    given = {"theta": np.linspace(0, 0.1, 3, dtype=np.float32)}
+    env = gpu_vecenv.make("cartpole", 8, device, autoreset_mode="next_step", max_steps=12, initial_states=given)
+    schedule = PiecewiseLinear([(0, (0, 0.1, 0.1)), (0.5, (0.1, 0, 0)), (1, (0, 0.1, 0.2))])
+    return Trainer(env, CONFIG, seed=3, curriculum=Curriculum(initial_states={"theta": schedule}))
+
+
+@pytest.mark.parametrize("make", [everything, ranges, starts])
 @pytest.mark.parametrize("before", [1, 6])
 def test_a_resumed_run_is_bit_identical(make, before, device, tmp_path):
     whole, part, resumed = (make(device) for _ in range(3))
@@ -261,6 +291,7 @@ def test_checkpoints_that_name_no_curriculum_are_of_none(device):
         ({"config": {"clip": ByMetric("return", square, start=0)}}, ["no metric 'return'", "return_agent"]),
         ({"config": {"clip": ByMetric("env_time_fraction", square, start=0)}}, ["no metric 'env_time_fraction'"]),
         ({"shared": {"x": square}}, ["shared has 'x'", "[]"]),
+        ({"initial_states": {"x": square}}, ["initial_states has 'x'", "[]"]),
         ({"randomize": {"cart_mass": lambda progress: (1, 2)}}, ["randomize has 'cart_mass'", "['gravity']"]),
         ({"randomize": {"gravity": lambda progress: (7, 9)}}, ["gravity at 0.0", "[7.0, 9.0]", "8.0 <= low"]),
         ({"randomize": {"gravity": lambda progress: (10, 9)}}, ["[10.0, 9.0]"]),
