@@ -326,7 +326,7 @@ class Schedules:
 
         def write(value: np.ndarray[Any, Any]) -> None:
             own = dataclasses.replace(widest, low=float(value[0]), high=float(value[1]))
-            self._env.data["engine_ranges"][row].copy_(torch.tensor([own.low, own.high, own.last]))
+            _copy(self._env.data["engine_ranges"][row], np.array([own.low, own.high, own.last], np.float32))
 
         yield _Target("randomize", name, schedule, check, write)
 
@@ -375,7 +375,7 @@ def _of_option(config: LearnerConfig, option: str, value: np.ndarray[Any, Any]) 
 
 
 def _copy(tensor: torch.Tensor, value: np.ndarray[Any, Any]) -> None:
-    tensor.copy_(torch.from_numpy(value.copy()).view_as(tensor))
+    tensor.copy_(torch.from_numpy(value.copy()).view_as(tensor), non_blocking=True)
 
 
 def _of_field(layout: FieldLayout, shape: tuple[int, ...], value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
