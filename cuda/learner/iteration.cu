@@ -83,8 +83,9 @@ BLOCK_KERNEL(explained_variance, TILE_BLOCK) {
 // first `num_losses` is not finite or an environment had an invalid action.
 KERNEL(learner_metrics) {
     FOR_ITEMS (k, args.num_metrics + 2) {
-        float skipped = args.metric_sums[args.num_metrics - 1], computed = (float)args.num_updates;
-        if (skipped > 0 && k < args.num_metrics - 1) computed -= skipped - 1;  // 1 if all were skipped: sums are 0 then
+        i64 last = (i64)args.num_metrics - 1;
+        float skipped = args.metric_sums[last], computed = (float)args.num_updates;
+        if (skipped > 0 && k < last) computed -= skipped - 1;  // 1 if all were skipped: sums are 0 then
         float metric = k < args.num_metrics    ? args.metric_sums[k] / computed
                        : k == args.num_metrics ? *args.explained_variance
                                                : *args.learning_rate;
