@@ -16,6 +16,7 @@ from gpu_vecenv import Env, Field, PPOConfig, Trainer
 from gpu_vecenv.declare.field import f32
 from gpu_vecenv.errors import ConfigError, NonFiniteError
 from gpu_vecenv.train.reward import qualified_name
+from gpu_vecenv.train.staggered_starts import stagger
 
 WALKERS = """#include "game_api.cuh"
 struct Scratch {};
@@ -126,7 +127,9 @@ def test_the_function_gets_what_a_twin_environment_takes_and_gives(game, walkers
 
     env = gpu_vecenv.make(game, 5, device, autoreset_mode="next_step")
     trainer, twin = Trainer(env, SMALL, seed=4, reward=record, graphs=False), env.like()
-    obs, info = twin.reset(seed=4)
+    _, info = twin.reset(seed=4)
+    stagger(twin)
+    obs = twin.observe()
     assert len(seen) == 1 and not seen.pop().active.any()  # the first call sees what is returned, before any step
     for _ in range(2):
         trainer.begin_iteration()
