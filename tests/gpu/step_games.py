@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -180,16 +181,19 @@ class WrittenProducts(TorchDispatchMode):
     """
 
     PRODUCTS = tuple(getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm", "_addmm_activation"))
+    # Overload -> the one that writes to the memory of `out`.
+    INTO_MEMORY = MappingProxyType({"default": "out", "dtype": "dtype_out"})
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Multiply, once more if that made the memory."""
-        kwargs, product = kwargs or {}, operator.overloadpacket
+        kwargs, product, overload = kwargs or {}, operator.overloadpacket, operator._overloadname
         if product not in self.PRODUCTS:
             return operator(*args, **kwargs)
-        if "out" not in kwargs:
+        if overload in self.INTO_MEMORY:
             kwargs = {**kwargs, "out": torch.empty_like(operator(*args, **kwargs))}
+            operator = getattr(product, self.INTO_MEMORY[overload])
         kwargs["out"].fill_(torch.nan)
-        return product(*args, **kwargs)
+        return operator(*args, **kwargs)
 
 
 def learn_game(device: str, game: Game, config: dict[str, Any], changes: dict[str, Any]) -> str:
