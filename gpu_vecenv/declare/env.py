@@ -31,6 +31,7 @@ from gpu_vecenv.declare.layout import (
 from gpu_vecenv.declare.obs_parts import Entities, Own, Parts, check_parts, total_size
 from gpu_vecenv.declare.randomize import Range, checked_ranges, randomizable, resolve_randomized, with_values
 from gpu_vecenv.declare.spaces import ActionLayout, ObservationLayout, unbounded
+from gpu_vecenv.declare.versions import OtherVersion
 from gpu_vecenv.errors import ConfigError, EnvDefinitionError
 from gpu_vecenv.files import cuda_folder
 
@@ -42,6 +43,7 @@ __all__ = [
     "Env",
     "Field",
     "FixedArgument",
+    "OtherVersion",
     "Own",
     "boolean",
     "f32",
@@ -118,6 +120,8 @@ class Env:
     # own arguments. PettingZoo's views have them.
     reference_methods: ClassVar[Mapping[str, Callable[..., Any]]] = types.MappingProxyType({})
     version: ClassVar[int] = 0  # increased when the rules change: results of two versions are not comparable
+    # Versions that other configurations play, by number. Each has ids of its own in Gymnasium and PettingZoo.
+    other_versions: ClassVar[Mapping[int, OtherVersion]] = types.MappingProxyType({})
 
     @property
     def roles(self) -> Mapping[str, int]:
@@ -303,6 +307,20 @@ class Env:
     def num_agents(self) -> int:
         """Agents of one environment, all roles."""
         return sum(self.roles.values())
+
+    @property
+    def played_version(self) -> int:
+        """The version whose rules this configuration plays: ``version``, or one of ``other_versions``."""
+        for number, other in self.other_versions.items():
+            if all(getattr(self, name) == value for name, value in other.config.items()):
+                return number
+        return self.version
+
+    @property
+    def own_preset(self) -> Mapping[str, Any]:
+        """The preset of the version that this configuration plays."""
+        played = self.played_version
+        return self.other_versions[played].preset if played in self.other_versions else self.preset
 
     @property
     def randomizable(self) -> tuple[str, ...]:

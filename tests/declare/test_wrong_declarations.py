@@ -61,6 +61,7 @@ RIGHT = {
     "reference_arguments": {"{}"},
     "reference_methods": {"{}"},
     "algorithm_presets": {"{}"},
+    "other_versions": {"{}"},
     "roles": {"other role -> 1"},
     "obs_shape": {"(1,)"},
     "obs_parts": TUPLE,
