@@ -12,6 +12,7 @@ from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.envs.registry import configure, register
 from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
+from gpu_vecenv.train.exploitability import exploitability
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
@@ -51,6 +52,7 @@ __all__ = [
     "check_vector_env",
     "configure",
     "evaluate",
+    "exploitability",
     "load_policy",
     "make",
     "parallel_env",

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gpu_vecenv.declare.arguments import check_flag, check_kind
+from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.actions import ActionValidator
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
@@ -17,7 +18,7 @@ from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
 from gpu_vecenv.progress import OnProgress, no_progress, part
 from gpu_vecenv.train.policy import Policy
 from gpu_vecenv.train.recurrent import kept
-from gpu_vecenv.train.role_view import RoleView, check_each_agent_once
+from gpu_vecenv.train.role_view import RoleView, agents_of, check_each_agent_once
 
 # The actor of some agents: a policy, a function from their observations (num_envs, count, *shape) to actions of their
 # action space, or None for a random policy. Functions are called for up to 15 steps after the last episode has ended.
@@ -148,6 +149,20 @@ class RolePolicies:
         return actions
 
 
+def replaced(
+    game: Env, role_policies: Mapping[str, RolePolicy], others: Mapping[str, RolePolicy]
+) -> dict[str, RolePolicy]:
+    """The actors with ``others`` in place of those of the same agents; names are of roles or agents, none joined."""
+    taken, left = set(agents_of(game, list(others))), dict[str, RolePolicy]()
+    for name, actor in role_policies.items():
+        own = agents_of(game, [name])
+        if taken.isdisjoint(own):
+            left[name] = actor
+        else:
+            left |= {game.layout.agent_names[agent]: actor for agent in own if agent not in taken}
+    return left | dict(others)
+
+
 def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecEnv:
     """A copy of ``env`` with its own state, in "disabled" mode: one episode per environment; ``env`` is not stepped."""
     eval_env = env.like(
@@ -232,9 +247,37 @@ class Evaluator:
         on_progress: OnProgress = no_progress,
     ) -> dict[str, float]:
         """Play the episodes; arguments, metrics and errors as for ``evaluate``."""
+        totals = dict[str, float]()
+        for played in self._rounds(role_policies, episodes, greedy, seed, on_progress):
+            for name, tensor in played.items():
+                totals[name] = totals.get(name, 0.0) + float(tensor.sum())
+        return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
+
+    def of_each_episode(
+        self,
+        role_policies: Mapping[str, RolePolicy],
+        episodes: int,
+        *,
+        greedy: bool = False,
+        seed: int = 1,
+        on_progress: OnProgress = no_progress,
+    ) -> dict[str, torch.Tensor]:
+        """The same episodes: metric, as of ``evaluate`` -> (episodes,) float64, on the environment's device."""
+        rounds = list(self._rounds(role_policies, episodes, greedy, seed, on_progress))
+        return {name: torch.cat([played[name] for played in rounds]) for name in rounds[0]}
+
+    def _rounds(
+        self,
+        role_policies: Mapping[str, RolePolicy],
+        episodes: int,
+        greedy: bool,
+        seed: int,
+        on_progress: OnProgress,
+    ) -> Iterator[dict[str, torch.Tensor]]:
+        """An episode of each environment at a time: metric -> (episodes of the round,) float64."""
         env, buffers, rounds = self._env, self._buffers, -(-episodes // self._env.num_envs)
         _copy_shared_fields(self._template, env)
-        act, totals = RolePolicies(env, role_policies, greedy), dict[str, float]()
+        act = RolePolicies(env, role_policies, greedy)
         for index in range(rounds):
             played = index * env.num_envs
             obs, _ = env.reset(seed=seed if index == 0 else None, out=buffers)
@@ -244,15 +287,15 @@ class Evaluator:
                 env.step(act(obs, buffers.action_mask), out=buffers)
             counted = slice(0, min(env.num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
-            sums = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
+            metrics = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
             for role, where in env.game.layout.role_slices.items():
-                sums[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(env.game.layout.roles[role], 1)
+                metrics[f"return_{role}"] = statistics["returns"][:, where].sum(-1) / max(
+                    env.game.layout.roles[role], 1
+                )
             for name, view in act.views.items():
                 if name not in env.game.layout.roles:
-                    sums[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
-            for name, tensor in sums.items():
-                totals[name] = totals.get(name, 0.0) + float(tensor.double().sum())
-        return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
+                    metrics[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
+            yield {name: tensor.to(torch.float64, copy=True) for name, tensor in metrics.items()}
 
     def close(self) -> None:
         """Release the memory of the copy."""
