@@ -12,6 +12,7 @@ import torch
 from gpu_vecenv.declare.arguments import check_flag, check_kind
 from gpu_vecenv.declare.env import Env
 from gpu_vecenv.engine.actions import ActionValidator
+from gpu_vecenv.engine.digest import Digest
 from gpu_vecenv.engine.sampler import Sampler
 from gpu_vecenv.engine.vec_env import Fault, VecEnv
 from gpu_vecenv.errors import ConfigError, EnvContractError, NonFiniteError
@@ -247,11 +248,14 @@ class Evaluator:
         on_progress: OnProgress = no_progress,
     ) -> dict[str, float]:
         """Play the episodes; arguments, metrics and errors as for ``evaluate``."""
-        totals = dict[str, float]()
-        for played in self._rounds(role_policies, episodes, greedy, seed, on_progress):
+        totals, digests = dict[str, float](), list[torch.Tensor]()
+        for played, digest in self._rounds(role_policies, episodes, greedy, seed, on_progress):
             for name, tensor in played.items():
                 totals[name] = totals.get(name, 0.0) + float(tensor.sum())
-        return {"episodes": episodes, **{name: total / episodes for name, total in totals.items()}}
+            if digest is not None:
+                digests.append(digest)
+        distinct = {"distinct_episodes": torch.cat(digests).unique().numel()} if digests else {}
+        return {"episodes": episodes, **distinct, **{name: total / episodes for name, total in totals.items()}}
 
     def of_each_episode(
         self,
@@ -263,7 +267,7 @@ class Evaluator:
         on_progress: OnProgress = no_progress,
     ) -> dict[str, torch.Tensor]:
         """The same episodes: metric, as of ``evaluate`` -> (episodes,) float64, on the environment's device."""
-        rounds = list(self._rounds(role_policies, episodes, greedy, seed, on_progress))
+        rounds = [played for played, _ in self._rounds(role_policies, episodes, greedy, seed, on_progress)]
         return {name: torch.cat([played[name] for played in rounds]) for name in rounds[0]}
 
     def _rounds(
@@ -273,8 +277,8 @@ class Evaluator:
         greedy: bool,
         seed: int,
         on_progress: OnProgress,
-    ) -> Iterator[dict[str, torch.Tensor]]:
-        """An episode of each environment at a time: metric -> (episodes of the round,) float64."""
+    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor | None]]:
+        """An episode of each environment at a time: metric -> (episodes of the round,) float64; digests if greedy."""
         env, buffers, rounds = self._env, self._buffers, -(-episodes // self._env.num_envs)
         _copy_shared_fields(self._template, env)
         act = RolePolicies(env, role_policies, greedy)
@@ -283,8 +287,16 @@ class Evaluator:
             obs, _ = env.reset(seed=seed if index == 0 else None, out=buffers)
             env.clear_episode_statistics()
             label = f"episodes {played + 1:,} to {min(played + env.num_envs, episodes):,} of {episodes:,}"
+            digest = Digest(env.functions, env.num_envs) if greedy else None
+            if digest is not None:
+                digest.add_outputs(obs)
             for _ in steps_until_all_done(env, part(on_progress, index, rounds, label)):
+                running = env.active.any(1) if digest is not None else None
                 env.step(act(obs, buffers.action_mask), out=buffers)
+                if digest is not None and running is not None:
+                    before = digest.words.clone()
+                    digest.add_outputs(obs, buffers.rewards)
+                    digest.words.copy_(torch.where(running, digest.words, before))
             counted = slice(0, min(env.num_envs, episodes - played))
             statistics = {name: tensor[counted] for name, tensor in env.episode_statistics().items()}
             metrics = {"episode_length": statistics["lengths"], "terminated_fraction": statistics["terminations"]}
@@ -295,7 +307,8 @@ class Evaluator:
             for name, view in act.views.items():
                 if name not in env.game.layout.roles:
                     metrics[f"return_{name}"] = statistics["returns"][:, view.agents].mean(-1)
-            yield {name: tensor.to(torch.float64, copy=True) for name, tensor in metrics.items()}
+            copies = {name: tensor.to(torch.float64, copy=True) for name, tensor in metrics.items()}
+            yield copies, None if digest is None else digest.words[counted]
 
     def close(self) -> None:
         """Release the memory of the copy."""
@@ -325,7 +338,8 @@ def evaluate(
     Returns:
         "episodes", "episode_length" (mean steps), "terminated_fraction" (fraction of episodes whose last step truncated
         no agent) and "return_<role>" (mean over episodes and the role's agents); of actors of single agents, or of
-        several roles, "return_<name>" too.
+        several roles, "return_<name>" too. With ``greedy`` also "distinct_episodes": how many of them differ in an
+        observation or a reward. Where that is 1, nothing is drawn at random, and more episodes tell no more.
 
     Raises:
         ConfigError: An agent has no actor or several, or ``episodes`` is not a positive int.

@@ -54,6 +54,7 @@ from gpu_vecenv.train.reward import RewardFunction
 from gpu_vecenv.train.role_view import role_of
 from gpu_vecenv.train.rollout_storage import Rollout
 from gpu_vecenv.train.sequences import RecurrentStates
+from gpu_vecenv.train.staggered_starts import stagger
 from gpu_vecenv.train.stored_config import with_defaults
 from gpu_vecenv.train.trainer_state import check_fits
 
@@ -194,9 +195,12 @@ class Trainer:
                 self.env, *numbers, *flags, gamma, gae_lambda, data.acting, out=out
             )
             self.env.reset(seed=self.seed, out=self.rollout.last)
-            self.rollout.keep_state(-1)
+            shortened = stagger(self.env) if self.config.staggered_starts else None
+            self.rollout.refresh_last_step()
             self._check_networks(self.rollout.obs[-1:])
             self.episode_log = EpisodeLog(self.env)
+            if shortened is not None:
+                self.episode_log.skip_current(shortened)
             self.metrics_reader = MetricsReader(self.rollout, self.learners, self.episode_log, self.world)
         self.graphs, self.timer = graph_pool is not None, StageTimer(env.device)
         self._graphed_rollout = GraphedCallable(self._collect_rollout, "the rollout", graph_pool)

@@ -1145,7 +1145,8 @@ def test_evaluate_prints_the_table_of_train(trained, command, monkeypatch):
     assert (code, errors) == (0, [])
     metrics = played(trained, 20, 20, {"runner": None}, greedy=True)
     words = [
-        "tag_gridworld: 20 episodes; most likely actions; runner=random",
+        f"tag_gridworld: 20 episodes, {metrics['distinct_episodes']} distinct episodes; most likely actions; "
+        "runner=random",
         "the runner was caught",
         "return, tagger",
     ]
