@@ -14,6 +14,7 @@ from gpu_vecenv.train.episode_log import EpisodeLog
 from gpu_vecenv.train.evaluation import evaluate
 from gpu_vecenv.train.exploitability import exploitability
 from gpu_vecenv.train.game_policy import GamePolicy, load_policy
+from gpu_vecenv.train.opponents_config import Opponent, OpponentsConfig
 from gpu_vecenv.train.policy_specs import PolicySpec
 from gpu_vecenv.train.ppo import PPOConfig
 from gpu_vecenv.train.pqn import PQNConfig
@@ -35,6 +36,8 @@ __all__ = [
     "GamePolicy",
     "GymnasiumEnv",
     "GymnasiumVectorEnv",
+    "Opponent",
+    "OpponentsConfig",
     "PPOConfig",
     "PQNConfig",
     "ParallelEnv",

@@ -78,7 +78,11 @@ class RolePolicies:
                 raise ConfigError(
                     f"the policy of {name} has observations and choices {found}; expected those of the game: {expected}"
                 )
-        self._agents = {name: self._agents_of(name) for name, policy in self._policies.items() if policy.agent_ids}
+        self._agents = {
+            name: positions_of(env, name, self.views[name], policy)
+            for name, policy in self._policies.items()
+            if policy.agent_ids
+        }
         squashes = {policy.squash for policy in self._policies.values()} or {"clip"}
         if len(squashes) > 1:
             raise ConfigError(f"policies have squash {sorted(squashes)}; expected one value")
@@ -91,20 +95,6 @@ class RolePolicies:
             if policy.acting_state_size
         }
         self._validator = ActionValidator(game.layout, shape[:2], env.device)
-
-    def _agents_of(self, name: str) -> torch.Tensor:
-        """Numbers of an actor's agents among those of its policy, (count,) int64."""
-        game, own, view = self.env.game, self.views[name], self._policies[name].view
-        known = {*game.layout.roles, *game.layout.agent_names}
-        shared = RoleView(game, view.names, self.env.device) if known.issuperset(view.names) else own
-        if not set(own.agent_numbers) <= set(shared.agent_numbers):
-            shared = own
-        if shared.num_agents != view.num_agents:
-            raise ConfigError(
-                f"the policy of {name}, with agent_ids, is of {view.num_agents} agents; the game has "
-                f"{shared.num_agents} of {shared.name}"
-            )
-        return shared.positions()[own.agents]
 
     @torch.no_grad()
     def __call__(self, obs: torch.Tensor, action_mask: torch.Tensor | None = None) -> torch.Tensor:
@@ -162,6 +152,31 @@ def replaced(
         else:
             left |= {game.layout.agent_names[agent]: actor for agent in own if agent not in taken}
     return left | dict(others)
+
+
+def positions_of(env: VecEnv, name: str, own: RoleView, policy: Policy) -> torch.Tensor:
+    """Numbers of an actor's agents among those of its policy, (count,) int64.
+
+    Args:
+        env: The environment.
+        name: Of the actor, for messages.
+        own: Of its agents.
+        policy: With ``agent_ids``.
+
+    Raises:
+        ConfigError: The policy is of another number of agents than the game has.
+    """
+    game, view = env.game, policy.view
+    known = {*game.layout.roles, *game.layout.agent_names}
+    shared = RoleView(game, view.names, env.device) if known.issuperset(view.names) else own
+    if not set(own.agent_numbers) <= set(shared.agent_numbers):
+        shared = own
+    if shared.num_agents != view.num_agents:
+        raise ConfigError(
+            f"the policy of {name}, with agent_ids, is of {view.num_agents} agents; the game has "
+            f"{shared.num_agents} of {shared.name}"
+        )
+    return shared.positions()[own.agents]
 
 
 def evaluation_env(env: VecEnv, num_envs: int, first_env_index: int = 0) -> VecEnv:
