@@ -397,6 +397,7 @@ def gradient_signature(layout: GameLayout) -> KernelSignature:
             Array("indices", i64, const=True, shape=("rows",)),
             Array("parts", f32),
             Scalar("rows", i64),
+            Array("skip_update", f32, const=True, optional=True, shape=()),
         ),
     )
 
@@ -482,6 +483,7 @@ class PerceptronKernels:
             **loss_values(self.policy, data, settings),
             parts=parts,
             rows=rows,
+            skip_update=settings.skip_update,
         )
         return launch, parts
 
