@@ -201,7 +201,8 @@ class Opponents:
         # The least of exponential variables with these rates: each is the least with a probability in proportion.
         times = torch.where(usable, -self._draws.log() / weights, torch.inf)
         drawn = torch.where(due, times.argmin(1), self.opponent)
-        changed = due & ((drawn != self.opponent) | replaced)
+        # At first all environments begin anyway.
+        changed = due & (self.opponent >= 0) & ((drawn != self.opponent) | replaced)
         self.opponent.copy_(drawn)
         self._age.copy_(torch.where(due, 0, self._age) + 1)
         of_env = changed[:, None].expand(-1, ranges.size).reshape(-1)

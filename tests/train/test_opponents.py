@@ -543,7 +543,6 @@ class Uncopied(nn.Module):
         (dataclasses.replace(POOL, share=0.1), {}, "is 1, for 4 ranges"),
         (dataclasses.replace(POOL, num_ranges=1), {}, "at least one for each side that learns: tagger, runner"),
         (members(Opponent(name="x", actors={"walker": east})), {}, "unknown role 'walker'"),
-        (members(Opponent(name="x", actors={"tagger_0": east, "runner": east})), {}, "plays against no side"),
         (members("still"), {"game": Race()}, "declares no noop of 'player'"),
         (POOL, {"game": "cartpole"}, "has one agent"),
         (
