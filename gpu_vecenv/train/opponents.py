@@ -123,7 +123,7 @@ class Opponents:
                 for number, actor in enumerate(snapshots.actors)
             ]
             for name, snapshots in self.snapshots.items()
-            if isinstance(kernels[name], PerceptronKernels)
+            if type(kernels[name]) is PerceptronKernels  # not of the classes that are derived from it
         }
         self._values = torch.zeros((size, num_agents), device=device)  # which nobody needs
         self._states = {
