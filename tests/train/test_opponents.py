@@ -20,7 +20,13 @@ from gpu_vecenv.train.rollout_storage import Rollout
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 TINY = PPOConfig(
-    total_steps=10**6, num_steps=8, num_epochs=1, num_minibatches=1, hidden_sizes=(8,), entropy_coefficient=0
+    total_steps=10**6,
+    num_steps=8,
+    num_epochs=1,
+    num_minibatches=1,
+    hidden_sizes=(8,),
+    entropy_coefficient=0,
+    staggered_starts=False,  # episodes that begin are those whose first step was made
 )
 POOL = OpponentsConfig(share=0.5, num_ranges=4, num_snapshots=3, snapshot_interval=2, reassign_interval=2)
 ENVS = 16  # of which the last 8 are 4 ranges
