@@ -636,8 +636,6 @@ class Trainer:
             self._schedules.restored()
         self.iteration, self._unread, self._in_iteration = iteration, 0, False
         self.metrics_reader.discard()
-        if self.opponents is not None:
-            self.opponents.give_weights()
         self.rollout.refresh_last_step()
 
     def close(self) -> None:
